@@ -1,0 +1,1 @@
+"""pibroch: deep recommendation models whose embedding tables outgrow one machine."""

@@ -1,0 +1,137 @@
+"""One minibatch: dense values, jagged categorical ids and labels.
+
+Shape legend: B samples, F categorical features, V ids in all, n dense features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pibroch.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderPosition:
+    """Where a loader stands *after* a batch: the next sample of this epoch to deliver."""
+
+    epoch: int
+    sample: int
+
+
+@dataclass(frozen=True, slots=True)
+class JaggedBatch:
+    """A minibatch of B samples.
+
+    ``values`` is feature-major: the bags of ``keys[0]`` in sample order, then those of ``keys[1]``, and so on. Bag
+    ``f * B + b`` is ``values[offsets[f * B + b] : offsets[f * B + b + 1]]``.
+
+    Attributes:
+        dense: float32 ``[B, n]``, transformed.
+        keys: the F feature names.
+        values: int64 ``[V]``, ids local to each feature's table.
+        offsets: int64 ``[F * B + 1]``.
+        labels: float32 ``[B]``.
+        weights: float32 ``[V]`` or ``None`` for all ones.
+        position: where the loader stands after this batch, ``None`` when made by hand.
+    """
+
+    dense: Tensor
+    keys: tuple[str, ...]
+    values: Tensor
+    offsets: Tensor
+    labels: Tensor
+    weights: Tensor | None = None
+    position: LoaderPosition | None = None
+
+    @property
+    def batch_size(self) -> int:
+        """Number of samples B."""
+        return int(self.labels.shape[0])
+
+    def lengths(self) -> Tensor:
+        """Ids per bag, int64 ``[F * B]``."""
+        return self.offsets[1:] - self.offsets[:-1]
+
+    def validate(self) -> None:
+        """Check shapes and types.
+
+        Raises:
+            DataError: when a field does not fit the others.
+        """
+        size, bags = self.batch_size, len(self.keys) * self.batch_size
+        _need(self.dense.ndim == 2 and len(self.dense) == size, f"dense {list(self.dense.shape)}", f"[{size}, n]")
+        _need(self.dense.dtype == torch.float32, f"dense of {self.dense.dtype}", "float32")
+        _need(self.labels.ndim == 1, f"labels {list(self.labels.shape)}", "[B]")
+        _need(self.values.dtype == torch.int64 and self.values.ndim == 1, f"values of {self.values.dtype}", "int64 [V]")
+        _need(self.offsets.dtype == torch.int64, f"offsets of {self.offsets.dtype}", "int64")
+        _need(self.offsets.numel() == bags + 1, f"{self.offsets.numel()} offsets", f"F * B + 1 = {bags + 1}")
+        _need(int(self.offsets[0]) == 0, f"first offset {int(self.offsets[0])}", "0")
+        _need(bool((self.lengths() >= 0).all()), "falling offsets", "offsets that never fall")
+        _need(int(self.offsets[-1]) == self.values.numel(), f"last offset {int(self.offsets[-1])}",
+              f"the number of values, {self.values.numel()}")  # fmt: skip
+        if self.weights is not None:
+            _need(self.weights.shape == self.values.shape, f"weights {list(self.weights.shape)}", "one per value")
+
+    @classmethod
+    def from_one_hot(
+        cls,
+        dense: Tensor,
+        keys: Sequence[str],
+        ids_FB: Tensor,
+        labels: Tensor,
+        position: LoaderPosition | None = None,
+    ) -> JaggedBatch:
+        """A batch in which each bag holds exactly one id; ``ids_FB`` is int64 ``[F, B]`` and is not copied."""
+        return cls(dense, tuple(keys), ids_FB.reshape(-1), one_hot_offsets(ids_FB.numel()), labels, None, position)
+
+    @classmethod
+    def from_keyed_jagged(cls, jagged: Any, dense: Tensor | None = None, labels: Tensor | None = None) -> JaggedBatch:
+        """Convert anything with TorchRec's ``keys()``, ``values()``, ``lengths()`` (and ``weights_or_none()``).
+
+        Missing ``dense`` becomes ``[B, 0]``, missing ``labels`` zeros.
+
+        Raises:
+            DataError: when the object lacks one of these methods or its lengths do not divide by its keys.
+        """
+        methods: list[Callable[[], Any] | None] = [getattr(jagged, name, None) for name in ("keys", "values", "lengths")]
+        if not all(callable(method) for method in methods):
+            raise DataError(
+                f"a {type(jagged).__name__} as a batch",
+                "a JaggedBatch, or an object with keys(), values() and lengths()",
+                "wrap the ids in pibroch.JaggedBatch or torchrec.KeyedJaggedTensor",
+            )
+        keys, values, lengths = (method() for method in methods if method is not None)
+        if len(keys) == 0 or lengths.numel() % len(keys):
+            raise DataError(f"{lengths.numel()} lengths for {len(keys)} keys", "the same number of samples for each key")
+        size = lengths.numel() // len(keys)
+        offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int64)
+        torch.cumsum(lengths, 0, out=offsets[1:])
+        weights_or_none = getattr(jagged, "weights_or_none", None)
+        weights = weights_or_none() if callable(weights_or_none) else None
+        batch = cls(
+            torch.empty(size, 0) if dense is None else dense,
+            tuple(keys),
+            values.to(torch.int64),
+            offsets,
+            torch.zeros(size) if labels is None else labels,
+            weights,
+        )
+        batch.validate()
+        return batch
+
+
+def _need(right: bool, got: str, need: str) -> None:
+    if not right:
+        raise DataError(f"a batch with {got}", need, "build batches with pibroch's loader or JaggedBatch.from_*")
+
+
+@lru_cache(maxsize=64)
+def one_hot_offsets(num_bags: int) -> Tensor:
+    """Offsets of bags with one id each, int64 ``[num_bags + 1]``; shared, not to be written to."""
+    return torch.arange(num_bags + 1)
