@@ -1,0 +1,69 @@
+"""Initial weights as a function of seed, table and element alone: any shard can make any row, and all make the same.
+
+Element ``e`` of a table draws its numbers from SplitMix64 (Steele et al. 2014) at counter ``e``, so no generator has to be
+stepped through the rows before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pibroch.errors import ConfigError
+from pibroch.kernels import parallel
+from pibroch.kernels.fill.numba import fill_normal, fill_uniform
+
+Weights = NDArray[np.float32]
+
+
+class Initializer(Protocol):
+    """Fills a table's weights in place."""
+
+    def fill(self, weights: Weights, first_row: int, key: int) -> None:
+        """Write float32 ``weights`` ``[rows, D]``, which are the table's rows from ``first_row`` on."""
+
+
+def stream_key(seed: int, table: str) -> int:
+    """The 64-bit key of a table's random stream."""
+    digest = hashlib.blake2b(f"{seed}/{table}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+@dataclass(frozen=True, slots=True)
+class Zeros:
+    """All weights 0."""
+
+    def fill(self, weights: Weights, first_row: int, key: int) -> None:
+        """See :class:`Initializer`."""
+        weights[:] = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Uniform in ``[-bound, bound)``; without a bound, ``1 / sqrt(num_rows)`` as the reference dlrm does."""
+
+    bound: float | None = None
+
+    def fill(self, weights: Weights, first_row: int, key: int) -> None:
+        """See :class:`Initializer`."""
+        if self.bound is None:
+            raise ConfigError("Uniform without a bound", "a bound", "let Table.resolved_initializer() set it")
+        parallel.run(fill_uniform, len(weights), weights, first_row, np.uint64(key), np.float32(self.bound))
+
+
+@dataclass(frozen=True, slots=True)
+class Normal:
+    """Normal with mean 0; the last ``zero_columns`` stay 0 (the first-order weight of DeepFM and Wide&Deep)."""
+
+    std: float = 0.01
+    zero_columns: int = 0
+
+    def fill(self, weights: Weights, first_row: int, key: int) -> None:
+        """See :class:`Initializer`."""
+        parallel.run(fill_normal, len(weights), weights, first_row, np.uint64(key), np.float32(self.std))
+        if self.zero_columns:
+            weights[:, -self.zero_columns :] = 0.0

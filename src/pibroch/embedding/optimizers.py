@@ -1,0 +1,137 @@
+"""Sparse optimizers: what they keep in a row's record, and the kernel that applies them.
+
+Formulas stand in :mod:`pibroch.kernels.scatter_update.naive`. Only rows that a batch touches move, decay or age; Adam's bias
+correction counts global steps, as ``torch.optim.SparseAdam``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pibroch.errors import ConfigError
+from pibroch.kernels.scatter_update import numba as kernels
+from pibroch.kernels.scatter_update.hyper import Hyper
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseOptimizer(ABC):
+    """Base of the sparse optimizers.
+
+    Attributes:
+        lr: learning rate; schedules change it between steps through ``Embeddings.learning_rate``.
+        weight_decay: L2, added to the gradient of touched rows ("embedding regularisation").
+        max_row_norm: a row's combined gradient is clipped to this norm; ``None`` for never.
+    """
+
+    lr: float
+    weight_decay: float = 0.0
+    max_row_norm: float | None = None
+
+    kernel: ClassVar[Callable[..., Any]]
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if isinstance(value, int | float) and not 0 <= value < float("inf"):
+                raise ConfigError(f"{type(self).__name__} with {name} {value}", "a finite number of at least 0")
+        if self.max_row_norm == 0:
+            raise ConfigError(f"{type(self).__name__} with max_row_norm 0", "a positive norm, or None for no clipping")
+
+    @abstractmethod
+    def state_fields(self, dim: int) -> dict[str, int]:
+        """Floats that each state field takes in a record, in their order after the weights."""
+
+    def hyper(self, learning_rate: float, step: int) -> Hyper:
+        """What the kernel needs in update number ``step`` (from 1)."""
+        return Hyper(learning_rate, self.weight_decay, self.max_row_norm or 0.0)
+
+    def initial_state(self) -> float:
+        """The value with which all state starts."""
+        return 0.0
+
+    def record_width(self, dim: int) -> int:
+        """Floats in a record: weights, then state."""
+        return dim + sum(self.state_fields(dim).values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SGD(SparseOptimizer):
+    """Stochastic gradient descent."""
+
+    kernel: ClassVar[Callable[..., Any]] = staticmethod(kernels.sgd)
+
+    def state_fields(self, dim: int) -> dict[str, int]:
+        """See :class:`SparseOptimizer`."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adagrad(SparseOptimizer):
+    """Adagrad with one accumulator an element."""
+
+    eps: float = 1e-10
+    initial_accumulator: float = 0.0
+
+    kernel: ClassVar[Callable[..., Any]] = staticmethod(kernels.adagrad)
+
+    def state_fields(self, dim: int) -> dict[str, int]:
+        """See :class:`SparseOptimizer`."""
+        return {"sum": dim}
+
+    def initial_state(self) -> float:
+        """See :class:`SparseOptimizer`."""
+        return self.initial_accumulator
+
+    def hyper(self, learning_rate: float, step: int) -> Hyper:
+        """See :class:`SparseOptimizer`."""
+        return Hyper(learning_rate, self.weight_decay, self.max_row_norm or 0.0, self.eps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowWiseAdagrad(Adagrad):
+    """Adagrad with one accumulator a row."""
+
+    kernel: ClassVar[Callable[..., Any]] = staticmethod(kernels.row_wise_adagrad)
+
+    def state_fields(self, dim: int) -> dict[str, int]:
+        """See :class:`SparseOptimizer`."""
+        return {"sum": 1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adam(SparseOptimizer):
+    """Adam on touched rows."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    kernel: ClassVar[Callable[..., Any]] = staticmethod(kernels.adam)
+
+    def __post_init__(self) -> None:
+        super(Adam, self).__post_init__()
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"{type(self).__name__} with betas {self.betas}", "two numbers from 0 to below 1")
+
+    def state_fields(self, dim: int) -> dict[str, int]:
+        """See :class:`SparseOptimizer`."""
+        return {"exp_avg": dim, "exp_avg_sq": dim}
+
+    def hyper(self, learning_rate: float, step: int) -> Hyper:
+        """See :class:`SparseOptimizer`."""
+        beta1, beta2 = self.betas
+        clip = self.max_row_norm or 0.0
+        return Hyper(learning_rate, self.weight_decay, clip, self.eps, beta1, beta2, 1 - beta1**step, 1 - beta2**step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowWiseAdam(Adam):
+    """Adam with one second moment a row."""
+
+    kernel: ClassVar[Callable[..., Any]] = staticmethod(kernels.row_wise_adam)
+
+    def state_fields(self, dim: int) -> dict[str, int]:
+        """See :class:`SparseOptimizer`."""
+        return {"exp_avg": dim, "exp_avg_sq": 1}

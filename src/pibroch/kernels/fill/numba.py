@@ -1,0 +1,51 @@
+"""Counter-based random fills: the value of an element depends on the key and its number alone."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pibroch.kernels.policy import kernel
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+MIX1 = np.uint64(0xBF58476D1CE4E5B9)
+MIX2 = np.uint64(0x94D049BB133111EB)
+UNIT = 1.0 / (1 << 53)
+
+
+@kernel
+def split_mix(key: np.uint64, counter: np.uint64) -> float:
+    """SplitMix64 at ``counter``, as a float64 in [0, 1)."""
+    z = key + (counter + np.uint64(1)) * GOLDEN
+    z = (z ^ (z >> np.uint64(30))) * MIX1
+    z = (z ^ (z >> np.uint64(27))) * MIX2
+    z = z ^ (z >> np.uint64(31))
+    return float(z >> np.uint64(11)) * UNIT
+
+
+@kernel
+def fill_uniform(
+    weights: NDArray[np.float32], first_row: int, key: np.uint64, bound: np.float32, start: int, stop: int
+) -> None:
+    """Uniform in [-bound, bound) for the rows ``start`` to ``stop`` of ``weights`` ``[rows, D]``."""
+    dim = weights.shape[1]
+    for row in range(start, stop):
+        for d in range(dim):
+            u = split_mix(key, np.uint64((first_row + row) * dim + d))
+            weights[row, d] = bound * np.float32(2.0 * u - 1.0)
+
+
+@kernel
+def fill_normal(
+    weights: NDArray[np.float32], first_row: int, key: np.uint64, std: np.float32, start: int, stop: int
+) -> None:
+    """Normal(0, std) by Box and Muller, two uniforms an element."""
+    dim = weights.shape[1]
+    for row in range(start, stop):
+        for d in range(dim):
+            element = np.uint64(2 * ((first_row + row) * dim + d))
+            radius = math.sqrt(-2.0 * math.log(1.0 - split_mix(key, element)))
+            angle = 2.0 * math.pi * split_mix(key, element + np.uint64(1))
+            weights[row, d] = std * np.float32(radius * math.cos(angle))

@@ -1,0 +1,75 @@
+"""Look rows up and pool them: all features of a row space in one call.
+
+B samples, F features, D weights in a row, W floats in a record (weights, then optimizer state), V ids.
+Bags are feature-major: bag ``f * B + b`` holds ``row_ids[offsets[bag] : offsets[bag + 1]]``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pibroch.kernels.policy import kernel
+from pibroch.kernels.prefetch import prefetch_row
+
+AHEAD = 12  # rows between the one that is read and the one that is fetched: covers a DRAM access at either width
+
+
+@kernel
+def resolve_rows(
+    values: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    first_row: NDArray[np.int64],
+    num_rows: NDArray[np.int64],
+    row_ids: NDArray[np.int64],
+) -> int:
+    """Write the row id of each value to ``row_ids``; return the position of the first id out of range, or -1."""
+    num_features = len(first_row)
+    num_samples = (len(offsets) - 1) // num_features
+    for feature in range(num_features):
+        first, limit = first_row[feature], num_rows[feature]
+        begin, end = offsets[feature * num_samples], offsets[(feature + 1) * num_samples]
+        num_bad = 0
+        for position in range(begin, end):
+            value = values[position]
+            num_bad += (value < 0) | (value >= limit)
+            row_ids[position] = value + first
+        if num_bad:
+            for position in range(begin, end):
+                if values[position] < 0 or values[position] >= limit:
+                    return position
+    return -1
+
+
+@kernel
+def gather_pool(
+    records: NDArray[np.float32],
+    row_ids: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    scale: NDArray[np.float32],
+    pooled_BFD: NDArray[np.float32],
+    start: int,
+    stop: int,
+) -> None:
+    """Pool the bags ``start`` to ``stop`` into ``pooled_BFD``; an empty ``scale`` means ones."""
+    num_samples, num_features, dim = pooled_BFD.shape
+    last = len(row_ids) - 1
+    scaled = len(scale) > 0
+    for bag in range(start, stop):
+        feature = bag // num_samples
+        out = pooled_BFD[bag - feature * num_samples, feature]
+        begin, end = offsets[bag], offsets[bag + 1]
+        if begin == end:
+            out[:] = 0.0
+            continue
+        prefetch_row(records, row_ids[min(begin + AHEAD, last)])
+        row = records[row_ids[begin]]
+        factor = scale[begin] if scaled else np.float32(1.0)
+        for d in range(dim):
+            out[d] = factor * row[d]
+        for position in range(begin + 1, end):
+            prefetch_row(records, row_ids[min(position + AHEAD, last)])
+            row = records[row_ids[position]]
+            factor = scale[position] if scaled else np.float32(1.0)
+            for d in range(dim):
+                out[d] += factor * row[d]

@@ -1,0 +1,72 @@
+"""What the optimizers mean, one row at a time, in plain NumPy with float64 inside.
+
+A record is ``[weights (D), state...]``. Formulas are those of ``torch.optim`` (SGD, Adagrad, Adam) with L2 ``weight_decay``
+added to the gradient; the row-wise kinds keep one second moment a row, the mean of the squared gradient over the row
+(Gupta et al. 2014 for Adagrad). Only touched rows decay and move.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pibroch.kernels.scatter_update.hyper import Hyper
+
+Row = NDArray[np.float64]
+
+
+def combine(
+    gradients: NDArray[np.float32], source: NDArray[np.int32], scale: NDArray[np.float32], positions: NDArray[np.int32]
+) -> Row:
+    """Gradient of one row: the sum over its ``positions`` of ``scale * gradients[source]``."""
+    total = np.zeros(gradients.shape[1])
+    for position in positions:
+        total += (float(scale[position]) if len(scale) else 1.0) * gradients[source[position]]
+    return total
+
+
+def prepare(weights: Row, gradient: Row, hyper: Hyper) -> Row:
+    """Clip the row's gradient to ``max_norm`` (0: never), then add weight decay."""
+    norm = float(np.sqrt((gradient**2).sum()))
+    clip = hyper.max_norm / norm if hyper.max_norm > 0 and norm > hyper.max_norm else 1.0
+    return clip * gradient + hyper.weight_decay * weights
+
+
+def sgd(record: Row, gradient: Row, hyper: Hyper) -> None:
+    """``w -= lr * g``."""
+    record[: len(gradient)] -= hyper.lr * prepare(record[: len(gradient)], gradient, hyper)
+
+
+def adagrad(record: Row, gradient: Row, hyper: Hyper) -> None:
+    """``s += g²; w -= lr * g / (sqrt(s) + eps)``."""
+    weights, squares = np.split(record, 2)
+    g = prepare(weights, gradient, hyper)
+    squares += g**2
+    weights -= hyper.lr * g / (np.sqrt(squares) + hyper.eps)
+
+
+def row_wise_adagrad(record: Row, gradient: Row, hyper: Hyper) -> None:
+    """As Adagrad with one ``s += mean(g²)`` a row."""
+    weights, squares = record[:-1], record[-1:]
+    g = prepare(weights, gradient, hyper)
+    squares += (g**2).mean()
+    weights -= hyper.lr * g / (np.sqrt(squares) + hyper.eps)
+
+
+def adam(record: Row, gradient: Row, hyper: Hyper) -> None:
+    """``m, v`` moving averages of ``g, g²``; ``w -= lr * (m / c1) / (sqrt(v / c2) + eps)`` with ``c = 1 - beta^step``."""
+    weights, first, second = np.split(record, 3)
+    g = prepare(weights, gradient, hyper)
+    first += (1 - hyper.beta1) * (g - first)
+    second += (1 - hyper.beta2) * (g**2 - second)
+    weights -= hyper.lr * (first / hyper.correction1) / (np.sqrt(second / hyper.correction2) + hyper.eps)
+
+
+def row_wise_adam(record: Row, gradient: Row, hyper: Hyper) -> None:
+    """As Adam with one ``v`` a row, of ``mean(g²)``."""
+    dim = len(gradient)
+    weights, first, second = record[:dim], record[dim : 2 * dim], record[2 * dim :]
+    g = prepare(weights, gradient, hyper)
+    first += (1 - hyper.beta1) * (g - first)
+    second += (1 - hyper.beta2) * ((g**2).mean() - second)
+    weights -= hyper.lr * (first / hyper.correction1) / (np.sqrt(second / hyper.correction2) + hyper.eps)
