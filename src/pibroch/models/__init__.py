@@ -1,1 +1,23 @@
-"""placeholder"""
+"""Models that stand on embeddings; each is a plain ``nn.Module``."""
+
+from pibroch.models.base import Model
+from pibroch.models.build import MODELS, build_model
+from pibroch.models.dcnv2 import CrossNet, DCNv2
+from pibroch.models.dlrm import DLRM
+from pibroch.models.interaction import dot_interaction
+from pibroch.models.mlp import MLP, HiddenOptions
+from pibroch.models.wide import DeepFM, WideAndDeep
+
+__all__ = [
+    "DLRM",
+    "MLP",
+    "MODELS",
+    "CrossNet",
+    "DCNv2",
+    "DeepFM",
+    "HiddenOptions",
+    "Model",
+    "WideAndDeep",
+    "build_model",
+    "dot_interaction",
+]

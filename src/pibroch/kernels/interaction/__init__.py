@@ -1,0 +1,1 @@
+"""DLRM's dot interaction, forward and backward."""

@@ -1,0 +1,63 @@
+"""What a model is: dense features and embeddings in, one logit a sample out.
+
+Shape legend: B samples, n dense features, F categorical features, D embedding width.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pibroch.config.model import ModelConfig
+from pibroch.errors import ConfigError, DataError
+
+
+class Model(nn.Module, ABC):
+    """A plain module; it knows nothing of tables, optimizers or ranks.
+
+    Args:
+        num_dense: n, may be 0.
+        num_features: F.
+        config: widths and regularisation.
+
+    Raises:
+        ConfigError: for a negative ``num_dense`` or ``num_features`` below 1.
+    """
+
+    def __init__(self, num_dense: int, num_features: int, config: ModelConfig) -> None:
+        super().__init__()
+        if num_dense < 0 or num_features < 1:
+            raise ConfigError(
+                f"a model of {num_dense} dense and {num_features} categorical features",
+                "at least 0 dense and 1 categorical features",
+                "check the schema of the data",
+            )
+        self.num_dense, self.num_features, self.config = num_dense, num_features, config
+
+    @classmethod
+    def table_dim(cls, dim: int) -> int:
+        """Width of a table's rows for embeddings of width ``dim``."""
+        return dim
+
+    def forward(self, dense: Tensor, embedded: Tensor) -> Tensor:
+        """Logits ``[B]`` from ``dense`` ``[B, n]`` and ``embedded`` ``[B, F, table_dim(D)]``.
+
+        Float32 in, float32 out; under bf16 autocast the logits are bfloat16.
+
+        Raises:
+            DataError: when a shape is not the one the model was built for.
+        """
+        width = self.table_dim(self.config.dim)
+        if embedded.ndim != 3 or embedded.shape[1:] != (self.num_features, width):
+            raise DataError(f"embeddings {list(embedded.shape)}", f"[B, {self.num_features}, {width}]")
+        if dense.shape != (len(embedded), self.num_dense):
+            raise DataError(f"dense features {list(dense.shape)}", f"[{len(embedded)}, {self.num_dense}]")
+        if self.training and self.config.embedding_dropout:
+            embedded = functional.dropout(embedded, self.config.embedding_dropout)
+        return self.logits(dense, embedded)
+
+    @abstractmethod
+    def logits(self, dense: Tensor, embedded: Tensor) -> Tensor:
+        """`forward` on checked input."""

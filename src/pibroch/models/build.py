@@ -1,0 +1,42 @@
+"""Models by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from pibroch.config.model import ModelConfig
+from pibroch.errors import ConfigError
+from pibroch.models.base import Model
+from pibroch.models.dcnv2 import DCNv2
+from pibroch.models.dlrm import DLRM
+from pibroch.models.wide import DeepFM, WideAndDeep
+
+MODELS: dict[str, type[Model]] = {"dlrm": DLRM, "dcnv2": DCNv2, "deepfm": DeepFM, "wide_deep": WideAndDeep}
+
+
+def build_model(config: ModelConfig | str, num_dense: int, num_features: int, **options: Any) -> Model:
+    """A freshly initialised model; torch's seed decides its weights.
+
+    Args:
+        config: a configuration, or a model's name with the fields of `ModelConfig` as ``options``.
+        num_dense: number of dense features, may be 0.
+        num_features: number of categorical features.
+        **options: fields of `ModelConfig`, only with a name.
+
+    Raises:
+        ConfigError: for an unknown name or option, or a value out of range.
+    """
+    if isinstance(config, str):
+        try:
+            config = ModelConfig(name=config, **options)  # type: ignore[arg-type]
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(str(part) for part in first["loc"])
+            raise ConfigError(f"model.{field} = {first['input']!r}", first["msg"], "see ModelConfig") from error
+    elif options:
+        raise ConfigError(
+            f"a ModelConfig and {sorted(options)}", "one or the other", "use config.model_copy(update=...)"
+        )
+    return MODELS[config.name](num_dense, num_features, config)

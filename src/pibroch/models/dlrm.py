@@ -1,0 +1,35 @@
+"""DLRM (Naumov et al. 2019): bottom network, dot interaction, top network."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from pibroch.config.model import ModelConfig
+from pibroch.models.base import Model
+from pibroch.models.interaction import dot_interaction
+from pibroch.models.mlp import MLP, HiddenOptions, initialise_xavier_normal
+
+
+class DLRM(Model):
+    """The dense features become one more vector of width D; the dot products of all pairs enter the top network.
+
+    Without dense features that vector is learned directly, so that each id keeps a first-order term.
+    """
+
+    def __init__(self, num_dense: int, num_features: int, config: ModelConfig) -> None:
+        super().__init__(num_dense, num_features, config)
+        dim, num_pairs = config.dim, num_features * (num_features + 1) // 2
+        self.bottom: MLP | None = None
+        if num_dense:
+            widths = (num_dense, *config.bottom, dim)
+            self.bottom = MLP(widths, HiddenOptions(config.activation), last_is_hidden=True)
+        else:
+            self.constant = nn.Parameter(torch.randn(dim) / dim**0.5)
+        self.top = MLP((dim + num_pairs, *config.top, 1), HiddenOptions.of(config))
+        initialise_xavier_normal(self)
+
+    def logits(self, dense: Tensor, embedded: Tensor) -> Tensor:  # noqa: D102
+        bottom = self.bottom(dense) if self.bottom is not None else self.constant.expand(len(embedded), -1)
+        out: Tensor = self.top(dot_interaction(bottom, embedded))
+        return out.squeeze(1)

@@ -1,0 +1,46 @@
+"""Wide&Deep (Cheng et al. 2016) and DeepFM (Guo et al. 2017): a linear model, a deep network, and for DeepFM pairs.
+
+The first-order weight of an id is the last column of its row, so that it is fetched and updated with the embedding.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from pibroch.config.model import ModelConfig
+from pibroch.models.base import Model
+from pibroch.models.mlp import MLP, HiddenOptions, initialise_xavier_uniform
+
+
+class WideAndDeep(Model):
+    """Logit = first-order weights of the ids + a linear function of the dense features + a deep network on all."""
+
+    def __init__(self, num_dense: int, num_features: int, config: ModelConfig) -> None:
+        super().__init__(num_dense, num_features, config)
+        self.linear = nn.Linear(num_dense, 1) if num_dense else None
+        self.deep = MLP((num_features * config.dim + num_dense, *config.top, 1), HiddenOptions.of(config))
+        initialise_xavier_uniform(self)
+
+    @classmethod
+    def table_dim(cls, dim: int) -> int:
+        """``dim + 1``: the embedding and the first-order weight."""
+        return dim + 1
+
+    def logits(self, dense: Tensor, embedded: Tensor) -> Tensor:  # noqa: D102
+        vectors, first_order = embedded.split([self.config.dim, 1], dim=2)
+        deep: Tensor = self.deep(torch.cat([vectors.flatten(1), dense], 1))
+        logits: Tensor = deep.squeeze(1) + first_order.sum((1, 2)) + self.pairs(vectors)
+        return logits if self.linear is None else logits + self.linear(dense).squeeze(1)
+
+    def pairs(self, vectors: Tensor) -> Tensor | float:
+        """What the model adds for pairs of ids: nothing here."""
+        return 0.0
+
+
+class DeepFM(WideAndDeep):
+    """Wide&Deep with a factorisation machine: the sum of the dot products of all pairs of embeddings is added."""
+
+    def pairs(self, vectors: Tensor) -> Tensor:
+        """``sum_{i<j} <v_i, v_j> = (|sum v|^2 - sum |v|^2) / 2``, ``[B]`` from ``[B, F, D]``."""
+        return (vectors.sum(1).square().sum(1) - vectors.square().sum((1, 2))) / 2
