@@ -6,7 +6,7 @@ Shape legend: B samples, F categorical features, V ids in all, n dense features.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -78,6 +78,27 @@ class JaggedBatch:
         if self.weights is not None:
             _need(self.weights.shape == self.values.shape, f"weights {list(self.weights.shape)}", "one per value")
 
+    def select(self, keys: tuple[str, ...]) -> JaggedBatch:
+        """The batch with exactly these features in this order; itself when that is what it holds.
+
+        Raises:
+            DataError: when a feature is not in the batch.
+        """
+        if keys == self.keys:
+            return self
+        place = {key: index for index, key in enumerate(self.keys)}
+        absent = [key for key in keys if key not in place]
+        if absent:
+            raise DataError(f"a batch without feature {absent[0]!r}", f"the features {list(keys)}")
+        size, index = self.batch_size, [place[key] for key in keys]
+        spans = [(int(self.offsets[i * size]), int(self.offsets[(i + 1) * size])) for i in index]
+        lengths = self.lengths().view(-1, size)[index].reshape(-1)
+        offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int64)
+        torch.cumsum(lengths, 0, out=offsets[1:])
+        values = torch.cat([self.values[begin:end] for begin, end in spans])
+        weights = None if self.weights is None else torch.cat([self.weights[begin:end] for begin, end in spans])
+        return replace(self, keys=keys, values=values, offsets=offsets, weights=weights)
+
     @classmethod
     def from_one_hot(
         cls,
@@ -99,7 +120,9 @@ class JaggedBatch:
         Raises:
             DataError: when the object lacks one of these methods or its lengths do not divide by its keys.
         """
-        methods: list[Callable[[], Any] | None] = [getattr(jagged, name, None) for name in ("keys", "values", "lengths")]
+        methods: list[Callable[[], Any] | None] = [
+            getattr(jagged, name, None) for name in ("keys", "values", "lengths")
+        ]
         if not all(callable(method) for method in methods):
             raise DataError(
                 f"a {type(jagged).__name__} as a batch",
@@ -108,7 +131,9 @@ class JaggedBatch:
             )
         keys, values, lengths = (method() for method in methods if method is not None)
         if len(keys) == 0 or lengths.numel() % len(keys):
-            raise DataError(f"{lengths.numel()} lengths for {len(keys)} keys", "the same number of samples for each key")
+            raise DataError(
+                f"{lengths.numel()} lengths for {len(keys)} keys", "the same number of samples for each key"
+            )
         size = lengths.numel() // len(keys)
         offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int64)
         torch.cumsum(lengths, 0, out=offsets[1:])

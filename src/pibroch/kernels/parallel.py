@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ def run_ranges(kernel: Callable[..., Any], bounds: list[int], *args: Any) -> Non
         return
     pool = _pool(num_threads() - 1, os.getpid())
     pending: list[Future[Any]] = [
-        pool.submit(kernel, *args, start, stop) for start, stop in zip(bounds[1:-1], bounds[2:], strict=True)
+        pool.submit(kernel, *args, start, stop) for start, stop in pairwise(bounds[1:])
     ]
     try:
         kernel(*args, bounds[0], bounds[1])

@@ -19,7 +19,10 @@ def _prefetch_row(typingctx: Any, records: Any, row: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, args[0])
-        row_stride, width = cgutils.unpack_tuple(builder, array.strides)[0], cgutils.unpack_tuple(builder, array.shape)[1]
+        row_stride, width = (
+            cgutils.unpack_tuple(builder, array.strides)[0],
+            cgutils.unpack_tuple(builder, array.shape)[1],
+        )
         byte = ir.IntType(8).as_pointer()
         base = builder.gep(builder.bitcast(array.data, byte), [builder.mul(row_stride, args[1])])
         int32 = ir.IntType(32)

@@ -1,0 +1,1 @@
+"""Group equal row ids, so that each row is updated once."""

@@ -1,0 +1,1 @@
+"""Random fills of tables."""

@@ -1,0 +1,1 @@
+"""Look rows up and pool them."""

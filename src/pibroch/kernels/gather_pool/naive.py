@@ -39,3 +39,21 @@ def gather_pool(
             factor = scale[position] if len(scale) else np.float32(1)
             pooled_BFD[sample, feature] += factor * records[row_ids[position], :dim]
     return pooled_BFD
+
+
+def gradient_sources(offsets: NDArray[np.int64], num_features: int) -> NDArray[np.int32]:
+    """For each position the row of the gradient ``[B * F, D]`` that belongs to it."""
+    num_samples = (len(offsets) - 1) // num_features
+    bags = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    return ((bags % num_samples) * num_features + bags // num_samples).astype(np.int32)
+
+
+def pooling_scale(
+    offsets: NDArray[np.int64], weights: NDArray[np.float32], mean_of_feature: NDArray[np.bool_]
+) -> NDArray[np.float32]:
+    """Factor of each position: its weight (ones when empty), over the bag's length where the feature's bags are averaged."""
+    lengths = np.diff(offsets)
+    num_samples = len(lengths) // len(mean_of_feature)
+    divisors = np.where(np.repeat(mean_of_feature, num_samples), np.maximum(lengths, 1), 1)
+    factors = np.repeat(1.0 / divisors, lengths)
+    return (factors * weights if len(weights) else factors).astype(np.float32)

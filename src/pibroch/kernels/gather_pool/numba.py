@@ -52,7 +52,7 @@ def gather_pool(
     stop: int,
 ) -> None:
     """Pool the bags ``start`` to ``stop`` into ``pooled_BFD``; an empty ``scale`` means ones."""
-    num_samples, num_features, dim = pooled_BFD.shape
+    num_samples, _, dim = pooled_BFD.shape
     last = len(row_ids) - 1
     scaled = len(scale) > 0
     for bag in range(start, stop):
@@ -73,3 +73,33 @@ def gather_pool(
             factor = scale[position] if scaled else np.float32(1.0)
             for d in range(dim):
                 out[d] += factor * row[d]
+
+
+@kernel
+def gradient_sources(offsets: NDArray[np.int64], num_features: int, source: NDArray[np.int32]) -> None:
+    """For each position the row of the gradient ``[B * F, D]`` that belongs to it."""
+    num_samples = (len(offsets) - 1) // num_features
+    for feature in range(num_features):
+        for sample in range(num_samples):
+            bag = feature * num_samples + sample
+            for position in range(offsets[bag], offsets[bag + 1]):
+                source[position] = sample * num_features + feature
+
+
+@kernel
+def pooling_scale(
+    offsets: NDArray[np.int64],
+    weights: NDArray[np.float32],
+    mean_of_feature: NDArray[np.bool_],
+    scale: NDArray[np.float32],
+) -> None:
+    """Factor of each position: its weight (ones when empty), over the bag's length where the feature's bags are averaged."""
+    num_samples = (len(offsets) - 1) // len(mean_of_feature)
+    weighted = len(weights) > 0
+    for bag in range(len(offsets) - 1):
+        begin, end = offsets[bag], offsets[bag + 1]
+        factor = np.float32(1.0)
+        if mean_of_feature[bag // num_samples] and end > begin:
+            factor = np.float32(1.0) / np.float32(end - begin)
+        for position in range(begin, end):
+            scale[position] = factor * weights[position] if weighted else factor

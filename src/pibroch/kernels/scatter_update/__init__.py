@@ -1,0 +1,1 @@
+"""Combine gradients by row and apply an optimizer."""

@@ -1,0 +1,47 @@
+"""What every exchange does: bring a minibatch its embeddings, take back their gradients."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from pibroch.data import JaggedBatch
+from pibroch.embedding import MemoryShard
+
+
+class Exchange(ABC):
+    """A strategy behind :class:`pibroch.exchange.Embeddings`; all strategies give the same numbers.
+
+    Attributes:
+        shard: the row records that this process holds.
+    """
+
+    shard: MemoryShard
+
+    @abstractmethod
+    def lookup(self, batch: JaggedBatch) -> tuple[Tensor, Any]:
+        """Pooled embeddings float32 ``[B, F, D]``, and what :meth:`update` will need to know of this batch.
+
+        Blocks until the embeddings are there. The caller owns the tensor.
+
+        Raises:
+            RowIdError: for an id outside its table.
+        """
+
+    @abstractmethod
+    def update(self, looked_up: Any, gradient_BFD: Tensor, learning_rate: float, step: int) -> None:
+        """Combine the gradients of each touched row and apply the optimizer once to it.
+
+        Args:
+            looked_up: the second result of the batch's :meth:`lookup`.
+            gradient_BFD: float32 ``[B, F, D]``, contiguous; only read.
+            learning_rate: of this step.
+            step: number of this update, from 1.
+        """
+
+    def feed(self, batches: Iterable[JaggedBatch]) -> Iterator[JaggedBatch]:
+        """Pass batches on in their order; strategies that look ahead read further than they have handed out."""
+        yield from batches

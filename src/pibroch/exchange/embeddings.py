@@ -1,0 +1,140 @@
+"""The module that users hold: embeddings out, rows updated inside backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pibroch.data import JaggedBatch
+from pibroch.embedding import MemoryShard, RowSpace, SparseOptimizer, Table
+from pibroch.errors import ConfigError, TrainingError
+from pibroch.exchange.base import Exchange
+from pibroch.exchange.local import LocalExchange
+
+EXCHANGES = {"local": LocalExchange}
+
+
+class Embeddings(nn.Module):
+    """All embedding tables of a model.
+
+    One call and its backward are one step: each row that the batch touches is updated exactly once, with the sum of its
+    gradients in sample order. In ``eval()`` mode and under ``torch.no_grad()`` nothing is updated. The tables are no
+    torch parameters: a dense optimizer over ``parameters()`` leaves them alone.
+
+    Args:
+        tables: of one ``dim``.
+        optimizer: the sparse optimizer, explicit always.
+        exchange: strategy by name; one process knows ``"local"``.
+        seed: of the initial weights, which depend on nothing else but the tables' names.
+
+    Example:
+        >>> import torch, pibroch as pb
+        >>> embeddings = pb.Embeddings([pb.Table("color", num_rows=3, dim=2)], optimizer=pb.SGD(lr=1.0))
+        >>> ids = torch.tensor([[2, 0]])
+        >>> batch = pb.JaggedBatch.from_one_hot(torch.zeros(2, 0), ["color"], ids, torch.zeros(2))
+        >>> embeddings(batch).shape
+        torch.Size([2, 1, 2])
+    """
+
+    def __init__(
+        self, tables: Sequence[Table], optimizer: SparseOptimizer, exchange: str = "local", seed: int = 0
+    ) -> None:
+        super().__init__()
+        if exchange not in EXCHANGES:
+            raise ConfigError(f"exchange {exchange!r}", f"one of {sorted(EXCHANGES)}")
+        if not isinstance(optimizer, SparseOptimizer):
+            raise ConfigError(
+                f"a {type(optimizer).__name__} as sparse optimizer",
+                "one of pibroch's, e.g. pibroch.RowWiseAdagrad(lr=0.05)",
+            )
+        self.row_space = RowSpace(tables)
+        self.optimizer = optimizer
+        self.exchange: Exchange = EXCHANGES[exchange](self.row_space, optimizer, seed)
+        self.learning_rate = optimizer.lr
+        self.step = 0
+        self._anchor = torch.zeros((), requires_grad=True)  # makes autograd call the update; never a parameter
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """The tables, in the order of their rows."""
+        return self.row_space.tables
+
+    @property
+    def shard(self) -> MemoryShard:
+        """The row records that this process holds."""
+        return self.exchange.shard
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all row records here: weights and optimizer state."""
+        return int(self.shard.records.nbytes)
+
+    def feed(self, batches: Iterable[JaggedBatch]) -> Iterator[JaggedBatch]:
+        """Iterate over ``batches`` as the exchange wants it: a strategy may read ahead to prefetch rows."""
+        return self.exchange.feed(batches)
+
+    def forward(self, batch: Any) -> Tensor:
+        """Pooled embeddings, float32 ``[B, F, D]``, F in the order of the tables' features.
+
+        Args:
+            batch: a :class:`JaggedBatch`, or anything with TorchRec's ``keys()``, ``values()``, ``lengths()``.
+
+        Raises:
+            RowIdError: for an id outside its table; names the feature, the sample and the id.
+            DataError: for a batch without one of the features.
+        """
+        if not isinstance(batch, JaggedBatch):
+            batch = JaggedBatch.from_keyed_jagged(batch)
+        batch = batch.select(self.row_space.features)
+        if torch.is_grad_enabled() and self.training:
+            pooled: Tensor = _Lookup.apply(self._anchor, self, batch)
+            return pooled
+        return self.exchange.lookup(batch)[0]
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        """TorchRec's names; the tensors are views into the records, not copies."""
+        for table in self.tables:
+            weights = torch.from_numpy(self.shard.weights(table.name))
+            destination[f"{prefix}embedding_bags.{table.name}.weight"] = weights
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, metadata: Any, strict: bool, missing: list[str],
+        unexpected: list[str], errors: list[str],
+    ) -> None:  # fmt: skip
+        """Copies weights in; optimizer state is left alone (checkpoints carry it, see pibroch.embedding.checkpoint)."""
+        names = {f"{prefix}embedding_bags.{table.name}.weight": table for table in self.tables}
+        for name, table in names.items():
+            if name not in state_dict:
+                missing.append(name)
+            elif tuple(state_dict[name].shape) != (table.num_rows, table.dim):
+                errors.append(f"{name}: got {list(state_dict[name].shape)}, need {[table.num_rows, table.dim]}")
+            else:
+                self.shard.weights(table.name)[:] = state_dict[name].detach().cpu().numpy()
+        unexpected += [key for key in state_dict if key.startswith(f"{prefix}embedding_bags.") and key not in names]
+
+
+class _Lookup(torch.autograd.Function):
+    """Forward looks rows up; backward updates them."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, embeddings: Embeddings, batch: JaggedBatch) -> Tensor:
+        pooled_BFD, looked_up = embeddings.exchange.lookup(batch)
+        ctx.embeddings, ctx.looked_up = embeddings, looked_up
+        return pooled_BFD
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
+        embeddings: Embeddings = ctx.embeddings
+        if ctx.looked_up is None:
+            raise TrainingError(
+                "a second backward through one embeddings(batch)", "one backward a call: each updates the rows",
+                "sum the losses and call backward once",
+            )  # fmt: skip
+        gradient_BFD = gradients[0].contiguous().float()
+        embeddings.step += 1
+        embeddings.exchange.update(ctx.looked_up, gradient_BFD, embeddings.learning_rate, embeddings.step)
+        ctx.looked_up = None
+        return None, None, None

@@ -1,0 +1,136 @@
+"""The exchange of one process: every row is here. The reference for all others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pibroch.data import JaggedBatch
+from pibroch.embedding import MemoryShard, RowSpace, SparseOptimizer
+from pibroch.errors import RowIdError
+from pibroch.exchange.base import Exchange
+from pibroch.kernels import parallel
+from pibroch.kernels.dedupe import numba as grouping
+from pibroch.kernels.gather_pool import numba as pooling
+from pibroch.kernels.scatter_update.numba import Grouped
+
+ROWS_PER_THREAD = 128  # rows below which a further thread is not worth waking
+NO_SCALE: NDArray[np.float32] = np.empty(0, np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class LookedUp:
+    """What one lookup leaves for its update; shapes as in :mod:`pibroch.kernels.gather_pool.numba`."""
+
+    row_ids: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    scale: NDArray[np.float32]
+    one_hot: bool
+
+
+class LocalExchange(Exchange):
+    """Looks rows up in, and updates them in, this process's memory."""
+
+    def __init__(self, row_space: RowSpace, optimizer: SparseOptimizer, seed: int) -> None:
+        self.row_space = row_space
+        self.optimizer = optimizer
+        self.shard = MemoryShard(row_space, optimizer, seed)
+
+    def lookup(self, batch: JaggedBatch) -> tuple[Tensor, LookedUp]:
+        """See :class:`Exchange`."""
+        space = self.row_space
+        offsets, values = batch.offsets.numpy(), batch.values.numpy()
+        row_ids = np.empty(len(values), np.int64)
+        bad = pooling.resolve_rows(values, offsets, space.first_row_of_feature, space.num_rows_of_feature, row_ids)
+        if bad >= 0:
+            raise row_id_error(space, batch, int(bad))
+        num_bags = len(offsets) - 1
+        looked_up = LookedUp(row_ids, offsets, self._scale(batch), len(values) == num_bags and is_one_hot(offsets))
+        pooled_BFD = torch.empty(batch.batch_size, len(space.features), space.dim)
+        parallel.run(
+            pooling.gather_pool, num_bags, self.shard.records, row_ids, offsets, looked_up.scale, pooled_BFD.numpy()
+        )
+        return pooled_BFD, looked_up
+
+    def update(self, looked_up: LookedUp, gradient_BFD: Tensor, learning_rate: float, step: int) -> None:
+        """See :class:`Exchange`."""
+        num_ids = len(looked_up.row_ids)
+        if num_ids == 0:
+            return
+        grouped = group(looked_up, self.row_space)
+        gradients = gradient_BFD.numpy().reshape(-1, self.row_space.dim)
+        hyper = self.optimizer.hyper(learning_rate, step).as_float32()
+        parallel.run_ranges(
+            type(self.optimizer).kernel, even_bounds(grouped), self.shard.records, grouped, gradients, hyper
+        )
+
+    def _scale(self, batch: JaggedBatch) -> NDArray[np.float32]:
+        """Factor of each id in its bag's sum, or empty when all are 1."""
+        mean = self.row_space.mean_of_feature
+        if batch.weights is None and not mean.any():
+            return NO_SCALE
+        weights = NO_SCALE if batch.weights is None else batch.weights.detach().contiguous().float().numpy()
+        scale = np.empty(batch.values.numel(), np.float32)
+        pooling.pooling_scale(batch.offsets.numpy(), weights, mean, scale)
+        return scale
+
+
+def group(looked_up: LookedUp, space: RowSpace) -> Grouped:
+    """Group a batch's positions by row, each row's in sample order."""
+    num_ids, num_features = len(looked_up.row_ids), len(space.features)
+    if space.shares_tables:
+        sequence = np.empty(num_ids, np.int32)
+        grouping.sample_major_sequence(looked_up.offsets, num_features, sequence)
+    else:
+        sequence = rising(num_ids)
+    rows, order = np.empty(num_ids, np.int64), np.empty(num_ids, np.int32)
+    segments = np.empty(num_ids + 1, np.int32)
+    num_rows = grouping.dedupe(looked_up.row_ids, sequence, rows, segments, order)
+    if looked_up.one_hot:
+        source = one_hot_sources(num_ids, num_features)
+    else:
+        source = np.empty(num_ids, np.int32)
+        pooling.gradient_sources(looked_up.offsets, num_features, source)
+    return Grouped(rows[:num_rows], segments[: num_rows + 1], order, source, looked_up.scale)
+
+
+def even_bounds(grouped: Grouped) -> list[int]:
+    """Bounds that give each thread whole rows and about as many ids: a hot row counts for all its ids."""
+    num_rows, num_ids = len(grouped.rows), len(grouped.order)
+    parts = max(1, min(parallel.num_threads(), num_rows // ROWS_PER_THREAD))
+    targets = [num_ids * part // parts for part in range(1, parts)]
+    inner = np.searchsorted(grouped.segments, targets).tolist()
+    return [0, *inner, num_rows]
+
+
+def row_id_error(space: RowSpace, batch: JaggedBatch, position: int) -> RowIdError:
+    """The error for the id at ``position`` of the batch's values."""
+    bag = int(np.searchsorted(batch.offsets.numpy(), position, side="right")) - 1
+    feature, sample = divmod(bag, batch.batch_size)
+    return RowIdError(
+        f"id {int(batch.values[position])} for feature {space.features[feature]!r} in sample {sample} of the batch",
+        f"an id from 0 to {int(space.num_rows_of_feature[feature]) - 1}",
+        "encode the data with the table's vocabulary, or give the table more rows",
+    )
+
+
+def is_one_hot(offsets: NDArray[np.int64]) -> bool:
+    """Whether every bag holds exactly one id."""
+    return bool((offsets[1:] - offsets[:-1] == 1).all())
+
+
+@lru_cache(maxsize=16)
+def rising(num_ids: int) -> NDArray[np.int32]:
+    """0, 1, 2, ...; shared, not to be written to."""
+    return np.arange(num_ids, dtype=np.int32)
+
+
+@lru_cache(maxsize=16)
+def one_hot_sources(num_ids: int, num_features: int) -> NDArray[np.int32]:
+    """:func:`~pibroch.kernels.gather_pool.numba.gradient_sources` of bags with one id each; shared."""
+    return np.ascontiguousarray(np.arange(num_ids, dtype=np.int32).reshape(-1, num_features).T).ravel()
