@@ -1,0 +1,41 @@
+"""Where the samples come from: an encoded dataset, or options to generate one."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from pibroch.config.base import Section
+
+
+class SynthesizeConfig(Section):
+    """Criteo-shaped data with planted truth; made once and kept in the cache folder.
+
+    Attributes:
+        rows: samples over all splits.
+        seed: the data are the same for the same rows and seed.
+    """
+
+    rows: int = Field(default=200_000, ge=1_000)
+    seed: int = Field(default=0, ge=0)
+
+
+class DataConfig(Section):
+    """The ``[data]`` table.
+
+    Attributes:
+        dir: an encoded dataset, relative to the working directory.
+        prepare: the command that makes ``dir``; shown when it is missing.
+        synthesize: generate data when ``dir`` is not given.
+    """
+
+    dir: str | None = None
+    prepare: str | None = None
+    synthesize: SynthesizeConfig | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.dir is None and self.synthesize is None:
+            raise ValueError("needs `dir` (an encoded dataset) or a [data.synthesize] table")
+        return self

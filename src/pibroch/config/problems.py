@@ -1,0 +1,88 @@
+"""Turn pydantic's findings into one ConfigError that names the recipe's key and suggests the one that was meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from pibroch.errors import ConfigError
+
+
+def config_error(error: ValidationError, raw: Mapping[str, Any], model: type[BaseModel], source: str) -> ConfigError:
+    """The error for the first problem of a recipe.
+
+    Args:
+        error: what pydantic found.
+        raw: the merged recipe.
+        model: the section that ``raw`` was checked against.
+        source: the recipe's name, for the message.
+    """
+    problem = error.errors(include_url=False)[0]
+    path = recipe_path(problem["loc"], raw)
+    key, more = ".".join(path), len(error.errors()) - 1
+    tail = f" ({more} more problem{'s' * (more > 1)} after this one)" if more else ""
+    if problem["type"] == "extra_forbidden":
+        known = sorted(_fields_at(model, path[:-1], raw))
+        return ConfigError(
+            f"unknown key `{key}` in {source}{tail}", f"one of {', '.join(known)}", _suggestion(path, known, key)
+        )
+    if problem["type"] == "missing":
+        return ConfigError(f"no `{key}` in {source}{tail}", "a value for it", f"add it, or pass --set {key}=VALUE")
+    if problem["type"].startswith("union_tag"):
+        got = problem["input"]
+        name = f"`{key}.name = {got.get('name')!r}`" if isinstance(got, Mapping) else f"`{key} = {_shorten(got)}`"
+        known_names = problem.get("ctx", {}).get("expected_tags", "a name")
+        return ConfigError(f"{name} in {source}{tail}", known_names, "choose one by `name`")
+    need = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    where = f"`{key} = {_shorten(problem['input'])}`" if key else "a recipe"
+    return ConfigError(f"{where} in {source}{tail}", need, f"change it, or pass --set {key or 'KEY'}=VALUE")
+
+
+def recipe_path(loc: tuple[int | str, ...], raw: Mapping[str, Any]) -> tuple[str, ...]:
+    """The recipe's key for pydantic's location, which also holds the tags of chosen variants.
+
+    >>> recipe_path(("optimizer", "adam", "lr"), {"optimizer": {"name": "adam", "lr": 0}})
+    ('optimizer', 'lr')
+    """
+    path: list[str] = []
+    at: Any = raw
+    for part in loc:
+        is_tag = isinstance(at, Mapping) and part not in at and at.get("name") == part
+        if is_tag:
+            continue
+        path.append(str(part))
+        at = at.get(part) if isinstance(at, Mapping) else None
+    return tuple(path)
+
+
+def _suggestion(path: tuple[str, ...], known: list[str], key: str) -> str:
+    close = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
+    return f"did you mean `{'.'.join([*path[:-1], close[0]])}`?" if close else f"remove `{key}`"
+
+
+def _fields_at(model: type[BaseModel], path: tuple[str, ...], raw: Mapping[str, Any]) -> set[str]:
+    """Field names of the section at ``path``, of the variant that ``raw`` chose there."""
+    sections = [model]
+    at: Any = raw
+    for part in path:
+        at = at.get(part) if isinstance(at, Mapping) else None
+        fields = [section.model_fields[part] for section in sections if part in section.model_fields]
+        sections = [found for field in fields for found in _sections_in(field.annotation)]
+    tag = at.get("name") if isinstance(at, Mapping) else None
+    chosen = [s for s in sections if "name" in s.model_fields and tag in get_args(s.model_fields["name"].annotation)]
+    return {name for section in chosen or sections for name in section.model_fields}
+
+
+def _sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _sections_in(inner)
+
+
+def _shorten(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

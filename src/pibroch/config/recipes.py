@@ -1,0 +1,136 @@
+"""Recipes: TOML files that may extend one another, found by path or by name, with overrides from the command line."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from pibroch.config.problems import config_error
+from pibroch.config.run import RunConfig
+from pibroch.errors import ConfigError
+
+_PACKAGE = Path(__file__).parents[1]
+# In a wheel the recipes lie inside the package, in a checkout at its root.
+_FOLDERS = (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes")
+# Tables whose keys depend on their `name`; all others keep their keys when it changes.
+_VARIANTS = ("optimizer", "init")
+
+
+def recipe_names() -> list[str]:
+    """Names of the shipped recipes."""
+    return sorted({path.stem for folder in _FOLDERS for path in folder.glob("*.toml")})
+
+
+def find_recipe(name_or_path: str) -> Path:
+    """The file of a recipe, given its path or the name of a shipped one.
+
+    Raises:
+        ConfigError: when there is neither.
+    """
+    path = Path(name_or_path)
+    if path.is_file():
+        return path
+    shipped = [folder / f"{name_or_path}.toml" for folder in _FOLDERS]
+    found = next((candidate for candidate in shipped if candidate.is_file()), None)
+    if found is not None:
+        return found
+    names = recipe_names()
+    close = difflib.get_close_matches(path.stem, names, n=1)
+    raise ConfigError(
+        f"recipe {name_or_path!r}, which is no file and no shipped recipe",
+        f"a TOML file or one of {', '.join(names)}",
+        f"did you mean {close[0]!r}?" if close else "check the path",
+    )
+
+
+def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a recipe and what it extends, apply ``a.b=value`` overrides, and check it.
+
+    Raises:
+        ConfigError: when a file is missing or is no TOML, or when a key or a value is wrong.
+    """
+    path = find_recipe(name_or_path)
+    raw = merge(_read(path), parse_overrides(overrides))
+    return check_config(raw, path.name)
+
+
+def check_config(raw: Mapping[str, Any], source: str) -> RunConfig:
+    """Turn a merged recipe into a RunConfig; ``source`` names it in errors."""
+    try:
+        return RunConfig.model_validate(raw)
+    except ValidationError as error:
+        raise config_error(error, raw, RunConfig, source) from error
+
+
+def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """Turn ``a.b=value`` texts into nested tables; a value that is no TOML is taken as text.
+
+    >>> parse_overrides(["train.steps=10", "model.name=dcnv2"])
+    {'train': {'steps': 10}, 'model': {'name': 'dcnv2'}}
+    """
+    result: dict[str, Any] = {}
+    for text in overrides:
+        key, separator, value = text.partition("=")
+        if not separator or not all(key.strip().split(".")):
+            raise ConfigError(
+                f"--set {text}", "KEY=VALUE, with dots in KEY for nested tables", "try --set train.epochs=2"
+            )
+        nested: Any = _toml_value(value.strip())
+        for part in reversed(key.strip().split(".")):
+            nested = {part: nested}
+        result = merge(result, nested)
+    return result
+
+
+def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with the values of ``change``; tables are merged key by key.
+
+    An optimizer or initialiser whose ``name`` changes is replaced whole: the settings of one mean nothing to another.
+    Of ``epochs`` and ``steps``, which exclude each other, the change's wins.
+
+    >>> merge({"optimizer": {"name": "adam", "lr": 0.1}, "seed": 2}, {"optimizer": {"name": "sgd", "lr": 1.0}})
+    {'optimizer': {'name': 'sgd', 'lr': 1.0}, 'seed': 2}
+    """
+    result = dict(base)
+    for rival, other in (("epochs", "steps"), ("steps", "epochs")):
+        if rival in change and other not in change:
+            result.pop(other, None)
+    for key, value in change.items():
+        old = result.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            is_other_variant = key in _VARIANTS and value.get("name", old.get("name")) != old.get("name")
+            result[key] = value if is_other_variant else merge(old, value)
+        else:
+            result[key] = value
+    return result
+
+
+def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    if path.resolve() in seen:
+        raise ConfigError(f"{path}, which extends itself", "a chain of recipes that ends", "remove one `extends`")
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", "a readable recipe", "check the path") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}, which is no TOML: {error}", "a TOML file", "correct that line") from error
+    parent = raw.pop("extends", None)
+    if parent is None:
+        return raw
+    if not isinstance(parent, str):
+        raise ConfigError(f"extends = {parent!r} in {path}", "the path of one recipe", 'write extends = "base.toml"')
+    beside = path.parent / parent
+    base = beside if beside.is_file() else find_recipe(parent)
+    return merge(_read(base, (*seen, path.resolve())), raw)
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

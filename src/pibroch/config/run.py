@@ -1,0 +1,30 @@
+"""The whole configuration of a run, as a recipe spells it."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from pibroch.config.base import Section
+from pibroch.config.data import DataConfig
+from pibroch.config.embedding import EmbeddingConfig
+from pibroch.config.model import ModelConfig
+from pibroch.config.optimizer import AdamConfig, DenseOptimizerConfig, ScheduleConfig
+from pibroch.config.train import TrainConfig
+
+
+class RunConfig(Section):
+    """A resolved recipe: everything that decides the numbers of a run.
+
+    Attributes:
+        seed: of initial weights, shuffling and dropout.
+        optimizer: of the dense layers.
+        schedule: a factor on the learning rates of dense layers and embeddings alike.
+    """
+
+    seed: int = Field(default=1, ge=0, lt=2**31)
+    data: DataConfig
+    model: ModelConfig
+    embedding: EmbeddingConfig = EmbeddingConfig()
+    optimizer: DenseOptimizerConfig = AdamConfig(name="adam", lr=1e-3)
+    schedule: ScheduleConfig = ScheduleConfig()
+    train: TrainConfig

@@ -1,0 +1,37 @@
+"""Write a configuration as TOML, so that a run's resolved configuration is itself a recipe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+def to_toml(tables: Mapping[str, Any]) -> str:
+    """TOML text of nested tables of plain values; ``None`` entries are left out.
+
+    >>> print(to_toml({"seed": 1, "train": {"steps": 5, "epochs": None}}), end="")
+    seed = 1
+    <BLANKLINE>
+    [train]
+    steps = 5
+    """
+    return "\n".join(_lines(tables, ())) + "\n"
+
+
+def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
+    values = {key: value for key, value in table.items() if value is not None and not isinstance(value, Mapping)}
+    if path and (values or not table):
+        yield f"\n[{'.'.join(path)}]"
+    yield from (f"{key} = {_value(value)}" for key, value in values.items())
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _lines(value, (*path, key))
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_value(item) for item in value)}]"
+    if isinstance(value, float):
+        return repr(value)  # the shortest text that reads back to the same bits
+    return json.dumps(value, ensure_ascii=False)  # TOML's strings, integers and booleans are JSON's

@@ -1,0 +1,49 @@
+"""The training loop's own settings."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from pibroch.config.base import Section
+
+
+class TrainConfig(Section):
+    """The ``[train]`` table; intervals count steps.
+
+    Attributes:
+        epochs: passes over the training split; one of ``epochs`` and ``steps`` is needed.
+        steps: stop after this many steps instead.
+        batch_size: samples a step.
+        evaluate_batch_size: samples a batch when evaluating.
+        evaluate_every: validation interval; the end of each epoch when absent.
+        early_stop_patience: stop after this many evaluations in a row without improvement.
+        monitor: the metric that says which model is best.
+        clip_norm: bound on the norm of all dense gradients together.
+        bf16: run the dense layers under bfloat16 autocast.
+        checkpoint_every: interval of checkpoints; the end of each epoch when absent.
+        keep: newest checkpoints to keep, besides the best one.
+        log_every: interval of progress and metrics records.
+        threads: CPU threads; all that the process may use when absent.
+    """
+
+    epochs: int | None = Field(default=None, ge=1)
+    steps: int | None = Field(default=None, ge=1)
+    batch_size: int = Field(default=1024, ge=1)
+    evaluate_batch_size: int = Field(default=8192, ge=1)
+    evaluate_every: int | None = Field(default=None, ge=1)
+    early_stop_patience: int | None = Field(default=None, ge=1)
+    monitor: Literal["auc", "logloss"] = "auc"
+    clip_norm: float | None = Field(default=None, gt=0)
+    bf16: bool = False
+    checkpoint_every: int | None = Field(default=None, ge=1)
+    keep: int = Field(default=2, ge=1)
+    log_every: int = Field(default=50, ge=1)
+    threads: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("needs exactly one of `epochs` and `steps`")
+        return self

@@ -1,0 +1,95 @@
+import tomllib
+
+import pytest
+
+from pibroch.config import load_recipe, recipe_names, to_toml
+from pibroch.config.recipes import check_config
+from pibroch.errors import ConfigError
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "base.toml"
+    path.write_text(
+        '[data]\ndir = "x"\n[model]\nname = "dlrm"\n[train]\nepochs = 2\n'
+        '[embedding.optimizer]\nname = "adam"\nlr = 0.1\nbetas = [0.8, 0.9]\n'
+    )
+    return path
+
+
+def test_a_recipe_extends_another_and_overrides_win(recipe, tmp_path):
+    child = tmp_path / "child.toml"
+    child.write_text('extends = "base.toml"\n[model]\nname = "dcnv2"\n[train]\nbatch_size = 7\n')
+    config = load_recipe(str(child), ["train.batch_size=9", "embedding.optimizer.lr=1e-2"])
+    assert config.model.name == "dcnv2"
+    assert config.train.epochs == 2 and config.train.batch_size == 9
+    assert config.embedding.optimizer.lr == 0.01 and config.embedding.optimizer.betas == (0.8, 0.9)
+
+
+def test_another_optimizer_does_not_inherit_settings(recipe):
+    config = load_recipe(str(recipe), ["embedding.optimizer={name='sgd', lr=1.0}"])
+    assert config.embedding.optimizer.model_dump() == {
+        "name": "sgd",
+        "lr": 1.0,
+        "weight_decay": 0.0,
+        "max_row_norm": None,
+    }
+    with pytest.raises(ConfigError, match=r"no `embedding\.optimizer\.lr`"):
+        load_recipe(str(recipe), ["embedding.optimizer.name=sgd"])
+
+
+def test_steps_replace_epochs(recipe):
+    train = load_recipe(str(recipe), ["train.steps=5"]).train
+    assert train.steps == 5 and train.epochs is None
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.batch_sise=3", r"unknown key `train\.batch_sise`.*did you mean `train\.batch_size`"),
+        ("trian.steps=3", r"unknown key `trian`.*did you mean `train`"),
+        ("embedding.optimizer.beta=3", r"unknown key `embedding\.optimizer\.beta`.*did you mean .*betas"),
+        ("embedding.optimizer.momentum=3", r"unknown key `embedding\.optimizer\.momentum`.*one of betas, eps, lr"),
+        ("model.dim=0", r"`model\.dim = 0`.*greater than or equal to 1"),
+        ("embedding.optimizer.name=adm", r"`embedding\.optimizer\.name = 'adm'`.*'rowwise_adam'"),
+        ("embedding.optimizer.lr=nan", r"embedding\.optimizer\.lr"),
+        ("optimizer=3", r"`optimizer = 3`"),
+        ("train={epochs=1, steps=1}", "exactly one of `epochs` and `steps`"),
+        ("schedule.name=step", "step_every"),
+        ("nonsense", "KEY=VALUE"),
+        (".=1", "KEY=VALUE"),
+    ],
+)
+def test_bad_overrides_name_the_key(recipe, override, message):
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(str(recipe), [override])
+
+
+def test_missing_and_circular_and_broken_recipes(tmp_path):
+    with pytest.raises(ConfigError, match="did you mean 'synthetic_small'"):
+        load_recipe("synthetic_smal")
+    (tmp_path / "a.toml").write_text('extends = "b.toml"')
+    (tmp_path / "b.toml").write_text('extends = "a.toml"')
+    with pytest.raises(ConfigError, match="extends itself"):
+        load_recipe(str(tmp_path / "a.toml"))
+    (tmp_path / "c.toml").write_text("a = = 1")
+    with pytest.raises(ConfigError, match="no TOML"):
+        load_recipe(str(tmp_path / "c.toml"))
+    (tmp_path / "d.toml").write_text("seed = 1\n[train]\nepochs = 1\n")
+    with pytest.raises(ConfigError, match="no `data`"):
+        load_recipe(str(tmp_path / "d.toml"))
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_shipped_recipes_survive_being_written(name):
+    config = load_recipe(name)
+    assert check_config(tomllib.loads(to_toml(config.model_dump())), name) == config
+
+
+def test_each_recipe_comes_for_each_model():
+    bases = [name for name in recipe_names() if not name.endswith(("_dcnv2", "_deepfm", "_wide_deep"))]
+    assert bases == ["avazu_sample", "criteo_kaggle", "criteo_kaggle_sample", "synthetic_small"]
+    for base in bases:
+        configs = [load_recipe(base), *(load_recipe(f"{base}_{name}") for name in ("dcnv2", "deepfm", "wide_deep"))]
+        assert [config.model.name for config in configs] == ["dlrm", "dcnv2", "deepfm", "wide_deep"]
+        assert len({config.data for config in configs}) == 1
