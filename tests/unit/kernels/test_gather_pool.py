@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+
+from pibroch.kernels import parallel
+from pibroch.kernels.gather_pool import naive
+from pibroch.kernels.gather_pool import numba as fast
+
+RAGGED = [0, 1, 2, 5, 0, 3, 1, 1, 7, 0, 0, 2]
+
+
+def bags(lengths, num_rows, seed=0):
+    """Ids below num_rows, skewed so that duplicates abound, and the offsets of bags of these lengths."""
+    rng = np.random.default_rng(seed)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    ids = (rng.random(offsets[-1]) ** 6 * num_rows).astype(np.int64)
+    return ids, offsets, rng
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 15, 16, 17, 64, 100, 128, 511, 512])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_pools_as_naive(dim, scaled):
+    ids, offsets, rng = bags(RAGGED, 40)
+    records = rng.standard_normal((40, dim + 3)).astype(np.float32)
+    scale = rng.random(len(ids)).astype(np.float32) if scaled else np.empty(0, np.float32)
+    pooled = np.full((4, 3, dim), np.nan, np.float32)
+    fast.gather_pool(records, ids, offsets, scale, pooled, 0, 12)
+    np.testing.assert_allclose(pooled, naive.gather_pool(records, ids, offsets, scale, 3, dim), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("lengths", [[0] * 6, [1] * 6, [9000] + [0] * 5, [1]])
+def test_empty_and_lopsided_bags(lengths):
+    ids, offsets, rng = bags(lengths, 7)
+    records = rng.standard_normal((7, 5)).astype(np.float32)
+    features = 3 if len(lengths) == 6 else 1
+    pooled = np.full((len(lengths) // features, features, 4), np.nan, np.float32)
+    none = np.empty(0, np.float32)
+    fast.gather_pool(records, ids, offsets, none, pooled, 0, len(lengths))
+    expected = naive.gather_pool(records.astype(np.float64), ids, offsets, none, features, 4)
+    np.testing.assert_allclose(pooled, expected, rtol=1e-3, atol=1e-2)
+
+
+def test_no_samples():
+    pooled = np.empty((0, 3, 4), np.float32)
+    fast.gather_pool(
+        np.ones((2, 4), np.float32), np.empty(0, np.int64), np.zeros(1, np.int64), np.empty(0, np.float32), pooled, 0, 0
+    )
+
+
+def test_threads_change_no_bit():
+    ids, offsets, rng = bags(rng_lengths(6000), 500)
+    records = rng.standard_normal((500, 33)).astype(np.float32)
+    none = np.empty(0, np.float32)
+    alone, together = np.empty((2000, 3, 32), np.float32), np.empty((2000, 3, 32), np.float32)
+    fast.gather_pool(records, ids, offsets, none, alone, 0, 6000)
+    parallel.run_ranges(fast.gather_pool, [0, 17, 3100, 6000], records, ids, offsets, none, together)
+    assert np.array_equal(alone, together)
+
+
+def rng_lengths(count):
+    return np.random.default_rng(5).integers(0, 5, count)
+
+
+@pytest.mark.parametrize("bad", [-1, 10, 2**40, -(2**62)])
+def test_resolve_finds_the_first_bad_id(bad):
+    offsets = np.arange(7)
+    values = np.array([0, 1, 2, 9, 8, 7])
+    first, limit = np.array([0, 100]), np.array([10, 10])
+    rows = np.empty(6, np.int64)
+    assert fast.resolve_rows(values, offsets, first, limit, rows) == -1
+    expected, position = naive.resolve_rows(values, offsets, first, limit)
+    assert position == -1
+    assert rows.tolist() == expected.tolist() == [0, 1, 2, 109, 108, 107]
+    values[4] = values[5] = bad
+    assert fast.resolve_rows(values, offsets, first, limit, rows) == 4
+    assert naive.resolve_rows(values, offsets, first, limit)[1] == 4
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_scale_and_sources_as_naive(weighted):
+    ids, offsets, rng = bags(RAGGED, 40)
+    weights = rng.random(len(ids)).astype(np.float32) if weighted else np.empty(0, np.float32)
+    mean = np.array([True, False, True])
+    scale, source = np.empty(len(ids), np.float32), np.empty(len(ids), np.int32)
+    fast.pooling_scale(offsets, weights, mean, scale)
+    fast.gradient_sources(offsets, 3, source)
+    np.testing.assert_allclose(scale, naive.pooling_scale(offsets, weights, mean), rtol=1e-6)
+    assert source.tolist() == naive.gradient_sources(offsets, 3).tolist()

@@ -1,0 +1,75 @@
+import numpy as np
+import pytest
+
+from pibroch.embedding import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
+from pibroch.kernels import parallel
+from pibroch.kernels.dedupe.naive import dedupe
+from pibroch.kernels.scatter_update import naive
+from pibroch.kernels.scatter_update.numba import Grouped
+
+OPTIMIZERS = {
+    "sgd": SGD(lr=0.1),
+    "sgd_decay": SGD(lr=0.1, weight_decay=0.01),
+    "adagrad": Adagrad(lr=0.1, weight_decay=0.01, initial_accumulator=0.1),
+    "row_wise_adagrad": RowWiseAdagrad(lr=0.1, weight_decay=0.01),
+    "row_wise_adagrad_clipped": RowWiseAdagrad(lr=0.1, max_row_norm=0.5),
+    "adam": Adam(lr=0.1, weight_decay=0.01),
+    "row_wise_adam": RowWiseAdam(lr=0.1, weight_decay=0.01, betas=(0.8, 0.95)),
+}
+NAIVE = {SGD: naive.sgd, Adagrad: naive.adagrad, RowWiseAdagrad: naive.row_wise_adagrad}
+NAIVE |= {Adam: naive.adam, RowWiseAdam: naive.row_wise_adam}
+
+
+def a_step(dim, width, num_rows=50, num_ids=300, scaled=False, seed=0):
+    rng = np.random.default_rng(seed)
+    ids = (rng.random(num_ids) ** 8 * num_rows).astype(np.int64)  # row 0 takes most
+    rows, segments, order = dedupe(ids, np.arange(num_ids, dtype=np.int32))
+    source = rng.permutation(num_ids).astype(np.int32)
+    scale = rng.random(num_ids).astype(np.float32) if scaled else np.empty(0, np.float32)
+    records = rng.random((num_rows, width)).astype(np.float32)
+    return records, Grouped(rows, segments, order, source, scale), rng.standard_normal((num_ids, dim)).astype(np.float32)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 7, 16, 33, 64, 512])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_updates_as_naive(name, dim):
+    optimizer = OPTIMIZERS[name]
+    records, grouped, gradients = a_step(dim, optimizer.record_width(dim), scaled=dim % 2 == 1)
+    expected = records.astype(np.float64)
+    fast = type(optimizer).kernel
+    for step in (1, 2, 3):
+        hyper = optimizer.hyper(0.1 / step, step)
+        for u, row in enumerate(grouped.rows):
+            positions = grouped.order[grouped.segments[u] : grouped.segments[u + 1]]
+            gradient = naive.combine(gradients, grouped.source, grouped.scale, positions)
+            NAIVE[type(optimizer)](expected[row], gradient, hyper)
+        fast(records, grouped, gradients, hyper.as_float32(), 0, len(grouped.rows))
+    np.testing.assert_allclose(records, expected, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_threads_change_no_bit_and_untouched_rows_stay(name):
+    optimizer, dim = OPTIMIZERS[name], 24
+    records, grouped, gradients = a_step(dim, optimizer.record_width(dim), num_rows=5000, num_ids=3000)
+    before, together = records.copy(), records.copy()
+    arguments = (grouped, gradients, optimizer.hyper(0.1, 1).as_float32())
+    type(optimizer).kernel(records, *arguments, 0, len(grouped.rows))
+    bounds = [0, 1, 100, len(grouped.rows)]
+    parallel.run_ranges(type(optimizer).kernel, bounds, together, *arguments)
+    assert np.array_equal(records, together)
+    untouched = np.setdiff1d(np.arange(5000), grouped.rows)
+    assert np.array_equal(records[untouched], before[untouched])
+    assert not np.array_equal(records[grouped.rows], before[grouped.rows])
+
+
+def test_a_row_sums_in_the_order_given():
+    """float32 sums depend on their order: 1e8 + 1 - 1e8 is 0 one way and 1 the other."""
+    gradients = np.array([[1e8], [1.0], [-1e8]], np.float32)
+    for order, total in (([0, 1, 2], 0.0), ([0, 2, 1], 1.0)):
+        records = np.zeros((1, 1), np.float32)
+        grouped = Grouped(
+            np.zeros(1, np.int64), np.array([0, 3], np.int32), np.array(order, np.int32), np.arange(3, dtype=np.int32),
+            np.empty(0, np.float32),
+        )  # fmt: skip
+        SGD.kernel(records, grouped, gradients, SGD(lr=1.0).hyper(1.0, 1).as_float32(), 0, 1)
+        assert records[0, 0] == -total
