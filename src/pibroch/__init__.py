@@ -1,5 +1,6 @@
 """pibroch: deep recommendation models whose embedding tables outgrow one machine."""
 
+from pibroch import errors
 from pibroch.data import JaggedBatch
 from pibroch.embedding import (
     SGD,
@@ -28,4 +29,5 @@ __all__ = [
     "Uniform",
     "Zeros",
     "__version__",
+    "errors",
 ]

@@ -1,0 +1,123 @@
+"""What every exchange is held to (design, section 2). A new exchange adds its factory to FACTORIES and nothing else."""
+
+import numpy as np
+import pytest
+import torch
+from reference import Reference
+
+import pibroch as pb
+
+FACTORIES = {"local": lambda tables, optimizer: pb.Embeddings(tables, optimizer, exchange="local", seed=3)}
+
+OPTIMIZERS = {
+    "sgd": pb.SGD(lr=0.5, weight_decay=0.01),
+    "adagrad": pb.Adagrad(lr=0.2, weight_decay=0.01),
+    "row_wise_adagrad": pb.RowWiseAdagrad(lr=0.2),
+    "adam": pb.Adam(lr=0.1, weight_decay=0.01),
+    "row_wise_adam": pb.RowWiseAdam(lr=0.1, weight_decay=0.01),
+}
+SHAPES = {
+    "one_feature": [pb.Table("a", 9, 4)],
+    "odd_dims": [pb.Table("a", 9, 5), pb.Table("b", 1, 5), pb.Table("c", 400, 5)],
+    "mean": [pb.Table("a", 9, 16, pooling="mean"), pb.Table("b", 30, 16)],
+    "shared": [
+        pb.Table("a", 9, 8, features=("x", "y"), initializer=pb.Normal(1.0)),
+        pb.Table("b", 30, 8, pooling="mean"),
+    ],
+}
+
+
+@pytest.fixture(params=FACTORIES)
+def factory(request):
+    return FACTORIES[request.param]
+
+
+def ragged_batch(tables, size, seed, weighted=False, one_hot=False):
+    """Bags of 0 to 4 ids, skewed to low ids, with duplicates inside bags and between them."""
+    rng = np.random.default_rng(seed)
+    readers = [(feature, table) for table in tables for feature in table.features]
+    values, lengths = [], []
+    for _, table in readers:
+        counts = np.ones(size, np.int64) if one_hot else rng.integers(0, 5, size)
+        lengths.append(counts)
+        values.append((rng.random(counts.sum()) ** 3 * table.num_rows).astype(np.int64))
+    values = torch.from_numpy(np.concatenate(values))
+    offsets = torch.from_numpy(np.concatenate([[0], np.concatenate(lengths).cumsum()]).astype(np.int64))
+    weights = torch.from_numpy(rng.random(len(values)).astype(np.float32)) if weighted else None
+    keys = tuple(feature for feature, _ in readers)
+    batch = pb.JaggedBatch(torch.zeros(size, 0), keys, values, offsets, torch.zeros(size), weights)
+    batch.validate()
+    return batch
+
+
+def loss_of(pooled):
+    """Not symmetric in samples, features or columns, so that any mix-up shows."""
+    mixer = torch.linspace(-1, 2, pooled.numel(), dtype=pooled.dtype).reshape(pooled.shape)
+    return ((pooled - mixer) ** 2 * (1 + mixer**2)).mean() if pooled.numel() else pooled.sum()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", ["jagged", "weighted", "one_hot"])
+def test_steps_equal_the_reference(factory, name, shape, kind):
+    tables = SHAPES[shape]
+    embeddings = factory(tables, OPTIMIZERS[name])
+    reference = Reference(embeddings)
+    for step, size in enumerate([8, 3, 1, 0, 13]):  # the last batch of an epoch is ragged, and one may be empty
+        batch = ragged_batch(tables, size, seed=step, weighted=kind == "weighted", one_hot=kind == "one_hot")
+        pooled = embeddings(batch)
+        expected = reference.step(batch, loss_of)
+        torch.testing.assert_close(pooled.double(), expected, rtol=1e-4, atol=1e-5)
+        loss_of(pooled).backward()
+    assert embeddings.step == 5
+    np.testing.assert_allclose(embeddings.shard.records, reference.records, rtol=5e-4, atol=5e-5)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_same_run_gives_the_same_bits(factory, name):
+    ends = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        embeddings = factory(SHAPES["shared"], OPTIMIZERS[name])
+        for step in range(4):
+            loss_of(embeddings(ragged_batch(embeddings.tables, 700, seed=step))).backward()
+        ends.append(embeddings.shard.records.copy())
+    assert np.array_equal(*ends)
+
+
+def test_keys_may_come_in_any_order_and_number(factory):
+    tables = SHAPES["odd_dims"]
+    embeddings = factory(tables, pb.SGD(lr=0.1)).eval()
+    batch = ragged_batch(tables, 6, seed=1, weighted=True)
+    extra = pb.JaggedBatch.from_one_hot(torch.zeros(6, 0), ["z"], torch.zeros(1, 6, dtype=torch.int64), torch.zeros(6))
+    both = pb.JaggedBatch(
+        batch.dense, (*batch.keys, "z"), torch.cat([batch.values, extra.values]),
+        torch.cat([batch.offsets, batch.offsets[-1] + extra.offsets[1:]]), batch.labels,
+        torch.cat([batch.weights, torch.ones(6)]),
+    ).select(("z", "c", "a", "b"))  # fmt: skip
+    assert torch.equal(embeddings(both), embeddings(batch))
+
+
+def test_an_id_outside_its_table_is_named_and_changes_nothing(factory):
+    tables = SHAPES["shared"]
+    embeddings = factory(tables, pb.SGD(lr=0.1))
+    before = embeddings.shard.records.copy()
+    batch = ragged_batch(tables, 6, seed=2, one_hot=True)
+    batch.values[6 + 4] = 9  # feature y, sample 4
+    with pytest.raises(pb.errors.RowIdError, match="id 9 for feature 'y' in sample 4"):
+        embeddings(batch)
+    batch.values[6 + 4] = -1
+    with pytest.raises(pb.errors.RowIdError, match="id -1 for feature 'y' in sample 4"):
+        embeddings(batch)
+    assert np.array_equal(embeddings.shard.records, before)
+
+
+def test_evaluation_changes_nothing(factory):
+    embeddings = factory(SHAPES["mean"], pb.Adam(lr=0.1))
+    before, batch = embeddings.shard.records.copy(), ragged_batch(SHAPES["mean"], 6, seed=2)
+    with torch.no_grad():
+        embeddings(batch)
+    embeddings.eval()
+    assert not embeddings(batch).requires_grad
+    assert embeddings.step == 0
+    assert np.array_equal(embeddings.shard.records, before)

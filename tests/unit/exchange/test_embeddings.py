@@ -1,0 +1,97 @@
+import pytest
+import torch
+
+import pibroch as pb
+from pibroch.errors import ConfigError, DataError, TrainingError
+
+
+class Keyed:
+    """The three methods of a KeyedJaggedTensor."""
+
+    def __init__(self, keys, values, lengths):
+        self._parts = keys, values, lengths
+
+    def keys(self):
+        return self._parts[0]
+
+    def values(self):
+        return self._parts[1]
+
+    def lengths(self):
+        return self._parts[2]
+
+
+def two_tables(optimizer=None):
+    return pb.Embeddings([pb.Table("a", 9, 4), pb.Table("b", 5, 4)], optimizer=optimizer or pb.SGD(lr=1.0))
+
+
+def one_hot(ids):
+    ids = torch.tensor(ids)
+    size = ids.shape[1]
+    return pb.JaggedBatch.from_one_hot(torch.zeros(size, 0), ["a", "b"], ids, torch.zeros(size))
+
+
+def test_takes_anything_keyed_and_jagged():
+    embeddings = two_tables()
+    keyed = Keyed(["a", "b"], torch.tensor([1, 2, 3], dtype=torch.int32), torch.tensor([2, 0, 0, 1], dtype=torch.int32))
+    pooled = embeddings(keyed)
+    weights = embeddings.shard.weights("a")
+    torch.testing.assert_close(pooled[0, 0].detach(), torch.from_numpy(weights[1] + weights[2]))
+    assert (pooled[1, 0] == 0).all()
+
+
+@pytest.mark.parametrize("batch", [3, {"a": [1]}, Keyed(["a", "b"], torch.tensor([1]), torch.tensor([1]))])
+def test_other_things_are_refused(batch):
+    with pytest.raises(DataError):
+        two_tables()(batch)
+
+
+def test_a_missing_feature_is_named():
+    batch = pb.JaggedBatch.from_one_hot(torch.zeros(1, 0), ["a"], torch.tensor([[0]]), torch.zeros(1))
+    with pytest.raises(DataError, match="'b'"):
+        two_tables()(batch)
+
+
+def test_a_second_backward_is_refused():
+    embeddings = two_tables()
+    loss = embeddings(one_hot([[1], [1]])).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(TrainingError, match="second backward"):
+        loss.backward()
+    assert embeddings.step == 1
+
+
+def test_learning_rate_can_change_between_steps():
+    embeddings = two_tables()
+    before = embeddings.shard.weights("a")[1].copy()
+    embeddings.learning_rate = 0.25
+    embeddings(one_hot([[1], [1]])).sum().backward()
+    assert embeddings.shard.weights("a")[1].tolist() == (before - 0.25).tolist()
+
+
+def test_state_dict_uses_torchrec_names_and_loads_back():
+    source, target = two_tables(), two_tables(pb.Adam(lr=0.1))
+    source.shard.weights("a")[:] = 7
+    assert list(source.state_dict()) == ["embedding_bags.a.weight", "embedding_bags.b.weight"]
+    target.load_state_dict(source.state_dict())
+    assert (target.shard.weights("a") == 7).all()
+    assert (target.shard.state("a")["exp_avg"] == 0).all()
+    bad = source.state_dict() | {"embedding_bags.a.weight": torch.zeros(3, 4)}
+    with pytest.raises(RuntimeError, match=r"embedding_bags\.a\.weight"):
+        target.load_state_dict(bad)
+
+
+def test_tables_are_no_parameters_and_bf16_gradients_work():
+    embeddings = two_tables()
+    assert list(embeddings.parameters()) == []
+    with torch.autocast("cpu", torch.bfloat16):
+        pooled = embeddings(one_hot([[1, 2], [1, 1]]))
+        (pooled.flatten(1) @ torch.ones(8, 3)).float().sum().backward()
+    assert embeddings.step == 1
+
+
+def test_wrong_exchange_and_optimizer_are_refused():
+    with pytest.raises(ConfigError, match="telepathy"):
+        pb.Embeddings([pb.Table("a", 9, 4)], pb.SGD(lr=1.0), exchange="telepathy")
+    with pytest.raises(ConfigError, match="SGD"):
+        pb.Embeddings([pb.Table("a", 9, 4)], torch.optim.SGD([torch.zeros(1)], lr=1.0))
