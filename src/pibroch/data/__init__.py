@@ -1,5 +1,17 @@
 """From raw click logs to minibatches."""
 
 from pibroch.data.batch import JaggedBatch, LoaderPosition
+from pibroch.data.dataset import EncodedDataset, Split
+from pibroch.data.loader import Loader
+from pibroch.data.schema import CategoricalFeature, DenseFeature, Schema
 
-__all__ = ["JaggedBatch", "LoaderPosition"]
+__all__ = [
+    "CategoricalFeature",
+    "DenseFeature",
+    "EncodedDataset",
+    "JaggedBatch",
+    "Loader",
+    "LoaderPosition",
+    "Schema",
+    "Split",
+]

@@ -1,0 +1,125 @@
+"""Codes to rows: the one path from a raw value to the row of its table, in preparation and in serving."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pibroch.data.parse import field_codes
+from pibroch.data.schema import CategoricalFeature
+from pibroch.data.text import hash_fields, parse_numbers
+from pibroch.data.transform import FIRST_ROW, MISSING_ROW, UNKNOWN_ROW, log_bin_rows
+from pibroch.errors import DataError
+from pibroch.kernels.policy import kernel
+
+_NOTHING = np.zeros(1, np.uint8)
+MISSING_CODE = hash_fields(_NOTHING, np.zeros(1, np.int64), np.zeros(1, np.int64))[0]
+"""The code of an empty field."""
+
+_EMPTY_SLOT = -1
+
+
+class FeatureEncoder:
+    """Turns one feature's values into rows of its table.
+
+    Args:
+        feature: what the schema says of it.
+        vocabulary: the codes of rows 2, 3, ... as uint64; ``None`` unless the encoding is a vocabulary.
+    """
+
+    def __init__(self, feature: CategoricalFeature, vocabulary: NDArray[np.uint64] | None = None) -> None:
+        self.feature = feature
+        self._slots: NDArray[np.int32] | None = None
+        self._vocabulary = vocabulary
+        fixed = feature.fixed_num_rows
+        self.num_rows: int = fixed if fixed is not None else FIRST_ROW + (0 if vocabulary is None else len(vocabulary))
+        if fixed is None and vocabulary is None:
+            raise DataError(f"no vocabulary for `{feature.name}`", "the one counted by `pibroch data prepare`")
+
+    def rows(self, codes: NDArray[np.uint64]) -> NDArray[np.int32]:
+        """Rows of codes ``[V]``: 0 for unknown, 1 for missing."""
+        if self.feature.binning is not None or self.feature.encoding == "integer":
+            return codes.astype(np.int32)
+        if self.feature.encoding == "hash":
+            rows = FIRST_ROW + codes % np.uint64(self.feature.num_buckets or 1)
+            return np.where(codes == MISSING_CODE, MISSING_ROW, rows).astype(np.int32)
+        assert self._vocabulary is not None
+        if self._slots is None:
+            self._slots = _hash_table(self._vocabulary, _num_slots(len(self._vocabulary)))
+        rows_found: NDArray[np.int32] = _look_up(codes, self._vocabulary, self._slots, MISSING_CODE)
+        return rows_found
+
+    def encode(self, values: Iterable[object]) -> tuple[NDArray[np.int32], NDArray[np.int64] | None]:
+        """Rows of raw values, and ids per value where the feature is multi-hot (else ``None``).
+
+        ``None`` and the empty string are missing. A multi-hot value is a list, or text with the feature's delimiter.
+
+        Raises:
+            DataError: when a binned feature gets what is no finite number.
+        """
+        texts = [raw_text(value, self.feature.delimiter) for value in values]
+        ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
+        starts = np.concatenate([[0], ends[:-1]]).astype(np.int64) if texts else ends
+        buffer = np.frombuffer(b"".join(texts), np.uint8) if texts else _NOTHING
+        if self.feature.binning is None:
+            codes = field_codes(self.feature, (buffer, starts, ends))
+            return self.rows(codes.values), codes.lengths
+        numbers, good = parse_numbers(buffer, starts, ends)
+        if not good.all():
+            wrong = texts[int(np.flatnonzero(~good)[0])].decode("utf-8", "replace")
+            raise DataError(f"`{wrong[:40]}` as {self.feature.column}", "a finite number, or nothing")
+        return log_bin_rows(numbers).astype(np.int32), None
+
+
+def raw_text(value: object, delimiter: str = "|") -> bytes:
+    """A value as a text file would hold it.
+
+    >>> raw_text(None), raw_text(True), raw_text(1.5), raw_text(["a", 2])
+    (b'', b'1', b'1.5', b'a|2')
+    """
+    if value is None:
+        return b""
+    if isinstance(value, bool):
+        return b"1" if value else b"0"
+    if isinstance(value, list | tuple):
+        return delimiter.encode().join(raw_text(item) for item in value)
+    return str(value).encode()
+
+
+def _num_slots(count: int) -> int:
+    return 1 << max(4, (2 * count).bit_length())
+
+
+@kernel
+def _hash_table(vocabulary: NDArray[np.uint64], num_slots: int) -> NDArray[np.int32]:
+    """Open addressing: slot ``code mod num_slots`` or the next free one holds the code's index."""
+    slots = np.full(num_slots, _EMPTY_SLOT, np.int32)
+    mask = np.uint64(num_slots - 1)
+    for index in range(len(vocabulary)):
+        slot = vocabulary[index] & mask
+        while slots[slot] != _EMPTY_SLOT:
+            slot = (slot + np.uint64(1)) & mask
+        slots[slot] = index
+    return slots
+
+
+@kernel
+def _look_up(
+    codes: NDArray[np.uint64], vocabulary: NDArray[np.uint64], slots: NDArray[np.int32], missing: np.uint64
+) -> NDArray[np.int32]:
+    rows = np.empty(len(codes), np.int32)
+    mask = np.uint64(len(slots) - 1)
+    for i in range(len(codes)):
+        rows[i] = UNKNOWN_ROW
+        if codes[i] == missing:
+            rows[i] = MISSING_ROW
+            continue
+        slot = codes[i] & mask
+        while slots[slot] != _EMPTY_SLOT:
+            if vocabulary[slots[slot]] == codes[i]:
+                rows[i] = FIRST_ROW + slots[slot]
+                break
+            slot = (slot + np.uint64(1)) & mask
+    return rows

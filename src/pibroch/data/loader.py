@@ -1,0 +1,169 @@
+"""Minibatches from an encoded split: shuffled by seed and epoch, resumable at any batch.
+
+Shape legend: B samples, F features, F1 of them not multi-hot, n dense features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pibroch.data.batch import JaggedBatch, LoaderPosition
+from pibroch.data.dataset import Bags, Split
+from pibroch.data.order import EpochOrder
+from pibroch.errors import CheckpointError, ConfigError
+from pibroch.kernels.policy import kernel
+
+_TILE = 16
+
+
+class Loader:
+    """Batches of a split.
+
+    Iterating gives the rest of the current epoch and then moves to the next; the last batch of an epoch holds what is left. The
+    order depends on ``seed``, the epoch and the split's size alone. Not safe to iterate from two threads.
+
+    Args:
+        split: the samples.
+        batch_size: B, at least 1.
+        shuffle: by ``order.EpochOrder``; otherwise in the order of the split.
+        seed: of the shuffling.
+
+    Raises:
+        ConfigError: when ``batch_size`` is below 1.
+    """
+
+    def __init__(self, split: Split, batch_size: int, *, shuffle: bool = False, seed: int = 0) -> None:
+        if batch_size < 1:
+            raise ConfigError(f"batch size {batch_size}", "at least 1")
+        self.split, self.batch_size, self.shuffle, self.seed = split, batch_size, shuffle, seed
+        self._position = LoaderPosition(0, 0)
+
+    @property
+    def position(self) -> LoaderPosition:
+        """The next sample to deliver. A consumer that reads ahead keeps ``batch.position`` instead."""
+        return self._position
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return -(-len(self.split) // self.batch_size)
+
+    def __iter__(self) -> Iterator[JaggedBatch]:
+        epoch = self._position.epoch
+        order = EpochOrder(len(self.split), self.seed, epoch) if self.shuffle else None
+        while self._position.epoch == epoch:
+            start = self._position.sample
+            stop = min(start + self.batch_size, len(self.split))
+            samples = np.arange(start, stop) if order is None else order.take(start, stop)
+            is_last = stop == len(self.split)
+            self._position = LoaderPosition(epoch + 1, 0) if is_last else LoaderPosition(epoch, stop)
+            if stop > start:
+                yield batch_of(self.split, samples, self._position)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position and what it depends on, plain values."""
+        return self.state_at(self._position)
+
+    def state_at(self, position: LoaderPosition) -> dict[str, Any]:
+        """The state that goes on after the batch with this position."""
+        return {
+            "epoch": position.epoch,
+            "sample": position.sample,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "num_samples": len(self.split),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a saved state was; the batch size may differ.
+
+        Raises:
+            CheckpointError: when the state belongs to another order of samples.
+        """
+        here = self.state_dict()
+        for key in ("seed", "shuffle", "num_samples"):
+            if state.get(key) != here[key]:
+                raise CheckpointError(
+                    f"a data position with {key} {state.get(key)!r}",
+                    f"{key} {here[key]!r}, as the loader has it",
+                    "resume with the data and seed of the saved run",
+                )
+        self._position = LoaderPosition(int(state["epoch"]), int(state["sample"]))
+
+
+def batch_of(split: Split, samples: NDArray[np.int64], position: LoaderPosition | None = None) -> JaggedBatch:
+    """The batch of chosen samples ``[B]``; cost linear in their ids."""
+    size, num_one_hot = len(samples), split.ids.shape[1]
+    dense = np.empty((size, split.dense.shape[1]), np.float32)
+    labels = np.empty(size, np.float32)
+    ids_FB = np.empty((num_one_hot, size), np.int64)
+    _gather(samples, split.labels, split.dense, split.ids, labels, dense, ids_FB)
+    features = torch.from_numpy(dense), torch.from_numpy(labels)
+    if not split.bags:
+        return JaggedBatch.from_one_hot(features[0], split.keys, torch.from_numpy(ids_FB), features[1], position)
+    values, offsets = _mixed(split, samples, ids_FB)
+    return JaggedBatch(
+        features[0], split.keys, torch.from_numpy(values), torch.from_numpy(offsets), features[1], None, position
+    )
+
+
+def _mixed(
+    split: Split, samples: NDArray[np.int64], ids_FB: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Values ``[V]`` and offsets ``[F * B + 1]`` where some features are multi-hot."""
+    size = len(samples)
+    lengths = np.ones((len(split.keys), size), np.int64)
+    for place, key in enumerate(split.keys):
+        if key in split.bags:
+            offsets = split.bags[key].offsets
+            lengths[place] = offsets[samples + 1] - offsets[samples]
+    starts = np.zeros(lengths.size + 1, np.int64)
+    np.cumsum(lengths.reshape(-1), out=starts[1:])
+    values = np.empty(starts[-1], np.int64)
+    one_hot = iter(ids_FB)
+    for place, key in enumerate(split.keys):
+        target = values[starts[place * size] : starts[(place + 1) * size]]
+        if key in split.bags:
+            bags: Bags = split.bags[key]
+            _gather_bags(samples, bags.values, bags.offsets, target)
+        else:
+            target[:] = next(one_hot)
+    return values, starts
+
+
+@kernel
+def _gather(
+    samples: NDArray[np.int64],
+    labels: NDArray[np.uint8],
+    dense: NDArray[np.float32],
+    ids: NDArray[np.int32],
+    labels_out: NDArray[np.float32],
+    dense_out: NDArray[np.float32],
+    ids_out_FB: NDArray[np.int64],
+) -> None:
+    """Records of the samples, transposed to feature-major in tiles of samples so that whole cache lines are written."""
+    num_samples, num_dense, num_ids = len(samples), dense.shape[1], ids.shape[1]
+    for first in range(0, num_samples, _TILE):
+        after = min(first + _TILE, num_samples)
+        for i in range(first, after):
+            labels_out[i] = labels[samples[i]]
+            for column in range(num_dense):
+                dense_out[i, column] = dense[samples[i], column]
+        for column in range(num_ids):
+            for i in range(first, after):
+                ids_out_FB[column, i] = ids[samples[i], column]
+
+
+@kernel
+def _gather_bags(
+    samples: NDArray[np.int64], values: NDArray[np.int32], offsets: NDArray[np.int64], out: NDArray[np.int64]
+) -> None:
+    place = 0
+    for sample in samples:
+        for item in range(offsets[sample], offsets[sample + 1]):
+            out[place] = values[item]
+            place += 1

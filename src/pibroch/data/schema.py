@@ -1,0 +1,206 @@
+"""What the columns of a click log mean: one label, dense features and categorical features.
+
+A schema is written as TOML::
+
+    label = "clicked"
+
+    [dense.price]                 # the table's name is the feature's; `column` defaults to it
+    [categorical.user]
+    encoding = "hash"
+    num_buckets = 1_000_000
+    [categorical.tags]
+    multi_hot = true
+    delimiter = "|"
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+from pydantic import Field, ValidationError, model_validator
+
+from pibroch.config.base import Section
+from pibroch.config.problems import config_error
+from pibroch.config.toml import to_toml
+from pibroch.data.transform import FIRST_ROW, NUM_LOG_BIN_ROWS, Transform
+from pibroch.errors import ConfigError
+
+Encoding = Literal["vocabulary", "hash", "integer"]
+_S = TypeVar("_S", bound=Section)
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+
+
+class DenseFeature(Section):
+    """A number that the model reads as such.
+
+    Attributes:
+        name: letters, digits, ``_`` and ``-``.
+        column: the column it comes from.
+        transform: see :func:`pibroch.data.transform.transform_dense`.
+    """
+
+    name: str
+    column: str
+    transform: Transform = "log"
+
+
+class CategoricalFeature(Section):
+    """A value that selects rows of a table. Row 0 is for unknown values, row 1 for a missing one.
+
+    Attributes:
+        name: letters, digits, ``_`` and ``-``.
+        column: the column it comes from.
+        encoding: ``vocabulary`` gives a row to each value seen in training, ``hash`` spreads all values over
+            ``num_buckets`` rows, ``integer`` takes whole numbers below ``num_buckets`` as they are.
+        min_count: vocabulary: values seen less often in the training split are unknown.
+        max_rows: vocabulary: at most this many rows, those of the most frequent values.
+        num_buckets: hash and integer.
+        binning: ``log`` reads the column as a number and takes its logarithmic bin instead of an encoding.
+        multi_hot: the column holds any number of values, separated by ``delimiter``.
+        delimiter: one character.
+        characters: use only ``value[first:end]``, as the hour in ``yymmddhh``.
+    """
+
+    name: str
+    column: str
+    encoding: Encoding = "vocabulary"
+    min_count: int = Field(default=2, ge=1)
+    max_rows: int | None = Field(default=None, ge=FIRST_ROW)
+    num_buckets: int | None = Field(default=None, ge=1, le=2**31 - 1 - FIRST_ROW)
+    binning: Literal["log"] | None = None
+    multi_hot: bool = False
+    delimiter: str = Field(default="|", min_length=1, max_length=1)
+    characters: tuple[int, int] | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.encoding != "vocabulary" and self.num_buckets is None:
+            raise ValueError(f"`num_buckets` for the {self.encoding} encoding of `{self.name}`")
+        if self.binning is not None and self.multi_hot:
+            raise ValueError(f"`{self.name}` either binned or multi_hot, not both")
+        return self
+
+    @property
+    def fixed_num_rows(self) -> int | None:
+        """Rows of the table where the schema alone decides it, else ``None`` (a vocabulary)."""
+        if self.binning is not None:
+            return NUM_LOG_BIN_ROWS
+        return None if self.num_buckets is None or self.encoding == "vocabulary" else self.num_buckets + FIRST_ROW
+
+
+class Schema(Section):
+    """The columns of a click log.
+
+    Attributes:
+        label: the column that holds 0 or 1.
+        dense: the n dense features, in the order of ``JaggedBatch.dense``; may be empty.
+        categorical: the F categorical features, in the order of ``JaggedBatch.keys``.
+        columns: names of all columns of a text file without header, ``None`` where the file has one.
+        separator: one character between the columns of a text file.
+        quotes: whether fields of a text file may stand in double quotes.
+    """
+
+    label: str
+    columns: tuple[str, ...] | None = None
+    separator: str = Field(default=",", min_length=1, max_length=1)
+    quotes: bool = True
+    dense: tuple[DenseFeature, ...] = ()
+    categorical: tuple[CategoricalFeature, ...]
+
+    @model_validator(mode="after")
+    def _names(self) -> Self:
+        for kind, names in (("dense", self.dense_names), ("categorical", self.keys)):
+            if twice := {name for name in names if names.count(name) > 1}:
+                raise ValueError(f"different names, `{min(twice)}` is the name of two {kind} features")
+            if odd := [name for name in names if not _NAME.fullmatch(name)]:
+                raise ValueError(
+                    f"feature names of letters, digits, _ and -, not `{odd[0]}` (`column` may be any text)"
+                )
+        if not self.categorical:
+            raise ValueError("at least one categorical feature")
+        return self
+
+    @property
+    def dense_names(self) -> tuple[str, ...]:
+        """Names of the n dense features."""
+        return tuple(feature.name for feature in self.dense)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Names of the F categorical features."""
+        return tuple(feature.name for feature in self.categorical)
+
+    def used_columns(self) -> tuple[str, ...]:
+        """The columns that are read, each once, the label first."""
+        dense, categorical = ([f.column for f in features] for features in (self.dense, self.categorical))
+        return tuple(dict.fromkeys([self.label, *dense, *categorical]))
+
+    def with_changes(self, min_count: int | None = None, hash_buckets: Mapping[str, int] | None = None) -> Schema:
+        """A copy with another frequency cut for all vocabularies and some features hashed.
+
+        Raises:
+            ConfigError: when ``hash_buckets`` names no feature.
+        """
+        hashed = dict(hash_buckets or {})
+        if unknown := set(hashed) - set(self.keys):
+            raise ConfigError(f"no categorical feature `{min(unknown)}` to hash", f"one of {', '.join(self.keys)}")
+
+        def changed(feature: CategoricalFeature) -> CategoricalFeature:
+            changes: dict[str, object] = {} if min_count is None else {"min_count": min_count}
+            if feature.name in hashed:
+                changes |= {"encoding": "hash", "num_buckets": hashed[feature.name], "binning": None}
+            return _checked(CategoricalFeature, feature.model_dump() | changes, "the changed schema")
+
+        return self.model_copy(update={"categorical": tuple(changed(feature) for feature in self.categorical)})
+
+    def to_toml(self) -> str:
+        """The schema as TOML text; :meth:`from_toml` reads it back."""
+        tables = self.model_dump(exclude={"dense", "categorical"})
+        tables["dense"] = {f.name: f.model_dump(exclude={"name"}) for f in self.dense}
+        tables["categorical"] = {f.name: f.model_dump(exclude={"name"}) for f in self.categorical}
+        return to_toml({key: value for key, value in tables.items() if value != {}})
+
+    @classmethod
+    def from_toml(cls, text: str, source: str = "the schema") -> Schema:
+        """Read a schema.
+
+        Raises:
+            ConfigError: when the text is no TOML or no schema.
+        """
+        try:
+            raw = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{source}, which is no TOML: {error}", "a schema, see docs/data.md") from error
+        tables = {key: list(_named(key, raw.get(key, {}), source)) for key in ("dense", "categorical")}
+        return _checked(cls, raw | tables, source)
+
+    @classmethod
+    def load(cls, path: Path) -> Schema:
+        """Read a TOML file.
+
+        Raises:
+            ConfigError: when it cannot be read or is no schema.
+        """
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"schema {path}: {error}", "a readable TOML file", "see docs/data.md") from error
+        return cls.from_toml(text, str(path))
+
+
+def _named(kind: str, tables: object, source: str) -> Iterator[dict[str, Any]]:
+    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+        raise ConfigError(f"`{kind}` in {source} that holds no tables", f"one table a feature, as [{kind}.NAME]")
+    for name, table in tables.items():
+        yield {"name": name, "column": name} | table
+
+
+def _checked(model: type[_S], raw: dict[str, Any], source: str) -> _S:
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        raise config_error(error, raw, model, source) from error

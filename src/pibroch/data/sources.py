@@ -1,0 +1,276 @@
+"""Raw files as pieces of text that hold whole records: plain, gzip, zstd (told apart by their first bytes) and Parquet.
+
+Memory is bounded by the piece, whatever the file's size. A piece says where the next one begins, so that reading can
+go on there in another process.
+"""
+
+from __future__ import annotations
+
+import csv
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+import polars as pl
+import zstandard
+
+from pibroch.data.text import complete_records_end
+from pibroch.errors import DataError
+
+_READ_BYTES = 1 << 18
+_LONGEST_RECORD_PIECES = 4
+_PARQUET_ROWS = 65_536
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in a source between two records.
+
+    Attributes:
+        offset: bytes of (uncompressed) text, or rows of a Parquet file, before it.
+        line: lines before it, the header's among them.
+    """
+
+    offset: int = 0
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Whole records as text, where they begin, and where the next piece begins."""
+
+    text: bytes
+    start: Place
+    end: Place
+    fraction: float
+
+
+class Source(Protocol):
+    """A file of records."""
+
+    path: Path
+    columns: tuple[str, ...]
+
+    def pieces(self, start: Place, piece_bytes: int) -> Iterator[Piece]:
+        """Whole records from ``start`` on, in pieces of about ``piece_bytes``."""
+        ...
+
+
+class TextSource:
+    """Delimited text, compressed or not.
+
+    Args:
+        path: the file.
+        separator: the byte between columns.
+        quotes: whether fields may be quoted.
+        columns: names of the columns where the file has no header.
+
+    Raises:
+        DataError: when the file is missing, a folder, empty, or damaged.
+    """
+
+    def __init__(self, path: Path, separator: str, quotes: bool, columns: tuple[str, ...] | None = None) -> None:
+        self.path, self._separator, self._quotes = path, separator, quotes
+        self._size = _existing(path).stat().st_size
+        self._start = Place()
+        if columns is not None:
+            self.columns = columns
+            return
+        header = next(self._lines(1), b"")
+        self.columns = tuple(split_record(header, separator, quotes))
+        self._start = Place(len(header), 1)
+
+    def first_records(self, count: int) -> list[list[str]]:
+        """The fields of the first lines, the header's among them (for inference; quoted newlines are not honoured)."""
+        return [split_record(line, self._separator, self._quotes) for line in self._lines(count)]
+
+    def pieces(self, start: Place, piece_bytes: int) -> Iterator[Piece]:
+        """See :class:`Source`. Going on in a compressed file reads it from its start without parsing.
+
+        Raises:
+            DataError: when the file is damaged or one record is longer than four pieces.
+        """
+        start = max(start, self._start, key=lambda place: place.offset)
+        with self.path.open("rb") as file:
+            stream = _Stream(file, self.path)
+            stream.skip(start.offset)
+            rest = b""
+            while True:
+                block = stream.read(piece_bytes)
+                is_last, data = len(block) < piece_bytes, rest + block
+                end = len(data) if is_last else self._records_end(data)
+                if end == 0 and not is_last and len(data) >= _LONGEST_RECORD_PIECES * piece_bytes:
+                    raise DataError(
+                        f"a record of more than {len(data):,} bytes in {self.path} after line {start.line}",
+                        "records of ordinary length",
+                        "look for an opening quote that is never closed",
+                    )
+                if end:
+                    text, rest = data[:end], data[end:]
+                    next_place = Place(start.offset + end, start.line + text.count(b"\n"))
+                    yield Piece(text, start, next_place, min(1.0, file.tell() / max(1, self._size)))
+                    start = next_place
+                else:
+                    rest = data
+                if is_last:
+                    return
+
+    def _records_end(self, data: bytes) -> int:
+        if self._quotes and b'"' in data:
+            return int(complete_records_end(np.frombuffer(data, np.uint8), ord(self._separator)))
+        return data.rfind(b"\n") + 1
+
+    def _lines(self, count: int) -> Iterator[bytes]:
+        with self.path.open("rb") as file:
+            stream = _Stream(file, self.path)
+            data = stream.read(_READ_BYTES)
+        if not data.strip():
+            raise DataError(f"{self.path}, which is empty", "at least one record", "check how the file was made")
+        yield from data.splitlines(keepends=True)[:count]
+
+
+class ParquetSource:
+    """A Parquet file; each batch of rows becomes CSV text, so that a value has the same code as in a CSV file.
+
+    Args:
+        path: the file.
+        separator: the byte between columns of the text.
+        delimiters: the delimiter of each multi-hot column; lists are joined with it.
+
+    Raises:
+        DataError: when the file is missing or no Parquet.
+    """
+
+    def __init__(self, path: Path, separator: str, delimiters: dict[str, str]) -> None:
+        self.path, self._separator = _existing(path), separator
+        try:
+            self._frame = pl.scan_parquet(path, glob=False)
+            types = self._frame.collect_schema()
+            self._num_rows = int(self._frame.select(pl.len()).collect().item())
+        except (pl.exceptions.PolarsError, OSError) as error:
+            raise DataError(f"{path}: {error}", "a Parquet file", "check the format given to `data prepare`") from error
+        self.columns = tuple(types.names())
+        self._expressions = [_as_text(name, kind, delimiters.get(name, "|")) for name, kind in types.items()]
+        if not self._num_rows:
+            raise DataError(f"{path}, which has no rows", "at least one record", "check how the file was made")
+
+    def pieces(self, start: Place, piece_bytes: int) -> Iterator[Piece]:
+        """See :class:`Source`; rows that follow each other are read together, about ``piece_bytes`` of text."""
+        row, num_rows = start.offset, min(_PARQUET_ROWS, max(1, piece_bytes // 256))
+        while row < self._num_rows:
+            try:
+                batch = self._frame.slice(row, num_rows).select(self._expressions).collect()
+            except (pl.exceptions.PolarsError, OSError) as error:
+                raise DataError(f"{self.path}, unreadable from row {row}: {error}", "a sound Parquet file") from error
+            text = batch.write_csv(separator=self._separator, include_header=False).encode()
+            end = Place(row + batch.height, row + batch.height)
+            yield Piece(text, Place(row, row), end, end.offset / self._num_rows)
+            row = end.offset
+
+
+class _Decoder(Protocol):
+    @property
+    def unused_data(self) -> bytes: ...
+    @property
+    def eof(self) -> bool: ...
+    def decompress(self, data: bytes, /) -> bytes: ...
+
+
+class _Stream:
+    """The uncompressed bytes of a file; a compressed file that stops too early is an error."""
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        magic = file.read(4)
+        file.seek(0)
+        self._file, self._path = file, path
+        self._new_decoder: Callable[[], _Decoder] | None = None
+        if magic.startswith(_GZIP):
+            self._new_decoder = _new_gzip_decoder
+        elif magic == _ZSTD:
+            self._new_decoder = _new_zstd_decoder
+        self._blocks = self._plain() if self._new_decoder is None else self._decoded(self._new_decoder)
+        self._left = next(self._blocks, b"").removeprefix(_BYTE_ORDER_MARK)
+
+    def skip(self, num_bytes: int) -> None:
+        """Go forward."""
+        while num_bytes > 0:
+            skipped = self.read(min(num_bytes, 16 * _READ_BYTES))
+            if not skipped:
+                return
+            num_bytes -= len(skipped)
+
+    def read(self, num_bytes: int) -> bytes:
+        """The next ``num_bytes``, fewer only at the end."""
+        parts, size = [self._left], len(self._left)
+        while size < num_bytes and (block := next(self._blocks, None)) is not None:
+            parts.append(block)
+            size += len(block)
+        data = b"".join(parts)
+        self._left = data[num_bytes:]
+        return data[:num_bytes]
+
+    def _plain(self) -> Iterator[bytes]:
+        while block := self._file.read(_READ_BYTES):
+            yield block
+
+    def _decoded(self, new_decoder: Callable[[], _Decoder]) -> Iterator[bytes]:
+        decoder: _Decoder | None = None
+        while block := self._file.read(_READ_BYTES):
+            while block:
+                if decoder is None and not (block := block.lstrip(b"\0")):
+                    break  # zeros between and after gzip members are padding
+                decoder = decoder or new_decoder()
+                try:
+                    yield decoder.decompress(block)
+                except (zlib.error, zstandard.ZstdError) as error:
+                    raise self._damaged(f"damaged near byte {self._file.tell():,}: {error}") from error
+                block = decoder.unused_data
+                if decoder.eof:
+                    decoder = None
+        if decoder is not None:
+            raise self._damaged(f"which ends too early, after {self._file.tell():,} bytes")
+
+    def _damaged(self, what: str) -> DataError:
+        return DataError(f"{self._path}, {what}", "a complete compressed file", "copy or download it again")
+
+
+def _new_gzip_decoder() -> _Decoder:
+    return zlib.decompressobj(wbits=31)
+
+
+def _new_zstd_decoder() -> Any:
+    return zstandard.ZstdDecompressor().decompressobj()
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        got = f"{path}, which is a folder" if path.is_dir() else f"no file {path}"
+        raise DataError(got, "a readable file", "check the path")
+    return path
+
+
+def split_record(line: bytes, separator: str, quotes: bool) -> list[str]:
+    """The fields of one line.
+
+    >>> split_record(b'a,"b,c",d', ",", True)
+    ['a', 'b,c', 'd']
+    """
+    text = line.decode("utf-8", "replace").rstrip("\r\n")
+    if not quotes or '"' not in text:
+        return text.split(separator)
+    return next(csv.reader([text], delimiter=separator))
+
+
+def _as_text(name: str, kind: pl.DataType, delimiter: str) -> pl.Expr:
+    column = pl.col(name)
+    if isinstance(kind, pl.List | pl.Array):
+        items = column.arr.to_list() if isinstance(kind, pl.Array) else column
+        return items.list.eval(pl.element().cast(pl.String)).list.join(delimiter)
+    if isinstance(kind, pl.Boolean):
+        return column.cast(pl.Int8)
+    return column

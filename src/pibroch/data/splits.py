@@ -1,0 +1,81 @@
+"""Which samples train, validate and test: by time (their order), by a hash of their number, or all in training."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pibroch.errors import ConfigError
+
+SPLITS = ("train", "validation", "test")
+TRAIN = 0
+_SPEC = re.compile(r"(time|hash)(?::([0-9.]+)/([0-9.]+)/([0-9.]+))?")
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRule:
+    """How samples are assigned.
+
+    Attributes:
+        kind: ``time`` keeps the order: the first part trains, the last tests. ``hash`` mixes.
+        fractions: shares of train, validation and test; they sum to 1.
+        seed: of the hash.
+    """
+
+    kind: Literal["time", "hash"] = "time"
+    fractions: tuple[float, float, float] = (0.7, 0.15, 0.15)
+    seed: int = 0
+
+    @classmethod
+    def parse(cls, text: str, seed: int = 0) -> SplitRule:
+        """Read ``time``, ``hash:0.8/0.1/0.1`` or ``none``.
+
+        Raises:
+            ConfigError: when the text is none of these or the fractions do not sum to 1.
+
+        >>> SplitRule.parse("hash:0.8/0.1/0.1").fractions
+        (0.8, 0.1, 0.1)
+        """
+        if text == "none":
+            return cls("time", (1.0, 0.0, 0.0), seed)
+        match = _SPEC.fullmatch(text)
+        need, do = "time:A/B/C, hash:A/B/C with A + B + C = 1, or none", "for example --split time:0.7/0.15/0.15"
+        if match is None:
+            raise ConfigError(f"split `{text}`", need, do)
+        try:
+            fractions = tuple(float(part) for part in match.groups()[1:] if part is not None)
+        except ValueError as error:
+            raise ConfigError(f"split `{text}`", need, do) from error
+        first, second, third = fractions or cls().fractions
+        if abs(first + second + third - 1) > 1e-6 or first <= 0:
+            raise ConfigError(f"split `{text}` whose parts sum to {first + second + third:g}", need, do)
+        return cls("hash" if match[1] == "hash" else "time", (first, second, third), seed)
+
+    def assign(self, first: int, count: int, total: int) -> NDArray[np.uint8]:
+        """The split, an index into ``SPLITS``, of samples ``first`` to ``first + count`` of ``total``.
+
+        >>> SplitRule("time", (0.5, 0.25, 0.25)).assign(0, 8, 8).tolist()
+        [0, 0, 0, 0, 1, 1, 2, 2]
+        """
+        numbers = np.arange(first, first + count)
+        if self.kind == "time":
+            where = numbers
+            borders = [round(total * self.fractions[0]), round(total * (self.fractions[0] + self.fractions[1]))]
+        else:
+            where = (mixed(numbers.astype(np.uint64), self.seed) >> np.uint64(11)).astype(np.int64)
+            borders = [round(2**53 * self.fractions[0]), round(2**53 * (self.fractions[0] + self.fractions[1]))]
+        return np.searchsorted(np.array(borders), where, side="right").astype(np.uint8)
+
+
+def mixed(numbers: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
+    """SplitMix64 of each number under a seed: uniform, stable for ever."""
+    with np.errstate(over="ignore"):
+        state = (numbers + np.uint64(seed) * _GOLDEN + np.uint64(1)) * _GOLDEN
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return state ^ (state >> np.uint64(31))

@@ -1,0 +1,98 @@
+"""Writing to disk: what the disk refuses is a StorageError, and what is half written is never taken for whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pibroch.errors import StorageError
+
+_CHECKSUM_BLOCK_BYTES = 1 << 22
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn the operating system's refusals inside the block into a StorageError that names ``path``."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"{error.strerror or error} while writing {path}",
+            "a writable folder with enough space",
+            "free space or choose another --out, then run the same command again: finished parts are reused",
+        ) from error
+
+
+class ArrayFile:
+    """A raw little-endian array on disk that is written piece by piece.
+
+    Not memory-mapped: a full disk is an error here, where a mapped write would kill the process.
+    """
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        self.path, self._dtype = path, np.dtype(dtype).newbyteorder("<")
+        with storage_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+
+    def write_at(self, position: int, values: NDArray[Any]) -> None:
+        """Write items from item ``position`` on."""
+        data = memoryview(values.astype(self._dtype, copy=False).tobytes())
+        offset = position * self._dtype.itemsize
+        with storage_errors(self.path):
+            while data:
+                written = os.pwrite(self._descriptor, data, offset)
+                data, offset = data[written:], offset + written
+
+    def close(self, num_items: int) -> None:
+        """Cut the file to ``num_items`` and bring it to the disk."""
+        with storage_errors(self.path):
+            os.ftruncate(self._descriptor, num_items * self._dtype.itemsize)
+            os.fsync(self._descriptor)
+            os.close(self._descriptor)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file in one step: it is there whole or not at all."""
+    temporary = path.with_name(path.name + ".new")
+    with storage_errors(path):
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+
+
+def append_json_line(path: Path, content: Any) -> None:
+    """Append one line to a file of JSON lines."""
+    with storage_errors(path), path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(content) + "\n")
+
+
+def read_json_lines(path: Path) -> list[Any]:
+    """The whole lines of a file; a last line that a killed writer left unfinished is cut off, a missing file has none."""
+    if not path.exists():
+        return []
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if len(whole) < len(data):
+        with storage_errors(path):
+            os.truncate(path, len(whole))
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def checksum(path: Path) -> int:
+    """CRC-32 of a file's bytes."""
+    crc = 0
+    with path.open("rb") as file:
+        while block := file.read(_CHECKSUM_BLOCK_BYTES):
+            crc = zlib.crc32(block, crc)
+    return crc

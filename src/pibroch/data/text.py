@@ -1,0 +1,240 @@
+"""Kernels over raw text: find the fields of delimited lines, hash them, read numbers from them.
+
+Text is uint8; a field is ``[start, end)`` in it. R records, W wanted columns. The same kernels serve preparation and
+serving, so a value has one code for ever: 64-bit FNV-1a of its bytes, finished with murmur3's mixing so
+that every bit depends on every byte.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+
+from pibroch.kernels.policy import kernel
+
+Bytes = NDArray[np.uint8]
+Positions = NDArray[np.int64]
+
+NEWLINE, RETURN, QUOTE = 10, 13, 34
+_FNV_OFFSET = np.uint64(0xCBF29CE484222325)
+_FNV_PRIME = np.uint64(0x100000001B3)
+_MIX_1 = np.uint64(0xFF51AFD7ED558CCD)
+_MIX_2 = np.uint64(0xC4CEB9FE1A85EC53)
+_SHIFT = np.uint64(33)
+_MAX_MANTISSA = 10**17
+
+
+@kernel
+def complete_records_end(text: Bytes, separator: int) -> int:
+    """End of the last complete record of quoted text, 0 when there is none: a newline inside quotes ends nothing."""
+    end, at_start, quoted_field, quoted = 0, True, False, False
+    for position in range(len(text)):
+        byte = text[position]
+        if byte == QUOTE and (at_start or quoted_field):
+            quoted_field, quoted = True, not quoted  # a doubled quote closes and opens again
+        elif not quoted and byte == NEWLINE:
+            end = position + 1
+        at_start = not quoted and byte in (separator, NEWLINE)
+        quoted_field = quoted_field and not at_start
+    return end
+
+
+@kernel
+def find_fields(
+    text: Bytes, separator: int, quotes: bool, wanted: Positions, bounds: Positions, records: Positions
+) -> int:
+    """Find the wanted fields of each record; quoted fields are unescaped in place. Blank lines are skipped.
+
+    Args:
+        text: whole records; the last may lack its newline. Changed where a field is quoted.
+        separator: byte between columns.
+        quotes: whether a field may stand in double quotes.
+        wanted: for each column of the file its place among the wanted ones or -1, int64 ``[C]``.
+        bounds: out, starts and ends, ``[R, W, 2]``.
+        records: out, per record its first byte, one past its last byte, its number of columns and its line, ``[R, 4]``.
+
+    Returns:
+        The number of records.
+    """
+    position, line, record = 0, 0, 0
+    while position < len(text):
+        first, first_line, column = position, line, 0
+        while True:
+            start = position
+            if quotes and position < len(text) and text[position] == QUOTE:
+                end, position, line = _quoted_field(text, position, separator, line)
+            else:
+                while position < len(text) and text[position] != separator and text[position] != NEWLINE:
+                    position += 1
+                end = position
+            is_last = position >= len(text) or text[position] == NEWLINE
+            if is_last and end == position and end > start and text[end - 1] == RETURN:
+                end -= 1
+            if column < len(wanted) and wanted[column] >= 0:
+                bounds[record, wanted[column], 0], bounds[record, wanted[column], 1] = start, end
+            column += 1
+            if is_last:
+                break
+            position += 1
+        if column > 1 or end > start:
+            records[record, 0], records[record, 1] = first, position
+            records[record, 2], records[record, 3] = column, first_line
+            record += 1
+        position += 1
+        line += 1
+    return record
+
+
+@kernel
+def _quoted_field(text: Bytes, position: int, separator: int, line: int) -> tuple[int, int, int]:
+    """Unescape the quoted field that opens at ``position``; returns the field's end, where reading goes on, the line."""
+    out, quoted = position, True
+    position += 1
+    while position < len(text):
+        byte = text[position]
+        if quoted and byte == QUOTE:
+            if position + 1 < len(text) and text[position + 1] == QUOTE:
+                position += 1  # a doubled quote stands for one
+            else:
+                quoted = False
+                position += 1
+                continue
+        elif not quoted and byte in (separator, NEWLINE):
+            break
+        line += byte == NEWLINE
+        text[out] = byte
+        out += 1
+        position += 1
+    if out > 0 and not quoted and text[out - 1] == RETURN and text[position - 1] == RETURN:
+        out -= 1
+    return out, position, line
+
+
+@kernel
+def hash_fields(text: Bytes, starts: Positions, ends: Positions) -> NDArray[np.uint64]:
+    """The 64-bit code of each field, uint64 ``[R]``.
+
+    >>> hash_fields(np.frombuffer(b"ab", np.uint8), np.array([0, 1]), np.array([2, 1])).tolist()
+    [15740586271646006756, 17280346270528514342]
+    """
+    codes = np.empty(len(starts), np.uint64)
+    for record in range(len(starts)):
+        code = _FNV_OFFSET
+        for position in range(starts[record], ends[record]):
+            code = (code ^ np.uint64(text[position])) * _FNV_PRIME
+        code = (code ^ (code >> _SHIFT)) * _MIX_1
+        code = (code ^ (code >> _SHIFT)) * _MIX_2
+        codes[record] = code ^ (code >> _SHIFT)
+    return codes
+
+
+@kernel
+def split_items(text: Bytes, starts: Positions, ends: Positions, delimiter: int) -> tuple[Any, Any, Any]:
+    """Split fields into items: items per field ``[R]``, starts and ends of all items ``[V]``; an empty field has none."""
+    total, lengths = 0, np.zeros(len(starts), np.int64)
+    for record in range(len(starts)):
+        if ends[record] > starts[record]:
+            lengths[record] = 1
+            for position in range(starts[record], ends[record]):
+                lengths[record] += text[position] == delimiter
+        total += lengths[record]
+    item_starts, item_ends = np.empty(total, np.int64), np.empty(total, np.int64)
+    item = 0
+    for record in range(len(starts)):
+        if lengths[record]:
+            item_starts[item] = starts[record]
+            for position in range(starts[record], ends[record]):
+                if text[position] == delimiter:
+                    item_ends[item] = position
+                    item += 1
+                    item_starts[item] = position + 1
+            item_ends[item] = ends[record]
+            item += 1
+    return lengths, item_starts, item_ends
+
+
+@kernel
+def parse_numbers(text: Bytes, starts: Positions, ends: Positions) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Read decimal numbers: values ``[R]``, NaN for an empty field, and whether each is a finite number or empty ``[R]``.
+
+    Exact (correctly rounded) for up to 15 digits and exponents up to 22.
+    """
+    values, good = np.empty(len(starts), np.float64), np.empty(len(starts), np.bool_)
+    for record in range(len(starts)):
+        start, end = starts[record], ends[record]
+        while start < end and text[start] == 32:
+            start += 1
+        while end > start and text[end - 1] == 32:
+            end -= 1
+        if start == end:
+            values[record], good[record] = np.nan, True
+        else:
+            values[record], good[record] = _number(text, start, end)
+    return values, good
+
+
+@kernel
+def _number(text: Bytes, start: int, end: int) -> tuple[float, bool]:
+    """``[+-]digits[.digits][e[+-]digits]``; the second result says whether that is what was found."""
+    position, negative = start, text[start] == 45
+    if text[start] == 45 or text[start] == 43:
+        position += 1
+    mantissa, exponent, digits, after_point = types.int64(0), 0, 0, False
+    while position < end:
+        byte = text[position]
+        if byte == 46 and not after_point:
+            after_point = True
+        elif 48 <= byte <= 57:
+            digits += 1
+            if mantissa < _MAX_MANTISSA:
+                mantissa = mantissa * 10 + (byte - 48)
+                exponent -= after_point
+            else:
+                exponent += not after_point
+        else:
+            break
+        position += 1
+    if digits == 0:
+        return 0.0, False
+    if position < end:
+        shift, good = _exponent(text, position, end)
+        if not good:
+            return 0.0, False
+        exponent += shift
+    value = _scaled(np.float64(mantissa), exponent)
+    return (-value if negative else value), np.isfinite(value)
+
+
+@kernel
+def _exponent(text: Bytes, position: int, end: int) -> tuple[int, bool]:
+    if text[position] != 101 and text[position] != 69:
+        return 0, False
+    position += 1
+    negative = position < end and text[position] == 45
+    if position < end and (text[position] == 45 or text[position] == 43):
+        position += 1
+    if position == end:
+        return 0, False
+    value = 0
+    for place in range(position, end):
+        if text[place] < 48 or text[place] > 57:
+            return 0, False
+        value = min(value * 10 + (text[place] - 48), 100_000)
+    return (-value if negative else value), True
+
+
+@kernel
+def _scaled(mantissa: float, exponent: int) -> float:
+    while exponent > 22 and np.isfinite(mantissa) and mantissa != 0:
+        mantissa *= 1e22
+        exponent -= 22
+    while exponent < -22 and mantissa != 0:
+        mantissa /= 1e22
+        exponent += 22
+    scale = 1.0
+    for _ in range(min(abs(exponent), 22)):
+        scale *= 10.0
+    return mantissa * scale if exponent >= 0 else mantissa / scale
