@@ -1,0 +1,106 @@
+"""Tiles of small matrices, four rows by sixteen columns, held in vector registers.
+
+Written as loops over arrays, such sums go through memory at each addition; as values of LLVM's vector type they stay in one
+AVX-512 register each, two of AVX2 or four of NEON. A tile reads and writes whole vectors: matrices are padded to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+ROWS = 4  # independent sums: as many as a multiply-add takes cycles
+LANES = 16
+
+INT32, INT64 = ir.IntType(32), ir.IntType(64)
+VECTOR = ir.VectorType(ir.FloatType(), LANES)
+FLOAT_BYTES = 4
+
+
+class _Matrix:
+    """Addresses in a two-dimensional float32 array."""
+
+    def __init__(self, context: Any, builder: Any, kind: Any, value: Any) -> None:
+        array = context.make_array(kind)(context, builder, value)
+        self.builder, self.strides = builder, cgutils.unpack_tuple(builder, array.strides)
+        self.base = builder.bitcast(array.data, ir.IntType(8).as_pointer())
+
+    def at(self, row: Any, column: Any, kind: Any) -> Any:
+        build = self.builder
+        offset = build.add(build.mul(row, self.strides[0]), build.mul(column, self.strides[1]))
+        return build.bitcast(build.gep(self.base, [offset]), kind.as_pointer())
+
+    def load(self, row: Any, column: Any, kind: Any) -> Any:
+        return self.builder.load(self.at(row, column, kind), align=FLOAT_BYTES)
+
+    def store(self, value: Any, row: Any, column: Any) -> None:
+        self.builder.store(value, self.at(row, column, value.type), align=FLOAT_BYTES)
+
+
+def _shuffle(builder: Any, first: Any, second: Any, mask: list[int]) -> Any:
+    return builder.shuffle_vector(first, second, ir.Constant(ir.VectorType(INT32, len(mask)), mask))
+
+
+def _multiply_tile(typingctx: Any, out: Any, row: Any, column: Any, left: Any, right: Any, depth: Any) -> Any:
+    """Typing and code of `multiply_tile`; each sum runs over ``depth`` in order."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        out_, left_, right_ = (_Matrix(context, builder, signature.args[k], args[k]) for k in (0, 3, 4))
+        rows = [builder.add(args[1], INT64(r)) for r in range(ROWS)]
+        sums = [cgutils.alloca_once_value(builder, VECTOR(None)) for _ in rows]
+        with cgutils.for_range(builder, args[5]) as loop:
+            lanes = right_.load(loop.index, args[2], VECTOR)
+            for total, r in zip(sums, rows, strict=True):
+                scalar = left_.load(r, loop.index, ir.FloatType())
+                first = builder.insert_element(VECTOR(ir.Undefined), scalar, INT32(0))
+                product = builder.fmul(_shuffle(builder, first, first, [0] * LANES), lanes, flags=("contract",))
+                builder.store(builder.fadd(builder.load(total), product, flags=("contract",)), total)
+        for total, r in zip(sums, rows, strict=True):
+            out_.store(builder.load(total), r, args[2])
+        return context.get_dummy_value()
+
+    return types.void(out, types.int64, types.int64, left, right, types.int64), generate
+
+
+def _transpose_tile(typingctx: Any, out: Any, source: Any, row: Any, column: Any) -> Any:
+    """Typing and code of `transpose_tile`: rows are interleaved within quarters, in two steps that x86 has as shuffles."""
+    quarters = range(0, LANES, 4)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        out_, source_ = (_Matrix(context, builder, signature.args[k], args[k]) for k in (0, 1))
+        a, b, c, d = (source_.load(builder.add(args[2], INT64(r)), args[3], VECTOR) for r in range(ROWS))
+        for half in (0, 2):
+            mask = [k for q in quarters for k in (q + half, LANES + q + half, q + half + 1, LANES + q + half + 1)]
+            upper, lower = _shuffle(builder, a, b, mask), _shuffle(builder, c, d, mask)
+            for odd in (0, 1):
+                mask = [k + 2 * odd for q in quarters for k in (q, q + 1, LANES + q, LANES + q + 1)]
+                columns = _shuffle(builder, upper, lower, mask)  # in each quarter q, column q + half + odd
+                for q in quarters:
+                    four = _shuffle(builder, columns, columns, [q, q + 1, q + 2, q + 3])
+                    out_.store(four, builder.add(args[3], INT64(q + half + odd)), args[2])
+        return context.get_dummy_value()
+
+    return types.void(out, source, types.int64, types.int64), generate
+
+
+def _multiply_tile_plainly(out: Any, row: int, column: int, left: Any, right: Any, depth: int) -> None:
+    """``out[tile] = (left[:, :depth] @ right[:depth])[tile]`` for the tile that begins at ``(row, column)``."""
+    rows, columns = slice(row, row + ROWS), slice(column, column + LANES)
+    out[rows, columns] = left[rows, :depth] @ right[:depth, columns]
+
+
+def _transpose_tile_plainly(out: Any, source: Any, row: int, column: int) -> None:
+    """``out.T[tile] = source[tile]`` for the tile that begins at ``(row, column)``."""
+    rows, columns = slice(row, row + ROWS), slice(column, column + LANES)
+    out[columns, rows] = source[rows, columns].T
+
+
+multiply_tile: Any = _multiply_tile_plainly
+transpose_tile: Any = _transpose_tile_plainly
+if not numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+    multiply_tile, transpose_tile = intrinsic(_multiply_tile), intrinsic(_transpose_tile)
