@@ -57,22 +57,23 @@ def gather_pool(
     scaled = len(scale) > 0
     for bag in range(start, stop):
         feature = bag // num_samples
-        out = pooled_BFD[bag - feature * num_samples, feature]
+        sample = bag - feature * num_samples
         begin, end = offsets[bag], offsets[bag + 1]
         if begin == end:
-            out[:] = 0.0
+            for d in range(dim):
+                pooled_BFD[sample, feature, d] = 0.0
             continue
         prefetch_row(records, row_ids[min(begin + AHEAD, last)])
-        row = records[row_ids[begin]]
+        row = row_ids[begin]
         factor = scale[begin] if scaled else np.float32(1.0)
         for d in range(dim):
-            out[d] = factor * row[d]
+            pooled_BFD[sample, feature, d] = factor * records[row, d]
         for position in range(begin + 1, end):
             prefetch_row(records, row_ids[min(position + AHEAD, last)])
-            row = records[row_ids[position]]
+            row = row_ids[position]
             factor = scale[position] if scaled else np.float32(1.0)
             for d in range(dim):
-                out[d] += factor * row[d]
+                pooled_BFD[sample, feature, d] += factor * records[row, d]
 
 
 @kernel
