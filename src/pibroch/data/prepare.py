@@ -10,12 +10,8 @@ All happens in ``OUT.partial``; the dataset appears under its name in one step a
 
 from __future__ import annotations
 
-import fcntl
-import logging
-import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,20 +20,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.data.counting import CodeCounter
-from pibroch.data.encode import MISSING_CODE, FeatureEncoder
+from pibroch.data.encode import FeatureEncoder
 from pibroch.data.parse import ParsedPiece, PieceParser
+from pibroch.data.publish import publish, refuse_existing, work_folder
 from pibroch.data.schema import Schema
 from pibroch.data.sources import Place, Source
-from pibroch.data.splits import SPLITS, TRAIN, SplitRule
+from pibroch.data.splits import SPLITS, SplitRule
 from pibroch.data.spool import Spool
-from pibroch.data.storage import append_json_line, read_json_lines, storage_errors
-from pibroch.data.transform import FIRST_ROW, MISSING_ROW, UNKNOWN_ROW
-from pibroch.data.writer import MANIFEST, DatasetWriter, EncodedRows, Totals, write_table
+from pibroch.data.storage import append_json_line, read_json_lines
+from pibroch.data.vocabulary import count_table
+from pibroch.data.writer import DatasetWriter, EncodedRows, Totals
 from pibroch.errors import DataError
 from pibroch.version import __version__
-
-log = logging.getLogger(__name__)
 
 Progress = Callable[[str, float], None]
 """Called with the stage's name and the fraction of it that is done."""
@@ -99,11 +93,14 @@ def prepare(
     options = options or PrepareOptions()
     refuse_existing(out, options.overwrite)
     work = out.with_name(out.name + ".partial")
-    with _work_folder(work, _signature(sources, schema, options)):
+    with work_folder(work, _signature(sources, schema, options)):
         spool = Spool(work / "spool", schema)
         _parse(sources, schema, spool, options, progress)
         _refuse_bad(spool, options.max_bad_fraction)
-        num_rows = _count(spool, schema, work, options, progress)
+        num_rows: dict[str, int] = {}
+        for i, feature in enumerate(schema.categorical):
+            num_rows[feature.name] = count_table(spool, i, options.split, work, options.count_memory_codes)
+            progress("count", (i + 1) / len(schema.categorical))
         writer = _encode(spool, schema, work, options, progress)
         bad = tuple(spool.bad_records(_SHOWN_BAD_RECORDS))
         provenance = _provenance(sources, options) | {"num_bad": spool.num_bad, "bad": bad}
@@ -112,27 +109,6 @@ def prepare(
         publish(work / "dataset", out)
         shutil.rmtree(work)
     return PrepareReport(dict(writer.totals.samples), num_rows, spool.num_bad, bad)
-
-
-def refuse_existing(out: Path, overwrite: bool) -> None:
-    """Raise unless ``out`` is free or an older dataset that may be overwritten."""
-    if not out.exists():
-        return
-    if not (out / MANIFEST).exists() and (not out.is_dir() or any(out.iterdir())):
-        raise DataError(f"--out {out}, which exists and is no dataset", "a new folder", "choose another --out")
-    if (out / MANIFEST).exists() and not overwrite:
-        raise DataError(f"--out {out}, which already holds a dataset", "a new folder", "pass --overwrite to replace it")
-
-
-def publish(folder: Path, out: Path) -> None:
-    """Give a finished dataset its name; an older one of that name goes."""
-    old = out.with_name(out.name + ".old")
-    with storage_errors(out):
-        shutil.rmtree(old, ignore_errors=True)
-        if out.exists():
-            out.rename(old)
-        folder.rename(out)
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def _signature(sources: Sequence[Source], schema: Schema, options: PrepareOptions) -> dict[str, Any]:
@@ -145,33 +121,6 @@ def _signature(sources: Sequence[Source], schema: Schema, options: PrepareOption
         "split": list(asdict(options.split).values()),
         "piece_bytes": options.piece_bytes,
     }
-
-
-@contextmanager
-def _work_folder(work: Path, signature: dict[str, Any]) -> Iterator[None]:
-    """Open ``OUT.partial`` for this process alone; what another kind of run left there is removed."""
-    plan = work / "plan.json"
-    with storage_errors(work):
-        work.mkdir(parents=True, exist_ok=True)
-        lock = os.open(work / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise DataError(f"{work}, in which another process works", "one at a time", "wait for it") from error
-        if read_json_lines(plan) != [signature]:
-            for path in work.iterdir():
-                if path.is_dir():
-                    shutil.rmtree(path)
-            plan.unlink(missing_ok=True)
-            append_json_line(plan, signature)
-        else:
-            log.info("going on with the interrupted preparation in %s", work)
-        for name in ("spool", "dataset", "runs"):
-            (work / name).mkdir(exist_ok=True)
-        yield
-    finally:
-        os.close(lock)
 
 
 def _parse(
@@ -202,61 +151,6 @@ def _refuse_bad(spool: Spool, max_bad_fraction: float) -> None:
             f"at most a fraction of {max_bad_fraction:g} malformed",
             "correct the input or the schema, or pass a higher --max-bad-fraction to leave such records out",
         )
-
-
-def _train_codes(spool: Spool, feature_id: int, split: SplitRule) -> Iterator[NDArray[np.uint64]]:
-    """Codes of one feature over the training split, piece by piece."""
-    first = 0
-    for number, piece in enumerate(spool.pieces):
-        in_train = split.assign(first, piece.num_records, spool.num_records) == TRAIN
-        first += piece.num_records
-        if in_train.any():
-            codes = spool.codes_of(number, feature_id)
-            yield codes.values[in_train if codes.lengths is None else np.repeat(in_train, codes.lengths)]
-
-
-def _count(spool: Spool, schema: Schema, work: Path, options: PrepareOptions, progress: Progress) -> dict[str, int]:
-    """Write the tables' vocabularies and access counts; returns the number of rows of each."""
-    num_rows: dict[str, int] = {}
-    for feature_id, feature in enumerate(schema.categorical):
-        counts_path = work / "dataset" / "tables" / f"{feature.name}.counts.i64"
-        if not counts_path.exists():
-            pieces = _train_codes(spool, feature_id, options.split)
-            if feature.fixed_num_rows is None:
-                _count_vocabulary(pieces, feature.min_count, feature.max_rows, work, feature.name, options)
-            else:
-                encoder = FeatureEncoder(feature)
-                counts = np.zeros(encoder.num_rows, np.int64)
-                for codes in pieces:
-                    counts += np.bincount(encoder.rows(codes), minlength=encoder.num_rows)
-                write_table(work / "dataset", feature.name, counts)
-        num_rows[feature.name] = counts_path.stat().st_size // 8
-        progress("count", (feature_id + 1) / len(schema.categorical))
-    return num_rows
-
-
-def _count_vocabulary(
-    pieces: Iterator[NDArray[np.uint64]],
-    min_count: int,
-    max_rows: int | None,
-    work: Path,
-    name: str,
-    options: PrepareOptions,
-) -> None:
-    counter = CodeCounter(work / "runs", options.count_memory_codes)
-    num_missing = num_all = 0
-    for codes in pieces:
-        present = codes[codes != MISSING_CODE]
-        num_all += len(codes)
-        num_missing += len(codes) - len(present)
-        counter.add(present)
-    codes, kept_counts = counter.most_frequent(min_count, None if max_rows is None else max_rows - FIRST_ROW)
-    counter.close()
-    counts = np.zeros(FIRST_ROW + len(codes), np.int64)
-    counts[FIRST_ROW:] = kept_counts
-    counts[MISSING_ROW] = num_missing
-    counts[UNKNOWN_ROW] = num_all - counts.sum()
-    write_table(work / "dataset", name, counts, codes)
 
 
 def _encode(spool: Spool, schema: Schema, work: Path, options: PrepareOptions, progress: Progress) -> DatasetWriter:

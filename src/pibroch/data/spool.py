@@ -49,7 +49,7 @@ class Spool:
     """
 
     def __init__(self, folder: Path, schema: Schema) -> None:
-        self._folder, self._schema = folder, schema
+        self.schema, self._folder = schema, folder
         self._index = folder / "pieces.jsonl"
         self.pieces = [
             SpooledPiece(**(line | {"end": Place(**line["end"]), "bad": tuple(line["bad"])}))
@@ -92,8 +92,8 @@ class Spool:
     def read(self, number: int) -> ParsedPiece:
         """All columns of piece ``number``."""
         with np.load(self._path(number)) as arrays:
-            dense = tuple(arrays[f"dense.{i}"] for i in range(len(self._schema.dense)))
-            codes = tuple(_codes(arrays, i) for i in range(len(self._schema.categorical)))
+            dense = tuple(arrays[f"dense.{i}"] for i in range(len(self.schema.dense)))
+            codes = tuple(_codes(arrays, i) for i in range(len(self.schema.categorical)))
             return ParsedPiece(arrays["labels"], dense, codes, 0, ())
 
     def _path(self, number: int) -> Path:

@@ -1,0 +1,210 @@
+"""``pibroch data``: raw click logs, or generated ones, to encoded datasets."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from pibroch.data.dataset import EncodedDataset
+from pibroch.data.prepare import PrepareOptions, PrepareReport, prepare
+from pibroch.data.prepare import Progress as ProgressCallback
+from pibroch.data.presets import avazu_schema, criteo_schema
+from pibroch.data.schema import Schema
+from pibroch.data.sources import ParquetSource, Source, TextSource
+from pibroch.data.splits import SplitRule
+from pibroch.data.synthetic import SyntheticOptions, synthesize
+from pibroch.errors import ConfigError
+
+app = typer.Typer(
+    help="Turn raw click logs into encoded datasets, or generate one whose best possible AUC is known.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+log = logging.getLogger(__name__)
+
+
+class Format(StrEnum):
+    """Formats of raw data."""
+
+    CRITEO = "criteo"
+    AVAZU = "avazu"
+    CSV = "csv"
+    PARQUET = "parquet"
+
+
+@app.command("prepare")
+def prepare_command(
+    format_: Annotated[Format, typer.Argument(metavar="FORMAT", help="criteo, avazu, csv or parquet.")],
+    sources: Annotated[list[Path], typer.Argument(metavar="SRC...", help="Files in time order: plain, gzip or zstd.")],
+    out: Annotated[Path, typer.Option(help="Folder of the dataset.")],
+    schema: Annotated[
+        Path | None, typer.Option(help="TOML schema; needed for csv and parquet, else replaces the inferred one.")
+    ] = None,
+    min_count: Annotated[
+        int | None, typer.Option(min=1, help="Values seen less often in the training split are unknown.")
+    ] = None,
+    hash_: Annotated[
+        list[str] | None, typer.Option("--hash", metavar="NAME=BUCKETS", help="Hash this feature; may be repeated.")
+    ] = None,
+    bins: Annotated[bool, typer.Option(help="criteo: also use the 13 integers as binned categories.")] = True,
+    split: Annotated[str, typer.Option(help="time:A/B/C, hash:A/B/C or none.")] = "time:0.7/0.15/0.15",
+    seed: Annotated[int, typer.Option(min=0, help="Of the hash split.")] = 0,
+    max_bad_fraction: Annotated[float, typer.Option(min=0, max=1, help="Malformed lines that are tolerated.")] = 1e-4,
+    overwrite: Annotated[bool, typer.Option(help="Replace a dataset that is already at --out.")] = False,
+    piece_mb: Annotated[int, typer.Option(min=1, max=512, help="MB of text in memory at once.")] = 32,
+) -> None:
+    """Encode raw click logs, whatever their size, in bounded memory.
+
+    A killed run goes on where it was when the same command is given again.
+
+    **Examples**
+
+        pibroch data prepare criteo train.txt.gz --out data/criteo
+
+        pibroch data prepare criteo day_*.gz --out data/tb --min-count 10 --hash C3=4000000
+
+        pibroch data prepare csv clicks.csv --schema clicks.toml --out data/mine
+    """
+    started = time.monotonic()
+    found, opened = _sources(format_, sources, schema, bins)
+    found = found.with_changes(min_count, _buckets(hash_ or []))
+    options = PrepareOptions(SplitRule.parse(split, seed), max_bad_fraction, overwrite, piece_mb << 20)
+    with _progress() as progress:
+        report = prepare(opened, found, out, options, progress)
+    _show_report(report, out, time.monotonic() - started)
+
+
+@app.command("synthesize")
+def synthesize_command(
+    samples: Annotated[int, typer.Option("--samples", "--rows", min=1, help="Samples over all splits.")],
+    out: Annotated[Path, typer.Option(help="Folder of the dataset.")],
+    seed: Annotated[int, typer.Option(min=0, help="The same options give the same data.")] = 0,
+    multi_hot: Annotated[bool, typer.Option(help="Every third category holds zero to several ids.")] = False,
+    max_table_rows: Annotated[int, typer.Option(min=1, help="Criteo's tables, none larger than this.")] = 10_000,
+    table_rows: Annotated[int | None, typer.Option(min=1, help="Instead, all 26 tables of this size.")] = None,
+    split: Annotated[str, typer.Option(help="time:A/B/C, hash:A/B/C or none.")] = "time:0.7/0.15/0.15",
+    overwrite: Annotated[bool, typer.Option(help="Replace a dataset that is already at --out.")] = False,
+) -> None:
+    """Generate Criteo-shaped data: as skewed as the real log, labels from a planted model.
+
+    Because the true click probabilities are known, so is the best AUC that any model can reach; it is printed and
+    written to truth.json.
+
+    **Examples**
+
+        pibroch data synthesize --samples 1000000 --out data/synthetic
+
+        pibroch data synthesize --samples 1000000 --out data/bags --multi-hot --table-rows 100000
+    """
+    rule = SplitRule.parse(split, seed)
+    options = SyntheticOptions(samples, seed, max_table_rows, table_rows, multi_hot, rule)
+    with _progress() as progress:
+        truth = synthesize(options, out, overwrite=overwrite, progress=progress)
+    table = Table("split", "click rate", "best AUC", "best logloss", title=f"{samples:,} samples in {out}")
+    for name, best in truth.items():
+        table.add_row(name, f"{best['click_rate']:.4f}", f"{best['auc']:.4f}", f"{best['logloss']:.4f}")
+    Console().print(table)
+
+
+@app.command("describe")
+def describe_command(
+    path: Annotated[Path, typer.Argument(metavar="DIR", help="An encoded dataset.")],
+    verify: Annotated[bool, typer.Option(help="Also compare all contents with their checksums.")] = False,
+    as_toml: Annotated[bool, typer.Option("--schema", help="Print the schema as TOML, to edit and reuse.")] = False,
+) -> None:
+    """Show what an encoded dataset holds: samples, tables, and how skewed their accesses are."""
+    dataset = EncodedDataset.open(path)
+    if verify:
+        dataset.verify()
+    if as_toml:
+        typer.echo(dataset.schema.to_toml(), nl=False)
+        return
+    splits = ", ".join(f"{name} {count:,}" for name, count in dataset.samples.items())
+    table = Table("table", "rows", "top 1 % of rows take", title=f"{path}: {splits}")
+    for feature, rows in dataset.num_rows.items():
+        counts = dataset.access_counts(feature)
+        top = sorted(counts.tolist(), reverse=True)[: max(1, round(rows / 100))]
+        table.add_row(feature, f"{rows:,}", f"{sum(top) / max(1, counts.sum()):.1%}")
+    console = Console()
+    console.print(table)
+    console.print(f"{len(dataset.schema.dense)} dense features, {sum(dataset.num_rows.values()):,} rows in all tables")
+    if dataset.best_possible_auc:
+        best = ", ".join(f"{name} {auc:.4f}" for name, auc in dataset.best_possible_auc.items())
+        console.print(f"best possible AUC: {best}")
+
+
+def _sources(format_: Format, paths: list[Path], schema_path: Path | None, bins: bool) -> tuple[Schema, list[Source]]:
+    """The schema, given or inferred, and the opened files."""
+    schema = None if schema_path is None else Schema.load(schema_path)
+    if schema is None and format_ is Format.CRITEO:
+        schema = criteo_schema(bins=bins)
+    if schema is None and format_ is Format.AVAZU:
+        header, *records = TextSource(paths[0], ",", True).first_records(2)
+        schema = avazu_schema(header, records[0] if records else [])
+    if schema is None:
+        raise ConfigError(
+            f"format {format_} without a schema",
+            "a TOML file that names the label and the features",
+            "pass --schema FILE, see docs/data.md",
+        )
+    if format_ is Format.PARQUET:
+        delimiters = {f.column: f.delimiter for f in schema.categorical if f.multi_hot}
+        return schema, [ParquetSource(path, schema.separator, delimiters) for path in paths]
+    return schema, [TextSource(path, schema.separator, schema.quotes, schema.columns) for path in paths]
+
+
+def _buckets(texts: list[str]) -> Mapping[str, int]:
+    buckets = {}
+    for text in texts:
+        name, _, number = text.partition("=")
+        if not number.isdigit() or not int(number):
+            raise ConfigError(f"--hash {text}", "NAME=BUCKETS with a whole number", "for example --hash C3=1000000")
+        buckets[name] = int(number)
+    return buckets
+
+
+def _show_report(report: PrepareReport, out: Path, seconds: float) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    total = sum(report.samples.values())
+    splits = ", ".join(f"{name} {count:,}" for name, count in report.samples.items())
+    console.print(f"{total:,} samples in {out} ({splits}) after {seconds:.1f} s")
+    console.print(f"{len(report.num_rows)} tables with {sum(report.num_rows.values()):,} rows")
+    if report.num_bad:
+        console.print(f"{report.num_bad:,} malformed records left out, the first of them:")
+        for line in report.bad:
+            console.print(f"  {line}", markup=False)
+
+
+@contextmanager
+def _progress() -> Iterator[ProgressCallback]:
+    """A bar on a terminal, nothing elsewhere."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description:>10}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
+               TimeRemainingColumn())  # fmt: skip
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def update(stage: str, fraction: float) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(stage, total=1.0)
+            bar.update(tasks[stage], completed=fraction)
+
+        yield update

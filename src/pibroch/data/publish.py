@@ -1,0 +1,66 @@
+"""Where a dataset grows and how it gets its name: all of it in one step, by one process at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pibroch.data.storage import append_json_line, read_json_lines, storage_errors
+from pibroch.data.writer import MANIFEST
+from pibroch.errors import DataError
+
+log = logging.getLogger(__name__)
+
+
+def refuse_existing(out: Path, overwrite: bool) -> None:
+    """Raise unless ``out`` is free or an older dataset that may be overwritten."""
+    if not out.exists():
+        return
+    if not (out / MANIFEST).exists() and (not out.is_dir() or any(out.iterdir())):
+        raise DataError(f"--out {out}, which exists and is no dataset", "a new folder", "choose another --out")
+    if (out / MANIFEST).exists() and not overwrite:
+        raise DataError(f"--out {out}, which already holds a dataset", "a new folder", "pass --overwrite to replace it")
+
+
+def publish(folder: Path, out: Path) -> None:
+    """Give a finished dataset its name; an older one of that name goes."""
+    old = out.with_name(out.name + ".old")
+    with storage_errors(out):
+        shutil.rmtree(old, ignore_errors=True)
+        if out.exists():
+            out.rename(old)
+        folder.rename(out)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def work_folder(work: Path, signature: dict[str, Any] | None) -> Iterator[None]:
+    """Open ``OUT.partial`` for this process alone; what is there is kept only if a run of this signature left it."""
+    plan = work / "plan.json"
+    with storage_errors(work):
+        work.mkdir(parents=True, exist_ok=True)
+        lock = os.open(work / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise DataError(f"{work}, in which another process works", "one at a time", "wait for it") from error
+        if signature is None or read_json_lines(plan) != [signature]:
+            for path in work.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+            plan.unlink(missing_ok=True)
+            append_json_line(plan, signature)
+        else:
+            log.info("going on with the interrupted preparation in %s", work)
+        for name in ("spool", "dataset", "runs"):
+            (work / name).mkdir(exist_ok=True)
+        yield
+    finally:
+        os.close(lock)

@@ -1,0 +1,214 @@
+"""Criteo-shaped data with a planted truth: as skewed as the real log, and the best possible AUC is known.
+
+Thirteen dense values, 26 categories; ids by the measured skew of each Criteo table (``skew``), labels from a
+factorisation machine (``planted``), the optimum written to ``truth.json`` and the manifest (``truth``). Rows of a table
+are ordered by popularity.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pibroch.data.planted import NUM_FACTORS, Planted, calibrated, draw_effects, sigmoid
+from pibroch.data.publish import publish, refuse_existing, work_folder
+from pibroch.data.sampling import alias_table, draw_ids, stream_keys, uniform
+from pibroch.data.schema import CategoricalFeature, DenseFeature, Schema
+from pibroch.data.skew import CRITEO_SKEW, rank_probabilities
+from pibroch.data.splits import SPLITS, TRAIN, SplitRule
+from pibroch.data.storage import write_json
+from pibroch.data.transform import FIRST_ROW
+from pibroch.data.truth import TruthMeter
+from pibroch.data.writer import DatasetWriter, EncodedRows
+from pibroch.errors import ConfigError
+from pibroch.version import __version__
+
+_CHUNK_SAMPLES = 65_536
+_PILOT_SAMPLES = 65_536
+_PILOT_FIRST = 1 << 40  # far behind any sample that is ever generated
+_BAG_LENGTHS = (3, 2, 8, 1, 5)
+_MULTI_HOT_EVERY = 3
+# Mean of log(1 + x) and share of missing values of I1 to I13 in the Criteo sample.
+_DENSE_MEANS = (0.87, 2.03, 2.15, 1.70, 7.28, 3.40, 1.64, 2.04, 3.54, 0.40, 0.93, 0.29, 1.73)
+_DENSE_MISSING = (0.451, 0.0, 0.213, 0.214, 0.026, 0.223, 0.043, 0.001, 0.043, 0.451, 0.043, 0.765, 0.214)
+_LONGEST_BAG = 2 * max(_BAG_LENGTHS)
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticOptions:
+    """What to generate.
+
+    Attributes:
+        num_samples: over all splits.
+        seed: the same options give the same data.
+        max_table_rows: Criteo's tables, none larger than this.
+        table_rows: instead, all 26 tables of this size.
+        multi_hot: every third category holds zero to several ids.
+        split: which samples train, validate and test.
+    """
+
+    num_samples: int
+    seed: int = 0
+    max_table_rows: int = 10_000
+    table_rows: int | None = None
+    multi_hot: bool = False
+    split: SplitRule = field(default_factory=SplitRule)
+
+
+def synthesize(
+    options: SyntheticOptions,
+    out: Path,
+    *,
+    overwrite: bool = False,
+    progress: Callable[[str, float], None] = lambda stage, fraction: None,
+) -> dict[str, dict[str, float]]:
+    """Generate a dataset in the folder ``out``; memory is bounded whatever its size.
+
+    Returns:
+        The best possible metrics per split, see :meth:`TruthMeter.metrics`.
+
+    Raises:
+        ConfigError: when an option makes no sense.
+        DataError: when ``out`` is taken.
+        StorageError: when the disk refuses.
+    """
+    refuse_existing(out, overwrite)
+    generator = Generator(options)
+    work = out.with_name(out.name + ".partial")
+    with work_folder(work, None):
+        writer = DatasetWriter(work / "dataset", generator.schema)
+        meters = {split: TruthMeter() for split in SPLITS}
+        for first in range(0, options.num_samples, _CHUNK_SAMPLES):
+            count = min(_CHUNK_SAMPLES, options.num_samples - first)
+            rows, logits = generator.samples(first, count)
+            assigned = options.split.assign(first, count, options.num_samples)
+            for split_id in np.unique(assigned):
+                mask, name = assigned == split_id, SPLITS[split_id]
+                writer.append(name, rows.chosen(mask))
+                meters[name].add(logits[mask], rows.labels[mask])
+                if split_id == TRAIN:
+                    generator.count(rows.chosen(mask))
+            progress("generate", (first + count) / options.num_samples)
+        for feature, counts in generator.counts.items():
+            writer.write_table(feature, counts)
+        truth = {split: meter.metrics() for split, meter in meters.items() if meter.metrics()}
+        provenance = {"generator": asdict(options), "pibroch": __version__}
+        writer.finish(generator.num_rows, provenance, truth)
+        write_json(work / "dataset" / "truth.json", truth)
+        publish(work / "dataset", out)
+        shutil.rmtree(work)
+    return truth
+
+
+class Generator:
+    """Draws samples; sample ``i`` is the same however the samples are cut into chunks."""
+
+    def __init__(self, options: SyntheticOptions) -> None:
+        if options.num_samples < 1 or options.max_table_rows < 1 or (options.table_rows or 1) < 1:
+            raise ConfigError(f"{options.num_samples} samples, tables of {options.max_table_rows} rows", "at least 1")
+        sizes = [options.table_rows or min(skew.num_values, options.max_table_rows) for skew in CRITEO_SKEW]
+        self.schema = _schema(sizes, options.multi_hot)
+        self.num_rows = {f.name: f.fixed_num_rows or 0 for f in self.schema.categorical}
+        self.counts = {name: np.zeros(rows, np.int64) for name, rows in self.num_rows.items()}
+        self._lengths = [_BAG_LENGTHS[i % len(_BAG_LENGTHS)] if f.multi_hot else 0
+                         for i, f in enumerate(self.schema.categorical)]  # fmt: skip
+        self._keys = stream_keys(options.seed, 2 * len(sizes) + 2 * len(_DENSE_MEANS) + 1)
+        probabilities = [rank_probabilities(skew, size) for skew, size in zip(CRITEO_SKEW, sizes, strict=True)]
+        self._aliases = [alias_table(p) for p in probabilities]
+        self._planted = self._plant(probabilities, np.random.default_rng(options.seed))
+
+    def samples(self, first: int, count: int) -> tuple[EncodedRows, NDArray[np.float64]]:
+        """Samples ``first`` to ``first + count`` and their true logits ``[count]``."""
+        dense, bags = self._dense(first, count), self._bags(first, count)
+        logits = self._planted.logits(dense, *_sample_major(bags, count))
+        labels = (uniform(self._keys[-1], first, count) < sigmoid(logits)).astype(np.uint8)
+        names = self.schema.keys
+        one_hot = [FIRST_ROW + ids for lengths, ids in bags if lengths is None]
+        jagged = {names[i]: (lengths, FIRST_ROW + ids) for i, (lengths, ids) in enumerate(bags) if lengths is not None}
+        return EncodedRows(labels, dense, np.stack(one_hot, 1), jagged), logits
+
+    def count(self, rows: EncodedRows) -> None:
+        """Add the samples' accesses to ``counts``."""
+        one_hot = iter(rows.ids.T)
+        for name, counts in self.counts.items():
+            ids = rows.bags[name][1] if name in rows.bags else next(one_hot)
+            counts += np.bincount(ids, minlength=len(counts))
+
+    def _plant(self, probabilities: list[NDArray[np.float64]], rng: np.random.Generator) -> Planted:
+        """Draw the effects, then set scales and bias by a pilot of samples."""
+        sizes = [len(p) for p in probabilities]
+        pilot = self._dense(_PILOT_FIRST, _PILOT_SAMPLES)
+        planted = Planted(
+            first_row=np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64),
+            effects=np.concatenate([draw_effects(p, rng) for p in probabilities]),
+            bag_scale=np.array([1 / max(1, length) for length in self._lengths], np.float32),
+            dense_effects=rng.standard_normal((len(_DENSE_MEANS), 1 + NUM_FACTORS)).astype(np.float32),
+            dense_mean=pilot.mean(0),
+            dense_scale=1 / np.maximum(pilot.std(0), 1e-3),
+        )
+        bags = self._bags(_PILOT_FIRST, _PILOT_SAMPLES)
+        linear, pairs = planted.parts(pilot, *_sample_major(bags, _PILOT_SAMPLES))
+        linear_scale, pair_scale, bias = calibrated(linear, pairs)
+        return replace(planted, linear_scale=linear_scale, pair_scale=pair_scale, bias=bias)
+
+    def _dense(self, first: int, count: int) -> NDArray[np.float32]:
+        """Transformed dense values ``[count, n]``: log(1 + floor(x)) with exponential logarithms, 0 where missing."""
+        columns = []
+        keys = self._keys[2 * len(self.num_rows) :]
+        for i, (mean, missing) in enumerate(zip(_DENSE_MEANS, _DENSE_MISSING, strict=True)):
+            logarithm = -mean * np.log1p(-uniform(keys[2 * i], first, count))
+            values = np.log1p(np.floor(np.expm1(np.minimum(logarithm, 16.0))))
+            columns.append(np.where(uniform(keys[2 * i + 1], first, count) < missing, 0.0, values))
+        return np.stack(columns, 1).astype(np.float32)
+
+    def _bags(self, first: int, count: int) -> list[tuple[NDArray[np.int64] | None, NDArray[np.int32]]]:
+        """For each feature the lengths (``None``: one id each) and the ids, from 0 on."""
+        bags: list[tuple[NDArray[np.int64] | None, NDArray[np.int32]]] = []
+        for i, (length, (keep, alias)) in enumerate(zip(self._lengths, self._aliases, strict=True)):
+            if not length:
+                bags.append((None, draw_ids(self._keys[2 * i], first, count, keep, alias)))
+                continue
+            lengths = np.floor(uniform(self._keys[2 * i + 1], first, count) * (2 * length + 1)).astype(np.int64)
+            all_ids = draw_ids(self._keys[2 * i], first * _LONGEST_BAG, count * _LONGEST_BAG, keep, alias)
+            used = np.arange(_LONGEST_BAG) < lengths[:, None]
+            bags.append((lengths, all_ids.reshape(count, _LONGEST_BAG)[used]))
+        return bags
+
+
+def _schema(sizes: list[int], multi_hot: bool) -> Schema:
+    return Schema(
+        label="label",
+        dense=tuple(DenseFeature(name=f"I{i + 1}", column=f"I{i + 1}") for i in range(len(_DENSE_MEANS))),
+        categorical=tuple(
+            CategoricalFeature(
+                name=f"C{i + 1}",
+                column=f"C{i + 1}",
+                encoding="integer",
+                num_buckets=size,
+                multi_hot=multi_hot and i % _MULTI_HOT_EVERY == _MULTI_HOT_EVERY - 1,
+            )
+            for i, size in enumerate(sizes)
+        ),
+    )
+
+
+def _sample_major(
+    bags: list[tuple[NDArray[np.int64] | None, NDArray[np.int32]]], count: int
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """All ids in sample-major order ``[V]`` and the start of each bag ``[count * F + 1]``."""
+    if all(lengths is None for lengths, _ in bags):
+        ids = np.stack([ids for _, ids in bags], 1)
+        return ids.reshape(-1), np.arange(ids.size + 1)
+    lengths_RF = np.stack([np.ones(count, np.int64) if n is None else n for n, _ in bags], 1)
+    starts = np.concatenate([[0], np.cumsum(lengths_RF.reshape(-1))])
+    merged = np.empty(starts[-1], np.int32)
+    for i, (_, ids) in enumerate(bags):
+        lengths = lengths_RF[:, i]
+        within = np.arange(len(ids)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        merged[np.repeat(starts[:-1].reshape(count, -1)[:, i], lengths) + within] = ids
+    return merged, starts
