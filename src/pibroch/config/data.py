@@ -14,11 +14,15 @@ class SynthesizeConfig(Section):
 
     Attributes:
         rows: samples over all splits.
-        seed: the data are the same for the same rows and seed.
+        seed: the data are the same for the same settings.
+        max_table_rows: Criteo's tables, none larger than this.
+        multi_hot: every third category holds zero to several ids.
     """
 
     rows: int = Field(default=200_000, ge=1_000)
     seed: int = Field(default=0, ge=0)
+    max_table_rows: int = Field(default=10_000, ge=1)
+    multi_hot: bool = False
 
 
 class DataConfig(Section):

@@ -59,6 +59,12 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> RunConfig:
     return check_config(raw, path.name)
 
 
+def change_config(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """A configuration with ``a.b=value`` overrides applied."""
+    raw = merge(config.model_dump(mode="json", exclude_none=True), parse_overrides(overrides))
+    return check_config(raw, "the run's configuration")
+
+
 def check_config(raw: Mapping[str, Any], source: str) -> RunConfig:
     """Turn a merged recipe into a RunConfig; ``source`` names it in errors."""
     try:

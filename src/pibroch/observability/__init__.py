@@ -1,1 +1,1 @@
-"""placeholder"""
+"""Progress, metrics sinks and reports."""

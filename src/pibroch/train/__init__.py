@@ -1,1 +1,1 @@
-"""placeholder"""
+"""The training loop, checkpoints, metrics and run directories."""

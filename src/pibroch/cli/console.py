@@ -1,0 +1,38 @@
+"""Where the command line speaks: results on standard output, everything else on standard error."""
+
+from __future__ import annotations
+
+import logging
+
+from rich.console import Console
+from rich.logging import RichHandler
+
+from pibroch.errors import PibrochError
+
+console = Console(stderr=True)
+results = Console(highlight=False, soft_wrap=True)
+
+
+def set_up_logging() -> None:
+    """Send the library's log to standard error: with colours on a terminal, with times elsewhere."""
+    handler: logging.Handler
+    if console.is_terminal:
+        handler = RichHandler(console=console, show_time=False, show_path=False, show_level=False)
+    else:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    logger = logging.getLogger("pibroch")
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO)
+
+
+def show_error(error: PibrochError) -> None:
+    """Print an error's three parts, each on its own line."""
+    for label, text, style in (
+        ("got:", error.got, "bold red"),
+        ("need:", error.need, "bold"),
+        ("do:", error.do, "bold"),
+    ):
+        if text:
+            console.print(f"[{style}]{label:6}[/{style}]", end="", highlight=False)
+            console.print(text, markup=False, highlight=False, soft_wrap=True)

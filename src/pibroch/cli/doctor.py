@@ -1,0 +1,95 @@
+"""``pibroch doctor``: what this machine can do."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import typer
+from rich.table import Table
+
+from pibroch.cli.console import results
+
+_OK, _NO, _BAD = "[green]yes[/green]", "[yellow]no[/yellow]", "[bold red]failed[/bold red]"
+_SIMD = ("avx512f", "avx512_bf16", "amx_bf16", "avx2", "fma", "sha_ni", "asimd", "sve")
+
+
+def doctor() -> None:
+    """Say what this machine can do, and check that the kernels compute what they should."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in (*_software(), *_hardware(), *_optional_parts()):
+        table.add_row(name, value)
+    is_right, message = _check_kernels()
+    table.add_row("kernels agree with their definitions", f"{_OK if is_right else _BAD}  {message}")
+    results.print(table)
+    if not is_right:
+        raise typer.Exit(1)
+
+
+def _software() -> Iterator[tuple[str, str]]:
+    yield "python", platform.python_version()
+    for package in ("pibroch", "torch", "numba", "numpy", "polars", "safetensors"):
+        yield package, _version_of(package) or _NO
+
+
+def _hardware() -> Iterator[tuple[str, str]]:
+    import torch
+
+    flags = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    yield "platform", platform.platform()
+    yield "processors this process may use", str(len(os.sched_getaffinity(0)))
+    yield "threads for kernels and dense layers", str(torch.get_num_threads())
+    yield "SIMD", " ".join(flag for flag in _SIMD if flag in flags) or "unknown"
+    yield "memory", f"{memory_bytes / 2**30:.1f} GiB, limit of this process group {_memory_limit()}"
+    yield "free disk here", f"{shutil.disk_usage('.').free / 2**30:.1f} GiB"
+    yield "shared memory", f"{shutil.disk_usage('/dev/shm').free / 2**30:.1f} GiB" if Path("/dev/shm").exists() else _NO
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    yield "GPU", ", ".join(gpus) or _NO
+
+
+def _optional_parts() -> Iterator[tuple[str, str]]:
+    yield "triton (GPU kernels)", _version_of("triton") or _NO
+    yield "TensorBoard", _version_of("tensorboard") or f"{_NO}  pip install 'pibroch\\[tensorboard]'"
+    yield "MPI (one-sided transport)", _version_of("mpi4py") or f"{_NO}  pip install 'pibroch\\[mpi]'"
+    has_serving = importlib.util.find_spec("fastapi") is not None
+    yield "serving", _OK if has_serving else f"{_NO}  pip install 'pibroch\\[serve]'"
+    yield "network namespaces (lab of several hosts)", _OK if _can_make_namespaces() else f"{_NO}  needs root"
+
+
+def _check_kernels() -> tuple[bool, str]:
+    """The self-check in figures."""
+    import time
+
+    from pibroch.cli.self_check import largest_kernel_error
+
+    started = time.perf_counter()
+    worst = largest_kernel_error()
+    return worst < 1e-5, f"largest difference {worst:.1e}, {time.perf_counter() - started:.1f} s"
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _memory_limit() -> str:
+    path = Path("/sys/fs/cgroup/memory.max")
+    text = path.read_text().strip() if path.exists() else "max"
+    return "none" if text == "max" else f"{int(text) / 2**30:.1f} GiB"
+
+
+def _can_make_namespaces() -> bool:
+    unshare = shutil.which("unshare")
+    if unshare is None:
+        return False
+    attempt = subprocess.run([unshare, "--net", "true"], capture_output=True, timeout=10, check=False)
+    return attempt.returncode == 0

@@ -1,0 +1,93 @@
+"""Progress for people: one moving line on a terminal, plain log lines anywhere else."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from pibroch.observability.records import EvaluationRecord, Sink, TrainingRecord
+
+logger = logging.getLogger(__name__)
+SECONDS_BETWEEN_LINES = 5.0
+
+
+def progress_sink(console: Console, total_steps: int) -> Sink:
+    """The display that suits the console."""
+    return TerminalProgress(console, total_steps) if console.is_terminal else LoggedProgress(total_steps)
+
+
+class TerminalProgress:
+    """A bar with step, loss, AUC, samples/s, memory and time left."""
+
+    def __init__(self, console: Console, total_steps: int) -> None:
+        columns = (
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+        )
+        self._progress = Progress(*columns, console=console, refresh_per_second=4)
+        self._task = self._progress.add_task("", total=total_steps)
+        self._auc = ""
+        self._progress.start()
+
+    def training(self, record: TrainingRecord) -> None:
+        """See `Sink`."""
+        self._progress.update(self._task, completed=record.step, description=_figures(record) + self._auc)
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        """See `Sink`."""
+        self._auc = f"  [bold]AUC {_number(record.auc)}[/bold]"
+        self._progress.console.print(_evaluation_line(record), highlight=False)
+
+    def close(self) -> None:
+        """See `Sink`."""
+        self._progress.stop()
+
+
+class LoggedProgress:
+    """The same figures as log lines, at most one every few seconds, and one for each evaluation."""
+
+    def __init__(self, total_steps: int) -> None:
+        self._total_steps = total_steps
+        self._started, self._next_line = time.monotonic(), 0.0
+        self._first_step: int | None = None
+
+    def training(self, record: TrainingRecord) -> None:
+        """See `Sink`."""
+        now = time.monotonic()
+        if self._first_step is None:
+            self._started, self._first_step = now, record.step
+        if now < self._next_line:
+            return
+        self._next_line = now + SECONDS_BETWEEN_LINES
+        done = record.step - self._first_step
+        left = (now - self._started) / done * (self._total_steps - record.step) if done else None
+        time_left = "" if left is None else f"  {left:.0f} s left"
+        logger.info("step %d/%d  %s%s", record.step, self._total_steps, _figures(record), time_left)
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        """See `Sink`."""
+        logger.info("%s", _evaluation_line(record))
+
+    def close(self) -> None:
+        """See `Sink`."""
+
+
+def _figures(record: TrainingRecord) -> str:
+    return f"loss {record.loss:.4f}  {record.samples_per_second:,.0f} samples/s  memory {record.rss_bytes / 2**20:,.0f} MiB"
+
+
+def _evaluation_line(record: EvaluationRecord) -> str:
+    best = "  best so far" if record.is_best else ""
+    return (
+        f"step {record.step}  {record.split}: AUC {_number(record.auc)}  logloss {_number(record.logloss)}"
+        f"  NE {_number(record.normalized_entropy)}  calibration {_number(record.calibration, 3)}{best}"
+    )
+
+
+def _number(value: float | None, digits: int = 4) -> str:
+    return "undefined" if value is None else f"{value:.{digits}f}"

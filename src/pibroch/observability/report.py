@@ -1,0 +1,139 @@
+"""One self-contained HTML page for a run: figures, plots, configuration, versions."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from pibroch.errors import InputError, StorageError
+from pibroch.observability import plots
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecords:
+    """What a run directory holds.
+
+    Attributes:
+        name: of the directory.
+        config: the text of ``config.toml``.
+        versions: of the libraries.
+        training, evaluations: the records of ``metrics.jsonl``.
+        summary, evaluation: ``None`` while the run has not ended.
+    """
+
+    name: str
+    config: str
+    versions: dict[str, Any]
+    training: list[dict[str, Any]]
+    evaluations: list[dict[str, Any]]
+    summary: dict[str, Any] | None
+    evaluation: dict[str, Any] | None
+
+
+def read_run(folder: Path) -> RunRecords:
+    """Read a run directory, also of a run that is still going on.
+
+    Raises:
+        InputError: when it is none, or when one of its files is damaged.
+    """
+    if not (folder / "config.toml").is_file():
+        raise InputError(f"{folder}, which holds no run", "a run directory", "name one that pibroch train made")
+    metrics = folder / "metrics.jsonl"
+    lines = (
+        metrics.read_text(encoding="utf-8").split("\n")[:-1] if metrics.exists() else []
+    )  # the last may be half written
+    try:
+        records = [json.loads(line) for line in lines]
+        summary, evaluation = _json(folder / "summary.json"), _json(folder / "evaluation.json")
+        versions = _json(folder / "versions.json") or {}
+    except ValueError as error:
+        raise InputError(
+            f"a damaged file in {folder}: {error}", "the files as they were written", "train again"
+        ) from error
+    return RunRecords(
+        name=folder.resolve().name,
+        config=(folder / "config.toml").read_text(encoding="utf-8"),
+        versions=versions,
+        training=[record for record in records if record["kind"] == "training"],
+        evaluations=[r for r in records if r["kind"] == "evaluation" and r["split"] == "validation"],
+        summary=summary,
+        evaluation=evaluation,
+    )
+
+
+def write_report(folder: Path, out: Path) -> Path:
+    """Write the page of a run to ``out``, which needs no other file and asks the network for nothing.
+
+    Raises:
+        InputError: when the folder holds no run.
+        StorageError: when the page cannot be written.
+    """
+    run = read_run(folder)
+    environment = Environment(
+        loader=PackageLoader("pibroch.observability", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template("report.html").render(run=run, tiles=_tiles(run), figures=_figures(run))
+    temporary = out.with_name(f".{out.name}.new")
+    try:
+        temporary.write_text(page, encoding="utf-8")
+        os.replace(temporary, out)
+    except OSError as error:
+        raise StorageError(f"{error.strerror} while writing {out}", "a place to write to", "pass --out FILE") from error
+    return out
+
+
+def _figures(run: RunRecords) -> list[tuple[str, str, Markup]]:
+    """Title, explanation and SVG of each plot for which the run has data."""
+    evaluation = run.evaluation or {}
+    best_possible, curves = evaluation.get("best_possible_auc"), evaluation.get("curves")
+    found: list[tuple[str, str, str]] = []
+    if run.training:
+        found.append(("Loss", "mean binary cross-entropy, nats", plots.loss_plot(run.training, run.evaluations)))
+    if run.evaluations:
+        found.append(("AUC", "of the validation split", plots.auc_plot(run.evaluations, best_possible)))
+    if run.training:
+        found.append(("Throughput", "of training steps, evaluation left out", plots.throughput_plot(run.training)))
+    if curves:
+        found.append(("ROC", "of the best model on the test split", plots.roc_plot(curves, evaluation["auc"])))
+        found.append(("Calibration", "points on the line are calibrated", plots.calibration_plot(curves)))
+    if evaluation.get("access_skew", {}).get("row_share"):
+        skew = plots.access_skew_plot(evaluation["access_skew"])
+        found.append(("Access skew", "of the training split, over all tables", skew))
+    return [(title, note, Markup(svg)) for title, note, svg in found]
+
+
+def _tiles(run: RunRecords) -> list[tuple[str, str]]:
+    """Headline figures as label and text."""
+    summary, evaluation = run.summary, run.evaluation or {}
+    if summary is None:
+        step = run.training[-1]["step"] if run.training else 0
+        return [("state", "not finished"), ("step", f"{step:,}")]
+    tiles = [("test AUC", _number(summary["auc"]))]
+    if evaluation.get("best_possible_auc") is not None:
+        tiles.append(("best possible AUC", _number(evaluation["best_possible_auc"])))
+    return [
+        *tiles,
+        ("logloss", _number(summary["logloss"])),
+        ("normalised entropy", _number(summary["normalized_entropy"])),
+        ("calibration", _number(evaluation.get("calibration"), 3)),
+        ("samples/s", f"{summary['samples_per_second']:,.0f}"),
+        ("peak memory", f"{summary['peak_rss_bytes'] / 2**20:,.0f} MiB"),
+    ]
+
+
+def _number(value: float | None, digits: int = 4) -> str:
+    return "undefined" if value is None else f"{value:.{digits}f}"
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None

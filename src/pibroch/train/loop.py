@@ -1,0 +1,169 @@
+"""The training loop: steps, and what is due between them. Everything else has its own file."""
+
+from __future__ import annotations
+
+import logging
+import math
+from contextlib import ExitStack
+from dataclasses import replace
+
+import torch
+
+from pibroch.data import JaggedBatch, Loader
+from pibroch.errors import NonFiniteLossError
+from pibroch.observability.memory import rss_bytes
+from pibroch.observability.notice import notice_when_slow
+from pibroch.observability.records import EvaluationRecord, Sink, TrainingRecord
+from pibroch.train.checkpoint import Progress
+from pibroch.train.checkpoint_folder import CheckpointFolder
+from pibroch.train.evaluation import evaluate
+from pibroch.train.metrics import Metrics, finite_or_none
+from pibroch.train.session import Session
+from pibroch.train.stopwatch import Stopwatch
+
+logger = logging.getLogger(__name__)
+_SECONDS_UNTIL_NOTICE = 3.0
+_COMPILING = "compiling kernels, on first use only"
+
+
+class Trainer:
+    """Trains a session to its end.
+
+    Args:
+        session: what is trained.
+        checkpoints: where it is saved.
+        sink: takes the records.
+        progress: where to go on.
+        stopwatch: keeps the training time.
+    """
+
+    def __init__(
+        self, session: Session, checkpoints: CheckpointFolder, sink: Sink, progress: Progress, stopwatch: Stopwatch
+    ) -> None:
+        self.session, self.checkpoints, self.sink, self.stopwatch = session, checkpoints, sink, stopwatch
+        self.settings = session.config.train
+        self.step = progress.step
+        self.monitor = replace(progress.monitor)
+        split = session.dataset.split("train")
+        self.loader = Loader(split, self.settings.batch_size, shuffle=True, seed=session.config.seed)
+        if progress.loader is not None:
+            self.loader.load_state_dict(progress.loader)
+        self.position = self.loader.position
+        self.steps_per_epoch = len(self.loader)
+        self.total_steps = total_steps(session)
+        self._window_loss, self._window_steps, self._window_start = 0.0, 0, stopwatch.read()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all steps are done or nothing has improved for too long."""
+        return self.step >= self.total_steps or self.monitor.is_exhausted(self.settings.early_stop_patience)
+
+    @property
+    def samples_trained(self) -> int:
+        """Samples in all steps so far, those of earlier processes included."""
+        return self.position.epoch * len(self.loader.split) + self.position.sample
+
+    def fit(self) -> None:
+        """Train until finished; a checkpoint of the last step is on the disk afterwards.
+
+        Raises:
+            NonFiniteLossError: names the step; nothing is saved of it.
+            StorageError: when a checkpoint could not be saved.
+        """
+        self.session.set_training(True)
+        with ExitStack() as first_step:
+            first_step.enter_context(notice_when_slow(logger, _COMPILING, _SECONDS_UNTIL_NOTICE))
+            while not self.is_finished:
+                for batch in self.session.embeddings.feed(self.loader):
+                    self._train_step(batch)
+                    first_step.close()
+                    self._after_step()
+                    if self.is_finished:
+                        break
+        self.stopwatch.pause()
+
+    def _train_step(self, batch: JaggedBatch) -> None:
+        session, step = self.session, self.step + 1
+        session.set_learning_rates(step, self.total_steps, self.monitor.plateaus)
+        session.optimizer.zero_grad(set_to_none=True)
+        loss = session.loss(batch)
+        loss_value = loss.item()
+        if not math.isfinite(loss_value):  # before backward, so that no row has seen it
+            raise NonFiniteLossError(
+                f"loss {loss_value} in step {step}",
+                "a finite loss",
+                "lower the learning rates or set train.clip_norm; the last checkpoint is untouched",
+            )
+        loss.backward()
+        if self.settings.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(session.model.parameters(), self.settings.clip_norm)
+        session.optimizer.step()
+        self.step = step
+        if batch.position is not None:
+            self.position = batch.position
+        self._window_loss += loss_value
+        self._window_steps += 1
+        self.stopwatch.add(batch.batch_size)
+
+    def _after_step(self) -> None:
+        self.stopwatch.start()  # the first step of a process may compile and is not timed
+        is_last = self.step == self.total_steps
+        if is_last or self.step % self.settings.log_every == 0:
+            self._report()
+        improved = False
+        if is_last or self.step % (self.settings.evaluate_every or self.steps_per_epoch) == 0:
+            self.stopwatch.pause()
+            improved = self._evaluate()
+        is_due = self.step % (self.settings.checkpoint_every or self.steps_per_epoch) == 0
+        if improved or is_due or self.is_finished:
+            self.stopwatch.pause()
+            self.checkpoints.save(self.session, self._progress())
+        self.stopwatch.start()
+
+    def _evaluate(self) -> bool:
+        metrics, _ = evaluate(self.session, "validation")
+        value = metrics.auc if self.settings.monitor == "auc" else -metrics.logloss
+        improved = self.monitor.update(self.step, value)
+        self.sink.evaluation(evaluation_record(self.step, "validation", metrics, improved))
+        return improved
+
+    def _report(self) -> None:
+        seconds, samples = self.stopwatch.read()
+        seconds_before, samples_before = self._window_start
+        elapsed = seconds - seconds_before
+        record = TrainingRecord(
+            step=self.step,
+            epoch=self.step // self.steps_per_epoch,
+            loss=self._window_loss / max(1, self._window_steps),
+            samples_per_second=(samples - samples_before) / elapsed if elapsed else 0.0,
+            learning_rate=self.session.optimizer.param_groups[0]["lr"],
+            seconds=self.stopwatch.seconds_before + seconds,
+            rss_bytes=rss_bytes(),
+        )
+        self._window_loss, self._window_steps, self._window_start = 0.0, 0, (seconds, samples)
+        self.sink.training(record)
+
+    def _progress(self) -> Progress:
+        return Progress(step=self.step, loader=self.loader.state_at(self.position), monitor=replace(self.monitor))
+
+
+def total_steps(session: Session) -> int:
+    """Steps of the whole run, early stop aside."""
+    settings = session.config.train
+    if settings.steps is not None:
+        return settings.steps
+    return (settings.epochs or 0) * math.ceil(session.dataset.samples["train"] / settings.batch_size)
+
+
+def evaluation_record(step: int, split: str, metrics: Metrics, is_best: bool) -> EvaluationRecord:
+    """An evaluation as it is reported."""
+    return EvaluationRecord(
+        step=step,
+        split=split,
+        auc=finite_or_none(metrics.auc),
+        logloss=finite_or_none(metrics.logloss),
+        normalized_entropy=finite_or_none(metrics.normalized_entropy),
+        calibration=finite_or_none(metrics.calibration),
+        num_samples=metrics.num_samples,
+        is_best=is_best,
+    )

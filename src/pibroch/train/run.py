@@ -1,0 +1,138 @@
+"""A run from configuration to summary: open the data, build, resume, train, evaluate the best model on the test split."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from pibroch.config import RunConfig
+from pibroch.config.optimizer import SparseSGDConfig
+from pibroch.data import EncodedDataset
+from pibroch.data.dataset import SplitName
+from pibroch.errors import ConfigError, DataError
+from pibroch.observability.memory import peak_rss_bytes
+from pibroch.observability.records import FanOut, Sink
+from pibroch.observability.sinks import JsonLines
+from pibroch.train.checkpoint import Progress, read_manifest, restore_checkpoint, restore_weights
+from pibroch.train.checkpoint_folder import CheckpointFolder
+from pibroch.train.evaluation import access_skew, evaluate
+from pibroch.train.loop import Trainer, evaluation_record, total_steps
+from pibroch.train.metrics import Metrics, finite_or_none
+from pibroch.train.run_directory import RunDirectory
+from pibroch.train.session import Session, build_session
+from pibroch.train.stopwatch import Stopwatch
+from pibroch.train.summary import Summary
+
+logger = logging.getLogger(__name__)
+MakeSink = Callable[[int], Sink]
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a finished run ends with; ``best_possible_auc`` is known for generated data only."""
+
+    summary: Summary
+    best_possible_auc: float | None
+
+
+def run_training(config: RunConfig, dataset: EncodedDataset, run: RunDirectory, make_sink: MakeSink) -> RunResult:
+    """Train in a run directory, from its latest checkpoint when there is one, and evaluate the best model.
+
+    Args:
+        config: the resolved configuration.
+        dataset: the data to train on.
+        run: a directory that was created for this configuration.
+        make_sink: given the number of steps, what shows progress; metrics are kept in any case.
+
+    Raises:
+        CheckpointError: when the latest checkpoint is damaged or belongs to other data.
+        NonFiniteLossError: when training diverges.
+        StorageError: when the disk refuses.
+    """
+    for split, count in dataset.samples.items():
+        if count == 0:
+            raise DataError(f"an empty {split} split in {dataset.path}", "samples in each split", "prepare more data")
+    session = build_session(config, dataset)
+    checkpoints = CheckpointFolder(run.checkpoints_path, config.train.keep)
+    progress = _resume(session, checkpoints)
+    stopwatch = Stopwatch(run.truncate_metrics(progress.step))
+    sink = FanOut([JsonLines(run.metrics_path), make_sink(total_steps(session))])
+    try:
+        trainer = Trainer(session, checkpoints, sink, progress, stopwatch)
+        trainer.fit()
+        best = checkpoints.best()
+        if best is not None:
+            restore_weights(best, read_manifest(best), session)
+        return _conclude(session, run, trainer, sink)
+    finally:
+        sink.close()
+
+
+def evaluate_checkpoint(path: Path, dataset: EncodedDataset, split: str) -> Metrics:
+    """Metrics of a checkpoint, or of a run directory's best one, over a split.
+
+    Raises:
+        CheckpointError: when it is missing, damaged, or of other table sizes.
+        ConfigError: when there is no such split.
+    """
+    if split not in dataset.samples:
+        raise ConfigError(f"split {split!r}", f"one of {', '.join(dataset.samples)}", "change --split")
+    folder = CheckpointFolder(path / "checkpoints", keep=1)
+    path = folder.best() or folder.latest() or path
+    manifest = read_manifest(path)
+    session = build_session(_without_optimizer_state(manifest.config), dataset)
+    restore_weights(path, manifest, session)
+    return evaluate(session, cast(SplitName, split))[0]
+
+
+def _without_optimizer_state(config: RunConfig) -> RunConfig:
+    stateless = SparseSGDConfig(name="sgd", lr=1.0)
+    return config.model_copy(update={"embedding": config.embedding.model_copy(update={"optimizer": stateless})})
+
+
+def _resume(session: Session, checkpoints: CheckpointFolder) -> Progress:
+    latest = checkpoints.latest()
+    if latest is None:
+        checkpoints.prepare_resume(None)
+        return Progress()
+    manifest = read_manifest(latest)
+    restore_checkpoint(latest, manifest, session)
+    checkpoints.prepare_resume(manifest.progress.monitor.best_step)
+    logger.info("resumed from %s", latest)
+    return manifest.progress
+
+
+def _conclude(session: Session, run: RunDirectory, trainer: Trainer, sink: Sink) -> RunResult:
+    metrics, curves = evaluate(session, "test")
+    record = evaluation_record(trainer.monitor.best_step or trainer.step, "test", metrics, True)
+    sink.evaluation(record)
+    possible = session.dataset.best_possible_auc
+    best_possible_auc = None if possible is None else possible["test"]
+    evaluation: dict[str, Any] = {
+        **asdict(record),
+        "best_possible_auc": best_possible_auc,
+        "curves": asdict(curves),
+        "access_skew": asdict(access_skew(session.dataset)),
+    }
+    run.write_json("evaluation.json", evaluation)
+    seconds, samples = trainer.stopwatch.read()
+    summary = Summary(
+        steps=trainer.step,
+        samples=trainer.samples_trained,
+        seconds=round(trainer.stopwatch.seconds_before + seconds, 3),
+        samples_per_second=round(samples / seconds, 1) if seconds else 0.0,
+        auc=finite_or_none(metrics.auc),
+        logloss=finite_or_none(metrics.logloss),
+        normalized_entropy=finite_or_none(metrics.normalized_entropy),
+        exchange=session.config.embedding.exchange,
+        world_size=1,
+        bytes_sent=0,
+        bytes_received=0,
+        cache_hit_rate=None,
+        peak_rss_bytes=peak_rss_bytes(),
+    )
+    run.write_summary(summary)
+    return RunResult(summary, best_possible_auc)

@@ -1,0 +1,129 @@
+"""What a run leaves on disk: its configuration, versions, metrics, summary, evaluation and checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tomllib
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Self
+
+from pibroch.config import RunConfig, to_toml
+from pibroch.config.recipes import check_config
+from pibroch.errors import ConfigError, StorageError
+from pibroch.train.summary import Summary
+
+_LIBRARIES = ("torch", "numba", "numpy", "polars", "safetensors")
+
+
+class RunDirectory:
+    """The files of a run.
+
+    ``config.toml`` (a recipe in itself), ``versions.json``, ``metrics.jsonl``, ``checkpoints/``, and at the end
+    ``evaluation.json`` and ``summary.json``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metrics_path = path / "metrics.jsonl"
+        self.checkpoints_path = path / "checkpoints"
+
+    def exists(self) -> bool:
+        """Whether a run was begun here."""
+        return (self.path / "config.toml").is_file()
+
+    def must_be_new(self) -> Self:
+        """This directory, if nothing is in it yet.
+
+        Raises:
+            ConfigError: when the folder holds something already.
+        """
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise ConfigError(
+                f"run directory {self.path}, which is not empty",
+                "a new or empty folder",
+                "pass --resume to continue the run in it, or another --run-dir",
+            )
+        return self
+
+    def create(self, config: RunConfig) -> None:
+        """Begin a run.
+
+        Raises:
+            StorageError: when the disk refuses.
+        """
+        try:
+            self.checkpoints_path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"{error.strerror} at {self.path}", "a folder to write to", "pass --run-dir") from error
+        self.write_text("config.toml", to_toml(config.model_dump()))
+        versions = {"pibroch": version("pibroch"), "python": platform.python_version()}
+        versions |= {name: version(name) for name in _LIBRARIES}
+        self.write_json("versions.json", {**versions, "platform": platform.platform(), "cpus": os.cpu_count()})
+
+    def config(self) -> RunConfig:
+        """The resolved configuration of the run begun here.
+
+        Raises:
+            ConfigError: when there is none.
+        """
+        path = self.path / "config.toml"
+        try:
+            raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(
+                f"no run in {self.path}", "a run directory", "name one that pibroch train made"
+            ) from error
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(
+                f"{path}, which is no TOML: {error}", "the file as it was written", "start anew"
+            ) from error
+        return check_config(raw, str(path))
+
+    def truncate_metrics(self, last_step: int) -> float:
+        """Forget metrics after ``last_step``, which a resumed run will write again; returns the seconds trained until then."""
+        kept = [r for r in self.metrics() if r["step"] <= last_step and r.get("split") != "test"]
+        self.write_text("metrics.jsonl", "".join(json.dumps(record) + "\n" for record in kept))
+        return max((float(record.get("seconds", 0.0)) for record in kept), default=0.0)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All whole records of ``metrics.jsonl``; a killed process may have cut the last."""
+        records = []
+        text = self.metrics_path.read_text(encoding="utf-8") if self.metrics_path.exists() else ""
+        for line in text.splitlines():
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+        return records
+
+    def write_summary(self, summary: Summary) -> None:
+        """Write ``summary.json``."""
+        self.write_json("summary.json", asdict(summary))
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """A JSON file of the run, ``None`` when the run did not get that far."""
+        path = self.path / name
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+    def write_json(self, name: str, content: object) -> None:
+        """Write a JSON file, in one rename."""
+        self.write_text(name, json.dumps(content, indent=1) + "\n")
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a text file, in one rename.
+
+        Raises:
+            StorageError: when the disk refuses.
+        """
+        path, temporary = self.path / name, self.path / f"{name}.new"
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            os.replace(temporary, path)
+        except OSError as error:
+            raise StorageError(
+                f"{error.strerror} while writing {path}", "a disk with room", "free some space"
+            ) from error

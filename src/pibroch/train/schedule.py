@@ -1,0 +1,27 @@
+"""The learning rate as a pure function of the step, so that a resumed run needs no state of its own for it."""
+
+from __future__ import annotations
+
+import math
+
+from pibroch.config.optimizer import ScheduleConfig
+
+
+def learning_rate_factor(config: ScheduleConfig, step: int, total_steps: int) -> float:
+    """The factor on all learning rates in step ``step`` (from 1).
+
+    >>> config = ScheduleConfig(name="linear", warmup_steps=2, final_factor=0.5)
+    >>> [learning_rate_factor(config, step, total_steps=6) for step in range(1, 7)]
+    [0.5, 1.0, 0.875, 0.75, 0.625, 0.5]
+    """
+    if step <= config.warmup_steps:
+        return step / config.warmup_steps
+    after_warmup = step - config.warmup_steps
+    if config.name == "step":
+        return config.step_factor ** (after_warmup // (config.step_every or 1))
+    if config.name == "constant":
+        return 1.0
+    decay_steps = config.decay_steps or max(1, total_steps - config.warmup_steps)
+    done = min(1.0, after_warmup / decay_steps)
+    remaining = (1 + math.cos(math.pi * done)) / 2 if config.name == "cosine" else 1 - done
+    return config.final_factor + (1 - config.final_factor) * remaining

@@ -1,0 +1,37 @@
+"""The figures of a finished run; field names are those of ``summary.json``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One run in figures.
+
+    Attributes:
+        steps: updates, over all resumptions.
+        samples: samples trained on.
+        seconds: spent in training steps; evaluation, saving and compilation are not in it.
+        samples_per_second: over these seconds.
+        auc, logloss, normalized_entropy: of the test split, ``None`` where undefined.
+        exchange: how embeddings were exchanged.
+        world_size: number of processes.
+        bytes_sent, bytes_received: over the network by this process.
+        cache_hit_rate: ``None`` without a cache.
+        peak_rss_bytes: the most memory that this process held.
+    """
+
+    steps: int
+    samples: int
+    seconds: float
+    samples_per_second: float
+    auc: float | None
+    logloss: float | None
+    normalized_entropy: float | None
+    exchange: str
+    world_size: int
+    bytes_sent: int
+    bytes_received: int
+    cache_hit_rate: float | None
+    peak_rss_bytes: int
