@@ -1,0 +1,41 @@
+# Two commands for newcomers: `make train` and `make test`. Both make their own .venv.
+
+PYTHON ?= python3
+VENV := .venv
+STAMP := $(VENV)/.installed
+
+.PHONY: help install train test check format bench clean
+
+help: ## what can be made
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(STAMP) ## the package and its development tools in .venv
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "need Python 3.11 or newer; Debian: apt-get install python3 python3-venv"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "need Python 3.11 or newer, got $$($(PYTHON) -V)"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || $(PYTHON) -m virtualenv $(VENV) || { echo "need venv; Debian: apt-get install python3-venv"; exit 1; }
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $(STAMP)
+
+train: $(STAMP) ## train a small DLRM on generated Criteo-shaped data; ends with AUC beside the best possible AUC
+	$(VENV)/bin/pibroch train
+
+test: $(STAMP) check ## style, types and the whole suite
+	$(VENV)/bin/python -m pytest
+
+check: $(STAMP) ## style and types
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+format: $(STAMP) ## rewrite to the house style
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+bench: $(STAMP) ## peers in their own environment, then the table of `single_process`
+	benchmarks/peers/install.sh
+	$(VENV)/bin/pibroch bench single_process
+
+clean: ## remove what was made, not the runs
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
