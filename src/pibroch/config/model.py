@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from pibroch.config.base import Section
 
 ModelName = Literal["dlrm", "dcnv2", "deepfm", "wide_deep"]
 Activation = Literal["relu", "gelu", "silu", "tanh"]
 Width = Annotated[int, Field(ge=1)]
 
 
-class ModelConfig(BaseModel):
+class ModelConfig(Section):
     """A model by name. Fields that the named model has no use for are ignored, so that one recipe serves all names.
 
     Attributes:
@@ -27,8 +29,6 @@ class ModelConfig(BaseModel):
         embedding_dropout: on the embeddings that enter the model.
         batch_norm: before each activation of ``top``.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: ModelName = "dlrm"
     dim: int = Field(16, ge=1, le=4096)

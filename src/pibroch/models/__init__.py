@@ -5,6 +5,7 @@ from pibroch.models.build import MODELS, build_model
 from pibroch.models.dcnv2 import CrossNet, DCNv2
 from pibroch.models.dlrm import DLRM
 from pibroch.models.interaction import dot_interaction
+from pibroch.models.linear import Linear
 from pibroch.models.mlp import MLP, HiddenOptions
 from pibroch.models.wide import DeepFM, WideAndDeep
 
@@ -16,6 +17,7 @@ __all__ = [
     "DCNv2",
     "DeepFM",
     "HiddenOptions",
+    "Linear",
     "Model",
     "WideAndDeep",
     "build_model",

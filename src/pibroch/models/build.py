@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from pibroch.config.model import ModelConfig
+from pibroch.config.problems import config_error
 from pibroch.errors import ConfigError
 from pibroch.models.base import Model
 from pibroch.models.dcnv2 import DCNv2
@@ -29,12 +30,11 @@ def build_model(config: ModelConfig | str, num_dense: int, num_features: int, **
         ConfigError: for an unknown name or option, or a value out of range.
     """
     if isinstance(config, str):
+        raw = {"name": config, **options}
         try:
-            config = ModelConfig(name=config, **options)  # type: ignore[arg-type]
+            config = ModelConfig.model_validate(raw)
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(str(part) for part in first["loc"])
-            raise ConfigError(f"model.{field} = {first['input']!r}", first["msg"], "see ModelConfig") from error
+            raise config_error(error, raw, ModelConfig, "the options of build_model") from error
     elif options:
         raise ConfigError(
             f"a ModelConfig and {sorted(options)}", "one or the other", "use config.model_copy(update=...)"

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pibroch.config.model import ModelConfig
 from pibroch.models.base import Model
+from pibroch.models.linear import Linear
 from pibroch.models.mlp import MLP, HiddenOptions, initialise_xavier_uniform
 
 
@@ -26,8 +27,8 @@ class CrossNet(nn.Module):
         super().__init__()
         self.reduce = nn.ModuleList()
         if rank is not None:
-            self.reduce.extend(nn.Linear(width, rank, bias=False) for _ in range(num_layers))
-        self.cross = nn.ModuleList(nn.Linear(rank or width, width) for _ in range(num_layers))
+            self.reduce.extend(Linear(width, rank, bias=False) for _ in range(num_layers))
+        self.cross = nn.ModuleList(Linear(rank or width, width) for _ in range(num_layers))
 
     def forward(self, x0: Tensor) -> Tensor:
         """``[B, K]`` to ``[B, K]``."""
@@ -48,7 +49,7 @@ class DCNv2(Model):
         self.parallel = config.structure == "parallel"
         self.deep = MLP((width, *config.top), HiddenOptions.of(config), last_is_hidden=True)
         deep_width = config.top[-1] if config.top else width
-        self.head = nn.Linear(deep_width + (width if self.parallel else 0), 1)
+        self.head = Linear(deep_width + (width if self.parallel else 0), 1)
         initialise_xavier_uniform(self)
 
     def logits(self, dense: Tensor, embedded: Tensor) -> Tensor:  # noqa: D102

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from pibroch.config.model import Activation, ModelConfig
+from pibroch.models.linear import Linear
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "tanh": nn.Tanh}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "silu": functional.silu,
+    "tanh": torch.tanh,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +40,7 @@ class MLP(nn.Module):
     """Linear layers ``widths[0] -> widths[1] -> ...``, each but the last followed by norm, activation, dropout.
 
     Args:
-        widths: of the input and of each layer's output, at least two.
+        widths: of the input and of each layer's output.
         options: what follows a hidden layer.
         last_is_hidden: treat the last layer as a hidden one too.
     """
@@ -41,23 +49,39 @@ class MLP(nn.Module):
         self, widths: Sequence[int], options: HiddenOptions = HiddenOptions(), last_is_hidden: bool = False
     ) -> None:
         super().__init__()
-        self.layers = nn.Sequential()
-        for i, (width_in, width_out) in enumerate(pairwise(widths)):
-            self.layers.append(nn.Linear(width_in, width_out))
-            if last_is_hidden or i < len(widths) - 2:
-                self._append_hidden(width_out, options)
-
-    def _append_hidden(self, width: int, options: HiddenOptions) -> None:
-        if options.batch_norm:
-            self.layers.append(nn.BatchNorm1d(width))
-        self.layers.append(ACTIVATIONS[options.activation]())
-        if options.dropout:
-            self.layers.append(nn.Dropout(options.dropout))
+        self.options = options
+        self.layers = nn.ModuleList(Linear(width_in, width_out) for width_in, width_out in pairwise(widths))
+        self.num_hidden = len(self.layers) if last_is_hidden else len(self.layers) - 1
+        norms = [BatchNorm(width) for width in widths[1 : 1 + self.num_hidden]] if options.batch_norm else []
+        self.norms = nn.ModuleList(norms)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, widths[0]]`` to ``[B, widths[-1]]``."""
-        out: Tensor = self.layers(x)
-        return out
+        for i in range(self.num_hidden):
+            x = self._hidden(i, x)
+        return x if self.num_hidden == len(self.layers) else self.layers[-1](x)
+
+    def _hidden(self, i: int, x: Tensor) -> Tensor:
+        options = self.options
+        if options.activation == "relu" and not options.batch_norm:
+            x = self.layers[i](x, relu=True)
+        else:
+            x = self.layers[i](x)
+            x = ACTIVATIONS[options.activation](self.norms[i](x) if options.batch_norm else x)
+        return functional.dropout(x, options.dropout, self.training) if options.dropout else x
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """Batch norm that lets a batch of fewer than two samples pass by the running statistics.
+
+    One sample has no variance, and the last batch of an epoch may hold just one.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, width]`` to the same."""
+        if self.training and len(x) < 2:
+            return functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        return super().forward(x)
 
 
 def initialise_xavier_normal(module: nn.Module) -> None:

@@ -6,10 +6,11 @@ The first-order weight of an id is the last column of its row, so that it is fet
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pibroch.config.model import ModelConfig
 from pibroch.models.base import Model
+from pibroch.models.linear import Linear
 from pibroch.models.mlp import MLP, HiddenOptions, initialise_xavier_uniform
 
 
@@ -18,7 +19,7 @@ class WideAndDeep(Model):
 
     def __init__(self, num_dense: int, num_features: int, config: ModelConfig) -> None:
         super().__init__(num_dense, num_features, config)
-        self.linear = nn.Linear(num_dense, 1) if num_dense else None
+        self.linear = Linear(num_dense, 1) if num_dense else None
         self.deep = MLP((num_features * config.dim + num_dense, *config.top, 1), HiddenOptions.of(config))
         initialise_xavier_uniform(self)
 

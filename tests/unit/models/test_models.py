@@ -49,6 +49,18 @@ def test_options(name: str, options: dict[str, object]) -> None:
     assert logits.isfinite().all()
 
 
+@pytest.mark.parametrize("batch", [0, 1, 2])
+def test_batch_norm_lets_the_ragged_last_batch_pass(batch: int) -> None:
+    model = small("dlrm", batch_norm=True)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    dense, embedded = random_batch(model, batch)
+    model(dense, embedded).sum().backward()
+    assert embedded.grad is not None
+    assert embedded.grad.isfinite().all()
+    changed = [key for key, value in model.state_dict().items() if not torch.equal(value, before[key])]
+    assert any("running_mean" in key for key in changed) == (batch > 1)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_dropout_acts_in_training_alone(name: str) -> None:
     model = small(name, embedding_dropout=0.5)
