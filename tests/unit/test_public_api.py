@@ -5,19 +5,19 @@ import inspect
 import pibroch
 
 SNAPSHOT = {
-    "Adagrad": "(*, lr: float, weight_decay: float = 0.0, max_row_norm: float | None = None, eps: float = 1e-10,"
+    "Adagrad": "(*, lr: float, weight_decay: float = 0.0, max_row_norm: float | None = None, average: float | None = None, eps: float = 1e-10,"
     " initial_accumulator: float = 0.0) -> None",
-    "Adam": "(*, lr: float, weight_decay: float = 0.0, max_row_norm: float | None = None,"
+    "Adam": "(*, lr: float, weight_decay: float = 0.0, max_row_norm: float | None = None, average: float | None = None,"
     " betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-08) -> None",
     "Embeddings": "(tables: Sequence[Table], optimizer: SparseOptimizer, exchange: str = 'local', seed: int = 0) -> None",
     "JaggedBatch": "(dense: Tensor, keys: tuple[str, ...], values: Tensor, offsets: Tensor, labels: Tensor,"
     " weights: Tensor | None = None, position: LoaderPosition | None = None) -> None",
     "Normal": "(std: float = 0.01, zero_columns: int = 0) -> None",
-    "RowWiseAdagrad": "(*, lr: float, weight_decay: float = 0.0, max_row_norm: float | None = None, eps: float = 1e-10,"
+    "RowWiseAdagrad": "(*, lr: float, weight_decay: float = 0.0, max_row_norm: float | None = None, average: float | None = None, eps: float = 1e-10,"
     " initial_accumulator: float = 0.0) -> None",
-    "RowWiseAdam": "(*, lr: float, weight_decay: float = 0.0, max_row_norm: float | None = None,"
+    "RowWiseAdam": "(*, lr: float, weight_decay: float = 0.0, max_row_norm: float | None = None, average: float | None = None,"
     " betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-08) -> None",
-    "SGD": "(*, lr: float, weight_decay: float = 0.0, max_row_norm: float | None = None) -> None",
+    "SGD": "(*, lr: float, weight_decay: float = 0.0, max_row_norm: float | None = None, average: float | None = None) -> None",
     "Table": "(name: str, num_rows: int, dim: int, features: tuple[str, ...] = (), pooling: Pooling = 'sum',"
     " initializer: Initializer = <factory>) -> None",
     "Uniform": "(bound: float | None = None) -> None",

@@ -24,11 +24,14 @@ class SparseOptimizer(ABC):
         lr: learning rate; schedules change it between steps through ``Embeddings.learning_rate``.
         weight_decay: L2, added to the gradient of touched rows ("embedding regularisation").
         max_row_norm: a row's combined gradient is clipped to this norm; ``None`` for never.
+        average: decay of a moving average of the weights that records keep beside the weights, for evaluation and serving
+            (``Embeddings.averaged``); ``None`` for none. Costs D + 1 floats a row; steps are counted to 2**24.
     """
 
     lr: float
     weight_decay: float = 0.0
     max_row_norm: float | None = None
+    average: float | None = None
 
     kernel: ClassVar[Callable[..., Any]]
 
@@ -37,19 +40,27 @@ class SparseOptimizer(ABC):
             value = getattr(self, name)
             if isinstance(value, int | float) and not 0 <= value < float("inf"):
                 raise ConfigError(f"{type(self).__name__} with {name} {value}", "a finite number of at least 0")
+        if self.average is not None and self.average >= 1:
+            raise ConfigError(
+                f"{type(self).__name__} with average {self.average}", "a decay from 0 to below 1, or None"
+            )
         if self.max_row_norm == 0:
             raise ConfigError(f"{type(self).__name__} with max_row_norm 0", "a positive norm, or None for no clipping")
 
     @abstractmethod
+    def moments(self, dim: int) -> dict[str, int]:
+        """Floats that the optimizer's own state fields take in a record, in their order after the weights."""
+
     def state_fields(self, dim: int) -> dict[str, int]:
-        """Floats that each state field takes in a record, in their order after the weights."""
+        """Floats that each state field takes in a record: the moments, then the moving average and its step."""
+        return self.moments(dim) | ({"average": dim, "averaged_at": 1} if self.average is not None else {})
 
     def hyper(self, learning_rate: float, step: int) -> Hyper:
         """What the kernel needs in update number ``step`` (from 1)."""
         return Hyper(learning_rate, self.weight_decay, self.max_row_norm or 0.0)
 
     def initial_state(self) -> float:
-        """The value with which all state starts."""
+        """The value with which all moments start."""
         return 0.0
 
     def record_width(self, dim: int) -> int:
@@ -63,7 +74,7 @@ class SGD(SparseOptimizer):
 
     kernel: ClassVar[Callable[..., Any]] = staticmethod(kernels.sgd)
 
-    def state_fields(self, dim: int) -> dict[str, int]:
+    def moments(self, dim: int) -> dict[str, int]:
         """See :class:`SparseOptimizer`."""
         return {}
 
@@ -77,7 +88,7 @@ class Adagrad(SparseOptimizer):
 
     kernel: ClassVar[Callable[..., Any]] = staticmethod(kernels.adagrad)
 
-    def state_fields(self, dim: int) -> dict[str, int]:
+    def moments(self, dim: int) -> dict[str, int]:
         """See :class:`SparseOptimizer`."""
         return {"sum": dim}
 
@@ -96,7 +107,7 @@ class RowWiseAdagrad(Adagrad):
 
     kernel: ClassVar[Callable[..., Any]] = staticmethod(kernels.row_wise_adagrad)
 
-    def state_fields(self, dim: int) -> dict[str, int]:
+    def moments(self, dim: int) -> dict[str, int]:
         """See :class:`SparseOptimizer`."""
         return {"sum": 1}
 
@@ -115,7 +126,7 @@ class Adam(SparseOptimizer):
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"{type(self).__name__} with betas {self.betas}", "two numbers from 0 to below 1")
 
-    def state_fields(self, dim: int) -> dict[str, int]:
+    def moments(self, dim: int) -> dict[str, int]:
         """See :class:`SparseOptimizer`."""
         return {"exp_avg": dim, "exp_avg_sq": dim}
 
@@ -132,6 +143,6 @@ class RowWiseAdam(Adam):
 
     kernel: ClassVar[Callable[..., Any]] = staticmethod(kernels.row_wise_adam)
 
-    def state_fields(self, dim: int) -> dict[str, int]:
+    def moments(self, dim: int) -> dict[str, int]:
         """See :class:`SparseOptimizer`."""
         return {"exp_avg": dim, "exp_avg_sq": 1}

@@ -27,7 +27,16 @@ class MemoryShard:
             for start in range(0, table.num_rows, ROWS_PER_FILL):  # bounds what an initializer may allocate
                 stop = min(start + ROWS_PER_FILL, table.num_rows)
                 initializer.fill(self.records[first + start : first + stop, : table.dim], start, key)
-        self.records[:, row_space.dim :] = optimizer.initial_state()
+        dim, first = row_space.dim, row_space.dim + sum(optimizer.moments(row_space.dim).values())
+        self.records[:, dim:first] = optimizer.initial_state()
+        if optimizer.average is not None:
+            self.records[:, first : first + dim] = self.records[:, :dim]
+            self.records[:, first + dim] = 0
+
+    def column(self, field: str) -> int:
+        """First column of a state field in a record."""
+        before = list(self.fields).index(field)
+        return self.row_space.dim + sum(list(self.fields.values())[:before])
 
     def weights(self, table: str) -> Records:
         """View of a table's weights, ``[rows, D]``; writing to it changes the table."""
@@ -35,8 +44,5 @@ class MemoryShard:
 
     def state(self, table: str) -> dict[str, Records]:
         """Views of a table's optimizer state by field, each ``[rows, floats]``."""
-        rows, first, views = self.records[self.row_space.rows_of(table)], self.row_space.dim, {}
-        for name, width in self.fields.items():
-            views[name] = rows[:, first : first + width]
-            first += width
-        return views
+        rows = self.records[self.row_space.rows_of(table)]
+        return {name: rows[:, self.column(name) : self.column(name) + width] for name, width in self.fields.items()}

@@ -44,7 +44,7 @@ class Table:
     @classmethod
     def from_config(cls, config: Any) -> Table:
         """A table from TorchRec's ``EmbeddingBagConfig`` or anything with its fields."""
-        pooling = getattr(getattr(config, "pooling", None), "value", "SUM").lower()
+        pooling: Any = getattr(getattr(config, "pooling", None), "value", "SUM").lower()
         return cls(config.name, config.num_embeddings, config.embedding_dim, tuple(config.feature_names), pooling)
 
     def resolved_initializer(self) -> Initializer:

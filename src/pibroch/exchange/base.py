@@ -22,10 +22,14 @@ class Exchange(ABC):
     shard: MemoryShard
 
     @abstractmethod
-    def lookup(self, batch: JaggedBatch) -> tuple[Tensor, Any]:
+    def lookup(self, batch: JaggedBatch, averaged_at: int | None = None) -> tuple[Tensor, Any]:
         """Pooled embeddings float32 ``[B, F, D]``, and what :meth:`update` will need to know of this batch.
 
         Blocks until the embeddings are there. The caller owns the tensor.
+
+        Args:
+            batch: of exactly the row space's features, in their order.
+            averaged_at: pool the rows' moving averages as of this step instead of their weights.
 
         Raises:
             RowIdError: for an id outside its table.

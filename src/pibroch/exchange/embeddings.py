@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -55,6 +56,7 @@ class Embeddings(nn.Module):
         self.exchange: Exchange = EXCHANGES[exchange](self.row_space, optimizer, seed)
         self.learning_rate = optimizer.lr
         self.step = 0
+        self._averaged = False
         self._anchor = torch.zeros((), requires_grad=True)  # makes autograd call the update; never a parameter
 
     @property
@@ -92,7 +94,22 @@ class Embeddings(nn.Module):
         if torch.is_grad_enabled() and self.training:
             pooled: Tensor = _Lookup.apply(self._anchor, self, batch)
             return pooled
-        return self.exchange.lookup(batch)[0]
+        return self.exchange.lookup(batch, self.step if self._averaged else None)[0]
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within, lookups without gradients give the rows' moving averages (the optimizer's ``average``).
+
+        Raises:
+            ConfigError: when the optimizer keeps none.
+        """
+        if self.optimizer.average is None:
+            raise ConfigError("averaged() with an optimizer that keeps no average", "e.g. Adagrad(..., average=0.999)")
+        self._averaged = True
+        try:
+            yield
+        finally:
+            self._averaged = False
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         """TorchRec's names; the tensors are views into the records, not copies."""

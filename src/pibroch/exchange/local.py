@@ -15,6 +15,7 @@ from pibroch.embedding import MemoryShard, RowSpace, SparseOptimizer
 from pibroch.errors import RowIdError
 from pibroch.exchange.base import Exchange
 from pibroch.kernels import parallel
+from pibroch.kernels.average import numba as averaging
 from pibroch.kernels.dedupe import numba as grouping
 from pibroch.kernels.gather_pool import numba as pooling
 from pibroch.kernels.scatter_update.numba import Grouped
@@ -41,7 +42,7 @@ class LocalExchange(Exchange):
         self.optimizer = optimizer
         self.shard = MemoryShard(row_space, optimizer, seed)
 
-    def lookup(self, batch: JaggedBatch) -> tuple[Tensor, LookedUp]:
+    def lookup(self, batch: JaggedBatch, averaged_at: int | None = None) -> tuple[Tensor, LookedUp]:
         """See :class:`Exchange`."""
         space = self.row_space
         offsets, values = batch.offsets.numpy(), batch.values.numpy()
@@ -51,10 +52,11 @@ class LocalExchange(Exchange):
             raise row_id_error(space, batch, int(bad))
         num_bags = len(offsets) - 1
         looked_up = LookedUp(row_ids, offsets, self._scale(batch), len(values) == num_bags and is_one_hot(offsets))
+        records, rows = self.shard.records, row_ids
+        if averaged_at is not None:
+            records, rows = self._averages(row_ids, averaged_at), rising(len(row_ids)).astype(np.int64)
         pooled_BFD = torch.empty(batch.batch_size, len(space.features), space.dim)
-        parallel.run(
-            pooling.gather_pool, num_bags, self.shard.records, row_ids, offsets, looked_up.scale, pooled_BFD.numpy()
-        )
+        parallel.run(pooling.gather_pool, num_bags, records, rows, offsets, looked_up.scale, pooled_BFD.numpy())
         return pooled_BFD, looked_up
 
     def update(self, looked_up: LookedUp, gradient_BFD: Tensor, learning_rate: float, step: int) -> None:
@@ -64,10 +66,24 @@ class LocalExchange(Exchange):
             return
         grouped = group(looked_up, self.row_space)
         gradients = gradient_BFD.numpy().reshape(-1, self.row_space.dim)
-        hyper = self.optimizer.hyper(learning_rate, step).as_float32()
-        parallel.run_ranges(
-            type(self.optimizer).kernel, even_bounds(grouped), self.shard.records, grouped, gradients, hyper
-        )
+        hyper, bounds = self.optimizer.hyper(learning_rate, step).as_float32(), even_bounds(grouped)
+        self._advance_averages(grouped.rows, step - 1)
+        parallel.run_ranges(type(self.optimizer).kernel, bounds, self.shard.records, grouped, gradients, hyper)
+        self._advance_averages(grouped.rows, step)
+
+    def _advance_averages(self, rows: NDArray[np.int64], step: int) -> None:
+        """Bring the moving averages of the rows to ``step``, where averages are kept."""
+        decay, dim = self.optimizer.average, self.row_space.dim
+        if decay is not None:
+            first = self.shard.column("average")
+            parallel.run(averaging.advance, len(rows), self.shard.records, rows, dim, first, decay, step)
+
+    def _averages(self, row_ids: NDArray[np.int64], step: int) -> NDArray[np.float32]:
+        """Moving averages of the rows at ``step``, ``[V, D]``."""
+        averages = np.empty((len(row_ids), self.row_space.dim), np.float32)
+        first, decay = self.shard.column("average"), self.optimizer.average
+        parallel.run(averaging.averaged_rows, len(row_ids), self.shard.records, row_ids, first, decay, step, averages)
+        return averages
 
     def _scale(self, batch: JaggedBatch) -> NDArray[np.float32]:
         """Factor of each id in its bag's sum, or empty when all are 1."""

@@ -50,9 +50,7 @@ def run_ranges(kernel: Callable[..., Any], bounds: list[int], *args: Any) -> Non
         kernel(*args, bounds[0], bounds[-1])
         return
     pool = _pool(num_threads() - 1, os.getpid())
-    pending: list[Future[Any]] = [
-        pool.submit(kernel, *args, start, stop) for start, stop in pairwise(bounds[1:])
-    ]
+    pending: list[Future[Any]] = [pool.submit(kernel, *args, start, stop) for start, stop in pairwise(bounds[1:])]
     try:
         kernel(*args, bounds[0], bounds[1])
     finally:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-import numba
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, config
 from numba.extending import intrinsic
 
 FLOATS_PER_LINE = 16
@@ -39,8 +39,8 @@ def _prefetch_row(typingctx: Any, records: Any, row: Any) -> Any:
     return types.void(records, types.int64), generate
 
 
-def _no_hint(records: Any, row: int) -> None:
+def _no_hint(records: Any, row: Any) -> None:
     """Stand-in when kernels run uncompiled (``NUMBA_DISABLE_JIT=1``)."""
 
 
-prefetch_row = _no_hint if numba.config.DISABLE_JIT else intrinsic(_prefetch_row)
+prefetch_row: Callable[..., None] = _no_hint if config.DISABLE_JIT else intrinsic(_prefetch_row)  # type: ignore[attr-defined]

@@ -27,7 +27,11 @@ def a_step(dim, width, num_rows=50, num_ids=300, scaled=False, seed=0):
     source = rng.permutation(num_ids).astype(np.int32)
     scale = rng.random(num_ids).astype(np.float32) if scaled else np.empty(0, np.float32)
     records = rng.random((num_rows, width)).astype(np.float32)
-    return records, Grouped(rows, segments, order, source, scale), rng.standard_normal((num_ids, dim)).astype(np.float32)
+    return (
+        records,
+        Grouped(rows, segments, order, source, scale),
+        rng.standard_normal((num_ids, dim)).astype(np.float32),
+    )
 
 
 @pytest.mark.parametrize("dim", [1, 2, 7, 16, 33, 64, 512])
