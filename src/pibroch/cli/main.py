@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Sequence
+from importlib import import_module
 from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
 
-from pibroch.cli import bench, data
 from pibroch.cli.console import console, set_up_logging, show_error
 from pibroch.cli.doctor import doctor
 from pibroch.cli.report import report
@@ -26,12 +27,16 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.add_typer(data.app, name="data")
 app.command()(train)
 app.command()(evaluate)
-app.command()(bench.bench)
 app.command()(report)
 app.command()(doctor)
+
+# Groups whose modules take long to import: their help here, their commands when the command line names them.
+_GROUPS = {
+    "data": "Turn raw click logs into encoded datasets, or generate one whose best possible AUC is known.",
+    "bench": "Measure against what others use: correctness first, then a table, CSV, Markdown and a plot.",
+}
 
 
 class _Stopped(BaseException):
@@ -41,14 +46,20 @@ class _Stopped(BaseException):
         self.exit_code = 128 + number
 
 
-@app.callback()
-def _common(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks. Works anywhere on the line.")] = False,
-) -> None:
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"pibroch {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks. Works anywhere on the line.")] = False,
+) -> None:
+    """Options of all commands; `main` and `_print_version` act on them."""
 
 
 def main() -> NoReturn:
@@ -56,6 +67,7 @@ def main() -> NoReturn:
     debug = "--debug" in sys.argv
     sys.argv = [sys.argv[0], *(argument for argument in sys.argv[1:] if argument != "--debug")]
     set_up_logging()
+    _add_groups(sys.argv[1:])
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     try:
@@ -77,5 +89,16 @@ def main() -> NoReturn:
     sys.exit(0)
 
 
+def _add_groups(arguments: Sequence[str]) -> None:
+    named = next((argument for argument in arguments if not argument.startswith("-")), None)
+    for name, text in _GROUPS.items():
+        group = import_module(f"pibroch.cli.{name}").app if name == named else typer.Typer(help=text)
+        app.add_typer(group, name=name)
+
+
 def _stop(number: int, frame: FrameType | None) -> None:
     raise _Stopped(number)
+
+
+if __name__ == "__main__":
+    main()

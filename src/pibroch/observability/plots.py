@@ -88,7 +88,7 @@ def access_skew_plot(skew: dict[str, list[float]]) -> str:
         reached = [a for r, a in zip(skew["row_share"], skew["access_share"], strict=True) if r <= share]
         if reached:
             note = f"{share:.1%} of rows: {reached[-1]:.0%}".replace(".0%", "%")
-            axes.annotate(note, (share, reached[-1]), (6, -10), textcoords="offset points", fontsize=8.5)
+            axes.annotate(note, (share, reached[-1]), (-6, 4), textcoords="offset points", ha="right", fontsize=8.5)
             axes.plot(share, reached[-1], "o", color=BLUE, markersize=4)
     return _svg(figure, axes)
 

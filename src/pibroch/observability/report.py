@@ -82,6 +82,7 @@ def write_report(folder: Path, out: Path) -> Path:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["figure"] = _figure
     page = environment.get_template("report.html").render(run=run, tiles=_tiles(run), figures=_figures(run))
     temporary = out.with_name(f".{out.name}.new")
     try:
@@ -129,6 +130,13 @@ def _tiles(run: RunRecords) -> list[tuple[str, str]]:
         ("samples/s", f"{summary['samples_per_second']:,.0f}"),
         ("peak memory", f"{summary['peak_rss_bytes'] / 2**20:,.0f} MiB"),
     ]
+
+
+def _figure(value: object) -> str:
+    """A value of a table: digits that mean something, thousands apart."""
+    if isinstance(value, float):
+        return f"{value:,.4f}" if abs(value) < 100 else f"{value:,.1f}"
+    return f"{value:,}" if isinstance(value, int) else "none" if value is None else str(value)
 
 
 def _number(value: float | None, digits: int = 4) -> str:

@@ -72,7 +72,7 @@ class Predictions:
         labels = np.concatenate(self._labels or [np.empty(0, np.bool_)])
         order = np.argsort(logits, kind="stable")
         logits, labels = logits[order], labels[order]
-        predicted = 1.0 / (1.0 + np.exp(-logits.astype(np.float64)))
+        predicted = np.exp(-np.logaddexp(0.0, -logits.astype(np.float64)))
         negatives, positives = _roc_counts(logits, labels)
         count, clicks = len(labels), int(labels.sum())
         logloss = self._loss_sum / count if count else math.nan

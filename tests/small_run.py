@@ -1,0 +1,71 @@
+"""A run of a second: generated data, a tiny model, and the command line as its own process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from pibroch.config import RunConfig
+from pibroch.config.recipes import change_config, check_config
+from pibroch.data import EncodedDataset
+from pibroch.data.synthetic import SyntheticOptions, synthesize
+from pibroch.observability.records import FanOut
+from pibroch.train.run import RunResult, run_training
+from pibroch.train.run_directory import RunDirectory
+
+BASE = {
+    "seed": 3,
+    "model": {"name": "dlrm", "dim": 4, "bottom": [8], "top": [16], "dropout": 0.2, "batch_norm": True},
+    "embedding": {"optimizer": {"name": "adam", "lr": 0.01}},
+    "optimizer": {"name": "adam", "lr": 0.01},
+    "train": {
+        "epochs": 2,
+        "batch_size": 100,
+        "evaluate_every": 10,
+        "checkpoint_every": 7,
+        "log_every": 1,
+        "threads": 1,
+    },
+}
+
+
+def make_dataset(folder: Path, *, num_samples: int = 3000, max_table_rows: int = 40) -> Path:
+    """Generate 26 small tables; 70 % of the samples train, the rest validate and test."""
+    synthesize(SyntheticOptions(num_samples=num_samples, max_table_rows=max_table_rows), folder)
+    return folder
+
+
+def make_config(data: Path, *overrides: str) -> RunConfig:
+    """The configuration of a small run."""
+    return change_config(check_config(BASE | {"data": {"dir": str(data)}}, "the test's base"), overrides)
+
+
+def train_here(config: RunConfig, folder: Path) -> tuple[RunDirectory, RunResult]:
+    """Train in this process; goes on when there is a checkpoint."""
+    run = RunDirectory(folder)
+    if not run.exists():
+        run.create(config)
+    dataset = EncodedDataset.open(config.data.dir)
+    return run, run_training(config, dataset, run, lambda total_steps: FanOut([]))
+
+
+def command(*arguments: object) -> list[str]:
+    """The command line that runs pibroch with this interpreter."""
+    return [sys.executable, "-m", "pibroch.cli.main", *map(str, arguments)]
+
+
+def run_command(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+    """Run pibroch as its own process to the end, within two minutes."""
+    return subprocess.run(
+        command(*arguments),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "COLUMNS": "200"},
+        **options,
+    )
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    """Contents of all files by relative path."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}

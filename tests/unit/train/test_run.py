@@ -1,0 +1,138 @@
+import json
+import tomllib
+
+import pytest
+import torch
+
+from pibroch.config.recipes import check_config
+from pibroch.data import EncodedDataset
+from pibroch.errors import CheckpointError, ConfigError, NonFiniteLossError
+from pibroch.train.checkpoint import read_manifest
+from pibroch.train.checkpoint_folder import CheckpointFolder
+from pibroch.train.run import evaluate_checkpoint
+from pibroch.train.run_directory import RunDirectory
+from small_run import files_below, make_config, make_dataset, train_here
+
+SUMMARY_KEYS = {
+    "steps", "samples", "seconds", "samples_per_second", "auc", "logloss", "normalized_entropy", "exchange",
+    "world_size", "bytes_sent", "bytes_received", "cache_hit_rate", "peak_rss_bytes",
+}  # fmt: skip
+
+
+def test_a_run_leaves_what_the_design_lists(data, tmp_path):
+    config = make_config(data)
+    run, result = train_here(config, tmp_path / "run")
+    summary = run.read_json("summary.json")
+    assert set(summary) == SUMMARY_KEYS
+    assert summary["steps"] == 42 and summary["samples"] == 4200 and summary["auc"] == result.summary.auc > 0.5
+    assert summary["cache_hit_rate"] is None and summary["exchange"] == "local"
+    assert check_config(tomllib.loads((run.path / "config.toml").read_text()), "config.toml") == config
+    assert run.read_json("versions.json")["torch"] == torch.__version__
+    records = run.metrics()
+    assert [r["step"] for r in records if r["kind"] == "training"] == list(range(1, 43))
+    assert [r["step"] for r in records if r["kind"] == "evaluation" and r["split"] == "validation"] == [
+        10,
+        20,
+        30,
+        40,
+        42,
+    ]
+    assert 0.5 < result.best_possible_auc <= 1
+
+
+def test_the_newest_and_the_best_checkpoints_are_kept(data, tmp_path):
+    run, result = train_here(make_config(data, "train.keep=1"), tmp_path / "run")
+    folder = CheckpointFolder(run.checkpoints_path, keep=1)
+    evaluations = [r for r in run.metrics() if r["kind"] == "evaluation" and r["split"] == "validation"]
+    best_step = max(evaluations, key=lambda r: r["auc"])["step"]
+    assert folder.steps() == sorted({best_step, 42})
+    assert folder.best() == folder.path(best_step)
+    assert evaluate_checkpoint(run.path, EncodedDataset.open(data), "test").auc == result.summary.auc
+
+
+def test_early_stop_and_plateau(data, tmp_path):
+    overrides = [
+        "train.early_stop_patience=2",
+        "train.epochs=50",
+        "train.evaluate_every=3",
+        "schedule.plateau_factor=0.5",
+    ]
+    run, result = train_here(make_config(data, *overrides, "optimizer.lr=0.5"), tmp_path / "run")
+    monitor = read_manifest(CheckpointFolder(run.checkpoints_path, 2).latest()).progress.monitor
+    assert monitor.evaluations_since_best == 2 and result.summary.steps == monitor.best_step + 6 < 1000
+    rates = {r["step"]: r["learning_rate"] for r in run.metrics() if r["kind"] == "training"}
+    assert rates[monitor.best_step + 4] == rates[monitor.best_step] * 0.5
+
+
+def test_equal_runs_write_equal_bytes_and_training_again_continues(data, tmp_path):
+    common = ["train.keep=9", "train.evaluate_every=7"]  # the shorter run also evaluates at its end
+    long = make_config(data, "train.steps=20", *common)
+    first, _ = train_here(long, tmp_path / "a")
+    train_here(make_config(data, "train.steps=14", *common), tmp_path / "b")
+    second, result = train_here(long, tmp_path / "b")
+    assert result.summary.steps == 20 and result.summary.samples == 2000
+    assert files_below(first.checkpoints_path / "step-00000020") == files_below(
+        second.checkpoints_path / "step-00000020"
+    )
+    losses = [[(r["step"], r["loss"]) for r in run.metrics() if r["kind"] == "training"] for run in (first, second)]
+    assert losses[0] == losses[1]
+
+
+def test_a_non_finite_loss_names_the_step_and_is_never_saved(data, tmp_path):
+    overrides = ["embedding.optimizer={name='sgd', lr=1e30}", "train.checkpoint_every=1", "model.batch_norm=false"]
+    with pytest.raises(NonFiniteLossError, match=r"loss \S+ in step (\d+)") as failure:
+        train_here(make_config(data, *overrides), tmp_path / "run")
+    step = int(failure.value.got.split()[-1])
+    folder = CheckpointFolder(tmp_path / "run" / "checkpoints", 2)
+    assert folder.latest() == folder.path(step - 1)
+    assert read_manifest(folder.latest()).progress.step == step - 1
+
+
+def test_bf16_and_clipping_train(data, tmp_path):
+    _, result = train_here(make_config(data, "train.bf16=true", "train.clip_norm=0.1"), tmp_path / "run")
+    assert result.summary.auc > 0.5
+
+
+@pytest.mark.parametrize("name", ["dcnv2", "deepfm", "wide_deep"])
+def test_each_model_trains(data, tmp_path, name):
+    _, result = train_here(make_config(data, f"model.name={name}", "train.epochs=3"), tmp_path / "run")
+    assert result.summary.auc > 0.52
+
+
+def test_every_byte_of_a_checkpoint_counts(data, tmp_path):
+    run, _ = train_here(make_config(data, "train.steps=2"), tmp_path / "run")
+    dataset = EncodedDataset.open(data)
+    checkpoint = CheckpointFolder(run.checkpoints_path, 2).latest()
+    for path in sorted(checkpoint.rglob("*.*")):
+        content = path.read_bytes()
+        for position in (0, len(content) // 2, len(content) - 2):
+            path.write_bytes(content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :])
+            with pytest.raises(CheckpointError, match=path.name):
+                evaluate_checkpoint(checkpoint, dataset, "test")
+        path.write_bytes(content)
+    evaluate_checkpoint(checkpoint, dataset, "test")
+
+
+def test_a_checkpoint_of_other_data_is_refused(data, tmp_path):
+    config = make_config(data, "train.steps=2")
+    run, _ = train_here(config, tmp_path / "run")
+    wide = make_dataset(tmp_path / "wide", num_samples=1000, max_table_rows=41)
+    with pytest.raises(CheckpointError, match=r"table 'C\d+' with 42 rows x 4 .* need 43 rows x 4"):
+        evaluate_checkpoint(run.path, EncodedDataset.open(wide), "test")
+    longer = make_dataset(tmp_path / "longer", num_samples=3001, max_table_rows=40)
+    with pytest.raises(CheckpointError, match=r"num_samples|dataset"):
+        train_here(make_config(longer, "train.steps=4"), run.path)
+
+
+def test_a_used_directory_is_not_overwritten(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="not empty"):
+        RunDirectory(tmp_path).must_be_new()
+
+
+def test_metrics_survive_a_cut_line_and_forget_what_comes_after(tmp_path):
+    run = RunDirectory(tmp_path)
+    lines = [json.dumps({"kind": "training", "step": s, "seconds": s / 2}) for s in (1, 2, 3)]
+    run.metrics_path.write_text("\n".join(lines) + '\n{"kind": "tra')
+    assert run.truncate_metrics(2) == 1.0
+    assert [record["step"] for record in run.metrics()] == [1, 2]
