@@ -1,10 +1,10 @@
 """A click model whose true probabilities are known: each sample's logit from planted effects of its ids and numbers.
 
-    logit = b + Σ_f w_f + Σ_{f<g} <u_f, u_g>
+    logit = b + Σ_j w_j z_j + Σ_f w_f + Σ_{f<g} <u_f, u_g>
 
-over 39 fields: the 26 categories (w, u of the id's row; of several ids the sum over the bag's mean length) and the 13
-dense values (w, u times the standardised value). That is a factorisation machine, so linear terms alone do not reach the
-optimum. Rare ids have small effects, because what is seen a few times cannot be learned.
+over the 13 standardised dense values z and the 26 categories (w, u of the id's row; of several ids the sum over the bag's
+mean length). That is a factorisation machine, so linear terms alone do not reach the optimum. Only Criteo's smaller tables
+have u ≠ 0, and rare ids have small effects: what is seen a few times cannot be learned.
 
 Legend: R samples, F categories, n dense, K factors.
 """
@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from pibroch.kernels.policy import kernel
 
-NUM_FACTORS = 4
+NUM_FACTORS = 2
 CLICK_RATE = 0.2566
 """Of the Criteo sample."""
 
-_LINEAR_DEVIATION = 1.1
-_PAIR_DEVIATION = 0.9
+_LINEAR_DEVIATION = 1.15
+_PAIR_DEVIATION = 0.5
 _LEARNABLE_SAMPLES = 200_000
-_HALF_EFFECT_COUNT = 40
+_HALF_EFFECT_COUNT = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Planted:
         first_row: of each table in ``effects``, int64 ``[F]``.
         effects: float32 ``[all rows, 1 + K]``: w, then u.
         bag_scale: weight of one id of each feature, float32 ``[F]``.
-        dense_effects: float32 ``[n, 1 + K]``.
+        dense_effects: float32 ``[n]``: w.
         dense_mean: of the dense values, float32 ``[n]``.
         dense_scale: one over their standard deviation, float32 ``[n]``.
         linear_scale: weight of the sum of all w.
@@ -77,11 +77,13 @@ class Planted:
         return self.bias + self.linear_scale * linear + self.pair_scale * pairs
 
 
-def draw_effects(probabilities: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float32]:
-    """Effects of one table's rows with these access probabilities, float32 ``[rows, 1 + K]``."""
+def draw_effects(probabilities: NDArray[np.float64], in_pairs: bool, rng: np.random.Generator) -> NDArray[np.float32]:
+    """Effects of one table's rows with these access probabilities, float32 ``[rows, 1 + K]``; u = 0 unless ``in_pairs``."""
     expected = probabilities * _LEARNABLE_SAMPLES
-    shrinkage = np.sqrt(expected / (expected + _HALF_EFFECT_COUNT))
+    shrinkage = expected / (expected + _HALF_EFFECT_COUNT)
     effects: NDArray[np.float64] = rng.standard_normal((len(probabilities), 1 + NUM_FACTORS)) * shrinkage[:, None]
+    if not in_pairs:
+        effects[:, 1:] = 0.0
     return effects.astype(np.float32)
 
 
@@ -121,10 +123,7 @@ def _parts(
         total[:] = 0.0
         squares[:] = 0.0
         for column in range(standard.shape[1]):
-            for k in range(width):
-                value = standard[sample, column] * dense_effects[column, k]
-                total[k] += value
-                squares[k] += value * value
+            total[0] += standard[sample, column] * dense_effects[column]
         for feature in range(num_features):
             bag = sample * num_features + feature
             field[:] = 0.0

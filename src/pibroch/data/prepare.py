@@ -118,7 +118,7 @@ def _signature(sources: Sequence[Source], schema: Schema, options: PrepareOption
         "version": __version__,
         "sources": files,
         "schema": schema.model_dump(mode="json"),
-        "split": list(asdict(options.split).values()),
+        "split": [options.split.kind, list(options.split.fractions), options.split.seed],
         "piece_bytes": options.piece_bytes,
     }
 

@@ -15,6 +15,7 @@ A schema is written as TOML::
 
 from __future__ import annotations
 
+import difflib
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -24,7 +25,6 @@ from typing import Any, Literal, Self, TypeVar
 from pydantic import Field, ValidationError, model_validator
 
 from pibroch.config.base import Section
-from pibroch.config.problems import config_error
 from pibroch.config.toml import to_toml
 from pibroch.data.transform import FIRST_ROW, NUM_LOG_BIN_ROWS, Transform
 from pibroch.errors import ConfigError
@@ -175,8 +175,9 @@ class Schema(Section):
             raw = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{source}, which is no TOML: {error}", "a schema, see docs/data.md") from error
-        tables = {key: list(_named(key, raw.get(key, {}), source)) for key in ("dense", "categorical")}
-        return _checked(cls, raw | tables, source)
+        kinds = (("dense", DenseFeature), ("categorical", CategoricalFeature))
+        features = {kind: list(_features(model, kind, raw.get(kind, {}), source)) for kind, model in kinds}
+        return _checked(cls, raw | features, source)
 
     @classmethod
     def load(cls, path: Path) -> Schema:
@@ -192,15 +193,23 @@ class Schema(Section):
         return cls.from_toml(text, str(path))
 
 
-def _named(kind: str, tables: object, source: str) -> Iterator[dict[str, Any]]:
+def _features(model: type[_S], kind: str, tables: object, source: str) -> Iterator[_S]:
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
         raise ConfigError(f"`{kind}` in {source} that holds no tables", f"one table a feature, as [{kind}.NAME]")
     for name, table in tables.items():
-        yield {"name": name, "column": name} | table
+        yield _checked(model, {"name": name, "column": name} | table, f"[{kind}.{name}] of {source}")
 
 
 def _checked(model: type[_S], raw: dict[str, Any], source: str) -> _S:
     try:
         return model.model_validate(raw)
     except ValidationError as error:
-        raise config_error(error, raw, model, source) from error
+        problem = error.errors(include_url=False)[0]
+        key, known = ".".join(str(part) for part in problem["loc"]), sorted(model.model_fields)
+        if problem["type"] == "extra_forbidden":
+            close = difflib.get_close_matches(key, known, n=1)
+            do = f"did you mean `{close[0]}`?" if close else "remove it"
+            raise ConfigError(f"unknown key `{key}` in {source}", f"one of {', '.join(known)}", do) from error
+        got = f"`{key} = {problem['input']!r}` in {source}" if key in raw else source
+        where = f" for `{key}`" if key else ""
+        raise ConfigError(got, problem["msg"].removeprefix("Value error, ") + where, "see docs/data.md") from error

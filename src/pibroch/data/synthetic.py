@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.data.planted import NUM_FACTORS, Planted, calibrated, draw_effects, sigmoid
+from pibroch.data.planted import Planted, calibrated, draw_effects, sigmoid
 from pibroch.data.publish import publish, refuse_existing, work_folder
 from pibroch.data.sampling import alias_table, draw_ids, stream_keys, uniform
 from pibroch.data.schema import CategoricalFeature, DenseFeature, Schema
@@ -36,6 +36,7 @@ _MULTI_HOT_EVERY = 3
 # Mean of log(1 + x) and share of missing values of I1 to I13 in the Criteo sample.
 _DENSE_MEANS = (0.87, 2.03, 2.15, 1.70, 7.28, 3.40, 1.64, 2.04, 3.54, 0.40, 0.93, 0.29, 1.73)
 _DENSE_MISSING = (0.451, 0.0, 0.213, 0.214, 0.026, 0.223, 0.043, 0.001, 0.043, 0.451, 0.043, 0.765, 0.214)
+_LARGEST_PAIRED = 60
 _LONGEST_BAG = 2 * max(_BAG_LENGTHS)
 
 
@@ -145,9 +146,14 @@ class Generator:
         pilot = self._dense(_PILOT_FIRST, _PILOT_SAMPLES)
         planted = Planted(
             first_row=np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64),
-            effects=np.concatenate([draw_effects(p, rng) for p in probabilities]),
+            effects=np.concatenate(
+                [
+                    draw_effects(p, skew.num_values <= _LARGEST_PAIRED, rng)
+                    for p, skew in zip(probabilities, CRITEO_SKEW, strict=True)
+                ]
+            ),
             bag_scale=np.array([1 / max(1, length) for length in self._lengths], np.float32),
-            dense_effects=rng.standard_normal((len(_DENSE_MEANS), 1 + NUM_FACTORS)).astype(np.float32),
+            dense_effects=rng.standard_normal(len(_DENSE_MEANS)).astype(np.float32),
             dense_mean=pilot.mean(0),
             dense_scale=1 / np.maximum(pilot.std(0), 1e-3),
         )

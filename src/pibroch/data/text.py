@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import types
 from numpy.typing import NDArray
 
 from pibroch.kernels.policy import kernel
@@ -182,7 +181,7 @@ def _number(text: Bytes, start: int, end: int) -> tuple[float, bool]:
     position, negative = start, text[start] == 45
     if text[start] == 45 or text[start] == 43:
         position += 1
-    mantissa, exponent, digits, after_point = types.int64(0), 0, 0, False
+    mantissa, exponent, digits, after_point = 0, 0, 0, False
     while position < end:
         byte = text[position]
         if byte == 46 and not after_point:
@@ -190,7 +189,7 @@ def _number(text: Bytes, start: int, end: int) -> tuple[float, bool]:
         elif 48 <= byte <= 57:
             digits += 1
             if mantissa < _MAX_MANTISSA:
-                mantissa = mantissa * 10 + (byte - 48)
+                mantissa = mantissa * 10 + (int(byte) - 48)
                 exponent -= after_point
             else:
                 exponent += not after_point
@@ -222,7 +221,7 @@ def _exponent(text: Bytes, position: int, end: int) -> tuple[int, bool]:
     for place in range(position, end):
         if text[place] < 48 or text[place] > 57:
             return 0, False
-        value = min(value * 10 + (text[place] - 48), 100_000)
+        value = min(value * 10 + (int(text[place]) - 48), 100_000)
     return (-value if negative else value), True
 
 

@@ -1,0 +1,69 @@
+import numpy as np
+import pytest
+
+from pibroch.data.parse import PieceParser
+from pibroch.data.schema import Schema
+from pibroch.data.transform import log_bin_rows, transform_dense
+from pibroch.errors import DataError
+
+SCHEMA = Schema.from_toml(
+    'label = "y"\n[dense.price]\n[categorical.user]\n[categorical.age]\nbinning = "log"\n'
+    '[categorical.day]\nencoding = "integer"\nnum_buckets = 7\n[categorical.tags]\nmulti_hot = true\n'
+    '[categorical.hour]\ncolumn = "time"\ncharacters = [6, 8]\n'
+)
+COLUMNS = ("y", "user", "price", "extra", "age", "day", "tags", "time")
+
+
+def parse(*lines: str):
+    return PieceParser(SCHEMA, COLUMNS).parse("\n".join(lines).encode(), first_line=2)
+
+
+def test_values_become_codes():
+    piece = parse("1,u1,2.5,?,30,6,a|b,14102107", "0,u2,,?,,7,,14102207", "0,u1,-1,?,-5,,b,1410")
+    assert piece.labels.tolist() == [1, 0, 0]
+    np.testing.assert_array_equal(piece.dense[0], transform_dense(np.array([2.5, np.nan, -1])))
+    user, age, day, tags, hour = piece.codes
+    assert user.values[0] == user.values[2] != user.values[1]
+    assert age.values.tolist() == log_bin_rows(np.array([30, np.nan, -5])).tolist()
+    assert day.values.tolist() == [8, 0, 1]
+    assert tags.lengths.tolist() == [2, 0, 1]
+    assert tags.values[1] == tags.values[2]
+    assert hour.values[0] == hour.values[1] != hour.values[2]
+    assert piece.num_bad == 0
+
+
+GOOD = "1,u,2,?,3,4,a,14102107"
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("1,u,2", "3 columns instead of 8"),
+        (GOOD + ",5", "9 columns instead of 8"),
+        ("7,u,2,?,3,4,a,1", "`7` as y, a label must be 0 or 1"),
+        (",u,2,?,3,4,a,1", "`` as y, a label must be 0 or 1"),
+        ("yes,u,2,?,3,4,a,1", "`yes` as y"),
+        ("1,u,abc,?,3,4,a,1", "`abc` as price, a finite number is needed"),
+        ("1,u,nan,?,3,4,a,1", "`nan` as price"),
+        ("1,u,-inf,?,3,4,a,1", "`-inf` as price"),
+        ("1,u,2,?,x,4,a,1", "`x` as age"),
+    ],
+)
+def test_malformed_records_are_left_out_with_their_reason(line, reason):
+    piece = parse(GOOD, line, GOOD)
+    assert piece.num_bad == 1
+    assert piece.bad[0].line == 3
+    assert reason in piece.bad[0].reason
+    assert len(piece.labels) == len(piece.dense[0]) == 2
+    assert all(len(codes.values) == 2 for codes in piece.codes)
+
+
+def test_only_the_first_bad_records_are_kept():
+    piece = parse(*["broken"] * 100, GOOD)
+    assert piece.num_bad == 100
+    assert [record.line for record in piece.bad] == [2, 3, 4, 5, 6]
+
+
+def test_a_missing_column_is_named():
+    with pytest.raises(DataError, match="need a column `tags`"):
+        PieceParser(SCHEMA, tuple(column for column in COLUMNS if column != "tags"))

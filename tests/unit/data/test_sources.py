@@ -1,0 +1,104 @@
+import gzip
+from pathlib import Path
+
+import polars as pl
+import pytest
+import zstandard
+
+from pibroch.data.sources import ParquetSource, Place, Source, TextSource
+from pibroch.errors import DataError
+
+LINES = [f'{i},"a ""{i}"" b\nc",{i * i}\n' for i in range(500)]
+TEXT = ("x,y,z\n" + "".join(LINES)).encode()
+
+
+def text_of(source: Source, start: Place = Place(), piece_bytes: int = 300) -> bytes:
+    return b"".join(piece.text for piece in source.pieces(start, piece_bytes))
+
+
+def written(path: Path, kind: str, data: bytes = TEXT) -> Path:
+    if kind == "gzip":
+        data = gzip.compress(data[:100]) + gzip.compress(data[100:])  # two members, as `cat a.gz b.gz` makes
+    elif kind == "zstd":
+        compress = zstandard.ZstdCompressor(write_checksum=True).compress
+        data = compress(data[:100]) + compress(data[100:])
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["plain", "gzip", "zstd"])
+def test_kinds_are_told_apart_by_content(tmp_path, kind):
+    source = TextSource(written(tmp_path / "data.txt", kind), ",", True)
+    assert source.columns == ("x", "y", "z")
+    assert text_of(source) == TEXT[6:]
+
+
+@pytest.mark.parametrize("kind", ["plain", "gzip", "zstd"])
+def test_pieces_hold_whole_records_and_reading_goes_on_anywhere(tmp_path, kind):
+    source = TextSource(written(tmp_path / "data", kind), ",", True)
+    pieces = list(source.pieces(Place(), 300))
+    assert len(pieces) > 20
+    assert pieces[0].start == Place(6, 1)
+    for piece in pieces:
+        assert piece.text.count(b'"') % 2 == 0
+        assert len(piece.text) < 600
+    for piece in pieces[::7]:
+        before = TEXT[: piece.end.offset]
+        assert piece.end.line == before.count(b"\n")
+        assert text_of(source, piece.end) == TEXT[piece.end.offset :]
+
+
+def test_a_file_without_header_a_byte_order_mark_and_no_last_newline(tmp_path):
+    path = written(tmp_path / "data", "plain", b"\xef\xbb\xbfa\tb\n1\t2")
+    assert text_of(TextSource(path, "\t", False, ("p", "q"))) == b"a\tb\n1\t2"
+    assert TextSource(path, "\t", False).columns == ("a", "b")
+    assert text_of(TextSource(path, "\t", False)) == b"1\t2"
+
+
+@pytest.mark.parametrize("kind", ["gzip", "zstd"])
+def test_truncated_and_damaged_compression_is_an_error(tmp_path, kind):
+    path = written(tmp_path / "whole", kind)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) * 2 // 3])
+    with pytest.raises(DataError, match=r"whole, which ends too early.*need a complete"):
+        text_of(TextSource(path, ",", True, ("x", "y", "z")))
+    path.write_bytes(whole[:200] + bytes(100) + whole[300:])
+    with pytest.raises(DataError, match="whole"):
+        text_of(TextSource(path, ",", True, ("x", "y", "z")))
+
+
+def test_missing_folder_and_empty(tmp_path):
+    with pytest.raises(DataError, match=r"no file .*nope.*need.*do:"):
+        TextSource(tmp_path / "nope", ",", True)
+    with pytest.raises(DataError, match="is a folder"):
+        TextSource(tmp_path, ",", True)
+    with pytest.raises(DataError, match="empty"):
+        TextSource(written(tmp_path / "empty", "plain", b""), ",", True)
+
+
+def test_a_quote_that_never_closes_does_not_fill_the_memory(tmp_path):
+    path = written(tmp_path / "data", "plain", b'a,b\n1,"' + b"x\n" * 5000)
+    with pytest.raises(DataError, match="quote that is never closed"):
+        text_of(TextSource(path, ",", True))
+
+
+def test_parquet_becomes_the_text_of_a_csv(tmp_path):
+    frame = pl.DataFrame(
+        {"x": [1, None, 3], "y": ['a"b', "c,d", None], "z": [[1, 2], [], None], "w": [True, False, None]}
+    )
+    frame.write_parquet(tmp_path / "data.parquet")
+    source = ParquetSource(tmp_path / "data.parquet", ",", {"z": ";"})
+    assert source.columns == ("x", "y", "z", "w")
+    lines = text_of(source, piece_bytes=1).decode().splitlines()
+    assert lines == ['1,"a""b",1;2,1', ',"c,d","",0', "3,,,"]
+    assert text_of(source, Place(2, 2)).decode().splitlines() == lines[2:]
+
+
+def test_what_is_no_parquet_is_refused(tmp_path):
+    path = tmp_path / "data.parquet"
+    path.write_bytes(TEXT)
+    with pytest.raises(DataError, match="need a Parquet file"):
+        ParquetSource(path, ",", {})
+    pl.DataFrame({"a": []}).write_parquet(path)
+    with pytest.raises(DataError, match="no rows"):
+        ParquetSource(path, ",", {})
