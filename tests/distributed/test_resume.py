@@ -19,7 +19,7 @@ CASES = {
         "optimizer={name='adamw', lr=0.01}",
         "schedule={name='cosine', warmup_steps=9, plateau_factor=0.9}",
     ],
-    "adam": ["model.embedding_dropout=0.1", "train.bf16=true", "train.clip_norm=1.0"],
+    "adam": ["train.average=0.9", "model.embedding_dropout=0.1", "train.bf16=true", "train.clip_norm=1.0"],
     "rowwise_adam": ["embedding.optimizer={name='rowwise_adam', lr=0.01}", "train.threads=2", "model.name=dcnv2"],
 }
 TIMEOUT_SECONDS = 120

@@ -21,6 +21,7 @@ class TrainConfig(Section):
         early_stop_patience: stop after this many evaluations in a row without improvement.
         monitor: the metric that says which model is best.
         clip_norm: bound on the norm of all dense gradients together.
+        average: decay a step of moving averages of all weights, which are then what is evaluated and served.
         bf16: run the dense layers under bfloat16 autocast.
         checkpoint_every: interval of checkpoints; the end of each epoch when absent.
         keep: newest checkpoints to keep, besides the best one.
@@ -36,6 +37,7 @@ class TrainConfig(Section):
     early_stop_patience: int | None = Field(default=None, ge=1)
     monitor: Literal["auc", "logloss"] = "auc"
     clip_norm: float | None = Field(default=None, gt=0)
+    average: float | None = Field(default=None, ge=0, lt=1)
     bf16: bool = False
     checkpoint_every: int | None = Field(default=None, ge=1)
     keep: int = Field(default=2, ge=1)

@@ -66,24 +66,29 @@ def save_tables(folder: Path, tables: Sequence[Table], rows: RowStore) -> dict[s
     digests = {}
     for table in tables:
         file = table_file(table.name)
-        digests[file] = write_tensors(folder / file, _tensors(table.name, rows, with_state=True))
+        digests[file] = write_tensors(folder / file, _tensors(table.name, rows))
     return digests
 
 
-def load_tables(folder: Path, tables: Sequence[Table], rows: RowStore, *, with_state: bool = True) -> None:
-    """Fill ``rows`` from a checkpoint whose files were verified; without state only the weights are read.
+def load_tables(folder: Path, tables: Sequence[Table], rows: RowStore) -> None:
+    """Fill ``rows`` from a checkpoint whose files were verified: weights, and what state ``rows`` has room for.
 
     Raises:
         CheckpointError: when a table has another shape.
     """
     for table in tables:
-        read_into(folder / table_file(table.name), _tensors(table.name, rows, with_state=with_state))
+        read_into(folder / table_file(table.name), _tensors(table.name, rows))
 
 
 def check_tables_match(
-    saved: Mapping[str, SavedTable], wanted: Mapping[str, SavedTable], *, with_state: bool = True
+    saved: Mapping[str, SavedTable], wanted: Mapping[str, SavedTable], *, same_state: bool = True
 ) -> None:
     """Compare the tables of a checkpoint with those of the run that wants to load it.
+
+    Args:
+        saved: by name.
+        wanted: by name.
+        same_state: whether all optimizer state must be the same; otherwise what is wanted must be there.
 
     Raises:
         CheckpointError: names the first table that differs, with both sizes.
@@ -98,7 +103,8 @@ def check_tables_match(
         have, need_table = saved[name], wanted[name]
         if (have.num_rows, have.dim) != (need_table.num_rows, need_table.dim):
             raise CheckpointError(f"table {name!r} with {have} in the checkpoint", f"{need_table}, as this run has", do)
-        if with_state and dict(have.state) != dict(need_table.state):
+        found = have.state.items() if same_state else have.state.items() & need_table.state.items()
+        if set(found) != set(need_table.state.items()):
             raise CheckpointError(
                 f"table {name!r} with {have} in the checkpoint",
                 f"{need_table}",
@@ -106,5 +112,5 @@ def check_tables_match(
             )
 
 
-def _tensors(name: str, rows: RowStore, *, with_state: bool) -> dict[str, NDArray[Any]]:
-    return {"weight": rows.weights(name), **(rows.state(name) if with_state else {})}
+def _tensors(name: str, rows: RowStore) -> dict[str, NDArray[Any]]:
+    return {"weight": rows.weights(name), **rows.state(name)}

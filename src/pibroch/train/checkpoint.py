@@ -1,7 +1,8 @@
 """Whole checkpoints: a folder with tables, dense weights, optimizer state, random state and a manifest of checksums.
 
 ``step-00000123/``: ``manifest.json``, ``dense.safetensors``, ``dense_optimizer.safetensors``, ``random.safetensors``,
-``tables/<name>.safetensors``. Nothing in it depends on time or place: equal runs write equal bytes.
+``tables/<name>.safetensors``, and with averages ``dense_average.safetensors``. Nothing in it depends on time or place:
+equal runs write equal bytes.
 """
 
 from __future__ import annotations
@@ -73,12 +74,7 @@ def save_checkpoint(folder: Path, session: Session, progress: Progress) -> None:
     """
     with atomic_folder(folder) as temporary:
         files = {
-            name: write_tensors(temporary / name, tensors)
-            for name, tensors in {
-                "dense.safetensors": _arrays(session.model.state_dict()),
-                "dense_optimizer.safetensors": _arrays(_optimizer_tensors(session)),
-                "random.safetensors": {"torch": torch.get_rng_state().numpy()},
-            }.items()
+            name: write_tensors(temporary / name, _arrays(tensors)) for name, tensors in _dense_files(session).items()
         }
         files |= save_tables(temporary, session.embeddings.tables, session.embeddings.shard)
         manifest = Manifest(
@@ -133,39 +129,55 @@ def restore_checkpoint(folder: Path, manifest: Manifest, session: Session) -> No
     Raises:
         CheckpointError: when a file is damaged, or when the tables are not those of the session.
     """
-    _verify(folder, manifest, session, with_state=True)
+    _verify(folder, manifest, session, same_state=True)
     if manifest.dataset_fingerprint != session.dataset.fingerprint:
         raise CheckpointError(
             f"a checkpoint of dataset {manifest.dataset_fingerprint[:12]}",
             f"one of dataset {session.dataset.fingerprint[:12]}, which this run reads",
             "resume with the data that the run began with",
         )
-    load_tables(folder, session.embeddings.tables, session.embeddings.shard)
-    session.embeddings.step = manifest.progress.step
-    session.model.load_state_dict(load_file(folder / "dense.safetensors"))
+    _load_weights(folder, manifest, session)
     _load_optimizer(session, load_file(folder / "dense_optimizer.safetensors"))
     torch.set_rng_state(load_file(folder / "random.safetensors")["torch"])
 
 
 def restore_weights(folder: Path, manifest: Manifest, session: Session) -> None:
-    """Load only what predictions depend on; optimizer state and random numbers stay.
+    """Load what predictions depend on, into tables of any optimizer that keeps averages if the run kept them.
 
     Raises:
         CheckpointError: as `restore_checkpoint`, but for another dataset of equal table sizes.
     """
-    _verify(folder, manifest, session, with_state=False)
-    load_tables(folder, session.embeddings.tables, session.embeddings.shard, with_state=False)
+    _verify(folder, manifest, session, same_state=False)
+    _load_weights(folder, manifest, session)
+
+
+def _load_weights(folder: Path, manifest: Manifest, session: Session) -> None:
+    load_tables(folder, session.embeddings.tables, session.embeddings.shard)
+    session.embeddings.step = manifest.progress.step
     session.model.load_state_dict(load_file(folder / "dense.safetensors"))
+    if session.averages is not None:
+        session.averages.load_state_dict(load_file(folder / "dense_average.safetensors"))
 
 
-def _verify(folder: Path, manifest: Manifest, session: Session, *, with_state: bool) -> None:
-    check_tables_match(manifest.tables, _table_shapes(session), with_state=with_state)
+def _verify(folder: Path, manifest: Manifest, session: Session, *, same_state: bool) -> None:
+    check_tables_match(manifest.tables, _table_shapes(session), same_state=same_state)
     for file, digest in manifest.files.items():
         verify_file(folder / file, digest)
 
 
 def _table_shapes(session: Session) -> dict[str, SavedTable]:
     return {table.name: saved_shape(table.name, session.embeddings.shard) for table in session.embeddings.tables}
+
+
+def _dense_files(session: Session) -> dict[str, dict[str, torch.Tensor]]:
+    """Everything but the tables, by file."""
+    averages = {} if session.averages is None else {"dense_average.safetensors": session.averages.state_dict()}
+    return {
+        "dense.safetensors": session.model.state_dict(),
+        "dense_optimizer.safetensors": _optimizer_tensors(session),
+        "random.safetensors": {"torch": torch.get_rng_state()},
+        **averages,
+    }
 
 
 def _optimizer_tensors(session: Session) -> dict[str, torch.Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from pibroch.data import EncodedDataset, Loader
@@ -30,14 +29,9 @@ class AccessSkew:
 def evaluate(session: Session, split: SplitName) -> tuple[Metrics, Curves]:
     """Metrics over a whole split; weights, optimizer state and random numbers stay untouched."""
     predictions = Predictions()
-    session.set_training(False)
-    try:
-        with torch.inference_mode():
-            loader = Loader(session.dataset.split(split), session.config.train.evaluate_batch_size)
-            for batch in loader:
-                predictions.add(session.logits(batch).numpy(), batch.labels.numpy())
-    finally:
-        session.set_training(True)
+    with session.predicting() as logits:
+        for batch in Loader(session.dataset.split(split), session.config.train.evaluate_batch_size):
+            predictions.add(logits(batch).numpy(), batch.labels.numpy())
     return predictions.result()
 
 

@@ -97,7 +97,7 @@ class Trainer:
         loss.backward()
         if self.settings.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(session.model.parameters(), self.settings.clip_norm)
-        session.optimizer.step()
+        session.update_dense()
         self.step = step
         if batch.position is not None:
             self.position = batch.position

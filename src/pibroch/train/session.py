@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from pibroch.config import RunConfig
 from pibroch.config.embedding import NormalConfig, UniformConfig
@@ -29,6 +33,7 @@ class Session:
         embeddings: tables with their optimizer.
         model: the dense layers.
         optimizer: of the dense layers.
+        averages: moving averages of the dense layers, when the recipe asks for averages.
     """
 
     config: RunConfig
@@ -36,22 +41,42 @@ class Session:
     embeddings: Embeddings
     model: nn.Module
     optimizer: torch.optim.Optimizer
-
-    def logits(self, batch: JaggedBatch) -> Tensor:
-        """Float32 logits ``[B]``, under bfloat16 autocast when the recipe asks for it."""
-        embedded_BFD = self.embeddings(batch)
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.config.train.bf16):
-            logits: Tensor = self.model(batch.dense, embedded_BFD)
-        return logits.float()
+    averages: AveragedModel | None = None
 
     def loss(self, batch: JaggedBatch) -> Tensor:
-        """Mean binary cross-entropy of a batch."""
-        return functional.binary_cross_entropy_with_logits(self.logits(batch), batch.labels)
+        """Mean binary cross-entropy of a batch, with dropout; its backward updates the rows."""
+        return functional.binary_cross_entropy_with_logits(self._logits(self.model, batch), batch.labels)
+
+    def update_dense(self) -> None:
+        """Update the dense layers by their gradients, then their averages."""
+        self.optimizer.step()
+        if self.averages is not None:
+            self.averages.update_parameters(self.model)
+
+    @contextmanager
+    def predicting(self) -> Iterator[Callable[[JaggedBatch], Tensor]]:
+        """Within, a function from batches to float32 logits ``[B]``, by the averages when they are kept; nothing is updated."""
+        model: nn.Module = self.model
+        averaged: AbstractContextManager[None] = nullcontext()
+        if self.averages is not None:
+            model, averaged = self.averages.module, self.embeddings.averaged()
+        self.set_training(False)
+        try:
+            with torch.inference_mode(), averaged:
+                yield partial(self._logits, model.eval())
+        finally:
+            self.set_training(True)
 
     def set_training(self, training: bool) -> None:
         """Switch dropout, batch norm and row updates on or off."""
         self.model.train(training)
         self.embeddings.train(training)
+
+    def _logits(self, model: nn.Module, batch: JaggedBatch) -> Tensor:
+        embedded_BFD = self.embeddings(batch)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.config.train.bf16):
+            logits: Tensor = model(batch.dense, embedded_BFD)
+        return logits.float()
 
     def set_learning_rates(self, step: int, total_steps: int, plateaus: int) -> None:
         """Set both learning rates for ``step`` (from 1), after ``plateaus`` evaluations without improvement."""
@@ -71,11 +96,12 @@ def build_session(config: RunConfig, dataset: EncodedDataset) -> Session:
     model = build_model(config.model, len(schema.dense), len(schema.categorical))
     embeddings = Embeddings(
         build_tables(config, dataset.num_rows),
-        build_sparse_optimizer(config.embedding.optimizer),
+        build_sparse_optimizer(config.embedding.optimizer, config.train.average),
         config.embedding.exchange,
         config.seed,
     )
-    return Session(config, dataset, embeddings, model, build_dense_optimizer(config.optimizer, model.parameters()))
+    optimizer = build_dense_optimizer(config.optimizer, model.parameters())
+    return Session(config, dataset, embeddings, model, optimizer, _averages(model, config.train.average))
 
 
 def build_tables(config: RunConfig, num_rows: dict[str, int]) -> list[Table]:
@@ -84,6 +110,12 @@ def build_tables(config: RunConfig, num_rows: dict[str, int]) -> list[Table]:
     table_dim = MODELS[config.model.name].table_dim(dim)
     initializer = _initializer(config, table_dim - dim)
     return [Table(name, rows, table_dim, initializer=initializer) for name, rows in num_rows.items()]
+
+
+def _averages(model: nn.Module, decay: float | None) -> AveragedModel | None:
+    if decay is None:
+        return None
+    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
 
 
 def _initializer(config: RunConfig, num_first_order: int) -> Initializer:

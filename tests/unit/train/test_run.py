@@ -88,6 +88,18 @@ def test_a_non_finite_loss_names_the_step_and_is_never_saved(data, tmp_path):
     assert read_manifest(folder.latest()).progress.step == step - 1
 
 
+def test_averages_are_what_is_evaluated(data, tmp_path):
+    run, result = train_here(make_config(data, "train.average=0.9"), tmp_path / "run")
+    _, plain = train_here(make_config(data), tmp_path / "plain")
+    assert result.summary.auc != plain.summary.auc
+    losses = [
+        [r["loss"] for r in RunDirectory(path).metrics() if r["kind"] == "training"]
+        for path in (run.path, tmp_path / "plain")
+    ]
+    assert losses[0] == losses[1]
+    assert evaluate_checkpoint(run.path, EncodedDataset.open(data), "test").auc == result.summary.auc
+
+
 def test_bf16_and_clipping_train(data, tmp_path):
     _, result = train_here(make_config(data, "train.bf16=true", "train.clip_norm=0.1"), tmp_path / "run")
     assert result.summary.auc > 0.5
