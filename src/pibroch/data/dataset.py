@@ -114,7 +114,7 @@ class EncodedDataset:
             DataError: when there is no split of this name.
         """
         if name not in SPLITS:
-            raise DataError(f"split `{name}`", f"one of {', '.join(SPLITS)}")
+            raise DataError(f"split `{name}`", f"one of {', '.join(SPLITS)}", "correct the name")
         count = self.samples[name]
         one_hot = [feature for feature in self.schema.categorical if not feature.multi_hot]
         bags = {
@@ -137,7 +137,7 @@ class EncodedDataset:
     def access_counts(self, feature: str) -> NDArray[np.int64]:
         """How often training reads each row of a feature's table, int64 ``[num_rows]``."""
         if feature not in self.num_rows:
-            raise DataError(f"feature `{feature}`", f"one of {', '.join(self.num_rows)}")
+            raise DataError(f"feature `{feature}`", f"one of {', '.join(self.num_rows)}", "correct the name")
         counts: NDArray[np.int64] = self._map(f"tables/{feature}.counts.i64", "<i8", (self.num_rows[feature],))
         return counts
 

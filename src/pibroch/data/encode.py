@@ -36,7 +36,11 @@ class FeatureEncoder:
         fixed = feature.fixed_num_rows
         self.num_rows: int = fixed if fixed is not None else FIRST_ROW + (0 if vocabulary is None else len(vocabulary))
         if fixed is None and vocabulary is None:
-            raise DataError(f"no vocabulary for `{feature.name}`", "the one counted by `pibroch data prepare`")
+            raise DataError(
+                f"no vocabulary for `{feature.name}`",
+                "the one counted by `pibroch data prepare`",
+                "prepare the dataset again",
+            )
 
     def rows(self, codes: NDArray[np.uint64]) -> NDArray[np.int32]:
         """Rows of codes ``[V]``: 0 for unknown, 1 for missing."""
@@ -69,7 +73,11 @@ class FeatureEncoder:
         numbers, good = parse_numbers(buffer, starts, ends)
         if not good.all():
             wrong = texts[int(np.flatnonzero(~good)[0])].decode("utf-8", "replace")
-            raise DataError(f"`{wrong[:40]}` as {self.feature.column}", "a finite number, or nothing")
+            raise DataError(
+                f"`{wrong[:40]}` as {self.feature.column}",
+                "a finite number, or nothing",
+                "correct the value, or send None for missing",
+            )
         return log_bin_rows(numbers).astype(np.int32), None
 
 

@@ -39,7 +39,7 @@ class Loader:
 
     def __init__(self, split: Split, batch_size: int, *, shuffle: bool = False, seed: int = 0) -> None:
         if batch_size < 1:
-            raise ConfigError(f"batch size {batch_size}", "at least 1")
+            raise ConfigError(f"batch size {batch_size}", "at least 1", "choose a larger one")
         self.split, self.batch_size, self.shuffle, self.seed = split, batch_size, shuffle, seed
         self._position = LoaderPosition(0, 0)
 

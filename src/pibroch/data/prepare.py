@@ -36,7 +36,7 @@ from pibroch.version import __version__
 Progress = Callable[[str, float], None]
 """Called with the stage's name and the fraction of it that is done."""
 
-_SHOWN_BAD_RECORDS = 5
+_SHOWN_BAD_RECORDS = 3
 _HOPELESS = 0.5
 _DONE = "encoded.jsonl"
 

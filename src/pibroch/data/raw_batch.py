@@ -35,7 +35,9 @@ def batch_from_raw(
     if missing := [column for column in needed if column not in columns]:
         raise DataError(f"no column `{missing[0]}`", f"the columns {', '.join(needed)[:160]}", "send None for missing")
     if len(lengths) != 1:
-        raise DataError(f"columns of {sorted(lengths)} values", "one value per sample in each column")
+        raise DataError(
+            f"columns of {sorted(lengths)} values", "one value per sample in each column", "fill up with None"
+        )
     size = lengths.pop()
     dense = np.empty((size, len(schema.dense)), np.float32)
     for i, feature in enumerate(schema.dense):
@@ -65,5 +67,9 @@ def _numbers(column: str, values: Sequence[object]) -> NDArray[np.float64]:
     numbers, good = parse_numbers(np.frombuffer(b"".join(texts) or b" ", np.uint8), starts, ends)
     if not good.all():
         wrong = int(np.flatnonzero(~good)[0])
-        raise DataError(f"`{values[wrong]}` as {column} of sample {wrong}", "a finite number, or None for missing")
+        raise DataError(
+            f"`{values[wrong]}` as {column} of sample {wrong}",
+            "a finite number",
+            "correct the value, or send None for missing",
+        )
     return numbers

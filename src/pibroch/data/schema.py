@@ -147,7 +147,9 @@ class Schema(Section):
         """
         hashed = dict(hash_buckets or {})
         if unknown := set(hashed) - set(self.keys):
-            raise ConfigError(f"no categorical feature `{min(unknown)}` to hash", f"one of {', '.join(self.keys)}")
+            raise ConfigError(
+                f"no categorical feature `{min(unknown)}` to hash", f"one of {', '.join(self.keys)}", "correct the name"
+            )
 
         def changed(feature: CategoricalFeature) -> CategoricalFeature:
             changes: dict[str, object] = {} if min_count is None else {"min_count": min_count}
@@ -174,7 +176,7 @@ class Schema(Section):
         try:
             raw = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{source}, which is no TOML: {error}", "a schema, see docs/data.md") from error
+            raise ConfigError(f"{source}, which is no TOML: {error}", "a schema", "see docs/data.md") from error
         kinds = (("dense", DenseFeature), ("categorical", CategoricalFeature))
         features = {kind: list(_features(model, kind, raw.get(kind, {}), source)) for kind, model in kinds}
         return _checked(cls, raw | features, source)
@@ -195,7 +197,9 @@ class Schema(Section):
 
 def _features(model: type[_S], kind: str, tables: object, source: str) -> Iterator[_S]:
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
-        raise ConfigError(f"`{kind}` in {source} that holds no tables", f"one table a feature, as [{kind}.NAME]")
+        raise ConfigError(
+            f"`{kind}` in {source} that holds no tables", f"one table a feature, as [{kind}.NAME]", "see docs/data.md"
+        )
     for name, table in tables.items():
         yield _checked(model, {"name": name, "column": name} | table, f"[{kind}.{name}] of {source}")
 

@@ -153,7 +153,7 @@ class ParquetSource:
             types = self._frame.collect_schema()
             self._num_rows = int(self._frame.select(pl.len()).collect().item())
         except (pl.exceptions.PolarsError, OSError) as error:
-            raise DataError(f"{path}: {error}", "a Parquet file", "check the format given to `data prepare`") from error
+            raise _no_parquet(path, error) from error
         self.columns = tuple(types.names())
         self._expressions = [_as_text(name, kind, delimiters.get(name, "|")) for name, kind in types.items()]
         if not self._num_rows:
@@ -166,7 +166,7 @@ class ParquetSource:
             try:
                 batch = self._frame.slice(row, num_rows).select(self._expressions).collect()
             except (pl.exceptions.PolarsError, OSError) as error:
-                raise DataError(f"{self.path}, unreadable from row {row}: {error}", "a sound Parquet file") from error
+                raise _no_parquet(self.path, error) from error
             text = batch.write_csv(separator=self._separator, include_header=False).encode()
             end = Place(row + batch.height, row + batch.height)
             yield Piece(text, Place(row, row), end, end.offset / self._num_rows)
@@ -264,6 +264,13 @@ def split_record(line: bytes, separator: str, quotes: bool) -> list[str]:
     if not quotes or '"' not in text:
         return text.split(separator)
     return next(csv.reader([text], delimiter=separator))
+
+
+def _no_parquet(path: Path, error: Exception) -> DataError:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return DataError(
+        f"{path}: {reason}", "a sound Parquet file", "check the file and the format given to `data prepare`"
+    )
 
 
 def _as_text(name: str, kind: pl.DataType, delimiter: str) -> pl.Expr:

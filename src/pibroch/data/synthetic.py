@@ -111,7 +111,9 @@ class Generator:
 
     def __init__(self, options: SyntheticOptions) -> None:
         if options.num_samples < 1 or options.max_table_rows < 1 or (options.table_rows or 1) < 1:
-            raise ConfigError(f"{options.num_samples} samples, tables of {options.max_table_rows} rows", "at least 1")
+            raise ConfigError(
+                f"{options.num_samples} samples, tables of {options.max_table_rows} rows", "at least 1", "raise them"
+            )
         sizes = [options.table_rows or min(skew.num_values, options.max_table_rows) for skew in CRITEO_SKEW]
         self.schema = _schema(sizes, options.multi_hot)
         self.num_rows = {f.name: f.fixed_num_rows or 0 for f in self.schema.categorical}

@@ -1,0 +1,99 @@
+"""``pibroch data`` as its own process."""
+
+import json
+
+import pytest
+
+from pibroch.data import EncodedDataset
+from small_run import run_command
+
+CSV = "clicked,price,user,tags\n" + "\n".join(f"{i % 2},{i}.5,u{i % 7},a|b" for i in range(100))
+SCHEMA = 'label = "clicked"\n[dense.price]\n[categorical.user]\n[categorical.tags]\nmulti_hot = true\n'
+
+
+@pytest.fixture
+def csv_file(tmp_path):
+    (tmp_path / "clicks.csv").write_text(CSV)
+    (tmp_path / "clicks.toml").write_text(SCHEMA)
+    return tmp_path / "clicks.csv"
+
+
+def prepare_csv(tmp_path, *arguments):
+    files = (tmp_path / "clicks.csv", "--schema", tmp_path / "clicks.toml", "--out", tmp_path / "out")
+    return run_command("data", "prepare", "csv", *files, *arguments)
+
+
+def test_csv_to_a_dataset(csv_file, tmp_path):
+    ended = prepare_csv(tmp_path, "--hash", "user=5", "--min-count", "3", "--split", "hash:0.8/0.1/0.1", "--seed", "1")
+    assert ended.returncode == 0, ended.stderr
+    assert "100 samples" in ended.stdout
+    dataset = EncodedDataset.open(tmp_path / "out")
+    assert dataset.num_rows == {"user": 7, "tags": 4}
+    assert dataset.schema.categorical[1].min_count == 3
+    assert dataset.provenance["split"]["kind"] == "hash"
+    described = run_command("data", "describe", tmp_path / "out", "--verify")
+    assert described.returncode == 0
+    assert "user" in described.stdout
+    assert "1 dense features, 11 rows" in described.stdout
+    toml = run_command("data", "describe", tmp_path / "out", "--schema")
+    assert "[categorical.user]" in toml.stdout
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["prepare", "csv", "{csv}", "--out", "{out}"], "without a schema"),
+        (["prepare", "criteo", "{missing}", "--out", "{out}"], "no file"),
+        (["prepare", "criteo", "{csv}", "--out", "{out}"], "1 columns instead of 40"),
+        (["prepare", "avazu", "{csv}", "--out", "{out}"], "Avazu's header"),
+        (["prepare", "parquet", "{csv}", "--schema", "{toml}", "--out", "{out}"], "Parquet"),
+        (["prepare", "csv", "{csv}", "--schema", "{toml}", "--out", "{out}", "--hash", "user"], "NAME=BUCKETS"),
+        (["prepare", "csv", "{csv}", "--schema", "{toml}", "--out", "{out}", "--hash", "x=3"], "`x` to hash"),
+        (["prepare", "csv", "{csv}", "--schema", "{toml}", "--out", "{out}", "--split", "time:1/1/1"], "split"),
+        (["prepare", "csv", "{csv}", "--schema", "{csv}", "--out", "{out}"], "no TOML"),
+        (["describe", "{missing}"], "dataset.json"),
+    ],
+)
+def test_wrong_input_exits_with_2_and_says_what_to_do(csv_file, tmp_path, arguments, message):
+    paths = {"csv": csv_file, "toml": tmp_path / "clicks.toml", "out": tmp_path / "out", "missing": tmp_path / "nope"}
+    ended = run_command("data", *(argument.format(**paths) for argument in arguments))
+    assert ended.returncode == 2, ended.stderr
+    assert message in " ".join(ended.stderr.split())
+    assert "Traceback" not in ended.stderr
+    assert [line.split(":")[0] for line in ended.stderr.splitlines() if line[:4] in ("got:", "need", "do: ")] == [
+        "got",
+        "need",
+        "do",
+    ]
+    assert not (tmp_path / "out").exists()
+
+
+def test_malformed_lines_are_counted_and_shown(csv_file, tmp_path):
+    csv_file.write_text(CSV + "\n1,abc,u,\n")
+    assert prepare_csv(tmp_path).returncode == 2
+    ended = prepare_csv(tmp_path, "--max-bad-fraction", "0.01")
+    assert ended.returncode == 0
+    assert "1 malformed records left out" in ended.stdout
+    assert "line 102: `abc` as price" in ended.stdout.replace("\n", " ")
+
+
+def test_synthesize_prints_the_best_auc(tmp_path):
+    out = tmp_path / "out"
+    arguments = ("--samples", "3000", "--out", out, "--seed", "3", "--table-rows", "50", "--multi-hot")
+    ended = run_command("data", "synthesize", *arguments)
+    assert ended.returncode == 0, ended.stderr
+    truth = json.loads((out / "truth.json").read_text())
+    assert f"{truth['test']['auc']:.4f}" in ended.stdout
+    assert EncodedDataset.open(out).schema.categorical[2].multi_hot
+    again = run_command("data", "synthesize", *arguments)
+    assert again.returncode == 2
+    assert "--overwrite" in again.stderr
+
+
+@pytest.mark.parametrize("command", ["prepare", "synthesize"])
+def test_help_teaches_by_example(command):
+    ended = run_command("data", command, "--help")
+    assert ended.returncode == 0
+    assert f"pibroch data {command} " in ended.stdout
+    assert "Examples" in ended.stdout

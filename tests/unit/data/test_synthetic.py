@@ -1,0 +1,177 @@
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from pibroch.data.dataset import EncodedDataset
+from pibroch.data.loader import Loader
+from pibroch.data.planted import CLICK_RATE
+from pibroch.data.skew import CRITEO_SKEW, Skew, rank_probabilities
+from pibroch.data.splits import SplitRule
+from pibroch.data.synthetic import Generator, SyntheticOptions, synthesize
+from pibroch.data.truth import TruthMeter
+from pibroch.errors import ConfigError, DataError
+
+
+def top_shares(counts: np.ndarray) -> tuple[float, float, float]:
+    """Shares of the top value, 0.1 % and 1 % of rows."""
+    falling = np.sort(counts)[::-1]
+    ranks = [1, max(1, round(len(counts) / 1000)), max(1, round(len(counts) / 100))]
+    return tuple(float(falling[:rank].sum() / counts.sum()) for rank in ranks)  # type: ignore[return-value]
+
+
+def true_auc(scores: np.ndarray, labels: np.ndarray) -> float:
+    """By ranks, the textbook's way."""
+    ranks = np.empty(len(scores))
+    ranks[np.argsort(scores)] = np.arange(1, len(scores) + 1)
+    positive = int(labels.sum())
+    return (ranks[labels == 1].sum() - positive * (positive + 1) / 2) / (positive * (len(labels) - positive))
+
+
+@pytest.mark.parametrize("skew", CRITEO_SKEW[:4])
+def test_probabilities_have_the_measured_shares(skew):
+    probabilities = rank_probabilities(skew, skew.num_values)
+    np.testing.assert_allclose(
+        top_shares(probabilities), (skew.top_value, skew.top_permille, skew.top_percent), atol=1e-6
+    )
+    assert (np.diff(probabilities) <= 0).all()
+    assert (probabilities > 0).all()
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 50, 1001])
+def test_any_table_size_has_a_distribution(num_rows):
+    for skew in (*CRITEO_SKEW, Skew(10, 0.1, 0.1, 0.1)):
+        probabilities = rank_probabilities(skew, num_rows)
+        assert len(probabilities) == num_rows
+        assert probabilities.sum() == pytest.approx(1)
+
+
+def test_drawn_ids_are_as_skewed_as_the_real_ones(tmp_path):
+    synthesize(SyntheticOptions(200_000, max_table_rows=70_000), tmp_path / "d")
+    dataset = EncodedDataset.open(tmp_path / "d")
+    for i, skew in enumerate(CRITEO_SKEW):
+        counts = dataset.access_counts(f"C{i + 1}")[2:]
+        assert len(counts) == skew.num_values
+        np.testing.assert_allclose(
+            top_shares(counts), (skew.top_value, skew.top_permille, skew.top_percent), atol=0.012
+        )
+
+
+@pytest.mark.parametrize("multi_hot", [False, True])
+def test_a_sample_does_not_depend_on_the_chunk(multi_hot):
+    generator = Generator(SyntheticOptions(100, seed=4, max_table_rows=50, multi_hot=multi_hot))
+    whole, logits = generator.samples(0, 100)
+    part, part_logits = generator.samples(30, 25)
+    np.testing.assert_array_equal(part.ids, whole.ids[30:55])
+    np.testing.assert_array_equal(part.dense, whole.dense[30:55])
+    np.testing.assert_array_equal(part.labels, whole.labels[30:55])
+    np.testing.assert_allclose(part_logits, logits[30:55])
+    assert len(part.bags) == (8 if multi_hot else 0)
+    for name, (lengths, values) in part.bags.items():
+        whole_lengths, whole_values = whole.bags[name]
+        np.testing.assert_array_equal(lengths, whole_lengths[30:55])
+        start = whole_lengths[:30].sum()
+        np.testing.assert_array_equal(values, whole_values[start : start + len(values)])
+
+
+def test_logits_are_the_documented_sum():
+    generator = Generator(SyntheticOptions(100, max_table_rows=50, multi_hot=True))
+    rows, logits = generator.samples(0, 20)
+    planted, names = generator._planted, generator.schema.keys
+    one_hot = [name for name in names if name not in rows.bags]
+    for sample in range(20):
+        fields = []
+        for i, name in enumerate(names):
+            if name in rows.bags:
+                lengths, values = rows.bags[name]
+                start = lengths[:sample].sum()
+                ids = values[start : start + lengths[sample]] - 2
+            else:
+                ids = rows.ids[sample, [one_hot.index(name)]] - 2
+            fields.append(planted.effects[planted.first_row[i] + ids].sum(0) * planted.bag_scale[i])
+        fields = np.array(fields, float)
+        standard = (rows.dense[sample] - planted.dense_mean) * planted.dense_scale
+        pairs = sum(fields[f, 1:] @ fields[g, 1:] for f in range(26) for g in range(f))
+        linear = standard @ planted.dense_effects + fields[:, 0].sum()
+        expected = planted.bias + planted.linear_scale * linear + planted.pair_scale * pairs
+        assert logits[sample] == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+def test_truth_is_what_the_textbook_says():
+    rng = np.random.default_rng(1)
+    logits = rng.normal(-1, 1.3, 20_000)
+    probabilities = 1 / (1 + np.exp(-logits))
+    labels = (rng.random(20_000) < probabilities).astype(np.uint8)
+    meter = TruthMeter()
+    for part in np.array_split(np.arange(20_000), 7):
+        meter.add(logits[part], labels[part])
+    found = meter.metrics()
+    assert found["auc"] == pytest.approx(true_auc(logits, labels), abs=1e-6)
+    loss = -(labels * np.log(probabilities) + (1 - labels) * np.log1p(-probabilities)).mean()
+    assert found["logloss"] == pytest.approx(loss)
+    assert found["expected_auc"] == pytest.approx(found["auc"], abs=0.01)
+    assert found["click_rate"] == labels.mean()
+
+
+def test_the_truth_lies_beside_the_data(tmp_path):
+    truth = synthesize(SyntheticOptions(50_000, seed=2), tmp_path / "d")
+    dataset = EncodedDataset.open(tmp_path / "d")
+    dataset.verify()
+    assert json.loads((tmp_path / "d" / "truth.json").read_text()) == dataset.truth == truth
+    assert dataset.best_possible_auc == {split: truth[split]["auc"] for split in ("train", "validation", "test")}
+    assert 0.76 < truth["train"]["auc"] < 0.82
+    assert truth["train"]["click_rate"] == pytest.approx(CLICK_RATE, abs=0.01)
+    assert truth["train"]["click_rate"] == pytest.approx(dataset.split("train").labels.mean())
+    labels = dataset.split("test").labels
+    probabilities = 1 / (1 + np.exp(-Generator(SyntheticOptions(50_000, seed=2)).samples(42_500, 7_500)[1]))
+    assert truth["test"]["auc"] == pytest.approx(true_auc(probabilities, labels), abs=1e-6)
+
+
+def test_seeds_differ_and_repeat(tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        synthesize(SyntheticOptions(2000, seed=seed, max_table_rows=50), tmp_path / name)
+    a, b, c = (EncodedDataset.open(tmp_path / name).split("train") for name in "abc")
+    np.testing.assert_array_equal(a.ids, b.ids)
+    np.testing.assert_array_equal(a.labels, b.labels)
+    assert (a.ids != c.ids).any()
+
+
+def test_bags_load_and_have_their_rows(tmp_path):
+    options = SyntheticOptions(3000, max_table_rows=50, multi_hot=True, split=SplitRule.parse("hash:0.8/0.1/0.1"))
+    synthesize(options, tmp_path / "d")
+    dataset = EncodedDataset.open(tmp_path / "d")
+    rows = np.array(list(dataset.num_rows.values()))
+    for batch in Loader(dataset.split("test"), 64, shuffle=True):
+        batch.validate()
+        lengths = batch.lengths().view(26, -1)
+        assert lengths.max() > 5
+        assert (lengths == 0).any()
+        features = np.repeat(np.arange(26), lengths.sum(1))
+        assert ((batch.values.numpy() >= 2) & (batch.values.numpy() < rows[features])).all()
+
+
+def test_options_and_folders_are_checked(tmp_path):
+    with pytest.raises(ConfigError, match="0 samples"):
+        synthesize(SyntheticOptions(0), tmp_path / "d")
+    synthesize(SyntheticOptions(100, table_rows=30), tmp_path / "d")
+    assert set(EncodedDataset.open(tmp_path / "d").num_rows.values()) == {32}
+    with pytest.raises(DataError, match="--overwrite"):
+        synthesize(SyntheticOptions(100), tmp_path / "d")
+    synthesize(SyntheticOptions(200, table_rows=30), tmp_path / "d", overwrite=True)
+    assert sum(EncodedDataset.open(tmp_path / "d").samples.values()) == 200
+
+
+def test_memory_does_not_grow_with_the_samples(tmp_path):
+    code = (
+        "import resource, sys\nfrom pathlib import Path\nfrom pibroch.data.synthetic import SyntheticOptions, synthesize\n"
+        "synthesize(SyntheticOptions(int(sys.argv[1]), table_rows=100), Path(sys.argv[2]))\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    peaks = []
+    for count in (140_000, 560_000):
+        command = [sys.executable, "-c", code, str(count), str(tmp_path / str(count))]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        peaks.append(int(done.stdout) * 1024)
+    assert peaks[1] - peaks[0] < 15 << 20, "420,000 samples more take 68 MB on disk"
