@@ -1,20 +1,20 @@
-"""pibroch: deep recommendation models whose embedding tables outgrow one machine."""
+"""pibroch: deep recommendation models whose embedding tables outgrow one machine.
+
+Names are loaded on first use: the command line answers at once, and can still set up torch's threads before torch loads.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from pibroch import errors
-from pibroch.data import JaggedBatch
-from pibroch.embedding import (
-    SGD,
-    Adagrad,
-    Adam,
-    Normal,
-    RowWiseAdagrad,
-    RowWiseAdam,
-    Table,
-    Uniform,
-    Zeros,
-)
-from pibroch.exchange import Embeddings
 from pibroch.version import __version__
+
+if TYPE_CHECKING:
+    from pibroch.data import JaggedBatch
+    from pibroch.embedding import SGD, Adagrad, Adam, Normal, RowWiseAdagrad, RowWiseAdam, Table, Uniform, Zeros
+    from pibroch.exchange import Embeddings
 
 __all__ = [
     "SGD",
@@ -31,3 +31,15 @@ __all__ = [
     "__version__",
     "errors",
 ]
+
+_HOMES = {"JaggedBatch": "pibroch.data", "Embeddings": "pibroch.exchange"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'pibroch' has no attribute {name!r}")
+    return getattr(import_module(_HOMES.get(name, "pibroch.embedding")), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
