@@ -1,0 +1,1 @@
+"""Measurements of pibroch beside its peers; see README.md for how and why."""

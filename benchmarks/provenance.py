@@ -1,0 +1,43 @@
+"""Where a number comes from: command, code, machine, date."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+GIT_TIMEOUT_S = 10
+
+
+def provenance() -> dict[str, str]:
+    """Name to value, ready to print."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": _commit(),
+        "hardware": f"{_processor()}, {len(os.sched_getaffinity(0))} cores, {memory_bytes / 2**30:.0f} GiB",
+        "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
+    }
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _commit() -> str:
+    """Short hash, with ``-dirty`` when tracked files differ; ``unknown`` outside git."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return done.stdout.strip()

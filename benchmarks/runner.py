@@ -1,0 +1,70 @@
+"""Interleaved measurement: A, B, C, A, B, C, ... so that a slow minute of the machine meets every contender alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from benchmarks.contender import Contender
+from pibroch.errors import ConfigError
+
+MIN_STEPS_PER_ROUND = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How often to measure.
+
+    Attributes:
+        rounds: turns of each contender.
+        steps_per_round: timed steps in a turn, at least ten.
+        warmup_steps: untimed steps before the first round; one more opens each turn, so that caches are its own.
+    """
+
+    rounds: int = 5
+    steps_per_round: int = 12
+    warmup_steps: int = 5
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or self.steps_per_round < MIN_STEPS_PER_ROUND:
+            raise ConfigError(
+                f"{self.rounds} rounds of {self.steps_per_round} steps",
+                f"at least 1 round of {MIN_STEPS_PER_ROUND} steps",
+                "raise them: fewer steps say nothing about p20 and p80",
+            )
+
+
+QUICK = Schedule(rounds=3, steps_per_round=10, warmup_steps=3)
+
+
+@dataclass(slots=True)
+class Times:
+    """One contender's times: milliseconds ``[rounds][steps]``, CPU milliseconds a step by round."""
+
+    rounds_ms: list[list[float]] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)
+
+    def percentile(self, percent: float) -> float:
+        """Over all steps of all rounds, in milliseconds."""
+        return float(np.percentile(np.concatenate(self.rounds_ms), percent))
+
+    def ratios_to(self, other: Times) -> list[float]:
+        """How many times as long as ``other`` a median step took, round by round."""
+        pairs = zip(self.rounds_ms, other.rounds_ms, strict=True)
+        return [float(np.median(mine) / np.median(theirs)) for mine, theirs in pairs]
+
+
+def measure(contenders: list[Contender], phase: str, schedule: Schedule) -> dict[str, Times]:
+    """Time ``phase`` of every contender in turn; keys are the contenders' labels in the order given."""
+    for contender in contenders:
+        contender.run(phase, 0, schedule.warmup_steps)
+    times = {contender.spec.label: Times() for contender in contenders}
+    for turn in range(schedule.rounds):
+        first = schedule.warmup_steps + turn * schedule.steps_per_round
+        for contender in contenders:
+            contender.run(phase, first - 1, 1)
+            timing = contender.run(phase, first, schedule.steps_per_round)
+            times[contender.spec.label].rounds_ms.append(timing.step_ms)
+            times[contender.spec.label].cpu_ms.append(timing.cpu_ms_per_step)
+    return times

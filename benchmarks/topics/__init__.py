@@ -1,0 +1,1 @@
+"""Benchmark topics, one file each."""

@@ -1,0 +1,18 @@
+"""Start one contender: ``python -m benchmarks.workers MODULE[:FUNCTION]`` serves commands until standard input closes."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from benchmarks.workers.serving import Build, serve
+
+
+def load() -> Build:
+    module, _, function = sys.argv[1].partition(":")
+    build: Build = getattr(importlib.import_module(f"benchmarks.workers.{module}"), function or "build")
+    return build
+
+
+if __name__ == "__main__":
+    serve(load)

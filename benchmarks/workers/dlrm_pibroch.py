@@ -1,0 +1,42 @@
+"""DLRM on pibroch: its ``Embeddings`` and its model, as a user trains them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+import pibroch as pb
+from benchmarks.cases import BOTTOM_HIDDEN, BOTTOM_STREAM, TOP_SIZES, TOP_STREAM, Case
+from benchmarks.workers import pibroch_tables as ours
+from benchmarks.workers.dlrm import TrainingSubject, linears, load_linears, torch_batches
+from pibroch.config.model import ModelConfig
+from pibroch.models import DLRM
+
+
+def build(case: Case) -> TrainingSubject:
+    """The contender for one case."""
+    batches = ours.jagged_batches(*torch_batches(case))
+    embeddings = pb.Embeddings(ours.tables(case), optimizer=ours.sparse_optimizer(case), exchange="local")
+    ours.load_tables(embeddings.shard, case)
+    model = dense_model(case)
+    optimizer = torch.optim.SGD(model.parameters(), lr=case.dense_lr)
+
+    def step(batch: int) -> Tensor:
+        optimizer.zero_grad()
+        data = batches[batch]
+        loss = binary_cross_entropy_with_logits(model(data.dense, embeddings(data)), data.labels)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return TrainingSubject(step, lambda batch: embeddings(batches[batch]), ours.versions(), len(batches))
+
+
+def dense_model(case: Case) -> DLRM:
+    """The library's DLRM with the case's starting weights; its pairs stand in the case's order."""
+    model = DLRM(case.num_dense, case.num_tables, ModelConfig(dim=case.dim, bottom=BOTTOM_HIDDEN, top=TOP_SIZES[:-1]))
+    assert model.bottom is not None
+    load_linears(linears(model.bottom), case, BOTTOM_STREAM)
+    load_linears(linears(model.top), case, TOP_STREAM)
+    return model

@@ -1,0 +1,31 @@
+"""pibroch's lookup and update as its ``local`` exchange runs them, id checks and grouping included, autograd not."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from torch import Tensor
+
+from benchmarks.cases import Case
+from benchmarks.workers import pibroch_tables as ours
+from benchmarks.workers.dlrm import torch_batches
+from benchmarks.workers.kernel import KernelSubject, output_gradient
+from pibroch.embedding import RowSpace
+from pibroch.exchange.local import LocalExchange
+
+
+def build(case: Case) -> KernelSubject:
+    """The contender for one case."""
+    batches = ours.jagged_batches(*torch_batches(case))
+    exchange = LocalExchange(RowSpace(ours.tables(case)), ours.sparse_optimizer(case), seed=0)
+    ours.load_tables(exchange.shard, case)
+    gradient, steps = output_gradient(case), count(1)
+
+    def lookup(batch: int) -> Tensor:
+        return exchange.lookup(batches[batch])[0]
+
+    def lookup_and_update(batch: int) -> None:
+        _, looked_up = exchange.lookup(batches[batch])
+        exchange.update(looked_up, gradient, case.sparse_lr, next(steps))
+
+    return KernelSubject(lookup, lookup_and_update, ours.versions(), len(batches))

@@ -1,0 +1,29 @@
+"""Resident memory of this process, now and at its peak, from ``/proc`` (Linux)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+STATUS = Path("/proc/self/status")
+
+
+def rss_bytes() -> int:
+    """Resident bytes now."""
+    return _field("VmRSS")
+
+
+def peak_rss_bytes() -> int:
+    """Most resident bytes since the process started or since ``reset_peak_rss``."""
+    return _field("VmHWM")
+
+
+def reset_peak_rss() -> None:
+    """Start the peak anew from what is resident now."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def _field(name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+) kB", STATUS.read_text(), re.MULTILINE)
+    assert found is not None, f"no {name} in {STATUS}"
+    return int(found[1]) * 1024

@@ -1,0 +1,45 @@
+"""pibroch's tables, optimizers and batches for a case."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import torch
+from torch import Tensor
+
+import pibroch as pb
+from benchmarks.cases import Case, initial_table
+from pibroch.embedding import MemoryShard, SparseOptimizer
+
+
+def tables(case: Case) -> list[pb.Table]:
+    """One table a feature, to be filled by ``load_tables``."""
+    return [pb.Table(f"C{t}", case.num_rows, case.dim, initializer=pb.Zeros()) for t in range(case.num_tables)]
+
+
+def sparse_optimizer(case: Case) -> SparseOptimizer:
+    """The optimizer that the case asks for."""
+    if case.sparse_optimizer == "sgd":
+        return pb.SGD(lr=case.sparse_lr)
+    kind = {"adagrad": pb.Adagrad, "rowwise_adagrad": pb.RowWiseAdagrad}[case.sparse_optimizer]
+    return kind(lr=case.sparse_lr, eps=case.eps)
+
+
+def load_tables(shard: MemoryShard, case: Case) -> None:
+    """Copy the case's starting weights in."""
+    for table in range(case.num_tables):
+        shard.weights(f"C{table}")[:] = initial_table(case, table)
+
+
+def jagged_batches(ids_NFB: Tensor, dense_NBn: Tensor, labels_NB: Tensor) -> list[pb.JaggedBatch]:
+    """The stored batches as pibroch's loader would hand them out."""
+    keys = [f"C{table}" for table in range(ids_NFB.shape[1])]
+    return [
+        pb.JaggedBatch.from_one_hot(dense, keys, ids, labels)
+        for ids, dense, labels in zip(ids_NFB, dense_NBn, labels_NB, strict=True)
+    ]
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages used."""
+    return {"pibroch": pb.__version__, "torch": torch.__version__, "numba": version("numba")}

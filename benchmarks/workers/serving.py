@@ -1,0 +1,101 @@
+"""The worker's half of the protocol: one JSON command a line in, one JSON answer a line out.
+
+Commands: ``setup`` (a case), ``check`` (steps whose numbers must agree between contenders), ``run`` (timed steps), ``memory``.
+Between commands the process blocks in ``readline``, so an idle contender costs the running one nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, Protocol, TextIO
+
+from benchmarks.cases import Case
+from benchmarks.workers.memory import peak_rss_bytes, reset_peak_rss, rss_bytes
+
+
+class Subject(Protocol):
+    """One contender holding one case."""
+
+    def phases(self) -> dict[str, Callable[[int], object]]:
+        """What can be timed: name to a function of the batch's number."""
+
+    def check(self, steps: int) -> dict[str, list[float]]:
+        """Series that every contender must produce alike; changes the state as training does."""
+
+    def versions(self) -> dict[str, str]:
+        """Packages that matter for this contender's speed."""
+
+
+Build = Callable[[Case], Subject]
+
+
+class Session:
+    """State between commands: the subject and the memory before it was built."""
+
+    def __init__(self, build: Build) -> None:
+        self._build = build
+        self._subject: Subject | None = None
+        self._baseline_bytes = 0
+
+    def answer(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Carry out one command."""
+        kind = command["do"]
+        if kind == "setup":
+            return self._setup(Case(**command["case"]))
+        if kind == "memory":
+            return {"baseline": self._baseline_bytes, "peak": peak_rss_bytes(), "now": rss_bytes()}
+        assert self._subject is not None, "setup comes first"
+        if kind == "check":
+            values = self._subject.check(command["steps"])
+            reset_peak_rss()  # the check's own copies are not the contender's memory
+            return {"values": values}
+        return _timed(self._subject.phases()[command["phase"]], command["first"], command["steps"])
+
+    def _setup(self, case: Case) -> dict[str, Any]:
+        self._subject = None
+        self._baseline_bytes = rss_bytes()
+        reset_peak_rss()
+        self._subject = self._build(case)
+        return {"versions": self._subject.versions()}
+
+
+def _timed(step: Callable[[int], object], first: int, steps: int) -> dict[str, Any]:
+    """Wall milliseconds of each step, and CPU milliseconds of all threads a step."""
+    times_ms, cpu_start = [], time.process_time()
+    for batch in range(first, first + steps):
+        start = time.perf_counter()
+        step(batch)
+        times_ms.append((time.perf_counter() - start) * 1e3)
+    return {"step_ms": times_ms, "cpu_ms_per_step": (time.process_time() - cpu_start) * 1e3 / steps}
+
+
+def serve(load: Callable[[], Build]) -> None:
+    """Answer commands until standard input closes; what libraries print goes to standard error."""
+    answers = _private_stdout()
+    try:
+        session = Session(load())
+        _send(answers, {"ready": os.getpid()})
+    except Exception:
+        _send(answers, {"error": traceback.format_exc()})
+        return
+    for line in sys.stdin:
+        try:
+            _send(answers, session.answer(json.loads(line)))
+        except Exception:
+            _send(answers, {"error": traceback.format_exc()})
+
+
+def _private_stdout() -> TextIO:
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return channel
+
+
+def _send(channel: TextIO, answer: dict[str, Any]) -> None:
+    channel.write(json.dumps(answer) + "\n")
+    channel.flush()

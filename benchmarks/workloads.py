@@ -1,0 +1,99 @@
+"""The batches that all contenders of a case read: drawn ids or the real Criteo sample, written once as one ``.npz``.
+
+Shape legend: N batches, F features, B samples, n dense features.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.cases import DENSE_STREAM, Arrays
+from pibroch.errors import DataError
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+SAMPLE_NAME = "criteo_kaggle_137k.tsv.gz"
+NUM_DENSE, NUM_CATEGORICAL = 13, 26
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Which ids: ``kind`` is ``zipf`` (exponent ``skew``), ``uniform`` or ``criteo``."""
+
+    kind: str
+    num_batches: int
+    batch_size: int
+    num_tables: int = NUM_CATEGORICAL
+    num_rows: int = 100_000
+    skew: float = 1.05
+    seed: int = 7
+
+    def write(self, folder: Path) -> Path:
+        """Write the batches into ``folder`` and return the file; an existing one is used again."""
+        path = folder / f"{self.kind}_{self.num_batches}x{self.num_tables}x{self.batch_size}_{self.num_rows}.npz"
+        if not path.exists():
+            (criteo_batches(self) if self.kind == "criteo" else drawn_batches(self)).save(path)
+        return path
+
+
+def drawn_batches(workload: Workload) -> Arrays:
+    """Uniform or Zipf ids, uniform dense values, 30 % clicks."""
+    rng = np.random.default_rng([workload.seed, DENSE_STREAM])
+    shape = (workload.num_batches, workload.num_tables, workload.batch_size)
+    uniform = rng.random(shape)
+    ids = zipf_ids(uniform, workload) if workload.kind == "zipf" else (uniform * workload.num_rows).astype(np.int64)
+    samples = (workload.num_batches, workload.batch_size)
+    dense = rng.random((*samples, NUM_DENSE), dtype=np.float32)
+    return Arrays(ids, dense, (rng.random(samples) < 0.3).astype(np.float32))
+
+
+def zipf_ids(uniform: NDArray[np.float64], workload: Workload) -> NDArray[np.int64]:
+    """Ranks by inverting the continuous Zipf distribution, then scattered, so that hot rows are not neighbours.
+
+    A multiplication modulo the number of rows scatters; it permutes when the two have no common factor.
+    """
+    power = 1.0 - workload.skew
+    ranks = (((workload.num_rows + 1) ** power - 1) * uniform + 1) ** (1 / power) - 1
+    clipped = np.minimum(ranks.astype(np.int64), workload.num_rows - 1)
+    scattered: NDArray[np.int64] = clipped * 2_654_435_761 % workload.num_rows
+    return scattered
+
+
+def sample_path() -> Path | None:
+    """The real Criteo sample, or ``None`` where it is absent."""
+    folder = Path(os.environ.get("PIBROCH_TEST_DATA", CHECKOUT.parent / "shared" / "data"))
+    return folder / SAMPLE_NAME if (folder / SAMPLE_NAME).is_file() else None
+
+
+def criteo_batches(workload: Workload) -> Arrays:
+    """The sample's first rows; a categorical value is hashed to a row, integers become ``log1p`` of their positive part.
+
+    Raises:
+        DataError: when the sample is absent or too short.
+    """
+    path = sample_path()
+    if path is None:
+        raise DataError(
+            f"no {SAMPLE_NAME}", "the Criteo sample", "set PIBROCH_TEST_DATA to its folder, or use zipf ids"
+        )
+    needed = workload.num_batches * workload.batch_size
+    with gzip.open(path, "rt") as lines:
+        rows = [line.rstrip("\n").split("\t") for line in islice(lines, needed)]
+    if len(rows) < needed:
+        raise DataError(f"{len(rows)} rows in {path}", f"{needed}", "measure fewer or smaller batches")
+    labels = np.array([float(row[0]) for row in rows], np.float32)
+    integers = np.array([[float(value or 0) for value in row[1 : 1 + NUM_DENSE]] for row in rows], np.float32)
+    hashed = np.array([[int(value or "0", 16) for value in row[1 + NUM_DENSE :]] for row in rows], np.int64)
+    ids = hashed % workload.num_rows
+    shape = (workload.num_batches, workload.batch_size)
+    return Arrays(
+        np.ascontiguousarray(ids.reshape(*shape, NUM_CATEGORICAL).transpose(0, 2, 1)),
+        np.log1p(np.maximum(integers, 0)).reshape(*shape, NUM_DENSE),
+        labels.reshape(shape),
+    )

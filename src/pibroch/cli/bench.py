@@ -1,0 +1,102 @@
+"""``pibroch bench``: run a benchmark topic of a checkout."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from pibroch.cli.console import console, results
+from pibroch.errors import MissingDependencyError, StorageError
+
+app = typer.Typer(
+    invoke_without_command=True, context_settings={"allow_interspersed_args": True}, subcommand_metavar=""
+)
+
+MARK = Path("benchmarks") / "registry.py"
+
+Name = Annotated[str | None, typer.Argument(help="The topic; lists them when absent.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Fewer settings and rounds: under a minute on two quiet cores.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="Where CSV, table and plot go; benchmarks/results/NAME when absent, runs/bench/NAME if --quick."),
+]
+
+
+@app.callback()
+def bench(name: Name = None, quick: Quick = False, out: Out = None) -> None:
+    """Measure a topic beside its baselines: correctness first, then the table, a CSV file and a plot."""
+    checkout = find_checkout()
+    registry = _load("benchmarks.registry", checkout)
+    if name is None:
+        _list(registry.topics().values())
+        return
+    topic = registry.find_topic(name)
+    folder = out or checkout / ("runs/bench" if quick else "benchmarks/results") / name
+    _make(folder)
+    with tempfile.TemporaryDirectory(prefix="pibroch-bench-") as scratch, _progress(name) as say:
+        report = topic.run(registry.Options(quick=quick, scratch=Path(scratch), say=say))
+    written = _load("benchmarks.results", checkout)
+    paths = written.write(report, folder)
+    results.print(written.table(report), markup=False)
+    for note in report.notes:
+        console.print(f"- {note}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"written: {', '.join(str(path) for path in paths)}", highlight=False, soft_wrap=True)
+
+
+def find_checkout() -> Path:
+    """The checkout that holds ``benchmarks``: the one this package runs from, else the one around the working directory.
+
+    Raises:
+        MissingDependencyError: when there is none; benchmarks are no part of the installed package.
+    """
+    here = Path.cwd()
+    for candidate in (Path(__file__).resolve().parents[3], here, *here.parents):
+        if (candidate / MARK).is_file():
+            return candidate
+    raise MissingDependencyError(
+        f"no {MARK} around {here}",
+        "a checkout of pibroch: benchmarks are not part of the installed package",
+        "clone the repository and run `pibroch bench` inside it",
+    )
+
+
+def _load(module: str, checkout: Path) -> Any:
+    if str(checkout) not in sys.path:
+        sys.path.insert(0, str(checkout))
+    return importlib.import_module(module)
+
+
+def _make(folder: Path) -> None:
+    """Before the measurement: minutes should not be lost to a folder that cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"{folder}: {error.strerror}", "a folder that can be written", "give another --out"
+        ) from error
+
+
+def _list(topics: Any) -> None:
+    table = Table("topic", "measures", box=None, pad_edge=False)
+    for topic in topics:
+        table.add_row(topic.name, topic.summary)
+    results.print(table)
+    results.print("run one with `pibroch bench NAME`, or `pibroch bench NAME --quick` for a first look", markup=False)
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[Callable[[str], None]]:
+    """A spinner on a terminal, lines elsewhere."""
+    if not console.is_terminal:
+        yield lambda text: console.print(f"{name}: {text}", markup=False, highlight=False)
+        return
+    with console.status(name) as status:
+        yield lambda text: status.update(f"{name}: {text}")
