@@ -9,14 +9,10 @@ from numpy.typing import NDArray
 
 from pibroch.data.parse import field_codes
 from pibroch.data.schema import CategoricalFeature
-from pibroch.data.text import hash_fields, parse_numbers
+from pibroch.data.text import EMPTY_CODE, Bytes, Positions, parse_numbers
 from pibroch.data.transform import FIRST_ROW, MISSING_ROW, UNKNOWN_ROW, log_bin_rows
 from pibroch.errors import DataError
 from pibroch.kernels.policy import kernel
-
-_NOTHING = np.zeros(1, np.uint8)
-MISSING_CODE = hash_fields(_NOTHING, np.zeros(1, np.int64), np.zeros(1, np.int64))[0]
-"""The code of an empty field."""
 
 _EMPTY_SLOT = -1
 
@@ -48,11 +44,11 @@ class FeatureEncoder:
             return codes.astype(np.int32)
         if self.feature.encoding == "hash":
             rows = FIRST_ROW + codes % np.uint64(self.feature.num_buckets or 1)
-            return np.where(codes == MISSING_CODE, MISSING_ROW, rows).astype(np.int32)
+            return np.where(codes == EMPTY_CODE, MISSING_ROW, rows).astype(np.int32)
         assert self._vocabulary is not None
         if self._slots is None:
             self._slots = _hash_table(self._vocabulary, _num_slots(len(self._vocabulary)))
-        rows_found: NDArray[np.int32] = _look_up(codes, self._vocabulary, self._slots, MISSING_CODE)
+        rows_found: NDArray[np.int32] = _look_up(codes, self._vocabulary, self._slots, EMPTY_CODE)
         return rows_found
 
     def encode(self, values: Iterable[object]) -> tuple[NDArray[np.int32], NDArray[np.int64] | None]:
@@ -63,22 +59,36 @@ class FeatureEncoder:
         Raises:
             DataError: when a binned feature gets what is no finite number.
         """
-        texts = [raw_text(value, self.feature.delimiter) for value in values]
-        ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
-        starts = np.concatenate([[0], ends[:-1]]).astype(np.int64) if texts else ends
-        buffer = np.frombuffer(b"".join(texts), np.uint8) if texts else _NOTHING
-        if self.feature.binning is None:
-            codes = field_codes(self.feature, (buffer, starts, ends))
-            return self.rows(codes.values), codes.lengths
-        numbers, good = parse_numbers(buffer, starts, ends)
-        if not good.all():
-            wrong = texts[int(np.flatnonzero(~good)[0])].decode("utf-8", "replace")
-            raise DataError(
-                f"`{wrong[:40]}` as {self.feature.column}",
-                "a finite number, or nothing",
-                "correct the value, or send None for missing",
-            )
-        return log_bin_rows(numbers).astype(np.int32), None
+        if self.feature.binning is not None:
+            return log_bin_rows(raw_numbers(self.feature.column, values)).astype(np.int32), None
+        codes = field_codes(self.feature, _fields(values, self.feature.delimiter))
+        return self.rows(codes.values), codes.lengths
+
+
+def raw_numbers(column: str, values: Iterable[object]) -> NDArray[np.float64]:
+    """Numbers given as such or as text, float64 ``[B]``; NaN where the value is ``None`` or empty.
+
+    Raises:
+        DataError: when a value is no finite number; names ``column``, the sample and the value.
+    """
+    values = list(values)
+    numbers, good = parse_numbers(*_fields(values))
+    if not good.all():
+        wrong = int(np.flatnonzero(~good)[0])
+        raise DataError(
+            f"`{str(values[wrong])[:40]}` as {column} of sample {wrong}",
+            "a finite number",
+            "correct the value, or send None for missing",
+        )
+    found: NDArray[np.float64] = numbers
+    return found
+
+
+def _fields(values: Iterable[object], delimiter: str = "|") -> tuple[Bytes, Positions, Positions]:
+    """Values as fields of one text: the text, starts and ends."""
+    texts = [raw_text(value, delimiter) for value in values]
+    borders = np.concatenate([[0], np.cumsum([len(text) for text in texts])]).astype(np.int64)
+    return np.frombuffer(b"".join(texts) or b" ", np.uint8), borders[:-1], borders[1:]
 
 
 def raw_text(value: object, delimiter: str = "|") -> bytes:

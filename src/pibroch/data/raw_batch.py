@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from pibroch.data.batch import JaggedBatch
-from pibroch.data.encode import FeatureEncoder, raw_text
+from pibroch.data.encode import FeatureEncoder, raw_numbers
 from pibroch.data.schema import Schema
-from pibroch.data.text import parse_numbers
 from pibroch.data.transform import transform_dense
 from pibroch.errors import DataError
 
@@ -41,14 +39,14 @@ def batch_from_raw(
     size = lengths.pop()
     dense = np.empty((size, len(schema.dense)), np.float32)
     for i, feature in enumerate(schema.dense):
-        dense[:, i] = transform_dense(_numbers(feature.column, columns[feature.column]), feature.transform)
+        dense[:, i] = transform_dense(raw_numbers(feature.column, columns[feature.column]), feature.transform)
     values, bag_lengths = [], []
     for categorical in schema.categorical:
         rows, per_value = encoders[categorical.name].encode(columns[categorical.column])
         values.append(rows.astype(np.int64))
         bag_lengths.append(np.ones(size, np.int64) if per_value is None else per_value)
     offsets = np.concatenate([[0], np.cumsum(np.concatenate(bag_lengths))])
-    labels = _numbers(schema.label, columns[schema.label]) if schema.label in columns else np.zeros(size)
+    labels = raw_numbers(schema.label, columns[schema.label]) if schema.label in columns else np.zeros(size)
     return JaggedBatch(
         torch.from_numpy(dense),
         schema.keys,
@@ -56,20 +54,3 @@ def batch_from_raw(
         torch.from_numpy(offsets),
         torch.from_numpy(labels.astype(np.float32)),
     )
-
-
-def _numbers(column: str, values: Sequence[object]) -> NDArray[np.float64]:
-    """Float64 ``[B]``, NaN for missing."""
-    texts = [raw_text(value) for value in values]
-    ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
-    starts = np.concatenate([[0], ends])[: len(texts)].astype(np.int64)
-    numbers: NDArray[np.float64]
-    numbers, good = parse_numbers(np.frombuffer(b"".join(texts) or b" ", np.uint8), starts, ends)
-    if not good.all():
-        wrong = int(np.flatnonzero(~good)[0])
-        raise DataError(
-            f"`{values[wrong]}` as {column} of sample {wrong}",
-            "a finite number",
-            "correct the value, or send None for missing",
-        )
-    return numbers

@@ -76,7 +76,7 @@ class Spool:
                 arrays[f"lengths.{i}"] = codes.lengths
         target = self._path(len(self.pieces))
         with storage_errors(target):
-            np.savez(target, allow_pickle=False, **arrays)
+            np.savez(target, **arrays)  # type: ignore[arg-type] # arrays are keywords
         bad = tuple(f"{path} line {record.line}: {record.reason}" for record in parsed.bad)
         piece = SpooledPiece(source, end, len(parsed.labels), parsed.num_bad, bad)
         append_json_line(self._index, asdict(piece))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,7 @@ _MULTI_HOT_EVERY = 3
 _DENSE_MEANS = (0.87, 2.03, 2.15, 1.70, 7.28, 3.40, 1.64, 2.04, 3.54, 0.40, 0.93, 0.29, 1.73)
 _DENSE_MISSING = (0.451, 0.0, 0.213, 0.214, 0.026, 0.223, 0.043, 0.001, 0.043, 0.451, 0.043, 0.765, 0.214)
 _LARGEST_PAIRED = 60
+"""Criteo tables of up to this many values interact: their pairs are seen often enough to be learned."""
 _LONGEST_BAG = 2 * max(_BAG_LENGTHS)
 
 
@@ -118,8 +120,8 @@ class Generator:
         self.schema = _schema(sizes, options.multi_hot)
         self.num_rows = {f.name: f.fixed_num_rows or 0 for f in self.schema.categorical}
         self.counts = {name: np.zeros(rows, np.int64) for name, rows in self.num_rows.items()}
-        self._lengths = [_BAG_LENGTHS[i % len(_BAG_LENGTHS)] if f.multi_hot else 0
-                         for i, f in enumerate(self.schema.categorical)]  # fmt: skip
+        bag_lengths = cycle(_BAG_LENGTHS)
+        self._lengths = [next(bag_lengths) if f.multi_hot else 0 for f in self.schema.categorical]
         self._keys = stream_keys(options.seed, 2 * len(sizes) + 2 * len(_DENSE_MEANS) + 1)
         probabilities = [rank_probabilities(skew, size) for skew, size in zip(CRITEO_SKEW, sizes, strict=True)]
         self._aliases = [alias_table(p) for p in probabilities]
@@ -145,14 +147,12 @@ class Generator:
     def _plant(self, probabilities: list[NDArray[np.float64]], rng: np.random.Generator) -> Planted:
         """Draw the effects, then set scales and bias by a pilot of samples."""
         sizes = [len(p) for p in probabilities]
+        paired = [skew.num_values <= _LARGEST_PAIRED for skew in CRITEO_SKEW]
         pilot = self._dense(_PILOT_FIRST, _PILOT_SAMPLES)
         planted = Planted(
             first_row=np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64),
             effects=np.concatenate(
-                [
-                    draw_effects(p, skew.num_values <= _LARGEST_PAIRED, rng)
-                    for p, skew in zip(probabilities, CRITEO_SKEW, strict=True)
-                ]
+                [draw_effects(p, pairs, rng) for p, pairs in zip(probabilities, paired, strict=True)]
             ),
             bag_scale=np.array([1 / max(1, length) for length in self._lengths], np.float32),
             dense_effects=rng.standard_normal(len(_DENSE_MEANS)).astype(np.float32),

@@ -17,6 +17,8 @@ from pibroch.kernels.policy import kernel
 Bytes = NDArray[np.uint8]
 Positions = NDArray[np.int64]
 
+EMPTY_CODE = np.uint64(17280346270528514342)
+"""The code of an empty field."""
 NEWLINE, RETURN, QUOTE = 10, 13, 34
 _FNV_OFFSET = np.uint64(0xCBF29CE484222325)
 _FNV_PRIME = np.uint64(0x100000001B3)

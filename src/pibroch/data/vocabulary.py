@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.data.counting import CodeCounter
-from pibroch.data.encode import MISSING_CODE, FeatureEncoder
+from pibroch.data.encode import FeatureEncoder
 from pibroch.data.schema import CategoricalFeature
 from pibroch.data.splits import TRAIN, SplitRule
 from pibroch.data.spool import Spool
+from pibroch.data.text import EMPTY_CODE
 from pibroch.data.transform import FIRST_ROW, MISSING_ROW, UNKNOWN_ROW
 from pibroch.data.writer import write_table
 
@@ -59,7 +60,7 @@ def _vocabulary(
     """Codes of rows 2, 3, ... by falling count, and accesses of all rows."""
     num_missing = num_all = 0
     for codes in pieces:
-        present = codes[codes != MISSING_CODE]
+        present = codes[codes != EMPTY_CODE]
         num_all += len(codes)
         num_missing += len(codes) - len(present)
         counter.add(present)

@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from pibroch.cli.data import app
 from pibroch.data import EncodedDataset
+from pibroch.errors import InputError
 from small_run import run_command
 
 CSV = "clicked,price,user,tags\n" + "\n".join(f"{i % 2},{i}.5,u{i % 7},a|b" for i in range(100))
@@ -55,23 +57,23 @@ def test_csv_to_a_dataset(csv_file, tmp_path):
         (["describe", "{missing}"], "dataset.json"),
     ],
 )
-def test_wrong_input_exits_with_2_and_says_what_to_do(csv_file, tmp_path, arguments, message):
+def test_wrong_input_says_what_is_needed(csv_file, tmp_path, arguments, message):
     paths = {"csv": csv_file, "toml": tmp_path / "clicks.toml", "out": tmp_path / "out", "missing": tmp_path / "nope"}
-    ended = run_command("data", *(argument.format(**paths) for argument in arguments))
-    assert ended.returncode == 2, ended.stderr
-    assert message in " ".join(ended.stderr.split())
-    assert "Traceback" not in ended.stderr
-    assert [line.split(":")[0] for line in ended.stderr.splitlines() if line[:4] in ("got:", "need", "do: ")] == [
-        "got",
-        "need",
-        "do",
-    ]
+    with pytest.raises(InputError) as caught:
+        app([argument.format(**paths) for argument in arguments], standalone_mode=False)
+    assert caught.value.exit_code == 2
+    assert message in caught.value.got + caught.value.need
+    assert caught.value.need and caught.value.do
+    assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
 
 
 def test_malformed_lines_are_counted_and_shown(csv_file, tmp_path):
     csv_file.write_text(CSV + "\n1,abc,u,\n")
-    assert prepare_csv(tmp_path).returncode == 2
+    refused = prepare_csv(tmp_path)
+    assert refused.returncode == 2
+    assert "Traceback" not in refused.stderr
+    assert [line.split(":")[0] for line in refused.stderr.splitlines()] == ["got", "need", "do"]
     ended = prepare_csv(tmp_path, "--max-bad-fraction", "0.01")
     assert ended.returncode == 0
     assert "1 malformed records left out" in ended.stdout

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from pibroch.data.encode import FeatureEncoder
+from pibroch.data.parse import field_codes
 from pibroch.data.schema import CategoricalFeature
 from pibroch.errors import DataError
 
@@ -10,8 +11,6 @@ def encoder(values: list[str] | None = None, **settings) -> FeatureEncoder:
     """An encoder whose vocabulary holds ``values`` in this order."""
     feature = CategoricalFeature(name="f", column="f", **settings)
     hashed = CategoricalFeature(name="f", column="f", encoding="hash", num_buckets=1)
-    from pibroch.data.parse import field_codes
-
     text = "".join(values or []).encode() or b"?"
     ends = np.cumsum([len(value.encode()) for value in values or []], dtype=np.int64)
     starts = np.concatenate([[0], ends])[: len(ends)].astype(np.int64)
@@ -55,7 +54,7 @@ def test_integers_outside_are_unknown():
 def test_bins_refuse_what_is_no_number():
     bins = encoder(binning="log")
     assert bins.encode([0, None])[0].tolist() == [5, 1]
-    with pytest.raises(DataError, match="`many` as f"):
+    with pytest.raises(DataError, match="`many` as f of sample 0"):
         bins.encode(["many"])
 
 

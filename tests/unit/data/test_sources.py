@@ -97,7 +97,7 @@ def test_parquet_becomes_the_text_of_a_csv(tmp_path):
 def test_what_is_no_parquet_is_refused(tmp_path):
     path = tmp_path / "data.parquet"
     path.write_bytes(TEXT)
-    with pytest.raises(DataError, match="need a Parquet file"):
+    with pytest.raises(DataError, match="need a sound Parquet file"):
         ParquetSource(path, ",", {})
     pl.DataFrame({"a": []}).write_parquet(path)
     with pytest.raises(DataError, match="no rows"):
