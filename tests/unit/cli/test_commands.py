@@ -1,0 +1,61 @@
+import json
+import signal
+import subprocess
+import time
+
+import pytest
+
+from pibroch.config import to_toml
+from small_run import command, make_config, run_command
+
+
+@pytest.fixture
+def recipe(data, tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(to_toml(make_config(data).model_dump()))
+    return path
+
+
+def test_train_evaluate_report(recipe, data, tmp_path):
+    run = tmp_path / "run"
+    trained = run_command("train", recipe, "--run-dir", run, "--tensorboard", "--set", "train.epochs=1")
+    assert trained.returncode == 0, trained.stderr
+    summary = json.loads((run / "summary.json").read_text())
+    assert trained.stdout.startswith(f"test AUC {summary['auc']:.4f}  logloss {summary['logloss']:.4f}  NE ")
+    assert "best possible AUC 0." in trained.stdout and "validation: AUC" in trained.stderr
+    assert list((run / "tensorboard").iterdir())
+    evaluated = run_command("evaluate", "--checkpoint", run, "--data", data)
+    assert evaluated.stdout.startswith(f"test AUC {summary['auc']:.4f}"), evaluated.stderr
+    reported = run_command("report", run)
+    assert reported.stdout == f"wrote {run / 'report.html'}\n" and (run / "report.html").stat().st_size > 20_000
+    again = run_command("train", recipe, "--run-dir", run)
+    assert again.returncode == 2 and "--resume" in again.stderr
+    other = run_command("train", recipe, "--run-dir", run, "--resume", "--set", "seed=9")
+    assert (other.returncode == 2 and "seed" in other.stderr) or "differs" in other.stderr
+
+
+def test_an_interrupted_run_ends_cleanly_and_goes_on(recipe, tmp_path):
+    run = tmp_path / "run"
+    arguments = command("train", recipe, "--run-dir", run, "--set", "train.epochs=200")
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 100
+        while not (run / "checkpoints" / "step-00000007").exists() and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 130 and "--resume" in errors and "Traceback" not in errors
+
+
+def test_doctor_checks_the_kernels():
+    ended = run_command("doctor")
+    assert ended.returncode == 0, ended.stderr
+    for part in ("torch", "SIMD", "memory", "TensorBoard", "kernels agree with their definitions"):
+        assert part in ended.stdout
+
+
+def test_help_names_every_command():
+    ended = run_command("--help")
+    assert ended.returncode == 0
+    for name in ("train", "evaluate", "report", "doctor", "data", "bench"):
+        assert f" {name} " in ended.stdout

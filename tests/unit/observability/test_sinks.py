@@ -1,0 +1,84 @@
+import io
+import json
+import logging
+import sys
+import time
+
+import pytest
+from rich.console import Console
+
+from pibroch.errors import MissingDependencyError, StorageError
+from pibroch.observability.notice import notice_when_slow
+from pibroch.observability.progress import LoggedProgress, TerminalProgress, progress_sink
+from pibroch.observability.records import EvaluationRecord, FanOut, TrainingRecord
+from pibroch.observability.sinks import JsonLines, TensorBoard
+
+
+def training(step):
+    return TrainingRecord(step, 0, 0.5, 12_345.0, 0.01, step / 10, 3 << 20)
+
+
+EVALUATION = EvaluationRecord(20, "validation", 0.75, None, 0.9, 1.01, 100, True)
+
+
+def test_json_lines_append(tmp_path):
+    for step in (1, 2):
+        sink = JsonLines(tmp_path / "m.jsonl")
+        sink.training(training(step))
+        sink.evaluation(EVALUATION)
+        sink.close()
+    records = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
+    assert [record["kind"] for record in records] == ["training", "evaluation"] * 2
+    assert records[2]["step"] == 2 and records[1]["logloss"] is None
+
+
+def test_a_full_disk_is_a_storage_error(tmp_path):
+    (tmp_path / "m.jsonl").symlink_to("/dev/full")
+    with pytest.raises(StorageError, match="No space left"):
+        JsonLines(tmp_path / "m.jsonl").training(training(1))
+
+
+def test_tensorboard_writes_events_or_says_what_is_missing(tmp_path, monkeypatch):
+    sink = TensorBoard(tmp_path / "events")
+    sink.training(training(1))
+    sink.evaluation(EVALUATION)
+    sink.close()
+    assert next((tmp_path / "events").glob("events*")).stat().st_size > 100
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'pibroch\[tensorboard\]'"):
+        TensorBoard(tmp_path / "none")
+
+
+def test_a_terminal_sees_one_moving_line():
+    console = Console(file=io.StringIO(), force_terminal=True, width=140)
+    sink = progress_sink(console, total_steps=40)
+    assert isinstance(sink, TerminalProgress)
+    sink.training(training(20))
+    sink.evaluation(EVALUATION)
+    sink.training(training(30))
+    sink.close()
+    text = console.file.getvalue()
+    assert "validation: AUC 0.7500  logloss undefined" in text and "best so far" in text
+    assert "30/40" in text and "loss 0.5000" in text and "12,345 samples/s" in text and "3 MiB" in text
+
+
+def test_anything_else_gets_lines_now_and_then(caplog):
+    sink = progress_sink(Console(file=io.StringIO()), total_steps=40)
+    assert isinstance(sink, LoggedProgress)
+    with caplog.at_level(logging.INFO, "pibroch"):
+        for step in range(1, 6):
+            sink.training(training(step))
+        FanOut([sink]).evaluation(EVALUATION)
+    assert [record.message.split()[1] for record in caplog.records] == ["1/40", "20"]
+
+
+def test_a_notice_only_when_slow(caplog):
+    logger = logging.getLogger("pibroch.test")
+    with caplog.at_level(logging.INFO, "pibroch"):
+        with notice_when_slow(logger, "quick", after_seconds=60):
+            pass
+        with notice_when_slow(logger, "slow", after_seconds=0.0):
+            deadline = time.monotonic() + 10
+            while not caplog.records and time.monotonic() < deadline:
+                time.sleep(0.01)
+    assert [record.message for record in caplog.records] == ["slow"]
