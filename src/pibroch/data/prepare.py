@@ -49,7 +49,7 @@ class PrepareOptions:
         split: which samples train, validate and test.
         max_bad_fraction: more malformed records than this fraction of all are an error.
         overwrite: replace a dataset that is already there.
-        piece_bytes: text parsed at once; memory is about ten times this plus the vocabularies.
+        piece_bytes: text parsed at once; memory is about fifteen times this plus the vocabularies.
         count_memory_codes: distinct values counted in memory before they spill to disk.
     """
 
