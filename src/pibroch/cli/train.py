@@ -34,11 +34,12 @@ def train(
     tensorboard: TensorBoard = False,
 ) -> None:
     """Train a model and evaluate it. Without arguments: a small run on generated data."""
+    changes = [*(overrides or []), *([f"data.dir={str(data)!r}"] if data else [])]
+    config, run = _begin(recipe, changes, run_dir, resume)  # before what takes seconds to import
+
     from pibroch.train.data_source import open_dataset
     from pibroch.train.run import run_training
 
-    changes = [*(overrides or []), *([f"data.dir={str(data)!r}"] if data else [])]
-    config, run = _begin(recipe, changes, run_dir, resume)
     dataset = open_dataset(config.data)
     if not run.exists():
         run.create(config)
