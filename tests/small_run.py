@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pibroch.config import RunConfig
 from pibroch.config.recipes import change_config, check_config
-from pibroch.data import EncodedDataset
 from pibroch.data.synthetic import SyntheticOptions, synthesize
 from pibroch.observability.records import FanOut
+from pibroch.train.data_source import open_dataset
 from pibroch.train.run import RunResult, run_training
 from pibroch.train.run_directory import RunDirectory
 
@@ -45,8 +45,7 @@ def train_here(config: RunConfig, folder: Path) -> tuple[RunDirectory, RunResult
     run = RunDirectory(folder)
     if not run.exists():
         run.create(config)
-    dataset = EncodedDataset.open(config.data.dir)
-    return run, run_training(config, dataset, run, lambda total_steps: FanOut([]))
+    return run, run_training(config, open_dataset(config.data), run, lambda total_steps: FanOut([]))
 
 
 def command(*arguments: object) -> list[str]:
