@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pibroch.config.model import ModelConfig
 from pibroch.models.base import Model
 from pibroch.models.linear import Linear
-from pibroch.models.mlp import MLP, HiddenOptions, initialise_xavier_uniform
+from pibroch.models.mlp import MLP, HiddenOptions
 
 
 class CrossNet(nn.Module):
@@ -50,7 +50,6 @@ class DCNv2(Model):
         self.deep = MLP((width, *config.top), HiddenOptions.of(config), last_is_hidden=True)
         deep_width = config.top[-1] if config.top else width
         self.head = Linear(deep_width + (width if self.parallel else 0), 1)
-        initialise_xavier_uniform(self)
 
     def logits(self, dense: Tensor, embedded: Tensor) -> Tensor:  # noqa: D102
         x0 = torch.cat([embedded.flatten(1), dense], 1)

