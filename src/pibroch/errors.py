@@ -1,15 +1,15 @@
 """The exception tree. Every message says what was got, what is needed and what to do.
 
-    PibrochError
-    ├── InputError            wrong usage or wrong input: the command line exits with 2
-    │   ├── ConfigError       a recipe, an option or an argument
-    │   ├── DataError         raw data, an encoded dataset or a batch
-    │   │   └── RowIdError    an id outside its table (names feature, sample and id)
-    │   └── CheckpointError   missing, damaged, or of another schema
-    ├── TrainingError         a run that cannot go on: the command line exits with 1
-    │   └── NonFiniteLossError
-    ├── StorageError          the disk refused to take what had to be written
-    └── MissingDependencyError  an optional extra that is not installed
+PibrochError
+├── InputError            wrong usage or wrong input: the command line exits with 2
+│   ├── ConfigError       a recipe, an option or an argument
+│   ├── DataError         raw data, an encoded dataset or a batch
+│   │   └── RowIdError    an id outside its table (names feature, sample and id)
+│   └── CheckpointError   missing, damaged, or of another schema
+├── TrainingError         a run that cannot go on: the command line exits with 1
+│   └── NonFiniteLossError
+├── StorageError          the disk refused to take what had to be written
+└── MissingDependencyError  an optional extra that is not installed
 """
 
 from __future__ import annotations

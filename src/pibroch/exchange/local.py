@@ -18,6 +18,7 @@ from pibroch.kernels import parallel
 from pibroch.kernels.average import numba as averaging
 from pibroch.kernels.dedupe import numba as grouping
 from pibroch.kernels.gather_pool import numba as pooling
+from pibroch.kernels.memory import can_stream
 from pibroch.kernels.scatter_update.numba import Grouped
 
 ROWS_PER_THREAD = 128  # rows below which a further thread is not worth waking
@@ -56,7 +57,8 @@ class LocalExchange(Exchange):
         if averaged_at is not None:
             records, rows = self._averages(row_ids, averaged_at), rising(len(row_ids)).astype(np.int64)
         pooled_BFD = torch.empty(batch.batch_size, len(space.features), space.dim)
-        parallel.run(pooling.gather_pool, num_bags, records, rows, offsets, looked_up.scale, pooled_BFD.numpy())
+        out = pooled_BFD.numpy()
+        parallel.run(pooling.gather_pool, num_bags, records, rows, offsets, looked_up.scale, out, can_stream(out))
         return pooled_BFD, looked_up
 
     def update(self, looked_up: LookedUp, gradient_BFD: Tensor, learning_rate: float, step: int) -> None:

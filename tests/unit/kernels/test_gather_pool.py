@@ -1,9 +1,11 @@
 import numpy as np
 import pytest
+import torch
 
 from pibroch.kernels import parallel
 from pibroch.kernels.gather_pool import naive
 from pibroch.kernels.gather_pool import numba as fast
+from pibroch.kernels.memory import can_stream
 
 RAGGED = [0, 1, 2, 5, 0, 3, 1, 1, 7, 0, 0, 2]
 
@@ -23,7 +25,7 @@ def test_pools_as_naive(dim, scaled):
     records = rng.standard_normal((40, dim + 3)).astype(np.float32)
     scale = rng.random(len(ids)).astype(np.float32) if scaled else np.empty(0, np.float32)
     pooled = np.full((4, 3, dim), np.nan, np.float32)
-    fast.gather_pool(records, ids, offsets, scale, pooled, 0, 12)
+    fast.gather_pool(records, ids, offsets, scale, pooled, False, 0, 12)
     np.testing.assert_allclose(pooled, naive.gather_pool(records, ids, offsets, scale, 3, dim), rtol=1e-5, atol=1e-6)
 
 
@@ -34,7 +36,7 @@ def test_empty_and_lopsided_bags(lengths):
     features = 3 if len(lengths) == 6 else 1
     pooled = np.full((len(lengths) // features, features, 4), np.nan, np.float32)
     none = np.empty(0, np.float32)
-    fast.gather_pool(records, ids, offsets, none, pooled, 0, len(lengths))
+    fast.gather_pool(records, ids, offsets, none, pooled, False, 0, len(lengths))
     expected = naive.gather_pool(records.astype(np.float64), ids, offsets, none, features, 4)
     np.testing.assert_allclose(pooled, expected, rtol=1e-3, atol=1e-2)
 
@@ -42,7 +44,14 @@ def test_empty_and_lopsided_bags(lengths):
 def test_no_samples():
     pooled = np.empty((0, 3, 4), np.float32)
     fast.gather_pool(
-        np.ones((2, 4), np.float32), np.empty(0, np.int64), np.zeros(1, np.int64), np.empty(0, np.float32), pooled, 0, 0
+        np.ones((2, 4), np.float32),
+        np.empty(0, np.int64),
+        np.zeros(1, np.int64),
+        np.empty(0, np.float32),
+        pooled,
+        False,
+        0,
+        0,
     )
 
 
@@ -51,8 +60,8 @@ def test_threads_change_no_bit():
     records = rng.standard_normal((500, 33)).astype(np.float32)
     none = np.empty(0, np.float32)
     alone, together = np.empty((2000, 3, 32), np.float32), np.empty((2000, 3, 32), np.float32)
-    fast.gather_pool(records, ids, offsets, none, alone, 0, 6000)
-    parallel.run_ranges(fast.gather_pool, [0, 17, 3100, 6000], records, ids, offsets, none, together)
+    fast.gather_pool(records, ids, offsets, none, alone, False, 0, 6000)
+    parallel.run_ranges(fast.gather_pool, [0, 17, 3100, 6000], records, ids, offsets, none, together, False)
     assert np.array_equal(alone, together)
 
 
@@ -85,3 +94,19 @@ def test_scale_and_sources_as_naive(weighted):
     fast.gradient_sources(offsets, 3, source)
     np.testing.assert_allclose(scale, naive.pooling_scale(offsets, weights, mean), rtol=1e-6)
     assert source.tolist() == naive.gradient_sources(offsets, 3).tolist()
+
+
+@pytest.mark.parametrize("dim", [16, 64, 128])
+def test_streamed_copies_are_the_same(dim):
+    ids, offsets, rng = bags(RAGGED, 40)
+    records = rng.standard_normal((40, dim + 1)).astype(np.float32)
+    none, pooled = np.empty(0, np.float32), torch.full((4, 3, dim), torch.nan).numpy()
+    assert can_stream(pooled)
+    fast.gather_pool(records, ids, offsets, none, pooled, True, 0, 12)
+    np.testing.assert_allclose(pooled, naive.gather_pool(records, ids, offsets, none, 3, dim), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("target", "can"), [((4, 16), True), ((4, 17), False), ((4, 8), False), ((16,), True)])
+def test_rows_must_be_whole_cache_lines(target, can):
+    assert can_stream(torch.empty(target).numpy()) is can
+    assert not can_stream(torch.empty(1 + 64).numpy()[1:])

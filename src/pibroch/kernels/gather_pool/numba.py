@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.kernels.memory import FLOATS_PER_LINE, prefetch_row, stream_line
 from pibroch.kernels.policy import kernel
-from pibroch.kernels.prefetch import prefetch_row
 
 AHEAD = 12  # rows between the one that is read and the one that is fetched: covers a DRAM access at either width
 
@@ -48,12 +48,17 @@ def gather_pool(
     offsets: NDArray[np.int64],
     scale: NDArray[np.float32],
     pooled_BFD: NDArray[np.float32],
+    stream: bool,
     start: int,
     stop: int,
 ) -> None:
-    """Pool the bags ``start`` to ``stop`` into ``pooled_BFD``; an empty ``scale`` means ones."""
-    num_samples, _, dim = pooled_BFD.shape
-    last = len(row_ids) - 1
+    """Pool the bags ``start`` to ``stop`` into ``pooled_BFD``.
+
+    An empty ``scale`` means ones. With ``stream`` (needs ``memory.can_stream(pooled_BFD)``) bags of one id are copied past the
+    caches, which hold little of an output of this size by the time it is read (measured: 2.2 ms instead of 2.9 at D = 64).
+    """
+    num_samples, num_features, dim = pooled_BFD.shape
+    last, width = len(row_ids) - 1, records.shape[1]
     scaled = len(scale) > 0
     for bag in range(start, stop):
         feature = bag // num_samples
@@ -65,6 +70,11 @@ def gather_pool(
             continue
         prefetch_row(records, row_ids[min(begin + AHEAD, last)])
         row = row_ids[begin]
+        if stream and not scaled and end == begin + 1:
+            place = (sample * num_features + feature) * dim
+            for d in range(0, dim, FLOATS_PER_LINE):
+                stream_line(records, row * width + d, pooled_BFD, place + d)
+            continue
         factor = scale[begin] if scaled else np.float32(1.0)
         for d in range(dim):
             pooled_BFD[sample, feature, d] = factor * records[row, d]

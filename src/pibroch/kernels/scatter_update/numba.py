@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.kernels.memory import prefetch_row
 from pibroch.kernels.policy import kernel
-from pibroch.kernels.prefetch import prefetch_row
 from pibroch.kernels.scatter_update.hyper import Hyper
 
 AHEAD = 8  # rows between the one that is summed and the one that is fetched

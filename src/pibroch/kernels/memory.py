@@ -1,0 +1,87 @@
+"""What kernels say to the memory system: fetch this soon, and do not keep that in the caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils, config
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+FLOATS_PER_LINE = 16
+MAX_LINES = 8  # the hardware's own prefetcher follows longer rows
+
+
+def _prefetch_row(typingctx: Any, records: Any, row: Any) -> Any:
+    """Typing and code of :func:`prefetch_row`: one ``llvm.prefetch`` a cache line of the record."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        row_stride, width = (
+            cgutils.unpack_tuple(builder, array.strides)[0],
+            cgutils.unpack_tuple(builder, array.shape)[1],
+        )
+        byte = ir.IntType(8).as_pointer()
+        base = builder.gep(builder.bitcast(array.data, byte), [builder.mul(row_stride, args[1])])
+        int32 = ir.IntType(32)
+        hint = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(ir.VoidType(), [byte, int32, int32, int32]), "llvm.prefetch.p0i8"
+        )
+        flags = [int32(0), int32(3), int32(1)]  # for reading, keep in all levels, data
+        for line in range(MAX_LINES):
+            inside = builder.icmp_signed(">", width, width.type(line * FLOATS_PER_LINE))
+            with builder.if_then(inside):
+                builder.call(hint, [builder.gep(base, [ir.IntType(64)(line * 64)]), *flags])
+        return context.get_dummy_value()
+
+    return types.void(records, types.int64), generate
+
+
+def _stream_line(typingctx: Any, source: Any, start: Any, target: Any, place: Any) -> Any:
+    """Typing and code of :func:`stream_line`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        vector = ir.VectorType(ir.FloatType(), FLOATS_PER_LINE).as_pointer()
+        pointers = []
+        for array, index in ((0, 1), (2, 3)):
+            data = context.make_array(signature.args[array])(context, builder, args[array]).data
+            pointers.append(builder.bitcast(builder.gep(data, [args[index]]), vector))
+        line = builder.load(pointers[0])
+        line.align = 4
+        stored = builder.store(line, pointers[1])
+        stored.align = 64
+        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
+        return context.get_dummy_value()
+
+    return types.void(source, types.int64, target, types.int64), generate
+
+
+def can_stream(target: NDArray[np.float32]) -> bool:
+    """Whether each row ``[..., D]`` of the array begins and ends with a cache line, as :func:`stream_line` needs."""
+    whole_lines = target.shape[-1] % FLOATS_PER_LINE == 0 and target.ctypes.data % 64 == 0
+    return whole_lines and target.flags.c_contiguous
+
+
+def _no_hint(records: Any, row: Any) -> None:
+    """Stand-in when kernels run uncompiled (``NUMBA_DISABLE_JIT=1``)."""
+
+
+def _copy_line(source: Any, start: int, target: Any, place: int) -> None:
+    """Stand-in when kernels run uncompiled."""
+    target.reshape(-1)[place : place + FLOATS_PER_LINE] = source.reshape(-1)[start : start + FLOATS_PER_LINE]
+
+
+prefetch_row: Callable[..., None] = _no_hint
+"""``prefetch_row(records, row)``: begin to fetch a row ``[W]`` of ``records`` ``[rows, W]``."""
+stream_line: Callable[..., None] = _copy_line
+"""``stream_line(source, start, target, place)``: copy 16 floats past the caches.
+
+Indices are into the flat arrays, both contiguous; the target's place must begin a cache line (:func:`can_stream`). For large
+outputs: an ordinary store first reads the line that it is about to overwrite.
+"""
+if not config.DISABLE_JIT:  # type: ignore[attr-defined]
+    prefetch_row, stream_line = intrinsic(_prefetch_row), intrinsic(_stream_line)
