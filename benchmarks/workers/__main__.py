@@ -7,6 +7,11 @@ import sys
 
 from benchmarks.workers.serving import Build, serve
 
+if sys.argv[1].endswith("pibroch"):  # as `pibroch train` does, before torch is imported; peers run as their users run them
+    from pibroch.process import tune_process
+
+    tune_process()
+
 
 def load() -> Build:
     module, _, function = sys.argv[1].partition(":")

@@ -65,7 +65,9 @@ class NonFiniteLossError(TrainingError):
 
 
 class StorageError(PibrochError):
-    """The disk refused to take what had to be written."""
+    """The disk refused to take what had to be written; what was there before is still whole."""
+
+    exit_code = 2
 
 
 class MissingDependencyError(PibrochError):

@@ -9,7 +9,7 @@ import pibroch
 
 PACKAGE = Path(pibroch.__file__).parent
 LAYERS = [
-    {"errors", "version", "config"},
+    {"errors", "version", "process", "config"},
     {"data", "kernels", "observability"},
     {"embedding", "models"},
     {"planner", "lookahead", "rpc", "collectives"},

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pibroch.cli.console import console, results
+from pibroch.process import tune_process
 
 if TYPE_CHECKING:
     from pibroch.config import RunConfig
@@ -35,6 +36,7 @@ def train(
 ) -> None:
     """Train a model and evaluate it. Without arguments: a small run on generated data."""
     changes = [*(overrides or []), *([f"data.dir={str(data)!r}"] if data else [])]
+    tune_process()
     config, run = _begin(recipe, changes, run_dir, resume)  # before what takes seconds to import
 
     from pibroch.train.data_source import open_dataset
@@ -59,6 +61,7 @@ def evaluate(
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
 ) -> None:
     """Evaluate a checkpoint: AUC, log loss, normalised entropy, calibration."""
+    tune_process()
     from pibroch.data import EncodedDataset
     from pibroch.train.run import evaluate_checkpoint
 
