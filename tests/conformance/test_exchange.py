@@ -73,16 +73,18 @@ def test_steps_equal_the_reference(factory, name, shape, kind):
     np.testing.assert_allclose(embeddings.shard.records, reference.records, rtol=5e-4, atol=5e-5)
 
 
+@pytest.mark.parametrize("shape", ["shared", "odd_dims", "one_feature"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_same_run_gives_the_same_bits(factory, name):
+def test_the_number_of_threads_changes_no_bit(factory, name, shape):
     ends = []
-    for threads in (1, 2):
+    for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        embeddings = factory(SHAPES["shared"], OPTIMIZERS[name])
-        for step in range(4):
-            loss_of(embeddings(ragged_batch(embeddings.tables, 700, seed=step))).backward()
+        embeddings = factory(SHAPES[shape], OPTIMIZERS[name])
+        for step in range(3):
+            loss_of(embeddings(ragged_batch(embeddings.tables, 3000, seed=step))).backward()
         ends.append(embeddings.shard.records.copy())
-    assert np.array_equal(*ends)
+    assert np.array_equal(ends[0], ends[1])
+    assert np.array_equal(ends[0], ends[2])
 
 
 def test_keys_may_come_in_any_order_and_number(factory):

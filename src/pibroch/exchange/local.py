@@ -21,6 +21,7 @@ from pibroch.kernels.gather_pool import numba as pooling
 from pibroch.kernels.memory import can_stream
 from pibroch.kernels.scatter_update.numba import Grouped
 
+IDS_PER_THREAD = 4096  # ids below which a further thread is not worth waking to group them
 ROWS_PER_THREAD = 128  # rows below which a further thread is not worth waking
 NO_SCALE: NDArray[np.float32] = np.empty(0, np.float32)
 
@@ -106,15 +107,30 @@ def group(looked_up: LookedUp, space: RowSpace) -> Grouped:
         grouping.sample_major_sequence(looked_up.offsets, num_features, sequence)
     else:
         sequence = rising(num_ids)
-    rows, order = np.empty(num_ids, np.int64), np.empty(num_ids, np.int32)
-    segments = np.empty(num_ids + 1, np.int32)
-    num_rows = grouping.dedupe(looked_up.row_ids, sequence, rows, segments, order)
+    rows, order, segments = np.empty(num_ids, np.int64), np.empty(num_ids, np.int32), np.empty(num_ids, np.int32)
+    bounds = table_bounds(looked_up, space)
+    counts = parallel.run_ranges(grouping.dedupe, bounds, looked_up.row_ids, sequence, rows, segments, order)
+    spans = [slice(start, start + count) for start, count in zip(bounds, counts, strict=False)]
+    rows = np.concatenate([rows[span] for span in spans])
+    segments = np.concatenate([*(segments[span] for span in spans), [np.int32(num_ids)]], dtype=np.int32)
     if looked_up.one_hot:
         source = one_hot_sources(num_ids, num_features)
     else:
         source = np.empty(num_ids, np.int32)
         pooling.gradient_sources(looked_up.offsets, num_features, source)
-    return Grouped(rows[:num_rows], segments[: num_rows + 1], order, source, looked_up.scale)
+    return Grouped(rows, segments, order, source, looked_up.scale)
+
+
+def table_bounds(looked_up: LookedUp, space: RowSpace) -> list[int]:
+    """Bounds of positions for each thread to group: whole tables, about as many ids each."""
+    num_ids = len(looked_up.row_ids)
+    parts = 1 if space.shares_tables else max(1, min(parallel.num_threads(), num_ids // IDS_PER_THREAD))
+    if parts == 1:
+        return [0, num_ids]
+    num_samples = (len(looked_up.offsets) - 1) // len(space.features)
+    begins = looked_up.offsets[::num_samples]
+    nearest = np.searchsorted(begins, [num_ids * part // parts for part in range(1, parts)])
+    return [0, *sorted({int(begins[place]) for place in nearest} - {0, num_ids}), num_ids]
 
 
 def even_bounds(grouped: Grouped) -> list[int]:

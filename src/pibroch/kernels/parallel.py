@@ -43,16 +43,14 @@ def run(kernel: Callable[..., Any], num_items: int, *args: Any, grain: int = MIN
     run_ranges(kernel, bounds, *args)
 
 
-def run_ranges(kernel: Callable[..., Any], bounds: list[int], *args: Any) -> None:
-    """As :func:`run`, with the ranges given: the i-th is ``bounds[i]`` to ``bounds[i + 1]``."""
-    others = len(bounds) - 2
-    if others <= 0:
-        kernel(*args, bounds[0], bounds[-1])
-        return
+def run_ranges(kernel: Callable[..., Any], bounds: list[int], *args: Any) -> list[Any]:
+    """As :func:`run`, with the ranges given: the i-th is ``bounds[i]`` to ``bounds[i + 1]``. Returns their results in order."""
+    if len(bounds) <= 2:
+        return [kernel(*args, bounds[0], bounds[-1])]
     pool = _pool(num_threads() - 1, os.getpid())
     pending: list[Future[Any]] = [pool.submit(kernel, *args, start, stop) for start, stop in pairwise(bounds[1:])]
     try:
-        kernel(*args, bounds[0], bounds[1])
+        first = kernel(*args, bounds[0], bounds[1])
     finally:
-        for future in pending:  # bounded: a kernel's range is finite, and its error must not be lost
-            future.result()
+        others_results = [future.result() for future in pending]  # bounded: a kernel's range is finite
+    return [first, *others_results]

@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from pibroch.kernels import parallel
 from pibroch.kernels.dedupe import naive
 from pibroch.kernels.dedupe import numba as fast
 
@@ -11,9 +12,9 @@ from pibroch.kernels.dedupe import numba as fast
 def grouped(row_ids, sequence=None):
     sequence = np.arange(len(row_ids), dtype=np.int32) if sequence is None else sequence
     rows, order = np.full(len(row_ids), -7, np.int64), np.full(len(row_ids), -7, np.int32)
-    segments = np.full(len(row_ids) + 1, -7, np.int32)
-    count = fast.dedupe(row_ids, sequence, rows, segments, order)
-    return rows[:count].tolist(), segments[: count + 1].tolist(), order.tolist()
+    segments = np.full(len(row_ids), -7, np.int32)
+    count = fast.dedupe(row_ids, sequence, rows, segments, order, 0, len(row_ids))
+    return rows[:count].tolist(), [*segments[:count].tolist(), len(row_ids)], order.tolist()
 
 
 @settings(max_examples=60, deadline=None)
@@ -40,3 +41,13 @@ def test_sample_major_sequence_visits_samples_first():
     sequence = np.empty(7, np.int32)
     fast.sample_major_sequence(offsets, 2, sequence)
     assert sequence.tolist() == [0, 1, 3, 2, 4, 5, 6]
+
+
+def test_ranges_that_share_no_id_are_grouped_apart():
+    row_ids = np.array([5, 4, 5, 90, 80, 90, 80])
+    rows, segments, order = np.zeros(7, np.int64), np.zeros(7, np.int32), np.zeros(7, np.int32)
+    bounds, sequence = [0, 3, 3, 7], np.arange(7, dtype=np.int32)
+    assert parallel.run_ranges(fast.dedupe, bounds, row_ids, sequence, rows, segments, order) == [2, 0, 2]
+    assert (rows[:2].tolist(), rows[3:5].tolist()) == ([4, 5], [80, 90])
+    assert (segments[:2].tolist(), segments[3:5].tolist()) == ([0, 1], [3, 5])
+    assert order.tolist() == [1, 0, 2, 4, 6, 3, 5]

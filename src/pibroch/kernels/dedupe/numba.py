@@ -37,31 +37,35 @@ def dedupe(
     rows: NDArray[np.int64],
     segments: NDArray[np.int32],
     order: NDArray[np.int32],
+    start: int,
+    stop: int,
 ) -> int:
-    """Group the positions of equal ids.
+    """Group the positions of equal ids among ``sequence[start:stop]``; threads may take ranges that share no id.
 
     Args:
         row_ids: ``[V]``.
         sequence: ``[V]``, the positions in the order in which they are to be kept.
-        rows: ``[V]``, receives the U distinct ids, rising.
-        segments: ``[V + 1]``, receives U + 1 bounds: row u has the positions ``order[segments[u] : segments[u + 1]]``.
+        rows: ``[V]``, receives the U distinct ids of the range, rising, from ``start`` on.
+        segments: ``[V]``, receives where each one's positions begin, from ``start`` on: row u has those in ``order`` from
+            ``segments[start + u]`` to the next row's.
         order: ``[V]``, receives the positions grouped by row.
+        start: of the range.
+        stop: of the range.
 
     Returns:
-        U, the number of distinct ids.
+        U, the number of distinct ids in the range.
     """
-    num_ids = len(row_ids)
+    num_ids = stop - start
     if num_ids == 0:
-        segments[0] = 0
         return 0
-    lowest, highest = row_ids[0], row_ids[0]
-    for position in range(num_ids):
-        lowest, highest = min(lowest, row_ids[position]), max(highest, row_ids[position])
+    lowest = highest = row_ids[sequence[start]]
+    for i in range(start, stop):
+        lowest, highest = min(lowest, row_ids[sequence[i]]), max(highest, row_ids[sequence[i]])
     source_keys, target_keys = np.empty(num_ids, np.int64), np.empty(num_ids, np.int64)
     source, target = np.empty(num_ids, np.int32), np.empty(num_ids, np.int32)
     for i in range(num_ids):
-        source[i] = sequence[i]
-        source_keys[i] = row_ids[sequence[i]] - lowest
+        source[i] = sequence[start + i]
+        source_keys[i] = row_ids[sequence[start + i]] - lowest
     shift, span = 0, highest - lowest
     starts = np.empty(RADIX + 1, np.int64)
     while span >> shift:
@@ -81,10 +85,9 @@ def dedupe(
         shift += RADIX_BITS
     num_distinct = 0
     for i in range(num_ids):
-        order[i] = source[i]
+        order[start + i] = source[i]
         if i == 0 or source_keys[i] != source_keys[i - 1]:
-            rows[num_distinct] = source_keys[i] + lowest
-            segments[num_distinct] = i
+            rows[start + num_distinct] = source_keys[i] + lowest
+            segments[start + num_distinct] = start + i
             num_distinct += 1
-    segments[num_distinct] = num_ids
     return num_distinct
