@@ -7,7 +7,8 @@ import sys
 
 from benchmarks.workers.serving import Build, serve
 
-if sys.argv[1].endswith("pibroch"):  # as `pibroch train` does, before torch is imported; peers run as their users run them
+# As `pibroch train` does, before torch is imported; peers run as their users run them.
+if sys.argv[1].endswith("pibroch"):
     from pibroch.process import tune_process
 
     tune_process()
