@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pibroch.data import JaggedBatch
+from pibroch.data.batch import one_hot_offsets
 from pibroch.embedding import MemoryShard, RowSpace, SparseOptimizer
 from pibroch.errors import RowIdError
 from pibroch.exchange.base import Exchange
@@ -53,7 +54,7 @@ class LocalExchange(Exchange):
         if bad >= 0:
             raise row_id_error(space, batch, int(bad))
         num_bags = len(offsets) - 1
-        looked_up = LookedUp(row_ids, offsets, self._scale(batch), len(values) == num_bags and is_one_hot(offsets))
+        looked_up = LookedUp(row_ids, offsets, self._scale(batch), is_one_hot(batch))
         records, rows = self.shard.records, row_ids
         if averaged_at is not None:
             records, rows = self._averages(row_ids, averaged_at), rising(len(row_ids)).astype(np.int64)
@@ -153,9 +154,12 @@ def row_id_error(space: RowSpace, batch: JaggedBatch, position: int) -> RowIdErr
     )
 
 
-def is_one_hot(offsets: NDArray[np.int64]) -> bool:
-    """Whether every bag holds exactly one id."""
-    return bool((offsets[1:] - offsets[:-1] == 1).all())
+def is_one_hot(batch: JaggedBatch) -> bool:
+    """Whether every bag holds exactly one id; at once for batches whose offsets are the shared ones of such batches."""
+    offsets = batch.offsets
+    if offsets.data_ptr() == one_hot_offsets(offsets.numel() - 1).data_ptr():
+        return True
+    return batch.values.numel() == offsets.numel() - 1 and bool((batch.lengths() == 1).all())
 
 
 @lru_cache(maxsize=16)

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-THIN = 1
-
 
 class Linear(nn.Linear):
     """`torch.nn.Linear` with the same parameters and names; call with ``relu=True`` for the rectified output."""
@@ -69,7 +67,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _grad_weight(grad: Tensor, x: Tensor) -> Tensor:
-    """``grad.T @ x``, ``[O, I]``."""
-    if THIN * x.shape[1] < grad.shape[1]:
-        return _multiply(x.t(), grad.t()).t()
-    return _multiply(grad.t(), x.t())
+    """``grad.T @ x``, ``[O, I]``, in MKL: it reads a transposed operand in place, where oneDNN would have it copied."""
+    if x.shape[1] < grad.shape[1]:
+        return torch.mm(x.t(), grad).t()
+    return torch.mm(grad.t(), x)
