@@ -16,7 +16,7 @@ def tune_process() -> None:
     """Tune OpenMP and malloc for training steps; call it before torch is imported. Without effect where there is no glibc.
 
     *OpenMP*: torch's threads spin for milliseconds before they sleep. On a core that other work wants (our kernels' threads,
-    another process) that work waits as long: a DLRM step on two cores that were shared with other work, under varying load, took
+    another process) that work waits as long: a DLRM step on two cores shared with other work, under varying load, took
     330 ms, and 85 ms with this setting. A value given by the user in the environment stays.
 
     *malloc*: activations of some MiB would be given back to the kernel and faulted in again in each step: 1,600 page
