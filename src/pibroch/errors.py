@@ -7,7 +7,8 @@ PibrochError
 │   │   └── RowIdError    an id outside its table (names feature, sample and id)
 │   └── CheckpointError   missing, damaged, or of another schema
 ├── TrainingError         a run that cannot go on: the command line exits with 1
-│   └── NonFiniteLossError
+│   ├── NonFiniteLossError
+│   └── RankFailedError   another rank failed or was lost (names rank and step)
 ├── StorageError          the disk refused to take what had to be written
 └── MissingDependencyError  an optional extra that is not installed
 """
@@ -62,6 +63,25 @@ class TrainingError(PibrochError):
 
 class NonFiniteLossError(TrainingError):
     """The loss became NaN or infinite."""
+
+
+class RankFailedError(TrainingError):
+    """Another rank failed or was lost.
+
+    Args:
+        rank: which one.
+        step: the step that it was in, ``None`` before the first.
+        reason: what is known of the cause.
+    """
+
+    def __init__(self, rank: int, step: int | None, reason: str) -> None:
+        self.rank, self.step = rank, step
+        where = "before the first step" if step is None else f"in step {step}"
+        super().__init__(
+            f"rank {rank} failed {where}: {reason}",
+            "all ranks",
+            "see that rank's log; a training run goes on with --resume",
+        )
 
 
 class StorageError(PibrochError):

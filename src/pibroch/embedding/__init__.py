@@ -2,6 +2,7 @@
 
 from pibroch.embedding.initializers import Initializer, Normal, Uniform, Zeros
 from pibroch.embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam, SparseOptimizer
+from pibroch.embedding.piece import Piece, PieceView
 from pibroch.embedding.row_space import RowSpace
 from pibroch.embedding.shard import MemoryShard
 from pibroch.embedding.table import Table
@@ -13,6 +14,8 @@ __all__ = [
     "Initializer",
     "MemoryShard",
     "Normal",
+    "Piece",
+    "PieceView",
     "RowSpace",
     "RowWiseAdagrad",
     "RowWiseAdam",

@@ -23,8 +23,8 @@ Weights = NDArray[np.float32]
 class Initializer(Protocol):
     """Fills a table's weights in place."""
 
-    def fill(self, weights: Weights, first_row: int, key: int) -> None:
-        """Write float32 ``weights`` ``[rows, D]``, which are the table's rows from ``first_row`` on."""
+    def fill(self, weights: Weights, rows: range, key: int) -> None:
+        """Write float32 ``weights`` ``[len(rows), D]``, which are these rows of the table."""
 
 
 def stream_key(seed: int, table: str) -> int:
@@ -37,7 +37,7 @@ def stream_key(seed: int, table: str) -> int:
 class Zeros:
     """All weights 0."""
 
-    def fill(self, weights: Weights, first_row: int, key: int) -> None:
+    def fill(self, weights: Weights, rows: range, key: int) -> None:
         """See :class:`Initializer`."""
         weights[:] = 0.0
 
@@ -48,11 +48,11 @@ class Uniform:
 
     bound: float | None = None
 
-    def fill(self, weights: Weights, first_row: int, key: int) -> None:
+    def fill(self, weights: Weights, rows: range, key: int) -> None:
         """See :class:`Initializer`."""
         if self.bound is None:
             raise ConfigError("Uniform without a bound", "a bound", "let Table.resolved_initializer() set it")
-        parallel.run(fill_uniform, len(weights), weights, first_row, np.uint64(key), np.float32(self.bound))
+        parallel.run(fill_uniform, len(weights), weights, rows.start, rows.step, np.uint64(key), np.float32(self.bound))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class Normal:
     std: float = 0.01
     zero_columns: int = 0
 
-    def fill(self, weights: Weights, first_row: int, key: int) -> None:
+    def fill(self, weights: Weights, rows: range, key: int) -> None:
         """See :class:`Initializer`."""
-        parallel.run(fill_normal, len(weights), weights, first_row, np.uint64(key), np.float32(self.std))
+        parallel.run(fill_normal, len(weights), weights, rows.start, rows.step, np.uint64(key), np.float32(self.std))
         if self.zero_columns:
             weights[:, -self.zero_columns :] = 0.0

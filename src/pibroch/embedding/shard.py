@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.embedding.initializers import stream_key
 from pibroch.embedding.optimizers import SparseOptimizer
-from pibroch.embedding.row_space import RowSpace
+from pibroch.embedding.piece import Piece, PieceView
+from pibroch.embedding.table import Table
 
 ROWS_PER_FILL = 1 << 18
 
@@ -15,34 +18,81 @@ Records = NDArray[np.float32]
 
 
 class MemoryShard:
-    """The records of all rows of a row space, float32 ``[num_rows, record_width]``: weights first, then optimizer state."""
+    """Records of the rows of some pieces of one width, end to end.
 
-    def __init__(self, row_space: RowSpace, optimizer: SparseOptimizer, seed: int) -> None:
-        self.row_space = row_space
-        self.fields = optimizer.state_fields(row_space.dim)
-        self.records: Records = np.empty((row_space.num_rows, optimizer.record_width(row_space.dim)), np.float32)
-        for table in row_space.tables:
-            initializer, key = table.resolved_initializer(), stream_key(seed, table.name)
-            first = row_space.first_row[table.name]
-            for start in range(0, table.num_rows, ROWS_PER_FILL):  # bounds what an initializer may allocate
-                stop = min(start + ROWS_PER_FILL, table.num_rows)
-                initializer.fill(self.records[first + start : first + stop, : table.dim], start, key)
-        dim, first = row_space.dim, row_space.dim + sum(optimizer.moments(row_space.dim).values())
+    Attributes:
+        pieces: in the order of their rows.
+        dim: floats of weights in a record.
+        fields: floats of each field of optimizer state, which follow the weights.
+        records: float32 ``[num_rows, record_width]``.
+        touched: bool ``[num_rows]``, rows updated since it was cleared; ``None`` until :meth:`track_touched`.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], dim: int, optimizer: SparseOptimizer, seed: int) -> None:
+        self.pieces, self.dim = tuple(pieces), dim
+        self.fields = optimizer.state_fields(dim)
+        self._bounds = np.cumsum([0, *(len(piece.rows) for piece in pieces)]).tolist()
+        self.records: Records = np.empty((self._bounds[-1], optimizer.record_width(dim)), np.float32)
+        self.touched: NDArray[np.bool_] | None = None
+        for piece, first in zip(self.pieces, self._bounds, strict=False):
+            self._initialise(piece, self.records[first : first + len(piece.rows), :dim], seed)
+        first = dim + sum(optimizer.moments(dim).values())
         self.records[:, dim:first] = optimizer.initial_state()
         if optimizer.average is not None:
             self.records[:, first : first + dim] = self.records[:, :dim]
             self.records[:, first + dim] = 0
 
+    @classmethod
+    def whole(cls, tables: Sequence[Table], optimizer: SparseOptimizer, seed: int) -> MemoryShard:
+        """All rows of all tables."""
+        pieces = [Piece(table, range(table.num_rows), range(table.dim)) for table in tables]
+        return cls(pieces, tables[0].dim, optimizer, seed)
+
+    def _initialise(self, piece: Piece, weights: Records, seed: int) -> None:
+        table, columns = piece.table, piece.columns
+        initializer, key = table.resolved_initializer(), stream_key(seed, table.name)
+        for start in range(0, len(weights), ROWS_PER_FILL):  # bounds what an initializer may allocate
+            target, rows = weights[start : start + ROWS_PER_FILL], piece.rows[start : start + ROWS_PER_FILL]
+            if len(columns) == table.dim:
+                initializer.fill(target, rows, key)
+            else:
+                whole = np.empty((len(rows), table.dim), np.float32)
+                initializer.fill(whole, rows, key)
+                target[:] = whole[:, columns.start : columns.stop]
+
+    def track_touched(self) -> None:
+        """Mark updated rows in ``touched`` from now on."""
+        if self.touched is None:
+            self.touched = np.zeros(len(self.records), np.bool_)
+
     def column(self, field: str) -> int:
         """First column of a state field in a record."""
         before = list(self.fields).index(field)
-        return self.row_space.dim + sum(list(self.fields.values())[:before])
+        return self.dim + sum(list(self.fields.values())[:before])
+
+    def first_row(self, piece: int) -> int:
+        """First row of a piece, by its place in ``pieces``."""
+        return int(self._bounds[piece])
+
+    def views(self) -> list[PieceView]:
+        """The pieces with views of their numbers."""
+        views = []
+        for piece, first in zip(self.pieces, self._bounds, strict=False):
+            here = slice(first, first + len(piece.rows))
+            rows = self.records[here]
+            state = {name: rows[:, self.column(name) : self.column(name) + w] for name, w in self.fields.items()}
+            views.append(
+                PieceView(piece, rows[:, : self.dim], state, None if self.touched is None else self.touched[here])
+            )
+        return views
+
+    def _view(self, table: str) -> PieceView:
+        return next(view for view in self.views() if view.piece.table.name == table)
 
     def weights(self, table: str) -> Records:
-        """View of a table's weights, ``[rows, D]``; writing to it changes the table."""
-        return self.records[self.row_space.rows_of(table), : self.row_space.dim]
+        """View of a table's weights as far as they are here, ``[rows, D]``; writing to it changes the table."""
+        return self._view(table).weights
 
     def state(self, table: str) -> dict[str, Records]:
         """Views of a table's optimizer state by field, each ``[rows, floats]``."""
-        rows = self.records[self.row_space.rows_of(table)]
-        return {name: rows[:, self.column(name) : self.column(name) + width] for name, width in self.fields.items()}
+        return self._view(table).state

@@ -16,10 +16,10 @@ class Exchange(ABC):
     """A strategy behind :class:`pibroch.exchange.Embeddings`; all strategies give the same numbers.
 
     Attributes:
-        shard: the row records that this process holds.
+        shards: the row records that this process holds; tables of one width, or blocks of columns, share a shard.
     """
 
-    shard: MemoryShard
+    shards: tuple[MemoryShard, ...]
 
     @abstractmethod
     def lookup(self, batch: JaggedBatch, averaged_at: int | None = None) -> tuple[Tensor, Any]:
@@ -45,6 +45,9 @@ class Exchange(ABC):
             learning_rate: of this step.
             step: number of this update, from 1.
         """
+
+    def flush(self) -> None:
+        """Wait until all updates are in the shards; whoever reads or writes records in between calls it first."""
 
     def feed(self, batches: Iterable[JaggedBatch]) -> Iterator[JaggedBatch]:
         """Pass batches on in their order; strategies that look ahead read further than they have handed out."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pibroch.data import JaggedBatch
-from pibroch.embedding import MemoryShard, RowSpace, SparseOptimizer, Table
+from pibroch.embedding import MemoryShard, PieceView, RowSpace, SparseOptimizer, Table
 from pibroch.errors import ConfigError, TrainingError
 from pibroch.exchange.base import Exchange
 from pibroch.exchange.local import LocalExchange
@@ -28,8 +28,9 @@ class Embeddings(nn.Module):
     Args:
         tables: of one ``dim``.
         optimizer: the sparse optimizer, explicit always.
-        exchange: strategy by name; one process knows ``"local"``.
+        exchange: strategy by name: ``"local"`` (one process) or ``"alltoall"`` (all ranks of torch.distributed's group).
         seed: of the initial weights, which depend on nothing else but the tables' names.
+        **options: of the exchange; ``alltoall`` takes ``placement`` and ``wire``, see its docstring.
 
     Example:
         >>> import torch, pibroch as pb
@@ -41,7 +42,12 @@ class Embeddings(nn.Module):
     """
 
     def __init__(
-        self, tables: Sequence[Table], optimizer: SparseOptimizer, exchange: str = "local", seed: int = 0
+        self,
+        tables: Sequence[Table],
+        optimizer: SparseOptimizer,
+        exchange: str = "local",
+        seed: int = 0,
+        **options: Any,
     ) -> None:
         super().__init__()
         if exchange not in EXCHANGES:
@@ -53,7 +59,7 @@ class Embeddings(nn.Module):
             )
         self.row_space = RowSpace(tables)
         self.optimizer = optimizer
-        self.exchange: Exchange = EXCHANGES[exchange](self.row_space, optimizer, seed)
+        self.exchange: Exchange = EXCHANGES[exchange](self.row_space, optimizer, seed, **options)
         self.learning_rate = optimizer.lr
         self.step = 0
         self._averaged = False
@@ -64,15 +70,30 @@ class Embeddings(nn.Module):
         """The tables, in the order of their rows."""
         return self.row_space.tables
 
+    def pieces(self) -> list[PieceView]:
+        """The parts of the tables that this process holds; waits for updates that are under way.
+
+        Views stay valid, but between a step and the next look at them call this again.
+        """
+        self.exchange.flush()
+        return [view for shard in self.exchange.shards for view in shard.views()]
+
+    def track_touched(self) -> None:
+        """Mark the rows that are updated from now on, see :attr:`PieceView.touched`."""
+        for shard in self.exchange.shards:
+            shard.track_touched()
+
     @property
     def shard(self) -> MemoryShard:
-        """The row records that this process holds."""
-        return self.exchange.shard
+        """The row records that this process holds, where one shard holds them all (every placement but column-wise)."""
+        self.exchange.flush()
+        (shard,) = self.exchange.shards
+        return shard
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all row records here: weights and optimizer state."""
-        return int(self.shard.records.nbytes)
+        return sum(int(shard.records.nbytes) for shard in self.exchange.shards)
 
     def feed(self, batches: Iterable[JaggedBatch]) -> Iterator[JaggedBatch]:
         """Iterate over ``batches`` as the exchange wants it: a strategy may read ahead to prefetch rows."""

@@ -43,7 +43,8 @@ class LocalExchange(Exchange):
     def __init__(self, row_space: RowSpace, optimizer: SparseOptimizer, seed: int) -> None:
         self.row_space = row_space
         self.optimizer = optimizer
-        self.shard = MemoryShard(row_space, optimizer, seed)
+        self.shard = MemoryShard.whole(row_space.tables, optimizer, seed)
+        self.shards = (self.shard,)
 
     def lookup(self, batch: JaggedBatch, averaged_at: int | None = None) -> tuple[Tensor, LookedUp]:
         """See :class:`Exchange`."""
@@ -74,6 +75,8 @@ class LocalExchange(Exchange):
         self._advance_averages(grouped.rows, step - 1)
         parallel.run_ranges(type(self.optimizer).kernel, bounds, self.shard.records, grouped, gradients, hyper)
         self._advance_averages(grouped.rows, step)
+        if self.shard.touched is not None:
+            self.shard.touched[grouped.rows] = True
 
     def _advance_averages(self, rows: NDArray[np.int64], step: int) -> None:
         """Bring the moving averages of the rows to ``step``, where averages are kept."""

@@ -46,7 +46,7 @@ def test_table_from_torchrec_config():
 
 def test_weights_depend_on_seed_and_name_alone():
     def weights(tables, seed=1):
-        return MemoryShard(RowSpace(tables), pb.SGD(lr=1.0), seed).weights("a").copy()
+        return MemoryShard.whole(tables, pb.SGD(lr=1.0), seed).weights("a").copy()
 
     alone = weights([pb.Table("a", 50, 4)])
     assert np.array_equal(alone, weights([pb.Table("b", 7, 4), pb.Table("a", 50, 4)]))
@@ -55,7 +55,7 @@ def test_weights_depend_on_seed_and_name_alone():
 
 
 def test_shard_views_are_the_records():
-    shard = MemoryShard(RowSpace([pb.Table("a", 3, 2), pb.Table("b", 4, 2)]), pb.Adam(lr=1.0), 0)
+    shard = MemoryShard.whole([pb.Table("a", 3, 2), pb.Table("b", 4, 2)], pb.Adam(lr=1.0), 0)
     assert shard.records.shape == (7, 6)
     shard.state("b")["exp_avg_sq"][:] = 5
     assert (shard.records[3:, 4:] == 5).all()
@@ -65,7 +65,7 @@ def test_shard_views_are_the_records():
 
 def test_initial_accumulator_and_zero_columns():
     table = pb.Table("a", 5, 4, initializer=pb.Normal(1.0, zero_columns=1))
-    shard = MemoryShard(RowSpace([table]), pb.RowWiseAdagrad(lr=1.0, initial_accumulator=0.25), 0)
+    shard = MemoryShard.whole([table], pb.RowWiseAdagrad(lr=1.0, initial_accumulator=0.25), 0)
     assert (shard.state("a")["sum"] == 0.25).all()
     assert (shard.weights("a")[:, 3] == 0).all()
     assert (shard.weights("a")[:, :3] != 0).all()

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from pibroch.embedding import SGD, Adam, MemoryShard, RowSpace, RowWiseAdagrad, Table
+from pibroch.embedding import SGD, Adam, MemoryShard, RowWiseAdagrad, Table
 from pibroch.embedding.checkpoint import (
     SavedTable,
     check_tables_match,
@@ -17,13 +17,13 @@ TABLES = [Table("a", 7, 3), Table("b/../c ü", 5, 3)]
 
 
 def test_tables_return_with_their_state_and_into_another_row_space(tmp_path):
-    first = MemoryShard(RowSpace(TABLES), Adam(lr=0.1), seed=1)
+    first = MemoryShard.whole(TABLES, Adam(lr=0.1), seed=1)
     first.records[:] = np.random.default_rng(0).standard_normal(first.records.shape)
     digests = save_tables(tmp_path, TABLES, first)
     for file, digest in digests.items():
         verify_file(tmp_path / file, digest)
         assert (tmp_path / file).resolve().parent == tmp_path / "tables"
-    second = MemoryShard(RowSpace(TABLES[::-1]), Adam(lr=0.1), seed=2)
+    second = MemoryShard.whole(TABLES[::-1], Adam(lr=0.1), seed=2)
     load_tables(tmp_path, TABLES, second)
     for table in TABLES:
         np.testing.assert_array_equal(second.weights(table.name), first.weights(table.name))
@@ -32,9 +32,9 @@ def test_tables_return_with_their_state_and_into_another_row_space(tmp_path):
 
 
 def test_weights_alone_load_into_another_optimizer(tmp_path):
-    first = MemoryShard(RowSpace(TABLES), Adam(lr=0.1), seed=1)
+    first = MemoryShard.whole(TABLES, Adam(lr=0.1), seed=1)
     save_tables(tmp_path, TABLES, first)
-    second = MemoryShard(RowSpace(TABLES), SGD(lr=0.1), seed=2)
+    second = MemoryShard.whole(TABLES, SGD(lr=0.1), seed=2)
     load_tables(tmp_path, TABLES, second)
     np.testing.assert_array_equal(second.weights("a"), first.weights("a"))
 
@@ -42,7 +42,7 @@ def test_weights_alone_load_into_another_optimizer(tmp_path):
 def test_equal_tables_are_equal_files(tmp_path):
     for run in ("one", "two"):
         (tmp_path / run).mkdir()
-        save_tables(tmp_path / run, TABLES, MemoryShard(RowSpace(TABLES), Adam(lr=0.1), seed=1))
+        save_tables(tmp_path / run, TABLES, MemoryShard.whole(TABLES, Adam(lr=0.1), seed=1))
     for table in TABLES:
         file = table_file(table.name)
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
@@ -71,5 +71,5 @@ def test_a_part_of_the_state_may_be_wanted():
 
 
 def test_the_shape_that_is_saved():
-    shard = MemoryShard(RowSpace(TABLES), RowWiseAdagrad(lr=0.1), seed=1)
+    shard = MemoryShard.whole(TABLES, RowWiseAdagrad(lr=0.1), seed=1)
     assert saved_shape("a", shard) == SavedTable(7, 3, {"sum": 1})

@@ -1,0 +1,137 @@
+"""A plan says which shard holds which part of which table. Ranks hold a shard each; a file outlives them.
+
+Four kinds of placement:
+
+- *table-wise*: one shard holds the whole table.
+- *row-wise*: row r lies on shard ``shards[r % k]``, so that the hot rows at a vocabulary's beginning spread evenly.
+- *column-wise*: shard ``shards[j]`` holds the j-th block of columns of every row.
+- *replicated* (data-parallel): every shard holds the whole table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from pibroch.embedding import Piece, Table
+from pibroch.errors import ConfigError
+
+Kind = Literal["table_wise", "row_wise", "column_wise", "replicated"]
+KINDS: tuple[str, ...] = get_args(Kind)
+ROWS_A_BATCH = 4096
+"""Distinct rows that a minibatch asks of a large table, about: what a table costs its shard is traffic, not memory."""
+
+
+class Placement(BaseModel):
+    """Where one table lies; ``shards`` is empty for a replicated table, which lies everywhere."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Kind
+    shards: tuple[int, ...] = ()
+
+
+class Plan(BaseModel):
+    """Placements by table name, over ``num_shards`` shards."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    num_shards: int
+    placements: dict[str, Placement]
+
+    @classmethod
+    def of(cls, tables: Sequence[Table], num_shards: int, placement: str | Mapping[str, str] = "row_wise") -> Self:
+        """A plan that follows a kind of placement for all tables, or a kind for each by name ("" for those not named).
+
+        >>> plan = Plan.of([Table("a", 5, 4), Table("b", 9, 4)], 2, {"a": "replicated", "": "table_wise"})
+        >>> plan.placements["b"].shards
+        (0,)
+
+        Raises:
+            ConfigError: for an unknown kind or table.
+        """
+        kinds = {"": placement} if isinstance(placement, str) else {"": "row_wise", **placement}
+        names = {table.name for table in tables}
+        for name, kind in kinds.items():
+            if name and name not in names:
+                raise ConfigError(f"a placement for table {name!r}", f"one of the tables {sorted(names)}")
+            if kind not in KINDS:
+                raise ConfigError(f"placement {kind!r}", f"one of {', '.join(KINDS)}")
+        load = [0] * num_shards
+        placements = {}
+        for table in sorted(tables, key=lambda table: (-table.num_rows, table.name)):
+            kind = kinds.get(table.name, kinds[""])
+            shards = _shards(table, kind, load)
+            placements[table.name] = Placement.model_validate({"kind": kind, "shards": shards})
+        return cls(num_shards=num_shards, placements={table.name: placements[table.name] for table in tables})
+
+    def check(self, tables: Sequence[Table]) -> None:
+        """Raise ConfigError unless the plan places exactly these tables on its shards."""
+        names = {table.name for table in tables}
+        if names != set(self.placements):
+            odd = sorted(names ^ set(self.placements))[0]
+            raise ConfigError(
+                f"a plan for {len(self.placements)} tables that differ in {odd!r}", "one for these tables"
+            )
+        for table in tables:
+            placement = self.placements[table.name]
+            shards, kind = placement.shards, placement.kind
+            right = {
+                "table_wise": len(shards) == 1,
+                "row_wise": len(shards) >= 1 and len(set(shards)) == len(shards),
+                "column_wise": len(shards) >= 1 and table.dim % len(shards) == 0,
+                "replicated": not shards,
+            }[kind]
+            if not right or not all(0 <= shard < self.num_shards for shard in shards):
+                raise ConfigError(
+                    f"table {table.name!r} of dim {table.dim} placed {kind} on shards {list(shards)}",
+                    f"shards from 0 to {self.num_shards - 1}: one (table-wise), distinct ones (row-wise), "
+                    "as many as divide its dim (column-wise), or none (replicated)",
+                )
+
+    def pieces(self, table: Table) -> list[tuple[int, Piece]]:
+        """All parts of a table, each with its shard."""
+        placement = self.placements[table.name]
+        rows, columns, shards = range(table.num_rows), range(table.dim), placement.shards
+        if placement.kind == "replicated":
+            writer = list(self.placements).index(table.name) % self.num_shards
+            return [(shard, Piece(table, rows, columns, shard == writer)) for shard in range(self.num_shards)]
+        if placement.kind == "column_wise":
+            width = table.dim // len(shards)
+            return [(s, Piece(table, rows, columns[j * width : (j + 1) * width])) for j, s in enumerate(shards)]
+        return [(s, Piece(table, rows[j :: len(shards)], columns)) for j, s in enumerate(shards)]
+
+    def save(self, path: Path) -> None:
+        """Write the plan as JSON."""
+        path.write_text(json.dumps(self.model_dump(), indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a plan.
+
+        Raises:
+            ConfigError: when there is none, or when it is no plan.
+        """
+        try:
+            return cls.model_validate_json(path.read_text(encoding="utf-8"))
+        except (OSError, ValidationError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}, which is no plan: {error}", "a file that pibroch wrote as a plan") from error
+
+
+def _shards(table: Table, kind: str, load: list[int]) -> tuple[int, ...]:
+    """Shards of one table; ``load`` counts what each shard has to serve so far and is updated."""
+    num_shards = len(load)
+    if kind == "replicated":
+        return ()
+    if kind == "table_wise":
+        shard = min(range(num_shards), key=lambda s: (load[s], s))
+        load[shard] += min(table.num_rows, ROWS_A_BATCH)
+        return (shard,)
+    if kind == "column_wise":
+        blocks = max(k for k in range(1, num_shards + 1) if table.dim % k == 0)
+        return tuple(range(blocks))
+    return tuple(range(min(num_shards, table.num_rows)))
