@@ -46,7 +46,7 @@ class Exchange(ABC):
             step: number of this update, from 1.
         """
 
-    def flush(self) -> None:
+    def flush(self) -> None:  # noqa: B027, nothing to wait for unless a strategy says so
         """Wait until all updates are in the shards; whoever reads or writes records in between calls it first."""
 
     def feed(self, batches: Iterable[JaggedBatch]) -> Iterator[JaggedBatch]:
