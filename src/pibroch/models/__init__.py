@@ -1,6 +1,6 @@
 """Models that stand on embeddings; each is a plain ``nn.Module``."""
 
-from pibroch.models.base import Model
+from pibroch.models.base import Embedded, Model
 from pibroch.models.build import MODELS, build_model
 from pibroch.models.dcnv2 import CrossNet, DCNv2
 from pibroch.models.dlrm import DLRM
@@ -16,6 +16,7 @@ __all__ = [
     "CrossNet",
     "DCNv2",
     "DeepFM",
+    "Embedded",
     "HiddenOptions",
     "Linear",
     "Model",

@@ -6,12 +6,16 @@ Shape legend: B samples, n dense features, F categorical features, D embedding w
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 from pibroch.config.model import ModelConfig
 from pibroch.errors import ConfigError, DataError
+
+Embedded = Tensor | Callable[[], Tensor]
+"""Embeddings, or a function that gives them when a model needs them."""
 
 
 class Model(nn.Module, ABC):
@@ -41,23 +45,28 @@ class Model(nn.Module, ABC):
         """Width of a table's rows for embeddings of width ``dim``."""
         return dim
 
-    def forward(self, dense: Tensor, embedded: Tensor) -> Tensor:
+    def forward(self, dense: Tensor, embedded: Embedded) -> Tensor:
         """Logits ``[B]`` from ``dense`` ``[B, n]`` and ``embedded`` ``[B, F, table_dim(D)]``.
 
-        Float32 in, float32 out; under bf16 autocast the logits are bfloat16.
+        Given a function, the model calls it once, as late as it can: DLRM after its bottom network, which then hides the
+        time that the embeddings take to arrive. Float32 in, float32 out; under bf16 autocast the logits are bfloat16.
 
         Raises:
             DataError: when a shape is not the one the model was built for.
         """
-        width = self.table_dim(self.config.dim)
-        if embedded.ndim != 3 or embedded.shape[1:] != (self.num_features, width):
-            raise DataError(f"embeddings {list(embedded.shape)}", f"[B, {self.num_features}, {width}]")
-        if dense.shape != (len(embedded), self.num_dense):
-            raise DataError(f"dense features {list(dense.shape)}", f"[{len(embedded)}, {self.num_dense}]")
+        if dense.ndim != 2 or dense.shape[1] != self.num_dense:
+            raise DataError(f"dense features {list(dense.shape)}", f"[B, {self.num_dense}]")
+        return self.logits(dense, lambda: self._embeddings(embedded, len(dense)))
+
+    def _embeddings(self, embedded: Embedded, num_samples: int) -> Tensor:
+        vectors = embedded if isinstance(embedded, Tensor) else embedded()
+        shape = (num_samples, self.num_features, self.table_dim(self.config.dim))
+        if vectors.shape != shape:
+            raise DataError(f"embeddings {list(vectors.shape)}", str(list(shape)))
         if self.training and self.config.embedding_dropout:
-            embedded = functional.dropout(embedded, self.config.embedding_dropout)
-        return self.logits(dense, embedded)
+            vectors = functional.dropout(vectors, self.config.embedding_dropout)
+        return vectors
 
     @abstractmethod
-    def logits(self, dense: Tensor, embedded: Tensor) -> Tensor:
-        """`forward` on checked input."""
+    def logits(self, dense: Tensor, embeddings: Callable[[], Tensor]) -> Tensor:
+        """`forward` on checked input; asks once for the embeddings, as late as possible."""

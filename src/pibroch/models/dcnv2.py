@@ -5,6 +5,8 @@ Shape legend: B samples, K = F D + n inputs, R rank.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -51,8 +53,8 @@ class DCNv2(Model):
         deep_width = config.top[-1] if config.top else width
         self.head = Linear(deep_width + (width if self.parallel else 0), 1)
 
-    def logits(self, dense: Tensor, embedded: Tensor) -> Tensor:  # noqa: D102
-        x0 = torch.cat([embedded.flatten(1), dense], 1)
+    def logits(self, dense: Tensor, embeddings: Callable[[], Tensor]) -> Tensor:  # noqa: D102
+        x0 = torch.cat([embeddings().flatten(1), dense], 1)
         crossed = self.cross(x0)
         features = torch.cat([crossed, self.deep(x0)], 1) if self.parallel else self.deep(crossed)
         out: Tensor = self.head(features)

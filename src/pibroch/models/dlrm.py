@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -28,7 +30,7 @@ class DLRM(Model):
             self.constant = nn.Parameter(torch.randn(dim) / dim**0.5)
         self.top = MLP((dim + num_pairs, *config.top, 1), HiddenOptions.of(config))
 
-    def logits(self, dense: Tensor, embedded: Tensor) -> Tensor:  # noqa: D102
-        bottom = self.bottom(dense) if self.bottom is not None else self.constant.expand(len(embedded), -1)
-        out: Tensor = self.top(dot_interaction(bottom, embedded))
+    def logits(self, dense: Tensor, embeddings: Callable[[], Tensor]) -> Tensor:  # noqa: D102
+        bottom = self.bottom(dense) if self.bottom is not None else self.constant.expand(len(dense), -1)
+        out: Tensor = self.top(dot_interaction(bottom, embeddings()))
         return out.squeeze(1)

@@ -5,6 +5,8 @@ The first-order weight of an id is the last column of its row, so that it is fet
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -27,11 +29,12 @@ class WideAndDeep(Model):
         """``dim + 1``: the embedding and the first-order weight."""
         return dim + 1
 
-    def logits(self, dense: Tensor, embedded: Tensor) -> Tensor:  # noqa: D102
-        vectors, first_order = embedded.split([self.config.dim, 1], dim=2)
+    def logits(self, dense: Tensor, embeddings: Callable[[], Tensor]) -> Tensor:  # noqa: D102
+        linear = 0.0 if self.linear is None else self.linear(dense).squeeze(1)
+        vectors, first_order = embeddings().split([self.config.dim, 1], dim=2)
         deep: Tensor = self.deep(torch.cat([vectors.flatten(1), dense], 1))
-        logits: Tensor = deep.squeeze(1) + first_order.sum((1, 2)) + self.pairs(vectors)
-        return logits if self.linear is None else logits + self.linear(dense).squeeze(1)
+        logits: Tensor = deep.squeeze(1) + first_order.sum((1, 2)) + self.pairs(vectors) + linear
+        return logits
 
     def pairs(self, vectors: Tensor) -> Tensor | float:
         """What the model adds for pairs of ids: nothing here."""

@@ -71,6 +71,43 @@ def test_dropout_acts_in_training_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_embeddings_may_come_when_they_are_asked_for(name: str) -> None:
+    """Asked once; DLRM asks after its bottom network, so that their gradient is there before that network's."""
+    model, events = small(name), []
+    dense, embedded = random_batch(model)
+
+    def embeddings() -> torch.Tensor:
+        events.append("asked")
+        return embedded
+
+    networks = [getattr(model, part) for part in ("bottom", "top", "deep", "cross", "linear") if hasattr(model, part)]
+    for network in networks:
+        network.register_forward_hook(lambda *_: events.append("network"))
+    logits = model(dense, embeddings)
+    assert torch.equal(logits, model(dense, embedded))
+    assert events.count("asked") == 1
+    first = {"dlrm": 1, "dcnv2": 0, "deepfm": 1, "wide_deep": 1}
+    assert events.index("asked") == first[name]
+
+
+def test_rows_get_their_gradient_before_the_bottom_network() -> None:
+    model, order = small("dlrm"), []
+    dense, embedded = random_batch(model)
+    assert isinstance(model, DLRM)
+    assert model.bottom is not None
+
+    def embeddings() -> torch.Tensor:
+        vectors = embedded * 1
+        vectors.register_hook(lambda gradient: order.append("rows"))
+        return vectors
+
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name.split(".")[0]))
+    model(dense, embeddings).sum().backward()
+    assert order == ["top"] * 6 + ["rows"] + ["bottom"] * 4
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_seed_decides_the_numbers(name: str) -> None:
     first, second = small(name), small(name)
     batch = random_batch(first)
