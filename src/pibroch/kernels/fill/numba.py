@@ -29,7 +29,7 @@ def split_mix(key: np.uint64, counter: np.uint64) -> float:
 def fill_uniform(
     weights: NDArray[np.float32], first: int, step: int, key: np.uint64, bound: np.float32, start: int, stop: int
 ) -> None:
-    """Uniform in [-bound, bound) for ``weights[start:stop]`` ``[rows, D]``; row i of them is the table's ``first + step * i``."""
+    """Uniform in [-bound, bound) for ``weights[start:stop]`` ``[rows, D]``; row i is the table's ``first + step * i``."""
     dim = weights.shape[1]
     for row in range(start, stop):
         for d in range(dim):

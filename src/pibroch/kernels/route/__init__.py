@@ -1,0 +1,1 @@
+"""What rows and gradients need on their way between ranks."""

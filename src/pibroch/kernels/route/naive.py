@@ -1,0 +1,40 @@
+"""What the route kernels mean, without a thought of speed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pibroch.kernels.scatter_update.numba import Grouped
+
+
+def resolve_addresses(values: NDArray[Any], offsets: NDArray[Any], homes: Any, addresses: NDArray[np.int64]) -> int:
+    """Write the address of each value; return the position of the first id out of range, or -1."""
+    num_samples = (len(offsets) - 1) // len(homes.num_rows)
+    for position, value in enumerate(values.tolist()):
+        feature = (int(np.searchsorted(offsets, position, side="right")) - 1) // num_samples
+        if not 0 <= value < homes.num_rows[feature]:
+            return position
+        row, part = divmod(value, int(homes.num_parts[feature]))
+        addresses[position] = homes.first_address[feature, part] + row
+    return -1
+
+
+def places(grouped: Grouped) -> NDArray[np.int64]:
+    """For each position the number of its row among the distinct ones."""
+    out = np.empty(len(grouped.order), np.int64)
+    for u in range(len(grouped.rows)):
+        out[grouped.order[grouped.segments[u] : grouped.segments[u + 1]]] = u
+    return out
+
+
+def sum_gradients(grouped: Grouped, gradients: NDArray[np.float32], share: float) -> NDArray[np.float64]:
+    """One gradient a distinct row, times ``share``, in float64."""
+    totals = np.zeros((len(grouped.rows), gradients.shape[1]))
+    for u in range(len(grouped.rows)):
+        for position in grouped.order[grouped.segments[u] : grouped.segments[u + 1]]:
+            factor = grouped.scale[position] if len(grouped.scale) else 1.0
+            totals[u] += float(factor) * gradients[grouped.source[position]].astype(np.float64)
+    return totals * share

@@ -1,0 +1,108 @@
+"""What rows and gradients need on their way between ranks: addresses, one place a distinct row, one gradient a row.
+
+V ids in a batch, U distinct rows, D weights in a row, F features, P parts of the table of most parts.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pibroch.kernels.memory import prefetch_row
+from pibroch.kernels.policy import kernel
+from pibroch.kernels.scatter_update.numba import AHEAD, Grouped
+
+Records = NDArray[np.float32]
+
+
+class Homes(NamedTuple):
+    """Where the rows of each feature's table lie: row r is row ``r // num_parts`` of part ``r % num_parts``.
+
+    Attributes:
+        num_rows: int64 ``[F]``.
+        num_parts: uint32 ``[F]``.
+        first_address: int64 ``[F, P]``, of each part's first row.
+    """
+
+    num_rows: NDArray[np.int64]
+    num_parts: NDArray[np.uint32]
+    first_address: NDArray[np.int64]
+
+
+@kernel
+def resolve_addresses(
+    values: NDArray[np.int64], offsets: NDArray[np.int64], homes: Homes, addresses: NDArray[np.int64]
+) -> int:
+    """Write the address of each value to ``addresses``; return the position of the first id out of range, or -1."""
+    num_features = len(homes.num_rows)
+    num_samples = (len(offsets) - 1) // num_features
+    for feature in range(num_features):
+        limit, parts = homes.num_rows[feature], homes.num_parts[feature]
+        begin, end = offsets[feature * num_samples], offsets[(feature + 1) * num_samples]
+        num_bad = 0
+        for position in range(begin, end):
+            num_bad += (values[position] < 0) | (values[position] >= limit)
+        if num_bad:
+            for position in range(begin, end):
+                if values[position] < 0 or values[position] >= limit:
+                    return position
+        if parts == 1:
+            first = homes.first_address[feature, 0]
+            for position in range(begin, end):
+                addresses[position] = first + values[position]
+        elif limit < 1 << 32:
+            for position in range(begin, end):
+                value = np.uint32(values[position])  # half the cost of a 64-bit division
+                row = value // parts
+                addresses[position] = homes.first_address[feature, value - row * parts] + row
+        else:
+            for position in range(begin, end):
+                row = values[position] // np.int64(parts)
+                addresses[position] = homes.first_address[feature, values[position] - row * np.int64(parts)] + row
+    return -1
+
+
+@kernel
+def places(grouped: Grouped, out: NDArray[np.int64], start: int, stop: int) -> None:
+    """Write to ``out`` ``[V]``, for the positions of rows ``start`` to ``stop``, the number of their row."""
+    for u in range(start, stop):
+        for place in range(grouped.segments[u], grouped.segments[u + 1]):
+            out[grouped.order[place]] = u
+
+
+@kernel
+def gather_rows(records: Records, rows: NDArray[np.int64], out: Records, start: int, stop: int) -> None:
+    """Copy the weights of ``rows[start:stop]`` to ``out`` ``[U, D]``."""
+    dim, last = out.shape[1], len(rows) - 1
+    for u in range(start, stop):
+        prefetch_row(records, rows[min(u + AHEAD, last)])
+        row = rows[u]
+        for d in range(dim):
+            out[u, d] = records[row, d]
+
+
+@kernel
+def sum_gradients(
+    grouped: Grouped, gradients: Records, share: np.float32, totals: Records, start: int, stop: int
+) -> None:
+    """Write to ``totals`` ``[U, D]`` the gradient of each distinct row, summed in the group's order, times ``share``."""
+    segments, order, source, scale = grouped.segments, grouped.order, grouped.source, grouped.scale
+    dim, num_rows, scaled = gradients.shape[1], len(grouped.rows), len(scale) > 0
+    for u in range(start, stop):
+        if u + AHEAD < num_rows:
+            prefetch_row(gradients, np.int64(source[order[segments[u + AHEAD]]]))
+        begin, end = segments[u], segments[u + 1]
+        bag = source[order[begin]]
+        factor = scale[order[begin]] if scaled else np.float32(1.0)
+        for d in range(dim):
+            totals[u, d] = factor * gradients[bag, d]
+        for place in range(begin + 1, end):
+            bag = source[order[place]]
+            factor = scale[order[place]] if scaled else np.float32(1.0)
+            for d in range(dim):
+                totals[u, d] += factor * gradients[bag, d]
+        if share != np.float32(1.0):
+            for d in range(dim):
+                totals[u, d] *= share
