@@ -101,6 +101,8 @@ class Channel:
             send_counts: rows for each rank.
             receive_counts: rows from each rank, known beforehand.
         """
+        if self.ranks.world_size == 1:
+            return send
         out = torch.empty(sum(receive_counts), *send.shape[1:], dtype=send.dtype, device=self._device)
         with self._explained():
             dist.all_to_all_single(
@@ -152,6 +154,12 @@ class Channel:
     def barrier(self) -> None:
         """Wait for all ranks."""
         self.gather(None)
+
+    def close(self) -> None:
+        """Give its sockets and threads back; for programs that open many."""
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+            self._group = None
 
     def _count(self, send: Tensor, send_counts: Sequence[int], receive_counts: Sequence[int]) -> None:
         here, row_bytes = self.ranks.rank, send[:1].nbytes if len(send) else 0

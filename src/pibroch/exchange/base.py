@@ -49,6 +49,9 @@ class Exchange(ABC):
     def flush(self) -> None:  # noqa: B027, nothing to wait for unless a strategy says so
         """Wait until all updates are in the shards; whoever reads or writes records in between calls it first."""
 
+    def forget(self) -> None:  # noqa: B027
+        """Fetch again what was fetched ahead; whoever has written records calls it, on all ranks."""
+
     def feed(self, batches: Iterable[JaggedBatch]) -> Iterator[JaggedBatch]:
         """Pass batches on in their order; strategies that look ahead read further than they have handed out."""
         yield from batches

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,10 +13,11 @@ from torch import Tensor, nn
 from pibroch.data import JaggedBatch
 from pibroch.embedding import MemoryShard, PieceView, RowSpace, SparseOptimizer, Table
 from pibroch.errors import ConfigError, TrainingError
+from pibroch.exchange.alltoall import AllToAllExchange
 from pibroch.exchange.base import Exchange
 from pibroch.exchange.local import LocalExchange
 
-EXCHANGES = {"local": LocalExchange}
+EXCHANGES: dict[str, Callable[..., Exchange]] = {"local": LocalExchange, "alltoall": AllToAllExchange}
 
 
 class Embeddings(nn.Module):
@@ -63,6 +65,9 @@ class Embeddings(nn.Module):
         self.learning_rate = optimizer.lr
         self.step = 0
         self._averaged = False
+        self._handed_out: tuple[Any, JaggedBatch] | None = (
+            None  # by feed: what the user has, and what the exchange knows
+        )
         self._anchor = torch.zeros((), requires_grad=True)  # makes autograd call the update; never a parameter
 
     @property
@@ -95,27 +100,48 @@ class Embeddings(nn.Module):
         """Bytes of all row records here: weights and optimizer state."""
         return sum(int(shard.records.nbytes) for shard in self.exchange.shards)
 
-    def feed(self, batches: Iterable[JaggedBatch]) -> Iterator[JaggedBatch]:
-        """Iterate over ``batches`` as the exchange wants it: a strategy may read ahead to prefetch rows."""
-        return self.exchange.feed(batches)
+    def feed(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Iterate over ``batches`` as the exchange wants it: strategies read ahead, so that ids and rows travel early.
+
+        Between ranks every rank must feed as many batches as the others; a batch may be empty.
+        """
+        read: deque[Any] = deque()
+
+        def prepared() -> Iterator[JaggedBatch]:
+            for batch in batches:
+                read.append(batch)
+                yield self._prepare(batch)
+
+        for known in self.exchange.feed(prepared()):
+            batch = read.popleft()
+            self._handed_out = batch, known
+            yield batch
 
     def forward(self, batch: Any) -> Tensor:
         """Pooled embeddings, float32 ``[B, F, D]``, F in the order of the tables' features.
+
+        Between ranks every rank must call, in the same order; a batch may be empty.
 
         Args:
             batch: a :class:`JaggedBatch`, or anything with TorchRec's ``keys()``, ``values()``, ``lengths()``.
 
         Raises:
             RowIdError: for an id outside its table; names the feature, the sample and the id.
-            DataError: for a batch without one of the features.
+            DataError: for a batch without one of the features, or a bad batch on another rank.
         """
-        if not isinstance(batch, JaggedBatch):
-            batch = JaggedBatch.from_keyed_jagged(batch)
-        batch = batch.select(self.row_space.features)
+        if self._handed_out is not None and self._handed_out[0] is batch:
+            known, self._handed_out = self._handed_out[1], None
+        else:
+            known = self._prepare(batch)
         if torch.is_grad_enabled() and self.training:
-            pooled: Tensor = _Lookup.apply(self._anchor, self, batch)
+            pooled: Tensor = _Lookup.apply(self._anchor, self, known)
             return pooled
-        return self.exchange.lookup(batch, self.step if self._averaged else None)[0]
+        return self.exchange.lookup(known, self.step if self._averaged else None)[0]
+
+    def _prepare(self, batch: Any) -> JaggedBatch:
+        """The batch as exchanges know it: this module's features in their order."""
+        known = batch if isinstance(batch, JaggedBatch) else JaggedBatch.from_keyed_jagged(batch)
+        return known.select(self.row_space.features)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -143,6 +169,7 @@ class Embeddings(nn.Module):
         unexpected: list[str], errors: list[str],
     ) -> None:  # fmt: skip
         """Copies weights in; optimizer state is left alone (checkpoints carry it, see pibroch.embedding.checkpoint)."""
+        self.exchange.forget()
         names = {f"{prefix}embedding_bags.{table.name}.weight": table for table in self.tables}
         for name, table in names.items():
             if name not in state_dict:

@@ -35,6 +35,8 @@ class Grouped(NamedTuple):
         order: int32 ``[V]``: row u has the positions ``order[segments[u] : segments[u + 1]]``.
         source: int32 ``[V]``: the gradient's row for a position.
         scale: float32 ``[V]``, or empty for all ones.
+        mean_squares: float32 ``[U]``, mean squares of the rows' gradients where ``gradients`` are only some of the columns;
+            empty for rows that are whole.
     """
 
     rows: NDArray[np.int64]
@@ -42,6 +44,7 @@ class Grouped(NamedTuple):
     order: NDArray[np.int32]
     source: NDArray[np.int32]
     scale: NDArray[np.float32]
+    mean_squares: NDArray[np.float32] = np.empty(0, np.float32)
 
 
 @kernel
@@ -49,7 +52,7 @@ def combine(
     records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, first: int, last: int, totals: Records
 ) -> None:
     """Write the gradients of the rows ``first`` to ``last``, clipped and with weight decay, to ``totals`` ``[rows, D]``."""
-    rows, segments, order, source, scale = grouped
+    rows, segments, order, source, scale, _ = grouped
     dim, num_rows, scaled = gradients.shape[1], len(rows), len(scale) > 0
     for u in range(first, last):
         if u + AHEAD < num_rows:
@@ -117,7 +120,7 @@ def row_wise_adagrad(
     records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, start: int, stop: int
 ) -> None:
     """Row-wise Adagrad; state: sum of mean squares ``[1]``."""
-    dim, rows = gradients.shape[1], grouped.rows
+    dim, rows, means = gradients.shape[1], grouped.rows, grouped.mean_squares
     totals = np.empty((ROWS_AT_ONCE, dim), np.float32)
     for first in range(start, stop, ROWS_AT_ONCE):
         last = min(first + ROWS_AT_ONCE, stop)
@@ -127,7 +130,7 @@ def row_wise_adagrad(
             square = np.float32(0.0)
             for d in range(dim):
                 square += totals[i, d] * totals[i, d]
-            square = records[row, dim] + square / np.float32(dim)
+            square = records[row, dim] + (means[u] if len(means) > 0 else square / np.float32(dim))
             records[row, dim] = square
             rate = hyper.lr / (np.sqrt(square) + hyper.eps)
             for d in range(dim):
@@ -159,7 +162,7 @@ def adam(records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, s
 @kernel
 def row_wise_adam(records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, start: int, stop: int) -> None:
     """Adam with one second moment a row; state: first moment ``[D]``, second moment ``[1]``."""
-    dim, rows = gradients.shape[1], grouped.rows
+    dim, rows, means = gradients.shape[1], grouped.rows, grouped.mean_squares
     totals = np.empty((ROWS_AT_ONCE, dim), np.float32)
     fresh1, fresh2 = np.float32(1.0) - hyper.beta1, np.float32(1.0) - hyper.beta2
     for first in range(start, stop, ROWS_AT_ONCE):
@@ -170,7 +173,8 @@ def row_wise_adam(records: Records, grouped: Grouped, gradients: Records, hyper:
             square = np.float32(0.0)
             for d in range(dim):
                 square += totals[i, d] * totals[i, d]
-            square = records[row, 2 * dim] + fresh2 * (square / np.float32(dim) - records[row, 2 * dim])
+            square = means[u] if len(means) > 0 else square / np.float32(dim)
+            square = records[row, 2 * dim] + fresh2 * (square - records[row, 2 * dim])
             records[row, 2 * dim] = square
             rate = hyper.lr / hyper.correction1 / (np.sqrt(square / hyper.correction2) + hyper.eps)
             for d in range(dim):

@@ -1,0 +1,172 @@
+"""Synchronous hybrid parallelism: rows lie where a plan puts them and travel to the ranks whose samples need them.
+
+A step has four messages a lane (see :mod:`pibroch.exchange.lane`): counts and ids go out, rows come back, gradients go out.
+Ids of the next batch travel while the current one computes; its rows are fetched as soon as the gradients before them have
+been applied, beside the rest of the backward pass, the dense optimizer and whatever the model computes before it asks for
+its embeddings.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pibroch.collectives import Channel, Ranks
+from pibroch.data import JaggedBatch
+from pibroch.embedding import RowSpace, SparseOptimizer
+from pibroch.errors import ConfigError
+from pibroch.exchange.base import Exchange
+from pibroch.exchange.courier import Courier
+from pibroch.exchange.lane import Lane, Records, Route
+from pibroch.exchange.layout import lay_out
+from pibroch.planner import Plan
+
+WIRES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A batch on its way through the exchange; ``rows`` are under way once they were asked for."""
+
+    batch: JaggedBatch
+    routes: Future[list[Route]]
+    rows: Future[list[Records]] | None = None
+
+
+class AllToAllExchange(Exchange):
+    """Every rank holds a shard, and every rank takes part in every lookup, with an empty batch when it has no samples.
+
+    Placement changes no bit of the results, but for column-wise tables under row-wise optimizers, which agree within rounding.
+
+    Args:
+        row_space: of all tables.
+        optimizer: of all tables.
+        seed: of the initial weights.
+        placement: a kind for all tables, kinds by table name (``""`` for those not named), or a :class:`Plan`.
+        wire: type in which rows and gradients travel: ``float32`` (exact), ``bfloat16``, ``float16`` (gradients below
+            6e-8 vanish).
+        channel: between the ranks, for this exchange alone; over all ranks of torch.distributed's group when absent.
+
+    Raises:
+        ConfigError: for a plan that does not fit, or a wire type unknown.
+    """
+
+    def __init__(
+        self,
+        row_space: RowSpace,
+        optimizer: SparseOptimizer,
+        seed: int,
+        *,
+        placement: str | Mapping[str, str] | Plan = "row_wise",
+        wire: str = "float32",
+        channel: Channel | None = None,
+    ) -> None:
+        if wire not in WIRES:
+            raise ConfigError(f"wire {wire!r}", f"one of {', '.join(WIRES)}")
+        channel = Ranks.joined().open_channel() if channel is None else channel
+        size = channel.ranks.world_size
+        plan = placement if isinstance(placement, Plan) else Plan.of(row_space.tables, size, placement)
+        plan.check(row_space.tables)
+        if plan.num_shards != size:
+            raise ConfigError(f"a plan for {plan.num_shards} shards", f"one for {size}, the number of ranks")
+        layouts = lay_out(row_space, plan, channel.ranks.rank)
+        self.row_space, self.plan = row_space, plan
+        self._lanes = [Lane(layout, optimizer, seed, channel, WIRES[wire]) for layout in layouts]
+        self.shards = tuple(lane.shard for lane in self._lanes)
+        self._courier = Courier()
+        self._announced: deque[Ticket] = deque()
+
+    def feed(self, batches: Iterable[JaggedBatch]) -> Iterator[JaggedBatch]:
+        """See :class:`Exchange`; reads one batch further than it hands out and sends that one's ids."""
+        before: Ticket | None = None
+        try:
+            for batch in batches:
+                ticket = self._announce(batch)
+                if before is not None:
+                    yield before.batch
+                before = ticket
+            if before is not None:
+                yield before.batch
+        finally:
+            self._announced.clear()  # of batches that nobody will look up
+
+    def lookup(self, batch: JaggedBatch, averaged_at: int | None = None) -> tuple[Tensor, list[Route]]:
+        """See :class:`Exchange`."""
+        if not self._announced or self._announced[0].batch is not batch:
+            self._announced.appendleft(self._announce(batch, to_the_end=False))
+        ticket = self._announced.popleft()
+        if ticket.rows is None or averaged_at is not None:
+            ticket.rows = self._fetch(ticket, averaged_at)
+        routes, rows = ticket.routes.result(), ticket.rows.result()
+        ways = zip(self._lanes, routes, rows, strict=True)
+        return self._assemble(batch.batch_size, [lane.pool(route, fetched) for lane, route, fetched in ways]), routes
+
+    def update(self, looked_up: list[Route], gradient_BFD: Tensor, learning_rate: float, step: int) -> None:
+        """See :class:`Exchange`; returns when this rank's gradients are summed, the rest goes on beside the caller."""
+        parts = zip(self._lanes, looked_up, self._split(gradient_BFD), strict=True)
+        sums = [(lane, route, lane.combine(route, gradient)) for lane, route, gradient in parts]
+
+        def deliver() -> None:
+            for lane, route, totals in sums:
+                lane.update(route, totals, learning_rate, step)
+
+        self._courier.send(deliver)
+        for ticket in self._announced:
+            ticket.rows = None  # fetched before this update
+        if self._announced:
+            self._announced[0].rows = self._fetch(self._announced[0], None)
+
+    def flush(self) -> None:
+        """See :class:`Exchange`."""
+        self._courier.flush()
+
+    def forget(self) -> None:
+        """See :class:`Exchange`."""
+        for ticket in self._announced:
+            ticket.rows = None
+
+    def _announce(self, batch: JaggedBatch, to_the_end: bool = True) -> Ticket:
+        ticket = Ticket(batch, self._courier.send(lambda: [lane.route(batch) for lane in self._lanes]))
+        if to_the_end:
+            self._announced.append(ticket)
+        return ticket
+
+    def _fetch(self, ticket: Ticket, averaged_at: int | None) -> Future[list[Records]]:
+        def fetch() -> list[Records]:
+            ways = zip(self._lanes, ticket.routes.result(), strict=True)
+            return [lane.fetch(route, averaged_at) for lane, route in ways]
+
+        return self._courier.send(fetch)
+
+    def _assemble(self, num_samples: int, pooled: list[Tensor]) -> Tensor:
+        """The lanes' ``[B, F_lane, width]`` as one ``[B, F, D]``."""
+        if self._is_simple:
+            return pooled[0]
+        space = self.row_space
+        out_BFD = torch.empty(num_samples, len(space.features), space.dim)
+        for lane, pooled_BFD in zip(self._lanes, pooled, strict=True):
+            width = lane.layout.width
+            for i, (place, first) in enumerate(zip(lane.layout.places, lane.layout.first_columns, strict=True)):
+                out_BFD[:, place, first : first + width] = pooled_BFD[:, i]
+        return out_BFD
+
+    def _split(self, gradient_BFD: Tensor) -> list[Tensor]:
+        """The inverse of `_assemble`."""
+        if self._is_simple:
+            return [gradient_BFD]
+        parts = []
+        for lane in self._lanes:
+            width, layout = lane.layout.width, lane.layout
+            blocks = zip(layout.places, layout.first_columns, strict=True)
+            parts.append(torch.stack([gradient_BFD[:, p, c : c + width] for p, c in blocks], 1).contiguous())
+        return parts
+
+    @property
+    def _is_simple(self) -> bool:
+        """Whether one lane has all features in their order."""
+        return len(self._lanes) == 1 and self._lanes[0].layout.places == tuple(range(len(self.row_space.features)))

@@ -1,0 +1,53 @@
+"""The one thread of a process that talks to the other ranks for its embeddings, in the order in which it is asked to."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Task = tuple[Callable[[], Any], "Future[Any]"]
+
+
+class Courier:
+    """Runs errands one after the other beside the caller's thread.
+
+    After an errand has failed no further one is run: each gets the same error. The thread ends with its courier, and never
+    keeps the process alive: it may be waiting for a rank that is gone.
+    """
+
+    def __init__(self) -> None:
+        self._errands: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._last: Future[Any] | None = None
+        threading.Thread(target=_work, args=(self._errands,), name="pibroch-courier", daemon=True).start()
+        weakref.finalize(self, self._errands.put, None)
+
+    def send(self, errand: Callable[[], T]) -> Future[T]:
+        """Run ``errand`` after all earlier ones; returns at once. Its result, or error, is in the future."""
+        future: Future[T] = Future()
+        self._last = future
+        self._errands.put((errand, future))
+        return future
+
+    def flush(self) -> None:
+        """Wait until all errands are done; raises the error of one that failed. Bounded by the collectives' timeouts."""
+        if self._last is not None:
+            self._last.result()
+
+
+def _work(errands: queue.SimpleQueue[Task | None]) -> None:
+    failure: BaseException | None = None
+    while (task := errands.get()) is not None:
+        errand, future = task
+        if failure is None:
+            try:
+                future.set_result(errand())
+            except BaseException as error:
+                failure = error
+        if failure is not None:
+            future.set_exception(failure)
+        del task, errand, future  # what it holds must not wait for the next one

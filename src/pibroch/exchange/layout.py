@@ -1,0 +1,109 @@
+"""Where a plan puts every row, cut into lanes: a lane holds all blocks of columns of one width.
+
+Within a lane the shards lie end to end, so that an **address** (shard, offset) is one integer: the shard's first address plus
+the offset. Replicated blocks come first in every shard, at the same offsets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pibroch.embedding import Piece, RowSpace, Table
+from pibroch.kernels.route.numba import Homes
+from pibroch.planner import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some columns of a table, with the shard and rows of each part of it; a replicated block has one part and no shard."""
+
+    table: Table
+    columns: range
+    parts: tuple[tuple[int, Piece], ...]
+    is_replicated: bool
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Table and first column."""
+        return self.table.name, self.columns.start
+
+
+@dataclass(frozen=True, slots=True)
+class LaneLayout:
+    """One width's blocks over all shards, seen from one rank.
+
+    Attributes:
+        width: floats of weights in a record.
+        features: names of the features that read a block, in the order in which they are looked up.
+        places: for each of them its place among the row space's features.
+        first_columns: for each of them the first column of its block.
+        mean: bool, for each of them whether bags are averaged.
+        homes: for each of them where rows lie.
+        pieces: of each shard, replicated ones first.
+        bounds: int64 ``[W + 1]``, each shard's first address.
+        num_replicated: rows of replicated blocks.
+        shares_tables: whether some block is read by several features.
+    """
+
+    width: int
+    features: tuple[str, ...]
+    places: tuple[int, ...]
+    first_columns: tuple[int, ...]
+    mean: NDArray[np.bool_]
+    homes: Homes
+    pieces: tuple[tuple[Piece, ...], ...]
+    bounds: NDArray[np.int64]
+    num_replicated: int
+    shares_tables: bool
+
+
+def lay_out(space: RowSpace, plan: Plan, rank: int) -> list[LaneLayout]:
+    """The lanes of a plan, widest first, as ``rank`` sees them: its own copy is the home of a replicated row."""
+    blocks = [block for table in space.tables for block in _blocks(table, plan)]
+    widths = sorted({len(block.columns) for block in blocks}, reverse=True)
+    return [_lane(space, [b for b in blocks if len(b.columns) == width], plan.num_shards, rank) for width in widths]
+
+
+def _blocks(table: Table, plan: Plan) -> list[Block]:
+    kind = plan.placements[table.name].kind
+    pieces = plan.pieces(table)
+    if kind == "column_wise":
+        return [Block(table, piece.columns, ((shard, piece),), False) for shard, piece in pieces]
+    return [Block(table, range(table.dim), tuple(pieces), kind == "replicated")]
+
+
+def _lane(space: RowSpace, blocks: list[Block], num_shards: int, rank: int) -> LaneLayout:
+    pieces: list[list[Piece]] = [[] for _ in range(num_shards)]
+    sizes = [0] * num_shards
+    offset_of: dict[tuple[tuple[str, int], int], int] = {}
+    for block in sorted(blocks, key=lambda block: not block.is_replicated):
+        for shard, piece in block.parts:
+            offset_of[block.key, shard] = sizes[shard]
+            pieces[shard].append(piece)
+            sizes[shard] += len(piece.rows)
+    bounds = np.cumsum([0, *sizes], dtype=np.int64)
+    readers = [(feature, block) for block in blocks for feature in block.table.features]
+    homes = [[rank] if block.is_replicated else [shard for shard, _ in block.parts] for _, block in readers]
+    first_address = np.zeros((len(readers), max(len(shards) for shards in homes)), np.int64)
+    for reader, (_, block) in enumerate(readers):
+        for part, shard in enumerate(homes[reader]):
+            first_address[reader, part] = bounds[shard] + offset_of[block.key, shard]
+    return LaneLayout(
+        width=len(blocks[0].columns),
+        features=tuple(feature for feature, _ in readers),
+        places=tuple(space.features.index(feature) for feature, _ in readers),
+        first_columns=tuple(block.columns.start for _, block in readers),
+        mean=np.array([block.table.pooling == "mean" for _, block in readers], np.bool_),
+        homes=Homes(
+            np.array([block.table.num_rows for _, block in readers], np.int64),
+            np.array([len(shards) for shards in homes], np.uint32),
+            first_address,
+        ),
+        pieces=tuple(tuple(held) for held in pieces),
+        bounds=bounds,
+        num_replicated=sum(block.table.num_rows for block in blocks if block.is_replicated),
+        shares_tables=len(readers) > len(blocks),
+    )
