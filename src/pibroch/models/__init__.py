@@ -4,6 +4,7 @@ from pibroch.models.base import Embedded, Model
 from pibroch.models.build import MODELS, build_model
 from pibroch.models.dcnv2 import CrossNet, DCNv2
 from pibroch.models.dlrm import DLRM
+from pibroch.models.dropout import Dropout, set_place
 from pibroch.models.interaction import dot_interaction
 from pibroch.models.linear import Linear
 from pibroch.models.mlp import MLP, HiddenOptions
@@ -16,6 +17,7 @@ __all__ = [
     "CrossNet",
     "DCNv2",
     "DeepFM",
+    "Dropout",
     "Embedded",
     "HiddenOptions",
     "Linear",
@@ -23,4 +25,5 @@ __all__ = [
     "WideAndDeep",
     "build_model",
     "dot_interaction",
+    "set_place",
 ]

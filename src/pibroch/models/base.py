@@ -9,10 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from pibroch.config.model import ModelConfig
 from pibroch.errors import ConfigError, DataError
+from pibroch.models.dropout import Dropout
 
 Embedded = Tensor | Callable[[], Tensor]
 """Embeddings, or a function that gives them when a model needs them."""
@@ -39,6 +39,7 @@ class Model(nn.Module, ABC):
                 "check the schema of the data",
             )
         self.num_dense, self.num_features, self.config = num_dense, num_features, config
+        self.embedding_dropout = Dropout(config.embedding_dropout)
 
     @classmethod
     def table_dim(cls, dim: int) -> int:
@@ -63,9 +64,8 @@ class Model(nn.Module, ABC):
         shape = (num_samples, self.num_features, self.table_dim(self.config.dim))
         if vectors.shape != shape:
             raise DataError(f"embeddings {list(vectors.shape)}", str(list(shape)))
-        if self.training and self.config.embedding_dropout:
-            vectors = functional.dropout(vectors, self.config.embedding_dropout)
-        return vectors
+        out: Tensor = self.embedding_dropout(vectors)
+        return out
 
     @abstractmethod
     def logits(self, dense: Tensor, embeddings: Callable[[], Tensor]) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pibroch.config.model import Activation, ModelConfig
+from pibroch.models.dropout import Dropout
 from pibroch.models.linear import Linear
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -57,6 +58,7 @@ class MLP(nn.Module):
         self.num_hidden = len(self.layers) if last_is_hidden else len(self.layers) - 1
         norms = [BatchNorm(width) for width in widths[1 : 1 + self.num_hidden]] if options.batch_norm else []
         self.norms = nn.ModuleList(norms)
+        self.dropouts = nn.ModuleList(Dropout(options.dropout) for _ in range(self.num_hidden))
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, widths[0]]`` to ``[B, widths[-1]]``."""
@@ -71,7 +73,8 @@ class MLP(nn.Module):
         else:
             x = self.layers[i](x)
             x = ACTIVATIONS[options.activation](self.norms[i](x) if options.batch_norm else x)
-        return functional.dropout(x, options.dropout, self.training) if options.dropout else x
+        out: Tensor = self.dropouts[i](x)
+        return out
 
 
 class BatchNorm(nn.BatchNorm1d):

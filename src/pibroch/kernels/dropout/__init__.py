@@ -1,0 +1,1 @@
+"""Dropout whose mask is a function of numbers, not of a generator's state."""

@@ -1,0 +1,103 @@
+"""Dropout whose mask depends on seed, step, layer and a sample's number in the global batch alone.
+
+So a sample meets the same mask on whichever rank it lies, and after whichever interruption.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pibroch.errors import ConfigError
+from pibroch.kernels import parallel
+from pibroch.kernels.dropout import numba as kernels
+
+MIN_ELEMENTS_PER_THREAD = 1 << 18  # below, waking a thread costs more than it saves
+
+
+class Dropout(nn.Module):
+    """`torch.nn.Dropout` by counter: one mask a module and step, for whoever calls :func:`set_place` before each step.
+
+    Until then each call draws a fresh mask from torch's random numbers, as `torch.nn.Dropout` does. Two places in a
+    network need two modules: within a step a module's mask stays the same.
+
+    Args:
+        p: probability of zero, in ``[0, 1)``.
+
+    Raises:
+        ConfigError: for ``p`` out of range.
+    """
+
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__()
+        if not 0 <= p < 1:
+            raise ConfigError(f"dropout of {p}", "a probability of at least 0 and below 1")
+        self.p = p
+        self._key: int | None = None
+        self._first_sample = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, ...]`` to the same shape and dtype."""
+        if not self.training or not self.p:
+            return x
+        key = int(torch.randint(2**63 - 1, ())) if self._key is None else self._key
+        out: Tensor = _Dropout.apply(x, _Mask(key, self.p, self._first_sample))
+        return out
+
+    def extra_repr(self) -> str:
+        """What ``print`` shows."""
+        return f"p={self.p}"
+
+
+def set_place(model: nn.Module, seed: int, step: int, first_sample: int = 0) -> None:
+    """Fix the masks of all :class:`Dropout` modules of a model for its next step.
+
+    Args:
+        model: numbered are its modules in the order of ``modules()``.
+        seed: of the run.
+        step: any number that differs from step to step.
+        first_sample: place of this rank's first sample in the global batch.
+    """
+    for layer, module in enumerate(module for module in model.modules() if isinstance(module, Dropout)):
+        digest = hashlib.blake2b(f"dropout {seed} {step} {layer}".encode(), digest_size=8).digest()
+        module._key, module._first_sample = int.from_bytes(digest, "little"), first_sample
+
+
+@dataclass(frozen=True, slots=True)
+class _Mask:
+    key: int
+    p: float
+    first_sample: int
+
+    def apply(self, x: Tensor) -> Tensor:
+        """``x`` masked and scaled. Float32 on CPU takes one pass, the rest a mask in float32 and torch's product."""
+        if x.device.type != "cpu" or x.dtype != torch.float32:
+            return x * self.apply(torch.ones(x.shape)).to(x.device, x.dtype)
+        x = x.detach().contiguous()
+        out = torch.empty_like(x)
+        shape = (len(x), math.prod(x.shape[1:]))
+        parallel.run(
+            kernels.dropout, shape[0], x.view(shape).numpy(), out.view(shape).numpy(),
+            np.uint64(self.key), np.uint64(round(self.p * 2**32)), np.float32(1 / (1 - self.p)),
+            np.uint64(self.first_sample), grain=1 + MIN_ELEMENTS_PER_THREAD // max(1, shape[1]),
+        )  # fmt: skip
+        return out
+
+
+class _Dropout(torch.autograd.Function):
+    """Linear and diagonal: the gradient goes through the same mask."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mask: _Mask) -> Tensor:
+        ctx.mask = mask
+        return mask.apply(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _Dropout.apply(gradients[0], ctx.mask), None
