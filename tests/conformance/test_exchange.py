@@ -1,59 +1,24 @@
 """What every exchange is held to (design, section 2). A new exchange adds its factory to FACTORIES and nothing else."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from reference import Reference
 
 import pibroch as pb
+from cases import OPTIMIZERS, SHAPES, loss_of, ragged_batch
 
-FACTORIES = {"local": lambda tables, optimizer: pb.Embeddings(tables, optimizer, exchange="local", seed=3)}
-
-OPTIMIZERS = {
-    "sgd": pb.SGD(lr=0.5, weight_decay=0.01),
-    "adagrad": pb.Adagrad(lr=0.2, weight_decay=0.01),
-    "row_wise_adagrad": pb.RowWiseAdagrad(lr=0.2),
-    "adam": pb.Adam(lr=0.1, weight_decay=0.01),
-    "row_wise_adam": pb.RowWiseAdam(lr=0.1, weight_decay=0.01),
-}
-SHAPES = {
-    "one_feature": [pb.Table("a", 9, 4)],
-    "odd_dims": [pb.Table("a", 9, 5), pb.Table("b", 1, 5), pb.Table("c", 400, 5)],
-    "mean": [pb.Table("a", 9, 16, pooling="mean"), pb.Table("b", 30, 16)],
-    "shared": [
-        pb.Table("a", 9, 8, features=("x", "y"), initializer=pb.Normal(1.0)),
-        pb.Table("b", 30, 8, pooling="mean"),
-    ],
+FACTORIES = {
+    name: partial(pb.Embeddings, exchange=name, seed=3)
+    for name in ("local", "alltoall")  # of one rank here; of several in test_world.py
 }
 
 
 @pytest.fixture(params=FACTORIES)
 def factory(request):
     return FACTORIES[request.param]
-
-
-def ragged_batch(tables, size, seed, weighted=False, one_hot=False):
-    """Bags of 0 to 4 ids, skewed to low ids, with duplicates inside bags and between them."""
-    rng = np.random.default_rng(seed)
-    readers = [(feature, table) for table in tables for feature in table.features]
-    values, lengths = [], []
-    for _, table in readers:
-        counts = np.ones(size, np.int64) if one_hot else rng.integers(0, 5, size)
-        lengths.append(counts)
-        values.append((rng.random(counts.sum()) ** 3 * table.num_rows).astype(np.int64))
-    values = torch.from_numpy(np.concatenate(values))
-    offsets = torch.from_numpy(np.concatenate([[0], np.concatenate(lengths).cumsum()]).astype(np.int64))
-    weights = torch.from_numpy(rng.random(len(values)).astype(np.float32)) if weighted else None
-    keys = tuple(feature for feature, _ in readers)
-    batch = pb.JaggedBatch(torch.zeros(size, 0), keys, values, offsets, torch.zeros(size), weights)
-    batch.validate()
-    return batch
-
-
-def loss_of(pooled):
-    """Not symmetric in samples, features or columns, so that any mix-up shows."""
-    mixer = torch.linspace(-1, 2, pooled.numel(), dtype=pooled.dtype).reshape(pooled.shape)
-    return ((pooled - mixer) ** 2 * (1 + mixer**2)).mean() if pooled.numel() else pooled.sum()
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -92,7 +92,7 @@ class JaggedBatch:
             raise DataError(f"a batch without feature {absent[0]!r}", f"the features {list(keys)}")
         size, index = self.batch_size, [place[key] for key in keys]
         spans = [(int(self.offsets[i * size]), int(self.offsets[(i + 1) * size])) for i in index]
-        lengths = self.lengths().view(-1, size)[index].reshape(-1)
+        lengths = self.lengths().view(len(self.keys), size)[index].reshape(-1)
         offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int64)
         torch.cumsum(lengths, 0, out=offsets[1:])
         values = torch.cat([self.values[begin:end] for begin, end in spans])

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from pibroch.errors import InputError
+
 T = TypeVar("T")
 Task = tuple[Callable[[], Any], "Future[Any]"]
 
@@ -16,8 +18,9 @@ Task = tuple[Callable[[], Any], "Future[Any]"]
 class Courier:
     """Runs errands one after the other beside the caller's thread.
 
-    After an errand has failed no further one is run: each gets the same error. The thread ends with its courier, and never
-    keeps the process alive: it may be waiting for a rank that is gone.
+    After an errand has failed no further one is run: each gets the same error. Bad input is no such failure: all ranks have
+    refused it together. The thread ends with its courier, and never keeps the process alive: it may be waiting for a rank
+    that is gone.
     """
 
     def __init__(self) -> None:
@@ -43,11 +46,13 @@ def _work(errands: queue.SimpleQueue[Task | None]) -> None:
     failure: BaseException | None = None
     while (task := errands.get()) is not None:
         errand, future = task
-        if failure is None:
-            try:
-                future.set_result(errand())
-            except BaseException as error:
-                failure = error
-        if failure is not None:
-            future.set_exception(failure)
+        try:
+            if failure is not None:
+                raise failure
+            future.set_result(errand())
+        except InputError as error:
+            future.set_exception(error)
+        except BaseException as error:
+            failure = error
+            future.set_exception(error)
         del task, errand, future  # what it holds must not wait for the next one

@@ -1,0 +1,103 @@
+"""The batches, tables and optimizers of the conformance suite, and one run of a case on one rank."""
+
+import numpy as np
+import torch
+
+import pibroch as pb
+from pibroch.data import JaggedBatch
+
+OPTIMIZERS = {
+    "sgd": pb.SGD(lr=0.5, weight_decay=0.01),
+    "adagrad": pb.Adagrad(lr=0.2, weight_decay=0.01),
+    "row_wise_adagrad": pb.RowWiseAdagrad(lr=0.2),
+    "adam": pb.Adam(lr=0.1, weight_decay=0.01),
+    "row_wise_adam": pb.RowWiseAdam(lr=0.1, weight_decay=0.01),
+}
+SHAPES = {
+    "one_feature": [pb.Table("a", 9, 4)],
+    "odd_dims": [pb.Table("a", 9, 5), pb.Table("b", 1, 5), pb.Table("c", 400, 5)],
+    "mean": [pb.Table("a", 9, 16, pooling="mean"), pb.Table("b", 30, 16)],
+    "shared": [
+        pb.Table("a", 9, 8, features=("x", "y"), initializer=pb.Normal(1.0)),
+        pb.Table("b", 30, 8, pooling="mean"),
+    ],
+}
+PLACEMENTS = {
+    "row_wise": "row_wise",
+    "table_wise": "table_wise",
+    "column_wise": "column_wise",
+    "replicated": "replicated",
+    "mixed": {"a": "replicated", "b": "table_wise", "c": "column_wise"},
+    "halves": {"a": "column_wise", "": "row_wise"},
+}
+SIZES = [8, 3, 1, 0, 13, 2]  # of global batches: the last of an epoch is ragged, and one may be empty
+
+
+def ragged_batch(tables, size, seed, weighted=False, one_hot=False):
+    """Bags of 0 to 4 ids, skewed to low ids, with duplicates inside bags and between them."""
+    rng = np.random.default_rng(seed)
+    readers = [(feature, table) for table in tables for feature in table.features]
+    values, lengths = [], []
+    for _, table in readers:
+        counts = np.ones(size, np.int64) if one_hot else rng.integers(0, 5, size)
+        lengths.append(counts)
+        values.append((rng.random(counts.sum()) ** 3 * table.num_rows).astype(np.int64))
+    values = torch.from_numpy(np.concatenate(values))
+    offsets = torch.from_numpy(np.concatenate([[0], np.concatenate(lengths).cumsum()]).astype(np.int64))
+    weights = torch.from_numpy(rng.random(len(values)).astype(np.float32)) if weighted else None
+    keys = tuple(feature for feature, _ in readers)
+    batch = pb.JaggedBatch(torch.zeros(size, 0), keys, values, offsets, torch.zeros(size), weights)
+    batch.validate()
+    return batch
+
+
+def batch_of_kind(tables, size, seed, kind):
+    return ragged_batch(tables, size, seed, weighted=kind == "weighted", one_hot=kind == "one_hot")
+
+
+def part_of(batch, first, last):
+    """Samples ``first`` to ``last`` of a batch, as a rank gets them."""
+    size, lengths = batch.batch_size, batch.lengths().view(len(batch.keys), -1)[:, first:last]
+    spans = [
+        slice(int(batch.offsets[f * size + first]), int(batch.offsets[f * size + last])) for f in range(len(batch.keys))
+    ]
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.reshape(-1).cumsum(0)])
+    weights = None if batch.weights is None else torch.cat([batch.weights[span] for span in spans])
+    values = torch.cat([batch.values[span] for span in spans])
+    return JaggedBatch(batch.dense[first:last], batch.keys, values, offsets, batch.labels[first:last], weights)
+
+
+def loss_of(pooled, size=None, first=0):
+    """Mean loss of the samples from ``first`` on out of ``size``; no two samples, features or columns count alike."""
+    size = len(pooled) if size is None else size
+    shape = (size, *pooled.shape[1:])
+    mixer = torch.linspace(-1, 2, int(np.prod(shape)), dtype=pooled.dtype).reshape(shape)[first : first + len(pooled)]
+    return ((pooled - mixer) ** 2 * (1 + mixer**2)).mean() if pooled.numel() else pooled.sum()
+
+
+def run_steps(channel, name, shape, kind, **options):
+    """Train one case; returns this rank's pooled embeddings of each step, and its pieces at the end.
+
+    Between steps there are lookups without an update, as evaluation makes them, with and without feed.
+    """
+    rank, world = channel.ranks.rank, channel.ranks.world_size
+    tables = SHAPES[shape]
+    embeddings = pb.Embeddings(tables, OPTIMIZERS[name], exchange="alltoall", seed=3, channel=channel, **options)
+    bounds = [[size * r // world for r in range(world + 1)] for size in SIZES]
+    parts = [
+        part_of(batch_of_kind(tables, size, step, kind), bounds[step][rank], bounds[step][rank + 1])
+        for step, size in enumerate(SIZES)
+    ]
+    pooled_of_step = []
+    for step, batch in enumerate(embeddings.feed(parts)):
+        if step == 2:
+            with torch.no_grad():
+                again = embeddings(parts[0])
+        pooled = embeddings(batch)
+        if step == 2:
+            with torch.no_grad():
+                assert torch.equal(embeddings(parts[0]), again)
+        pooled_of_step.append(pooled.detach())
+        loss_of(pooled, SIZES[step], bounds[step][rank]).backward()
+    pieces = [(v.piece, v.weights.copy(), {f: s.copy() for f, s in v.state.items()}) for v in embeddings.pieces()]
+    return pooled_of_step, pieces

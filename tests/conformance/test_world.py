@@ -1,0 +1,79 @@
+"""Every placement at every number of ranks: within rounding of one process, and the same bits at one number of ranks."""
+
+from functools import lru_cache
+
+import numpy as np
+import pytest
+import torch
+from reference import Reference
+from world import worlds  # noqa: F401, a fixture
+
+import pibroch as pb
+from cases import OPTIMIZERS, PLACEMENTS, SHAPES, SIZES, batch_of_kind, loss_of, run_steps
+from pibroch.embedding import MemoryShard
+
+ROW_WISE_OPTIMIZERS = ("row_wise_adagrad", "row_wise_adam")
+KIND_OF = dict(zip(OPTIMIZERS, ("jagged", "weighted", "one_hot", "weighted", "jagged"), strict=True))
+
+
+def whole_records(results, tables, optimizer):
+    """The records of all rows, laid end to end, from the pieces of all ranks; replicas must have the same bits."""
+    shard = MemoryShard.whole(tables, optimizer, 0)
+    shard.records[:] = np.nan
+    for _, pieces in results:
+        for piece, weights, state in pieces:
+            rows, columns = (
+                slice(piece.rows.start, piece.rows.stop, piece.rows.step),
+                slice(piece.columns.start, piece.columns.stop),
+            )
+            per_row = {f for f, w in optimizer.state_fields(2).items() if w == 1}
+            fields = {"": (shard.weights(piece.table.name), weights)}
+            fields |= {f: (shard.state(piece.table.name)[f], numbers) for f, numbers in state.items()}
+            for field, (target, numbers) in fields.items():
+                target = target[rows] if field in per_row else target[rows, columns]
+                assert np.isnan(target).all() or np.array_equal(target, numbers), (
+                    f"replicas of {piece.table.name} differ"
+                )
+                target[:] = numbers
+    assert not np.isnan(shard.records).any(), "rows that no rank holds"
+    return shard.records
+
+
+@lru_cache
+def expected(name, shape):
+    """Pooled embeddings of each step and records at the end, by one process in float64."""
+    tables, optimizer = SHAPES[shape], OPTIMIZERS[name]
+    reference = Reference(pb.Embeddings(tables, optimizer, seed=3))
+    batches = [batch_of_kind(tables, size, step, KIND_OF[name]) for step, size in enumerate(SIZES)]
+    return [reference.step(batch, loss_of) for batch in batches], reference.records
+
+
+@lru_cache
+def bits(world, name, shape):
+    """What the first placement gives at this number of ranks."""
+    results = world.run(run_steps, name, shape, KIND_OF[name], placement="row_wise")
+    return results, whole_records(results, SHAPES[shape], OPTIMIZERS[name])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_steps_equal_the_reference_and_each_other(worlds, size, placement, shape):  # noqa: F811
+    names = {table.name for table in SHAPES[shape]}
+    chosen = PLACEMENTS[placement]
+    if not isinstance(chosen, str):
+        chosen = {name: kind for name, kind in chosen.items() if name in names or not name}
+    for name, optimizer in OPTIMIZERS.items():
+        first, first_records = bits(worlds(size), name, shape)
+        results = worlds(size).run(run_steps, name, shape, KIND_OF[name], placement=chosen)
+        records = whole_records(results, SHAPES[shape], optimizer)
+        pooled_of_step, reference_records = expected(name, shape)
+        for step, right in enumerate(pooled_of_step):
+            pooled = torch.cat([pooled_of_step[step] for pooled_of_step, _ in results])
+            torch.testing.assert_close(pooled.double(), right, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(records, reference_records, rtol=5e-4, atol=5e-5)
+        kinds = {chosen} if isinstance(chosen, str) else set(chosen.values())
+        if not ("column_wise" in kinds and name in ROW_WISE_OPTIMIZERS and size > 1):
+            assert np.array_equal(records, first_records), f"{name}: other bits than row-wise placement"
+            for (mine, _), (other, _) in zip(results, first, strict=True):
+                assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))

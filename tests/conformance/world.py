@@ -1,0 +1,93 @@
+"""Processes that stay joined over gloo and run functions when asked: starting them once costs seconds, once a case minutes."""
+
+import multiprocessing
+import os
+import socket
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+TIMEOUT_S = 60
+
+
+class World:
+    """``size`` processes in one process group."""
+
+    def __init__(self, size):
+        self.size = size
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        context = multiprocessing.get_context("spawn")
+        self._pipes, self._processes = [], []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, rank, size, port), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def close(self):
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+
+    def run(self, function, *args, **kwargs):
+        """``function(channel, *args, **kwargs)`` on all ranks; returns the results in rank order."""
+        for pipe in self._pipes:
+            pipe.send((function.__module__, function.__name__, args, kwargs))
+        answers = []
+        for rank, pipe in enumerate(self._pipes):
+            assert pipe.poll(TIMEOUT_S), f"rank {rank} of {self.size} did not answer"
+            answers.append(pipe.recv())
+        for rank, (_, trace) in enumerate(answers):
+            assert trace is None, f"rank {rank} of {self.size}:\n{trace}"
+        return [result for result, _ in answers]
+
+
+def _serve(pipe, rank, size, port):
+    sys.path.insert(0, str(HERE))
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
+    import importlib
+
+    import torch
+    import torch.distributed as dist
+
+    from pibroch.collectives import Ranks
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    channel = Ranks.joined(TIMEOUT_S).open_channel()
+    while True:
+        try:
+            module, name, args, kwargs = pipe.recv()
+        except EOFError:
+            channel.close()
+            dist.destroy_process_group()
+            return
+        try:
+            pipe.send((getattr(importlib.import_module(module), name)(channel, *args, **kwargs), None))
+        except Exception:
+            pipe.send((None, traceback.format_exc()))
+
+
+@pytest.fixture(scope="session")
+def worlds():
+    """``worlds(size)`` gives the joined processes of that number; all end with the tests."""
+    started = {}
+
+    def world(size):
+        if size not in started:
+            started[size] = World(size)
+        return started[size]
+
+    yield world
+    for each in started.values():
+        each.close()
