@@ -101,3 +101,38 @@ def run_steps(channel, name, shape, kind, **options):
         loss_of(pooled, SIZES[step], bounds[step][rank]).backward()
     pieces = [(v.piece, v.weights.copy(), {f: s.copy() for f, s in v.state.items()}) for v in embeddings.pieces()]
     return pooled_of_step, pieces
+
+
+def meet_a_bad_batch(channel, bad_rank):
+    """What a step says when one rank's batch holds an id outside its table; then a good step, and all pieces."""
+    rank, tables = channel.ranks.rank, SHAPES["shared"]
+    embeddings = pb.Embeddings(tables, pb.SGD(lr=0.1), exchange="alltoall", seed=3, channel=channel)
+    before = [view.weights.copy() for view in embeddings.pieces()]
+    batch = ragged_batch(tables, 6, seed=rank, one_hot=True)
+    good = int(batch.values[6 + 4])
+    if rank == bad_rank:
+        batch.values[6 + 4] = 9  # feature y, sample 4
+    try:
+        embeddings(batch)
+        said = None
+    except pb.errors.DataError as error:
+        said = type(error).__name__, str(error)
+    unchanged = all(np.array_equal(a, view.weights) for a, view in zip(before, embeddings.pieces(), strict=True))
+    batch.values[6 + 4] = good
+    loss_of(embeddings(batch)).backward()
+    return said, unchanged, any((a != view.weights).any() for a, view in zip(before, embeddings.pieces(), strict=True))
+
+
+def lookup_twice_then_update_twice(channel):
+    """Two lookups before the first update see the same rows, with and without feed; returns this rank's pieces."""
+    tables, pieces = SHAPES["odd_dims"], []
+    for fed in (False, True):
+        embeddings = pb.Embeddings(tables, pb.Adagrad(lr=0.5), exchange="alltoall", seed=3, channel=channel)
+        batches = [ragged_batch(tables, 5, seed=step + channel.ranks.rank) for step in range(6)]
+        batches = iter(embeddings.feed(batches) if fed else batches)
+        for first, second in zip(batches, batches, strict=True):
+            losses = [loss_of(embeddings(first)), loss_of(embeddings(second))]
+            for loss in losses:
+                loss.backward()
+        pieces.append([view.weights.copy() for view in embeddings.pieces()])
+    return pieces

@@ -8,6 +8,7 @@ import torch
 from reference import Reference
 from world import worlds  # noqa: F401, a fixture
 
+import cases
 import pibroch as pb
 from cases import OPTIMIZERS, PLACEMENTS, SHAPES, SIZES, batch_of_kind, loss_of, run_steps
 from pibroch.embedding import MemoryShard
@@ -77,3 +78,35 @@ def test_steps_equal_the_reference_and_each_other(worlds, size, placement, shape
             assert np.array_equal(records, first_records), f"{name}: other bits than row-wise placement"
             for (mine, _), (other, _) in zip(results, first, strict=True):
                 assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
+
+
+def test_an_id_outside_its_table_is_named_on_every_rank_and_changes_nothing(worlds):  # noqa: F811
+    for bad_rank in range(3):
+        results = worlds(3).run(cases.meet_a_bad_batch, bad_rank)
+        for rank, (said, unchanged, goes_on) in enumerate(results):
+            kind, text = said
+            assert kind == ("RowIdError" if rank == bad_rank else "DataError")
+            assert "id 9 for feature 'y' in sample 4" in text
+            assert rank == bad_rank or f"rank {bad_rank}" in text
+            assert unchanged
+            assert goes_on
+
+
+def test_reading_ahead_changes_nothing_for_programs_that_look_up_out_of_turn(worlds):  # noqa: F811
+    for plain, fed in worlds(2).run(cases.lookup_twice_then_update_twice):
+        assert all(np.array_equal(a, b) for a, b in zip(plain, fed, strict=True))
+
+
+@pytest.mark.parametrize(("wire", "tolerance"), [("bfloat16", 0.1), ("float16", 0.02)])
+def test_a_narrow_wire_is_near_and_the_same_for_every_placement(worlds, wire, tolerance):  # noqa: F811
+    exact, _ = bits(worlds(2), "adagrad", "odd_dims")
+    runs = {
+        placement: worlds(2).run(run_steps, "adagrad", "odd_dims", "weighted", placement=placement, wire=wire)
+        for placement in ("row_wise", "table_wise", "replicated", "column_wise")
+    }
+    for placement, results in runs.items():
+        for rank, (pooled_of_step, _) in enumerate(results):
+            for step, pooled in enumerate(pooled_of_step):
+                assert torch.equal(pooled, runs["row_wise"][rank][0][step]), placement
+                torch.testing.assert_close(pooled, exact[rank][0][step], rtol=tolerance, atol=tolerance)
+    assert not torch.equal(runs["row_wise"][0][0][0], exact[0][0][0])

@@ -25,21 +25,18 @@ class Courier:
 
     def __init__(self) -> None:
         self._errands: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self._last: Future[Any] | None = None
         threading.Thread(target=_work, args=(self._errands,), name="pibroch-courier", daemon=True).start()
         weakref.finalize(self, self._errands.put, None)
 
     def send(self, errand: Callable[[], T]) -> Future[T]:
         """Run ``errand`` after all earlier ones; returns at once. Its result, or error, is in the future."""
         future: Future[T] = Future()
-        self._last = future
         self._errands.put((errand, future))
         return future
 
     def flush(self) -> None:
         """Wait until all errands are done; raises the error of one that failed. Bounded by the collectives' timeouts."""
-        if self._last is not None:
-            self._last.result()
+        self.send(lambda: None).result()
 
 
 def _work(errands: queue.SimpleQueue[Task | None]) -> None:
