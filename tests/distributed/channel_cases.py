@@ -1,0 +1,87 @@
+"""What each rank does in the tests of channels."""
+
+import torch
+
+from pibroch.collectives import Ranks
+
+DTYPES = (torch.float32, torch.int64, torch.uint8, torch.bfloat16)
+
+
+def rows_from_to(sender, receiver):
+    return (3 * sender + receiver) % 4
+
+
+def all_to_all(channel):
+    """Ragged rows of every type: rank r sends rows of the value 10 r + p to rank p."""
+    rank, size = channel.ranks.rank, channel.ranks.world_size
+    send_counts = [rows_from_to(rank, p) for p in range(size)]
+    receive_counts = [rows_from_to(p, rank) for p in range(size)]
+    values = torch.repeat_interleave(torch.tensor([10 * rank + p for p in range(size)]), torch.tensor(send_counts))
+    rows = values[:, None].repeat(1, 2)
+    return [channel.all_to_all(rows.to(dtype), send_counts, receive_counts) for dtype in DTYPES]
+
+
+def nothing(channel):
+    size = channel.ranks.world_size
+    everywhere = channel.all_to_all(torch.empty(0, 3), [0] * size, [0] * size)
+    only_to_first = [0] * size
+    send_counts = [1, *only_to_first[1:]]
+    receive_counts = [1] * size if channel.ranks.rank == 0 else only_to_first
+    return everywhere, channel.all_to_all(torch.ones(1, 3), send_counts, receive_counts)
+
+
+def counts(channel):
+    rank, size = channel.ranks.rank, channel.ranks.world_size
+    return channel.exchange_counts(torch.tensor([[rank, p, 100 * rank + p] for p in range(size)]))
+
+
+def gathered(channel):
+    rank = channel.ranks.rank
+    channel.barrier()
+    values = channel.gather({"rank": rank, "name": "ü" * (rank * 3), "none": None, "list": [rank] * rank})
+    return values, channel.gather_tensors(torch.full((2 * rank, 3), float(rank)))
+
+
+def reduced(channel):
+    """Three sums under way at once, one of them in an order of its own."""
+    rank = channel.ranks.rank
+    generator = torch.Generator().manual_seed(rank)
+    tensors = [torch.randn(1000, generator=generator), torch.arange(5) + rank, torch.zeros(0)]
+    waits = [channel.all_reduce(tensor) for tensor in tensors]
+    for wait in reversed(waits):
+        wait()
+    return tensors
+
+
+def overlapping(channel):
+    """Sums on a second channel are started first and waited for last."""
+    other = channel.ranks.open_channel()
+    rank = channel.ranks.rank
+    sums = [torch.full((50_000,), float(rank + i)) for i in range(3)]
+    waits = [other.all_reduce(each) for each in sums]
+    values = [channel.gather(rank) for _ in range(3)]
+    for wait in waits:
+        wait()
+    other.close()
+    return values, [each.unique().tolist() for each in sums]
+
+
+def traffic(channel):
+    """Bytes that each kind of collective counts, as (sent, received)."""
+    ranks = Ranks(channel.ranks.rank, channel.ranks.world_size)
+    mine = ranks.open_channel()
+    rank, size = ranks.rank, ranks.world_size
+    found = []
+
+    def measure(collective):
+        sent, received = ranks.traffic.sent, ranks.traffic.received
+        collective()
+        found.append((ranks.traffic.sent - sent, ranks.traffic.received - received))
+
+    send_counts = [rows_from_to(rank, p) for p in range(size)]
+    receive_counts = [rows_from_to(p, rank) for p in range(size)]
+    measure(lambda: mine.all_to_all(torch.zeros(sum(send_counts), 2), send_counts, receive_counts))
+    measure(lambda: mine.all_reduce(torch.zeros(12, dtype=torch.float64))())
+    measure(lambda: mine.exchange_counts(torch.zeros(size, 3, dtype=torch.int64)))
+    mine.close()
+    return found
