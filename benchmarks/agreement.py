@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.contender import BenchmarkError, Contender
+from benchmarks.cases import CHECK_STEPS
+from benchmarks.contender import BenchmarkError, Competitor
 
-CHECK_STEPS = 6
 TOLERANCE = {"loss": 1e-4, "pooled": 1e-5, "row_movement": 1e-2}
 """Largest relative difference within rounding. Row movement is looser: where a gradient is rounding noise around zero,
 Adagrad's first step is ±lr by its sign alone. A lost or doubled update changes it by far more."""
@@ -24,7 +25,7 @@ class Agreement:
         return f"{len(self.contenders)} contenders agree over {CHECK_STEPS} steps; largest relative difference: {differences}"
 
 
-def check_agreement(contenders: list[Contender]) -> Agreement:
+def check_agreement(contenders: Sequence[Competitor]) -> Agreement:
     """Let all contenders take the same steps from the same weights and compare every series with the first one's.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The driver's half of the protocol: one process per contender, in the environment that has what it needs."""
+"""The driver's half of the protocol: a process that measures, in the environment that has what it needs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import select
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from benchmarks.cases import Case
 from pibroch.errors import PibrochError
@@ -27,11 +28,21 @@ class BenchmarkError(PibrochError):
 
 @dataclass(frozen=True, slots=True)
 class ContenderSpec:
-    """Who measures: ``label`` in tables, ``worker`` module under ``benchmarks/workers``, ``python`` to run it."""
+    """Who measures.
+
+    Attributes:
+        label: in tables.
+        worker: module under ``benchmarks/workers``.
+        python: to run it.
+        launcher: command to put before, e.g. to run it on another host.
+        environment: variables to add.
+    """
 
     label: str
     worker: str
     python: Path
+    launcher: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +53,33 @@ class Timing:
     cpu_ms_per_step: float
 
 
+class Competitor(Protocol):
+    """What can be compared: a contender of one process, or a team of ranks."""
+
+    spec: ContenderSpec
+
+    def setup(self, case: Case) -> dict[str, str]:
+        """Build the case; returns the versions that matter."""
+
+    def check(self, steps: int) -> dict[str, list[float]]:
+        """Series that must agree between contenders."""
+
+    def run(self, phase: str, first: int, steps: int) -> Timing:
+        """Time ``steps`` steps from batch ``first`` on."""
+
+    def memory(self) -> dict[str, int]:
+        """Resident bytes: ``baseline`` before the set-up, ``peak`` since the set-up or the last check, ``now``."""
+
+
 class Contender:
     """A running worker. Use as a context manager; leaving it ends the process."""
 
     def __init__(self, spec: ContenderSpec) -> None:
         self.spec = spec
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, closed with the worker
-        environment = os.environ | {"PYTHONPATH": str(CHECKOUT), "PYTHONWARNINGS": "ignore"}
+        environment = os.environ | {"PYTHONPATH": str(CHECKOUT), "PYTHONWARNINGS": "ignore"} | spec.environment
         self._process = subprocess.Popen(
-            [str(spec.python), "-m", "benchmarks.workers", spec.worker],
+            [*spec.launcher, str(spec.python), "-m", "benchmarks.workers", spec.worker],
             cwd=CHECKOUT,
             env=environment,
             stdin=subprocess.PIPE,
@@ -72,21 +101,21 @@ class Contender:
         return self._process.pid
 
     def setup(self, case: Case) -> dict[str, str]:
-        """Build the case; returns the versions that matter."""
+        """See :class:`Competitor`."""
         versions: dict[str, str] = self._ask({"do": "setup", "case": case.as_json()})["versions"]
         return versions
 
     def check(self, steps: int) -> dict[str, list[float]]:
-        """Series that must agree between contenders."""
+        """See :class:`Competitor`."""
         values: dict[str, list[float]] = self._ask({"do": "check", "steps": steps})["values"]
         return values
 
     def run(self, phase: str, first: int, steps: int) -> Timing:
-        """Time ``steps`` steps from batch ``first`` on."""
+        """See :class:`Competitor`."""
         return Timing(**self._ask({"do": "run", "phase": phase, "first": first, "steps": steps}))
 
     def memory(self) -> dict[str, int]:
-        """Resident bytes: ``baseline`` before the set-up, ``peak`` since the set-up or the last check, ``now``."""
+        """See :class:`Competitor`."""
         return self._ask({"do": "memory"})
 
     def close(self) -> None:
@@ -102,37 +131,51 @@ class Contender:
         self._process.stdout.close()
         self._stderr.close()
 
-    def _ask(self, command: dict[str, Any]) -> dict[str, Any]:
+    def kill(self) -> None:
+        """End the process at once."""
+        self._process.kill()
+
+    def send(self, command: dict[str, Any]) -> None:
+        """Start a command; its answer is then read by :func:`answers`."""
         if not self._ready:
-            self._answer()
+            answers([self])
             self._ready = True
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError as error:
-            raise self._failure("the worker ended") from error
-        return self._answer()
+            raise self.failure("the worker ended") from error
 
-    def _answer(self) -> dict[str, Any]:
-        answer: dict[str, Any] = json.loads(self._line())
+    def read(self) -> dict[str, Any] | None:
+        """Read what has come; the answer when it is complete. Blocks when nothing has come.
+
+        Raises:
+            BenchmarkError: when the worker failed or ended.
+        """
+        chunk = os.read(self.fileno(), 65536)
+        if not chunk:
+            raise self.failure("the worker ended")
+        self._pending += chunk
+        if b"\n" not in self._pending:
+            return None
+        line, _, self._pending = self._pending.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise self._failure(answer["error"])
+            raise self.failure(answer["error"])
         return answer
 
-    def _line(self) -> bytes:
+    def fileno(self) -> int:
+        """The descriptor that answers come from."""
         assert self._process.stdout is not None
-        descriptor, deadline = self._process.stdout.fileno(), time.monotonic() + ANSWER_TIMEOUT_S
-        while b"\n" not in self._pending:
-            readable, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
-            chunk = os.read(descriptor, 65536) if readable else b""
-            if not chunk:
-                raise self._failure("no answer in time" if not readable else "the worker ended")
-            self._pending += chunk
-        line, _, self._pending = self._pending.partition(b"\n")
-        return line
+        return self._process.stdout.fileno()
 
-    def _failure(self, reason: str) -> BenchmarkError:
+    def _ask(self, command: dict[str, Any]) -> dict[str, Any]:
+        self.send(command)
+        return answers([self])[0]
+
+    def failure(self, reason: str) -> BenchmarkError:
+        """The error to raise, with the end of what the worker said on standard error."""
         self._stderr.seek(0)
         tail = self._stderr.read().decode(errors="replace")[-2000:]
         command = f"{self.spec.python} -m benchmarks.workers {self.spec.worker}"
@@ -141,3 +184,22 @@ class Contender:
             "a contender that answers",
             f"start it alone to see why: {command}",
         )
+
+
+def answers(contenders: Sequence[Contender], timeout_s: float = ANSWER_TIMEOUT_S) -> list[dict[str, Any]]:
+    """Wait for an answer from each, in whatever order they come; the first failure ends the wait.
+
+    Raises:
+        BenchmarkError: when one failed, ended, or gave no answer in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    got: dict[Contender, dict[str, Any]] = {}
+    while waiting := [contender for contender in contenders if contender not in got]:
+        readable, _, _ = select.select(waiting, [], [], max(0.0, deadline - time.monotonic()))
+        if not readable:
+            raise waiting[0].failure("no answer in time")
+        for contender in readable:
+            answer = contender.read()
+            if answer is not None:
+                got[contender] = answer
+    return [got[contender] for contender in contenders]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.contender import Contender
+from benchmarks.contender import Competitor
 from pibroch.errors import ConfigError
 
 MIN_STEPS_PER_ROUND = 10
@@ -55,7 +56,7 @@ class Times:
         return [float(np.median(mine) / np.median(theirs)) for mine, theirs in pairs]
 
 
-def measure(contenders: list[Contender], phase: str, schedule: Schedule) -> dict[str, Times]:
+def measure(contenders: Sequence[Competitor], phase: str, schedule: Schedule) -> dict[str, Times]:
     """Time ``phase`` of every contender in turn; keys are the contenders' labels in the order given."""
     for contender in contenders:
         contender.run(phase, 0, schedule.warmup_steps)

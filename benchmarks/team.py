@@ -1,0 +1,97 @@
+"""A contender of several processes: one rank each, on the hosts of a lab, commanded together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.cases import Case
+from benchmarks.contender import Contender, ContenderSpec, Timing, answers
+from benchmarks.lab import Lab, LinkBytes
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """Bytes that the hosts' links carried in some steps."""
+
+    steps: int
+    links: tuple[LinkBytes, ...]
+
+
+class Team:
+    """The ranks of one contender; stands wherever a contender of one process does.
+
+    Attributes:
+        spec: what each rank runs.
+        members: by rank.
+        carried: bytes by turn, the most recent last.
+    """
+
+    def __init__(self, spec: ContenderSpec, lab: Lab) -> None:
+        self.spec, self._lab = spec, lab
+        self.members: list[Contender] = []
+        self.carried: list[Carried] = []
+        port = lab.next_port()
+        for rank in range(lab.world_size):
+            placed = replace(spec, launcher=lab.launcher(rank), environment=lab.environment(rank, port))
+            self.members.append(Contender(placed))
+
+    def setup(self, case: Case) -> dict[str, str]:
+        """See :class:`benchmarks.contender.Competitor`."""
+        versions: dict[str, str] = self._ask({"do": "setup", "case": case.as_json()})[0]["versions"]
+        return versions
+
+    def check(self, steps: int) -> dict[str, list[float]]:
+        """Means over the ranks, which have equally many samples: so the losses are those of the global batches."""
+        values = [answer["values"] for answer in self._ask({"do": "check", "steps": steps})]
+        return {series: np.mean([value[series] for value in values], axis=0).tolist() for series in values[0]}
+
+    def run(self, phase: str, first: int, steps: int) -> Timing:
+        """A step's times are means over the ranks: ranks wait for each other, so none runs ahead for long."""
+        before = self._lab.network.link_bytes()
+        timings = self._ask({"do": "run", "phase": phase, "first": first, "steps": steps})
+        after = self._lab.network.link_bytes()
+        self.carried.append(Carried(steps, tuple(new.since(old) for new, old in zip(after, before, strict=True))))
+        step_ms = np.mean([timing["step_ms"] for timing in timings], axis=0).tolist()
+        return Timing(step_ms, float(np.mean([timing["cpu_ms_per_step"] for timing in timings])))
+
+    def memory(self) -> dict[str, int]:
+        """Of the rank that uses most, for each entry."""
+        memories = self._ask({"do": "memory"})
+        return {name: max(memory[name] for memory in memories) for name in memories[0]}
+
+    def kill(self) -> None:
+        """End all ranks at once."""
+        for member in self.members:
+            member.kill()
+
+    def close(self) -> None:
+        """End all ranks."""
+        for member in self.members:
+            member.close()
+
+    def _ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
+        for member in self.members:
+            member.send(command)
+        return answers(self.members)
+
+
+@contextmanager
+def teams(specs: tuple[ContenderSpec, ...], lab: Lab) -> Iterator[list[Team]]:
+    """Start a team for each spec, end them afterwards; without ceremony after an error, for ranks may wait for each other."""
+    running: list[Team] = []
+    try:
+        for spec in specs:
+            running.append(Team(spec, lab))
+        yield running
+    except BaseException:
+        for team in running:
+            team.kill()
+        raise
+    finally:
+        for team in running:
+            team.close()

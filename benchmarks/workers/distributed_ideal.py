@@ -1,0 +1,36 @@
+"""A rank of the dense model alone: embeddings are there already, dense gradients are summed over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from benchmarks.cases import Case
+from benchmarks.workers.dlrm import PlainDense
+from benchmarks.workers.ranks import RankSubject, batch_order, join, rank_batches
+
+
+def build_plain(case: Case) -> RankSubject:
+    """Plain torch under DistributedDataParallel."""
+    join(case)
+    model = nn.parallel.DistributedDataParallel(PlainDense(case))
+    return RankSubject(train(model, case), {"torch": torch.__version__})
+
+
+def train(model: nn.Module, case: Case) -> Iterator[Tensor]:
+    """Train a batch a turn on embeddings that never change but whose gradients are computed; yields its loss."""
+    _, dense_NBn, labels_NB = rank_batches(case)
+    optimizer = torch.optim.SGD(model.parameters(), lr=case.dense_lr)
+    generator = torch.Generator().manual_seed(case.seed)
+    embedded_BFD = torch.rand(case.batch_size, case.num_tables, case.dim, generator=generator).sub_(0.5).mul_(0.5)
+    embedded_BFD.requires_grad_()
+    for batch in batch_order(len(dense_NBn)):
+        optimizer.zero_grad()
+        embedded_BFD.grad = None
+        loss = binary_cross_entropy_with_logits(model(dense_NBn[batch], embedded_BFD), labels_NB[batch])
+        loss.backward()
+        optimizer.step()
+        yield loss.detach()

@@ -1,0 +1,47 @@
+"""A rank of DLRM on pibroch's ``alltoall`` exchange, as a user trains it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+import pibroch as pb
+from benchmarks.cases import Case, initial_table
+from benchmarks.workers import pibroch_tables as ours
+from benchmarks.workers.dlrm_pibroch import dense_model
+from benchmarks.workers.ranks import RankSubject, batch_order, join, rank_batches
+from pibroch.collectives.data_parallel import data_parallel
+
+
+def build(case: Case) -> RankSubject:
+    """This rank's share of the contender."""
+    join(case)
+    embeddings = pb.Embeddings(ours.tables(case), optimizer=ours.sparse_optimizer(case), exchange="alltoall")
+    load_pieces(embeddings, case)
+    return RankSubject(train(embeddings, case), ours.versions())
+
+
+def train(embeddings: pb.Embeddings, case: Case) -> Iterator[Tensor]:
+    """Train a batch a turn; yields its loss."""
+    batches = ours.jagged_batches(*rank_batches(case))
+    model = data_parallel(dense_model(case))
+    optimizer = torch.optim.SGD(model.parameters(), lr=case.dense_lr)
+    for batch in embeddings.feed(batches[number] for number in batch_order(len(batches))):
+        optimizer.zero_grad()
+        logits = model(batch.dense, partial(embeddings, batch))
+        loss = binary_cross_entropy_with_logits(logits, batch.labels)
+        loss.backward()
+        optimizer.step()
+        yield loss.detach()
+
+
+def load_pieces(embeddings: pb.Embeddings, case: Case) -> None:
+    """Copy the case's starting weights into the parts of the tables that this rank holds."""
+    for view in embeddings.pieces():
+        rows, columns = view.piece.rows, view.piece.columns
+        table = initial_table(case, int(view.piece.table.name[1:]))
+        view.weights[:] = table[rows.start : rows.stop : rows.step, columns.start : columns.stop]

@@ -1,0 +1,102 @@
+"""A rank of TorchRec's DLRM: planner, ``DistributedModelParallel``, with and without its training pipeline."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torchrec import KeyedJaggedTensor
+from torchrec.datasets.utils import Batch
+from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.models.dlrm import DLRMTrain
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.keyed import KeyedOptimizerWrapper
+
+from benchmarks.cases import Case, initial_table
+from benchmarks.workers import fbgemm
+from benchmarks.workers.dlrm_torchrec_fused import OPTIMIZERS
+from benchmarks.workers.ranks import RankSubject, batch_order, join, rank_batches
+from benchmarks.workers.torchrec_model import empty_collection, torchrec_dlrm
+
+
+def build(case: Case) -> RankSubject:
+    """Forward, backward and step one after the other."""
+    model, optimizer = _sharded(case)
+
+    def losses() -> Iterator[Tensor]:
+        for batch in _batches(case):
+            optimizer.zero_grad()
+            loss, _ = model(batch)
+            loss.backward()
+            optimizer.step()
+            yield loss.detach()
+
+    return RankSubject(losses(), fbgemm.versions())
+
+
+def build_pipelined(case: Case) -> RankSubject:
+    """``TrainPipelineSparseDist``: the ids of the next batch travel beside the current one."""
+    model, optimizer = _sharded(case)
+    pipeline = TrainPipelineSparseDist(model, optimizer, device=torch.device("cpu"))
+
+    def losses() -> Iterator[Tensor]:
+        batches = _batches(case)
+        while True:
+            loss, _, _ = pipeline.progress(batches)
+            yield loss
+
+    return RankSubject(losses(), fbgemm.versions())
+
+
+def _sharded(case: Case) -> tuple[DistributedModelParallel, KeyedOptimizerWrapper]:
+    """Model and dense optimizer of this rank."""
+    logging.disable(logging.WARNING)
+    join(case)
+    collection = empty_collection(case)
+    model = DLRMTrain(torchrec_dlrm(collection, case))
+    arguments = {"lr": case.sparse_lr} | ({} if case.sparse_optimizer == "sgd" else {"eps": case.eps})
+    apply_optimizer_in_backward(OPTIMIZERS[case.sparse_optimizer], collection.parameters(), arguments)
+    sharded = _shard(model, case)
+    _load_tables(sharded, case)
+    dense = KeyedOptimizerWrapper(
+        {name: parameter for name, parameter in sharded.named_parameters() if parameter.requires_grad},
+        lambda parameters: torch.optim.SGD(parameters, lr=case.dense_lr),
+    )
+    return sharded, dense
+
+
+def _shard(model: nn.Module, case: Case) -> DistributedModelParallel:
+    sharders = [EmbeddingBagCollectionSharder()]
+    topology = Topology(world_size=dist.get_world_size(), compute_device="cpu", local_world_size=1)
+    planner = EmbeddingShardingPlanner(topology=topology, batch_size=case.batch_size)
+    plan = planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
+    return DistributedModelParallel(model, device=torch.device("cpu"), plan=plan, sharders=sharders)
+
+
+@torch.no_grad()
+def _load_tables(sharded: nn.Module, case: Case) -> None:
+    """Copy the starting weights into this rank's shards, whatever rows and columns they hold."""
+    for name, value in sharded.state_dict().items():
+        if "embedding_bags." not in name:
+            continue
+        table = int(name.split(".")[-2].removeprefix("t"))
+        for shard in value.local_shards():
+            (row, column), (rows, columns) = shard.metadata.shard_offsets, shard.tensor.shape
+            part = initial_table(case, table)[row : row + rows, column : column + columns]
+            shard.tensor.copy_(torch.from_numpy(part))
+
+
+def _batches(case: Case) -> Iterator[Batch]:
+    ids_NFB, dense_NBn, labels_NB = rank_batches(case)
+    keys = [f"C{table}" for table in range(case.num_tables)]
+    lengths = torch.ones(case.num_tables * case.batch_size, dtype=torch.int32)
+    stored = [
+        Batch(dense, KeyedJaggedTensor.from_lengths_sync(keys, ids_FB.reshape(-1), lengths), labels)
+        for ids_FB, dense, labels in zip(ids_NFB, dense_NBn, labels_NB, strict=True)
+    ]
+    return (stored[number] for number in batch_order(len(stored)))

@@ -1,0 +1,68 @@
+"""What the workers of topic ``distributed`` share: one process a rank, its part of the batches. Torch alone.
+
+Shape legend: N batches, F features, B samples of a rank, n dense features, D dim.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from itertools import count
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.cases import CHECK_STEPS, Arrays, Case
+
+TIMEOUT = timedelta(seconds=120)
+
+
+def join(case: Case) -> None:
+    """Join the group that the environment describes, with the case's number of threads."""
+    torch.set_num_threads(case.threads)
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", timeout=TIMEOUT)
+
+
+def rank_batches(case: Case) -> tuple[Tensor, Tensor, Tensor]:
+    """This rank's part of each global batch: ids ``[N, F, B]``, dense ``[N, B, n]``, labels ``[N, B]``."""
+    rank, arrays = int(os.environ["RANK"]), Arrays.load(case.data)
+    mine = slice(rank * case.batch_size, (rank + 1) * case.batch_size)
+    parts = (arrays.ids[:, :, mine], arrays.dense[:, mine], arrays.labels[:, mine])
+    ids_NFB, dense_NBn, labels_NB = (torch.from_numpy(part.copy()) for part in parts)
+    return ids_NFB, dense_NBn, labels_NB
+
+
+def batch_order(num_batches: int) -> Iterator[int]:
+    """Numbers of the batches to train on, without end; the first ones, which are checked, come twice each.
+
+    A lost or doubled update of a row shows in the loss when the batch comes again.
+    """
+    return ((step // 2 if step < CHECK_STEPS else step) % num_batches for step in count())
+
+
+class RankSubject:
+    """A rank that trains.
+
+    Args:
+        losses: trains on the next batch, in the order of :func:`batch_order`, and gives this rank's mean loss; an iterator,
+            because whoever looks ahead reads further than it trains.
+        versions: packages that matter.
+    """
+
+    def __init__(self, losses: Iterator[Tensor], versions: dict[str, str]) -> None:
+        self._losses, self._versions = losses, versions
+
+    def phases(self) -> dict[str, Callable[[int], object]]:
+        """Training steps; batches come in their own order."""
+        return {"step": lambda _: next(self._losses)}
+
+    def check(self, steps: int) -> dict[str, list[float]]:
+        """``loss`` of each step, of this rank's samples."""
+        return {"loss": [float(next(self._losses)) for _ in range(steps)]}
+
+    def versions(self) -> dict[str, str]:
+        """Versions of the packages used."""
+        return self._versions
