@@ -15,8 +15,8 @@ class TrainConfig(Section):
     Attributes:
         epochs: passes over the training split; one of ``epochs`` and ``steps`` is needed.
         steps: stop after this many steps instead.
-        batch_size: samples a step.
-        evaluate_batch_size: samples a batch when evaluating.
+        batch_size: samples a step, over all ranks.
+        evaluate_batch_size: samples a batch when evaluating, over all ranks.
         evaluate_every: validation interval; the end of each epoch when absent.
         early_stop_patience: stop after this many evaluations in a row without improvement.
         monitor: the metric that says which model is best.
@@ -24,9 +24,11 @@ class TrainConfig(Section):
         average: decay a step of moving averages of all weights, which are then what is evaluated and served.
         bf16: run the dense layers under bfloat16 autocast.
         checkpoint_every: interval of checkpoints; the end of each epoch when absent.
+        full_checkpoint_every: every how many-th checkpoint is full; those between share the last full one's files and add
+            the rows touched since.
         keep: newest checkpoints to keep, besides the best one.
         log_every: interval of progress and metrics records.
-        threads: CPU threads; all that the process may use when absent.
+        threads: CPU threads of a process; when absent all that it may use, divided by the ranks on its machine.
     """
 
     epochs: int | None = Field(default=None, ge=1)
@@ -40,6 +42,7 @@ class TrainConfig(Section):
     average: float | None = Field(default=None, ge=0, lt=1)
     bf16: bool = False
     checkpoint_every: int | None = Field(default=None, ge=1)
+    full_checkpoint_every: int = Field(default=1, ge=1)
     keep: int = Field(default=2, ge=1)
     log_every: int = Field(default=50, ge=1)
     threads: int | None = Field(default=None, ge=1)

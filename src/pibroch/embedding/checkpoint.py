@@ -1,83 +1,155 @@
-"""Tables on disk: one safetensors file a table, holding ``weight`` and each field of optimizer state.
-
-A file knows its table and nothing of row spaces, shards or ranks, so what any of them saved any other loads.
-"""
+"""Tables on disk, in as many parts as they lie in pieces; a checkpoint knows nothing of plans, shards or ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import NamedTuple, Self
 from urllib.parse import quote
 
-import numpy as np
-from numpy.typing import NDArray
-
-from pibroch.embedding.storage import FileDigest, read_into, write_tensors
+from pibroch.embedding.optimizers import SparseOptimizer
+from pibroch.embedding.parts import (
+    WEIGHT,
+    SavedPart,
+    WrittenPart,
+    mark_touched,
+    read_part,
+    write_piece,
+    write_touched,
+)
+from pibroch.embedding.piece import Piece, PieceView
 from pibroch.embedding.table import Table
 from pibroch.errors import CheckpointError
 
 FOLDER = "tables"
 
 
-class RowStore(Protocol):
-    """What holds the rows of tables, such as a memory shard."""
-
-    def weights(self, table: str) -> NDArray[np.float32]:
-        """View of a table's weights, ``[rows, dim]``."""
-
-    def state(self, table: str) -> dict[str, NDArray[np.float32]]:
-        """Views of a table's optimizer state by field, each ``[rows, floats]``."""
-
-
 @dataclass(frozen=True, slots=True)
 class SavedTable:
-    """The shape of a table in a checkpoint; ``state`` maps a field of optimizer state to its floats in a row."""
+    """A table in a checkpoint.
+
+    Attributes:
+        num_rows: of the whole table.
+        dim: columns of its weights.
+        state: floats in a row of each field of optimizer state; as many as ``dim`` means one for each column.
+        parts: what was written, later ones over earlier ones.
+    """
 
     num_rows: int
     dim: int
     state: Mapping[str, int]
+    parts: tuple[SavedPart, ...] = ()
 
     def __str__(self) -> str:
         fields = ", ".join(f"{name}[{width}]" for name, width in self.state.items()) or "none"
         return f"{self.num_rows} rows x {self.dim} with optimizer state {fields}"
 
-
-def table_file(name: str) -> str:
-    """Path of a table's file inside a checkpoint."""
-    return f"{FOLDER}/{quote(name, safe=' ')}.safetensors"
-
-
-def saved_shape(name: str, rows: RowStore) -> SavedTable:
-    """The shape under which a table is saved."""
-    num_rows, dim = rows.weights(name).shape
-    return SavedTable(num_rows, dim, {field: view.shape[1] for field, view in rows.state(name).items()})
+    @property
+    def by_columns(self) -> set[str]:
+        """Tensors with a float for each column of the weights."""
+        return {WEIGHT, *(field for field, width in self.state.items() if width == self.dim)}
 
 
-def save_tables(folder: Path, tables: Sequence[Table], rows: RowStore) -> dict[str, FileDigest]:
-    """Write a file for each table into the checkpoint ``folder``; returns their digests by path inside it.
+class Extent(NamedTuple):
+    """Which part of which table, in plain values that can be sent."""
+
+    table: str
+    rows: tuple[int, int, int]
+    columns: tuple[int, int]
+
+    @classmethod
+    def of(cls, piece: Piece) -> Self:
+        """The extent of a piece."""
+        rows, columns = piece.rows, piece.columns
+        return cls(piece.table.name, (rows.start, rows.stop, rows.step), (columns.start, columns.stop))
+
+    @property
+    def num_cells(self) -> int:
+        """Rows times columns."""
+        return len(range(*self.rows)) * len(range(*self.columns))
+
+
+def saved_tables(tables: Sequence[Table], optimizer: SparseOptimizer) -> dict[str, SavedTable]:
+    """How tables are saved, still without parts."""
+    return {table.name: SavedTable(table.num_rows, table.dim, optimizer.state_fields(table.dim)) for table in tables}
+
+
+def part_names(extents: Iterable[Extent], tables: Mapping[str, SavedTable]) -> dict[Extent, str]:
+    """A name for each part of a checkpoint: the table's for the only one, e.g. ``C1@0-of-4`` for one of several.
+
+    ``@`` stands in no quoted name, so that no table can take another's name.
+
+    Args:
+        extents: of all ranks' pieces to save, in rank order.
+        tables: by name.
+    """
+    extents = list(extents)
+    totals, seen, cells = Counter(extent.table for extent in extents), Counter[str](), Counter[str]()
+    names = {}
+    for extent in extents:
+        number, total = seen[extent.table], totals[extent.table]
+        seen[extent.table] += 1
+        cells[extent.table] += extent.num_cells
+        names[extent] = quote(extent.table, safe=" ") + ("" if total == 1 else f"@{number}-of-{total}")
+    for name, table in tables.items():
+        assert cells[name] == table.num_rows * table.dim, f"the pieces of {name!r} are not the whole table"
+    return names
+
+
+def save_tables(
+    folder: Path, views: Sequence[PieceView], names: Mapping[Extent, str], *, only_touched: bool = False
+) -> list[WrittenPart]:
+    """Write this process's primary pieces into the checkpoint ``folder``, a file each.
+
+    Args:
+        folder: exists.
+        views: the pieces that are here.
+        names: of the parts, see :func:`part_names`.
+        only_touched: write the rows that the pieces mark as touched, as ``<name>@delta``; nothing where there are none.
 
     Raises:
         TrainingError: when a number is NaN or infinite.
         OSError: when the disk refuses.
     """
     (folder / FOLDER).mkdir(exist_ok=True)
-    digests = {}
-    for table in tables:
-        file = table_file(table.name)
-        digests[file] = write_tensors(folder / file, _tensors(table.name, rows))
-    return digests
+    written = []
+    for view in views:
+        if not view.piece.is_primary:
+            continue
+        name = f"{FOLDER}/{names[Extent.of(view.piece)]}"
+        if only_touched:
+            written.append(write_touched(folder, f"{name}@delta.safetensors", view))
+        else:
+            written.append(write_piece(folder, f"{name}.safetensors", view))
+    return [part for part in written if part is not None]
 
 
-def load_tables(folder: Path, tables: Sequence[Table], rows: RowStore) -> None:
-    """Fill ``rows`` from a checkpoint whose files were verified: weights, and what state ``rows`` has room for.
+def load_tables(folder: Path, saved: Mapping[str, SavedTable], views: Sequence[PieceView]) -> None:
+    """Fill pieces, however they are cut, from a checkpoint whose files were verified.
+
+    Reads weights, and what optimizer state the pieces have room for. Where touched rows are tracked, all are marked.
+    Memory does not grow with the tables; time grows with the bytes of the parts that have rows of the pieces.
 
     Raises:
-        CheckpointError: when a table has another shape.
+        CheckpointError: when a tensor is missing or of another shape.
     """
-    for table in tables:
-        read_into(folder / table_file(table.name), _tensors(table.name, rows))
+    for view in views:
+        table = saved[view.piece.table.name]
+        for part in table.parts:
+            read_part(folder, part, table.by_columns, view)
+        if view.touched is not None:
+            view.touched[:] = True
+
+
+def load_touched(folder: Path, saved: Mapping[str, SavedTable], views: Sequence[PieceView]) -> None:
+    """Mark exactly the rows that the checkpoint, if it is an incremental one, lists as touched since the last full one."""
+    for view in views:
+        if view.touched is not None:
+            view.touched[:] = False
+        for part in saved[view.piece.table.name].parts:
+            mark_touched(folder, part, view)
 
 
 def check_tables_match(
@@ -110,7 +182,3 @@ def check_tables_match(
                 f"{need_table}",
                 "resume with the optimizer it was saved with",
             )
-
-
-def _tensors(name: str, rows: RowStore) -> dict[str, NDArray[Any]]:
-    return {"weight": rows.weights(name), **rows.state(name)}

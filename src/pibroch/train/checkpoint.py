@@ -1,209 +1,233 @@
 """Whole checkpoints: a folder with tables, dense weights, optimizer state, random state and a manifest of checksums.
 
 ``step-00000123/``: ``manifest.json``, ``dense.safetensors``, ``dense_optimizer.safetensors``, ``random.safetensors``,
-``tables/<name>.safetensors``, and with averages ``dense_average.safetensors``. Nothing in it depends on time or place:
-equal runs write equal bytes.
+``tables/<name>.safetensors`` or, from several ranks, ``tables/<name>@0-of-4.safetensors``; in an incremental one also
+``...@delta.safetensors``; with averages ``dense_average.safetensors``. Every rank writes the parts of tables that it holds,
+rank 0 the rest. Nothing in it depends on time or place: equal runs on as many ranks write equal bytes. Any number of ranks
+reads them.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from pydantic import ValidationError
-from safetensors.torch import load_file
+from pydantic import TypeAdapter
 
-from pibroch.config import RunConfig
-from pibroch.config.base import Section
+from pibroch.collectives import Channel
 from pibroch.embedding.checkpoint import (
+    FOLDER,
+    Extent,
     SavedTable,
     check_tables_match,
     load_tables,
+    load_touched,
+    part_names,
     save_tables,
-    saved_shape,
+    saved_tables,
 )
-from pibroch.embedding.storage import FileDigest, atomic_folder, verify_file, write_tensors
-from pibroch.errors import CheckpointError
-from pibroch.train.monitor import Monitor
+from pibroch.embedding.parts import WrittenPart
+from pibroch.embedding.storage import (
+    FileDigest,
+    explained_refusal,
+    flush_to_disk,
+    link_or_copy,
+    temporary_name,
+    verify_file,
+)
+from pibroch.errors import CheckpointError, StorageError
+from pibroch.train.agreement import on_first, together
+from pibroch.train.dense_state import load_dense_optimizer, load_dense_weights, save_dense
+from pibroch.train.manifest import FORMAT_VERSION, MANIFEST, Manifest, Progress
 from pibroch.train.session import Session
 
-FORMAT_VERSION = 1
-_MANIFEST = "manifest.json"
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A checkpoint on which an incremental one builds; the session's touched rows are those since its last full one."""
+
+    folder: Path
+    manifest: Manifest
+
+    @property
+    def shared_files(self) -> list[str]:
+        """Files of the last full checkpoint, which the incremental one has in common with it."""
+        return [part.file for table in self.manifest.tables.values() for part in table.parts if part.rows is not None]
 
 
-class Progress(Section):
-    """How far a run is; ``loader`` is the loader's state after the last batch that was trained on."""
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What one rank wrote."""
 
-    step: int = 0
-    loader: dict[str, Any] | None = None
-    monitor: Monitor = Monitor()
-
-
-class Manifest(Section):
-    """What a checkpoint says of itself.
-
-    Attributes:
-        dataset_fingerprint: of the data that it was trained on.
-        data_schema: the dataset's schema; serving encodes requests with it.
-        learning_rates: in the last step, of ``dense`` layers and ``embedding`` rows.
-        files: every other file with its size and checksum.
-    """
-
-    format_version: int
-    dataset_fingerprint: str
-    data_schema: dict[str, Any]
-    tables: dict[str, SavedTable]
-    config: RunConfig
-    progress: Progress
-    learning_rates: dict[str, float]
+    parts: list[WrittenPart]
     files: dict[str, FileDigest]
 
 
-def save_checkpoint(folder: Path, session: Session, progress: Progress) -> None:
-    """Write a checkpoint; it is there whole or not at all.
+def save_checkpoint(
+    folder: Path, session: Session, progress: Progress, channel: Channel, base: Base | None = None
+) -> Manifest:
+    """Write a checkpoint with all ranks at once; it is there whole or not at all. Blocks until it is on the disk.
+
+    Args:
+        folder: must not exist; on a disk that all ranks see.
+        session: its pieces of tables are written by the rank that holds them.
+        progress: how far the run is.
+        channel: between the ranks.
+        base: link the whole tables of this one and write only touched rows; ``None`` for a full checkpoint.
 
     Raises:
-        StorageError: when the disk refuses.
-        TrainingError: when a parameter is NaN or infinite.
+        StorageError: (on all ranks) when the disk refuses.
+        TrainingError: (on all ranks) when a parameter is NaN or infinite.
+        RankFailedError: when a rank was lost.
     """
-    with atomic_folder(folder) as temporary:
-        files = {
-            name: write_tensors(temporary / name, _arrays(tensors)) for name, tensors in _dense_files(session).items()
-        }
-        files |= save_tables(temporary, session.embeddings.tables, session.embeddings.shard)
-        manifest = Manifest(
-            format_version=FORMAT_VERSION,
-            dataset_fingerprint=session.dataset.fingerprint,
-            data_schema=session.dataset.schema.model_dump(mode="json"),
-            tables=_table_shapes(session),
-            config=session.config,
-            progress=progress,
-            learning_rates={
-                "dense": session.optimizer.param_groups[0]["lr"],
-                "embedding": session.embeddings.learning_rate,
-            },
-            files=files,
-        )
-        content = manifest.model_dump(mode="json")
-        content["sha256"] = _content_checksum(content)
-        (temporary / _MANIFEST).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    views, shapes = session.embeddings.pieces(), saved_tables(session.embeddings.tables, session.embeddings.optimizer)
+    own = [Extent.of(view.piece) for view in views if view.piece.is_primary]
+    extents = TypeAdapter(list[list[Extent]]).validate_python(channel.gather(own))
+    names = part_names([extent for rank in extents for extent in rank], shapes)
+    temporary = folder.with_name(channel.gather(temporary_name(folder))[0])
 
+    def write() -> dict[str, Any]:
+        with explained_refusal(folder):
+            _must_be_shared(temporary)
+            files = save_dense(temporary, session) if channel.ranks.rank == 0 else {}
+            parts = save_tables(temporary, views, names, only_touched=base is not None)
+            for file in [*files, *(written.part.file for written in parts)]:
+                flush_to_disk(temporary / file)
+            return asdict(_Written(parts, files))
 
-def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint, itself checked.
-
-    Raises:
-        CheckpointError: when there is none, or when it is damaged.
-    """
-    path = folder / _MANIFEST
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        checksum = content.pop("sha256")
-        if checksum != _content_checksum(content):
-            raise ValueError("its checksum does not match its content")
-        if content.get("format_version") != FORMAT_VERSION:
-            raise CheckpointError(
-                f"{folder} of format {content.get('format_version')}",
-                f"format {FORMAT_VERSION}",
-                "load it with the version of pibroch that wrote it",
-            )
-        return Manifest.model_validate(content)
-    except FileNotFoundError as error:
-        raise CheckpointError(f"no {path}", "a checkpoint folder", "name a folder that pibroch train wrote") from error
-    except (ValueError, KeyError, AttributeError, OSError) as error:
-        problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-        raise CheckpointError(
-            f"{path}, which is damaged: {problem}", "an undamaged file", "use another checkpoint"
-        ) from error
+        on_first(channel, lambda: _begin(temporary, folder))
+        written = TypeAdapter(list[_Written]).validate_python(together(channel, write))
+        manifest = _manifest(session, progress, shapes, written, base)
+        on_first(channel, lambda: _finish(temporary, folder, manifest, base))
+    except BaseException:
+        if channel.ranks.rank == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return manifest
 
 
-def restore_checkpoint(folder: Path, manifest: Manifest, session: Session) -> None:
-    """Bring a session to exactly where the checkpoint was saved.
+def restore_checkpoint(folder: Path, manifest: Manifest, session: Session, channel: Channel) -> None:
+    """Bring a session, on any number of ranks, to exactly where the checkpoint was saved.
 
     Raises:
-        CheckpointError: when a file is damaged, or when the tables are not those of the session.
+        CheckpointError: (on all ranks) when a file is damaged, or when the tables are not those of the session.
     """
-    _verify(folder, manifest, session, same_state=True)
+    _verify(folder, manifest, session, channel, same_state=True)
     if manifest.dataset_fingerprint != session.dataset.fingerprint:
         raise CheckpointError(
             f"a checkpoint of dataset {manifest.dataset_fingerprint[:12]}",
             f"one of dataset {session.dataset.fingerprint[:12]}, which this run reads",
             "resume with the data that the run began with",
         )
-    _load_weights(folder, manifest, session)
-    _load_optimizer(session, load_file(folder / "dense_optimizer.safetensors"))
-    torch.set_rng_state(load_file(folder / "random.safetensors")["torch"])
+
+    def load() -> None:
+        _load_weights(folder, manifest, session)
+        load_touched(folder, manifest.tables, session.embeddings.pieces())
+        load_dense_optimizer(folder, session)
+
+    together(channel, load)
 
 
-def restore_weights(folder: Path, manifest: Manifest, session: Session) -> None:
+def restore_weights(folder: Path, manifest: Manifest, session: Session, channel: Channel) -> None:
     """Load what predictions depend on, into tables of any optimizer that keeps averages if the run kept them.
 
     Raises:
         CheckpointError: as `restore_checkpoint`, but for another dataset of equal table sizes.
     """
-    _verify(folder, manifest, session, same_state=False)
-    _load_weights(folder, manifest, session)
+    _verify(folder, manifest, session, channel, same_state=False)
+    together(channel, lambda: _load_weights(folder, manifest, session))
+
+
+def _begin(temporary: Path, folder: Path) -> None:
+    with explained_refusal(folder):
+        shutil.rmtree(temporary, ignore_errors=True)
+        (temporary / FOLDER).mkdir(parents=True)
+
+
+def _must_be_shared(folder: Path) -> None:
+    if not (folder / FOLDER).is_dir():
+        raise StorageError(
+            f"{folder.parent}, in which rank 0 began a checkpoint that this rank does not see",
+            "a run directory that all ranks share",
+            "pass a --run-dir on a shared file system",
+        )
+
+
+def _manifest(
+    session: Session, progress: Progress, shapes: Mapping[str, SavedTable], written: Sequence[_Written],
+    base: Base | None,
+) -> Manifest:  # fmt: skip
+    parts = [part for rank in written for part in rank.parts]
+    files = {name: digest for rank in written for name, digest in rank.files.items()}
+    files |= {} if base is None else {name: base.manifest.files[name] for name in base.shared_files}
+    files |= {part.part.file: part.digest for part in parts}
+    tables = {}
+    for name, shape in shapes.items():
+        whole = [] if base is None else [part for part in base.manifest.tables[name].parts if part.rows is not None]
+        new = [part.part for part in parts if part.table == name]
+        tables[name] = SavedTable(shape.num_rows, shape.dim, shape.state, (*whole, *new))
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        increments=0 if base is None else base.manifest.increments + 1,
+        dataset_fingerprint=session.dataset.fingerprint,
+        data_schema=session.dataset.schema.model_dump(mode="json"),
+        tables=tables,
+        config=session.config,
+        progress=progress,
+        learning_rates={
+            "dense": session.optimizer.param_groups[0]["lr"],
+            "embedding": session.embeddings.learning_rate,
+        },
+        files=files,
+    )
+
+
+def _finish(temporary: Path, folder: Path, manifest: Manifest, base: Base | None) -> None:
+    """Complete the temporary folder and give it its name."""
+    with explained_refusal(folder):
+        if base is not None:
+            for file in base.shared_files:
+                link_or_copy(base.folder / file, temporary / file)
+                flush_to_disk(temporary / file)
+        manifest.write(temporary)
+        for path in (temporary / MANIFEST, temporary / FOLDER, temporary):
+            flush_to_disk(path)
+        temporary.rename(folder)
+        flush_to_disk(folder.parent)
 
 
 def _load_weights(folder: Path, manifest: Manifest, session: Session) -> None:
-    load_tables(folder, session.embeddings.tables, session.embeddings.shard)
+    load_tables(folder, manifest.tables, session.embeddings.pieces())
     session.embeddings.step = manifest.progress.step
-    session.model.load_state_dict(load_file(folder / "dense.safetensors"))
-    if session.averages is not None:
-        session.averages.load_state_dict(load_file(folder / "dense_average.safetensors"))
+    load_dense_weights(folder, session)
 
 
-def _verify(folder: Path, manifest: Manifest, session: Session, *, same_state: bool) -> None:
-    check_tables_match(manifest.tables, _table_shapes(session), same_state=same_state)
-    for file, digest in manifest.files.items():
-        verify_file(folder / file, digest)
+def _verify(folder: Path, manifest: Manifest, session: Session, channel: Channel, *, same_state: bool) -> None:
+    wanted = saved_tables(session.embeddings.tables, session.embeddings.optimizer)
+    check_tables_match(manifest.tables, wanted, same_state=same_state)
+
+    def verify() -> None:
+        for file in share_of_files(manifest.files, channel.ranks.rank, channel.ranks.world_size):
+            verify_file(folder / file, manifest.files[file])
+
+    together(channel, verify)
 
 
-def _table_shapes(session: Session) -> dict[str, SavedTable]:
-    return {table.name: saved_shape(table.name, session.embeddings.shard) for table in session.embeddings.tables}
+def share_of_files(files: Mapping[str, FileDigest], rank: int, world_size: int) -> list[str]:
+    """The files that a rank verifies, so that all have about as many bytes to read.
 
-
-def _dense_files(session: Session) -> dict[str, dict[str, torch.Tensor]]:
-    """Everything but the tables, by file."""
-    averages = {} if session.averages is None else {"dense_average.safetensors": session.averages.state_dict()}
-    return {
-        "dense.safetensors": session.model.state_dict(),
-        "dense_optimizer.safetensors": _optimizer_tensors(session),
-        "random.safetensors": {"torch": torch.get_rng_state()},
-        **averages,
-    }
-
-
-def _optimizer_tensors(session: Session) -> dict[str, torch.Tensor]:
-    """State of the dense optimizer under ``<parameter>/<field>``."""
-    names = [name for name, _ in session.model.named_parameters()]
-    return {
-        f"{names[position]}/{field}": torch.as_tensor(value)
-        for position, fields in session.optimizer.state_dict()["state"].items()
-        for field, value in fields.items()
-        if value is not None
-    }
-
-
-def _load_optimizer(session: Session, tensors: Mapping[str, torch.Tensor]) -> None:
-    position = {name: i for i, (name, _) in enumerate(session.model.named_parameters())}
-    state: dict[int, dict[str, torch.Tensor]] = {}
-    for key, tensor in tensors.items():
-        name, _, field = key.rpartition("/")
-        state.setdefault(position[name], {})[field] = tensor
-    groups = session.optimizer.state_dict()["param_groups"]
-    session.optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
-def _arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, NDArray[Any]]:
-    return {name: np.asarray(tensor.detach().cpu().numpy()) for name, tensor in tensors.items()}
-
-
-def _content_checksum(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    >>> files = {name: FileDigest(size, "") for name, size in (("a", 5), ("b", 9), ("c", 3))}
+    >>> share_of_files(files, 0, 2), share_of_files(files, 1, 2)
+    (['b'], ['a', 'c'])
+    """
+    loads, mine = [0] * world_size, []
+    for name in sorted(files, key=lambda name: (-files[name].size_bytes, name)):
+        taker = min(range(world_size), key=lambda other: (loads[other], other))
+        loads[taker] += files[name].size_bytes
+        if taker == rank:
+            mine.append(name)
+    return mine

@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+from pibroch.collectives import Channel, Ranks
 from pibroch.embedding.storage import remove_leftovers
 from pibroch.errors import StorageError
-from pibroch.train.checkpoint import Progress, save_checkpoint
+from pibroch.train.agreement import on_first
+from pibroch.train.checkpoint import Base, restore_checkpoint, restore_weights, save_checkpoint
+from pibroch.train.manifest import Progress, read_manifest
 from pibroch.train.session import Session
 
 logger = logging.getLogger(__name__)
@@ -18,13 +22,19 @@ logger = logging.getLogger(__name__)
 class CheckpointFolder:
     """Folders ``step-XXXXXXXX``, and ``best``, a link to one of them.
 
+    With several ranks all call `save`, `resume` and `restore_best` at the same point, on a folder that all see.
+
     Args:
         folder: made when needed.
         keep: newest checkpoints to keep, besides the best one.
+        full_every: every how many-th checkpoint is full; the others hold only rows touched since the last full one.
+        channel: between the ranks of the run; one process when absent.
     """
 
-    def __init__(self, folder: Path, keep: int) -> None:
-        self.folder, self.keep = folder, keep
+    def __init__(self, folder: Path, keep: int, full_every: int = 1, channel: Channel | None = None) -> None:
+        self.folder, self.keep, self.full_every = folder, keep, full_every
+        self.channel = channel or Ranks.alone().open_channel()
+        self._last: Base | None = None
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step lies."""
@@ -45,19 +55,51 @@ class CheckpointFolder:
         return link.resolve() if link.exists() else None
 
     def save(self, session: Session, progress: Progress) -> None:
-        """Save, link the best, and remove what is no longer kept.
+        """Save, link the best, and remove what is no longer kept. Blocks until all ranks are done.
 
         Raises:
-            StorageError: when the disk refuses; what was saved before stays.
-            TrainingError: when a parameter is NaN or infinite.
+            StorageError: (on all ranks) when the disk refuses; what was saved before stays.
+            TrainingError: (on all ranks) when a parameter is NaN or infinite.
+            RankFailedError: when a rank was lost.
         """
-        if not self.path(progress.step).exists():
-            save_checkpoint(self.path(progress.step), session, progress)
-        self.link_best(progress.monitor.best_step)
-        best = self.best()
-        for step in self.steps()[: -self.keep]:
-            if self.path(step) != best:
-                shutil.rmtree(self.path(step))
+        path = self.path(progress.step)
+        if not on_first(self.channel, path.exists):
+            base = self._next_base()
+            self._last = Base(path, save_checkpoint(path, session, progress, self.channel, base))
+            if self.full_every > 1 and base is None:
+                session.embeddings.track_touched()
+                for view in session.embeddings.pieces():
+                    assert view.touched is not None
+                    view.touched[:] = False
+        on_first(self.channel, lambda: self._tidy(progress.monitor.best_step))
+
+    def resume(self, session: Session) -> Progress:
+        """Bring a session to the latest checkpoint, clean up after a killed run; a fresh start where there is none.
+
+        Raises:
+            CheckpointError: (on all ranks) when the checkpoint is damaged or of other tables or data.
+        """
+        if self.full_every > 1:
+            session.embeddings.track_touched()
+        path = self._as_first_sees(self.latest)
+        progress = Progress()
+        if path is not None:
+            manifest = read_manifest(path)
+            restore_checkpoint(path, manifest, session, self.channel)
+            self._last, progress = Base(path, manifest), manifest.progress
+            logger.info("resumed from %s", path)
+        on_first(self.channel, lambda: self._prepare_resume(progress.monitor.best_step))
+        return progress
+
+    def restore_best(self, session: Session) -> None:
+        """Load what predictions depend on from the best checkpoint, if there is one.
+
+        Raises:
+            CheckpointError: (on all ranks) when the checkpoint is damaged.
+        """
+        path = self._as_first_sees(self.best)
+        if path is not None:
+            restore_weights(path, read_manifest(path), session, self.channel)
 
     def link_best(self, step: int | None) -> None:
         """Point ``best`` at the checkpoint of a step, in one rename."""
@@ -74,8 +116,30 @@ class CheckpointFolder:
                 f"{error.strerror} while linking {link}", "a disk that takes links", "free some space"
             ) from error
 
-    def prepare_resume(self, best_step: int | None) -> None:
-        """Clean up after a killed run and restore the link to the best checkpoint as of the one resumed from."""
+    def _next_base(self) -> Base | None:
+        """What the next checkpoint builds on; ``None`` when a full one is due, or when the last one was removed."""
+        last = self._last
+        if last is None or last.manifest.increments + 1 >= self.full_every:
+            return None
+        if not on_first(self.channel, last.folder.exists):
+            logger.warning("%s is gone; the next checkpoint is a full one", last.folder)
+            return None
+        return last
+
+    def _as_first_sees(self, find: Callable[[], Path | None]) -> Path | None:
+        """A checkpoint's path as rank 0 finds it, so that all ranks take the same one."""
+        name = on_first(self.channel, lambda: "" if (path := find()) is None else path.name)
+        return self.folder / name if name else None
+
+    def _tidy(self, best_step: int | None) -> None:
+        self.link_best(best_step)
+        best = self.best()
+        for step in self.steps()[: -self.keep]:
+            if self.path(step).resolve() != best:
+                shutil.rmtree(self.path(step))
+
+    def _prepare_resume(self, best_step: int | None) -> None:
+        """Remove what a killed run left, and restore the link to the best checkpoint as of the one resumed from."""
         remove_leftovers(self.folder)
         if best_step is not None and not self.path(best_step).exists():
             logger.warning("the best checkpoint, of step %d, is gone; the last one will stand in for it", best_step)

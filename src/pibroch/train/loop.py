@@ -14,9 +14,9 @@ from pibroch.errors import NonFiniteLossError
 from pibroch.observability.memory import rss_bytes
 from pibroch.observability.notice import notice_when_slow
 from pibroch.observability.records import EvaluationRecord, Sink, TrainingRecord
-from pibroch.train.checkpoint import Progress
 from pibroch.train.checkpoint_folder import CheckpointFolder
 from pibroch.train.evaluation import evaluate
+from pibroch.train.manifest import Progress
 from pibroch.train.metrics import Metrics, finite_or_none
 from pibroch.train.session import Session
 from pibroch.train.stopwatch import Stopwatch

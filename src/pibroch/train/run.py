@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from pibroch.collectives import Ranks
 from pibroch.config import RunConfig
 from pibroch.config.optimizer import SparseSGDConfig
 from pibroch.data import EncodedDataset
@@ -16,17 +16,17 @@ from pibroch.errors import ConfigError, DataError
 from pibroch.observability.memory import peak_rss_bytes
 from pibroch.observability.records import FanOut, Sink
 from pibroch.observability.sinks import JsonLines
-from pibroch.train.checkpoint import Progress, read_manifest, restore_checkpoint, restore_weights
+from pibroch.train.checkpoint import restore_weights
 from pibroch.train.checkpoint_folder import CheckpointFolder
 from pibroch.train.evaluation import access_skew, evaluate
 from pibroch.train.loop import Trainer, evaluation_record, total_steps
+from pibroch.train.manifest import read_manifest
 from pibroch.train.metrics import Metrics, finite_or_none
 from pibroch.train.run_directory import RunDirectory
 from pibroch.train.session import Session, build_session
 from pibroch.train.stopwatch import Stopwatch
 from pibroch.train.summary import Summary
 
-logger = logging.getLogger(__name__)
 MakeSink = Callable[[int], Sink]
 
 
@@ -56,16 +56,14 @@ def run_training(config: RunConfig, dataset: EncodedDataset, run: RunDirectory, 
         if count == 0:
             raise DataError(f"an empty {split} split in {dataset.path}", "samples in each split", "prepare more data")
     session = build_session(config, dataset)
-    checkpoints = CheckpointFolder(run.checkpoints_path, config.train.keep)
-    progress = _resume(session, checkpoints)
+    checkpoints = CheckpointFolder(run.checkpoints_path, config.train.keep, config.train.full_checkpoint_every)
+    progress = checkpoints.resume(session)
     stopwatch = Stopwatch(run.truncate_metrics(progress.step))
     sink = FanOut([JsonLines(run.metrics_path), make_sink(total_steps(session))])
     try:
         trainer = Trainer(session, checkpoints, sink, progress, stopwatch)
         trainer.fit()
-        best = checkpoints.best()
-        if best is not None:
-            restore_weights(best, read_manifest(best), session)
+        checkpoints.restore_best(session)
         return _conclude(session, run, trainer, sink)
     finally:
         sink.close()
@@ -84,25 +82,13 @@ def evaluate_checkpoint(path: Path, dataset: EncodedDataset, split: str) -> Metr
     path = folder.best() or folder.latest() or path
     manifest = read_manifest(path)
     session = build_session(_without_optimizer_state(manifest.config), dataset)
-    restore_weights(path, manifest, session)
+    restore_weights(path, manifest, session, Ranks.alone().open_channel())
     return evaluate(session, cast(SplitName, split))[0]
 
 
 def _without_optimizer_state(config: RunConfig) -> RunConfig:
     stateless = SparseSGDConfig(name="sgd", lr=1.0)
     return config.model_copy(update={"embedding": config.embedding.model_copy(update={"optimizer": stateless})})
-
-
-def _resume(session: Session, checkpoints: CheckpointFolder) -> Progress:
-    latest = checkpoints.latest()
-    if latest is None:
-        checkpoints.prepare_resume(None)
-        return Progress()
-    manifest = read_manifest(latest)
-    restore_checkpoint(latest, manifest, session)
-    checkpoints.prepare_resume(manifest.progress.monitor.best_step)
-    logger.info("resumed from %s", latest)
-    return manifest.progress
 
 
 def _conclude(session: Session, run: RunDirectory, trainer: Trainer, sink: Sink) -> RunResult:

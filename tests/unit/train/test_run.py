@@ -7,8 +7,8 @@ import torch
 from pibroch.config.recipes import check_config
 from pibroch.data import EncodedDataset
 from pibroch.errors import CheckpointError, ConfigError, NonFiniteLossError
-from pibroch.train.checkpoint import read_manifest
 from pibroch.train.checkpoint_folder import CheckpointFolder
+from pibroch.train.manifest import read_manifest
 from pibroch.train.run import evaluate_checkpoint
 from pibroch.train.run_directory import RunDirectory
 from small_run import files_below, make_config, make_dataset, train_here

@@ -1,0 +1,196 @@
+"""Parts of tables on disk: some rows times some columns, in a safetensors file of their own.
+
+A reader takes from every part the rows and columns that it wants, so what was cut in one way loads into pieces cut in another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pibroch.embedding.piece import Piece, PieceView
+from pibroch.embedding.storage import FileDigest
+from pibroch.embedding.tensor_file import Stream, TensorFile, rows_that_fit, write_tensors
+from pibroch.errors import CheckpointError
+
+ROW_IDS, WEIGHT = "row_ids", "weight"
+ROWS_PER_SEARCH = 1 << 20
+
+Array = NDArray[Any]
+Rows = slice | NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPart:
+    """Where a part of a table lies, and which one it is.
+
+    Attributes:
+        file: path inside the checkpoint, holding ``weight`` and the fields of optimizer state.
+        columns: first and last + 1 of the weights' columns.
+        rows: start, stop and step of the rows' ids; ``None`` when the file lists them, rising, as ``row_ids``.
+    """
+
+    file: str
+    columns: tuple[int, int]
+    rows: tuple[int, int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenPart:
+    """A part that is on the disk now."""
+
+    table: str
+    part: SavedPart
+    digest: FileDigest
+
+
+def write_piece(folder: Path, file: str, view: PieceView) -> WrittenPart:
+    """Write all rows of a piece.
+
+    Raises:
+        TrainingError: when a number is NaN or infinite.
+        OSError: when the disk refuses.
+    """
+    piece, tensors = view.piece, {WEIGHT: view.weights, **view.state}
+    part = SavedPart(file, _bounds(piece), (piece.rows.start, piece.rows.stop, piece.rows.step))
+    return WrittenPart(piece.table.name, part, write_tensors(folder / file, tensors))
+
+
+def write_touched(folder: Path, file: str, view: PieceView) -> WrittenPart | None:
+    """Write the touched rows of a piece with their ids; nothing when there are none.
+
+    Raises:
+        TrainingError: when a number is NaN or infinite.
+        OSError: when the disk refuses.
+    """
+    assert view.touched is not None, "rows are tracked from the start of a run with incremental checkpoints"
+    num_rows = int(np.count_nonzero(view.touched))
+    if num_rows == 0:
+        return None
+    piece, tensors = view.piece, {WEIGHT: view.weights, **view.state}
+    streams = {ROW_IDS: Stream(np.dtype(np.int64), (num_rows,), _touched_ids(piece, view.touched))}
+    for name, array in tensors.items():
+        streams[name] = Stream(array.dtype, (num_rows, *array.shape[1:]), _touched_rows(array, view.touched))
+    digest = write_tensors(folder / file, streams)
+    return WrittenPart(piece.table.name, SavedPart(file, _bounds(piece), None), digest)
+
+
+def read_part(folder: Path, part: SavedPart, by_columns: Collection[str], view: PieceView) -> None:
+    """Fill what a piece and a part have in common: weights, and each field of optimizer state that the piece has room for.
+
+    Args:
+        folder: the checkpoint.
+        part: what to read.
+        by_columns: tensors with a float for each column; of any other a part has the whole row.
+        view: is written to.
+
+    Raises:
+        CheckpointError: when a tensor is missing or of another shape.
+    """
+    piece = view.piece
+    columns = common(range(*part.columns), piece.columns)
+    if not columns or (part.rows is not None and not common(range(*part.rows), piece.rows)):
+        return
+    with TensorFile(folder / part.file) as file:
+        for name, target in {WEIGHT: view.weights, **view.state}.items():
+            source_columns = target_columns = slice(None)
+            if name in by_columns:
+                source_columns = slice(columns.start - part.columns[0], columns.stop - part.columns[0])
+                target_columns = slice(columns.start - piece.columns.start, columns.stop - piece.columns.start)
+            _check_width(file, name, part.columns[1] - part.columns[0] if name in by_columns else target.shape[1])
+            for rows, chunk in _wanted_rows(file, name, part, piece.rows):
+                target[rows, target_columns] = chunk[:, source_columns]
+
+
+def mark_touched(folder: Path, part: SavedPart, view: PieceView) -> None:
+    """Mark the rows of a piece that a part of touched rows lists."""
+    if part.rows is None and view.touched is not None and common(range(*part.columns), view.piece.columns):
+        with TensorFile(folder / part.file) as file:
+            for rows, _ in _wanted_rows(file, ROW_IDS, part, view.piece.rows):
+                view.touched[rows] = True
+
+
+def common(left: range, right: range) -> range:
+    """The numbers that lie in both of two rising ranges.
+
+    >>> common(range(1, 100, 4), range(0, 50, 6))
+    range(0, 0)
+    >>> list(common(range(1, 100, 4), range(3, 50, 6)))
+    [9, 21, 33, 45]
+    """
+    skipped = max(0, -(-(right.start - left.start) // left.step))
+    first = next((number for number in left[skipped : skipped + right.step] if number in right), None)
+    if first is None:
+        return range(0)
+    return range(first, min(left.stop, right.stop), math.lcm(left.step, right.step))
+
+
+def _wanted_rows(file: TensorFile, name: str, part: SavedPart, wanted: range) -> Iterator[tuple[Rows, Array]]:
+    """The rows of a tensor that lie in ``wanted``, piece by piece, each with its places there."""
+    if part.rows is None:
+        yield from _listed_rows(file, name, wanted)
+        return
+    here = range(*part.rows)
+    both = common(here, wanted)
+    stored, places = _places(both, here), _places(both, wanted)
+    for first, chunk in file.chunks(name, range(stored[0], stored[-1] + 1)):
+        begin, end = (-(-(bound - stored.start) // stored.step) for bound in (first, first + len(chunk)))
+        if begin < end:
+            inside = stored[begin:end]
+            yield _slice(places[begin:end]), chunk[inside[0] - first : inside[-1] - first + 1 : inside.step]
+
+
+def _listed_rows(file: TensorFile, name: str, wanted: range) -> Iterator[tuple[Rows, Array]]:
+    shape = file.shape(name)
+    everything, rows_per_chunk = range(shape[0]), rows_that_fit(8 * math.prod(shape[1:]))
+    chunks = file.chunks(name, everything, rows_per_chunk)
+    for (_, ids), (_, chunk) in zip(file.chunks(ROW_IDS, everything, rows_per_chunk), chunks, strict=True):
+        places, rest = np.divmod(ids - wanted.start, wanted.step)
+        mask = (rest == 0) & (places >= 0) & (places < len(wanted))
+        yield places[mask], chunk[mask]
+
+
+def _places(some: range, whole: range) -> range:
+    """Positions in ``whole`` of numbers that all lie in it.
+
+    >>> _places(range(9, 50, 12), range(1, 100, 4))
+    range(2, 12, 3)
+    """
+    start, step = whole.index(some[0]), some.step // whole.step
+    return range(start, start + (len(some) - 1) * step + 1, step)
+
+
+def _slice(rows: range) -> slice:
+    return slice(rows[0], rows[-1] + 1, rows.step)
+
+
+def _check_width(file: TensorFile, name: str, width: int) -> None:
+    if file.shape(name)[1:] != (width,):
+        raise CheckpointError(
+            f"{name!r} {list(file.shape(name))} in {file.path}",
+            f"{width} floats a row",
+            "use a checkpoint of this model",
+        )
+
+
+def _bounds(piece: Piece) -> tuple[int, int]:
+    return piece.columns.start, piece.columns.stop
+
+
+def _touched_ids(piece: Piece, touched: NDArray[np.bool_]) -> Iterator[NDArray[np.int64]]:
+    for start in range(0, len(touched), ROWS_PER_SEARCH):
+        places = np.flatnonzero(touched[start : start + ROWS_PER_SEARCH]) + start
+        yield piece.rows.start + piece.rows.step * places.astype(np.int64)
+
+
+def _touched_rows(array: Array, touched: NDArray[np.bool_]) -> Iterator[Array]:
+    rows_per_chunk = rows_that_fit(array.itemsize * math.prod(array.shape[1:]))
+    for start in range(0, len(touched), rows_per_chunk):
+        chunk = slice(start, start + rows_per_chunk)
+        yield array[chunk][touched[chunk]]

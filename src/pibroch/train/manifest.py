@@ -1,0 +1,94 @@
+"""What a checkpoint says of itself: ``manifest.json``, which also holds its own checksum."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from pibroch.config import RunConfig
+from pibroch.config.base import Section
+from pibroch.embedding.checkpoint import SavedTable
+from pibroch.embedding.storage import FileDigest
+from pibroch.errors import CheckpointError
+from pibroch.train.monitor import Monitor
+
+FORMAT_VERSION = 2
+MANIFEST = "manifest.json"
+
+
+class Progress(Section):
+    """How far a run is; ``loader`` is the loader's state after the last batch that was trained on."""
+
+    step: int = 0
+    loader: dict[str, Any] | None = None
+    monitor: Monitor = Monitor()
+
+
+class Manifest(Section):
+    """What a checkpoint says of itself.
+
+    Attributes:
+        increments: incremental checkpoints since the last full one, this one included; 0 for a full one.
+        dataset_fingerprint: of the data that it was trained on.
+        data_schema: the dataset's schema; serving encodes requests with it.
+        tables: by name, with their parts.
+        learning_rates: in the last step, of ``dense`` layers and ``embedding`` rows.
+        files: every other file with its size and checksum.
+    """
+
+    format_version: int
+    increments: int
+    dataset_fingerprint: str
+    data_schema: dict[str, Any]
+    tables: dict[str, SavedTable]
+    config: RunConfig
+    progress: Progress
+    learning_rates: dict[str, float]
+    files: dict[str, FileDigest]
+
+    def write(self, folder: Path) -> None:
+        """Write ``manifest.json``.
+
+        Raises:
+            OSError: when the disk refuses.
+        """
+        content = self.model_dump(mode="json")
+        content["sha256"] = _checksum(content)
+        (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint, itself checked.
+
+    Raises:
+        CheckpointError: when there is none, or when it is damaged.
+    """
+    path = folder / MANIFEST
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        checksum = content.pop("sha256")
+        if checksum != _checksum(content):
+            raise ValueError("its checksum does not match its content")
+        if content.get("format_version") != FORMAT_VERSION:
+            raise CheckpointError(
+                f"{folder} of format {content.get('format_version')}",
+                f"format {FORMAT_VERSION}",
+                "load it with the version of pibroch that wrote it",
+            )
+        return Manifest.model_validate(content)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"no {path}", "a checkpoint folder", "name a folder that pibroch train wrote") from error
+    except (ValueError, KeyError, AttributeError, OSError) as error:
+        problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        raise CheckpointError(
+            f"{path}, which is damaged: {problem}", "an undamaged file", "use another checkpoint"
+        ) from error
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
