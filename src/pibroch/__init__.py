@@ -12,9 +12,11 @@ from pibroch import errors
 from pibroch.version import __version__
 
 if TYPE_CHECKING:
+    from pibroch.collectives import data_parallel
     from pibroch.data import JaggedBatch
     from pibroch.embedding import SGD, Adagrad, Adam, Normal, RowWiseAdagrad, RowWiseAdam, Table, Uniform, Zeros
     from pibroch.exchange import Embeddings
+    from pibroch.planner import Plan
 
 __all__ = [
     "SGD",
@@ -23,16 +25,23 @@ __all__ = [
     "Embeddings",
     "JaggedBatch",
     "Normal",
+    "Plan",
     "RowWiseAdagrad",
     "RowWiseAdam",
     "Table",
     "Uniform",
     "Zeros",
     "__version__",
+    "data_parallel",
     "errors",
 ]
 
-_HOMES = {"JaggedBatch": "pibroch.data", "Embeddings": "pibroch.exchange"}
+_HOMES = {
+    "Embeddings": "pibroch.exchange",
+    "JaggedBatch": "pibroch.data",
+    "Plan": "pibroch.planner",
+    "data_parallel": "pibroch.collectives",
+}
 
 
 def __getattr__(name: str) -> Any:

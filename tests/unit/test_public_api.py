@@ -10,10 +10,13 @@ ADAM = f"({OPTIMIZER}, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1
 SNAPSHOT = {
     "Adagrad": ADAGRAD,
     "Adam": ADAM,
-    "Embeddings": "(tables: Sequence[Table], optimizer: SparseOptimizer, exchange: str = local, seed: int = 0) -> None",
+    "Embeddings": "(tables: Sequence[Table], optimizer: SparseOptimizer, exchange: str = local, seed: int = 0,"
+    " **options: Any) -> None",
     "JaggedBatch": "(dense: Tensor, keys: tuple[str, ...], values: Tensor, offsets: Tensor, labels: Tensor,"
-    " weights: Tensor | None = None, position: LoaderPosition | None = None) -> None",
+    " weights: Tensor | None = None, position: LoaderPosition | None = None,"
+    " first_sample: int = 0) -> None",
     "Normal": "(std: float = 0.01, zero_columns: int = 0) -> None",
+    "Plan": "(*, num_shards: int, placements: dict[str, pibroch.planner.plan.Placement]) -> None",
     "RowWiseAdagrad": ADAGRAD,
     "RowWiseAdam": ADAM,
     "SGD": f"({OPTIMIZER}) -> None",
@@ -21,12 +24,13 @@ SNAPSHOT = {
     " initializer: Initializer = <factory>) -> None",
     "Uniform": "(bound: float | None = None) -> None",
     "Zeros": "() -> None",
+    "data_parallel": "(model: M, ranks: Ranks | None = None) -> M",
 }
 
 
 def test_names_and_signatures():
     found = {name: getattr(pibroch, name) for name in pibroch.__all__}
-    classes = {name: thing for name, thing in found.items() if inspect.isclass(thing)}
-    assert set(found) - set(classes) == {"__version__", "errors"}
-    signatures = {name: str(inspect.signature(thing)).replace("'", "") for name, thing in classes.items()}
+    callables = {name: thing for name, thing in found.items() if callable(thing)}
+    assert set(found) - set(callables) == {"__version__", "errors"}
+    signatures = {name: str(inspect.signature(thing)).replace("'", "") for name, thing in callables.items()}
     assert signatures == SNAPSHOT

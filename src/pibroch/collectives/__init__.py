@@ -1,5 +1,6 @@
 """What ranks do together: process groups, failure of a peer, synchronised dense layers."""
 
+from pibroch.collectives.data_parallel import data_parallel
 from pibroch.collectives.ranks import Channel, Ranks
 
-__all__ = ["Channel", "Ranks"]
+__all__ = ["Channel", "Ranks", "data_parallel"]

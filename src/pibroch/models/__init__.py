@@ -1,6 +1,7 @@
 """Models that stand on embeddings; each is a plain ``nn.Module``."""
 
 from pibroch.models.base import Embedded, Model
+from pibroch.models.batch_norm import BatchNorm
 from pibroch.models.build import MODELS, build_model
 from pibroch.models.dcnv2 import CrossNet, DCNv2
 from pibroch.models.dlrm import DLRM
@@ -14,6 +15,7 @@ __all__ = [
     "DLRM",
     "MLP",
     "MODELS",
+    "BatchNorm",
     "CrossNet",
     "DCNv2",
     "DeepFM",

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pibroch.config.model import Activation, ModelConfig
+from pibroch.models.batch_norm import BatchNorm
 from pibroch.models.dropout import Dropout
 from pibroch.models.linear import Linear
 
@@ -75,16 +76,3 @@ class MLP(nn.Module):
             x = ACTIVATIONS[options.activation](self.norms[i](x) if options.batch_norm else x)
         out: Tensor = self.dropouts[i](x)
         return out
-
-
-class BatchNorm(nn.BatchNorm1d):
-    """Batch norm that lets a batch of fewer than two samples pass by the running statistics.
-
-    One sample has no variance, and the last batch of an epoch may hold just one.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[B, width]`` to the same."""
-        if self.training and len(x) < 2:
-            return functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
-        return super().forward(x)

@@ -1,0 +1,181 @@
+"""What each rank does in the tests of dense layers over ranks."""
+
+import contextlib
+import copy
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from pibroch.collectives import Ranks, data_parallel
+from pibroch.collectives.ranks import Channel
+from pibroch.errors import ConfigError
+from pibroch.models import BatchNorm, build_model, set_place
+
+NUM_STEPS = 3
+PARTS = {1: (9,), 2: (8, 1), 3: (6, 0, 3), 4: (0, 1, 7, 1)}
+"""Samples of each rank: ragged, one and none."""
+OPTIONS = {"dim": 3, "bottom": (8,), "top": (9, 7), "dropout": 0.2, "embedding_dropout": 0.1, "batch_norm": True}
+
+
+def batch(name, step):
+    """Dense features, embeddings and labels of the global batch of a step."""
+    generator = torch.Generator().manual_seed(step)
+    width = 3 + (name in ("deepfm", "wide_deep"))
+    embedded = torch.randn(9, 5, width, generator=generator)
+    return torch.randn(9, 4, generator=generator), embedded, torch.rand(9, generator=generator).round()
+
+
+def train(name, ranks, part):
+    """Train on ``part`` of each global batch; returns logits and embeddings' gradients of each step, and what was learned."""
+    torch.manual_seed(ranks.rank)  # all start as rank 0 does
+    model = data_parallel(build_model(name, 4, 5, **OPTIONS), ranks)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    steps = []
+    for step in range(NUM_STEPS):
+        dense, embedded, labels = (tensor[part] for tensor in batch(name, step))
+        embedded = embedded.clone().requires_grad_()
+        set_place(model, 1, step, part.start)
+        logits = model(dense, embedded)
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        functional.binary_cross_entropy_with_logits(logits, labels).backward()
+        gradients = {n: parameter.grad.clone() for n, parameter in model.named_parameters()}
+        steps.append((logits.detach(), embedded.grad * (len(labels) / 9), gradients))
+        optimizer.step()
+    return steps, model.state_dict()
+
+
+def train_part(channel, name):
+    rank, sizes = channel.ranks.rank, PARTS[channel.ranks.world_size]
+    return train(name, channel.ranks, slice(sum(sizes[:rank]), sum(sizes[: rank + 1])))
+
+
+class Odd(nn.Module):
+    """Tied, frozen and unused layers, several types, and a layer that only some samples need."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.frozen, self.unused = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.narrow, self.wide = nn.Linear(6, 6).bfloat16(), nn.Linear(6, 6).double()
+        self.tied = nn.Linear(6, 6)
+        self.tied.weight = self.first.weight
+        self.rare, self.later_frozen = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x, rare):
+        x = self.frozen(self.first(x)).tanh()
+        x = self.tied(self.later_frozen(x)) + self.narrow(x.bfloat16()).float() + self.wide(x.double()).float()
+        return self.rare(x) if rare else x
+
+
+def odd_gradients(ranks, sizes, part):
+    """Gradients after two backwards without clearing, then after one more of each way of clearing.
+
+    The rare layer is used by part 0 alone; a part without samples has gradients that are not numbers.
+    """
+    torch.manual_seed(ranks.rank)
+    model = data_parallel(Odd(), ranks)
+    model.later_frozen.requires_grad_(False)
+    x = torch.randn(3, sum(sizes), 6, generator=torch.Generator().manual_seed(5))
+    mine = slice(sum(sizes[:part]), sum(sizes[: part + 1]))
+    found = []
+    for clearing in (None, True, False):
+        if clearing is not None:
+            model.zero_grad(set_to_none=clearing)
+        for step in range(2 if clearing is None else 1):
+            loss = model(x[step, mine], part == 0).square().sum(1).mean()
+            loss = loss if sizes[part] else loss + sum((p * torch.nan).sum() for p in model.first.parameters())
+            loss.backward()
+        found.append({n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()})
+    return found
+
+
+def odd(channel, sizes):
+    return odd_gradients(channel.ranks, sizes, channel.ranks.rank)
+
+
+def unequal_models(channel):
+    width = 3 if channel.ranks.rank == 0 else 4
+    try:
+        data_parallel(nn.Linear(2, width), channel.ranks)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def start(channel):
+    """What a model holds after it was joined: numbers of all types, from rank 0, bit for bit."""
+    torch.manual_seed(channel.ranks.rank)
+    model = nn.Module()
+    for place, dtype in enumerate((torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool)):
+        model.register_buffer(f"buffer_{place}", (torch.randn(3, 2) * 9).to(dtype))
+    model.register_buffer("scalar", torch.tensor(float(channel.ranks.rank) - 0.0), persistent=False)
+    model.register_buffer("nothing", torch.empty(0))
+    model.weight = nn.Parameter(torch.randn(4, 5).T)
+    data_parallel(model, channel.ranks)
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+class RecordingRanks(Ranks):
+    """Notes when sums are started."""
+
+    events: list
+
+    def open_channel(self):
+        events = self.events
+
+        class Recording(Channel):
+            def all_reduce(self, tensor):
+                events.append("sum")
+                return super().all_reduce(tensor)
+
+        return Recording(self)
+
+
+def order_of_events(channel):
+    ranks = RecordingRanks(channel.ranks.rank, channel.ranks.world_size)
+    ranks.events = []
+    model = data_parallel(build_model("dlrm", 13, 26, dim=64), ranks)
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: ranks.events.append(name.split(".")[0]))
+    model(torch.randn(4, 13), torch.randn(4, 26, 64)).sum().backward()
+    return ranks.events
+
+
+def copies(channel):
+    """A copy of the model goes its own way, and neither evaluation nor a failed backward confuses the next step."""
+    torch.manual_seed(0)
+    model = data_parallel(nn.Sequential(nn.Linear(4, 4), BatchNorm(4), nn.Linear(4, 1)), channel.ranks)
+    x = torch.randn(5, 4) + channel.ranks.rank
+    other = copy.deepcopy(model).eval()
+    model.eval()
+    with torch.inference_mode():
+        if channel.ranks.rank == 0:
+            other(x), model(x[:2])
+    model.train()
+    out = model(x)
+    out.register_hook(_fail)
+    with contextlib.suppress(ValueError):
+        out.sum().backward()
+    model(x).mean().backward()
+    return [parameter.grad for parameter in model.parameters()], [parameter.grad for parameter in other.parameters()]
+
+
+def _fail(gradient):
+    raise ValueError
+
+
+def far_from_zero(channel):
+    """Columns with means a thousand times their deviation, and what the norm makes of them."""
+    size, rank = channel.ranks.world_size, channel.ranks.rank
+    norm = data_parallel(BatchNorm(3), channel.ranks)
+    x = torch.randn(4 * size, 3, generator=torch.Generator().manual_seed(1)) + torch.tensor([0.0, 1e3, -3e3])
+    return x, norm(x[4 * rank : 4 * rank + 4]).detach()
+
+
+def few_samples(channel, num_samples):
+    """Batch norm of a global batch of none or one sample, on the last rank, passes by its running statistics."""
+    norm = data_parallel(BatchNorm(3), channel.ranks)
+    is_last = channel.ranks.rank == channel.ranks.world_size - 1
+    x = torch.full((num_samples if is_last else 0, 3), 2.0)
+    return norm(x).detach(), norm.state_dict()

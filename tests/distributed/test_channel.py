@@ -1,0 +1,89 @@
+"""Channels between one to four ranks: ragged, empty, overlapping; and a channel of one process without any group."""
+
+import channel_cases as cases
+import pytest
+import torch
+
+from pibroch.collectives import Channel, Ranks
+from pibroch.errors import ConfigError
+
+SIZES = [1, 2, 3, 4]
+
+
+@pytest.fixture(params=SIZES)
+def size(request):
+    return request.param
+
+
+def test_ragged_rows_of_every_type_arrive_in_rank_order(worlds, size):
+    for rank, received in enumerate(worlds(size).run(cases.all_to_all)):
+        want = [10 * p + rank for p in range(size) for _ in range(cases.rows_from_to(p, rank))]
+        for dtype, rows in zip(cases.DTYPES, received, strict=True):
+            assert rows.dtype == dtype
+            assert rows.tolist() == [[value, value] for value in want]
+
+
+def test_ranks_may_send_or_receive_nothing(worlds, size):
+    for rank, (everywhere, only_to_first) in enumerate(worlds(size).run(cases.nothing)):
+        assert everywhere.shape == (0, 3)
+        assert only_to_first.shape == ((size if rank == 0 else 0), 3) or size == 1
+
+
+def test_counts(worlds, size):
+    for rank, received in enumerate(worlds(size).run(cases.counts)):
+        assert received.tolist() == [[p, rank, 100 * p + rank] for p in range(size)]
+
+
+def test_plain_values_and_ragged_tensors_are_gathered(worlds, size):
+    want = [{"rank": r, "name": "ü" * (r * 3), "none": None, "list": [r] * r} for r in range(size)]
+    for values, tensors in worlds(size).run(cases.gathered):
+        assert values == want
+        assert [tensor.tolist() for tensor in tensors] == [[[r] * 3] * (2 * r) for r in range(size)]
+
+
+def test_sums_have_the_same_bits_everywhere(worlds, size):
+    results = worlds(size).run(cases.reduced)
+    parts = [torch.randn(1000, generator=torch.Generator().manual_seed(rank)) for rank in range(size)]
+    for sums in results:
+        torch.testing.assert_close(sums[0], torch.stack(parts).sum(0))
+        assert sums[1].tolist() == [size * i + size * (size - 1) // 2 for i in range(5)]
+        assert all(torch.equal(a, b) for a, b in zip(sums, results[0], strict=True))
+
+
+def test_channels_overlap(worlds, size):
+    ranks = list(range(size))
+    for values, sums in worlds(size).run(cases.overlapping):
+        assert values == [ranks] * 3
+        assert sums == [[float(sum(ranks) + i * size)] for i in range(3)]
+
+
+def test_traffic_counts_what_goes_to_others(worlds, size):
+    for rank, (rows, reduced, counts) in enumerate(worlds(size).run(cases.traffic)):
+        others = [p for p in range(size) if p != rank]
+        assert rows == (
+            8 * sum(cases.rows_from_to(rank, p) for p in others),
+            8 * sum(cases.rows_from_to(p, rank) for p in others),
+        )
+        assert reduced == (int(2 * (size - 1) / size * 96),) * 2
+        assert counts == (24 * (size - 1),) * 2
+
+
+def test_one_process_needs_no_group():
+    assert not torch.distributed.is_initialized()
+    ranks = Ranks.joined()
+    assert (ranks.rank, ranks.world_size) == (0, 1)
+    channel = ranks.open_channel()
+    rows, tensor = torch.arange(6.0).view(3, 2), torch.ones(4)
+    assert torch.equal(channel.all_to_all(rows, [3], [3]), rows)
+    assert channel.gather({"a": 1}) == [{"a": 1}]
+    assert torch.equal(channel.gather_tensors(rows)[0], rows)
+    channel.all_reduce(tensor)()
+    assert tensor.tolist() == [1.0] * 4
+    channel.barrier()
+    channel.close()
+    assert (ranks.traffic.sent, ranks.traffic.received) == (0, 0)
+
+
+def test_ranks_without_a_group_are_refused():
+    with pytest.raises(ConfigError, match="init_process_group"):
+        Channel(Ranks(0, 2))

@@ -1,0 +1,105 @@
+"""Dense layers over ranks give the numbers of one process, and the same bits on all ranks."""
+
+import dense_cases as cases
+import pytest
+import torch
+
+from pibroch.collectives import Ranks, data_parallel
+from pibroch.models import build_model
+
+
+def assert_same_bits(results):
+    first, *others = results
+    for other in others:
+        assert first.keys() == other.keys()
+        for name, tensor in first.items():
+            assert tensor is other[name] is None or torch.equal(tensor, other[name]), name
+
+
+@pytest.mark.parametrize("name", ["dlrm", "dcnv2", "deepfm", "wide_deep"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_models_learn_what_one_process_learns(worlds, size, name):
+    """With batch norm and dropout, ragged and empty parts: outputs, all gradients, running statistics, parameters."""
+    want_steps, want_state = cases.train(name, Ranks.alone(), slice(0, 9))
+    results = worlds(size).run(cases.train_part, name)
+    assert_same_bits([state for _, state in results])
+    for step, (logits, embedded, gradients) in enumerate(want_steps):
+        got = [steps[step] for steps, _ in results]
+        assert_same_bits([part[2] for part in got])
+        torch.testing.assert_close(torch.cat([part[0] for part in got]), logits, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(torch.cat([part[1] for part in got]), embedded, rtol=1e-3, atol=1e-6)
+        for key, gradient in gradients.items():
+            torch.testing.assert_close(got[0][2][key], gradient, rtol=1e-3, atol=1e-6, msg=lambda m, k=key: f"{k}: {m}")
+    state = results[0][1]
+    assert state.keys() == want_state.keys()
+    for key, value in want_state.items():
+        torch.testing.assert_close(state[key], value, rtol=1e-3, atol=1e-5, msg=lambda m, k=key: f"{k}: {m}")
+
+
+@pytest.mark.parametrize("sizes", [(4, 1), (3, 0), (2, 0, 5)])
+def test_odd_modules_get_the_weighted_mean_of_what_each_part_gives_alone(worlds, sizes):
+    """Tied, frozen, unused and rarely used layers, several types; nothing from a rank without samples, be it NaN."""
+    results = worlds(len(sizes)).run(cases.odd, sizes)
+    shares = {part: size / sum(sizes) for part, size in enumerate(sizes) if size}
+    alone = {part: cases.odd_gradients(Ranks.alone(), sizes, part) for part in shares}
+    untouched = {f"{layer}.{kind}" for layer in ("frozen", "unused", "later_frozen") for kind in ("weight", "bias")}
+    for moment in range(3):
+        gradients = results[0][moment]
+        assert_same_bits([result[moment] for result in results])
+        assert {name for name, gradient in gradients.items() if gradient is None} == untouched
+        for name in gradients.keys() - untouched:
+            parts = {part: found[moment][name] for part, found in alone.items() if found[moment][name] is not None}
+            want = sum(shares[part] * gradient.double() for part, gradient in parts.items())
+            assert gradients[name].dtype == parts[0].dtype
+            rounding = 1e-2 if gradients[name].dtype == torch.bfloat16 else 1e-5
+            torch.testing.assert_close(gradients[name].double(), want, rtol=rounding, atol=rounding)
+
+
+def test_all_ranks_start_with_the_bits_of_the_first(worlds):
+    results = worlds(3).run(cases.start)
+    assert_same_bits(results)
+    torch.manual_seed(0)
+    assert torch.equal(results[0]["buffer_0"], torch.randn(3, 2) * 9)
+    assert len(results[0]) == 8
+
+
+def test_models_that_differ_are_named_on_all_ranks(worlds):
+    for message in worlds(3).run(cases.unequal_models):
+        assert "bias" in message
+        assert "rank 0" in message
+        assert "rank 1" in message
+
+
+def test_the_top_network_travels_while_the_bottom_one_is_computed(worlds):
+    for events in worlds(2).run(cases.order_of_events):
+        assert events == ["top"] * 5 + ["sum", "top"] + ["bottom"] * 5 + ["sum", "bottom"] or events == [
+            *["top"] * 6, "sum", *["bottom"] * 6, "sum",
+        ]  # fmt: skip
+
+
+def test_copies_evaluation_and_failures_leave_the_next_step_alone(worlds):
+    for mine, copied in worlds(2).run(cases.copies):
+        assert all(gradient is not None for gradient in mine)
+        assert copied == [None] * len(mine)
+
+
+def test_moments_are_sound_far_from_zero(worlds):
+    results = worlds(3).run(cases.far_from_zero)
+    x = results[0][0].double()
+    want = (x - x.mean(0)) / (x.var(0, correction=0) + 1e-5).sqrt()
+    torch.testing.assert_close(torch.cat([out for _, out in results]).double(), want, rtol=1e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("num_samples", [0, 1])
+def test_a_global_batch_without_variance_passes_by(worlds, num_samples):
+    for rank, (out, state) in enumerate(worlds(2).run(cases.few_samples, num_samples)):
+        assert out.tolist() == [pytest.approx([2.0] * 3, rel=1e-4)] * (num_samples if rank == 1 else 0)
+        assert int(state["num_batches_tracked"]) == 0
+
+
+def test_one_process_is_left_alone():
+    model = build_model("dlrm", 4, 5, dim=3, bottom=(8,), top=(9, 7), batch_norm=True)
+    assert data_parallel(model) is model
+    assert not model._forward_pre_hooks
+    assert all(not parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+    assert model.top.norms[0].gather is None
