@@ -21,7 +21,6 @@ from pibroch.data import JaggedBatch
 from pibroch.embedding import RowSpace, SparseOptimizer
 from pibroch.errors import ConfigError
 from pibroch.exchange.base import Exchange
-from pibroch.exchange.courier import Courier
 from pibroch.exchange.lane import Lane, Records, Route
 from pibroch.exchange.layout import lay_out
 from pibroch.planner import Plan
@@ -78,7 +77,7 @@ class AllToAllExchange(Exchange):
         self.row_space, self.plan = row_space, plan
         self._lanes = [Lane(layout, optimizer, seed, channel, WIRES[wire]) for layout in layouts]
         self.shards = tuple(lane.shard for lane in self._lanes)
-        self._courier = Courier()
+        self._courier = channel.ranks.courier
         self._announced: deque[Ticket] = deque()
 
     def feed(self, batches: Iterable[JaggedBatch]) -> Iterator[JaggedBatch]:
@@ -116,9 +115,11 @@ class AllToAllExchange(Exchange):
                 lane.update(route, totals, learning_rate, step)
 
         self._courier.send(deliver)
-        for ticket in self._announced:
-            ticket.rows = None  # fetched before this update
-        if self._announced:
+        self.forget()
+
+    def fetch_next(self) -> None:
+        """See :class:`Exchange`."""
+        if self._announced and self._announced[0].rows is None:
             self._announced[0].rows = self._fetch(self._announced[0], None)
 
     def flush(self) -> None:

@@ -46,6 +46,9 @@ class Exchange(ABC):
             step: number of this update, from 1.
         """
 
+    def fetch_next(self) -> None:  # noqa: B027
+        """Called at the end of a backward pass: what the next lookup needs may be fetched from now on."""
+
     def flush(self) -> None:  # noqa: B027, nothing to wait for unless a strategy says so
         """Wait until all updates are in the shards; whoever reads or writes records in between calls it first."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Variable
 
 from pibroch.data import JaggedBatch
 from pibroch.embedding import MemoryShard, PieceView, RowSpace, SparseOptimizer, Table
@@ -202,4 +203,5 @@ class _Lookup(torch.autograd.Function):
         embeddings.step += 1
         embeddings.exchange.update(ctx.looked_up, gradient_BFD, embeddings.learning_rate, embeddings.step)
         ctx.looked_up = None
+        Variable._execution_engine.queue_callback(embeddings.exchange.fetch_next)
         return None, None, None
