@@ -23,10 +23,16 @@ def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
     values = {key: value for key, value in table.items() if value is not None and not isinstance(value, Mapping)}
     if path and (values or not table):
         yield f"\n[{'.'.join(path)}]"
-    yield from (f"{key} = {_value(value)}" for key, value in values.items())
+    yield from (f"{_key(key)} = {_value(value)}" for key, value in values.items())
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield from _lines(value, (*path, key))
+            yield from _lines(value, (*path, _key(key)))
+
+
+def _key(name: str) -> str:
+    """A key as TOML writes it: bare where it may be, else as a string."""
+    is_bare = name and all(character.isascii() and (character.isalnum() or character in "-_") for character in name)
+    return name if is_bare else json.dumps(name, ensure_ascii=False)
 
 
 def _value(value: Any) -> str:

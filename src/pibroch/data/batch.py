@@ -39,6 +39,7 @@ class JaggedBatch:
         labels: float32 ``[B]``.
         weights: float32 ``[V]`` or ``None`` for all ones.
         position: where the loader stands after this batch, ``None`` when made by hand.
+        first_sample: place of the first sample in the global batch, of which this is one rank's part.
     """
 
     dense: Tensor
@@ -48,6 +49,7 @@ class JaggedBatch:
     labels: Tensor
     weights: Tensor | None = None
     position: LoaderPosition | None = None
+    first_sample: int = 0
 
     @property
     def batch_size(self) -> int:

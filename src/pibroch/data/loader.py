@@ -6,6 +6,7 @@ Shape legend: B samples, F features, F1 of them not multi-hot, n dense features.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,15 +33,22 @@ class Loader:
         batch_size: B, at least 1.
         shuffle: by ``order.EpochOrder``; otherwise in the order of the split.
         seed: of the shuffling.
+        part: ``(rank, world_size)``: of each global batch of B samples, yield ``B * rank // world_size`` to
+            ``B * (rank + 1) // world_size``, which may be none. Positions are those of the global batches.
 
     Raises:
-        ConfigError: when ``batch_size`` is below 1.
+        ConfigError: when ``batch_size`` is below 1, or for a rank outside its world.
     """
 
-    def __init__(self, split: Split, batch_size: int, *, shuffle: bool = False, seed: int = 0) -> None:
+    def __init__(
+        self, split: Split, batch_size: int, *, shuffle: bool = False, seed: int = 0, part: tuple[int, int] = (0, 1)
+    ) -> None:
         if batch_size < 1:
             raise ConfigError(f"batch size {batch_size}", "at least 1", "choose a larger one")
+        if not 0 <= part[0] < part[1]:
+            raise ConfigError(f"rank {part[0]} of {part[1]}", "a rank from 0 to the number of ranks - 1")
         self.split, self.batch_size, self.shuffle, self.seed = split, batch_size, shuffle, seed
+        self._part = part
         self._position = LoaderPosition(0, 0)
 
     @property
@@ -58,11 +66,13 @@ class Loader:
         while self._position.epoch == epoch:
             start = self._position.sample
             stop = min(start + self.batch_size, len(self.split))
-            samples = np.arange(start, stop) if order is None else order.take(start, stop)
+            rank, size = self._part
+            first, after = (start + (stop - start) * place // size for place in (rank, rank + 1))
+            samples = np.arange(first, after) if order is None else order.take(first, after)
             is_last = stop == len(self.split)
             self._position = LoaderPosition(epoch + 1, 0) if is_last else LoaderPosition(epoch, stop)
             if stop > start:
-                yield batch_of(self.split, samples, self._position)
+                yield replace(batch_of(self.split, samples, self._position), first_sample=first - start)
 
     def state_dict(self) -> dict[str, Any]:
         """The position and what it depends on, plain values."""

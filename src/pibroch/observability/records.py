@@ -14,11 +14,13 @@ class TrainingRecord:
     Attributes:
         step: updates so far.
         epoch: passes over the data that are complete.
-        loss: mean over the steps since the last record.
-        samples_per_second: over the same steps.
+        loss: mean over the samples of all ranks since the last record.
+        samples_per_second: over the same steps; of all ranks on rank 0, of their own on the others.
         learning_rate: of the dense layers.
         seconds: spent in training steps so far.
         rss_bytes: memory of this process now.
+        waiting_seconds: in which this process waited for other ranks, since the last record.
+        bytes_sent, bytes_received: between this process and other ranks, since the last record.
     """
 
     step: int
@@ -28,6 +30,9 @@ class TrainingRecord:
     learning_rate: float
     seconds: float
     rss_bytes: int
+    waiting_seconds: float = 0.0
+    bytes_sent: int = 0
+    bytes_received: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,15 @@
-"""Evaluate a model on a split, batch by batch."""
+"""Evaluate a model on a split, batch by batch, on all ranks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from pibroch.collectives import Channel
 from pibroch.data import EncodedDataset, Loader
 from pibroch.data.dataset import SplitName
 from pibroch.train.metrics import Curves, Metrics, Predictions
@@ -27,12 +30,39 @@ class AccessSkew:
 
 
 def evaluate(session: Session, split: SplitName) -> tuple[Metrics, Curves]:
-    """Metrics over a whole split; weights, optimizer state and random numbers stay untouched."""
-    predictions = Predictions()
+    """Metrics over a whole split, the same on all ranks; weights, optimizer state and random numbers stay untouched.
+
+    Each rank of the session's team predicts its part of each batch and calls this at the same time as the others.
+    """
+    predictions, ranks = Predictions(), session.team.ranks
+    loader = Loader(
+        session.dataset.split(split), session.config.train.evaluate_batch_size, part=(ranks.rank, ranks.world_size)
+    )
     with session.predicting() as logits:
-        for batch in Loader(session.dataset.split(split), session.config.train.evaluate_batch_size):
+        for batch in loader:
             predictions.add(logits(batch).numpy(), batch.labels.numpy())
-    return predictions.result()
+    return predictions.result() if ranks.world_size == 1 else _result_of_all(predictions, session.team.control)
+
+
+def _result_of_all(predictions: Predictions, channel: Channel) -> tuple[Metrics, Curves]:
+    """Bring all ranks' predictions to rank 0, which computes for all."""
+    logits, labels = predictions.arrays()
+    everyone = _to_first(channel, torch.from_numpy(logits)), _to_first(channel, torch.from_numpy(labels.view(np.uint8)))
+    result = None
+    if channel.ranks.rank == 0:
+        whole = Predictions()
+        whole.add(everyone[0].numpy(), everyone[1].numpy().astype(np.float32))
+        result = [asdict(part) for part in whole.result()]
+    metrics, curves = channel.gather(result)[0]
+    return Metrics(**metrics), Curves(**curves)
+
+
+def _to_first(channel: Channel, tensor: Tensor) -> Tensor:
+    """What all ranks hold, ``[N]``, in rank order on rank 0; empty elsewhere."""
+    elsewhere = [0] * (channel.ranks.world_size - 1)
+    counts = channel.gather(len(tensor))
+    is_first = channel.ranks.rank == 0
+    return channel.all_to_all(tensor, [len(tensor), *elsewhere], counts if is_first else [0, *elsewhere])
 
 
 def access_skew(dataset: EncodedDataset, num_points: int = 60) -> AccessSkew:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import torch
 
 from pibroch.data import JaggedBatch, Loader
 from pibroch.errors import NonFiniteLossError
-from pibroch.observability.memory import rss_bytes
 from pibroch.observability.notice import notice_when_slow
 from pibroch.observability.records import EvaluationRecord, Sink, TrainingRecord
 from pibroch.train.checkpoint_folder import CheckpointFolder
 from pibroch.train.evaluation import evaluate
 from pibroch.train.manifest import Progress
+from pibroch.train.meter import Meter
 from pibroch.train.metrics import Metrics, finite_or_none
 from pibroch.train.session import Session
 from pibroch.train.stopwatch import Stopwatch
@@ -27,7 +27,7 @@ _COMPILING = "compiling kernels, on first use only"
 
 
 class Trainer:
-    """Trains a session to its end.
+    """Trains a session to its end; every rank of its team has one, and all go the same way.
 
     Args:
         session: what is trained.
@@ -45,13 +45,15 @@ class Trainer:
         self.step = progress.step
         self.monitor = replace(progress.monitor)
         split = session.dataset.split("train")
-        self.loader = Loader(split, self.settings.batch_size, shuffle=True, seed=session.config.seed)
+        ranks, seed = session.team.ranks, session.config.seed
+        part = ranks.rank, ranks.world_size
+        self.loader = Loader(split, self.settings.batch_size, shuffle=True, seed=seed, part=part)
         if progress.loader is not None:
             self.loader.load_state_dict(progress.loader)
         self.position = self.loader.position
         self.steps_per_epoch = len(self.loader)
         self.total_steps = total_steps(session)
-        self._window_loss, self._window_steps, self._window_start = 0.0, 0, stopwatch.read()
+        self._meter = Meter(session.team, stopwatch)
 
     @property
     def is_finished(self) -> bool:
@@ -60,7 +62,7 @@ class Trainer:
 
     @property
     def samples_trained(self) -> int:
-        """Samples in all steps so far, those of earlier processes included."""
+        """Samples of all ranks in all steps so far, those of earlier processes included."""
         return self.position.epoch * len(self.loader.split) + self.position.sample
 
     def fit(self) -> None:
@@ -68,6 +70,7 @@ class Trainer:
 
         Raises:
             NonFiniteLossError: names the step; nothing is saved of it.
+            RankFailedError: when another rank failed or was lost.
             StorageError: when a checkpoint could not be saved.
         """
         self.session.set_training(True)
@@ -84,9 +87,10 @@ class Trainer:
 
     def _train_step(self, batch: JaggedBatch) -> None:
         session, step = self.session, self.step + 1
+        session.team.enter(step)
         session.set_learning_rates(step, self.total_steps, self.monitor.plateaus)
         session.optimizer.zero_grad(set_to_none=True)
-        loss = session.loss(batch)
+        loss = session.loss(batch, step)
         loss_value = loss.item()
         if not math.isfinite(loss_value):  # before backward, so that no row has seen it
             raise NonFiniteLossError(
@@ -101,8 +105,7 @@ class Trainer:
         self.step = step
         if batch.position is not None:
             self.position = batch.position
-        self._window_loss += loss_value
-        self._window_steps += 1
+        self._meter.add(loss_value, batch.batch_size)
         self.stopwatch.add(batch.batch_size)
 
     def _after_step(self) -> None:
@@ -128,19 +131,13 @@ class Trainer:
         return improved
 
     def _report(self) -> None:
-        seconds, samples = self.stopwatch.read()
-        seconds_before, samples_before = self._window_start
-        elapsed = seconds - seconds_before
         record = TrainingRecord(
             step=self.step,
             epoch=self.step // self.steps_per_epoch,
-            loss=self._window_loss / max(1, self._window_steps),
-            samples_per_second=(samples - samples_before) / elapsed if elapsed else 0.0,
             learning_rate=self.session.optimizer.param_groups[0]["lr"],
-            seconds=self.stopwatch.seconds_before + seconds,
-            rss_bytes=rss_bytes(),
+            seconds=self.stopwatch.seconds_before + self.stopwatch.read()[0],
+            **asdict(self._meter.read()),
         )
-        self._window_loss, self._window_steps, self._window_start = 0.0, 0, (seconds, samples)
         self.sink.training(record)
 
     def _progress(self) -> Progress:

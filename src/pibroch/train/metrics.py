@@ -66,10 +66,14 @@ class Predictions:
         self._logits.append(np.array(logits, np.float32))
         self._labels.append(labels > 0.5)
 
+    def arrays(self) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """All logits and labels so far, ``[N]`` each."""
+        logits = np.concatenate(self._logits or [np.empty(0, np.float32)])
+        return logits, np.concatenate(self._labels or [np.empty(0, np.bool_)])
+
     def result(self, num_points: int = 200, num_bins: int = 20) -> tuple[Metrics, Curves]:
         """Figures and curves over all batches so far; costs one sort."""
-        logits = np.concatenate(self._logits or [np.empty(0, np.float32)])
-        labels = np.concatenate(self._labels or [np.empty(0, np.bool_)])
+        logits, labels = self.arrays()
         order = np.argsort(logits, kind="stable")
         logits, labels = logits[order], labels[order]
         predicted = np.exp(-np.logaddexp(0.0, -logits.astype(np.float64)))

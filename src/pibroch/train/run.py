@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from pibroch.collectives import Ranks
+from pibroch.collectives.team import Team
 from pibroch.config import RunConfig
 from pibroch.config.optimizer import SparseSGDConfig
 from pibroch.data import EncodedDataset
@@ -23,7 +24,7 @@ from pibroch.train.loop import Trainer, evaluation_record, total_steps
 from pibroch.train.manifest import read_manifest
 from pibroch.train.metrics import Metrics, finite_or_none
 from pibroch.train.run_directory import RunDirectory
-from pibroch.train.session import Session, build_session
+from pibroch.train.session import Session, build_session, exchange_name
 from pibroch.train.stopwatch import Stopwatch
 from pibroch.train.summary import Summary
 
@@ -38,7 +39,9 @@ class RunResult:
     best_possible_auc: float | None
 
 
-def run_training(config: RunConfig, dataset: EncodedDataset, run: RunDirectory, make_sink: MakeSink) -> RunResult:
+def run_training(
+    config: RunConfig, dataset: EncodedDataset, run: RunDirectory, make_sink: MakeSink, team: Team | None = None
+) -> RunResult:
     """Train in a run directory, from its latest checkpoint when there is one, and evaluate the best model.
 
     Args:
@@ -46,17 +49,20 @@ def run_training(config: RunConfig, dataset: EncodedDataset, run: RunDirectory, 
         dataset: the data to train on.
         run: a directory that was created for this configuration.
         make_sink: given the number of steps, what shows progress; metrics are kept in any case.
+        team: the ranks that train together, each of which calls this; one process when absent.
 
     Raises:
         CheckpointError: when the latest checkpoint is damaged or belongs to other data.
         NonFiniteLossError: when training diverges.
         StorageError: when the disk refuses.
+        RankFailedError: when another rank failed or was lost.
     """
     for split, count in dataset.samples.items():
         if count == 0:
             raise DataError(f"an empty {split} split in {dataset.path}", "samples in each split", "prepare more data")
-    session = build_session(config, dataset)
-    checkpoints = CheckpointFolder(run.checkpoints_path, config.train.keep, config.train.full_checkpoint_every)
+    session = build_session(config, dataset, team)
+    every, channel = config.train.full_checkpoint_every, session.team.control
+    checkpoints = CheckpointFolder(run.checkpoints_path, config.train.keep, every, channel)
     progress = checkpoints.resume(session)
     stopwatch = Stopwatch(run.truncate_metrics(progress.step))
     sink = FanOut([JsonLines(run.metrics_path), make_sink(total_steps(session))])
@@ -81,44 +87,55 @@ def evaluate_checkpoint(path: Path, dataset: EncodedDataset, split: str) -> Metr
     folder = CheckpointFolder(path / "checkpoints", keep=1)
     path = folder.best() or folder.latest() or path
     manifest = read_manifest(path)
-    session = build_session(_without_optimizer_state(manifest.config), dataset)
+    session = build_session(_for_one_process(manifest.config), dataset)
     restore_weights(path, manifest, session, Ranks.alone().open_channel())
     return evaluate(session, cast(SplitName, split))[0]
 
 
-def _without_optimizer_state(config: RunConfig) -> RunConfig:
+def _for_one_process(config: RunConfig) -> RunConfig:
+    """The configuration that predicts in one process, without optimizer state."""
     stateless = SparseSGDConfig(name="sgd", lr=1.0)
-    return config.model_copy(update={"embedding": config.embedding.model_copy(update={"optimizer": stateless})})
+    embedding = config.embedding.model_copy(update={"optimizer": stateless, "exchange": "local"})
+    return config.model_copy(update={"embedding": embedding})
 
 
 def _conclude(session: Session, run: RunDirectory, trainer: Trainer, sink: Sink) -> RunResult:
     metrics, curves = evaluate(session, "test")
+    summary = _summary(session, trainer, metrics)
     record = evaluation_record(trainer.monitor.best_step or trainer.step, "test", metrics, True)
     sink.evaluation(record)
     possible = session.dataset.best_possible_auc
     best_possible_auc = None if possible is None else possible["test"]
-    evaluation: dict[str, Any] = {
-        **asdict(record),
-        "best_possible_auc": best_possible_auc,
-        "curves": asdict(curves),
-        "access_skew": asdict(access_skew(session.dataset)),
-    }
-    run.write_json("evaluation.json", evaluation)
-    seconds, samples = trainer.stopwatch.read()
-    summary = Summary(
+    if session.team.is_first:
+        evaluation: dict[str, Any] = {
+            **asdict(record),
+            "best_possible_auc": best_possible_auc,
+            "curves": asdict(curves),
+            "access_skew": asdict(access_skew(session.dataset)),
+        }
+        run.write_json("evaluation.json", evaluation)
+        run.write_summary(summary)
+    return RunResult(summary, best_possible_auc)
+
+
+def _summary(session: Session, trainer: Trainer, metrics: Metrics) -> Summary:
+    """The run in figures, the same on all ranks but for the time that each has measured."""
+    team, traffic = session.team, session.team.ranks.traffic
+    seconds, own_samples = trainer.stopwatch.read()
+    told = team.control.gather([own_samples, traffic.sent, traffic.received, peak_rss_bytes()])
+    samples, sent, received, peaks = zip(*told, strict=True)
+    return Summary(
         steps=trainer.step,
         samples=trainer.samples_trained,
         seconds=round(trainer.stopwatch.seconds_before + seconds, 3),
-        samples_per_second=round(samples / seconds, 1) if seconds else 0.0,
+        samples_per_second=round(sum(samples) / seconds, 1) if seconds else 0.0,
         auc=finite_or_none(metrics.auc),
         logloss=finite_or_none(metrics.logloss),
         normalized_entropy=finite_or_none(metrics.normalized_entropy),
-        exchange=session.config.embedding.exchange,
-        world_size=1,
-        bytes_sent=0,
-        bytes_received=0,
+        exchange=exchange_name(session.config.embedding, team),
+        world_size=team.ranks.world_size,
+        bytes_sent=sum(sent),
+        bytes_received=sum(received),
         cache_hit_rate=None,
-        peak_rss_bytes=peak_rss_bytes(),
+        peak_rss_bytes=max(peaks),
     )
-    run.write_summary(summary)
-    return RunResult(summary, best_possible_auc)

@@ -23,13 +23,21 @@ class RunDirectory:
     """The files of a run.
 
     ``config.toml`` (a recipe in itself), ``versions.json``, ``metrics.jsonl``, ``checkpoints/``, and at the end
-    ``evaluation.json`` and ``summary.json``.
+    ``evaluation.json`` and ``summary.json``; in ``ranks/`` the metrics and the log of each rank but the first.
+
+    Args:
+        path: the folder.
+        rank: of the process that writes.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.metrics_path = path / "metrics.jsonl"
+    def __init__(self, path: Path, rank: int = 0) -> None:
+        self.path, self.rank = path, rank
+        self.metrics_path = path / f"ranks/metrics-{rank}.jsonl" if rank else path / "metrics.jsonl"
         self.checkpoints_path = path / "checkpoints"
+
+    def log_path(self, rank: int) -> Path:
+        """Where a rank that is not the first says what rank 0 says on the console."""
+        return self.path / "ranks" / f"rank-{rank}.log"
 
     def exists(self) -> bool:
         """Whether a run was begun here."""
@@ -86,11 +94,12 @@ class RunDirectory:
     def truncate_metrics(self, last_step: int) -> float:
         """Forget metrics after ``last_step``, which a resumed run will write again; returns the seconds trained until then."""
         kept = [r for r in self.metrics() if r["step"] <= last_step and r.get("split") != "test"]
-        self.write_text("metrics.jsonl", "".join(json.dumps(record) + "\n" for record in kept))
+        text = "".join(json.dumps(record) + "\n" for record in kept)
+        self.write_text(str(self.metrics_path.relative_to(self.path)), text)
         return max((float(record.get("seconds", 0.0)) for record in kept), default=0.0)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All whole records of ``metrics.jsonl``; a killed process may have cut the last."""
+        """All whole records of this rank's metrics; a killed process may have cut the last."""
         records = []
         text = self.metrics_path.read_text(encoding="utf-8") if self.metrics_path.exists() else ""
         for line in text.splitlines():
@@ -121,6 +130,7 @@ class RunDirectory:
         """
         path, temporary = self.path / name, self.path / f"{name}.new"
         try:
+            path.parent.mkdir(exist_ok=True)
             temporary.write_text(text, encoding="utf-8")
             os.replace(temporary, path)
         except OSError as error:

@@ -6,19 +6,26 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from pibroch.collectives import data_parallel
+from pibroch.collectives.team import Team
 from pibroch.config import RunConfig
-from pibroch.config.embedding import NormalConfig, UniformConfig
+from pibroch.config.embedding import EmbeddingConfig, NormalConfig, UniformConfig
 from pibroch.data import EncodedDataset, JaggedBatch
 from pibroch.embedding import Initializer, Normal, Table, Uniform, Zeros
+from pibroch.errors import ConfigError
 from pibroch.exchange import Embeddings
-from pibroch.models import build_model
+from pibroch.models import build_model, set_place
 from pibroch.models.build import MODELS
+from pibroch.planner import Plan
+from pibroch.process import threads_of_rank
 from pibroch.train.optimizers import build_dense_optimizer, build_sparse_optimizer
 from pibroch.train.schedule import learning_rate_factor
 
@@ -34,6 +41,7 @@ class Session:
         model: the dense layers.
         optimizer: of the dense layers.
         averages: moving averages of the dense layers, when the recipe asks for averages.
+        team: the ranks that hold the same session; they take each step, prediction and checkpoint together.
     """
 
     config: RunConfig
@@ -41,11 +49,16 @@ class Session:
     embeddings: Embeddings
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    averages: AveragedModel | None = None
+    averages: AveragedModel | None
+    team: Team
 
-    def loss(self, batch: JaggedBatch) -> Tensor:
-        """Mean binary cross-entropy of a batch, with dropout; its backward updates the rows."""
-        return functional.binary_cross_entropy_with_logits(self._logits(self.model, batch), batch.labels)
+    def loss(self, batch: JaggedBatch, step: int) -> Tensor:
+        """Mean binary cross-entropy of this rank's batch, 0 without samples, with dropout; its backward updates the rows."""
+        set_place(self.model, self.config.seed, step, batch.first_sample)
+        logits = self._logits(self.model, batch)
+        if batch.batch_size == 0:
+            return logits.sum()
+        return functional.binary_cross_entropy_with_logits(logits, batch.labels)
 
     def update_dense(self) -> None:
         """Update the dense layers by their gradients, then their averages."""
@@ -73,9 +86,8 @@ class Session:
         self.embeddings.train(training)
 
     def _logits(self, model: nn.Module, batch: JaggedBatch) -> Tensor:
-        embedded_BFD = self.embeddings(batch)
         with torch.autocast("cpu", torch.bfloat16, enabled=self.config.train.bf16):
-            logits: Tensor = model(batch.dense, embedded_BFD)
+            logits: Tensor = model(batch.dense, partial(self.embeddings, batch))
         return logits.float()
 
     def set_learning_rates(self, step: int, total_steps: int, plateaus: int) -> None:
@@ -87,21 +99,45 @@ class Session:
             group["lr"] = self.config.optimizer.lr * factor
 
 
-def build_session(config: RunConfig, dataset: EncodedDataset) -> Session:
-    """Freshly initialised; the seed decides every initial weight and the dropout after it."""
-    if config.train.threads is not None:
-        torch.set_num_threads(config.train.threads)
+def build_session(config: RunConfig, dataset: EncodedDataset, team: Team | None = None) -> Session:
+    """Freshly initialised; the seed decides every initial weight and the dropout after it. Every rank of a team calls it."""
+    team = team or Team.alone()
+    if config.train.threads is not None or team.ranks.world_size > 1:
+        torch.set_num_threads(config.train.threads or threads_of_rank())
     torch.manual_seed(config.seed)
     schema = dataset.schema
-    model = build_model(config.model, len(schema.dense), len(schema.categorical))
+    exchange = exchange_name(config.embedding, team)
     embeddings = Embeddings(
         build_tables(config, dataset.num_rows),
         build_sparse_optimizer(config.embedding.optimizer, config.train.average),
-        config.embedding.exchange,
+        exchange,
         config.seed,
+        **(_exchange_options(config.embedding, team) if exchange == "alltoall" else {}),
     )
+    model = data_parallel(build_model(config.model, len(schema.dense), len(schema.categorical)), team.ranks)
     optimizer = build_dense_optimizer(config.optimizer, model.parameters())
-    return Session(config, dataset, embeddings, model, optimizer, _averages(model, config.train.average))
+    return Session(config, dataset, embeddings, model, optimizer, _averages(model, config.train.average), team)
+
+
+def exchange_name(config: EmbeddingConfig, team: Team) -> str:
+    """The exchange that a recipe asks for.
+
+    Raises:
+        ConfigError: for one that several ranks cannot use.
+    """
+    size = team.ranks.world_size
+    if config.exchange == "local" and size > 1:
+        raise ConfigError(
+            f"embedding.exchange 'local' with {size} ranks", "'alltoall' or 'auto'", "--set embedding.exchange=auto"
+        )
+    if config.exchange == "auto":
+        return "local" if size == 1 else "alltoall"
+    return config.exchange
+
+
+def _exchange_options(config: EmbeddingConfig, team: Team) -> dict[str, Any]:
+    placement = config.placement if config.plan is None else Plan.load(Path(config.plan))
+    return {"placement": placement, "wire": config.wire, "channel": team.ranks.open_channel()}
 
 
 def build_tables(config: RunConfig, num_rows: dict[str, int]) -> list[Table]:

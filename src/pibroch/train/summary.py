@@ -11,15 +11,15 @@ class Summary:
 
     Attributes:
         steps: updates, over all resumptions.
-        samples: samples trained on.
+        samples: samples trained on, by all ranks.
         seconds: spent in training steps; evaluation, saving and compilation are not in it.
         samples_per_second: over these seconds.
         auc, logloss, normalized_entropy: of the test split, ``None`` where undefined.
         exchange: how embeddings were exchanged.
         world_size: number of processes.
-        bytes_sent, bytes_received: over the network by this process.
+        bytes_sent, bytes_received: between ranks, summed over them, by the processes that ended the run.
         cache_hit_rate: ``None`` without a cache.
-        peak_rss_bytes: the most memory that this process held.
+        peak_rss_bytes: the most memory that one of the processes held.
     """
 
     steps: int

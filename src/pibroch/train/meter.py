@@ -1,0 +1,68 @@
+"""What a run measures between two training records: loss over all ranks, speed, waiting, traffic, memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pibroch.collectives.team import Team
+from pibroch.observability.memory import rss_bytes
+from pibroch.train.stopwatch import Stopwatch
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Figures since the last reading; names and units as in :class:`~pibroch.observability.records.TrainingRecord`."""
+
+    loss: float
+    samples_per_second: float
+    waiting_seconds: float
+    bytes_sent: int
+    bytes_received: int
+    rss_bytes: int
+
+
+class Meter:
+    """Sums up steps.
+
+    Args:
+        team: whose losses make the mean.
+        stopwatch: keeps this process's training time and samples.
+    """
+
+    def __init__(self, team: Team, stopwatch: Stopwatch) -> None:
+        self._team, self._stopwatch = team, stopwatch
+        self._loss_sum, self._num_samples = 0.0, 0
+        self._seconds, self._samples = stopwatch.read()
+        self._waited, self._sent, self._received = self._traffic()
+
+    def add(self, loss: float, num_samples: int) -> None:
+        """Count a step: the mean loss of this rank's samples."""
+        self._loss_sum += loss * num_samples
+        self._num_samples += num_samples
+
+    def read(self) -> Reading:
+        """The loss is the mean over the samples of all ranks, the same on all; every rank calls this at the same step.
+
+        Rank 0 gives the speed of all ranks together, the others their own.
+        """
+        seconds, samples = self._stopwatch.read()
+        waited, sent, received = self._traffic()
+        elapsed, own = seconds - self._seconds, samples - self._samples
+        told = self._team.control.gather([self._loss_sum, self._num_samples, own])
+        loss_sum, num_samples, all_own = (sum(column) for column in zip(*told, strict=True))
+        reading = Reading(
+            loss=loss_sum / max(1, num_samples),
+            samples_per_second=(all_own if self._team.is_first else own) / elapsed if elapsed else 0.0,
+            waiting_seconds=waited - self._waited,
+            bytes_sent=sent - self._sent,
+            bytes_received=received - self._received,
+            rss_bytes=rss_bytes(),
+        )
+        self._loss_sum, self._num_samples = 0.0, 0
+        self._seconds, self._samples = seconds, samples
+        self._waited, self._sent, self._received = waited, sent, received
+        return reading
+
+    def _traffic(self) -> tuple[float, int, int]:
+        traffic = self._team.ranks.traffic
+        return traffic.waited_s, traffic.sent, traffic.received
