@@ -1,5 +1,6 @@
 """Every example runs as a user would run it."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -16,3 +17,26 @@ def test_own_model_learns_and_takes_few_lines():
     assert last < first - 0.03, ran.stdout
     marked = [line for line in path.read_text().splitlines() if line.endswith("# pibroch")]
     assert len(marked) <= 5
+
+
+def test_distributed_dlrm_learns_on_two_ranks_and_takes_few_lines():
+    path = EXAMPLES / "distributed_dlrm.py"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ran = subprocess.run([*torchrun, path], capture_output=True, text=True, timeout=200, check=False)
+    assert ran.returncode == 0, ran.stderr
+    losses = {int(rank): float(loss) for rank, loss in re.findall(r"rank (\d): log loss (\d\.\d+)", ran.stdout)}
+    assert losses.keys() == {0, 1}
+    assert max(losses.values()) < 0.5, ran.stdout
+    assert len(lines_of_code(path.read_text())) <= 12
+
+
+def lines_of_code(source):
+    """All lines but blank ones, comments, imports and docstrings."""
+    tree = ast.parse(source)
+    nodes = (n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom | ast.Expr))
+    left_out = (n for n in nodes if not isinstance(n, ast.Expr) or isinstance(n.value, ast.Constant))
+    numbers = {number for node in left_out for number in range(node.lineno, node.end_lineno + 1)}
+    lines = enumerate(source.splitlines(), start=1)
+    return [
+        line for number, line in lines if number not in numbers and line.strip() and not line.strip().startswith("#")
+    ]
