@@ -12,6 +12,7 @@ import numpy as np
 from benchmarks.cases import Case
 from benchmarks.contender import Contender, ContenderSpec, Timing, answers
 from benchmarks.lab import Lab, LinkBytes
+from benchmarks.load import ForeignLoad
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,11 @@ class Team:
         """Of the rank that uses most, for each entry."""
         memories = self._ask({"do": "memory"})
         return {name: max(memory[name] for memory in memories) for name in memories[0]}
+
+    def count_load(self, load: ForeignLoad) -> None:
+        """Count the ranks' work as the measurement's own."""
+        for member in self.members:
+            load.add_worker(member.pid)
 
     def kill(self) -> None:
         """End all ranks at once."""

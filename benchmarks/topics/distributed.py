@@ -2,12 +2,14 @@
 
 Hosts are those of the lab, a rank each; links are slow on purpose. The same model, starting weights, batches and optimizers
 for all. The ideal is the dense model alone with its sums over ranks, embeddings already there, in pibroch's and in plain
-torch's form. TorchRec runs with and without its training pipeline; the faster of the two counts.
+torch's form. TorchRec runs with its training pipeline; without it as well where there is time, and then the faster counts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from statistics import median
 
 import numpy as np
@@ -22,7 +24,7 @@ from benchmarks.provenance import provenance
 from benchmarks.registry import Options, topic
 from benchmarks.results import Report, Row
 from benchmarks.runner import Schedule, Times, measure
-from benchmarks.team import Team, teams
+from benchmarks.team import Carried, Team, teams
 from benchmarks.workloads import Workload, sample_path
 
 TORCHREC_FORMS = {
@@ -32,14 +34,15 @@ TORCHREC_FORMS = {
 IDEAL = "ideal"
 IDEAL_FORMS = {IDEAL: "distributed_ideal_pibroch", "ideal, plain torch": "distributed_ideal:build_plain"}
 BATCH_SIZE, NUM_BATCHES = 2048, 16
-QUICK = Schedule(rounds=2, steps_per_round=10, warmup_steps=2)
-FULL = Schedule(rounds=3, steps_per_round=10, warmup_steps=3)
+SCHEDULE = Schedule(rounds=2, steps_per_round=10, warmup_steps=2)
 COLUMNS = [
     "ids", "hosts", "dim", "rate", "contender", "p20_ms", "p50_ms", "p80_ms", "samples_per_second", "of_torchrec",
     "of_ideal", "sent_mb_per_step", "worst_link_mb_per_step", "peak_mb",
 ]  # fmt: skip
 PLOT = PlotSpec("p50_ms", ("ids", "hosts", "rate"), "dim", "contender", "ms a step", "p20_ms", "p80_ms")
 MEANINGS = (
+    "TorchRec's planner places all tables table-wise, whatever bandwidth it is told; `TorchRec DMP` is without its training "
+    "pipeline, run for comparison at 2 hosts with Zipf ids, as is the ideal in plain torch",
     "DLRM 13-512-256-D / 512-256-1 with dot interaction, 26 tables of 100,000 rows, row-wise Adagrad; dense layers with SGD",
     "batch 2048 a rank, one rank a host, one thread a rank; all hosts share this machine's cores, whoever runs",
     "a step: forward, backward, dense and sparse update of a global batch; its time is the mean over the ranks",
@@ -52,12 +55,21 @@ MEANINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One line-up's common ground; processes stay for all rates."""
+    """One line-up's common ground; processes stay for all rates.
+
+    Attributes:
+        ids: kind of workload.
+        hosts: a rank each.
+        dim: of the tables.
+        rates: of the links.
+        all_forms: whether the slower forms of TorchRec and of the ideal run too.
+    """
 
     ids: str
     hosts: int
     dim: int
-    rates: tuple[str, ...]
+    rates: tuple[str, ...] = ("1gbit", "200mbit")
+    all_forms: bool = False
 
     def __str__(self) -> str:
         return f"{self.ids} ids, {self.hosts} hosts, dim {self.dim}"
@@ -83,7 +95,10 @@ def settings(quick: bool) -> list[Setting]:
     if quick:
         return [Setting("zipf", 2, 16, ("200mbit",))]
     kinds = ["zipf", *(["criteo"] if sample_path() else [])]
-    return [Setting(ids, hosts, dim, ("1gbit", "200mbit")) for ids in kinds for hosts in (2, 4) for dim in (16, 64)]
+    return [
+        Setting(ids, hosts, dim, all_forms=(ids, hosts) == ("zipf", 2))
+        for ids, hosts, dim in product(kinds, (2, 4), (16, 64))
+    ]
 
 
 @topic("distributed", "DLRM training on several hosts with slow links, against TorchRec and the ideal; needs root")
@@ -93,32 +108,32 @@ def run(options: Options) -> Report:
     Raises:
         PibrochError: where no lab can be built; says what is missing.
     """
-    lineup = _lineup(options.quick)
-    load, notes = ForeignLoad(), list(lineup.notes)
+    load = ForeignLoad()
     rows: list[Row] = []
+    notes: list[str] = []
     versions: dict[str, str] = {}
     for setting in settings(options.quick):
-        case = case_of(setting, options)
+        lineup = lineup_of(setting)
+        notes += [note for note in lineup.notes if note not in notes]
         with Lab(setting.hosts) as lab, teams(lineup.specs, lab) as running:
             options.say(f"{setting}: setting up")
             for team in running:
-                versions |= team.setup(case)
-                for member in team.members:
-                    load.add_worker(member.pid)
+                versions |= team.setup(case_of(setting, options))
+                team.count_load(load)
             notes += [f"{setting}: {agreement}" for agreement in check(running)]
             for rate in setting.rates:
                 options.say(f"{setting}, {rate}")
-                outcome = measure_at(rate, lab, running, QUICK if options.quick else FULL)
+                outcome = measure_at(rate, lab, running, SCHEDULE)
                 rows += case_rows(setting, outcome, {team.spec.label: team.memory()["peak"] for team in running})
                 notes.append(headline(setting, outcome))
     notes += [noise_note(load), *MEANINGS]
     return Report("distributed", "DLRM training on several hosts", rows, COLUMNS, PLOT, notes, provenance() | versions)
 
 
-def _lineup(quick: bool) -> Lineup:
+def lineup_of(setting: Setting) -> Lineup:
     """Ours is followed by a slow one: what it fetched ahead is gone before somebody's steps are timed."""
-    first = 1 if quick else 2
-    torchrec, ideal = dict(list(TORCHREC_FORMS.items())[:first]), dict(list(IDEAL_FORMS.items())[:first])
+    count = 2 if setting.all_forms else 1
+    torchrec, ideal = dict(list(TORCHREC_FORMS.items())[:count]), dict(list(IDEAL_FORMS.items())[:count])
     both = Lineup.of({OURS: "distributed_pibroch", **ideal}, torchrec)
     order = {label: place for place, label in enumerate((OURS, *torchrec, *ideal))}
     return Lineup(tuple(sorted(both.specs, key=lambda spec: order[spec.label])), both.notes)
@@ -148,14 +163,14 @@ def measure_at(rate: str, lab: Lab, running: list[Team], schedule: Schedule) -> 
     for team in running:
         team.carried.clear()
     times = measure(running, "step", schedule)
-    return Outcome(rate, times, {team.spec.label: link_mb(team) for team in running})
+    return Outcome(rate, times, {team.spec.label: link_mb(team.carried) for team in running})
 
 
-def link_mb(team: Team) -> tuple[float, float]:
+def link_mb(carried: Sequence[Carried]) -> tuple[float, float]:
     """Megabytes a step: sent on the mean link, and sent or received on the link that carried most."""
-    steps = sum(turn.steps for turn in team.carried)
-    per_link = np.array([[(link.sent, link.received) for link in turn.links] for turn in team.carried]).sum(0)
-    return float(per_link[:, 0].mean() / steps / 1e6), float(per_link.max() / steps / 1e6)
+    steps = sum(turn.steps for turn in carried)
+    bytes_per_link = np.array([[(link.sent, link.received) for link in turn.links] for turn in carried]).sum(0)
+    return float(bytes_per_link[:, 0].mean() / steps / 1e6), float(bytes_per_link.max() / steps / 1e6)
 
 
 def case_rows(setting: Setting, outcome: Outcome, peak_bytes: dict[str, int]) -> list[Row]:

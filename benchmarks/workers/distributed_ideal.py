@@ -17,13 +17,13 @@ def build_plain(case: Case) -> RankSubject:
     """Plain torch under DistributedDataParallel."""
     join(case)
     model = nn.parallel.DistributedDataParallel(PlainDense(case))
-    return RankSubject(train(model, case), {"torch": torch.__version__})
+    return RankSubject(train(model, rank_batches(case), case), {"torch": torch.__version__})
 
 
-def train(model: nn.Module, case: Case) -> Iterator[Tensor]:
+def train(model: nn.Module, batches: tuple[Tensor, Tensor, Tensor], case: Case) -> Iterator[Tensor]:
     """Train a batch a turn on embeddings that never change but whose gradients are computed; yields its loss."""
-    _, dense_NBn, labels_NB = rank_batches(case)
     optimizer = torch.optim.SGD(model.parameters(), lr=case.dense_lr)
+    _, dense_NBn, labels_NB = batches
     generator = torch.Generator().manual_seed(case.seed)
     embedded_BFD = torch.rand(case.batch_size, case.num_tables, case.dim, generator=generator).sub_(0.5).mul_(0.5)
     embedded_BFD.requires_grad_()

@@ -6,11 +6,11 @@ from benchmarks.cases import Case
 from benchmarks.workers import pibroch_tables as ours
 from benchmarks.workers.distributed_ideal import train
 from benchmarks.workers.dlrm_pibroch import dense_model
-from benchmarks.workers.ranks import RankSubject, join
-from pibroch.collectives.data_parallel import data_parallel
+from benchmarks.workers.ranks import RankSubject, join, rank_batches
+from pibroch.collectives import data_parallel
 
 
 def build(case: Case) -> RankSubject:
     """This rank's share of the contender."""
     join(case)
-    return RankSubject(train(data_parallel(dense_model(case)), case), ours.versions())
+    return RankSubject(train(data_parallel(dense_model(case)), rank_batches(case), case), ours.versions())

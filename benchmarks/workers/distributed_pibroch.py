@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import pibroch as pb
@@ -14,7 +14,7 @@ from benchmarks.cases import Case, initial_table
 from benchmarks.workers import pibroch_tables as ours
 from benchmarks.workers.dlrm_pibroch import dense_model
 from benchmarks.workers.ranks import RankSubject, batch_order, join, rank_batches
-from pibroch.collectives.data_parallel import data_parallel
+from pibroch.collectives import data_parallel
 
 
 def build(case: Case) -> RankSubject:
@@ -22,13 +22,12 @@ def build(case: Case) -> RankSubject:
     join(case)
     embeddings = pb.Embeddings(ours.tables(case), optimizer=ours.sparse_optimizer(case), exchange="alltoall")
     load_pieces(embeddings, case)
-    return RankSubject(train(embeddings, case), ours.versions())
-
-
-def train(embeddings: pb.Embeddings, case: Case) -> Iterator[Tensor]:
-    """Train a batch a turn; yields its loss."""
     batches = ours.jagged_batches(*rank_batches(case))
-    model = data_parallel(dense_model(case))
+    return RankSubject(train(data_parallel(dense_model(case)), embeddings, batches, case), ours.versions())
+
+
+def train(model: nn.Module, embeddings: pb.Embeddings, batches: list[pb.JaggedBatch], case: Case) -> Iterator[Tensor]:
+    """Train a batch a turn; yields its loss."""
     optimizer = torch.optim.SGD(model.parameters(), lr=case.dense_lr)
     for batch in embeddings.feed(batches[number] for number in batch_order(len(batches))):
         optimizer.zero_grad()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec import KeyedJaggedTensor
 from torchrec.datasets.utils import Batch
 from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
@@ -26,10 +27,10 @@ from benchmarks.workers.torchrec_model import empty_collection, torchrec_dlrm
 
 def build(case: Case) -> RankSubject:
     """Forward, backward and step one after the other."""
-    model, optimizer = _sharded(case)
+    (model, optimizer), batches = _sharded(case), _batches(case)
 
     def losses() -> Iterator[Tensor]:
-        for batch in _batches(case):
+        for batch in batches:
             optimizer.zero_grad()
             loss, _ = model(batch)
             loss.backward()
@@ -41,11 +42,10 @@ def build(case: Case) -> RankSubject:
 
 def build_pipelined(case: Case) -> RankSubject:
     """``TrainPipelineSparseDist``: the ids of the next batch travel beside the current one."""
-    model, optimizer = _sharded(case)
+    (model, optimizer), batches = _sharded(case), _batches(case)
     pipeline = TrainPipelineSparseDist(model, optimizer, device=torch.device("cpu"))
 
     def losses() -> Iterator[Tensor]:
-        batches = _batches(case)
         while True:
             loss, _, _ = pipeline.progress(batches)
             yield loss
@@ -84,11 +84,11 @@ def _load_tables(sharded: nn.Module, case: Case) -> None:
     for name, value in sharded.state_dict().items():
         if "embedding_bags." not in name:
             continue
-        table = int(name.split(".")[-2].removeprefix("t"))
+        assert isinstance(value, ShardedTensor), f"{name}: optimizers in backward are not for data-parallel tables"
+        table = initial_table(case, int(name.split(".")[-2].removeprefix("t")))
         for shard in value.local_shards():
             (row, column), (rows, columns) = shard.metadata.shard_offsets, shard.tensor.shape
-            part = initial_table(case, table)[row : row + rows, column : column + columns]
-            shard.tensor.copy_(torch.from_numpy(part))
+            shard.tensor.copy_(torch.from_numpy(table[row : row + rows, column : column + columns]))
 
 
 def _batches(case: Case) -> Iterator[Batch]:

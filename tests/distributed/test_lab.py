@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import pytest
 CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(CHECKOUT))
 
-from benchmarks.lab import Lab, LabError, Network, obstacle, sweep  # noqa: E402
+from benchmarks.lab import Lab, LabError, Network, obstacle, processes, sweep  # noqa: E402
 from benchmarks.lab.network import labs  # noqa: E402
 
 from pibroch.errors import ConfigError  # noqa: E402
@@ -113,7 +114,8 @@ def test_one_failure_ends_all_and_is_named():
         result.check()
 
 
-def test_time_is_limited_also_for_children_that_ignore_signals(tmp_path):
+def test_time_is_limited_also_for_children_that_ignore_signals(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "GRACE_S", 0.5)
     program = "trap '' TERM; sleep 1000 & echo started; wait; wait"
     with Lab(hosts=1) as lab:
         start = time.monotonic()
@@ -173,6 +175,43 @@ def test_a_standing_lab_outlives_its_maker_until_it_is_taken_down():
     assert down.returncode == 0
     assert name not in labs()
     assert "one" in command_line("down", name).stderr
+
+
+def test_two_hosts_end_with_the_bits_of_two_ranks_on_loopback():
+    program = [sys.executable, str(Path(__file__).with_name("lab_training.py"))]
+    with Lab(hosts=2, rate="200mbit") as lab:
+        run = lab.run(program, timeout_s=TIMEOUT_S).check()
+    assert all(link.sent > 20_000 for link in run.links), "it went over the links"
+    apart = [hash_of(output, "10.77.0.1") for output in run.outputs]
+    together = [hash_of(output, "127.0.0.1") for output in on_loopback(program, 2)]
+    assert apart == together
+    assert apart[0] != apart[1], "the ranks hold different rows"
+
+
+def on_loopback(program, world_size):
+    """Outputs of the ranks as processes of this host, without a lab."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size)}
+    environments = [os.environ | place | {"RANK": str(rank)} for rank in range(world_size)]
+    ranks = [
+        subprocess.Popen(program, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for env in environments
+    ]
+    try:
+        outputs = [rank.communicate(timeout=TIMEOUT_S) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [0] * world_size, outputs
+    return [output for output, _ in outputs]
+
+
+def hash_of(output, address):
+    (line,) = (line for line in output.splitlines() if line.startswith("hash "))
+    assert line.endswith(address)
+    return line.split()[1]
 
 
 def test_what_is_missing_is_named(tmp_path):
