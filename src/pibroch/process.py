@@ -12,10 +12,10 @@ _LARGEST_MMAP_THRESHOLD_BYTES = 32 << 20  # what glibc accepts on 64-bit machine
 _TRIM_THRESHOLD_BYTES = 192 << 20
 
 
-def threads_of_rank() -> int:
-    """Threads for each of the ranks on this machine, when all share its processors evenly."""
+def threads_of_rank(local_ranks: int | None = None) -> int:
+    """Threads for each of the ranks on this machine, by default ``LOCAL_WORLD_SIZE``, that share its processors evenly."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, processors // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return max(1, processors // (local_ranks or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
 def tune_process() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
+from typing import NoReturn
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -36,3 +39,20 @@ def show_error(error: PibrochError) -> None:
         if text:
             console.print(f"[{style}]{label:6}[/{style}]", end="", highlight=False)
             console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def leave(exit_code: int) -> NoReturn:
+    """End the process, now if it is one of several ranks: their threads may hang in a broken process group for minutes."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        sys.exit(exit_code)
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
+
+
+def leave_with(error: PibrochError) -> NoReturn:
+    """Show an error and end the process, from any thread."""
+    show_error(error)
+    leave(error.exit_code)

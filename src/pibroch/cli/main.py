@@ -14,8 +14,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from pibroch.cli.console import console, set_up_logging, show_error
+from pibroch.cli.console import console, leave, leave_with, set_up_logging
 from pibroch.cli.doctor import doctor
+from pibroch.cli.launch import has_launcher
 from pibroch.cli.report import report
 from pibroch.cli.train import evaluate, train
 from pibroch.errors import PibrochError
@@ -75,18 +76,18 @@ def main() -> NoReturn:
     except PibrochError as error:
         if debug:
             console.print_exception()
-        show_error(error)
-        sys.exit(error.exit_code)
+        leave_with(error)
     except _Stopped as stopped:
-        console.print("stopped; a training run goes on with --resume")
-        sys.exit(stopped.exit_code)
+        if not has_launcher():
+            console.print("stopped; a training run goes on with --resume")
+        leave(stopped.exit_code)
     except Exception as error:
         if debug:
             console.print_exception()
         console.print(f"{type(error).__name__}: {error}", style="red", markup=False, highlight=False)
         console.print("This is a bug in pibroch or in its surroundings. Run again with --debug for the traceback.")
-        sys.exit(1)
-    sys.exit(0)
+        leave(1)
+    leave(0)
 
 
 def _add_groups(arguments: Sequence[str]) -> None:
@@ -97,6 +98,8 @@ def _add_groups(arguments: Sequence[str]) -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # a terminal and a launcher both send one: let what ends end
+        signal.signal(ignored, signal.SIG_IGN)
     raise _Stopped(number)
 
 

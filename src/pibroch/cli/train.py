@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import signal
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pibroch.cli.console import console, results
+from pibroch.cli.console import console, leave_with, results
+from pibroch.cli.launch import Crew, die_with_launcher, is_rank, redirect_output, tail
 from pibroch.process import tune_process
 
 if TYPE_CHECKING:
+    from pibroch.collectives.team import Team
     from pibroch.config import RunConfig
+    from pibroch.data import EncodedDataset
     from pibroch.observability.records import Sink
     from pibroch.train.run_directory import RunDirectory
 
@@ -23,6 +29,9 @@ Data = Annotated[Path | None, typer.Option(help="An encoded dataset, instead of 
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe's value.")]
 RunDir = Annotated[Path | None, typer.Option(help="Where the run is kept; `runs/<recipe>-<time>` when absent.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --run-dir, if any.")]
+Ranks = Annotated[
+    int, typer.Option(min=1, help="Processes on this machine that train together; on several machines use torchrun.")
+]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")]
 
 
@@ -33,20 +42,39 @@ def train(
     run_dir: RunDir = None,
     resume: Resume = False,
     tensorboard: TensorBoard = False,
+    ranks: Ranks = 1,
 ) -> None:
     """Train a model and evaluate it. Without arguments: a small run on generated data."""
     changes = [*(overrides or []), *([f"data.dir={str(data)!r}"] if data else [])]
+    die_with_launcher()
     tune_process()
-    config, run = _begin(recipe, changes, run_dir, resume)  # before what takes seconds to import
+    begin = partial(_begin, recipe, changes, run_dir, resume)
+    known = None if is_rank() else begin()  # before what takes seconds to import
+    if known is not None and ranks > 1:
+        raise typer.Exit(_launch(ranks, known[1]))
 
-    from pibroch.train.data_source import open_dataset
+    from pibroch.collectives.team import team_of_environment
+
+    with team_of_environment(leave_with) as team:
+        console.quiet = not team.is_first  # until it has a log
+        config, folder = known or _agree(team, begin)
+        _train(config, folder, team, tensorboard)
+
+
+def _train(config: RunConfig, folder: Path, team: Team, tensorboard: bool) -> None:
+    """What every rank does; rank 0 shows it."""
     from pibroch.train.run import run_training
+    from pibroch.train.run_directory import RunDirectory
 
-    dataset = open_dataset(config.data)
-    if not run.exists():
-        run.create(config)
+    run = RunDirectory(folder, team.ranks.rank)
+    dataset = _open(config, run, team)
+    if not team.is_first:
+        redirect_output(run.log_path(team.ranks.rank))
+        console.quiet = False
     console.print(f"run directory: {run.path}", highlight=False, soft_wrap=True)
-    result = run_training(config, dataset, run, lambda total_steps: _sink(run, total_steps, tensorboard))
+    result = run_training(config, dataset, run, lambda total_steps: _sink(run, total_steps, tensorboard), team)
+    if not team.is_first:
+        return
     summary = result.summary
     best = "" if result.best_possible_auc is None else f"  best possible AUC {result.best_possible_auc:.4f}"
     results.print(
@@ -73,10 +101,8 @@ def evaluate(
     )
 
 
-def _begin(
-    recipe: str | None, changes: list[str], run_dir: Path | None, resume: bool
-) -> tuple[RunConfig, RunDirectory]:
-    """The configuration and the directory of a run that begins or goes on."""
+def _begin(recipe: str | None, changes: list[str], run_dir: Path | None, resume: bool) -> tuple[RunConfig, Path]:
+    """The configuration and the folder of a run that begins or goes on."""
     from pibroch.config import load_recipe
     from pibroch.config.recipes import change_config
     from pibroch.errors import ConfigError
@@ -94,8 +120,52 @@ def _begin(
                 "the configuration that the run began with",
                 "leave the recipe out, or start anew in another --run-dir",
             )
-        return config, run
-    return load_recipe(name, changes), run.must_be_new()
+        return config, run.path
+    return load_recipe(name, changes), run.must_be_new().path
+
+
+def _agree(team: Team, begin: Callable[[], tuple[RunConfig, Path]]) -> tuple[RunConfig, Path]:
+    """What `begin` says on rank 0, on all ranks: names may hold the time, and recipes may lie on rank 0's machine only."""
+    from pibroch.config.recipes import check_config
+    from pibroch.train.agreement import on_first
+
+    def plain() -> list[Any]:
+        config, folder = begin()
+        return [config.model_dump(mode="json"), str(folder)]
+
+    config, folder = on_first(team.control, plain)
+    return check_config(config, "rank 0's configuration"), Path(folder)
+
+
+def _open(config: RunConfig, run: RunDirectory, team: Team) -> EncodedDataset:
+    """The data, and the run's folder on the disk; both may have to be made, by rank 0."""
+    from pibroch.train.agreement import on_first
+    from pibroch.train.data_source import open_dataset
+
+    def make() -> None:
+        open_dataset(config.data)
+        if not run.exists():
+            run.create(config)
+
+    on_first(team.control, make)
+    return open_dataset(config.data)
+
+
+def _launch(num_ranks: int, folder: Path) -> int:
+    """Run this command line as several ranks; returns the exit code of the first that failed, 0 when all are done."""
+    from pibroch.train.run_directory import RunDirectory
+
+    with Crew(num_ranks, ["--run-dir", str(folder)]) as crew:
+        failed = crew.wait()
+    if failed is None:
+        return 0
+    rank, code = failed
+    if rank > 0 or code < 0:  # else rank 0 has said why
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        log = RunDirectory(folder).log_path(rank or 1)  # when rank 0 was killed, the others know
+        console.print(f"rank {rank} ended with {how}; the end of {log}:", highlight=False, soft_wrap=True)
+        console.print(tail(log), markup=False, highlight=False, soft_wrap=True)
+    return code if code > 0 else 128 - code
 
 
 def _sink(run: RunDirectory, total_steps: int, tensorboard: bool) -> Sink:

@@ -1,0 +1,5 @@
+"""``python -m pibroch`` is the command line."""
+
+from pibroch.cli.main import main
+
+main()

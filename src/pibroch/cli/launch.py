@@ -1,0 +1,132 @@
+"""Several ranks on one machine: this command line once more for each, with the environment that torchrun would set."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from pibroch.process import threads_of_rank
+
+END_S = 10.0
+"""How long ranks may go on after one has failed: the others hear of it in milliseconds and give up after some seconds."""
+STOP_S = 8.0
+"""How long ranks may take to end when they are told to stop."""
+_POLL_S = 0.02
+_LAUNCHER = "PIBROCH_LAUNCHER"
+_PR_SET_PDEATHSIG = 1
+
+
+def is_rank() -> bool:
+    """Whether this process is one of several ranks, started by :class:`Crew` or by torchrun."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def has_launcher() -> bool:
+    """Whether a :class:`Crew` started this process, and speaks for it when all are stopped."""
+    return _LAUNCHER in os.environ
+
+
+def die_with_launcher() -> None:
+    """Have the system kill this process when the launcher that started it is gone; without one nothing is done."""
+    launcher = os.environ.get(_LAUNCHER)
+    if launcher is None:
+        return
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != int(launcher):
+        os._exit(1)
+
+
+class Crew:
+    """Processes of this command line, one a rank. Leaving the ``with`` block ends those that still run.
+
+    Args:
+        num_ranks: how many.
+        arguments: added to the command line.
+    """
+
+    def __init__(self, num_ranks: int, arguments: Sequence[str]) -> None:
+        self._command = [sys.executable, *sys.orig_argv[1:], *arguments]
+        self._num_ranks = num_ranks
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        environment = {**os.environ, **self._common_environment()}
+        for rank in range(self._num_ranks):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            self._processes.append(subprocess.Popen(self._command, env=environment | place, stdin=subprocess.DEVNULL))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, seconds in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
+            for process in self._running():
+                process.send_signal(number)
+            self._wait_for_all(seconds)
+
+    def wait(self) -> tuple[int, int] | None:
+        """Wait until all have ended; the first that failed, with its exit code, negative for a signal. ``None`` for success.
+
+        After a failure the others have some seconds to say what they know of it and to end by themselves.
+        """
+        failed = None
+        while failed is None and self._running():
+            time.sleep(_POLL_S)
+            failed = self._first_failed()
+        if failed is not None:
+            self._wait_for_all(END_S)
+        return failed
+
+    def _first_failed(self) -> tuple[int, int] | None:
+        """Of those found at once, one that was killed: the others end because of it."""
+        ended = [(rank, process.poll()) for rank, process in enumerate(self._processes)]
+        failures = [(rank, code) for rank, code in ended if code]
+        return min(failures, key=lambda failure: (failure[1] > 0, failure[0]), default=None)
+
+    def _running(self) -> list[subprocess.Popen[bytes]]:
+        return [process for process in self._processes if process.poll() is None]
+
+    def _wait_for_all(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        for process in self._running():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+
+    def _common_environment(self) -> dict[str, str]:
+        size = {"WORLD_SIZE": str(self._num_ranks), "LOCAL_WORLD_SIZE": str(self._num_ranks)}
+        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        threads = os.environ.get("OMP_NUM_THREADS", str(threads_of_rank(self._num_ranks)))
+        interfaces = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
+        loopback = {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", interfaces[0])} if interfaces else {}
+        return {**size, **master, **loopback, "OMP_NUM_THREADS": threads, _LAUNCHER: str(os.getpid())}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def redirect_output(path: Path) -> None:
+    """Send standard output and standard error of this process, from now on, to the end of a file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+
+
+def tail(path: Path, num_lines: int = 20) -> str:
+    """The last lines of a text file; empty when there is none."""
+    if not path.is_file():
+        return ""
+    return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:])
