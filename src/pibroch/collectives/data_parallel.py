@@ -151,16 +151,19 @@ class _Gradients:
         self._backward, self._num_sent = backward, 0
         for bucket in self.buckets:
             bucket.reached.clear()
-        Variable._execution_engine.queue_callback(self._finish)
+        Variable._execution_engine.queue_callback(self._send_rest)
 
     def _send(self) -> None:
         assert self.num_samples is not None
         self.buckets[self._num_sent].send(self.channel, self.num_samples)
         self._num_sent += 1
 
-    def _finish(self) -> None:
+    def _send_rest(self) -> None:
         while self._num_sent < len(self.buckets):
             self._send()
+        Variable._execution_engine.queue_callback(self._receive)  # last: what others start now runs beside the waiting
+
+    def _receive(self) -> None:
         for bucket in self.buckets:
             bucket.receive()
         self._backward = None
