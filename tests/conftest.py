@@ -5,6 +5,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent / "conformance"))
+pytest_plugins = ["world"]  # the fixture `worlds`: all tests share its processes
 
 
 @pytest.fixture(autouse=True)
