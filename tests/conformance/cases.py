@@ -136,3 +136,15 @@ def lookup_twice_then_update_twice(channel):
                 loss.backward()
         pieces.append([view.weights.copy() for view in embeddings.pieces()])
     return pieces
+
+
+def run_out_of_batches(channel, num_batches):
+    """Feed as many batches as ``num_batches`` says for this rank; returns their sizes as handed out, and the pieces."""
+    tables = SHAPES["odd_dims"]
+    embeddings = pb.Embeddings(tables, pb.Adagrad(lr=0.5), exchange="alltoall", seed=3, channel=channel)
+    batches = [ragged_batch(tables, 3 + i, seed=i + channel.ranks.rank) for i in range(num_batches[channel.ranks.rank])]
+    sizes = []
+    for batch in embeddings.feed(batches):
+        sizes.append(batch.batch_size)
+        loss_of(embeddings(batch)).backward()
+    return sizes, [view.weights.copy() for view in embeddings.pieces()], embeddings.step

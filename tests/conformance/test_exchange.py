@@ -1,5 +1,6 @@
 """What every exchange is held to (design, section 2). A new exchange adds its factory to FACTORIES and nothing else."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -88,3 +89,19 @@ def test_evaluation_changes_nothing(factory):
     assert not embeddings(batch).requires_grad
     assert embeddings.step == 0
     assert np.array_equal(embeddings.shard.records, before)
+
+
+def test_a_feature_absent_from_a_batch_counts_as_empty_bags(factory, caplog):
+    tables = SHAPES["odd_dims"]
+    whole, without = factory(tables, pb.Adagrad(lr=0.5)), factory(tables, pb.Adagrad(lr=0.5))
+    batch = ragged_batch(tables, 6, seed=1).select(("a", "c"))
+    for _ in range(2):
+        expected, pooled = whole(batch.with_empty(("b",))), without(batch)
+        assert torch.equal(pooled, expected)
+        assert not pooled[:, 1].any()
+        for each in (expected, pooled):
+            loss_of(each).backward()
+    assert np.array_equal(whole.shard.records, without.shard.records)
+    assert [record.args for record in caplog.records] == [("b",)]  # once, not in each step
+    with pytest.raises(pb.errors.DataError, match="without feature 'a'"):
+        without(replace(batch.select(("a",)), keys=("A",)))

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from reference import Reference
-from world import worlds  # noqa: F401, a fixture
 
 import cases
 import pibroch as pb
@@ -59,7 +58,7 @@ def bits(world, name, shape):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_steps_equal_the_reference_and_each_other(worlds, size, placement, shape):  # noqa: F811
+def test_steps_equal_the_reference_and_each_other(worlds, size, placement, shape):
     names = {table.name for table in SHAPES[shape]}
     chosen = PLACEMENTS[placement]
     if not isinstance(chosen, str):
@@ -80,7 +79,7 @@ def test_steps_equal_the_reference_and_each_other(worlds, size, placement, shape
                 assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
 
 
-def test_an_id_outside_its_table_is_named_on_every_rank_and_changes_nothing(worlds):  # noqa: F811
+def test_an_id_outside_its_table_is_named_on_every_rank_and_changes_nothing(worlds):
     for bad_rank in range(3):
         results = worlds(3).run(cases.meet_a_bad_batch, bad_rank)
         for rank, (said, unchanged, goes_on) in enumerate(results):
@@ -92,13 +91,20 @@ def test_an_id_outside_its_table_is_named_on_every_rank_and_changes_nothing(worl
             assert goes_on
 
 
-def test_reading_ahead_changes_nothing_for_programs_that_look_up_out_of_turn(worlds):  # noqa: F811
+def test_reading_ahead_changes_nothing_for_programs_that_look_up_out_of_turn(worlds):
     for plain, fed in worlds(2).run(cases.lookup_twice_then_update_twice):
         assert all(np.array_equal(a, b) for a, b in zip(plain, fed, strict=True))
 
 
+def test_a_rank_that_runs_out_of_batches_gets_empty_ones(worlds):
+    for num_batches in ([3, 1, 0], [0, 0, 2], [2, 2, 2], [0, 0, 0]):
+        for rank, (sizes, _, steps) in enumerate(worlds(3).run(cases.run_out_of_batches, num_batches)):
+            assert sizes == [3 + i if i < num_batches[rank] else 0 for i in range(max(num_batches))]
+            assert steps == max(num_batches)
+
+
 @pytest.mark.parametrize(("wire", "tolerance"), [("bfloat16", 0.1), ("float16", 0.02)])
-def test_a_narrow_wire_is_near_and_the_same_for_every_placement(worlds, wire, tolerance):  # noqa: F811
+def test_a_narrow_wire_is_near_and_the_same_for_every_placement(worlds, wire, tolerance):
     exact, _ = bits(worlds(2), "adagrad", "odd_dims")
     runs = {
         placement: worlds(2).run(run_steps, "adagrad", "odd_dims", "weighted", placement=placement, wire=wire)

@@ -101,6 +101,11 @@ class JaggedBatch:
         weights = None if self.weights is None else torch.cat([self.weights[begin:end] for begin, end in spans])
         return replace(self, keys=keys, values=values, offsets=offsets, weights=weights)
 
+    def with_empty(self, keys: tuple[str, ...]) -> JaggedBatch:
+        """The batch with further features, all of whose bags are empty."""
+        ends = self.offsets[-1:].expand(len(keys) * self.batch_size)
+        return replace(self, keys=(*self.keys, *keys), offsets=torch.cat([self.offsets, ends]))
+
     @classmethod
     def from_one_hot(
         cls,

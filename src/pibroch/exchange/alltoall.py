@@ -8,7 +8,6 @@ its embeddings.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -30,9 +29,10 @@ WIRES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.b
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A batch on its way through the exchange; ``rows`` are under way once they were asked for."""
+    """A batch, or a filler, on its way through the exchange; ``rows`` are under way once they were asked for."""
 
     batch: JaggedBatch
+    is_real: bool
     routes: Future[list[Route]]
     rows: Future[list[Records]] | None = None
 
@@ -78,27 +78,35 @@ class AllToAllExchange(Exchange):
         self._lanes = [Lane(layout, optimizer, seed, channel, WIRES[wire]) for layout in layouts]
         self.shards = tuple(lane.shard for lane in self._lanes)
         self._courier = channel.ranks.courier
-        self._announced: deque[Ticket] = deque()
+        self._announced: list[Ticket] = []
 
     def feed(self, batches: Iterable[JaggedBatch]) -> Iterator[JaggedBatch]:
-        """See :class:`Exchange`; reads one batch further than it hands out and sends that one's ids."""
+        """See :class:`Exchange`; reads one batch further than it hands out and sends that one's ids.
+
+        A rank that runs out of batches gets empty ones until all have: nobody waits for a rank that has stopped.
+        """
+        mine: list[Ticket] = []
         before: Ticket | None = None
         try:
-            for batch in batches:
-                ticket = self._announce(batch)
+            for batch, is_real in _and_then_fillers(batches, self.row_space.features):
+                if before is not None and not before.is_real and not before.routes.result()[0].is_real:
+                    return
+                ticket = self._announce(batch, is_real)
+                mine = [*mine[-1:], ticket]
+                self._announced.append(ticket)
                 if before is not None:
                     yield before.batch
                 before = ticket
-            if before is not None:
-                yield before.batch
         finally:
-            self._announced.clear()  # of batches that nobody will look up
+            self._announced = [ticket for ticket in self._announced if ticket not in mine]
 
     def lookup(self, batch: JaggedBatch, averaged_at: int | None = None) -> tuple[Tensor, list[Route]]:
         """See :class:`Exchange`."""
-        if not self._announced or self._announced[0].batch is not batch:
-            self._announced.appendleft(self._announce(batch, to_the_end=False))
-        ticket = self._announced.popleft()
+        ticket = next((ticket for ticket in self._announced if ticket.batch is batch), None)
+        if ticket is None:
+            ticket = self._announce(batch, True)
+        else:
+            self._announced.remove(ticket)
         if ticket.rows is None or averaged_at is not None:
             ticket.rows = self._fetch(ticket, averaged_at)
         routes, rows = ticket.routes.result(), ticket.rows.result()
@@ -131,11 +139,8 @@ class AllToAllExchange(Exchange):
         for ticket in self._announced:
             ticket.rows = None
 
-    def _announce(self, batch: JaggedBatch, to_the_end: bool = True) -> Ticket:
-        ticket = Ticket(batch, self._courier.send(lambda: [lane.route(batch) for lane in self._lanes]))
-        if to_the_end:
-            self._announced.append(ticket)
-        return ticket
+    def _announce(self, batch: JaggedBatch, is_real: bool) -> Ticket:
+        return Ticket(batch, is_real, self._courier.send(lambda: [lane.route(batch, is_real) for lane in self._lanes]))
 
     def _fetch(self, ticket: Ticket, averaged_at: int | None) -> Future[list[Records]]:
         def fetch() -> list[Records]:
@@ -171,3 +176,14 @@ class AllToAllExchange(Exchange):
     def _is_simple(self) -> bool:
         """Whether one lane has all features in their order."""
         return len(self._lanes) == 1 and self._lanes[0].layout.places == tuple(range(len(self.row_space.features)))
+
+
+def _and_then_fillers(batches: Iterable[JaggedBatch], keys: tuple[str, ...]) -> Iterator[tuple[JaggedBatch, bool]]:
+    """Batches, each with True, then without end empty ones of their kind with False."""
+    width = 0
+    for batch in batches:
+        width = batch.dense.shape[1]
+        yield batch, True
+    nothing, offsets = torch.empty(0), torch.zeros(1, dtype=torch.int64)
+    while True:
+        yield JaggedBatch(torch.empty(0, width), keys, nothing.long(), offsets, nothing), False

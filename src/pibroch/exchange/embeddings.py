@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from pibroch.exchange.alltoall import AllToAllExchange
 from pibroch.exchange.base import Exchange
 from pibroch.exchange.local import LocalExchange
 
+logger = logging.getLogger(__name__)
 EXCHANGES: dict[str, Callable[..., Exchange]] = {"local": LocalExchange, "alltoall": AllToAllExchange}
 
 
@@ -66,6 +68,7 @@ class Embeddings(nn.Module):
         self.learning_rate = optimizer.lr
         self.step = 0
         self._averaged = False
+        self._absent: set[str] = set()
         self._handed_out: tuple[Any, JaggedBatch] | None = (
             None  # by feed: what the user has, and what the exchange knows
         )
@@ -104,7 +107,8 @@ class Embeddings(nn.Module):
     def feed(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Iterate over ``batches`` as the exchange wants it: strategies read ahead, so that ids and rows travel early.
 
-        Between ranks every rank must feed as many batches as the others; a batch may be empty.
+        Between ranks, one that runs out of batches before the others gets empty ones (each a :class:`JaggedBatch` of no
+        samples) until all have run out.
         """
         read: deque[Any] = deque()
 
@@ -114,21 +118,22 @@ class Embeddings(nn.Module):
                 yield self._prepare(batch)
 
         for known in self.exchange.feed(prepared()):
-            batch = read.popleft()
+            batch = read.popleft() if read else known
             self._handed_out = batch, known
             yield batch
 
     def forward(self, batch: Any) -> Tensor:
         """Pooled embeddings, float32 ``[B, F, D]``, F in the order of the tables' features.
 
-        Between ranks every rank must call, in the same order; a batch may be empty.
+        A feature absent from a batch counts as empty bags, with one logged warning. Between ranks every rank must call, in
+        the same order; a batch may be empty.
 
         Args:
             batch: a :class:`JaggedBatch`, or anything with TorchRec's ``keys()``, ``values()``, ``lengths()``.
 
         Raises:
             RowIdError: for an id outside its table; names the feature, the sample and the id.
-            DataError: for a batch without one of the features, or a bad batch on another rank.
+            DataError: for a batch without any of the features, or a bad batch on another rank.
         """
         if self._handed_out is not None and self._handed_out[0] is batch:
             known, self._handed_out = self._handed_out[1], None
@@ -142,7 +147,17 @@ class Embeddings(nn.Module):
     def _prepare(self, batch: Any) -> JaggedBatch:
         """The batch as exchanges know it: this module's features in their order."""
         known = batch if isinstance(batch, JaggedBatch) else JaggedBatch.from_keyed_jagged(batch)
+        absent = tuple(feature for feature in self.row_space.features if feature not in known.keys)
+        if absent and len(absent) < len(self.row_space.features):
+            self._warn_of(absent)
+            known = known.with_empty(absent)
         return known.select(self.row_space.features)
+
+    def _warn_of(self, absent: tuple[str, ...]) -> None:
+        new = sorted(set(absent) - self._absent)
+        if new:
+            logger.warning("features absent from a batch count as empty bags, from now on silently: %s", ", ".join(new))
+            self._absent |= set(new)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

@@ -43,6 +43,7 @@ class Route:
         update_counts: gradients from each rank.
         num_replicated: distinct replicated rows in this rank's part, the first of its own ones.
         share: this rank's share of the global batch.
+        is_real: whether some rank's part is one of its own batches, and not a filler after its last one.
     """
 
     ids: BatchIds
@@ -55,6 +56,7 @@ class Route:
     update_counts: list[int]
     num_replicated: int
     share: float
+    is_real: bool
 
 
 class Lane:
@@ -77,8 +79,8 @@ class Lane:
         largest = int(np.diff(layout.bounds).max())
         self._id_type = np.dtype(np.int32 if largest < 1 << 31 else np.int64)
 
-    def route(self, batch: JaggedBatch) -> Route:
-        """Tell every owner which of its rows this rank's part of the batch needs.
+    def route(self, batch: JaggedBatch, is_real: bool = True) -> Route:
+        """Tell every owner which of its rows this rank's part of the batch needs; ``is_real`` unless it is a filler.
 
         Raises:
             RowIdError: for an id outside its table, on the rank whose batch has it; DataError that names it on the others.
@@ -89,7 +91,8 @@ class Lane:
         ends = np.searchsorted(grouped.rows, layout.bounds)
         wanted = np.diff(ends).tolist()
         replicated = int(np.searchsorted(grouped.rows, layout.bounds[here] + layout.num_replicated) - ends[here])
-        told = self._tell(wanted, replicated, batch.batch_size, problem)
+        said = [[count, replicated, -1 if problem else batch.batch_size, is_real] for count in wanted]
+        told = self._tell(torch.tensor(said), problem)
         offsets = (grouped.rows - np.repeat(layout.bounds[:-1], wanted)).astype(self._id_type)
         own = offsets[ends[here] : ends[here + 1]]
         parts = [
@@ -107,6 +110,7 @@ class Lane:
         return Route(
             ids, grouped, places, wanted, _without(rows, asked_counts, replicated_counts), asked_counts,
             group_rows(rows), update_counts, replicated, batch.batch_size / max(1, int(told[:, 2].sum())),
+            bool(told[:, 3].any()),
         )  # fmt: skip
 
     def fetch(self, route: Route, averaged_at: int | None) -> Records:
@@ -154,12 +158,9 @@ class Lane:
         scale = pooling_scale(batch, layout.mean)
         return BatchIds(addresses, offsets, scale, is_one_hot(batch), num_features, layout.shares_tables), problem
 
-    def _tell(
-        self, wanted: Sequence[int], replicated: int, num_samples: int, problem: RowIdError | None
-    ) -> NDArray[np.int64]:
-        """What every rank will ask of this one: int64 ``[W, 3]``, rows wanted, replicated rows touched, samples."""
-        said = [[count, replicated, num_samples if problem is None else -1] for count in wanted]
-        told = self.channel.exchange_counts(torch.tensor(said)).numpy()
+    def _tell(self, said: Tensor, problem: RowIdError | None) -> NDArray[np.int64]:
+        """Exchange what ranks say to each other, int64 ``[W, 4]``: rows wanted, replicated rows touched, samples, is_real."""
+        told = self.channel.exchange_counts(said).numpy()
         if (told[:, 2] < 0).any():  # all ranks know; none has changed anything
             problems = self.channel.gather(None if problem is None else str(problem))
             if problem is not None:

@@ -46,12 +46,6 @@ def test_other_things_are_refused(batch):
         two_tables()(batch)
 
 
-def test_a_missing_feature_is_named():
-    batch = pb.JaggedBatch.from_one_hot(torch.zeros(1, 0), ["a"], torch.tensor([[0]]), torch.zeros(1))
-    with pytest.raises(DataError, match="'b'"):
-        two_tables()(batch)
-
-
 def test_a_second_backward_is_refused():
     embeddings = two_tables()
     loss = embeddings(one_hot([[1], [1]])).sum()

@@ -1,0 +1,75 @@
+import numpy as np
+import pytest
+
+from pibroch.exchange.grouping import BatchIds, group
+from pibroch.kernels.gather_pool.numba import gradient_sources
+from pibroch.kernels.route import naive
+from pibroch.kernels.route import numba as fast
+from pibroch.kernels.route.numba import Homes
+
+
+def homes_of(num_rows, num_parts):
+    """Parts laid end to end, feature by feature."""
+    first = np.full((len(num_rows), max(num_parts)), -(10**9), np.int64)
+    end = 0
+    for feature, (rows, parts) in enumerate(zip(num_rows, num_parts, strict=True)):
+        for part in range(parts):
+            first[feature, part] = end
+            end += len(range(part, rows, parts))
+    return Homes(np.array(num_rows, np.int64), np.array(num_parts, np.uint32), first)
+
+
+@pytest.mark.parametrize("num_parts", [(1, 1, 1), (1, 3, 4), (7, 2, 5)])
+def test_addresses_as_naive_and_one_to_one(num_parts):
+    num_rows, size = (7, 100, 1 << 40), 50
+    homes, rng = homes_of(num_rows, num_parts), np.random.default_rng(0)
+    values = np.concatenate([rng.integers(0, rows, size) for rows in num_rows])
+    values[-1] = num_rows[-1] - 1
+    offsets = np.arange(len(values) + 1)
+    expected, got = np.empty(len(values), np.int64), np.empty(len(values), np.int64)
+    assert naive.resolve_addresses(values, offsets, homes, expected) == -1
+    assert fast.resolve_addresses(values, offsets, homes, got) == -1
+    assert np.array_equal(got, expected)
+    pairs = set(zip(np.repeat([0, 1, 2], size).tolist(), values.tolist(), strict=True))
+    assert len(set(got.tolist())) == len(pairs)
+
+
+@pytest.mark.parametrize("bad", [-1, 7, 1 << 33, -(1 << 40)])
+def test_the_first_bad_id_is_found(bad):
+    homes, values = homes_of((7, 100), (1, 3)), np.array([1, 2, bad, bad, 5, 6, 7, 8])
+    offsets, out = np.arange(9), np.empty(8, np.int64)
+    assert fast.resolve_addresses(values, offsets, homes, out) == 2
+    assert naive.resolve_addresses(values, offsets, homes, out) == 2
+
+
+@pytest.mark.parametrize("dim", [1, 3, 16, 130])
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("num_ids", [0, 1, 400])
+def test_places_and_sums_as_naive(dim, scaled, num_ids):
+    rng = np.random.default_rng(num_ids)
+    num_samples, num_features = 11, 3
+    lengths = np.bincount(rng.integers(0, 33, num_ids), minlength=33)
+    offsets = np.concatenate([[0], lengths.cumsum()]).astype(np.int64)
+    row_ids = (rng.random(num_ids) ** 3 * 50).astype(np.int64)
+    scale = rng.random(num_ids).astype(np.float32) if scaled else np.empty(0, np.float32)
+    grouped = group(BatchIds(row_ids, offsets, scale, False, num_features, False))
+    source = np.empty(num_ids, np.int32)
+    gradient_sources(offsets, num_features, source)
+    assert np.array_equal(grouped.source, source)
+    places = np.full(num_ids, -1, np.int64)
+    fast.places(grouped, places, 0, len(grouped.rows))
+    assert np.array_equal(places, naive.places(grouped))
+    assert np.array_equal(grouped.rows[places], row_ids)
+    gradients = rng.standard_normal((num_samples * num_features, dim)).astype(np.float32)
+    for share in (1.0, 0.3):
+        totals = np.full((len(grouped.rows), dim), np.nan, np.float32)
+        fast.sum_gradients(grouped, gradients, np.float32(share), totals, 0, len(grouped.rows))
+        np.testing.assert_allclose(totals, naive.sum_gradients(grouped, gradients, share), rtol=2e-5, atol=1e-5)
+
+
+def test_gathered_rows_are_the_weights():
+    records = np.random.default_rng(0).random((20, 7)).astype(np.float32)
+    rows = np.array([3, 3, 19, 0])
+    out = np.full((4, 5), np.nan, np.float32)
+    fast.gather_rows(records, rows, out, 0, 4)
+    assert np.array_equal(out, records[rows, :5])
