@@ -43,8 +43,8 @@ def show_error(error: PibrochError) -> None:
 
 def leave(exit_code: int) -> NoReturn:
     """End the process, now if it is one of several ranks: their threads may hang in a broken process group for minutes."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+    is_joined = getattr(sys.modules.get("torch.distributed"), "is_initialized", None)  # it may be half imported
+    if is_joined is None or not is_joined():
         sys.exit(exit_code)
     logging.shutdown()
     sys.stdout.flush()

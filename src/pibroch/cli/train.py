@@ -160,9 +160,9 @@ def _launch(num_ranks: int, folder: Path) -> int:
     if failed is None:
         return 0
     rank, code = failed
-    if rank > 0 or code < 0:  # else rank 0 has said why
+    log = RunDirectory(folder).log_path(rank or 1)  # when rank 0 was killed, the others know
+    if code < 0 or (rank > 0 and log.exists()):  # else rank 0 has said why
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        log = RunDirectory(folder).log_path(rank or 1)  # when rank 0 was killed, the others know
         console.print(f"rank {rank} ended with {how}; the end of {log}:", highlight=False, soft_wrap=True)
         console.print(tail(log), markup=False, highlight=False, soft_wrap=True)
     return code if code > 0 else 128 - code
