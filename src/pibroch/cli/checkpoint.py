@@ -1,0 +1,164 @@
+"""``pibroch checkpoint``: what a checkpoint holds, whether it is whole, and its weights for and from other systems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from pibroch.cli.console import console, results
+from pibroch.embedding.storage import verify_file
+from pibroch.errors import CheckpointError, ConfigError
+from pibroch.train.manifest import MANIFEST, Manifest, read_manifest
+
+app = typer.Typer(help="Inspect, verify and convert checkpoints.", no_args_is_help=True, rich_markup_mode="markdown")
+
+Source = Annotated[Path, typer.Argument(metavar="DIR", help="A checkpoint, or a run directory for its best one.")]
+
+
+class System(StrEnum):
+    """Systems whose names of parameters are known."""
+
+    TORCHREC = "torchrec"
+    DLRM = "dlrm"
+
+
+@app.command("inspect")
+def inspect_command(path: Source) -> None:
+    """Show what a checkpoint holds: tables, parts, optimizer state, sizes, and where the run was."""
+    folder = find_checkpoint(path)
+    manifest = read_manifest(folder)
+    kind = f"incremental, {manifest.increments} after the last full one" if manifest.increments else "full"
+    table = Table(
+        "table", "rows", "dim", "optimizer state", "parts", "size", title=f"{folder}: step {manifest.progress.step}"
+    )
+    for column in table.columns[1:3] + table.columns[4:]:
+        column.justify = "right"
+    for name, saved in manifest.tables.items():
+        state = ", ".join(f"{field}[{width}]" for field, width in saved.state.items())
+        size = sum(manifest.files[part.file].size_bytes for part in saved.parts)
+        whole = sum(part.rows is not None for part in saved.parts)
+        touched = len(saved.parts) - whole
+        parts = f"{whole} + {touched} touched" if touched else str(whole)
+        table.add_row(name, f"{saved.num_rows:,}", str(saved.dim), state or "none", parts, decimal(size))
+    Console().print(table)
+    config, rates = manifest.config, manifest.learning_rates
+    total = sum(digest.size_bytes for digest in manifest.files.values())
+    results.print(f"model {config.model.name}, sparse optimizer {config.embedding.optimizer.name}, {kind}")
+    results.print(f"learning rates: dense {rates['dense']:g}, embedding {rates['embedding']:g}")
+    results.print(f"dataset {manifest.dataset_fingerprint[:12]}, {len(manifest.files) + 1} files, {decimal(total)}")
+
+
+@app.command("verify")
+def verify_command(path: Source) -> None:
+    """Compare the size and SHA-256 of every file with the manifest; name each one that is damaged or missing."""
+    folder = find_checkpoint(path)
+    manifest = read_manifest(folder)
+    problems = []
+    with _progress(manifest) as advance:
+        for file, digest in manifest.files.items():
+            try:
+                verify_file(folder / file, digest)
+            except CheckpointError as error:
+                problems.append((file, error.got))
+            advance(file)
+    if problems:
+        for _, problem in problems:
+            console.print(problem, markup=False, highlight=False, soft_wrap=True)
+        raise CheckpointError(
+            f"{folder} with {len(problems)} of {len(manifest.files)} files damaged or missing: "
+            + ", ".join(file for file, _ in problems),
+            "all files as they were saved",
+            "use another checkpoint, or delete this one to resume from the one before",
+        )
+    results.print(f"{folder}: all {len(manifest.files) + 1} files are as they were saved")
+
+
+@app.command("convert")
+def convert_command(
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="A checkpoint or run directory; with --from, a file.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; with --from, a new run directory.")],
+    to: Annotated[System | None, typer.Option("--to", help="Export under this system's names.")] = None,
+    from_: Annotated[System | None, typer.Option("--from", help="Import from this system's names.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="With --from: the recipe whose model is in the file.")] = None,
+    data: Annotated[Path | None, typer.Option(help="With --from: an encoded dataset, instead of the recipe's.")] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="With --from.")] = None,
+) -> None:
+    """Write a checkpoint's weights for TorchRec's or the reference DLRM, or begin a run with theirs.
+
+    An exported DLRM computes the same logits there: the order of interaction pairs is converted, batch norm becomes a
+    part of the layer before it, and averages, when the run kept them, are what is exported. Of other models the tables
+    are converted and the dense layers keep their names.
+
+    **Examples**
+
+        pibroch checkpoint convert runs/mine model.pt --to torchrec
+
+        pibroch checkpoint convert model.pt runs/theirs --from dlrm --recipe recipe.toml --data data/criteo
+
+        pibroch train --run-dir runs/theirs --resume
+    """
+    if (to is None) == (from_ is None):
+        raise ConfigError("both or neither of --to and --from", "one of them", "e.g. --to torchrec")
+    if to is not None:
+        from pibroch.train.convert import export_checkpoint
+
+        folder = find_checkpoint(source)
+        with _progress(read_manifest(folder)) as advance:
+            export_checkpoint(folder, out, to, advance)
+        results.print(f"{out}: the weights of {folder} under the names of {to}")
+        return
+    if recipe is None:
+        raise ConfigError("--from without --recipe", "the recipe whose model is in the file", "add --recipe FILE")
+    assert from_ is not None, "one of the two was given"
+    _import(source, out, from_, recipe, [*(overrides or []), *([f"data.dir={str(data)!r}"] if data else [])])
+    results.print(f"{out}: a run that begins with the weights of {source}; train it with --resume")
+
+
+def _import(source: Path, out: Path, system: System, recipe: str, changes: list[str]) -> None:
+    from pibroch.config import load_recipe
+    from pibroch.train.convert import import_checkpoint
+    from pibroch.train.data_source import open_dataset
+    from pibroch.train.run_directory import RunDirectory
+
+    config = load_recipe(recipe, changes)
+    import_checkpoint(source, RunDirectory(out), system, config, open_dataset(config.data))
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The checkpoint that a path means: itself, or a run's best or latest one.
+
+    Raises:
+        CheckpointError: when there is none.
+    """
+    from pibroch.train.checkpoint_folder import CheckpointFolder
+
+    if (path / MANIFEST).exists():
+        return path
+    folder = CheckpointFolder(path / "checkpoints", keep=1)
+    found = folder.best() or folder.latest()
+    if found is None:
+        raise CheckpointError(f"no checkpoint in {path}", "a checkpoint folder or a run directory", "name one")
+    return found
+
+
+@contextmanager
+def _progress(manifest: Manifest) -> Iterator[Callable[[str], None]]:
+    """A bar over the bytes of a checkpoint's files; the function inside is told each file that is done."""
+    columns = (TextColumn("{task.description:>10}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("checking", total=sum(digest.size_bytes for digest in manifest.files.values()))
+
+        def advance(name: str) -> None:
+            if name in manifest.files:
+                bar.advance(task, manifest.files[name].size_bytes)
+
+        yield advance

@@ -1,0 +1,85 @@
+"""From a checkpoint to a file of ``torch.save`` that others load."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from pibroch.embedding import SGD, MemoryShard, Table, Zeros
+from pibroch.embedding.checkpoint import load_tables
+from pibroch.embedding.storage import explained_refusal, verify_file
+from pibroch.errors import ConfigError
+from pibroch.kernels import parallel
+from pibroch.kernels.average import numba as averaging
+from pibroch.train.convert.formats import FORMATS
+from pibroch.train.convert.plain import PlainModel, from_state
+from pibroch.train.dense_state import AVERAGES, WEIGHTS
+from pibroch.train.manifest import Manifest, read_manifest
+
+Advance = Callable[[str], None]
+
+
+def export_checkpoint(folder: Path, out: Path, format_name: str, advance: Advance = lambda file: None) -> None:
+    """Write a checkpoint's weights, or their averages where the run kept them, under another system's names.
+
+    The model's weights are in memory at once: that is how ``torch.save`` works.
+
+    Args:
+        folder: the checkpoint, whose files are verified first.
+        out: a file that does not exist yet.
+        format_name: one of ``FORMATS``.
+        advance: is told each file that was verified, and each table that was read.
+
+    Raises:
+        CheckpointError: for a damaged checkpoint.
+        ConfigError: for a model that has no equal there, or when ``out`` exists.
+        StorageError: when the disk refuses.
+    """
+    if out.exists():
+        raise ConfigError(f"{out}, which exists", "a new file", "name another, or remove it")
+    manifest = read_manifest(folder)
+    for name, digest in manifest.files.items():
+        verify_file(folder / name, digest)
+        advance(name)
+    content = FORMATS[format_name].write(read_plain(folder, manifest, advance), manifest.progress.step)
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        with explained_refusal(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                torch.save(content, file)
+            temporary.rename(out)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_plain(folder: Path, manifest: Manifest, advance: Advance = lambda table: None) -> PlainModel:
+    """The weights of a verified checkpoint, or their averages where the run kept them."""
+    decay, state = manifest.config.train.average, load_file(folder / WEIGHTS)
+    if decay is not None:
+        averages = load_file(folder / AVERAGES)
+        state = {name: averages[f"module.{name}"] for name in state}
+    tables = {}
+    for name in manifest.tables:
+        tables[name] = _read_table(folder, manifest, name, decay)
+        advance(name)
+    return from_state(tables, state, manifest.config.model)
+
+
+def _read_table(folder: Path, manifest: Manifest, name: str, decay: float | None) -> Tensor:
+    saved = manifest.tables[name]
+    table = Table(name, saved.num_rows, saved.dim, initializer=Zeros())
+    shard = MemoryShard.whole([table], SGD(lr=1.0, average=decay), 0)
+    load_tables(folder, manifest.tables, shard.views())
+    if decay is None:
+        return torch.from_numpy(shard.records)
+    averages, rows = np.empty((saved.num_rows, saved.dim), np.float32), np.arange(saved.num_rows)
+    column, step = shard.column("average"), manifest.progress.step
+    parallel.run(averaging.averaged_rows, len(rows), shard.records, rows, column, decay, step, averages)
+    return torch.from_numpy(averages)

@@ -1,0 +1,96 @@
+"""From a file of ``torch.save`` that others wrote to a run that can be evaluated and trained on."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pibroch.config import RunConfig
+from pibroch.data import EncodedDataset
+from pibroch.errors import CheckpointError, ConfigError
+from pibroch.train.checkpoint_folder import CheckpointFolder
+from pibroch.train.convert.formats import FORMATS
+from pibroch.train.convert.plain import PlainModel, to_state
+from pibroch.train.manifest import Progress
+from pibroch.train.run_directory import RunDirectory
+from pibroch.train.session import Session, build_session
+
+
+def import_checkpoint(
+    source: Path, run: RunDirectory, format_name: str, config: RunConfig, dataset: EncodedDataset
+) -> None:
+    """Begin a run with another system's weights as its checkpoint of step 0; all optimizer state is fresh.
+
+    Args:
+        source: written by ``torch.save``; read with ``weights_only=True``, so it runs no code.
+        run: a new directory.
+        format_name: one of ``FORMATS``.
+        config: whose model is the one in the file.
+        dataset: whose tables are those in the file.
+
+    Raises:
+        CheckpointError: when the file is none, or its parameters are not those of the model; names the first that differs.
+        ConfigError: for a model with batch norm, which the others do not have.
+        StorageError: when the disk refuses.
+    """
+    if config.model.name == "dlrm" and config.model.batch_norm:
+        raise ConfigError(
+            "a DLRM with batch norm", "one without, as the file has none", "pass --set model.batch_norm=false"
+        )
+    run.must_be_new()
+    model = FORMATS[format_name].read(_load(source), list(dataset.num_rows))
+    session = build_session(config, dataset)
+    fill_session(session, model)
+    run.create(config)
+    CheckpointFolder(run.checkpoints_path, config.train.keep).save(session, Progress())
+
+
+def fill_session(session: Session, model: PlainModel) -> None:
+    """Put a model's weights, which are also the first averages, into a session.
+
+    Raises:
+        CheckpointError: names the first parameter that is missing, left over or of another shape.
+    """
+    state, wanted = to_state(model), session.model.state_dict()
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    shapes |= {f"table {name}": tuple(table.shape) for name, table in model.tables.items()}
+    needed = {name: tuple(tensor.shape) for name, tensor in wanted.items()}
+    needed |= {f"table {table.name}": (table.num_rows, table.dim) for table in session.embeddings.tables}
+    for name in [*needed, *shapes]:
+        if shapes.get(name) != needed.get(name):
+            raise CheckpointError(
+                f"{name!r} {_shape(shapes.get(name))} in the file", f"{_shape(needed.get(name))}, as the recipe has",
+                "choose the recipe and the data of that model",
+            )  # fmt: skip
+    session.model.load_state_dict(state)
+    if session.averages is not None:
+        session.averages.module.load_state_dict(state)
+    for view in session.embeddings.pieces():
+        view.weights[:] = model.tables[view.piece.table.name].float().numpy()
+        if "average" in view.state:
+            view.state["average"][:] = view.weights
+
+
+def _load(source: Path) -> Mapping[str, Any]:
+    try:
+        content = torch.load(source, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"no {source}", "a file that torch.save wrote") from error
+    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(
+            f"{source}, which is no file of tensors: {reason}",
+            "a state_dict of tensors alone, written by torch.save",
+            "save model.state_dict() instead of the model",
+        ) from error
+    if not isinstance(content, Mapping):
+        raise CheckpointError(f"a {type(content).__name__} in {source}", "a state_dict", "save model.state_dict()")
+    return content
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "absent" if shape is None else f"of shape {list(shape)}"
