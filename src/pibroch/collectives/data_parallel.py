@@ -26,7 +26,9 @@ logger = logging.getLogger(__name__)
 M = TypeVar("M", bound=nn.Module)
 
 BUCKET_BYTES = 1 << 20
-"""Gradients that travel together, at least. DLRM's top network fills a bucket, which travels while the rest is computed."""
+"""Gradients that travel together, at least. DLRM's top network (13-512-256-64, 512-256-1) fills one bucket, which travels
+while the rest is computed. Between two ranks on loopback a step took as long as under torch's DDP, within noise; buckets of
+256 KiB cost 2 to 14 ms more."""
 
 
 def data_parallel(model: M, ranks: Ranks | None = None) -> M:
