@@ -25,10 +25,11 @@ SHAPES = {
 PLACEMENTS = {
     "row_wise": "row_wise",
     "table_wise": "table_wise",
+    "pooled": "table_wise_pooled",
     "column_wise": "column_wise",
     "replicated": "replicated",
     "mixed": {"a": "replicated", "b": "table_wise", "c": "column_wise"},
-    "halves": {"a": "column_wise", "": "row_wise"},
+    "halves": {"a": "column_wise", "b": "table_wise_pooled", "": "row_wise"},
 }
 SIZES = [8, 3, 1, 0, 13, 2]  # of global batches: the last of an epoch is ragged, and one may be empty
 

@@ -11,8 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pibroch.collectives import Channel, Ranks
@@ -20,10 +23,13 @@ from pibroch.data import JaggedBatch
 from pibroch.embedding import RowSpace, SparseOptimizer
 from pibroch.errors import ConfigError
 from pibroch.exchange.base import Exchange
-from pibroch.exchange.lane import Lane, Records, Route
+from pibroch.exchange.lane import Lane
 from pibroch.exchange.layout import lay_out
+from pibroch.exchange.pooled_lane import PooledLane
+from pibroch.exchange.row_lane import RowLane
 from pibroch.planner import Plan
 
+Records = NDArray[np.float32]
 WIRES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -33,7 +39,7 @@ class Ticket:
 
     batch: JaggedBatch
     is_real: bool
-    routes: Future[list[Route]]
+    routes: Future[list[Any]]
     rows: Future[list[Records]] | None = None
 
 
@@ -75,7 +81,10 @@ class AllToAllExchange(Exchange):
             raise ConfigError(f"a plan for {plan.num_shards} shards", f"one for {size}, the number of ranks")
         layouts = lay_out(row_space, plan, channel.ranks.rank)
         self.row_space, self.plan = row_space, plan
-        self._lanes = [Lane(layout, optimizer, seed, channel, WIRES[wire]) for layout in layouts]
+        self._lanes: list[Lane] = [
+            (PooledLane if layout.is_pooled else RowLane)(layout, optimizer, seed, channel, WIRES[wire])
+            for layout in layouts
+        ]
         self.shards = tuple(lane.shard for lane in self._lanes)
         self._courier = channel.ranks.courier
         self._announced: list[Ticket] = []
@@ -100,7 +109,7 @@ class AllToAllExchange(Exchange):
         finally:
             self._announced = [ticket for ticket in self._announced if ticket not in mine]
 
-    def lookup(self, batch: JaggedBatch, averaged_at: int | None = None) -> tuple[Tensor, list[Route]]:
+    def lookup(self, batch: JaggedBatch, averaged_at: int | None = None) -> tuple[Tensor, list[Any]]:
         """See :class:`Exchange`."""
         ticket = next((ticket for ticket in self._announced if ticket.batch is batch), None)
         if ticket is None:
@@ -113,7 +122,7 @@ class AllToAllExchange(Exchange):
         ways = zip(self._lanes, routes, rows, strict=True)
         return self._assemble(batch.batch_size, [lane.pool(route, fetched) for lane, route, fetched in ways]), routes
 
-    def update(self, looked_up: list[Route], gradient_BFD: Tensor, learning_rate: float, step: int) -> None:
+    def update(self, looked_up: list[Any], gradient_BFD: Tensor, learning_rate: float, step: int) -> None:
         """See :class:`Exchange`; returns when this rank's gradients are summed, the rest goes on beside the caller."""
         parts = zip(self._lanes, looked_up, self._split(gradient_BFD), strict=True)
         sums = [(lane, route, lane.combine(route, gradient)) for lane, route, gradient in parts]

@@ -1,12 +1,10 @@
-"""One lane of the all-to-all exchange: ids to the owners of rows, rows back, gradients to the owners, one update a row.
-
-Shape legend: B samples of this rank, F features of the lane, D its width, V ids, U distinct rows, W ranks.
-"""
+"""What lanes of the all-to-all exchange have in common. A lane carries the blocks of one width over all ranks."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,56 +15,20 @@ from pibroch.collectives import Channel
 from pibroch.data import JaggedBatch
 from pibroch.embedding import MemoryShard, SparseOptimizer
 from pibroch.errors import DataError, RowIdError
-from pibroch.exchange.column_norms import needs_whole_rows, with_whole_rows
-from pibroch.exchange.grouping import BatchIds, group, group_rows, is_one_hot, pooling_scale
 from pibroch.exchange.layout import LaneLayout
-from pibroch.exchange.rows import pool, read_rows, row_id_error, update_rows
-from pibroch.kernels import parallel
-from pibroch.kernels.route import numba as routing
-from pibroch.kernels.scatter_update.numba import Grouped
-
-Records = NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """What a batch's ids led to.
-
-    Attributes:
-        ids: of this rank's part of the batch; rows are addresses.
-        grouped: the same by distinct address, rising, so that each owner's are consecutive.
-        places: int64 ``[V]``, the number of each position's address among the distinct ones.
-        wanted: distinct rows that this rank wants of each rank, itself included.
-        asked: int64, offsets of this rank's rows that all ranks want, in rank order.
-        asked_counts: how many of them for each rank.
-        updates: rows of this shard that the step updates, and the gradients that will come for them in rank order.
-        update_counts: gradients from each rank.
-        num_replicated: distinct replicated rows in this rank's part, the first of its own ones.
-        share: this rank's share of the global batch.
-        is_real: whether some rank's part is one of its own batches, and not a filler after its last one.
-    """
-
-    ids: BatchIds
-    grouped: Grouped
-    places: NDArray[np.int64]
-    wanted: list[int]
-    asked: NDArray[np.int64]
-    asked_counts: list[int]
-    updates: Grouped
-    update_counts: list[int]
-    num_replicated: int
-    share: float
-    is_real: bool
-
-
-class Lane:
+class Lane(ABC):
     """The blocks of one width: this rank's shard of them and the way to the others'.
+
+    Methods are called in the order of their definition, `pool` and `combine` by the thread that trains, the others by the
+    courier. All but these two are collective: every rank calls them in the same order.
 
     Args:
         layout: of the lane.
         optimizer: of all tables.
         seed: of the initial weights.
-        channel: to the other ranks, for one thread's use.
+        channel: to the other ranks, for the courier's use.
         wire: type in which rows and gradients travel.
     """
 
@@ -77,91 +39,38 @@ class Lane:
         self.rank, self.world_size = channel.ranks.rank, channel.ranks.world_size
         self.shard = MemoryShard(layout.pieces[self.rank], layout.width, optimizer, seed)
         largest = int(np.diff(layout.bounds).max())
-        self._id_type = np.dtype(np.int32 if largest < 1 << 31 else np.int64)
+        self.id_type: np.dtype[Any] = np.dtype(np.int32 if largest < 1 << 31 else np.int64)
 
-    def route(self, batch: JaggedBatch, is_real: bool = True) -> Route:
-        """Tell every owner which of its rows this rank's part of the batch needs; ``is_real`` unless it is a filler.
+    @abstractmethod
+    def route(self, batch: JaggedBatch, is_real: bool = True) -> Any:
+        """Tell every owner what this rank's part of the batch needs; ``is_real`` unless it is a filler after the last one.
+
+        The result has ``is_real``: whether any rank's part is.
 
         Raises:
             RowIdError: for an id outside its table, on the rank whose batch has it; DataError that names it on the others.
         """
-        layout, here = self.layout, self.rank
-        ids, problem = self._resolve(batch.select(layout.features))
-        grouped = group(ids)
-        ends = np.searchsorted(grouped.rows, layout.bounds)
-        wanted = np.diff(ends).tolist()
-        replicated = int(np.searchsorted(grouped.rows, layout.bounds[here] + layout.num_replicated) - ends[here])
-        said = [[count, replicated, -1 if problem else batch.batch_size, is_real] for count in wanted]
-        told = self._tell(torch.tensor(said), problem)
-        offsets = (grouped.rows - np.repeat(layout.bounds[:-1], wanted)).astype(self._id_type)
-        own = offsets[ends[here] : ends[here + 1]]
-        parts = [
-            own if p == here else np.concatenate([offsets[ends[p] : ends[p + 1]], own[:replicated]])
-            for p in range(self.world_size)
-        ]
-        asked_counts, replicated_counts = told[:, 0].tolist(), told[:, 1].tolist()
-        replicated_counts[here] = 0  # among its own
-        update_counts = [a + r for a, r in zip(asked_counts, replicated_counts, strict=True)]
-        sent = torch.from_numpy(np.concatenate(parts))
-        came = self.channel.all_to_all(sent, [len(part) for part in parts], update_counts)
-        rows = came.numpy().astype(np.int64)
-        places = np.empty(len(ids.row_ids), np.int64)
-        parallel.run(routing.places, len(grouped.rows), grouped, places)
-        return Route(
-            ids, grouped, places, wanted, _without(rows, asked_counts, replicated_counts), asked_counts,
-            group_rows(rows), update_counts, replicated, batch.batch_size / max(1, int(told[:, 2].sum())),
-            bool(told[:, 3].any()),
-        )  # fmt: skip
 
-    def fetch(self, route: Route, averaged_at: int | None) -> Records:
-        """The distinct rows of the batch, ``[U, D]``, in the order of their addresses."""
-        rows = torch.from_numpy(read_rows(self.shard, self.optimizer, route.asked, averaged_at))
-        return self._carry(rows, route.asked_counts, route.wanted).numpy()
+    @abstractmethod
+    def fetch(self, route: Any, averaged_at: int | None) -> NDArray[np.float32]:
+        """What owners send for the batch, by the rows' weights or by their moving averages as of a step."""
 
-    def pool(self, route: Route, rows: Records) -> Tensor:
+    @abstractmethod
+    def pool(self, route: Any, fetched: NDArray[np.float32]) -> Tensor:
         """Pooled embeddings ``[B, F, D]`` from what `fetch` brought."""
-        return pool(route.ids, rows, route.places, self.layout.width)
 
-    def combine(self, route: Route, gradient_BFD: Tensor) -> Tensor:
-        """One gradient for each distinct row, ``[U, D]``, summed in sample order and weighted with this rank's share."""
-        totals = np.empty((len(route.grouped.rows), self.layout.width), np.float32)
-        gradients = gradient_BFD.numpy().reshape(-1, self.layout.width)
-        share = np.float32(route.share)
-        parallel.run(routing.sum_gradients, len(totals), route.grouped, gradients, share, totals)
-        return torch.from_numpy(totals)
+    @abstractmethod
+    def combine(self, route: Any, gradient_BFD: Tensor) -> Tensor:
+        """What owners need of a batch's gradients."""
 
-    def update(self, route: Route, totals: Tensor, learning_rate: float, step: int) -> None:
-        """Send `combine`'s gradients to the owners and apply what came here, summed in rank order, once to each row."""
-        counts = route.wanted
-        if self.layout.num_replicated:
-            parts = list(totals.split(counts))
-            copies = parts[self.rank][: route.num_replicated]
-            parts = [part if p == self.rank else torch.cat([part, copies]) for p, part in enumerate(parts)]
-            totals, counts = torch.cat(parts), [len(part) for part in parts]
-        gradients = self._carry(totals, counts, route.update_counts).numpy()
-        updates, hyper = route.updates, self.optimizer.hyper(learning_rate, step)
-        if needs_whole_rows(self.layout, self.optimizer):
-            updates, gradients, hyper = with_whole_rows(
-                self.layout, self.channel, self.shard, updates, gradients, hyper
-            )
-        update_rows(self.shard, self.optimizer, updates, gradients, hyper, step)
-
-    def _resolve(self, batch: JaggedBatch) -> tuple[BatchIds, RowIdError | None]:
-        """The batch's ids as addresses; where one is outside its table, no ids and the error, for all ranks to hear of."""
-        layout, num_features = self.layout, len(self.layout.features)
-        values, offsets = batch.values.numpy(), batch.offsets.numpy()
-        addresses, problem = np.empty(len(values), np.int64), None
-        bad = routing.resolve_addresses(values, offsets, layout.homes, addresses)
-        if bad >= 0:
-            problem = row_id_error(layout.features, layout.homes.num_rows, batch, int(bad))
-            addresses, offsets = addresses[:0], np.zeros(1, np.int64)
-        scale = pooling_scale(batch, layout.mean)
-        return BatchIds(addresses, offsets, scale, is_one_hot(batch), num_features, layout.shares_tables), problem
+    @abstractmethod
+    def update(self, route: Any, gradients: Tensor, learning_rate: float, step: int) -> None:
+        """Send `combine`'s result to the owners and apply what came here, summed in rank order, once to each row."""
 
     def _tell(self, said: Tensor, problem: RowIdError | None) -> NDArray[np.int64]:
-        """Exchange what ranks say to each other, int64 ``[W, 4]``: rows wanted, replicated rows touched, samples, is_real."""
+        """Row p of int64 ``said`` ``[W, k]`` to rank p, and what that said; the first number is negative for a bad batch."""
         told = self.channel.exchange_counts(said).numpy()
-        if (told[:, 2] < 0).any():  # all ranks know; none has changed anything
+        if (told[:, 0] < 0).any():  # all ranks know; none has changed anything
             problems = self.channel.gather(None if problem is None else str(problem))
             if problem is not None:
                 raise problem
@@ -169,14 +78,8 @@ class Lane:
             raise DataError(f"a bad batch on rank {rank}: {problems[rank]}", "ids inside their tables on every rank")
         return told
 
-    def _carry(self, rows: Tensor, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Tensor:
+    def _carry(self, rows: Tensor, send_counts: Sequence[int], receive_counts: Sequence[int]) -> NDArray[np.float32]:
+        """Float32 rows to and from all ranks, in the type of the wire."""
         came = self.channel.all_to_all(rows.to(self.wire), send_counts, receive_counts)
-        return came.float()
-
-
-def _without(rows: NDArray[np.int64], kept: list[int], dropped: list[int]) -> NDArray[np.int64]:
-    """Of each rank's rows the first ``kept``, not the ``dropped`` after them."""
-    if not any(dropped):
-        return rows
-    ends = np.cumsum([k + d for k, d in zip(kept, dropped, strict=True)])
-    return np.concatenate([rows[end - k - d : end - d] for end, k, d in zip(ends, kept, dropped, strict=True)])
+        numbers: NDArray[np.float32] = came.float().numpy()
+        return numbers

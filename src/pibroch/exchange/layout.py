@@ -24,6 +24,7 @@ class Block:
     columns: range
     parts: tuple[tuple[int, Piece], ...]
     is_replicated: bool
+    is_pooled: bool
 
     @property
     def key(self) -> tuple[str, int]:
@@ -46,6 +47,8 @@ class LaneLayout:
         bounds: int64 ``[W + 1]``, each shard's first address.
         num_replicated: rows of replicated blocks.
         shares_tables: whether some block is read by several features.
+        is_pooled: whether owners pool, and bags and pooled vectors travel; features then stand in the order of their owners.
+        num_features_of_shard: in a pooled lane, features whose tables each shard holds.
     """
 
     width: int
@@ -58,21 +61,24 @@ class LaneLayout:
     bounds: NDArray[np.int64]
     num_replicated: int
     shares_tables: bool
+    is_pooled: bool
+    num_features_of_shard: tuple[int, ...]
 
 
 def lay_out(space: RowSpace, plan: Plan, rank: int) -> list[LaneLayout]:
     """The lanes of a plan, widest first, as ``rank`` sees them: its own copy is the home of a replicated row."""
     blocks = [block for table in space.tables for block in _blocks(table, plan)]
-    widths = sorted({len(block.columns) for block in blocks}, reverse=True)
-    return [_lane(space, [b for b in blocks if len(b.columns) == width], plan.num_shards, rank) for width in widths]
+    kinds = sorted({(block.is_pooled, -len(block.columns)) for block in blocks})
+    chosen = [[b for b in blocks if (b.is_pooled, -len(b.columns)) == kind] for kind in kinds]
+    return [_lane(space, alike, plan.num_shards, rank) for alike in chosen]
 
 
 def _blocks(table: Table, plan: Plan) -> list[Block]:
     kind = plan.placements[table.name].kind
     pieces = plan.pieces(table)
     if kind == "column_wise":
-        return [Block(table, piece.columns, ((shard, piece),), False) for shard, piece in pieces]
-    return [Block(table, range(table.dim), tuple(pieces), kind == "replicated")]
+        return [Block(table, piece.columns, ((shard, piece),), False, False) for shard, piece in pieces]
+    return [Block(table, range(table.dim), tuple(pieces), kind == "replicated", kind == "table_wise_pooled")]
 
 
 def _lane(space: RowSpace, blocks: list[Block], num_shards: int, rank: int) -> LaneLayout:
@@ -85,6 +91,9 @@ def _lane(space: RowSpace, blocks: list[Block], num_shards: int, rank: int) -> L
             pieces[shard].append(piece)
             sizes[shard] += len(piece.rows)
     bounds = np.cumsum([0, *sizes], dtype=np.int64)
+    is_pooled = blocks[0].is_pooled
+    if is_pooled:
+        blocks = sorted(blocks, key=lambda block: block.parts[0][0])
     readers = [(feature, block) for block in blocks for feature in block.table.features]
     homes = [[rank] if block.is_replicated else [shard for shard, _ in block.parts] for _, block in readers]
     first_address = np.zeros((len(readers), max(len(shards) for shards in homes)), np.int64)
@@ -106,4 +115,6 @@ def _lane(space: RowSpace, blocks: list[Block], num_shards: int, rank: int) -> L
         bounds=bounds,
         num_replicated=sum(block.table.num_rows for block in blocks if block.is_replicated),
         shares_tables=len(readers) > len(blocks),
+        is_pooled=is_pooled,
+        num_features_of_shard=tuple(sum(shard in shards for shards in homes) for shard in range(num_shards)),
     )

@@ -1,8 +1,9 @@
 """A plan says which shard holds which part of which table. Ranks hold a shard each; a file outlives them.
 
-Four kinds of placement:
+Kinds of placement:
 
-- *table-wise*: one shard holds the whole table.
+- *table-wise*: one shard holds the whole table. Rows travel, each distinct one once; or, *table-wise, pooled*, bags do and
+  come back as one vector: fewer bytes where bags are long and repeat little.
 - *row-wise*: row r lies on shard ``shards[r % k]``, so that the hot rows at a vocabulary's beginning spread evenly.
 - *column-wise*: shard ``shards[j]`` holds the j-th block of columns of every row.
 - *replicated* (data-parallel): every shard holds the whole table.
@@ -20,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pibroch.embedding import Piece, Table
 from pibroch.errors import ConfigError
 
-Kind = Literal["table_wise", "row_wise", "column_wise", "replicated"]
+Kind = Literal["table_wise", "table_wise_pooled", "row_wise", "column_wise", "replicated"]
 KINDS: tuple[str, ...] = get_args(Kind)
 ROWS_A_BATCH = 4096
 """Distinct rows that a minibatch asks of a large table, about: what a table costs its shard is traffic, not memory."""
@@ -82,6 +83,7 @@ class Plan(BaseModel):
             shards, kind = placement.shards, placement.kind
             right = {
                 "table_wise": len(shards) == 1,
+                "table_wise_pooled": len(shards) == 1,
                 "row_wise": len(shards) >= 1 and len(set(shards)) == len(shards),
                 "column_wise": len(shards) >= 1 and table.dim % len(shards) == 0,
                 "replicated": not shards,
@@ -127,7 +129,7 @@ def _shards(table: Table, kind: str, load: list[int]) -> tuple[int, ...]:
     num_shards = len(load)
     if kind == "replicated":
         return ()
-    if kind == "table_wise":
+    if kind in ("table_wise", "table_wise_pooled"):
         shard = min(range(num_shards), key=lambda s: (load[s], s))
         load[shard] += min(table.num_rows, ROWS_A_BATCH)
         return (shard,)

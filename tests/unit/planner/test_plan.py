@@ -46,7 +46,7 @@ def test_kinds_by_name_and_files(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Plan.of(TABLES, 2, "rowwise"), "one of table_wise, row_wise"),
+        (lambda: Plan.of(TABLES, 2, "rowwise"), "one of table_wise, "),
         (lambda: Plan.of(TABLES, 2, {"d": "row_wise"}), "table 'd'"),
         (lambda: Plan.of(TABLES, 2).check(TABLES[:2]), "'c'"),
         (lambda: odd_plan(Placement(kind="table_wise", shards=(0, 1))), "'a'"),
