@@ -7,6 +7,7 @@ different channels may overlap. Every rank must issue the same collectives on a 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -220,7 +221,7 @@ class Channel:
             self._group = None
 
     def _count(self, send: Tensor, send_counts: Sequence[int], receive_counts: Sequence[int]) -> None:
-        here, row_bytes = self.ranks.rank, send[:1].nbytes if len(send) else 0
+        here, row_bytes = self.ranks.rank, send.element_size() * math.prod(send.shape[1:])
         self.ranks.traffic.sent += (sum(send_counts) - send_counts[here]) * row_bytes
         self.ranks.traffic.received += (sum(receive_counts) - receive_counts[here]) * row_bytes
 

@@ -91,6 +91,7 @@ def _join(on_stuck: OnStuck | None) -> tuple[Team, Watch]:
         dist.init_process_group("gloo", timeout=timedelta(seconds=RENDEZVOUS_TIMEOUT_S))
         ranks = Ranks.joined()
         patient = Ranks(ranks.rank, ranks.world_size, CONTROL_TIMEOUT_S)
+        patient.traffic = ranks.traffic
         control = patient.open_channel()
         watch = Watch.over(control, on_stuck)
     except PibrochError:

@@ -150,3 +150,31 @@ def test_a_million_criteo_samples_a_second_on_one_core():
         count = sum(batch.batch_size for batch in loader)
         seconds.append((time.process_time() - started) / count)
     assert min(seconds) < 1e-6
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_ranks_share_each_global_batch_in_rank_order(size):
+    split = make_split(23, multi_hot=True)
+    whole = Loader(split, 5, shuffle=True, seed=4)
+    parts = [Loader(split, 5, shuffle=True, seed=4, part=(rank, size)) for rank in range(size)]
+    for _ in range(2):  # epochs
+        for together, *pieces in zip(whole, *parts, strict=True):
+            assert [piece.batch_size for piece in pieces] == [
+                together.batch_size * (rank + 1) // size - together.batch_size * rank // size for rank in range(size)
+            ]
+            assert [piece.first_sample for piece in pieces] == [
+                together.batch_size * rank // size for rank in range(size)
+            ]
+            assert {piece.position for piece in pieces} == {together.position}
+            torch.testing.assert_close(torch.cat([piece.dense for piece in pieces]), together.dense)
+            for key in split.keys:
+                bags = torch.cat([piece.select((key,)).values for piece in pieces])
+                torch.testing.assert_close(bags, together.select((key,)).values)
+            for piece in pieces:
+                piece.validate()
+    assert {str(part.state_dict()) for part in parts} == {str(whole.state_dict())}
+
+
+def test_a_rank_outside_its_world():
+    with pytest.raises(ConfigError, match="rank 2 of 2"):
+        Loader(make_split(3), 2, part=(2, 2))
