@@ -1,0 +1,141 @@
+"""How much memory and time checkpoints of a Criteo-Kaggle-shaped model take: 33.8 M rows in 26 tables, dim 16, Adagrad.
+
+``python -m benchmarks.checkpoint_memory [--ranks 2] [--then 1] [--out DIR]`` saves with some ranks, row-wise, a full and an
+incremental checkpoint, and loads with as many or others, table-wise. Needs 5.5 GB of memory and as much disk. Fails when a
+process takes more than 1 GiB above its tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import pibroch as pb
+from benchmarks.workers.memory import peak_rss_bytes
+from pibroch.collectives.team import Team, team_of_environment
+from pibroch.config.recipes import check_config
+from pibroch.data import EncodedDataset
+from pibroch.data.synthetic import SyntheticOptions, synthesize
+from pibroch.models import build_model
+from pibroch.train.checkpoint_folder import CheckpointFolder
+from pibroch.train.manifest import Progress
+from pibroch.train.session import Session
+
+KAGGLE_ROWS = (
+    1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10, 5652, 2173, 4,
+    7046547, 18, 15, 286181, 105, 142572,
+)  # fmt: skip
+DIM, ALLOWED_BYTES, GIB = 16, 1 << 30, 1 << 30
+TOUCHED_SHARE = 0.05
+
+
+def build(dataset: EncodedDataset, team: Team, placement: str, scale: float) -> Session:
+    """The session of one rank."""
+    tables = [pb.Table(f"C{i + 1}", max(1, int(rows * scale)), DIM) for i, rows in enumerate(KAGGLE_ROWS)]
+    exchange: dict[str, Any] = {"exchange": "local"}
+    if team.ranks.world_size > 1:
+        exchange = {"exchange": "alltoall", "placement": placement, "channel": team.ranks.open_channel()}
+    embeddings = pb.Embeddings(tables, pb.Adagrad(lr=0.01), **exchange)
+    model = build_model("dlrm", 13, len(tables), dim=DIM)
+    raw = {
+        "data": {"dir": str(dataset.path)},
+        "model": {"name": "dlrm", "dim": DIM},
+        "embedding": {"optimizer": {"name": "adagrad", "lr": 0.01}},
+        "optimizer": {"name": "adam", "lr": 0.001},
+        "train": {"epochs": 1, "batch_size": 1024},
+    }
+    config = check_config(raw, "the benchmark")
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
+    return Session(config, dataset, embeddings, model, optimizer, None, team)
+
+
+def save(session: Session, folder: Path) -> dict[str, float]:
+    """A full checkpoint, then an incremental one; seconds of each."""
+    checkpoints = CheckpointFolder(folder, 2, 2, session.team.control)
+    seconds = {"save_s": timed(lambda: checkpoints.save(session, Progress(step=1)))}
+    generator = np.random.default_rng(0)
+    for view in session.embeddings.pieces():
+        assert view.touched is not None
+        view.touched[:] = generator.random(len(view.touched), np.float32) < TOUCHED_SHARE
+    return seconds | {"save_incremental_s": timed(lambda: checkpoints.save(session, Progress(step=2)))}
+
+
+def load(session: Session, folder: Path) -> dict[str, float]:
+    """The incremental checkpoint, verified; seconds."""
+    checkpoints = CheckpointFolder(folder, 2, 2, session.team.control)
+    return {"load_s": timed(lambda: checkpoints.resume(session))}
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds of ``work``."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def worker(rank: int, size: int, port: int, phase: str, arguments: dict[str, Any]) -> None:
+    """One rank of one phase; writes its figures beside the checkpoints."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    work, placement = (save, "row_wise") if phase == "save" else (load, "table_wise")
+    with team_of_environment() as team:
+        session = build(EncodedDataset.open(arguments["data"]), team, placement, arguments["scale"])
+        tables = session.embeddings.num_bytes
+        before = peak_rss_bytes() - tables
+        figures = work(session, Path(arguments["out"]) / "checkpoints")
+        above = peak_rss_bytes() - tables
+    figures |= {"tables_gib": tables / GIB, "above_before_gib": before / GIB, "above_gib": above / GIB}
+    result = {"phase": phase, "rank": rank, **{name: round(value, 2) for name, value in figures.items()}}
+    (Path(arguments["out"]) / f"{phase}-{rank}.json").write_text(json.dumps(result))
+
+
+def run_phase(phase: str, size: int, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+    """All ranks of a phase, each a fresh process; returns their figures."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=worker, args=(rank, size, port, phase, arguments)) for rank in range(size)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(900)
+        if process.exitcode != 0:
+            raise SystemExit(f"{phase} failed: exit code {process.exitcode}")
+    return [json.loads((Path(arguments["out"]) / f"{phase}-{rank}.json").read_text()) for rank in range(size)]
+
+
+def main() -> None:
+    """Measure, print a line a process, and fail above the bound."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--then", type=int, default=None, help="ranks that load; as many when absent")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the tables' rows")
+    parser.add_argument("--out", type=Path, default=None)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.out) as out:
+        data = Path(out) / "data"
+        synthesize(SyntheticOptions(num_samples=1000, max_table_rows=10), data)
+        arguments = {"out": out, "data": str(data), "scale": options.scale}
+        results = run_phase("save", options.ranks, arguments)
+        results += run_phase("load", options.then or options.ranks, arguments)
+    for result in results:
+        print(json.dumps(result))
+    if any(result["above_gib"] * GIB > ALLOWED_BYTES for result in results):
+        sys.exit("a process took more than 1 GiB above its tables")
+
+
+if __name__ == "__main__":
+    main()
