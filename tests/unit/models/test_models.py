@@ -42,11 +42,18 @@ def test_one_logit_a_sample_and_a_gradient_for_all(name: str, num_dense: int, ba
     [{"batch_norm": True}, {"dropout": 0.5}, {"embedding_dropout": 0.5}, {"top": ()}, {"bottom": ()}, {"cross_rank": 2},
      {"structure": "stacked"}, {"activation": "silu"}, {"batch_norm": True, "dropout": 0.1, "num_dense": 0}],
 )  # fmt: skip
-def test_options(name: str, options: dict[str, object]) -> None:
+@pytest.mark.parametrize("batch", [0, 6])
+def test_options(name: str, options: dict[str, object], batch: int) -> None:
     model = small(name, **options)  # type: ignore[arg-type]
-    logits = model(*random_batch(model))
-    assert logits.shape == (6,)
-    assert logits.isfinite().all()
+    dense, embedded = random_batch(model, batch)
+    for bf16 in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            logits = model(dense, embedded)
+        assert logits.shape == (batch,)
+        assert logits.isfinite().all()
+        logits.float().sum().backward()
+        assert embedded.grad is not None
+        assert embedded.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("batch", [0, 1, 2])
