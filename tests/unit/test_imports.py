@@ -15,7 +15,7 @@ LAYERS = [
     {"planner", "lookahead", "rpc", "collectives"},
     {"exchange"},
     {"train", "serve", "sim"},
-    {"cli"},
+    {"cli", "__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
