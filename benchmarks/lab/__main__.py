@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
 
 from benchmarks.lab.lab import Lab, RunResult
 from benchmarks.lab.network import Network, standing_labs, sweep
@@ -16,8 +14,6 @@ from pibroch.errors import ConfigError, PibrochError
 def main() -> int:
     """Carry out one command; returns the exit code."""
     arguments = _parser().parse_args()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
     try:
         code: int = arguments.do(arguments)
     except PibrochError as error:
@@ -26,11 +22,6 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     return code
-
-
-def _leave(number: int, _: FrameType | None) -> None:
-    """A signal unwinds the stack, so that what was built is removed on the way."""
-    raise SystemExit(128 + number)
 
 
 def _up(arguments: argparse.Namespace) -> int:

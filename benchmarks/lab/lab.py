@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from types import FrameType
 from typing import Self
 
 from benchmarks.lab.network import LINK, LabError, LinkBytes, Network, sweep
@@ -57,6 +60,8 @@ class RunResult:
 class Lab:
     """Hosts joined by links of one rate. Leaving the ``with`` block ends what runs there and removes it.
 
+    SIGTERM and SIGHUP, where the program leaves them alone, end it with the exit code of the signal, the block left on the way.
+
     Args:
         hosts: how many; or the :class:`Network` of a standing lab, which is used and left standing.
         ranks_per_host: processes on each.
@@ -77,6 +82,10 @@ class Lab:
     ) -> None:
         sweep()
         self._cleanup = ExitStack()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if threading.current_thread() is threading.main_thread() and signal.getsignal(number) == signal.SIG_DFL:
+                signal.signal(number, _leave)
+                self._cleanup.callback(signal.signal, number, signal.SIG_DFL)
         if isinstance(hosts, Network):
             self.network = hosts
         else:
@@ -143,7 +152,7 @@ class Lab:
             env: added to this process's environment, after the ranks' own variables.
             timeout_s: hard limit.
             logs: folder for ``rank0.log``, ...; a temporary one when absent.
-            say: told each line of each rank as it comes, ``say(rank, line)``, from threads of its own.
+            say: told each line of each rank as it comes, ``say(rank, line)``, one at a time, from threads of their own.
 
         Raises:
             LabError: when the command cannot be started.
@@ -166,3 +175,8 @@ class Lab:
         readings = zip(self.network.link_bytes(), before, strict=True)
         links = tuple(after.since(earlier) for after, earlier in readings)
         return RunResult(ended.exit_codes, ended.first_failed, ended.timed_out, ended.seconds, links, outputs)
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    """Unwind the stack, so that what was built is removed on the way."""
+    raise SystemExit(128 + number)

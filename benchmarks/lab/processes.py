@@ -35,11 +35,11 @@ class RankProcesses:
 
     Args:
         folder: for ``rank0.log``, ...
-        say: told each line as it comes.
+        say: told each line as it comes, one at a time.
     """
 
     def __init__(self, folder: Path, say: Callable[[int, str], None] | None) -> None:
-        self._folder, self._say = folder, say
+        self._folder, self._say, self._saying = folder, say, threading.Lock()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._readers: list[threading.Thread] = []
         self._running = selectors.DefaultSelector()  # process descriptors, readable once the process has ended
@@ -116,7 +116,8 @@ class RankProcesses:
             for line in stream:
                 log.write(line)
                 if self._say is not None:
-                    self._say(rank, line.decode("utf-8", "replace").rstrip("\n"))
+                    with self._saying:
+                        self._say(rank, line.decode("utf-8", "replace").rstrip("\n"))
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:
