@@ -22,7 +22,7 @@ def measure(data, folder, name):
     from small_run import make_config, train_here
 
     settings = [f"model.name={name}", "train.average=0.95", "train.log_every=10", "schedule.warmup_steps=5"]
-    settings += ["model.batch_norm=false"]  # Adam turns the rounding of the bias before a norm into steps of full size
+    settings += ["model.batch_norm=false"]  # with Adam it makes rounding grow beyond the tolerance
     run, result = train_here(make_config(data, *settings, "train.evaluate_every=20"), folder)
     records = run.metrics()
     return {

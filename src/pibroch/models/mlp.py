@@ -55,8 +55,14 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         self.options = options
-        self.layers = nn.ModuleList(Linear(width_in, width_out) for width_in, width_out in pairwise(widths))
-        self.num_hidden = len(self.layers) if last_is_hidden else len(self.layers) - 1
+        num_layers = len(widths) - 1
+        self.num_hidden = num_layers if last_is_hidden else num_layers - 1
+        # a norm takes a bias before it away, whose gradient is rounding noise: Adam would make steps of full size of it
+        num_without_bias = self.num_hidden if options.batch_norm else 0
+        self.layers = nn.ModuleList(
+            Linear(width_in, width_out, bias=i >= num_without_bias)
+            for i, (width_in, width_out) in enumerate(pairwise(widths))
+        )
         norms = [BatchNorm(width) for width in widths[1 : 1 + self.num_hidden]] if options.batch_norm else []
         self.norms = nn.ModuleList(norms)
         self.dropouts = nn.ModuleList(Dropout(options.dropout) for _ in range(self.num_hidden))
