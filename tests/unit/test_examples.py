@@ -28,6 +28,8 @@ def test_distributed_dlrm_learns_on_two_ranks_and_takes_few_lines():
     assert losses.keys() == {0, 1}
     assert max(losses.values()) < 0.5, ran.stdout
     assert len(lines_of_code(path.read_text())) <= 12
+    torchrec = EXAMPLES.parent / "benchmarks" / "peers" / "shortest_dlrm.py"
+    assert len(lines_of_code(torchrec.read_text())) == 16  # as docs/distributed.md says
 
 
 def lines_of_code(source):
