@@ -13,13 +13,23 @@ from small_run import command, files_below, make_config, train_here
 
 CASES = {
     "sgd": ["embedding.optimizer={name='sgd', lr=0.5}", "optimizer={name='sgd', lr=0.1, momentum=0.9}"],
-    "adagrad": ["embedding.optimizer={name='adagrad', lr=0.1}", "optimizer={name='adagrad', lr=0.05}"],
+    "adagrad": [
+        "embedding.optimizer={name='adagrad', lr=0.1}",
+        "optimizer={name='adagrad', lr=0.05}",
+        "train.full_checkpoint_every=4",
+    ],
     "rowwise_adagrad": [
         "embedding.optimizer={name='rowwise_adagrad', lr=0.1, weight_decay=1e-4}",
         "optimizer={name='adamw', lr=0.01}",
         "schedule={name='cosine', warmup_steps=9, plateau_factor=0.9}",
     ],
-    "adam": ["train.average=0.9", "model.embedding_dropout=0.1", "train.bf16=true", "train.clip_norm=1.0"],
+    "adam": [
+        "train.average=0.9",
+        "model.embedding_dropout=0.1",
+        "train.bf16=true",
+        "train.clip_norm=1.0",
+        "train.full_checkpoint_every=2",
+    ],
     "rowwise_adam": ["embedding.optimizer={name='rowwise_adam', lr=0.01}", "train.threads=2", "model.name=dcnv2"],
 }
 TIMEOUT_SECONDS = 120

@@ -37,9 +37,7 @@ def inspect_command(path: Source) -> None:
     folder = find_checkpoint(path)
     manifest = read_manifest(folder)
     kind = f"incremental, {manifest.increments} after the last full one" if manifest.increments else "full"
-    table = Table(
-        "table", "rows", "dim", "optimizer state", "parts", "size", title=f"{folder}: step {manifest.progress.step}"
-    )
+    table = Table("table", "rows", "dim", "optimizer state", "parts", "size")
     for column in table.columns[1:3] + table.columns[4:]:
         column.justify = "right"
     for name, saved in manifest.tables.items():
@@ -49,10 +47,11 @@ def inspect_command(path: Source) -> None:
         touched = len(saved.parts) - whole
         parts = f"{whole} + {touched} touched" if touched else str(whole)
         table.add_row(name, f"{saved.num_rows:,}", str(saved.dim), state or "none", parts, decimal(size))
+    results.print(f"{folder}: step {manifest.progress.step}, {kind}")
     Console().print(table)
     config, rates = manifest.config, manifest.learning_rates
     total = sum(digest.size_bytes for digest in manifest.files.values())
-    results.print(f"model {config.model.name}, sparse optimizer {config.embedding.optimizer.name}, {kind}")
+    results.print(f"model {config.model.name}, sparse optimizer {config.embedding.optimizer.name}")
     results.print(f"learning rates: dense {rates['dense']:g}, embedding {rates['embedding']:g}")
     results.print(f"dataset {manifest.dataset_fingerprint[:12]}, {len(manifest.files) + 1} files, {decimal(total)}")
 
