@@ -53,14 +53,16 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "pibroch.cli.main", *map(str, arguments)]
 
 
-def run_command(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+def run_command(
+    *arguments: object, env: dict[str, str] | None = None, **options: object
+) -> subprocess.CompletedProcess[str]:
     """Run pibroch as its own process to the end, within two minutes."""
     return subprocess.run(
         command(*arguments),
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "COLUMNS": "200"},
+        env={**os.environ, "COLUMNS": "200", **(env or {})},
         **options,
     )
 

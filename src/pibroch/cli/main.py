@@ -99,8 +99,8 @@ def _add_groups(arguments: Sequence[str]) -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    for ignored in (signal.SIGINT, signal.SIGTERM):  # a terminal and a launcher both send one: let what ends end
-        signal.signal(ignored, signal.SIG_IGN)
+    for later in (signal.SIGINT, signal.SIGTERM):  # a terminal and a launcher both send one: let what ends end
+        signal.signal(later, lambda *_: None)
     raise _Stopped(number)
 
 

@@ -1,0 +1,94 @@
+"""`pibroch train --ranks` as its own processes, which tests find, kill and count."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from small_run import command
+
+TIMEOUT_S = 120
+POLL_S = 0.005
+
+
+class Crew:
+    """A launcher and its ranks. Leaving the ``with`` block kills what is left of them.
+
+    Attributes:
+        process: the launcher; its output is in ``output`` once it has ended.
+    """
+
+    def __init__(self, *arguments, program=None):
+        line = [*program, "train", *map(str, arguments)] if program else command("train", *arguments)
+        self.process = subprocess.Popen(
+            line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        self.output, self._known = "", {}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.pids()
+        for pid in [self.process.pid, *self._known.values()]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.process.communicate(timeout=TIMEOUT_S)
+
+    def pids(self):
+        """Living processes by rank."""
+        found = {}
+        for folder in Path("/proc").iterdir():
+            try:
+                if not folder.name.isdigit() or _parent(folder) != self.process.pid:
+                    continue
+                variables = (folder / "environ").read_bytes().split(b"\0")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            ranks = [int(variable[5:]) for variable in variables if variable.startswith(b"RANK=")]
+            found |= {rank: int(folder.name) for rank in ranks}
+        self._known |= found
+        return found
+
+    def wait_for_step(self, run, step):
+        """Wait until rank 0 reports a step; returns the processes by rank."""
+        wait_until(lambda: steps(run) >= step or self.process.poll() is not None)
+        assert self.process.poll() is None, self.process.communicate(timeout=TIMEOUT_S)[0]
+        return self.pids()
+
+    def end(self, timeout_s=TIMEOUT_S):
+        """Wait for the launcher; returns its exit code."""
+        self.output = self.process.communicate(timeout=timeout_s)[0]
+        return self.process.returncode
+
+    def is_gone(self):
+        """Whether no rank that was ever seen still runs."""
+        return not any(lives(pid) for pid in self._known.values())
+
+
+def steps(run):
+    """Steps that rank 0 has reported."""
+    path = run / "metrics.jsonl"
+    return path.read_text().count('"kind": "training"') if path.exists() else 0
+
+
+def lives(pid):
+    """Whether a process runs; one that only waits to be collected does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until(condition, timeout_s=TIMEOUT_S):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(POLL_S)
+
+
+def _parent(folder):
+    return int((folder / "stat").read_text().rpartition(")")[2].split()[1])

@@ -1,0 +1,97 @@
+"""A rank fails: all others end within seconds with its name, its step and its reason, and the run goes on to the same bits."""
+
+import os
+import random
+import re
+import shutil
+import signal
+import time
+
+import numpy as np
+import pytest
+import training_cases as cases
+from crew import Crew, wait_until
+
+from pibroch.config import to_toml
+from pibroch.train.checkpoint_folder import CheckpointFolder
+from small_run import files_below, make_config
+
+SETTINGS = ["train.epochs=3", "train.evaluate_every=15", "train.average=0.9", "train.full_checkpoint_every=3"]
+ENDS_S = 10.0
+
+
+def kill(crew, run, rank, step):
+    """Kill a rank once ``step`` is reported, and hold what all others say to the promise."""
+    pids = crew.wait_for_step(run, step)
+    assert sorted(pids) == [0, 1, 2, 3]
+    reported = len((run / "metrics.jsonl").read_text().splitlines())
+    os.kill(pids[rank], signal.SIGKILL)
+    start = time.monotonic()
+    assert crew.end() == 128 + signal.SIGKILL
+    assert time.monotonic() - start < ENDS_S
+    wait_until(crew.is_gone, 1)
+    logs = {other: (run / "ranks" / f"rank-{other}.log").read_text() for other in (1, 2, 3) if other != rank}
+    if rank != 0:
+        logs[0] = crew.output
+    failures = [
+        re.findall(rf"rank {rank} failed in step (\d+): its process ended", text)[-1:] for text in logs.values()
+    ]
+    assert len(failures) == 3 and all(failures), (crew.output, logs)
+    named = {int(found[0]) for found in failures}
+    assert max(named) - min(named) <= (rank == 0) and step <= min(named), (named, reported)
+    assert f"rank {rank} ended with signal SIGKILL" in crew.output
+
+
+def test_killed_ranks_are_named_and_the_run_ends_with_the_bits_of_an_undisturbed_one(worlds, data, tmp_path):
+    config = make_config(data, *SETTINGS)
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(to_toml(config.model_dump()))
+    run = tmp_path / "killed"
+    arguments = ["--run-dir", run, "--ranks", 4, "--resume"]  # --resume without a checkpoint starts anew
+    chance = random.SystemRandom()
+    victim, first, second = chance.randrange(1, 4), chance.randrange(2, 25), chance.randrange(26, 45)
+    with Crew(recipe, *arguments) as crew:
+        kill(crew, run, victim, first)
+    with Crew(*arguments) as crew:
+        kill(crew, run, 0, second)
+    for folder in (run, tmp_path / "undisturbed"):
+        worlds(4).run(cases.train, config.model_dump(), str(folder))
+    message = f"rank {victim} killed at step {first} or just after, rank 0 at step {second}"
+    expected = files_below(tmp_path / "undisturbed" / "checkpoints")
+    assert files_below(run / "checkpoints") == expected, message
+    assert CheckpointFolder(run / "checkpoints", 2).steps()[-1] == 63
+
+
+@pytest.fixture
+def damaged(data, tmp_path):
+    """A copy of the data, for a test to put something wrong into it."""
+    folder = tmp_path / "data"
+    shutil.copytree(data, folder)
+    return folder
+
+
+def change(path, dtype, columns, value):
+    """Set the first column of one sample in the middle of the split."""
+    numbers = np.fromfile(path, dtype).reshape(-1, columns)
+    numbers[len(numbers) // 2, 0] = value
+    numbers.tofile(path)
+
+
+@pytest.mark.parametrize("what", ["a loss that is no number", "an id outside its table"])
+def test_the_error_of_one_rank_is_named_by_all(damaged, tmp_path, what):
+    if what == "an id outside its table":
+        change(damaged / "train" / "ids.i32", np.int32, 26, 10**6)
+        exit_code, reason = 2, "id 1000000 for feature 'C1'"
+    else:
+        change(damaged / "train" / "dense.f32", np.float32, 13, np.nan)
+        exit_code, reason = 1, "NonFiniteLossError: got loss nan in step"
+    recipe, run = tmp_path / "r.toml", tmp_path / "run"
+    recipe.write_text(to_toml(make_config(damaged, "model.batch_norm=false").model_dump()))
+    with Crew(recipe, "--run-dir", run, "--ranks", 2) as crew:
+        assert crew.end() == exit_code, crew.output
+    texts = [crew.output, (run / "ranks" / "rank-1.log").read_text()]
+    own = reason.removeprefix("NonFiniteLossError: got ")
+    for text in texts:
+        assert "Traceback" not in text
+        assert re.search(rf"got: +{own}|rank \d( failed in step \d+)?: (got )?{reason}", text), text
+    assert any(re.search(rf"rank \d( failed in step \d+)?: (got )?{reason}", text) for text in texts), texts
