@@ -100,7 +100,7 @@ class _Normalise(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, inverse_std: Tensor, count: int,
         gather: Gather,
     ) -> Tensor:  # fmt: skip
-        normalised = ((x.float() - mean.float()) * inverse_std.float()).to(x.dtype)
+        normalised = (x.float() - mean.float()).mul_(inverse_std.float()).to(x.dtype)
         ctx.count, ctx.gather = count, gather
         ctx.save_for_backward(normalised, weight, inverse_std)
         if weight is None or bias is None:
@@ -111,11 +111,13 @@ class _Normalise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         normalised, weight, inverse_std = ctx.saved_tensors
-        grad_bias, grad_weight = grad.float().sum(0), (grad.float() * normalised).sum(0)
+        wide_grad, x_hat = grad.float(), normalised.float()
+        product = wide_grad * x_hat
+        grad_bias, grad_weight = wide_grad.sum(0), product.sum(0)
         share = len(grad) / ctx.count
         sums = ctx.gather(torch.cat([grad_bias, grad_weight]).double().cpu() * share).sum(0).to(grad.device)
         by_sample, by_value = (sums / max(1, len(grad))).float().chunk(2)
         scale = (inverse_std if weight is None else inverse_std * weight).float()
-        grad_x = ((grad - by_sample - normalised * by_value) * scale).to(grad.dtype)
+        grad_x = torch.mul(x_hat, by_value, out=product).add_(by_sample).sub_(wide_grad).mul_(-scale).to(grad.dtype)
         needs = ctx.needs_input_grad
         return grad_x, grad_weight if needs[1] else None, grad_bias if needs[2] else None, None, None, None, None
