@@ -15,6 +15,7 @@ from pibroch.data import EncodedDataset
 from pibroch.data.loader import batch_of
 from pibroch.models import build_model
 from pibroch.train import checkpoint
+from pibroch.train.agreement import on_first, together
 from pibroch.train.checkpoint_folder import CheckpointFolder
 from pibroch.train.manifest import Progress
 from pibroch.train.session import Session
@@ -153,3 +154,31 @@ def die_while_saving(channel, data, folder, rank, where):
 
     checkpoint.flush_to_disk = flush
     run.save(2)
+
+
+def work_together(channel, bad_rank, kind):
+    """Work that fails on one rank; what each rank sees, and what all see of work that succeeds afterwards."""
+
+    def work():
+        if channel.ranks.rank == bad_rank and kind == "pibroch":
+            raise pb.errors.DataError("a thing", "another", "change it")
+        if channel.ranks.rank == bad_rank and kind == "bug":
+            raise ZeroDivisionError("by zero")
+        return channel.ranks.rank
+
+    try:
+        together(channel, work)
+        said = None
+    except Exception as error:
+        said = type(error).__name__, str(error)
+    return said, together(channel, lambda: channel.ranks.rank), on_first(channel, lambda: channel.ranks.rank + 7)
+
+
+def begin_where_others_do_not_look(channel, data, folder):
+    """Rank 1 is given another folder than the others, as if its disk were not shared."""
+    run = Run(channel, data, Path(folder) / ("other" if channel.ranks.rank == 1 else "run"))
+    try:
+        run.save(1)
+    except pb.errors.PibrochError as error:
+        return type(error).__name__, str(error)
+    return None

@@ -123,3 +123,21 @@ def test_a_rank_killed_while_saving_leaves_the_checkpoint_before(worlds, data, t
     assert CheckpointFolder(tmp_path, 2).steps() == [1]
     assert worlds(2).run(cases.try_to_resume, data, tmp_path) == [None, None]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001"]
+
+
+@pytest.mark.parametrize("bad_rank", [0, 1])
+def test_what_fails_on_one_rank_fails_on_all(worlds, bad_rank):
+    for kind, own, others in (
+        ("pibroch", "DataError", "DataError"),
+        ("bug", "ZeroDivisionError", "RankFailedError"),
+    ):
+        for rank, (said, values, first) in enumerate(worlds(3).run(cases.work_together, bad_rank, kind)):
+            assert said[0] == (own if rank == bad_rank else others)
+            assert rank == bad_rank or f"rank {bad_rank}" in said[1]
+            assert (values, first) == ([0, 1, 2], 7)
+
+
+def test_a_disk_that_is_not_shared_is_an_error(worlds, data, tmp_path):
+    for rank, (kind, said) in enumerate(worlds(2).run(cases.begin_where_others_do_not_look, data, tmp_path)):
+        assert kind == "StorageError" and "shared file system" in said and ("on rank 1" in said) == (rank == 0)
+    assert not list((tmp_path / "run").iterdir())

@@ -1,0 +1,111 @@
+"""Which checkpoints of a run are kept, and what incremental ones stand on; one process."""
+
+import logging
+import os
+import shutil
+
+import pytest
+
+from pibroch.data import EncodedDataset
+from pibroch.embedding import storage
+from pibroch.errors import CheckpointError
+from pibroch.train.checkpoint_folder import CheckpointFolder
+from pibroch.train.manifest import MANIFEST, Progress, read_manifest
+from pibroch.train.session import build_session
+from small_run import make_config
+
+
+@pytest.fixture
+def session(data):
+    return build_session(make_config(data), EncodedDataset.open(data))
+
+
+def touch(session, rows=2):
+    """As an update of the first rows of each table would."""
+    for view in session.embeddings.pieces():
+        view.weights[:rows] += 1
+        view.touched[:rows] = True
+
+
+def save_steps(folder, session, steps):
+    for step in steps:
+        folder.save(session, Progress(step=step))
+        touch(session, step)
+
+
+def weights(session):
+    return [view.weights.copy() for view in session.embeddings.pieces()]
+
+
+def resumed(data, path, full_every=1):
+    session = build_session(make_config(data, "seed=9"), EncodedDataset.open(data))
+    CheckpointFolder(path, 9, full_every).resume(session)
+    return session
+
+
+def test_every_incremental_one_is_complete_in_itself(data, session, tmp_path):
+    folder = CheckpointFolder(tmp_path, keep=1, full_every=4)
+    for step in (1, 2, 3):
+        folder.save(session, Progress(step=step))
+        saved = weights(session)
+        assert folder.steps() == [step], "the full one is gone by the second step"
+        loaded = resumed(data, tmp_path)
+        assert all((a == b).all() for a, b in zip(saved, weights(loaded), strict=True))
+        touch(session, step)
+    assert read_manifest(folder.latest()).increments == 2
+
+
+def test_full_ones_come_when_they_are_due(session, tmp_path):
+    folder = CheckpointFolder(tmp_path, keep=9, full_every=3)
+    save_steps(folder, session, range(1, 8))
+    assert [read_manifest(folder.path(step)).increments for step in folder.steps()] == [0, 1, 2, 0, 1, 2, 0]
+    sizes = [sum(path.stat().st_size for path in folder.path(step).glob("tables/*@delta*")) for step in folder.steps()]
+    assert sizes[0] == sizes[3] == 0 < sizes[1] < sizes[2]
+
+
+def test_touched_rows_come_back_when_resumed(data, session, tmp_path):
+    save_steps(CheckpointFolder(tmp_path, keep=9, full_every=3), session, [1, 2])
+    touched = [view.touched[:].tolist() for view in resumed(data, tmp_path, full_every=3).embeddings.pieces()]
+    assert all(rows[0] and not any(rows[1:]) for rows in touched)
+
+
+def test_without_the_last_one_the_next_is_full(session, tmp_path, caplog):
+    folder = CheckpointFolder(tmp_path, keep=9, full_every=5)
+    save_steps(folder, session, [1])
+    shutil.rmtree(folder.path(1))
+    with caplog.at_level(logging.WARNING):
+        save_steps(folder, session, [2])
+    assert "full" in caplog.text and read_manifest(folder.path(2)).increments == 0
+
+
+def test_a_disk_without_links_gets_copies(data, session, tmp_path, monkeypatch):
+    def refuse(source, target):
+        raise PermissionError("no links here")
+
+    monkeypatch.setattr(storage.os, "link", refuse)
+    folder = CheckpointFolder(tmp_path, keep=9, full_every=2)
+    save_steps(folder, session, [1, 2])
+    one, two = (folder.path(step) / "tables" / "C1.safetensors" for step in (1, 2))
+    assert one.read_bytes() == two.read_bytes() and not os.path.samefile(one, two)
+    resumed(data, tmp_path)
+
+
+def test_the_best_one_is_kept_also_in_a_relative_folder(session, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = CheckpointFolder(tmp_path.relative_to(tmp_path) / "checkpoints", keep=1)
+    for step in (1, 2, 3):
+        progress = Progress.model_validate({"step": step, "monitor": {"best_step": 1, "best_value": 0.5}})
+        folder.save(session, progress)
+    assert folder.steps() == [1, 3] and folder.best().name == "step-00000001"
+
+
+def test_another_format_is_refused(session, tmp_path):
+    folder = CheckpointFolder(tmp_path, keep=1)
+    folder.save(session, Progress(step=1))
+    manifest = read_manifest(folder.latest())
+    manifest.model_copy(update={"format_version": 1}).write(folder.latest())
+    with pytest.raises(CheckpointError, match="format 1; need format 2"):
+        read_manifest(folder.latest())
+    (folder.latest() / MANIFEST).unlink()
+    with pytest.raises(CheckpointError, match=r"no .*manifest\.json"):
+        read_manifest(folder.latest())
