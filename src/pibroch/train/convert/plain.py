@@ -89,10 +89,9 @@ def _count(state: Mapping[str, Tensor], network: str) -> int:
 
 
 def _with_norm(state: Mapping[str, Tensor], network: str, i: int) -> Layer:
-    weight, bias = state[f"{network}.layers.{i}.weight"], state[f"{network}.layers.{i}.bias"]
-    norm = f"{network}.norms.{i}"
+    weight, norm = state[f"{network}.layers.{i}.weight"], f"{network}.norms.{i}"
     if f"{norm}.weight" not in state:
-        return Layer(weight, bias)
+        return Layer(weight, state[f"{network}.layers.{i}.bias"])
     scale = state[f"{norm}.weight"].double() / (state[f"{norm}.running_var"].double() + NORM_EPS).sqrt()
-    bias = (bias - state[f"{norm}.running_mean"]) * scale + state[f"{norm}.bias"]
+    bias = state[f"{norm}.bias"] - state[f"{norm}.running_mean"] * scale  # the layer before a norm has none
     return Layer((weight * scale[:, None]).float(), bias.float())
