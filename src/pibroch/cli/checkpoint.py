@@ -17,7 +17,8 @@ from rich.table import Table
 from pibroch.cli.console import console, results
 from pibroch.embedding.storage import verify_file
 from pibroch.errors import CheckpointError, ConfigError
-from pibroch.train.manifest import MANIFEST, Manifest, read_manifest
+from pibroch.train.checkpoint_folder import find_checkpoint
+from pibroch.train.manifest import Manifest, read_manifest
 
 app = typer.Typer(help="Inspect, verify and convert checkpoints.", no_args_is_help=True, rich_markup_mode="markdown")
 
@@ -130,23 +131,6 @@ def _import(source: Path, out: Path, system: System, recipe: str, changes: list[
 
     config = load_recipe(recipe, changes)
     import_checkpoint(source, RunDirectory(out), system, config, open_dataset(config.data))
-
-
-def find_checkpoint(path: Path) -> Path:
-    """The checkpoint that a path means: itself, or a run's best or latest one.
-
-    Raises:
-        CheckpointError: when there is none.
-    """
-    from pibroch.train.checkpoint_folder import CheckpointFolder
-
-    if (path / MANIFEST).exists():
-        return path
-    folder = CheckpointFolder(path / "checkpoints", keep=1)
-    found = folder.best() or folder.latest()
-    if found is None:
-        raise CheckpointError(f"no checkpoint in {path}", "a checkpoint folder or a run directory", "name one")
-    return found
 
 
 @contextmanager

@@ -9,14 +9,31 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pibroch.collectives import Channel, Ranks
-from pibroch.embedding.storage import remove_leftovers
-from pibroch.errors import StorageError
+from pibroch.embedding.storage import explained_refusal, remove_leftovers
+from pibroch.errors import CheckpointError, StorageError
 from pibroch.train.agreement import on_first
 from pibroch.train.checkpoint import Base, restore_checkpoint, restore_weights, save_checkpoint
-from pibroch.train.manifest import Progress, read_manifest
+from pibroch.train.manifest import MANIFEST, Progress, read_manifest
 from pibroch.train.session import Session
 
 logger = logging.getLogger(__name__)
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The checkpoint that a path means: itself, or a run's best one, or its latest when no evaluation chose one.
+
+    Raises:
+        CheckpointError: when there is none.
+    """
+    if (path / MANIFEST).exists():
+        return path
+    folder = CheckpointFolder(path / "checkpoints", keep=1)
+    found = folder.best() or folder.latest()
+    if found is None:
+        raise CheckpointError(
+            f"no checkpoint in {path}", "a checkpoint folder or a run directory", "name one that pibroch train wrote"
+        )
+    return found
 
 
 class CheckpointFolder:
@@ -134,9 +151,10 @@ class CheckpointFolder:
     def _tidy(self, best_step: int | None) -> None:
         self.link_best(best_step)
         best = self.best()
-        for step in self.steps()[: -self.keep]:
-            if self.path(step).resolve() != best:
-                shutil.rmtree(self.path(step))
+        with explained_refusal(self.folder):
+            for step in self.steps()[: -self.keep]:
+                if self.path(step).resolve() != best:
+                    shutil.rmtree(self.path(step))
 
     def _prepare_resume(self, best_step: int | None) -> None:
         """Remove what a killed run left, and restore the link to the best checkpoint as of the one resumed from."""

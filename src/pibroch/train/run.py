@@ -18,7 +18,7 @@ from pibroch.observability.memory import peak_rss_bytes
 from pibroch.observability.records import FanOut, Sink
 from pibroch.observability.sinks import JsonLines
 from pibroch.train.checkpoint import restore_weights
-from pibroch.train.checkpoint_folder import CheckpointFolder
+from pibroch.train.checkpoint_folder import CheckpointFolder, find_checkpoint
 from pibroch.train.evaluation import access_skew, evaluate
 from pibroch.train.loop import Trainer, evaluation_record, total_steps
 from pibroch.train.manifest import read_manifest
@@ -84,8 +84,7 @@ def evaluate_checkpoint(path: Path, dataset: EncodedDataset, split: str) -> Metr
     """
     if split not in dataset.samples:
         raise ConfigError(f"split {split!r}", f"one of {', '.join(dataset.samples)}", "change --split")
-    folder = CheckpointFolder(path / "checkpoints", keep=1)
-    path = folder.best() or folder.latest() or path
+    path = find_checkpoint(path)
     manifest = read_manifest(path)
     session = build_session(_for_one_process(manifest.config), dataset)
     restore_weights(path, manifest, session, Ranks.alone().open_channel())
