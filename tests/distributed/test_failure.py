@@ -5,7 +5,12 @@ import random
 import re
 import shutil
 import signal
+import socket
+import subprocess
+import sys
 import time
+from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -60,6 +65,35 @@ def test_killed_ranks_are_named_and_the_run_ends_with_the_bits_of_an_undisturbed
     expected = files_below(tmp_path / "undisturbed" / "checkpoints")
     assert files_below(run / "checkpoints") == expected, message
     assert CheckpointFolder(run / "checkpoints", 2).steps()[-1] == 63
+
+
+def test_a_rank_that_waits_for_a_living_one_gives_up():
+    place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    program = [sys.executable, Path(__file__).with_name("stuck_rank.py")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with ExitStack() as stack:
+        ranks = [
+            stack.enter_context(subprocess.Popen(program, env={**os.environ, **place, "RANK": str(rank)}, **pipes))
+            for rank in range(3)
+        ]
+        try:
+            assert ranks[0].stdout.readline() == "waits\n"
+            start = time.monotonic()
+            ranks[1].stdin.write("\n")
+            ranks[1].stdin.flush()
+            for rank in (0, 2):
+                errors = ranks[rank].communicate(timeout=ENDS_S)[1]
+                assert ranks[rank].returncode == 1 and "rank 1 failed in step 3: its process ended" in errors, errors
+            assert time.monotonic() - start < ENDS_S
+        finally:
+            for process in ranks:
+                process.kill()
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 @pytest.fixture

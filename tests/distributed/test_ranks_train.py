@@ -1,13 +1,16 @@
 """Whole runs at one, two and three ranks: the same figures within rounding; twice the same ranks: the same bits."""
 
 import json
+from typing import get_args
 
 import pytest
 import training_cases as cases
 
+from pibroch.config.embedding import PlacementKind
 from pibroch.data import EncodedDataset
 from pibroch.errors import ConfigError
 from pibroch.planner import Plan
+from pibroch.planner.plan import KINDS
 from pibroch.train.run_directory import RunDirectory
 from pibroch.train.session import build_tables
 from small_run import files_below, make_config, train_here
@@ -66,6 +69,7 @@ def test_what_a_run_of_two_ranks_leaves(worlds, data, tmp_path):
     training = [record for record in own if record["kind"] == "training"]
     assert [record["step"] for record in training] == list(range(1, 43))
     assert all(record["bytes_sent"] > 0 and record["rss_bytes"] > 0 for record in training)
+    assert sum(record["waiting_seconds"] for record in training) > 0
     first = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
     assert [r["loss"] for r in first if r["kind"] == "training"] == [r["loss"] for r in training]
 
@@ -103,6 +107,7 @@ def test_a_plan_from_a_file(worlds, data, tmp_path):
 
 
 def test_settings_of_placement(data, tmp_path):
+    assert set(get_args(PlacementKind)) == set(KINDS)
     with pytest.raises(ConfigError, match="placement` or `plan"):
         make_config(data, "embedding.plan=p.json", "embedding.placement=table_wise")
     with pytest.raises(ConfigError, match=r"embedding\.placement"):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -38,7 +39,7 @@ class Traffic:
 
     Attributes:
         sent, received: bytes of payload.
-        waited_s: seconds in which the thread that computes waited for others, where that is measured.
+        waited_s: seconds in which the thread that computes waited for rows or for sums of gradients.
     """
 
     sent: int = 0
@@ -89,6 +90,15 @@ class Ranks:
         if group not in _JOINED:
             _JOINED[group] = cls(dist.get_rank(), dist.get_world_size(), timeout_s)
         return _JOINED[group]
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time within as waiting; for the thread that computes."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.traffic.waited_s += time.perf_counter() - start
 
     def open_channel(self) -> Channel:
         """A new channel between all ranks; every rank must open its channels in the same order. Blocks."""
@@ -178,9 +188,8 @@ class Channel:
         started = self.ranks.courier.send(lambda: self._reduce(staged))
 
         def wait() -> None:
-            work = started.result()
-            with self._explained():
-                work.wait()
+            with self.ranks.waiting(), self._explained():
+                started.result().wait()
             if staged is not tensor:
                 tensor.copy_(staged)
 

@@ -100,6 +100,7 @@ class Watch:
                 host, port, token = channel.gather(None)[0]
                 lifelines = {0: Lifeline(socket.create_connection((host, port), _OPEN_TIMEOUT_S))}
                 lifelines[0].send({"rank": rank, "token": token})
+            channel.barrier()  # nothing comes with the greeting
         except OSError as error:
             raise TrainingError(
                 f"no lifeline between rank {rank} and {'the others' if rank == 0 else 'rank 0'}: {error}",

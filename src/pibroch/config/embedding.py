@@ -33,7 +33,7 @@ class ZerosConfig(Section):
 InitializerConfig = Annotated[UniformConfig | NormalConfig | ZerosConfig, Field(discriminator="name")]
 
 
-PlacementKind = Literal["row_wise", "table_wise", "column_wise", "replicated"]
+PlacementKind = Literal["table_wise", "table_wise_pooled", "row_wise", "column_wise", "replicated"]
 
 
 class EmbeddingConfig(Section):
@@ -43,8 +43,8 @@ class EmbeddingConfig(Section):
         init: initial weights.
         optimizer: applied to each touched row; its ``weight_decay`` is the embedding regularisation.
         exchange: how a minibatch gets its rows; ``auto`` is ``local`` for one process and ``alltoall`` for several.
-        placement: which rank holds what: ``row_wise``, ``table_wise``, ``column_wise`` or ``replicated``, for all tables or by
-            name (``""`` for those not named).
+        placement: which rank holds what, see :mod:`pibroch.planner.plan`: a kind for all tables, or kinds by table (``""`` for
+            those not named).
         plan: a file that says it instead.
         wire: the type in which rows and their gradients travel; ``float32`` is exact.
     """

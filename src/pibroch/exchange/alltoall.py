@@ -86,7 +86,7 @@ class AllToAllExchange(Exchange):
             for layout in layouts
         ]
         self.shards = tuple(lane.shard for lane in self._lanes)
-        self._courier = channel.ranks.courier
+        self._ranks, self._courier = channel.ranks, channel.ranks.courier
         self._announced: list[Ticket] = []
 
     def feed(self, batches: Iterable[JaggedBatch]) -> Iterator[JaggedBatch]:
@@ -118,7 +118,8 @@ class AllToAllExchange(Exchange):
             self._announced.remove(ticket)
         if ticket.rows is None or averaged_at is not None:
             ticket.rows = self._fetch(ticket, averaged_at)
-        routes, rows = ticket.routes.result(), ticket.rows.result()
+        with self._ranks.waiting():
+            routes, rows = ticket.routes.result(), ticket.rows.result()
         ways = zip(self._lanes, routes, rows, strict=True)
         return self._assemble(batch.batch_size, [lane.pool(route, fetched) for lane, route, fetched in ways]), routes
 

@@ -78,7 +78,9 @@ class LoggedProgress:
 
 
 def _figures(record: TrainingRecord) -> str:
-    return f"loss {record.loss:.4f}  {record.samples_per_second:,.0f} samples/s  memory {record.rss_bytes / 2**20:,.0f} MiB"
+    waiting = f"  waiting {record.waiting_seconds:.1f} s" if record.waiting_seconds else ""
+    memory = f"  memory {record.rss_bytes / 2**20:,.0f} MiB"
+    return f"loss {record.loss:.4f}  {record.samples_per_second:,.0f} samples/s{waiting}{memory}"
 
 
 def _evaluation_line(record: EvaluationRecord) -> str:

@@ -19,7 +19,7 @@ class TrainingRecord:
         learning_rate: of the dense layers.
         seconds: spent in training steps so far.
         rss_bytes: memory of this process now.
-        waiting_seconds: in which this process waited for other ranks, since the last record.
+        waiting_seconds: in which this process waited for other ranks since the last record, evaluation included.
         bytes_sent, bytes_received: between this process and other ranks, since the last record.
     """
 
