@@ -12,7 +12,8 @@ from rich.logging import RichHandler
 
 from pibroch.errors import PibrochError
 
-console = Console(stderr=True)
+_HAS_LOG = os.environ.get("RANK", "0") != "0"  # such a rank writes into a file: no colours, no moving lines
+console = Console(stderr=True, force_terminal=False if _HAS_LOG else None)
 results = Console(highlight=False, soft_wrap=True)
 
 

@@ -18,7 +18,7 @@ from pibroch.process import threads_of_rank
 
 END_S = 10.0
 """How long ranks may go on after one has failed: the others hear of it in milliseconds and give up after some seconds."""
-STOP_S = 8.0
+STOP_S = 5.0
 """How long ranks may take to end when they are told to stop."""
 _POLL_S = 0.02
 _LAUNCHER = "PIBROCH_LAUNCHER"

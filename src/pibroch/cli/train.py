@@ -173,7 +173,7 @@ def _sink(run: RunDirectory, total_steps: int, tensorboard: bool) -> Sink:
     from pibroch.observability.records import FanOut
     from pibroch.observability.sinks import TensorBoard as TensorBoardSink
 
-    sinks: list[Sink] = [TensorBoardSink(run.path / "tensorboard")] if tensorboard else []
+    sinks: list[Sink] = [TensorBoardSink(run.path / "tensorboard")] if tensorboard and run.rank == 0 else []
     return FanOut([*sinks, progress_sink(console, total_steps)])
 
 
