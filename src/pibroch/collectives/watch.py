@@ -25,7 +25,7 @@ from pibroch.errors import PibrochError, RankFailedError, TrainingError
 
 NEWS_TIMEOUT_S = 5.0
 """How long a rank whose collective failed waits to hear why."""
-STUCK_S = 4.0
+STUCK_S = 3.0
 """How long after the news a rank may take to leave what it does; one that waits for a living rank in vain never does."""
 STOPPED_NEWS_S = 0.5
 """How long a rank that was told to stop looks for a failure as the cause: launchers stop all ranks when one fails."""

@@ -3,6 +3,7 @@ import json
 import logging
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -67,9 +68,10 @@ def test_anything_else_gets_lines_now_and_then(caplog):
     assert isinstance(sink, LoggedProgress)
     with caplog.at_level(logging.INFO, "pibroch"):
         for step in range(1, 6):
-            sink.training(training(step))
+            sink.training(replace(training(step), waiting_seconds=1.24))
         FanOut([sink]).evaluation(EVALUATION)
     assert [record.message.split()[1] for record in caplog.records] == ["1/40", "20"]
+    assert "samples/s  waiting 1.2 s  memory" in caplog.records[0].message
 
 
 def test_a_notice_only_when_slow(caplog):
