@@ -1,5 +1,7 @@
 """The batches, tables and optimizers of the conformance suite, and one run of a case on one rank."""
 
+import logging
+
 import numpy as np
 import torch
 
@@ -127,6 +129,8 @@ def meet_a_bad_batch(channel, bad_rank):
 def lookup_twice_then_update_twice(channel):
     """Two lookups before the first update see the same rows, with and without feed; returns this rank's pieces."""
     tables, pieces = SHAPES["odd_dims"], []
+    said = []
+    logging.getLogger("pibroch.exchange.embeddings").addFilter(lambda record: said.append(record.msg))
     for fed in (False, True):
         embeddings = pb.Embeddings(tables, pb.Adagrad(lr=0.5), exchange="alltoall", seed=3, channel=channel)
         batches = [ragged_batch(tables, 5, seed=step + channel.ranks.rank) for step in range(6)]
@@ -136,6 +140,7 @@ def lookup_twice_then_update_twice(channel):
             for loss in losses:
                 loss.backward()
         pieces.append([view.weights.copy() for view in embeddings.pieces()])
+        assert sum("embeddings.feed" in text for text in said) == 1  # of the run without feed, once
     return pieces
 
 

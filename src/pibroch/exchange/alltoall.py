@@ -87,6 +87,7 @@ class AllToAllExchange(Exchange):
         ]
         self.shards = tuple(lane.shard for lane in self._lanes)
         self._ranks, self._courier = channel.ranks, channel.ranks.courier
+        self.reads_ahead = size > 1
         self._announced: list[Ticket] = []
 
     def feed(self, batches: Iterable[JaggedBatch]) -> Iterator[JaggedBatch]:

@@ -17,9 +17,11 @@ class Exchange(ABC):
 
     Attributes:
         shards: the row records that this process holds; tables of one width, or blocks of columns, share a shard.
+        reads_ahead: whether batches that come through :meth:`feed` are looked up sooner than others.
     """
 
     shards: tuple[MemoryShard, ...]
+    reads_ahead: bool = False
 
     @abstractmethod
     def lookup(self, batch: JaggedBatch, averaged_at: int | None = None) -> tuple[Tensor, Any]:

@@ -70,8 +70,9 @@ class Embeddings(nn.Module):
         self._averaged = False
         self._absent: set[str] = set()
         self._handed_out: tuple[Any, JaggedBatch] | None = (
-            None  # by feed: what the user has, and what the exchange knows
+            None  # by feed: the user's batch, and as the exchange knows it
         )
+        self._warned_of_waiting = False
         self._anchor = torch.zeros((), requires_grad=True)  # makes autograd call the update; never a parameter
 
     @property
@@ -119,7 +120,7 @@ class Embeddings(nn.Module):
 
         for known in self.exchange.feed(prepared()):
             batch = read.popleft() if read else known
-            self._handed_out = batch, known
+            self._handed_out.append((batch, known))
             yield batch
 
     def forward(self, batch: Any) -> Tensor:
@@ -135,11 +136,11 @@ class Embeddings(nn.Module):
             RowIdError: for an id outside its table; names the feature, the sample and the id.
             DataError: for a batch without any of the features, or a bad batch on another rank.
         """
-        if self._handed_out is not None and self._handed_out[0] is batch:
-            known, self._handed_out = self._handed_out[1], None
-        else:
-            known = self._prepare(batch)
+        fed = next((handed for handed in self._handed_out if handed[0] is batch), None)
+        known = self._prepare(batch) if fed is None else fed[1]
         if torch.is_grad_enabled() and self.training:
+            if fed is None:
+                self._warn_of_waiting()
             pooled: Tensor = _Lookup.apply(self._anchor, self, known)
             return pooled
         return self.exchange.lookup(known, self.step if self._averaged else None)[0]
@@ -158,6 +159,13 @@ class Embeddings(nn.Module):
         if new:
             logger.warning("features absent from a batch count as empty bags, from now on silently: %s", ", ".join(new))
             self._absent |= set(new)
+
+    def _warn_of_waiting(self) -> None:
+        if self.exchange.reads_ahead and not self._warned_of_waiting:
+            logger.warning(
+                "a batch that did not come through embeddings.feed(...): its ids and rows travel while the model waits"
+            )
+            self._warned_of_waiting = True
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
