@@ -69,9 +69,9 @@ class Embeddings(nn.Module):
         self.step = 0
         self._averaged = False
         self._absent: set[str] = set()
-        self._handed_out: tuple[Any, JaggedBatch] | None = (
-            None  # by feed: the user's batch, and as the exchange knows it
-        )
+        self._handed_out: deque[tuple[Any, JaggedBatch]] = deque(
+            maxlen=4
+        )  # by feed: as the user and the exchange know it
         self._warned_of_waiting = False
         self._anchor = torch.zeros((), requires_grad=True)  # makes autograd call the update; never a parameter
 
