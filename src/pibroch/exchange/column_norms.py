@@ -71,9 +71,8 @@ def _over_columns(
 ) -> tuple[Sums, NDArray[np.int64]]:
     """The sums ``[U, 3]`` over all columns of each row, and the dim of each row's table."""
     here, pieces = channel.ranks.rank, layout.pieces
-    bounds = np.searchsorted(
-        updates.rows, [shard.first_row(i) for i in range(len(shard.pieces))] + [len(shard.records)]
-    )
+    first_rows = [shard.first_row(i) for i in range(len(shard.pieces))]
+    bounds = np.searchsorted(updates.rows, [*first_rows, len(shard.records)]).tolist()
     spans = {piece: slice(bounds[i], bounds[i + 1]) for i, piece in enumerate(shard.pieces)}
     num_touched = {piece.table.name: span.stop - span.start for piece, span in spans.items()}
     tables = [{piece.table.name for piece in held} for held in pieces]
