@@ -8,7 +8,7 @@ from pathlib import Path
 
 from small_run import command
 
-TIMEOUT_S = 120
+TIMEOUT_S = 240
 POLL_S = 0.005
 
 

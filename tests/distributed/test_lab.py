@@ -23,7 +23,7 @@ from pibroch.errors import ConfigError  # noqa: E402
 HINDRANCE = obstacle()
 pytestmark = pytest.mark.skipif(HINDRANCE is not None, reason=f"no lab here: {HINDRANCE}")
 
-TIMEOUT_S = 120
+TIMEOUT_S = 240
 RECEIVE = """
 import os, socket, time
 address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
