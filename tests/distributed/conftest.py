@@ -12,3 +12,10 @@ def data(tmp_path_factory):
     from small_run import make_dataset
 
     return make_dataset(tmp_path_factory.mktemp("data") / "small")
+
+
+def pytest_collection_modifyitems(items):
+    """Many processes on a loaded machine take their time; waits inside the tests have their own, shorter limits."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.timeout(900))
