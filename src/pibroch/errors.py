@@ -9,6 +9,14 @@ PibrochError
 ├── TrainingError         a run that cannot go on: the command line exits with 1
 │   ├── NonFiniteLossError
 │   └── RankFailedError   another rank failed or was lost (names rank and step)
+├── RpcError              a remote call that did not come to its end
+│   ├── RpcTimeoutError   no answer in time
+│   ├── WorkerLostError   the other worker ended or cannot be reached (names it)
+│   ├── AuthenticationError  it does not know the job's secret, or speaks another version
+│   ├── NotAllowedError   a function or type outside the allowed modules, or not sent by name
+│   ├── ProtocolError     bytes that break the wire format or its limits
+│   ├── ReferenceLostError  a remote reference whose value is gone
+│   └── RemoteError       the callee raised an error whose type the caller cannot build
 ├── StorageError          the disk refused to take what had to be written
 └── MissingDependencyError  an optional extra that is not installed
 """
@@ -82,6 +90,51 @@ class RankFailedError(TrainingError):
             "all ranks",
             "see that rank's log; a training run goes on with --resume",
         )
+
+
+class RpcError(PibrochError, RuntimeError):
+    """A remote call that did not come to its end. A ``RuntimeError`` too, as in ``torch.distributed.rpc``."""
+
+
+class RpcTimeoutError(RpcError, TimeoutError):
+    """No answer in time; the callee may still be at work."""
+
+
+class WorkerLostError(RpcError, ConnectionError):
+    """The other worker ended, was lost, or cannot be reached.
+
+    Args:
+        worker: its name.
+        reason: what is known of the cause.
+    """
+
+    def __init__(self, worker: str, reason: str) -> None:
+        self.worker = worker
+        super().__init__(
+            f"worker {worker!r} lost: {reason}",
+            "a running worker of that name",
+            "see its log; calls reach it again once it came back under its name",
+        )
+
+
+class AuthenticationError(RpcError):
+    """The other side does not know the job's secret, or speaks another version."""
+
+
+class NotAllowedError(RpcError):
+    """A function or type outside the allowed modules, or one that cannot be named."""
+
+
+class ProtocolError(RpcError):
+    """Bytes that break the wire format or its limits."""
+
+
+class ReferenceLostError(RpcError):
+    """A remote reference whose value is gone."""
+
+
+class RemoteError(RpcError):
+    """The callee raised an error whose type cannot be built here."""
 
 
 class StorageError(PibrochError):

@@ -1,0 +1,1 @@
+"""Tensor RPC: remote calls, remote references, distributed autograd."""

@@ -1,0 +1,112 @@
+"""What a worker may be told about calls, transport and trust; the fields of torch's options class, and ours."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+DEFAULT_NUM_WORKER_THREADS = 16
+DEFAULT_RPC_TIMEOUT_S = 60.0
+DEFAULT_INIT_METHOD = "env://"
+DEFAULT_SHUTDOWN_TIMEOUT_S = 300.0
+UNSET_RPC_TIMEOUT = -1.0
+
+Device = int | str | torch.device
+
+
+class BackendType(enum.Enum):
+    """There is one backend; torch's name for its own stands for it, so that code moves."""
+
+    PIBROCH = "PIBROCH"
+    TENSORPIPE = "PIBROCH"
+
+
+@dataclass(slots=True)
+class Limits:
+    """Bounds on what a peer may ask for; what exceeds them is refused with ``ProtocolError``.
+
+    Attributes:
+        metadata_bytes: of one message without its tensors.
+        message_bytes: of one message's tensors.
+        waiting_strangers: connections that have not proved yet that they know the secret.
+        handshake_s: time that they have to do so.
+    """
+
+    metadata_bytes: int = 64 << 20
+    message_bytes: int = 16 << 30
+    waiting_strangers: int = 64
+    handshake_s: float = 10.0
+
+
+@dataclass(slots=True)
+class RpcBackendOptions:
+    """Options of ``init_rpc``.
+
+    Attributes:
+        num_worker_threads: threads that run requests; more are started only while these wait for other workers.
+        rpc_timeout: default timeout of a call in seconds, 0 for none.
+        init_method: ``env://``, ``tcp://host:port`` or ``file://path``: where the workers find each other.
+        device_maps: per callee, which of our devices becomes which of its devices.
+        devices: devices used; follows from the maps when absent.
+        allowed_modules: modules (and all below them) whose functions and types peers may name, beside the default ones.
+        allow_pickle: send and accept values without a data form as pickles. Whoever knows the secret can then run any code here.
+        secret: the job's secret; by default from ``PIBROCH_RPC_SECRET`` or ``PIBROCH_RPC_SECRET_FILE``, on one machine made when absent.
+        bind: address to listen on; by default loopback when the rendezvous is there, else the address by which it is reached.
+        num_streams: TCP streams for large tensors between two hosts.
+        shared_memory: use it between workers of one host.
+        tls: paths of a certificate, its key and the authorities to trust (PEM), for TCP; ``None`` for plain TCP.
+        lost_after_s: a silent host is given up after this time.
+        limits: bounds on what peers may ask for.
+    """
+
+    num_worker_threads: int = DEFAULT_NUM_WORKER_THREADS
+    rpc_timeout: float = DEFAULT_RPC_TIMEOUT_S
+    init_method: str = DEFAULT_INIT_METHOD
+    device_maps: dict[str, dict[torch.device, torch.device]] = field(default_factory=dict)
+    devices: list[torch.device] = field(default_factory=list)
+    allowed_modules: Sequence[str] = ()
+    allow_pickle: bool = False
+    secret: str | bytes | None = None
+    bind: str | None = None
+    num_streams: int = 2
+    shared_memory: bool = True
+    tls: tuple[str, str, str] | None = None
+    lost_after_s: float = 4.0
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        maps, devices = dict(self.device_maps), list(self.devices)
+        self.device_maps, self.devices = {}, []
+        for to, device_map in maps.items():
+            self.set_device_map(to, device_map)
+        if devices:
+            self.set_devices(devices)
+
+    def set_device_map(self, to: str, device_map: Mapping[Device, Device]) -> None:
+        """Tensors sent to worker ``to`` from a device of the map's keys arrive on its value.
+
+        Raises:
+            ValueError: when a device is mapped twice, or two devices to one.
+        """
+        known = self.device_maps.setdefault(to, {})
+        for ours, theirs in device_map.items():
+            source, target = torch.device(ours), torch.device(theirs)
+            if known.get(source, target) != target:
+                raise ValueError(
+                    f"`set_device_map` only supports 1-to-1 mapping, {source} already goes to {known[source]}"
+                )
+            if any(t == target and s != source for s, t in known.items()):
+                raise ValueError(
+                    f"`set_device_map` only supports 1-to-1 mapping, another device already goes to {target}"
+                )
+            known[source] = target
+
+    def set_devices(self, devices: Sequence[Device]) -> None:
+        """Devices that this worker uses."""
+        self.devices = [torch.device(device) for device in devices]
+
+
+TensorPipeRpcBackendOptions = RpcBackendOptions
