@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -52,8 +53,8 @@ class RpcBackendOptions:
         device_maps: per callee, which of our devices becomes which of its devices.
         devices: devices used; follows from the maps when absent.
         allowed_modules: modules (and all below them) whose functions and types peers may name, beside the default ones.
-        allow_pickle: send and accept values without a data form as pickles. Whoever knows the secret can then run any code here.
-        secret: the job's secret; by default from ``PIBROCH_RPC_SECRET`` or ``PIBROCH_RPC_SECRET_FILE``, on one machine made when absent.
+        allow_pickle: send and accept values without a data form as pickles. Who knows the secret can then run any code here.
+        secret: the job's; by default from ``PIBROCH_RPC_SECRET`` or ``PIBROCH_RPC_SECRET_FILE``, on one machine made when absent.
         bind: address to listen on; by default loopback when the rendezvous is there, else the address by which it is reached.
         num_streams: TCP streams for large tensors between two hosts.
         shared_memory: use it between workers of one host.
@@ -85,7 +86,7 @@ class RpcBackendOptions:
         if devices:
             self.set_devices(devices)
 
-    def set_device_map(self, to: str, device_map: Mapping[Device, Device]) -> None:
+    def set_device_map(self, to: str, device_map: Mapping[Any, Device]) -> None:
         """Tensors sent to worker ``to`` from a device of the map's keys arrive on its value.
 
         Raises:
