@@ -1,0 +1,108 @@
+"""Where the job's secret comes from: an option, the environment, a file; on one machine it is made when there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from pibroch.errors import ConfigError
+
+SECRET_VARIABLE = "PIBROCH_RPC_SECRET"
+SECRET_FILE_VARIABLE = "PIBROCH_RPC_SECRET_FILE"
+MIN_SECRET_BYTES = 16
+_MAX_SECRET_BYTES = 4096
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def new_secret() -> str:
+    """A random secret, fit for the environment or a file."""
+    return secrets.token_hex(32)
+
+
+def find_secret(option: str | bytes | None, environ: Mapping[str, str], *, local: bool, key: str) -> bytes:
+    """The job's secret.
+
+    Args:
+        option: ``RpcBackendOptions.secret``.
+        environ: the environment.
+        local: whether the rendezvous shows that all workers run on this machine; only then may a secret be made.
+        key: the rendezvous; jobs that meet elsewhere get another secret.
+
+    Raises:
+        ConfigError: when there is none and none can be made, or it is too short, or others can read it.
+    """
+    if option is not None:
+        return _long_enough(option.encode() if isinstance(option, str) else bytes(option), "the option secret")
+    if environ.get(SECRET_VARIABLE):
+        return _long_enough(environ[SECRET_VARIABLE].encode(), SECRET_VARIABLE)
+    if environ.get(SECRET_FILE_VARIABLE):
+        path = Path(environ[SECRET_FILE_VARIABLE])
+        return _long_enough(_read(path, SECRET_FILE_VARIABLE), f"{SECRET_FILE_VARIABLE} ({path})")
+    if local:
+        return hmac.new(_users_secret(), key.encode(), hashlib.sha256).digest()
+    raise ConfigError(
+        "no secret for workers on several machines",
+        f"the same one at all of them, in {SECRET_VARIABLE}, {SECRET_FILE_VARIABLE} or RpcBackendOptions.secret",
+        "make one with: python -c 'from pibroch.rpc.secret import new_secret; print(new_secret())'",
+    )
+
+
+def _users_secret() -> bytes:
+    """A random secret of this user on this machine, made by whichever process comes first."""
+    directory = Path(tempfile.gettempdir()) / f"pibroch-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & _OTHERS:
+        raise ConfigError(
+            f"{directory}, which is no directory of ours alone",
+            "a directory with mode 700 that belongs to this user",
+            f"remove it, or set {SECRET_VARIABLE} in all workers",
+        )
+    path = directory / "secret"
+    if not path.exists():
+        # linked into place when complete: nobody reads half of it, and the first one wins
+        complete = directory / f"secret.{os.getpid()}.{secrets.token_hex(4)}"
+        with os.fdopen(os.open(complete, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(new_secret())
+        with contextlib.suppress(FileExistsError):
+            os.link(complete, path)
+        complete.unlink()
+    return _long_enough(_read(path, "this user's secret"), str(path))
+
+
+def _read(path: Path, what: str) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as error:
+        raise ConfigError(f"{what}: {path} cannot be read ({error.strerror})", "a file with the secret") from error
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise ConfigError(f"{what}: {path} is no regular file", "a file with the secret")
+        if found.st_mode & _OTHERS or found.st_uid not in (os.getuid(), 0):
+            raise ConfigError(
+                f"{what}: {path} with mode {stat.S_IMODE(found.st_mode):o}, owner {found.st_uid}",
+                "a file that only this user can read",
+                f"chmod 600 {path}",
+            )
+        return os.read(descriptor, _MAX_SECRET_BYTES + 1).strip()
+    finally:
+        os.close(descriptor)
+
+
+def _long_enough(secret: bytes, where: str) -> bytes:
+    if not MIN_SECRET_BYTES <= len(secret) <= _MAX_SECRET_BYTES:
+        raise ConfigError(
+            f"a secret of {len(secret)} bytes in {where}",
+            f"{MIN_SECRET_BYTES} to {_MAX_SECRET_BYTES} bytes",
+            "make one with: python -c 'from pibroch.rpc.secret import new_secret; print(new_secret())'",
+        )
+    return secret
