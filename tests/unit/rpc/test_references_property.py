@@ -1,0 +1,245 @@
+"""Many books, any interleaving of deliveries, shares, drops, failures and deaths: no value goes too early, none stays."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pibroch.rpc.references import Fork, Peer, Place, ReferenceBook, State, Wire
+
+NUM_WORKERS = 4
+
+
+@dataclass(eq=False)
+class Handle:
+    """A Python object on one worker: a fork, or the owner's own reference. ``path``: all lives through which it came."""
+
+    life: Peer
+    reference: int
+    fork: Fork | None
+    path: frozenset[Peer]
+
+
+@dataclass(eq=False)
+class InFlight:
+    origin: Peer
+    to: Peer
+    what: str
+    item: object
+    path: frozenset[Peer] = frozenset()
+
+
+@dataclass
+class World:
+    """Workers and a network that delivers in any order; what is sent to the dead is lost."""
+
+    numbers: itertools.count = field(default_factory=lambda: itertools.count(1000))
+    books: dict[Peer, ReferenceBook] = field(default_factory=dict)
+    flying: list[InFlight] = field(default_factory=list)
+    handles: list[Handle] = field(default_factory=list)
+    alive: dict[int, Peer] = field(default_factory=dict)  # values that were made: their owners
+    discarded: set[int] = field(default_factory=set)
+
+    def __post_init__(self):
+        for worker in range(NUM_WORKERS):
+            self.be_born(worker)
+
+    def be_born(self, worker):
+        life = Peer(worker, next(self.numbers))
+        self.books[life] = ReferenceBook(life)
+
+    def lives(self):
+        return sorted(self.books)
+
+    def send(self, origin, to, what, item, path=frozenset()):
+        self.flying.append(InFlight(origin, to, what, item, path))
+
+    # What users do
+
+    def make(self, life):
+        reference = next(self.numbers)
+        self.books[life].owners.make(reference)
+        self.alive[reference] = life
+        self.handles.append(Handle(life, reference, None, frozenset({life})))
+
+    def create(self, life, owner, fails):
+        if life == owner:
+            return self.make(life)
+        reference = next(self.numbers)
+        fork = self.books[life].users.create(reference, next(self.numbers), owner)
+        self.send(life, owner, "create", (fork, fails))
+        self.handles.append(Handle(life, reference, fork, frozenset({life})))
+
+    def share(self, handle, to):
+        book, child = self.books[handle.life], next(self.numbers)
+        if handle.fork is None:
+            if handle.reference not in book.owners.entries:
+                return  # its creator was lost before it came
+            book.owners.share(handle.reference, child, to)
+            place = Place(handle.reference, handle.life, handle.life, True)
+        elif handle.fork.state is State.GONE:
+            return
+        else:
+            book.users.share(handle.fork, child, to)
+            place = handle.fork.place
+        wire = Wire(place, "name", handle.life, child)
+        self.send(handle.life, to, "value", wire, handle.path | {to})
+
+    def call_off(self, handle, to):
+        """A message that is encoded and never sent."""
+        self.share(handle, to)
+        if self.flying and self.flying[-1].what == "value" and self.flying[-1].origin == handle.life:
+            self.books[handle.life].unshare(self.flying.pop().item)
+
+    def speak(self, handle):
+        """A call on the value, which nobody waits for: it may come after all forks were dropped."""
+        if handle.fork is not None:
+            self.send(handle.life, handle.fork.owner, "speak", handle.fork.place)
+
+    def drop(self, handle):
+        self.handles.remove(handle)
+        book = self.books[handle.life]
+        if handle.fork is None:
+            book.owners.release(handle.reference)
+        else:
+            book.users.release(handle.fork)
+
+    # What happens
+
+    def kill(self, life):
+        del self.books[life]
+        self.handles = [handle for handle in self.handles if handle.life != life]
+        for other in self.books:
+            self.send(life, other, "lost", None)
+        self.be_born(life.worker)
+
+    def deliver(self, flight):
+        self.flying.remove(flight)
+        book = self.books.get(flight.to)
+        if book is not None:
+            getattr(self, f"on_{flight.what}")(book, flight)
+
+    def on_create(self, book, flight):
+        fork, fails = flight.item
+        ok = not fails and book.owners.created(fork.reference, fork.number, flight.origin)
+        if ok:
+            self.alive[fork.reference] = book.me
+        self.send(book.me, flight.origin, "answer", (fork, ok))
+
+    def on_answer(self, book, flight):
+        fork, ok = flight.item
+        if ok:
+            book.users.created(fork)
+        else:
+            book.users.creation_failed(fork, RuntimeError("failed"))
+
+    def on_value(self, book, flight):
+        wire = flight.item
+        got = book.receive(wire)
+        assert got is not None
+        if got is not False:
+            fork = got if isinstance(got, Fork) else None
+            self.handles.append(Handle(book.me, wire.place.reference, fork, flight.path))
+
+    def on_speak(self, book, flight):
+        book.owners.wants(flight.item)
+
+    def on_message(self, book, flight):
+        book.handle(flight.origin, flight.item)
+
+    def on_lost(self, book, flight):
+        book.lost(flight.origin)
+
+    def collect(self):
+        for life, book in self.books.items():
+            for to, messages in book.take_messages().items():
+                for message in messages:
+                    self.send(life, to, "message", message)
+            self.discarded.update(book.take_discarded())
+            self.discarded.update(book.take_failed())
+
+    def check(self):
+        """Whatever a living worker holds, and all lives through which it came still live, is there."""
+        lives = self.books.keys()
+        for handle in self.handles:
+            owner = handle.life if handle.fork is None else handle.fork.owner
+            if owner in lives and handle.path <= lives and handle.reference in self.alive:
+                assert handle.reference not in self.discarded
+                assert handle.fork is None or handle.fork.state is not State.GONE
+        for flight in self.flying:
+            place = flight.item.place if flight.what == "value" else None
+            if place and place.owner in lives and flight.path <= lives and place.reference in self.alive:
+                assert place.reference not in self.discarded
+        for handle in self.handles:  # what the owner has confirmed, only the holder's or the owner's death ends
+            if handle.fork and handle.fork.state is State.CONFIRMED and handle.fork.owner in lives:
+                entry = self.books[handle.fork.owner].owners.entries.get(handle.reference)
+                assert entry is None or not entry.made or handle.fork.number in entry.forks
+
+    def step(self, action):
+        kind, a, b, flag = action
+        lives = self.lives()
+        life, other = lives[a % len(lives)], lives[b % len(lives)]
+        if kind == "deliver":
+            if self.flying:
+                self.deliver(self.flying[a % len(self.flying)])
+        elif kind == "make":
+            self.make(life)
+        elif kind == "create":
+            self.create(life, other, fails=flag == 0)
+        elif kind == "kill":
+            self.kill(life)
+        elif self.handles:
+            handle = self.handles[a % len(self.handles)]
+            {"share": self.share, "call_off": self.call_off}.get(kind, lambda *_: None)(handle, other)
+            {"drop": self.drop, "speak": self.speak}.get(kind, lambda *_: None)(handle)
+        self.collect()
+        self.check()
+
+
+def actions(kinds):
+    small = st.integers(0, 63)
+    return st.lists(st.tuples(st.sampled_from(kinds), small, small, st.integers(0, 9)), max_size=120)
+
+
+def finish(world, order):
+    """Everybody forgets everything and every message arrives: nothing may be left."""
+    for handle in list(world.handles):
+        world.drop(handle)
+    world.collect()
+    for number in range(10_000):
+        if not world.flying:
+            break
+        world.deliver(world.flying[order[number % len(order)] % len(world.flying)])
+        while world.handles:
+            world.drop(world.handles[-1])
+        world.collect()
+    assert not world.flying
+    for book in world.books.values():
+        assert not any(book.counts().values()), book.counts()
+    living = {reference for reference, owner in world.alive.items() if owner in world.books}
+    assert living <= world.discarded
+
+
+PEACE = ["deliver"] * 6 + ["make", "create", "create", "share", "share", "share", "call_off", "drop", "drop", "speak"]
+orders = st.lists(st.integers(0, 63), min_size=1, max_size=20)
+
+
+@settings(max_examples=400, deadline=None)
+@given(actions(PEACE), orders)
+def test_without_deaths_every_value_lives_exactly_as_long_as_it_is_held(steps, order):
+    world = World()
+    for action in steps:
+        world.step(action)
+    finish(world, order)
+
+
+@settings(max_examples=600, deadline=None)
+@given(actions([*PEACE, "kill"]), orders)
+def test_with_deaths_the_living_keep_what_they_hold_and_nothing_stays(steps, order):
+    world = World()
+    for action in steps:
+        world.step(action)
+    finish(world, order)
