@@ -1,1 +1,23 @@
-"""Tensor RPC: remote calls, remote references, distributed autograd."""
+"""Tensor RPC: remote calls, remote references, distributed autograd; the names of ``torch.distributed.rpc``.
+
+See docs/rpc.md, and docs/design/0003-tensor-rpc.md for what is inside.
+"""
+
+from pibroch.rpc import functions
+from pibroch.rpc.api import get_worker_info, init_rpc, rpc_async, rpc_sync, shutdown
+from pibroch.rpc.info import WorkerInfo
+from pibroch.rpc.options import BackendType, Limits, RpcBackendOptions, TensorPipeRpcBackendOptions
+
+__all__ = [
+    "BackendType",
+    "Limits",
+    "RpcBackendOptions",
+    "TensorPipeRpcBackendOptions",
+    "WorkerInfo",
+    "functions",
+    "get_worker_info",
+    "init_rpc",
+    "rpc_async",
+    "rpc_sync",
+    "shutdown",
+]

@@ -54,7 +54,7 @@ class RpcBackendOptions:
         devices: devices used; follows from the maps when absent.
         allowed_modules: modules (and all below them) whose functions and types peers may name, beside the default ones.
         allow_pickle: send and accept values without a data form as pickles. Who knows the secret can then run any code here.
-        secret: the job's; by default from ``PIBROCH_RPC_SECRET`` or ``PIBROCH_RPC_SECRET_FILE``, on one machine made when absent.
+        secret: the job's; by default from ``PIBROCH_RPC_SECRET`` or ``PIBROCH_RPC_SECRET_FILE``; on one machine one is made.
         bind: address to listen on; by default loopback when the rendezvous is there, else the address by which it is reached.
         num_streams: TCP streams for large tensors between two hosts.
         shared_memory: use it between workers of one host.
@@ -70,7 +70,7 @@ class RpcBackendOptions:
     devices: list[torch.device] = field(default_factory=list)
     allowed_modules: Sequence[str] = ()
     allow_pickle: bool = False
-    secret: str | bytes | None = None
+    secret: str | bytes | None = field(default=None, repr=False)
     bind: str | None = None
     num_streams: int = 2
     shared_memory: bool = True

@@ -1,0 +1,207 @@
+"""The functions that users call: joining, calling, leaving. Names and semantics of ``torch.distributed.rpc``."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from pibroch.errors import ConfigError
+from pibroch.rpc.agent import Agent, current_agent, set_current_agent
+from pibroch.rpc.callables import Callables, default_modules
+from pibroch.rpc.departure import Departure
+from pibroch.rpc.functions import is_async
+from pibroch.rpc.futures import Future
+from pibroch.rpc.info import WorkerInfo
+from pibroch.rpc.membership import Rendezvous
+from pibroch.rpc.messages import Call
+from pibroch.rpc.options import (
+    DEFAULT_SHUTDOWN_TIMEOUT_S,
+    UNSET_RPC_TIMEOUT,
+    BackendType,
+    RpcBackendOptions,
+)
+from pibroch.rpc.secret import find_secret
+
+_T = TypeVar("_T")
+_NAME = re.compile(r"[A-Za-z0-9_:-]{1,127}")
+_init_lock = threading.Lock()
+
+
+def init_rpc(
+    name: str,
+    backend: BackendType | None = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: RpcBackendOptions | None = None,
+) -> None:
+    """Make this process a worker: ready to call others and to be called.
+
+    Args:
+        name: unique; letters, digits, underscore, colon and dash, shorter than 128 characters.
+        backend: there is one.
+        rank: unique id of this worker; the one with rank 0 hosts the rendezvous.
+        world_size: number of workers to wait for; absent for a group in which workers come and go.
+        rpc_backend_options: everything else.
+
+    Raises:
+        RuntimeError: when this process is a worker already.
+        ConfigError: for a name, address or secret that cannot be used.
+        RpcTimeoutError: when not all workers join within the timeout of a call.
+    """
+    if backend is not None and not isinstance(backend, BackendType):
+        raise TypeError("Argument backend must be a member of BackendType")
+    if rpc_backend_options is not None and not isinstance(rpc_backend_options, RpcBackendOptions):
+        raise TypeError("Argument rpc_backend_options must be an instance of RpcBackendOptions")
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"worker name {name!r}", "1 to 127 letters, digits, underscores, colons and dashes", "choose another one"
+        )
+    options = rpc_backend_options or RpcBackendOptions()
+    caller = sys._getframe(1).f_globals.get("__name__", "__main__")
+    with _init_lock:
+        if _is_initialized():
+            raise RuntimeError("RPC is already initialized")
+        agent = _make_agent(name, rank, world_size, options, caller)
+        agent.start()
+        set_current_agent(agent)
+
+
+def _is_initialized() -> bool:
+    try:
+        current_agent()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _make_agent(name: str, rank: int, world_size: int | None, options: RpcBackendOptions, caller: str) -> Agent:
+    from importlib.util import find_spec
+
+    timeout_s = options.rpc_timeout or 24 * 3600.0
+    rendezvous = Rendezvous(options.init_method, rank, world_size, timeout_s)
+    if rendezvous.world_size and rendezvous.rank < 0:
+        raise ConfigError("no rank", "one from 0 on for each worker", "pass rank to init_rpc, or export RANK")
+    on_one_machine = rendezvous.is_loopback and options.bind in (None, "127.0.0.1", "::1", "localhost")
+    secret = find_secret(options.secret, os.environ, local=on_one_machine, key=rendezvous.key)
+    callables = Callables([*default_modules(caller), *options.allowed_modules], importable=options.allowed_modules)
+    has_references, has_autograd = find_spec("pibroch.rpc.rref"), find_spec("pibroch.rpc.autograd")
+    RRef = None
+    if has_references:
+        from pibroch.rpc.rref import References, RRef
+    agent = Agent(name, rendezvous, options, callables, secret, RRef)
+    agent.serve(Call, _run, in_pool=True)
+    if has_references:
+        agent.references = References(agent)
+    if has_autograd:
+        from pibroch.rpc.autograd.engine import Autograd
+
+        agent.autograd = Autograd(agent)
+    agent.departure = Departure(agent, rendezvous.world_size)
+    return agent
+
+
+def _run(origin: WorkerInfo, call: Call, value: Any) -> object:
+    """Run a function for another worker."""
+    function = current_agent().callables.resolve(call.function)
+    args, kwargs = value
+    del value
+    result = function(*args, **kwargs)
+    if isinstance(result, torch.futures.Future) and not is_async(function):
+        raise TypeError(
+            f"got a Future from {call.function}; need a value; do: mark the function with rpc.functions.async_execution"
+        )
+    if is_async(function) and not isinstance(result, torch.futures.Future):
+        raise RuntimeError(
+            f"Functions decorated with @rpc.functions.async_execution must return a torch.futures.Future object, {call.function} gave {type(result)}"
+        )
+    return result
+
+
+def rpc_sync(
+    to: str | int | WorkerInfo,
+    func: Callable[..., _T],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> _T:
+    """Run ``func`` on worker ``to`` and return its value.
+
+    Args:
+        to: name, id or info of the callee.
+        func: a function or class that callee and caller can name.
+        args: positional arguments; tensors arrive as copies.
+        kwargs: keyword arguments.
+        timeout: in seconds; 0 for none; the options' by default.
+
+    Raises:
+        RpcTimeoutError: no answer in time.
+        WorkerLostError: the callee ended or cannot be reached.
+        NotAllowedError: for a function or value that may not be sent.
+        Exception: what ``func`` raised, with its type and message.
+    """
+    agent = current_agent()
+    call, value = Call(agent.callables.name(func)), [[*args] if args else [], dict(kwargs) if kwargs else {}]
+    result: _T = agent.request_sync(agent.find(to), call, value, timeout=timeout, context=agent.current_context())
+    return result
+
+
+def rpc_async(
+    to: str | int | WorkerInfo,
+    func: Callable[..., Any],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> Future:
+    """Run ``func`` on worker ``to``; returns at once a future of its value.
+
+    Argument tensors must stay as they are until the future is done. Otherwise as ``rpc_sync``, whose errors the future raises.
+    """
+    agent = current_agent()
+    call, value = Call(agent.callables.name(func)), [[*args] if args else [], dict(kwargs) if kwargs else {}]
+    return agent.request(agent.find(to), call, value, timeout=timeout, context=agent.current_context())
+
+
+def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
+    """The worker of this name; this worker when no name is given.
+
+    Raises:
+        ValueError: when there is none.
+    """
+    agent = current_agent()
+    return agent.info if worker_name is None else agent.find(worker_name)
+
+
+def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT_S) -> None:
+    """Leave.
+
+    Args:
+        graceful: first wait until all workers want to leave and nothing is under way any more (in a group without a
+            ``world_size``: until this worker's own calls are done).
+        timeout: for that, in seconds; 0 for none.
+
+    Raises:
+        WorkerLostError: a worker was lost before it arrived; this one has left nevertheless.
+        RpcTimeoutError: not all arrived in time; likewise.
+    """
+    agent = current_agent()
+    try:
+        if graceful:
+            assert agent.departure is not None
+            agent.departure.wait(timeout or float("inf"))
+    finally:
+        set_current_agent(None)
+        agent.close()
+
+
+@atexit.register
+def _leave_at_exit() -> None:
+    """Say goodbye when a program ends without ``shutdown``: others then know at once that nothing more will come."""
+    if _is_initialized():
+        shutdown(graceful=False)

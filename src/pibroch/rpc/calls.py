@@ -1,0 +1,86 @@
+"""What this worker waits for, with deadlines (pure: the time is told)."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Receiver(Protocol):
+    """Takes what comes of a call: exactly one of both is called, once."""
+
+    def succeed(self, value: object) -> None:
+        """The answer is there."""
+
+    def fail(self, error: BaseException) -> None:
+        """There will be none."""
+
+
+@dataclass(slots=True)
+class PendingCall:
+    """A request under way."""
+
+    number: int
+    peer: object
+    receiver: Receiver
+    timeout_s: float
+    context: int | None
+
+
+class PendingCalls:
+    """Requests by number.
+
+    Deadlines are kept in one queue for each timeout, where they are in order already: adding and finishing cost O(1).
+    Finished calls leave their queue when they reach its head, or when it holds mostly such.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[int, PendingCall] = {}
+        self._queues: dict[float, deque[tuple[float, int]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def add(self, call: PendingCall, now: float) -> float | None:
+        """Wait for ``call`` from now on; returns its deadline, ``None`` when it has none."""
+        self._calls[call.number] = call
+        if call.timeout_s <= 0:
+            return None
+        queue = self._queues.setdefault(call.timeout_s, deque())
+        if len(queue) > 1000 and len(queue) > 4 * len(self._calls):
+            queue = self._queues[call.timeout_s] = deque(entry for entry in tuple(queue) if entry[1] in self._calls)
+        queue.append((now + call.timeout_s, call.number))
+        return now + call.timeout_s
+
+    def take(self, number: int) -> PendingCall | None:
+        """The call of this number, waited for no longer; ``None`` when it is not waited for (any more)."""
+        return self._calls.pop(number, None)
+
+    def take_of(self, peer: object) -> list[PendingCall]:
+        """All calls that wait for ``peer``."""
+        numbers = [number for number, call in tuple(self._calls.items()) if call.peer is peer]
+        return [call for number in numbers if (call := self._calls.pop(number, None))]
+
+    def take_all(self) -> list[PendingCall]:
+        """All calls."""
+        numbers = tuple(self._calls)
+        return [call for number in numbers if (call := self._calls.pop(number, None))]
+
+    def expire(self, now: float) -> list[PendingCall]:
+        """The calls whose time is over."""
+        late = []
+        for queue in tuple(self._queues.values()):
+            while queue and (queue[0][0] <= now or queue[0][1] not in self._calls):
+                call = self._calls.pop(queue.popleft()[1], None)
+                if call is not None:
+                    late.append(call)
+        for timeout_s, queue in tuple(self._queues.items()):
+            if not queue and len(self._queues) > 16:
+                self._queues.pop(timeout_s, None)
+        return late
+
+    def next_deadline(self) -> float | None:
+        """When ``expire`` has something to do, at the earliest."""
+        heads = [queue[0][0] for queue in tuple(self._queues.values()) if queue]
+        return min(heads, default=None)

@@ -1,0 +1,194 @@
+"""A connection between two workers: messages with their tensors over one stream (and shared memory, and further streams)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from pibroch.errors import PibrochError, ProtocolError, RpcError
+from pibroch.rpc.failures import failure_of
+from pibroch.rpc.frames import Frame, Kind, header
+from pibroch.rpc.info import WorkerInfo
+from pibroch.rpc.messages import Envelope, TensorInfo, decode_envelope, encode
+from pibroch.rpc.options import Limits
+from pibroch.rpc.stream import Buffer, Stream
+from pibroch.rpc.tensors import empty, read_only_bytes
+
+log = logging.getLogger(__name__)
+
+_MESSAGES = (Kind.REQUEST, Kind.NOTE, Kind.ANSWER)
+_COPY_BELOW_BYTES = 16 << 10  # small tensors are copied behind their metadata: one buffer, one system call
+
+
+@dataclass(slots=True)
+class Message:
+    """A message as it arrived."""
+
+    kind: Kind
+    number: int
+    envelope: Envelope
+    tensors: list[torch.Tensor]
+
+
+@dataclass(slots=True)
+class _Arriving:
+    """A message whose payload is being received."""
+
+    envelope: Envelope
+    tensors: list[torch.Tensor] = field(default_factory=list)
+
+
+class Connection:
+    """What one worker dialled and both use: requests and notes one way, answers the other.
+
+    Args:
+        peer: who is at the other end.
+        incarnation: and which life of it, 0 as long as unknown.
+        limits: on what it may send.
+        on_message: called on the loop with each message.
+        on_failure: called on the loop with number and metadata of each ``FAILURE`` frame.
+        on_lost: called on the loop, once, with the reason and whether the peer had said goodbye.
+    """
+
+    def __init__(
+        self,
+        peer: WorkerInfo,
+        incarnation: int,
+        limits: Limits,
+        on_message: Callable[[Connection, Message], None],
+        on_failure: Callable[[Connection, int, bytes], None],
+        on_lost: Callable[[Connection, str, bool], None],
+    ) -> None:
+        self.peer, self.incarnation = peer, incarnation
+        self.limits = limits
+        self._on_message, self._on_failure, self._on_lost = on_message, on_failure, on_lost
+        self._lock = threading.Lock()
+        self._stream: Stream | None = None
+        self._backlog: list[tuple[Sequence[Buffer], Sequence[int]]] = []  # until there is a stream
+        self.refusal: PibrochError | None = None  # why the peer did not let this worker in
+        self.is_lost = False
+        self.left_on_purpose = False
+
+    # sending, from any thread
+
+    def place(self, tensors: Sequence[torch.Tensor]) -> tuple[list[TensorInfo], list[Buffer]]:
+        """Where each tensor's bytes will be, and the buffers that go behind the metadata."""
+        infos, payload = [], list[Buffer]()
+        for tensor in tensors:
+            info, data = read_only_bytes(tensor, _COPY_BELOW_BYTES)
+            infos.append(info)
+            payload.append(data)
+        return infos, payload
+
+    def send(self, kind: Kind, number: int, metadata: bytes, payload: Sequence[Buffer] = ()) -> None:
+        """Send a frame; never blocks. What cannot be sent any more is dropped: ``on_lost`` says so."""
+        payload_bytes = sum(len(data) for data in payload)
+        start = header(kind, number, len(metadata), payload_bytes)
+        if payload_bytes <= _COPY_BELOW_BYTES:
+            self._send([b"".join((start, metadata, *payload))])
+        else:
+            self._send([start + metadata, *payload])
+
+    def _send(self, buffers: Sequence[Buffer], descriptors: Sequence[int] = ()) -> None:
+        stream = self._stream
+        if stream is None:
+            with self._lock:
+                stream = self._stream
+                if stream is None:
+                    if not self.is_lost:
+                        self._backlog.append((buffers, descriptors))
+                    return
+        stream.send(buffers, descriptors)
+
+    @property
+    def num_queued(self) -> int:
+        """Buffers that are not with the kernel yet."""
+        return self._stream.num_queued if self._stream is not None else len(self._backlog)
+
+    # on the loop
+
+    def open(self, make_stream: Callable[[Connection], Stream], surplus: bytes) -> None:
+        """The peer is admitted: what waited is sent, and reading begins."""
+        with self._lock:
+            stream = make_stream(self)
+            for buffers, descriptors in self._backlog:
+                stream.send(buffers, descriptors)
+            self._backlog.clear()
+            self._stream = stream
+        stream.start(surplus)
+
+    def lose(self, reason: str) -> None:
+        """Close it for good."""
+        with self._lock:
+            if self.is_lost:
+                return
+            self.is_lost = True
+            self._backlog.clear()
+        if self._stream is not None:
+            self._stream.close(reason)
+        self._on_lost(self, reason, self.left_on_purpose)
+
+    def allocate(self, frame: Frame) -> list[memoryview]:
+        """Memory for a frame's payload (``frames.Allocate``)."""
+        if frame.kind not in _MESSAGES:
+            raise ProtocolError(f"a payload behind a frame of kind {frame.kind.name}", "none")
+        envelope = decode_envelope(frame.metadata)
+        inline = [info for info in envelope.tensors if info.segment is None]
+        expected = sum(info.num_bytes() for info in inline)
+        if expected != frame.payload_bytes:
+            raise ProtocolError(f"{frame.payload_bytes:,} bytes of tensors", f"{expected:,}, as their shapes say")
+        arriving = _Arriving(envelope)
+        buffers = []
+        for info in inline:
+            tensor, buffer = empty(info)
+            arriving.tensors.append(tensor)
+            buffers.append(buffer)
+        frame.target = arriving
+        return buffers
+
+    def on_frame(self, frame: Frame) -> None:
+        """A whole frame is there."""
+        if frame.kind in _MESSAGES:
+            message = self._message(frame)
+            if message is not None:
+                self._on_message(self, message)
+        elif frame.kind == Kind.FAILURE:
+            self._on_failure(self, frame.number, frame.metadata)
+        elif frame.kind == Kind.GOODBYE:
+            self.left_on_purpose = True
+        else:
+            raise ProtocolError(f"a frame of kind {frame.kind.name}", "one that belongs on this stream")
+
+    def on_closed(self, reason: str) -> None:
+        """The stream is closed."""
+        self.lose(reason)
+
+    def _message(self, frame: Frame) -> Message | None:
+        """The message of a frame; an unreadable one is reported to its sender, and the connection lives on."""
+        if isinstance(frame.target, _Arriving):
+            return Message(frame.kind, frame.number, frame.target.envelope, self._in_order(frame.target))
+        try:
+            envelope = decode_envelope(frame.metadata)
+            if sum(info.num_bytes() for info in envelope.tensors if info.segment is None):
+                raise ProtocolError("a message without its tensors' bytes", "the payload that its shapes say")
+            arriving = _Arriving(envelope, [empty(info)[0] for info in envelope.tensors if info.segment is None])
+            return Message(frame.kind, frame.number, envelope, self._in_order(arriving))
+        except RpcError as error:
+            log.warning("an unreadable message of worker %r: %s", self.peer.name, error)
+            self.unreadable(frame.kind, frame.number, error)
+            return None
+
+    def unreadable(self, kind: Kind, number: int, error: RpcError) -> None:
+        """Tell whoever waits for it that a message could not be read."""
+        failure = encode(failure_of(error))
+        if kind == Kind.REQUEST:
+            self.send(Kind.FAILURE, number, failure)
+        elif kind == Kind.ANSWER:
+            self._on_failure(self, number, failure)
+
+    def _in_order(self, arriving: _Arriving) -> list[torch.Tensor]:
+        return arriving.tensors

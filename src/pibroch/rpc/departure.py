@@ -1,0 +1,98 @@
+"""Leaving together: nobody goes before all want to and nothing is under way any more."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from pibroch.errors import RpcTimeoutError, WorkerLostError
+from pibroch.rpc.info import WorkerInfo
+from pibroch.rpc.messages import Arrived
+
+if TYPE_CHECKING:
+    from pibroch.rpc.agent import Agent
+
+_LOOK_AGAIN_S = 0.005
+
+
+class Departure:
+    """Rounds of a barrier at the worker with the lowest id.
+
+    In each round every worker waits until it is idle and says how many calls it has started in its life. When the sum is that of
+    the round before, no call was started since, so none is under way, and all may go.
+
+    Args:
+        agent: this worker's.
+        world_size: how many leave together; ``None`` when each leaves on its own.
+    """
+
+    def __init__(self, agent: Agent, world_size: int | None) -> None:
+        self._agent, self._world_size = agent, world_size
+        self._lock = threading.Lock()
+        self._waiting: dict[int, torch.futures.Future[bool]] = {}
+        self._sum = 0
+        self._last_sum: int | None = None
+        self._lost: str | None = None
+        agent.serve(Arrived, self._on_arrived)
+        agent.when_lost(self._on_lost)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until this worker may go.
+
+        Raises:
+            WorkerLostError: another one was lost first.
+            RpcTimeoutError: not all came in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        if self._world_size is None:
+            self._be_idle(deadline)
+            return
+        leader = self._agent.find(0)
+        may_go, round_ = False, 0
+        own = 0  # this worker's own part of the barrier is no work
+        while not may_go:
+            self._be_idle(deadline)
+            left = max(0.001, deadline - time.monotonic())
+            own += 1
+            message = Arrived(round_, self._agent.num_started - own)
+            may_go = self._agent.request_sync(leader, message, timeout=min(left, threading.TIMEOUT_MAX / 2))
+            round_ += 1
+
+    def _be_idle(self, deadline: float) -> None:
+        while self._agent.is_busy(but=len(self._waiting)):
+            if time.monotonic() > deadline:
+                raise RpcTimeoutError(
+                    "calls under way", "none, to leave", "wait for their futures, or shut down with graceful=False"
+                )
+            time.sleep(_LOOK_AGAIN_S)
+
+    def _on_arrived(self, origin: WorkerInfo, message: Arrived, value: object) -> torch.futures.Future[bool]:
+        """At the leader, on its loop."""
+        answer: torch.futures.Future[bool] = torch.futures.Future()
+        with self._lock:
+            if self._lost is not None:
+                raise WorkerLostError(self._lost, "it was lost before it wanted to leave")
+            self._waiting[origin.id] = answer
+            self._sum += message.num_started
+            if len(self._waiting) < (self._world_size or 1):
+                return answer
+            waiting, self._waiting = self._waiting, {}
+            may_go = self._sum == self._last_sum
+            self._last_sum, self._sum = self._sum, 0
+        for each in waiting.values():
+            each.set_result(may_go)
+        return answer
+
+    def _on_lost(self, worker: WorkerInfo, incarnation: int) -> None:
+        """Nobody waits for one that will never come (it may come back, but not to this barrier)."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, {}
+            self._sum = 0
+            if waiting:
+                self._lost = worker.name
+        for each in waiting.values():
+            if not each.done():
+                each.set_exception(WorkerLostError(worker.name, "it was lost before it wanted to leave"))

@@ -1,0 +1,188 @@
+"""A byte stream cut into frames, and limits on every length. Pure: bytes in, frames out.
+
+A frame is a header of 24 bytes, metadata, and raw tensor bytes::
+
+    "pb"  version u8  kind u8  metadata length u32  number u64  payload length u64      (little endian)
+
+The payload is received straight into memory that ``allocate`` provides once the metadata is there.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pibroch.errors import ProtocolError
+
+MAGIC = b"pb"
+VERSION = 1
+HEADER = struct.Struct("<2sBBIQQ")
+READ_AHEAD_BYTES = 256 << 10
+
+
+class Kind(enum.IntEnum):
+    """What a frame is; ``number`` in the header means what stands in brackets."""
+
+    REQUEST = 1  # wants an answer [call]
+    NOTE = 2  # wants none [0]
+    ANSWER = 3  # [the request's number]
+    FAILURE = 4  # the answer is an error [the request's number]
+    SEGMENT = 5  # a shared-memory segment, its descriptor beside the first byte [segment]
+    FREE = 6  # places in the receiver's segments that the sender needs no more [0]
+    DROP = 7  # a segment of the sender's that holds nothing any more [segment]
+    BULK = 8  # tensor bytes on a stream of their own [transfer]
+    GOODBYE = 9  # nothing follows: the sender leaves on purpose [0]
+
+
+_KINDS = {int(kind): kind for kind in Kind}
+
+
+@dataclass(slots=True)
+class Frame:
+    """One frame as it was received; ``target`` is what ``allocate`` gave for it."""
+
+    kind: Kind
+    number: int
+    metadata: bytes
+    payload_bytes: int
+    target: object = None
+
+
+def header(kind: Kind, number: int, metadata_bytes: int, payload_bytes: int) -> bytes:
+    """The 24 bytes before a frame's metadata.
+
+    >>> header(Kind.NOTE, 0, 5, 0).hex()
+    '7062010205000000' + '00' * 16
+    """
+    return HEADER.pack(MAGIC, VERSION, kind, metadata_bytes, number, payload_bytes)
+
+
+Allocate = Callable[[Frame], list[memoryview]]
+
+
+class FrameReader:
+    """Cuts what a stream delivers into frames.
+
+    Args:
+        max_metadata_bytes: longer metadata are an error.
+        max_payload_bytes: likewise the payload.
+        allocate: given a frame with its metadata, the writable buffers (their lengths add up to the payload's) that take its
+            payload, in order; it may set ``frame.target``. Not called for frames without payload.
+    """
+
+    def __init__(self, max_metadata_bytes: int, max_payload_bytes: int, allocate: Allocate) -> None:
+        self._max_metadata_bytes, self._max_payload_bytes = max_metadata_bytes, max_payload_bytes
+        self._allocate = allocate
+        self._staging = bytearray(READ_AHEAD_BYTES)
+        self._start = self._end = 0  # of what was received and not yet understood
+        self._frame: Frame | None = None  # its payload is being received
+        self._targets: list[memoryview] = []  # what is still to be filled, next one last
+
+    def buffer(self) -> memoryview:
+        """Where the stream's next bytes go. Never empty."""
+        if self._targets:
+            return self._targets[-1]
+        return memoryview(self._staging)[self._end :]
+
+    def received(self, num_bytes: int) -> list[Frame]:
+        """The frames completed by ``num_bytes`` new bytes in ``buffer()``.
+
+        Raises:
+            ProtocolError: for bytes that are no frames, or too long ones. The stream cannot be used after that.
+        """
+        frames: list[Frame] = []
+        if self._targets:
+            self._filled(num_bytes)
+            self._finish(frames)
+            return frames
+        self._end += num_bytes
+        while self._parse(frames):
+            pass
+        self._compact()
+        return frames
+
+    def _filled(self, num_bytes: int) -> None:
+        rest = self._targets.pop()[num_bytes:]
+        if rest.nbytes:
+            self._targets.append(rest)
+
+    def _finish(self, frames: list[Frame]) -> None:
+        if not self._targets and self._frame is not None:
+            frames.append(self._frame)
+            self._frame = None
+
+    def _parse(self, frames: list[Frame]) -> bool:
+        """Take one frame out of what was received, if it is there up to its payload."""
+        start = self._start
+        if self._end - start < HEADER.size:
+            return False
+        magic, version, kind, metadata_bytes, number, payload_bytes = HEADER.unpack_from(self._staging, start)
+        self._check(magic, version, kind, metadata_bytes, payload_bytes)
+        body_start = start + HEADER.size
+        body_end = body_start + metadata_bytes
+        if self._end < body_end:
+            return False
+        frame = Frame(_KINDS[kind], number, bytes(memoryview(self._staging)[body_start:body_end]), payload_bytes)
+        self._start = body_end
+        if not payload_bytes:
+            frames.append(frame)
+            return True
+        return self._begin_payload(frame, frames)
+
+    def _begin_payload(self, frame: Frame, frames: list[Frame]) -> bool:
+        targets = [target for target in self._allocate(frame) if target.nbytes]
+        assert sum(target.nbytes for target in targets) == frame.payload_bytes
+        self._targets = targets[::-1]
+        self._frame = frame
+        staged = memoryview(self._staging)
+        while self._targets and self._start < self._end:
+            num_bytes = min(self._targets[-1].nbytes, self._end - self._start)
+            self._targets[-1][:num_bytes] = staged[self._start : self._start + num_bytes]
+            self._start += num_bytes
+            self._filled(num_bytes)
+        self._finish(frames)
+        return not self._targets
+
+    def _check(self, magic: bytes, version: int, kind: int, metadata_bytes: int, payload_bytes: int) -> None:
+        if magic != MAGIC or version != VERSION or kind not in _KINDS:
+            raise ProtocolError(
+                f"a frame that begins with {magic!r}, version {version}, kind {kind}",
+                f"{MAGIC!r}, version {VERSION}, a known kind",
+                "let workers of one version of pibroch talk to each other",
+            )
+        if metadata_bytes > self._max_metadata_bytes:
+            raise ProtocolError(
+                f"{metadata_bytes:,} bytes of metadata",
+                f"at most {self._max_metadata_bytes:,}",
+                "send large data as tensors, or raise limits.metadata_bytes",
+            )
+        if payload_bytes > self._max_payload_bytes:
+            raise ProtocolError(
+                f"{payload_bytes:,} bytes of tensors in one message",
+                f"at most {self._max_payload_bytes:,}",
+                "send less at once, or raise limits.message_bytes",
+            )
+
+    def _compact(self) -> None:
+        """Make room for the next read; the staging buffer grows to hold one frame's metadata and shrinks again."""
+        left = self._end - self._start
+        if not left:
+            if len(self._staging) > READ_AHEAD_BYTES:
+                self._staging = bytearray(READ_AHEAD_BYTES)
+            self._start = self._end = 0
+            return
+        needed = HEADER.size
+        if left >= HEADER.size:
+            needed += HEADER.unpack_from(self._staging, self._start)[3]
+        if len(self._staging) - self._start >= max(needed, READ_AHEAD_BYTES // 4):
+            return
+        size = max(READ_AHEAD_BYTES, needed)
+        if size > len(self._staging):
+            grown = bytearray(size)
+            grown[:left] = memoryview(self._staging)[self._start : self._end]
+            self._staging = grown
+        else:
+            self._staging[:left] = self._staging[self._start : self._end]
+        self._start, self._end = 0, left

@@ -1,0 +1,32 @@
+"""Marks functions whose answer is a future's value."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def async_execution(fn: _F) -> _F:
+    """A function that returns a ``torch.futures.Future``, whose value, once it is there, answers the caller; no thread waits for it.
+
+    Works for functions, and for static and class methods when it is the inner decorator::
+
+        @rpc.functions.async_execution
+        def add_later(to, x, y):
+            return rpc.rpc_async(to, torch.add, args=(x, y)).then(lambda done: done.wait() + 1)
+    """
+
+    @functools.wraps(fn)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
+
+    wrapper._wrapped_async_rpc_function = wrapper  # type: ignore[attr-defined]
+    return wrapper  # type: ignore[return-value]
+
+
+def is_async(function: Any) -> bool:
+    """Whether it was marked with ``async_execution``."""
+    return hasattr(function, "_wrapped_async_rpc_function")

@@ -1,0 +1,93 @@
+"""What a call gives before its answer is there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pibroch.errors import RpcTimeoutError
+from pibroch.rpc.pool import Pool
+
+
+class Future(torch.futures.Future[Any]):
+    """A ``torch.futures.Future`` whose ``wait`` lets another thread of the pool work meanwhile.
+
+    Callbacks (``then``, ``add_done_callback``) run on a thread of the pool, where they may wait for other workers.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        super().__init__()
+        self._pool = pool
+        self._has_callbacks = False
+
+    def wait(self) -> Any:
+        """The value; blocks until it is there, raises what the call raised."""
+        if self.done():
+            return super().wait()
+        with self._pool.waiting():
+            return super().wait()
+
+    def then(self, callback: Callable[[torch.futures.Future[Any]], Any]) -> torch.futures.Future[Any]:
+        """A future of what ``callback(self)`` returns once this one is done."""
+        self._has_callbacks = True
+        return super().then(callback)
+
+    def add_done_callback(self, callback: Callable[[torch.futures.Future[Any]], None]) -> None:
+        """Run ``callback(self)`` once this one is done."""
+        self._has_callbacks = True
+        super().add_done_callback(callback)
+
+    def succeed(self, value: object) -> None:
+        """Set the value (``calls.Receiver``)."""
+        if self._has_callbacks:
+            self._pool.submit(lambda: self.set_result(value))
+        else:
+            self.set_result(value)
+
+    def fail(self, error: BaseException) -> None:
+        """Set the error (``calls.Receiver``)."""
+        assert isinstance(error, Exception)
+        if self._has_callbacks:
+            self._pool.submit(lambda: self.set_exception(error))
+        else:
+            self.set_exception(error)
+
+
+class Waiter:
+    """What ``rpc_sync`` waits on: less than a future."""
+
+    __slots__ = ("_done", "_error", "_value")
+
+    def __init__(self) -> None:
+        self._done = threading.Lock()
+        self._done.acquire()
+        self._value: object = None
+        self._error: BaseException | None = None
+
+    def succeed(self, value: object) -> None:
+        """Set the value (``calls.Receiver``)."""
+        self._value = value
+        self._done.release()
+
+    def fail(self, error: BaseException) -> None:
+        """Set the error (``calls.Receiver``)."""
+        self._error = error
+        self._done.release()
+
+    def wait(self, pool: Pool, timeout_s: float) -> Any:
+        """The value; raises what the call raised. The timeout is a second net: the loop's deadline comes first."""
+        with pool.waiting():
+            if not self._done.acquire(timeout=timeout_s + 30.0 if timeout_s > 0 else -1):
+                raise RpcTimeoutError(
+                    f"no answer within {timeout_s} s", "one in time", "raise the timeout, or see the callee's log"
+                )
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                self._error = None  # its traceback refers to this frame
+        value, self._value = self._value, None
+        return value

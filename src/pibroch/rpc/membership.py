@@ -1,0 +1,223 @@
+"""Who is there and where: workers write themselves into a store when they join, and look each other up there."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import time
+from datetime import timedelta
+from urllib.parse import urlparse
+
+import msgspec
+import torch.distributed as dist
+
+from pibroch.errors import ConfigError, RpcError, RpcTimeoutError
+from pibroch.rpc.info import WorkerInfo
+from pibroch.rpc.link import Address
+
+_JOINS = itertools.count()  # each init_rpc of a process has its own part of the store, as in torch
+_LOOPBACK = ("localhost", "127.", "::1")
+
+
+class Record(msgspec.Struct, frozen=True):
+    """A worker's entry."""
+
+    name: str
+    id: int
+    incarnation: int
+    machine: str
+    unix: str | None
+    host: str
+    port: int
+
+    @property
+    def info(self) -> WorkerInfo:
+        """The worker."""
+        return WorkerInfo(self.name, self.id)
+
+    @property
+    def address(self) -> Address:
+        """Where it listens."""
+        return Address(self.machine, self.unix, self.host, self.port)
+
+
+class Rendezvous:
+    """The place where workers meet, from an ``init_method``.
+
+    Args:
+        init_method: ``env://``, ``tcp://host:port`` (``?rank=…&world_size=…`` allowed) or ``file://path``.
+        rank: of this worker, -1 when the method or the environment says it.
+        world_size: ``None`` or 0 for a group that changes.
+    """
+
+    def __init__(self, init_method: str, rank: int, world_size: int | None, timeout_s: float) -> None:
+        url = urlparse(init_method)
+        given = dict(part.split("=", 1) for part in url.query.split("&") if "=" in part)
+        self.timeout_s = timeout_s
+        self._scheme, self._path = url.scheme, url.path
+        self._is_hosted = False
+        if url.scheme == "env":
+            given = {"rank": os.environ.get("RANK", "-1"), "world_size": os.environ.get("WORLD_SIZE", "0")} | given
+            host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+            self._is_hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+            if host is None or port is None:
+                raise ConfigError(
+                    "no MASTER_ADDR or MASTER_PORT",
+                    "both, for env://",
+                    "export them, or use torchrun or tcp://host:port",
+                )
+        elif url.scheme == "tcp":
+            host, port = url.hostname, str(url.port or "")
+        elif url.scheme == "file":
+            host, port = "localhost", "0"
+        else:
+            raise ConfigError(f"init_method {init_method!r}", "env://, tcp://host:port or file://path")
+        if not host or not port.isdigit():
+            raise ConfigError(f"init_method {init_method!r}", "a host and a port")
+        self.host, self.port = host, int(port)
+        self.rank = rank if rank >= 0 else int(given.get("rank", -1))
+        self.world_size = world_size or None
+        if world_size is None and rank < 0:
+            self.world_size = int(given.get("world_size", 0)) or None
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether the meeting place is on this machine alone."""
+        return self.host.startswith(_LOOPBACK)
+
+    @property
+    def key(self) -> str:
+        """Names the job on this machine."""
+        return f"{self.host}-{self.port}" if self.port else f"file{self._path.replace('/', '-')}"
+
+    def store(self) -> dist.Store:
+        """The store; the worker with rank 0 hosts it unless the launcher does."""
+        timeout = timedelta(seconds=self.timeout_s)
+        if self._scheme == "file":
+            return dist.FileStore(self._path, -1)
+        is_host = self.rank == 0 and not self._is_hosted
+        try:
+            return dist.TCPStore(
+                self.host, self.port, None, is_host, timeout, wait_for_workers=False, multi_tenant=True
+            )
+        except (dist.DistError, RuntimeError) as error:
+            raise RpcError(
+                f"no meeting place at {self.host}:{self.port} ({str(error).splitlines()[0]})",
+                "the worker with rank 0 there, within the timeout",
+                "start it, and see MASTER_ADDR and MASTER_PORT",
+            ) from error
+
+    def bind_host(self) -> str:
+        """The address on which a worker listens: loopback, or the interface that leads to the meeting place."""
+        if self.is_loopback:
+            return "127.0.0.1"
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting a datagram socket sends nothing
+            probe.connect((self.host, self.port or 1))
+            return str(probe.getsockname()[0])
+
+
+class Membership:
+    """The workers that this one knows, read from the store when it does not."""
+
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        self._rendezvous = rendezvous
+        store = rendezvous.store()
+        store.set_timeout(timedelta(seconds=rendezvous.timeout_s))
+        self._store = dist.PrefixStore(f"pibroch_rpc_{next(_JOINS)}", store)
+        self._known: dict[str, Record] = {}
+        self._name_of_id: dict[int, str] = {}
+        self._lock = threading.Lock()
+
+    def new_id(self) -> int:
+        """An id for a worker that was given none."""
+        return int(self._store.add("next_id", 1)) - 1
+
+    def join(self, me: Record) -> None:
+        """Write this worker down, then wait until ``world_size`` are there, when it is given.
+
+        Raises:
+            ConfigError: when name or id belong to another worker.
+            RpcTimeoutError: when not all come in time.
+        """
+        self._check_free(me)
+        self._store.set(f"worker/{me.name}", msgspec.json.encode(me).decode())
+        self._store.set(f"id/{me.id}", me.name)
+        if self._rendezvous.world_size is None:
+            self._remember(me)
+            return
+        for worker_id in range(self._rendezvous.world_size):
+            name = self._get(f"id/{worker_id}", f"worker {worker_id} of {self._rendezvous.world_size}")
+            self._remember(self._read(name))
+
+    def find(self, name: str) -> Record | None:
+        """The worker of this name, ``None`` when there is none."""
+        record = self._known.get(name)
+        if record is None and self._store.check([f"worker/{name}"]):
+            record = self._remember(self._read(name))
+        return record
+
+    def find_id(self, worker_id: int) -> Record | None:
+        """The worker with this id, ``None`` when there is none."""
+        name = self._name_of_id.get(worker_id)
+        if name is None and self._store.check([f"id/{worker_id}"]):
+            name = self._store.get(f"id/{worker_id}").decode()
+        return self.find(name) if name is not None else None
+
+    def known(self) -> list[WorkerInfo]:
+        """The workers that this one has met or looked up."""
+        with self._lock:
+            return sorted((record.info for record in self._known.values()), key=lambda info: info.id)
+
+    def forget(self, name: str) -> None:
+        """Look ``name`` up again the next time."""
+        with self._lock:
+            self._known.pop(name, None)
+
+    def leave(self, me: Record) -> None:
+        """Cross this worker out (a group that changes only)."""
+        if self._rendezvous.world_size is None:
+            self._store.delete_key(f"worker/{me.name}")
+            self._store.delete_key(f"id/{me.id}")
+
+    def _remember(self, record: Record) -> Record:
+        with self._lock:
+            self._known[record.name] = record
+            self._name_of_id[record.id] = record.name
+        return record
+
+    def _read(self, name: str) -> Record:
+        return msgspec.json.decode(self._get(f"worker/{name}", f"worker {name!r}"), type=Record)
+
+    def _get(self, key: str, what: str) -> str:
+        deadline = time.monotonic() + self._rendezvous.timeout_s
+        try:
+            self._store.wait([key], timedelta(seconds=max(0.01, deadline - time.monotonic())))
+            return self._store.get(key).decode()
+        except (dist.DistError, RuntimeError) as error:
+            raise RpcTimeoutError(
+                f"no sign of {what} within {self._rendezvous.timeout_s:g} s",
+                "all workers to join",
+                "see its log; start it",
+            ) from error
+
+    def _check_free(self, me: Record) -> None:
+        """Name and id must be free, or have belonged to a worker that is gone."""
+        for key, what in ((f"worker/{me.name}", f"the name {me.name!r}"), (f"id/{me.id}", f"the id {me.id}")):
+            if not self._store.check([key]):
+                continue
+            name = me.name if key.startswith("worker") else self._store.get(key).decode()
+            before = self._read(name)
+            if (before.name, before.id) != (me.name, me.id) or _listens(before):
+                raise ConfigError(f"{what}, which worker {before.name!r} (id {before.id}) has", "a free one")
+
+
+def _listens(record: Record) -> bool:
+    """Whether somebody still answers at a worker's Unix socket (elsewhere: its word is taken that the old one is gone)."""
+    if record.unix is None:
+        return False
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex("\0" + record.unix) == 0

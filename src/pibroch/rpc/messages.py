@@ -1,0 +1,164 @@
+"""What stands in the metadata of a message: its body, its value, what its tensors are and where their bytes lie."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import reduce
+from operator import or_
+from typing import Any
+
+import msgspec
+import torch
+
+from pibroch.errors import ProtocolError
+
+_DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+]
+DTYPE_OF_CODE: dict[int, torch.dtype] = dict(enumerate(_DTYPES))
+CODE_OF_DTYPE: dict[torch.dtype, int] = {dtype: code for code, dtype in DTYPE_OF_CODE.items()}
+_ITEM_BYTES = {code: dtype.itemsize for code, dtype in DTYPE_OF_CODE.items()}
+_MAX_DIMS = 64
+
+
+class TensorInfo(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """One tensor of a message.
+
+    Attributes:
+        dtype: its code in ``DTYPE_OF_CODE``.
+        shape: its sizes; the bytes are in row-major order.
+        segment: where the bytes are: ``None`` for the payload, else this segment of the sender's (``returned``: of the receiver's).
+        offset: their place there.
+        returned: the place lies in the receiver's own memory, which gets it back.
+        device: index of the receiver's CUDA device that the tensor goes to; ``None`` for the CPU.
+    """
+
+    dtype: int
+    shape: tuple[int, ...]
+    segment: int | None = None
+    offset: int = 0
+    returned: bool = False
+    device: int | None = None
+
+    def num_bytes(self) -> int:
+        """Length in bytes.
+
+        Raises:
+            ProtocolError: for a type or shape that does not exist.
+        """
+        if self.dtype not in _ITEM_BYTES or len(self.shape) > _MAX_DIMS or any(size < 0 for size in self.shape):
+            raise ProtocolError(
+                f"a tensor of type {self.dtype} and shape {self.shape}", "a known type, sizes from 0 on"
+            )
+        num_bytes = math.prod(self.shape) * _ITEM_BYTES[self.dtype]
+        if num_bytes >= 1 << 62:
+            raise ProtocolError(f"a tensor of shape {self.shape}", "one that fits into memory")
+        return num_bytes
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """A message's metadata.
+
+    Attributes:
+        body: a tagged struct, which says what the message is.
+        value: a Python value in the form of ``values.py``.
+        tensors: the tensors that occur in it.
+        context: the distributed autograd context that it belongs to.
+        graph: its part there.
+        references: the remote references that occur in the value.
+    """
+
+    body: msgspec.Raw
+    value: msgspec.Raw
+    tensors: list[TensorInfo] = []
+    context: int | None = None
+    graph: msgspec.Raw | None = None
+    references: list[msgspec.Raw] = []
+
+
+class Call(msgspec.Struct, frozen=True, array_like=True, tag="call"):
+    """Run a function; the value is ``[args, kwargs]``, the answer what it returns."""
+
+    function: str
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
+    """The value answers a request."""
+
+
+class Arrived(msgspec.Struct, frozen=True, array_like=True, tag="arrived"):
+    """The sender wants to leave together with all others; answered when all have arrived, with whether they may go.
+
+    Attributes:
+        round: 0, 1, …: all workers go through the rounds together.
+        num_started: calls that it has started in its life; when no sum changed in a round, nothing is under way any more.
+    """
+
+    round: int
+    num_started: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Envelope)
+encode = _encoder.encode
+
+
+def decode_envelope(metadata: bytes) -> Envelope:
+    """Metadata to an envelope.
+
+    Raises:
+        ProtocolError: when they are none.
+    """
+    try:
+        return _decoder.decode(metadata)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ProtocolError(f"metadata that cannot be read ({error})", "an envelope as in the wire format") from error
+
+
+class BodyDecoder:
+    """Decodes bodies of the types that were registered; anything else is a ``ProtocolError``."""
+
+    def __init__(self) -> None:
+        self._types: list[type[msgspec.Struct]] = []
+        self._decoder: msgspec.msgpack.Decoder[Any] | None = None
+
+    def add(self, body_type: type[msgspec.Struct]) -> None:
+        """From now on bodies of this type are understood."""
+        self._types.append(body_type)
+        self._decoder = None
+
+    def decode(self, raw: msgspec.Raw) -> msgspec.Struct:
+        """A body.
+
+        Raises:
+            ProtocolError: when its type is not registered or its fields are wrong.
+        """
+        if self._decoder is None:
+            self._decoder = msgspec.msgpack.Decoder(union(self._types))
+        try:
+            body: msgspec.Struct = self._decoder.decode(raw)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise ProtocolError(f"a message that cannot be read ({error})", "one of the known messages") from error
+        return body
+
+
+def union(types: Iterable[type]) -> Any:
+    """``A | B | …``."""
+    return reduce(or_, types)

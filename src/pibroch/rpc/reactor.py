@@ -1,0 +1,121 @@
+"""The one thread that talks: an epoll loop over sockets, functions handed to it, and timers. It never polls."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+READ = select.EPOLLIN
+WRITE = select.EPOLLOUT
+_SHUTDOWN_TIMEOUT_S = 10.0
+
+
+class Reactor:
+    """Runs handlers of ready sockets, functions of other threads and timers, all on one thread called ``name``."""
+
+    def __init__(self, name: str) -> None:
+        self._epoll = select.epoll()
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll.register(self._wake_fd, READ)
+        self._handlers: dict[int, Callable[[int], None]] = {}
+        self._soon: deque[Callable[[], None]] = deque()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def is_here(self) -> bool:
+        """Whether the caller runs on the loop."""
+        return threading.current_thread() is self._thread
+
+    def call_soon(self, function: Callable[[], None]) -> None:
+        """Run ``function`` on the loop. Takes no lock: it may be called from anywhere, a garbage collector's callback included."""
+        self._soon.append(function)
+        self._wake()
+
+    def call_at(self, when: float, function: Callable[[], None]) -> None:
+        """Run ``function`` on the loop at ``when`` (``time.monotonic()``). There is no way to take it back: let it look whether it is still wanted."""
+        timer = (when, next(self._order), function)
+        if self.is_here():
+            heapq.heappush(self._timers, timer)
+        else:
+            self.call_soon(lambda: heapq.heappush(self._timers, timer))
+
+    def watch(self, fd: int, events: int, handler: Callable[[int], None]) -> None:
+        """Call ``handler(events)`` whenever ``fd`` is ready."""
+        self._handlers[fd] = handler
+        self._epoll.register(fd, events)
+
+    def change(self, fd: int, events: int) -> None:
+        """Watch ``fd`` for other events; nothing happens when it is not watched any more."""
+        try:
+            self._epoll.modify(fd, events)
+        except (FileNotFoundError, ValueError, OSError):
+            log.debug("descriptor %d is not watched any more", fd)
+
+    def forget(self, fd: int) -> None:
+        """Stop watching ``fd``; call it before the descriptor is closed."""
+        if self._handlers.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def stop(self) -> None:
+        """End the thread; what is left in its queue still runs."""
+        self._stopping = True
+        self._wake()
+        if not self.is_here():
+            self._thread.join(_SHUTDOWN_TIMEOUT_S)
+        self._epoll.close()
+        os.close(self._wake_fd)
+        self._wake_fd = -1
+
+    def _wake(self) -> None:
+        if self._wake_fd >= 0:
+            os.eventfd_write(self._wake_fd, 1)
+
+    def _run(self) -> None:
+        while not self._stopping:
+            for fd, events in self._epoll.poll(self._patience()):
+                if fd == self._wake_fd:
+                    os.eventfd_read(fd)
+                    continue
+                handler = self._handlers.get(fd)
+                if handler is not None:
+                    self._guarded(handler, events)
+            self._run_soon()
+            self._run_timers()
+        self._run_soon()
+
+    def _patience(self) -> float | None:
+        """How long to wait for sockets, in seconds; ``None`` for ever."""
+        if self._soon:
+            return 0
+        return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+
+    def _run_soon(self) -> None:
+        for _ in range(len(self._soon)):
+            self._guarded(self._soon.popleft())
+
+    def _run_timers(self) -> None:
+        while self._timers and self._timers[0][0] <= time.monotonic():
+            self._guarded(heapq.heappop(self._timers)[2])
+
+    @staticmethod
+    def _guarded(function: Callable[..., None], *args: int) -> None:
+        """One handler's mistake must not end the conversation of all others."""
+        try:
+            function(*args)
+        except Exception:
+            log.exception("a handler of the network thread failed")

@@ -1,0 +1,206 @@
+"""A socket that never blocks: frames out, as much at once as the kernel takes; frames in, straight to where they belong."""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import ssl
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from pibroch.errors import ProtocolError, RpcError
+from pibroch.rpc.frames import Frame, FrameReader
+from pibroch.rpc.reactor import READ, WRITE, Reactor
+
+Buffer = bytes | memoryview
+_MAX_BUFFERS = 64
+_MAX_DESCRIPTORS = 64
+_READS_AT_A_TIME = 16  # then the other sockets have their turn
+_ANCILLARY_BYTES = socket.CMSG_SPACE(4 * _MAX_DESCRIPTORS)
+
+
+class Stream:
+    """One connected, admitted socket.
+
+    Args:
+        reactor: the loop that watches it from now on.
+        sock: in non-blocking mode; the stream closes it.
+        reader: cuts what arrives into frames.
+        on_frame: called on the loop with each frame. What it raises as ``RpcError`` closes the stream.
+        on_closed: called once, on the loop, with the reason.
+        on_drained: called on the loop when all that was queued is with the kernel.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        sock: socket.socket,
+        reader: FrameReader,
+        on_frame: Callable[[Frame], None],
+        on_closed: Callable[[str], None],
+        on_drained: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._reactor, self._sock, self._reader = reactor, sock, reader
+        self._on_frame, self._on_closed, self._on_drained = on_frame, on_closed, on_drained
+        self._takes_descriptors = sock.family == socket.AF_UNIX
+        self._descriptors: deque[int] = deque()
+        self._lock = threading.Lock()
+        self._queue: deque[tuple[memoryview, Sequence[int]]] = deque()
+        self._is_closed = False
+        self._fd = sock.fileno()
+
+    def start(self, surplus: bytes) -> None:
+        """Begin to read (on the loop); ``surplus`` is what came with the end of the handshake."""
+        view = memoryview(surplus)
+        try:
+            while view:
+                target = self._reader.buffer()
+                num_bytes = min(len(target), len(view))
+                target[:num_bytes] = view[:num_bytes]
+                view = view[num_bytes:]
+                for frame in self._reader.received(num_bytes):
+                    self._on_frame(frame)
+        except RpcError as error:
+            self.close(str(error))
+            return
+        self._reactor.watch(self._fd, READ, self._on_events)
+        if isinstance(self._sock, ssl.SSLSocket):
+            self._on_events(READ)  # what TLS has decrypted already does not make the socket readable
+        with self._lock:
+            if self._queue and not self._is_closed:
+                self._reactor.change(self._fd, READ | WRITE)
+
+    def send(self, buffers: Iterable[Buffer], descriptors: Sequence[int] = ()) -> None:
+        """Send ``buffers`` one after the other, from any thread; ``descriptors`` go with the first byte.
+
+        Does not block. The buffers must stay as they are until they are sent. A closed stream takes nothing more.
+        """
+        views = [
+            memoryview(buffer).cast("B") if isinstance(buffer, memoryview) else memoryview(buffer) for buffer in buffers
+        ]
+        with self._lock:
+            if self._is_closed:
+                return
+            was_idle = not self._queue
+            for view in views:
+                if view.nbytes:
+                    self._queue.append((view, descriptors))
+                    descriptors = ()
+            if not was_idle:
+                return
+            self._write()
+            if self._queue:
+                self._reactor.change(self._fd, READ | WRITE)
+
+    @property
+    def num_queued(self) -> int:
+        """Buffers that the kernel has not taken yet."""
+        return len(self._queue)
+
+    def take_descriptor(self) -> int:
+        """The oldest descriptor that came with what was received; the caller closes it.
+
+        Raises:
+            ProtocolError: when there is none.
+        """
+        if not self._descriptors:
+            raise ProtocolError("a frame without its descriptor", "one beside its first byte")
+        return self._descriptors.popleft()
+
+    def close(self, reason: str) -> None:
+        """Close the socket (on the loop)."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._queue.clear()
+        self._reactor.forget(self._fd)
+        self._sock.close()
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
+        self._on_closed(reason)
+
+    def _on_events(self, events: int) -> None:
+        if events & WRITE:
+            self._flush()
+        if events & ~WRITE and not self._is_closed:
+            self._read()
+
+    def _flush(self) -> None:
+        with self._lock:
+            if self._is_closed:
+                return
+            self._write()
+            drained = not self._queue
+            if drained:
+                self._reactor.change(self._fd, READ)
+        if drained:
+            self._on_drained()
+
+    def _write(self) -> None:
+        """Give the kernel what it takes (under the lock). Errors show when reading."""
+        try:
+            while self._queue:
+                sent = self._send_some()
+                while sent:
+                    view, descriptors = self._queue.popleft()
+                    if view.nbytes > sent:
+                        self._queue.appendleft((view[sent:], ()))
+                        break
+                    sent -= view.nbytes
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            pass
+        except OSError as error:
+            reason = str(error)
+            self._reactor.call_soon(lambda: self.close(reason))
+
+    def _send_some(self) -> int:
+        view, descriptors = self._queue[0]
+        if descriptors:
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+            return self._sock.sendmsg([view], [rights])
+        if len(self._queue) == 1 or isinstance(self._sock, ssl.SSLSocket):
+            return self._sock.send(view)
+        batch = []
+        for view, descriptors in self._queue:
+            if descriptors or len(batch) == _MAX_BUFFERS:
+                break
+            batch.append(view)
+        return self._sock.sendmsg(batch)
+
+    def _read(self) -> None:
+        try:
+            for _ in range(_READS_AT_A_TIME):
+                target = self._reader.buffer()
+                num_bytes = self._receive(target)
+                if num_bytes == 0:
+                    self.close("the connection was closed")
+                    return
+                frames = self._reader.received(num_bytes)
+                for frame in frames:
+                    self._on_frame(frame)
+                if self._is_closed or (num_bytes < len(target) and not isinstance(self._sock, ssl.SSLSocket)):
+                    return
+            if isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
+                self._reactor.call_soon(lambda: self._on_events(READ))
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            pass
+        except OSError as error:
+            self.close(str(error) if not isinstance(error, RpcError) else error.args[0])
+        except RpcError as error:
+            self.close(str(error))
+
+    def _receive(self, target: memoryview) -> int:
+        if not self._takes_descriptors:
+            return self._sock.recv_into(target)
+        num_bytes, ancillary, flags, _ = self._sock.recvmsg_into([target], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                descriptors = array.array("i")
+                descriptors.frombytes(data[: len(data) - len(data) % 4])
+                self._descriptors.extend(descriptors)
+        if flags & socket.MSG_CTRUNC or len(self._descriptors) > _MAX_DESCRIPTORS:
+            raise ProtocolError("too many descriptors at once", f"at most {_MAX_DESCRIPTORS}")
+        return num_bytes

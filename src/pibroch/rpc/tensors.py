@@ -1,0 +1,51 @@
+"""Tensors as bytes, without copies where they are large."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import cast
+
+import torch
+
+from pibroch.errors import NotAllowedError
+from pibroch.rpc.messages import CODE_OF_DTYPE, DTYPE_OF_CODE, TensorInfo
+
+
+def describe(tensor: torch.Tensor) -> TensorInfo:
+    """What the receiver needs to know of a tensor.
+
+    Raises:
+        NotAllowedError: for a type that the wire format does not know.
+    """
+    code = CODE_OF_DTYPE.get(tensor.dtype)
+    if code is None:
+        raise NotAllowedError(
+            f"a tensor of type {tensor.dtype}", f"one of {', '.join(map(str, CODE_OF_DTYPE))}", "convert it first"
+        )
+    return TensorInfo(code, tuple(tensor.shape))
+
+
+def read_only_bytes(tensor: torch.Tensor, copy_below: int) -> tuple[TensorInfo, bytes | memoryview]:
+    """A CPU tensor's description and its bytes in row-major order: a copy when shorter than ``copy_below``, else a view that keeps it alive."""
+    info = describe(tensor)
+    tensor = tensor.detach()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    tensor = tensor.contiguous()
+    num_bytes = tensor.numel() * tensor.element_size()
+    if num_bytes < copy_below:
+        return info, ctypes.string_at(tensor.data_ptr(), num_bytes)
+    return info, bytes_of(tensor)
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """A view of a contiguous CPU tensor's memory, which keeps the tensor alive."""
+    return cast(memoryview, tensor.view(-1).view(torch.uint8).numpy().data)
+
+
+def empty(info: TensorInfo) -> tuple[torch.Tensor, memoryview]:
+    """An uninitialised tensor as described, and its memory."""
+    tensor = torch.empty(info.shape, dtype=DTYPE_OF_CODE[info.dtype])
+    if not tensor.numel():
+        return tensor, memoryview(b"")
+    return tensor, bytes_of(tensor)
