@@ -1,0 +1,165 @@
+"""What a peer may call on an object through a reference."""
+
+import collections
+import os
+import queue
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from pibroch.errors import NotAllowedError
+from pibroch.rpc.callables import Callables
+from pibroch.rpc.methods import find_method
+
+HERE = Callables((__name__,))
+
+
+def double(x):
+    return 2 * x
+
+
+class Counter:
+    def __init__(self):
+        self.count = 0
+        self.system = os.system
+        self.opener = open
+        self.double = double
+        self.net = Net()
+        self.add = torch.add
+
+    def up(self, by=1):
+        self.count += by
+        return self.count
+
+    @classmethod
+    def name(cls):
+        return cls.__name__
+
+    @staticmethod
+    def one():
+        return 1
+
+    def _hidden(self):
+        return 2
+
+    def __call__(self, x):
+        return x
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 3)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class Text(str):
+    pass
+
+
+def find(value, name):
+    return find_method(value, name, HERE)
+
+
+def test_public_methods_of_own_classes():
+    counter = Counter()
+    assert find(counter, "up")(5) == 5 and counter.count == 5
+    assert find(counter, "name")() == "Counter"
+    assert find(counter, "one")() == 1
+    assert find(counter, "__call__")(3) == 3
+
+
+def test_callables_in_attributes_when_they_could_be_named_too():
+    counter = Counter()
+    assert find(counter, "double")(4) == 8
+    assert find(counter, "add")(torch.ones(1), 1) == 2
+    assert find(counter, "net")(torch.ones(1, 2)).shape == (1, 3)
+    for name in ("system", "opener"):
+        with pytest.raises(NotAllowedError):
+            find(counter, name)
+
+
+def test_modules_optimizers_tensors_and_data():
+    net = Net()
+    assert find(net, "forward")(torch.ones(1, 2)).shape == (1, 3)
+    assert find(net, "__call__")(torch.ones(1, 2)).shape == (1, 3)
+    assert find(net, "layer")(torch.ones(1, 2)).shape == (1, 3)
+    assert len(list(find(net, "parameters")())) == 2
+    find(torch.optim.SGD(net.parameters(), lr=0.1), "step")()
+    assert find(torch.ones(3), "add")(1).sum() == 6
+    assert find(torch.nn.Parameter(torch.ones(3)), "__getitem__")(0) == 1
+    assert find({"a": 1}, "get")("a") == 1
+    assert find([1], "append")(2) is None
+    assert find(collections.OrderedDict(a=1), "__len__")() == 1
+    assert find(np.ones(3), "sum")() == 3
+    assert find("a b", "split")() == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "_hidden",
+        "__class__",
+        "__reduce__",
+        "__reduce_ex__",
+        "__init__",
+        "__getattribute__",
+        "__setattr__",
+        "__dict__",
+        "__subclasshook__",
+    ],
+)
+def test_private_names_are_refused(name):
+    with pytest.raises(NotAllowedError, match="leading underscore"):
+        find(Counter(), name)
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (np.ones(3), "tofile"),
+        (np.ones(3), "dump"),
+        ("{0.__class__}", "format"),
+        (Text("{0.__class__}"), "format"),
+        ("{x}", "format_map"),
+        (torch.ones(3), "share_memory_"),
+        (torch.ones(3), "data_ptr"),
+        (torch.ones(3), "storage"),
+        (Net(), "share_memory"),
+        (os, "system"),
+        (sys, "exit"),
+        (Counter, "up"),
+        (dict, "fromkeys"),
+        (queue.Queue(), "put"),
+        (os.environ, "get"),
+        (double, "__call__"),
+        (open, "__call__"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_what_leads_to_files_attributes_or_other_modules_is_refused(value, name):
+    with pytest.raises(NotAllowedError):
+        find(value, name)
+
+
+def test_a_script_module_is_refused(tmp_path):
+    module = torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(1, 2))
+    with pytest.raises(NotAllowedError):
+        find(module, "save")
+
+
+def test_what_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError):
+        find(Counter(), "nothing")
+    with pytest.raises(TypeError, match="not callable"):
+        find(Counter(), "count")
+
+
+def test_a_module_that_was_allowed_is_open():
+    waiting = queue.Queue()
+    find_method(waiting, "put", Callables(("queue",)))(1)
+    assert waiting.get() == 1
