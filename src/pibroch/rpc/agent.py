@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import os
@@ -31,6 +32,7 @@ from pibroch.rpc.messages import Answer, BodyDecoder, Envelope, encode
 from pibroch.rpc.options import UNSET_RPC_TIMEOUT, RpcBackendOptions
 from pibroch.rpc.pool import Pool
 from pibroch.rpc.reactor import Reactor
+from pibroch.rpc.sharing import Sharing
 from pibroch.rpc.stream import Stream
 from pibroch.rpc.values import Codec
 
@@ -48,7 +50,7 @@ _FLUSH_S = 2.0  # what is queued when a worker leaves has this long to go
 
 
 class Agent:
-    """Everything that this process says to other workers and hears from them. See docs/design/0003-tensor-rpc.md, Interfaces."""
+    """Everything that this process says to other workers and hears from them (docs/design/0003-tensor-rpc.md, Interfaces)."""
 
     def __init__(
         self,
@@ -211,7 +213,7 @@ class Agent:
             self._ask_myself(receiver, number, body, value, timeout_s, context)
             return timeout_s
         connection = self._connection_to(to)
-        metadata, payload = self._pack(connection, body, value, context)
+        metadata, payload = self._pack(connection, body, [value], context)
         self._expect(PendingCall(number, connection, receiver, timeout_s, context))
         connection.send(Kind.REQUEST, number, metadata, payload)
         if connection.is_lost:
@@ -227,7 +229,7 @@ class Agent:
             self.reactor.call_soon(lambda: self._on_message(None, message))
             return
         connection = self._connection_to(to)
-        metadata, payload = self._pack(connection, body, value, context)
+        metadata, payload = self._pack(connection, body, [value], context)
         connection.send(Kind.NOTE, 0, metadata, payload)
 
     def call_soon(self, function: Callable[[], None]) -> None:
@@ -276,10 +278,10 @@ class Agent:
     # sending, inside
 
     def _pack(
-        self, connection: Connection, body: msgspec.Struct | msgspec.Raw, value: object, context: int | None
+        self, connection: Connection, body: msgspec.Struct | msgspec.Raw, box: list[object], context: int | None
     ) -> tuple[bytes, list[Any]]:
-        """A message's metadata and payload."""
-        raw, tensors, references = self._codec.encode(value)
+        """A message's metadata and payload. ``box`` holds the value, and nothing else of ours does: it may be given back."""
+        raw, tensors, references = self._codec.encode(box.pop())
         wires: list[Any] = []
         graph = None
         try:
@@ -363,6 +365,7 @@ class Agent:
     def decode(self, message: Message, origin: WorkerInfo, references: list[Any]) -> Any:
         """A message's value."""
         envelope, tensors = message.envelope, message.tensors
+        message.tensors = []  # from here on the value alone holds them
         if envelope.graph is not None and self.autograd is not None:
             tensors = self.autograd.incoming(origin, envelope.graph, tensors)
         return self._codec.decode(envelope.value, tensors, references)
@@ -372,8 +375,8 @@ class Agent:
         if call is not None:
             call.receiver.fail(self._error(metadata, connection.peer))
 
-    def finish(self, connection: Connection | None, message: Message, value: object) -> None:
-        """Answer a request."""
+    def finish(self, connection: Connection | None, message: Message, box: list[object]) -> None:
+        """Answer a request with the value in the box."""
         with self._running_lock:
             self._num_running -= 1
         if message.kind != Kind.REQUEST:
@@ -381,9 +384,9 @@ class Agent:
         context = message.envelope.context
         try:
             if connection is None:
-                self._on_answer(self._message_to_myself(Kind.ANSWER, message.number, _ANSWER_BODY, value, context))
+                self._on_answer(self._message_to_myself(Kind.ANSWER, message.number, _ANSWER_BODY, box.pop(), context))
                 return
-            metadata, payload = self._pack(connection, _ANSWER_BODY, value, context)
+            metadata, payload = self._pack(connection, _ANSWER_BODY, box, context)
         except Exception as error:
             self._answer_failure(connection, message, error)
             return
@@ -478,6 +481,8 @@ class Agent:
             connection.lose(reason)
             return
         connection.incarnation = record.incarnation
+        if self.options.shared_memory and record.unix is not None and record.machine == self._machine:
+            self._share_memory(connection)
         core = Client(self._secret, self._identity(), record.name, Purpose(secrets.randbits(62)))
         try:
             sock = dial(record.address, self._machine if self.options.shared_memory else "", self.options.lost_after_s)
@@ -495,6 +500,13 @@ class Agent:
 
         timeout_s = min(self.options.limits.handshake_s, self.options.lost_after_s)
         Admission(self.reactor, sock, core, timeout_s, admitted, refused)
+
+    def _share_memory(self, connection: Connection) -> None:
+        def discard(what: object) -> None:
+            self.pool.submit(functools.partial(_drop, what))
+
+        limit = self.options.limits.message_bytes
+        connection.sharing = Sharing(self.reactor, connection.send_buffers, discard, limit)
 
     def _stream(self, connection: Connection, sock: socket.socket) -> Stream:
         limits = self.options.limits
@@ -538,6 +550,8 @@ class Agent:
     def _on_admitted(self, sock: socket.socket, core: Server) -> None:
         peer = WorkerInfo(core.peer.name, core.peer.id)
         connection = self._new_connection(peer, core.peer.incarnation)
+        if sock.family == socket.AF_UNIX:
+            self._share_memory(connection)
         with self._connections_lock:
             self._accepted.add(connection)
         connection.open(lambda self_: self._stream(self_, sock), core.surplus)
@@ -603,14 +617,14 @@ class _Task:
     def __call__(self) -> None:
         agent = self.agent
         try:
-            result = self._run()
+            box = [self._run()]
         except Exception as error:
             agent.finish_failed(self.connection, self.message, error)
             return
-        if isinstance(result, torch.futures.Future):
-            result.add_done_callback(self._finish_later)
+        if isinstance(box[0], torch.futures.Future):
+            box[0].add_done_callback(self._finish_later)
         else:
-            agent.finish(self.connection, self.message, result)
+            agent.finish(self.connection, self.message, box)
 
     def _run(self) -> object:
         agent, message = self.agent, self.message
@@ -628,7 +642,7 @@ class _Task:
         except Exception as error:
             self.agent.finish_failed(self.connection, self.message, error)
             return
-        self.agent.finish(self.connection, self.message, value)
+        self.agent.finish(self.connection, self.message, [value])
 
 
 def _envelope(
@@ -642,6 +656,10 @@ def _envelope(
     packed = body if isinstance(body, msgspec.Raw) else msgspec.Raw(encode(body))
     packed_graph = None if graph is None else msgspec.Raw(encode(graph))
     return Envelope(packed, raw, infos, context, packed_graph, [msgspec.Raw(encode(wire)) for wire in wires])
+
+
+def _drop(what: object) -> None:
+    """Let it die on this thread: unmapping takes its time."""
 
 
 def _too_late(timeout_s: float) -> RpcTimeoutError:

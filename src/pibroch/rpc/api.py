@@ -119,7 +119,8 @@ def _run(origin: WorkerInfo, call: Call, value: Any) -> object:
         )
     if is_async(function) and not isinstance(result, torch.futures.Future):
         raise RuntimeError(
-            f"Functions decorated with @rpc.functions.async_execution must return a torch.futures.Future object, {call.function} gave {type(result)}"
+            "Functions decorated with @rpc.functions.async_execution must return a torch.futures.Future object, "
+            f"{call.function} gave {type(result)}"
         )
     return result
 

@@ -15,12 +15,14 @@ from pibroch.rpc.frames import Frame, Kind, header
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.messages import Envelope, TensorInfo, decode_envelope, encode
 from pibroch.rpc.options import Limits
-from pibroch.rpc.stream import Buffer, Stream
-from pibroch.rpc.tensors import empty, read_only_bytes
+from pibroch.rpc.sharing import SHARE_FROM_BYTES, Sharing
+from pibroch.rpc.stream import Buffer, HasDescriptor, Stream
+from pibroch.rpc.tensors import describe, empty, read_only_bytes
 
 log = logging.getLogger(__name__)
 
 _MESSAGES = (Kind.REQUEST, Kind.NOTE, Kind.ANSWER)
+_SHARED_MEMORY = (Kind.SEGMENT, Kind.FREE, Kind.DROP)
 _COPY_BELOW_BYTES = 16 << 10  # small tensors are copied behind their metadata: one buffer, one system call
 
 
@@ -68,32 +70,42 @@ class Connection:
         self._on_message, self._on_failure, self._on_lost = on_message, on_failure, on_lost
         self._lock = threading.Lock()
         self._stream: Stream | None = None
-        self._backlog: list[tuple[Sequence[Buffer], Sequence[int]]] = []  # until there is a stream
+        self._backlog: list[tuple[Sequence[Buffer], Sequence[HasDescriptor]]] = []  # until there is a stream
+        self.sharing: Sharing | None = None
         self.refusal: PibrochError | None = None  # why the peer did not let this worker in
         self.is_lost = False
         self.left_on_purpose = False
 
     # sending, from any thread
 
-    def place(self, tensors: Sequence[torch.Tensor]) -> tuple[list[TensorInfo], list[Buffer]]:
-        """Where each tensor's bytes will be, and the buffers that go behind the metadata."""
+    def place(self, tensors: list[torch.Tensor]) -> tuple[list[TensorInfo], list[Buffer]]:
+        """Where each tensor's bytes will be, and the buffers that go behind the metadata.
+
+        The caller must hold the tensors in this list alone, and not use them afterwards: received ones may be given back.
+        """
         infos, payload = [], list[Buffer]()
         for tensor in tensors:
-            info, data = read_only_bytes(tensor, _COPY_BELOW_BYTES)
+            info = describe(tensor)
+            num_bytes = tensor.numel() * tensor.element_size()
+            if self.sharing is not None and num_bytes >= SHARE_FROM_BYTES:
+                infos.append(self.sharing.give_back(tensor, info, 2) or self.sharing.put(tensor, info, num_bytes))
+                continue
             infos.append(info)
-            payload.append(data)
+            payload.append(read_only_bytes(tensor, _COPY_BELOW_BYTES))
         return infos, payload
 
     def send(self, kind: Kind, number: int, metadata: bytes, payload: Sequence[Buffer] = ()) -> None:
         """Send a frame; never blocks. What cannot be sent any more is dropped: ``on_lost`` says so."""
         payload_bytes = sum(len(data) for data in payload)
-        start = header(kind, number, len(metadata), payload_bytes)
+        report = b"" if self.sharing is None else self.sharing.report()
+        start = report + header(kind, number, len(metadata), payload_bytes)
         if payload_bytes <= _COPY_BELOW_BYTES:
-            self._send([b"".join((start, metadata, *payload))])
+            self.send_buffers([b"".join((start, metadata, *payload))])
         else:
-            self._send([start + metadata, *payload])
+            self.send_buffers([start + metadata, *payload])
 
-    def _send(self, buffers: Sequence[Buffer], descriptors: Sequence[int] = ()) -> None:
+    def send_buffers(self, buffers: Sequence[Buffer], descriptors: Sequence[HasDescriptor] = ()) -> None:
+        """Send whole frames."""
         stream = self._stream
         if stream is None:
             with self._lock:
@@ -130,6 +142,8 @@ class Connection:
             self._backlog.clear()
         if self._stream is not None:
             self._stream.close(reason)
+        if self.sharing is not None:
+            self.sharing.close()
         self._on_lost(self, reason, self.left_on_purpose)
 
     def allocate(self, frame: Frame) -> list[memoryview]:
@@ -160,8 +174,19 @@ class Connection:
             self._on_failure(self, frame.number, frame.metadata)
         elif frame.kind == Kind.GOODBYE:
             self.left_on_purpose = True
+        elif self.sharing is not None and frame.kind in _SHARED_MEMORY:
+            self._on_shared_memory(self.sharing, frame)
         else:
             raise ProtocolError(f"a frame of kind {frame.kind.name}", "one that belongs on this stream")
+
+    def _on_shared_memory(self, sharing: Sharing, frame: Frame) -> None:
+        if frame.kind == Kind.FREE:
+            sharing.on_free(frame.metadata)
+        elif frame.kind == Kind.DROP:
+            sharing.on_drop(frame.number)
+        else:
+            assert self._stream is not None
+            sharing.on_segment(frame.number, frame.metadata, self._stream.take_descriptor())
 
     def on_closed(self, reason: str) -> None:
         """The stream is closed."""
@@ -169,9 +194,9 @@ class Connection:
 
     def _message(self, frame: Frame) -> Message | None:
         """The message of a frame; an unreadable one is reported to its sender, and the connection lives on."""
-        if isinstance(frame.target, _Arriving):
-            return Message(frame.kind, frame.number, frame.target.envelope, self._in_order(frame.target))
         try:
+            if isinstance(frame.target, _Arriving):
+                return Message(frame.kind, frame.number, frame.target.envelope, self._in_order(frame.target))
             envelope = decode_envelope(frame.metadata)
             if sum(info.num_bytes() for info in envelope.tensors if info.segment is None):
                 raise ProtocolError("a message without its tensors' bytes", "the payload that its shapes say")
@@ -191,4 +216,11 @@ class Connection:
             self._on_failure(self, number, failure)
 
     def _in_order(self, arriving: _Arriving) -> list[torch.Tensor]:
-        return arriving.tensors
+        """All tensors of a message, those in shared memory among them."""
+        infos = arriving.envelope.tensors
+        if all(info.segment is None for info in infos):
+            return arriving.tensors
+        if self.sharing is None:
+            raise ProtocolError("a tensor in shared memory", "its bytes")
+        inline = iter(arriving.tensors)
+        return [next(inline) if info.segment is None else self.sharing.get(info) for info in infos]

@@ -21,8 +21,8 @@ _LOOK_AGAIN_S = 0.005
 class Departure:
     """Rounds of a barrier at the worker with the lowest id.
 
-    In each round every worker waits until it is idle and says how many calls it has started in its life. When the sum is that of
-    the round before, no call was started since, so none is under way, and all may go.
+    In each round every worker waits until it is idle and says how many calls it has started in its life. When the sum is
+    that of the round before, no call was started since, so none is under way, and all may go.
 
     Args:
         agent: this worker's.
@@ -95,4 +95,4 @@ class Departure:
                 self._lost = worker.name
         for each in waiting.values():
             if not each.done():
-                each.set_exception(WorkerLostError(worker.name, "it was lost before it wanted to leave"))
+                each.set_exception(WorkerLostError(worker.name, "it was lost before it wanted to leave"))  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def async_execution(fn: _F) -> _F:
-    """A function that returns a ``torch.futures.Future``, whose value, once it is there, answers the caller; no thread waits for it.
+    """A function that returns a ``torch.futures.Future``, whose value answers the caller once it is there; no thread waits.
 
     Works for functions, and for static and class methods when it is the inner decorator::
 

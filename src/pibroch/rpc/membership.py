@@ -12,6 +12,7 @@ from urllib.parse import urlparse
 
 import msgspec
 import torch.distributed as dist
+from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from pibroch.errors import ConfigError, RpcError, RpcTimeoutError
 from pibroch.rpc.info import WorkerInfo
@@ -92,16 +93,14 @@ class Rendezvous:
         """Names the job on this machine."""
         return f"{self.host}-{self.port}" if self.port else f"file{self._path.replace('/', '-')}"
 
-    def store(self) -> dist.Store:
+    def store(self) -> Store:
         """The store; the worker with rank 0 hosts it unless the launcher does."""
         timeout = timedelta(seconds=self.timeout_s)
         if self._scheme == "file":
-            return dist.FileStore(self._path, -1)
+            return FileStore(self._path, -1)
         is_host = self.rank == 0 and not self._is_hosted
         try:
-            return dist.TCPStore(
-                self.host, self.port, None, is_host, timeout, wait_for_workers=False, multi_tenant=True
-            )
+            return TCPStore(self.host, self.port, None, is_host, timeout, wait_for_workers=False, multi_tenant=True)
         except (dist.DistError, RuntimeError) as error:
             raise RpcError(
                 f"no meeting place at {self.host}:{self.port} ({str(error).splitlines()[0]})",
@@ -126,7 +125,7 @@ class Membership:
         self._rendezvous = rendezvous
         store = rendezvous.store()
         store.set_timeout(timedelta(seconds=rendezvous.timeout_s))
-        self._store = dist.PrefixStore(f"pibroch_rpc_{next(_JOINS)}", store)
+        self._store = PrefixStore(f"pibroch_rpc_{next(_JOINS)}", store)
         self._known: dict[str, Record] = {}
         self._name_of_id: dict[int, str] = {}
         self._lock = threading.Lock()

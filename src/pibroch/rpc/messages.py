@@ -44,9 +44,9 @@ class TensorInfo(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     Attributes:
         dtype: its code in ``DTYPE_OF_CODE``.
         shape: its sizes; the bytes are in row-major order.
-        segment: where the bytes are: ``None`` for the payload, else this segment of the sender's (``returned``: of the receiver's).
+        segment: where the bytes are: ``None`` for the payload, else this segment of the sender's.
         offset: their place there.
-        returned: the place lies in the receiver's own memory, which gets it back.
+        returned: the segment is the receiver's own, which gets the place back.
         device: index of the receiver's CUDA device that the tensor goes to; ``None`` for the CPU.
     """
 

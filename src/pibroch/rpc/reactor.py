@@ -42,12 +42,12 @@ class Reactor:
         return threading.current_thread() is self._thread
 
     def call_soon(self, function: Callable[[], None]) -> None:
-        """Run ``function`` on the loop. Takes no lock: it may be called from anywhere, a garbage collector's callback included."""
+        """Run ``function`` on the loop. Takes no lock: it may be called from anywhere, the garbage collector included."""
         self._soon.append(function)
         self._wake()
 
     def call_at(self, when: float, function: Callable[[], None]) -> None:
-        """Run ``function`` on the loop at ``when`` (``time.monotonic()``). There is no way to take it back: let it look whether it is still wanted."""
+        """Run ``function`` on the loop at ``when`` (``time.monotonic()``). It cannot be taken back."""
         timer = (when, next(self._order), function)
         if self.is_here():
             heapq.heappush(self._timers, timer)

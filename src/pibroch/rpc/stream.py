@@ -9,12 +9,24 @@ import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from pibroch.errors import ProtocolError, RpcError
 from pibroch.rpc.frames import Frame, FrameReader
 from pibroch.rpc.reactor import READ, WRITE, Reactor
 
 Buffer = bytes | memoryview
+
+
+class HasDescriptor(Protocol):
+    """Something with a descriptor that goes to the peer and is closed here then."""
+
+    fd: int
+
+    def close_fd(self) -> None:
+        """Close it."""
+
+
 _MAX_BUFFERS = 64
 _MAX_DESCRIPTORS = 64
 _READS_AT_A_TIME = 16  # then the other sockets have their turn
@@ -47,7 +59,7 @@ class Stream:
         self._takes_descriptors = sock.family == socket.AF_UNIX
         self._descriptors: deque[int] = deque()
         self._lock = threading.Lock()
-        self._queue: deque[tuple[memoryview, Sequence[int]]] = deque()
+        self._queue: deque[tuple[memoryview, Sequence[HasDescriptor]]] = deque()
         self._is_closed = False
         self._fd = sock.fileno()
 
@@ -72,8 +84,8 @@ class Stream:
             if self._queue and not self._is_closed:
                 self._reactor.change(self._fd, READ | WRITE)
 
-    def send(self, buffers: Iterable[Buffer], descriptors: Sequence[int] = ()) -> None:
-        """Send ``buffers`` one after the other, from any thread; ``descriptors`` go with the first byte.
+    def send(self, buffers: Iterable[Buffer], descriptors: Sequence[HasDescriptor] = ()) -> None:
+        """Send ``buffers`` one after the other, from any thread; ``descriptors`` go with the first byte and are closed then.
 
         Does not block. The buffers must stay as they are until they are sent. A closed stream takes nothing more.
         """
@@ -145,7 +157,7 @@ class Stream:
             while self._queue:
                 sent = self._send_some()
                 while sent:
-                    view, descriptors = self._queue.popleft()
+                    view, _ = self._queue.popleft()
                     if view.nbytes > sent:
                         self._queue.appendleft((view[sent:], ()))
                         break
@@ -159,11 +171,15 @@ class Stream:
     def _send_some(self) -> int:
         view, descriptors = self._queue[0]
         if descriptors:
-            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
-            return self._sock.sendmsg([view], [rights])
+            rights = array.array("i", [each.fd for each in descriptors])
+            sent = self._sock.sendmsg([view], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            for each in descriptors:
+                each.close_fd()
+            self._queue[0] = (view, ())
+            return sent
         if len(self._queue) == 1 or isinstance(self._sock, ssl.SSLSocket):
             return self._sock.send(view)
-        batch = []
+        batch: list[memoryview] = []
         for view, descriptors in self._queue:
             if descriptors or len(batch) == _MAX_BUFFERS:
                 break

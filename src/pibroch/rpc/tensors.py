@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from typing import cast
-
 import torch
 
 from pibroch.errors import NotAllowedError
@@ -25,22 +23,21 @@ def describe(tensor: torch.Tensor) -> TensorInfo:
     return TensorInfo(code, tuple(tensor.shape))
 
 
-def read_only_bytes(tensor: torch.Tensor, copy_below: int) -> tuple[TensorInfo, bytes | memoryview]:
-    """A CPU tensor's description and its bytes in row-major order: a copy when shorter than ``copy_below``, else a view that keeps it alive."""
-    info = describe(tensor)
+def read_only_bytes(tensor: torch.Tensor, copy_below: int) -> bytes | memoryview:
+    """A CPU tensor's bytes in row-major order: a copy when shorter than ``copy_below``, else a view that keeps it alive."""
     tensor = tensor.detach()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     tensor = tensor.contiguous()
     num_bytes = tensor.numel() * tensor.element_size()
     if num_bytes < copy_below:
-        return info, ctypes.string_at(tensor.data_ptr(), num_bytes)
-    return info, bytes_of(tensor)
+        return ctypes.string_at(tensor.data_ptr(), num_bytes)
+    return bytes_of(tensor)
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """A view of a contiguous CPU tensor's memory, which keeps the tensor alive."""
-    return cast(memoryview, tensor.view(-1).view(torch.uint8).numpy().data)
+    return tensor.view(-1).view(torch.uint8).numpy().data
 
 
 def empty(info: TensorInfo) -> tuple[torch.Tensor, memoryview]:

@@ -170,7 +170,8 @@ class _Encoding:
             return self.ext(Code.OBJECT, [codec._names.name(type(value)), [self.plain(item) for item in value]])
         for base in (dict, list, tuple, str, int, float):  # a subclass without state of its own travels as its base
             if isinstance(value, base) and type(value).__module__ in ("collections", "builtins"):
-                return self.plain(base(value))  # type: ignore[call-overload]
+                plain: Any = base
+                return self.plain(plain(value))
         if codec._allow_pickle:
             return _Ext(Code.PICKLE, pickle.dumps(value))
         raise NotAllowedError(
