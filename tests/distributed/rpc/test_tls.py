@@ -1,0 +1,169 @@
+"""TLS: certificates of the job's authority are admitted on both sides, others are not."""
+
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+
+import pytest
+
+from pibroch.errors import ConfigError
+from pibroch.rpc.tls import client_context, server_context
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
+
+
+def openssl(*arguments):
+    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=60)
+
+
+def authority(folder, name):
+    """Key and certificate of an authority."""
+    key, certificate = folder / f"{name}.key", folder / f"{name}.pem"
+    openssl(
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-keyout",
+        key,
+        "-out",
+        certificate,
+        "-days",
+        2,
+        "-subj",
+        f"/CN={name}",
+    )
+    return key, certificate
+
+
+def signed(folder, name, by):
+    """Files for ``options.tls``: a certificate signed by ``by``, its key, and ``by``'s certificate."""
+    key, request, certificate = folder / f"{name}.key", folder / f"{name}.csr", folder / f"{name}.pem"
+    openssl(
+        "req",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-keyout",
+        key,
+        "-out",
+        request,
+        "-subj",
+        f"/CN={name}",
+    )
+    openssl(
+        "x509",
+        "-req",
+        "-in",
+        request,
+        "-CA",
+        by[1],
+        "-CAkey",
+        by[0],
+        "-CAcreateserial",
+        "-out",
+        certificate,
+        "-days",
+        2,
+    )
+    return str(certificate), str(key), str(by[1])
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("certificates")
+    ours, theirs = authority(folder, "ours"), authority(folder, "theirs")
+    return {
+        "ann": signed(folder, "ann", ours),
+        "ben": signed(folder, "ben", ours),
+        "eve": signed(folder, "eve", theirs),
+    }
+
+
+def talk(server, client):
+    """One byte each way over TLS; returns what the server got or raised, and likewise the client."""
+    outcome = {}
+    left, right = socket.socketpair()
+
+    def side(name, connection, context, server_side, first):
+        connection.settimeout(20)
+        try:
+            with context.wrap_socket(connection, server_side=server_side) as secure:
+                secure.sendall(first)
+                outcome[name] = secure.recv(1), secure.version()
+        except (ssl.SSLError, OSError) as error:
+            outcome[name] = error
+        finally:
+            connection.close()
+
+    thread = threading.Thread(target=side, args=("server", left, server, True, b"s"))
+    thread.start()
+    side("client", right, client, False, b"c")
+    thread.join(30)
+    return outcome["server"], outcome["client"]
+
+
+def test_workers_of_one_authority_talk(certificates):
+    at_server, at_client = talk(server_context(certificates["ann"]), client_context(certificates["ben"]))
+    assert at_server == (b"c", "TLSv1.3") and at_client == (b"s", "TLSv1.3")
+
+
+def test_a_client_of_another_authority_is_refused(certificates):
+    certificate, key, _ = certificates["eve"]
+    client = client_context((certificate, key, certificates["ann"][2]))  # trusts us, but is not trusted
+    at_server, _ = talk(server_context(certificates["ann"]), client)
+    assert isinstance(at_server, ssl.SSLCertVerificationError)
+
+
+def test_a_server_of_another_authority_is_refused(certificates):
+    certificate, key, _ = certificates["eve"]
+    server = server_context((certificate, key, certificates["ann"][2]))
+    _, at_client = talk(server, client_context(certificates["ben"]))
+    assert isinstance(at_client, ssl.SSLCertVerificationError)
+
+
+def test_a_client_without_certificate_is_refused(certificates):
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.load_verify_locations(certificates["ann"][2])
+    at_server, _ = talk(server_context(certificates["ann"]), client)
+    assert isinstance(at_server, ssl.SSLError)
+
+
+def test_old_versions_are_refused(certificates):
+    client = client_context(certificates["ben"])
+    with pytest.warns(DeprecationWarning):
+        client.minimum_version = client.maximum_version = ssl.TLSVersion.TLSv1_1
+    at_server, at_client = talk(server_context(certificates["ann"]), client)
+    assert isinstance(at_server, (ssl.SSLError, OSError)) and isinstance(at_client, (ssl.SSLError, OSError))
+
+
+def test_files_that_cannot_be_used_are_named(certificates, tmp_path):
+    certificate, key, authorities = certificates["ann"]
+    with pytest.raises(ConfigError, match="TLS certificate /nowhere, which cannot be read"):
+        server_context(("/nowhere", key, authorities))
+    with pytest.raises(ConfigError, match="TLS authorities"):
+        client_context((certificate, key, str(tmp_path)))
+    with pytest.raises(ConfigError, match="its unencrypted PEM key"):
+        server_context((certificate, certificates["ben"][1], authorities))
+    empty = tmp_path / "empty"
+    empty.write_text("nothing")
+    with pytest.raises(ConfigError, match="certificates in PEM"):
+        client_context((certificate, key, str(empty)))
+    with pytest.raises(ConfigError, match="2 files"):
+        client_context((certificate, key))
+
+
+def test_an_encrypted_key_is_refused_and_does_not_ask(certificates, tmp_path):
+    certificate, key, authorities = certificates["ann"]
+    encrypted = tmp_path / "encrypted.key"
+    openssl("ec", "-in", key, "-aes128", "-passout", "pass:word", "-out", encrypted)
+    with pytest.raises(ConfigError, match="unencrypted"):
+        server_context((certificate, str(encrypted), authorities))
