@@ -82,8 +82,6 @@ def _is_initialized() -> bool:
 
 
 def _make_agent(name: str, rank: int, world_size: int | None, options: RpcBackendOptions, caller: str) -> Agent:
-    from importlib.util import find_spec
-
     timeout_s = options.rpc_timeout or 24 * 3600.0
     rendezvous = Rendezvous(options.init_method, rank, world_size, timeout_s)
     if rendezvous.world_size and rendezvous.rank < 0:
@@ -91,17 +89,19 @@ def _make_agent(name: str, rank: int, world_size: int | None, options: RpcBacken
     on_one_machine = rendezvous.is_loopback and options.bind in (None, "127.0.0.1", "::1", "localhost")
     secret = find_secret(options.secret, os.environ, local=on_one_machine, key=rendezvous.key)
     callables = Callables([*default_modules(caller), *options.allowed_modules], importable=options.allowed_modules)
-    has_references, has_autograd = find_spec("pibroch.rpc.rref"), find_spec("pibroch.rpc.autograd")
-    RRef = None
-    if has_references:
+    try:
         from pibroch.rpc.rref import References, RRef
+    except ImportError:
+        References = RRef = None
+    try:
+        from pibroch.rpc.autograd.engine import Autograd
+    except ImportError:
+        Autograd = None
     agent = Agent(name, rendezvous, options, callables, secret, RRef)
     agent.serve(Call, _run, in_pool=True)
-    if has_references:
+    if References:
         agent.references = References(agent)
-    if has_autograd:
-        from pibroch.rpc.autograd.engine import Autograd
-
+    if Autograd:
         agent.autograd = Autograd(agent)
     agent.departure = Departure(agent, rendezvous.world_size)
     return agent

@@ -53,7 +53,7 @@ class Connection:
         limits: on what it may send.
         on_message: called on the loop with each message.
         on_failure: called on the loop with number and metadata of each ``FAILURE`` frame.
-        on_lost: called on the loop, once, with the reason and whether the peer had said goodbye.
+        on_lost: called on the loop, once, with the reason.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Connection:
         limits: Limits,
         on_message: Callable[[Connection, Message], None],
         on_failure: Callable[[Connection, int, bytes], None],
-        on_lost: Callable[[Connection, str, bool], None],
+        on_lost: Callable[[Connection, str], None],
     ) -> None:
         self.peer, self.incarnation = peer, incarnation
         self.limits = limits
@@ -123,10 +123,9 @@ class Connection:
 
     # on the loop
 
-    def open(self, make_stream: Callable[[Connection], Stream], surplus: bytes) -> None:
+    def open(self, stream: Stream, surplus: bytes) -> None:
         """The peer is admitted: what waited is sent, and reading begins."""
         with self._lock:
-            stream = make_stream(self)
             for buffers, descriptors in self._backlog:
                 stream.send(buffers, descriptors)
             self._backlog.clear()
@@ -144,7 +143,7 @@ class Connection:
             self._stream.close(reason)
         if self.sharing is not None:
             self.sharing.close()
-        self._on_lost(self, reason, self.left_on_purpose)
+        self._on_lost(self, reason)
 
     def allocate(self, frame: Frame) -> list[memoryview]:
         """Memory for a frame's payload (``frames.Allocate``)."""
@@ -187,10 +186,6 @@ class Connection:
         else:
             assert self._stream is not None
             sharing.on_segment(frame.number, frame.metadata, self._stream.take_descriptor())
-
-    def on_closed(self, reason: str) -> None:
-        """The stream is closed."""
-        self.lose(reason)
 
     def _message(self, frame: Frame) -> Message | None:
         """The message of a frame; an unreadable one is reported to its sender, and the connection lives on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+
 import torch
 
 from pibroch.errors import NotAllowedError

@@ -1,0 +1,112 @@
+"""Between Python values and what a message carries: the value's form, its references' forks, its part in autograd."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+import torch
+
+from pibroch.rpc.connection import Connection, Message
+from pibroch.rpc.frames import Kind
+from pibroch.rpc.info import WorkerInfo
+from pibroch.rpc.messages import Envelope, encode
+from pibroch.rpc.values import Codec
+
+
+class ReferenceKeeper(Protocol):
+    """The remote references of a worker (``rref.py``)."""
+
+    def send(self, rref: Any, to: WorkerInfo) -> msgspec.Struct:
+        """A reference on its way to another worker."""
+
+    def unsend(self, wire: Any) -> None:
+        """It was not sent after all."""
+
+    def receive(self, wire: Any, origin: WorkerInfo) -> Any:
+        """A reference that arrived."""
+
+
+class Recorder(Protocol):
+    """The distributed autograd of a worker (``autograd/``)."""
+
+    def current_context(self) -> int | None:
+        """The calling thread's context."""
+
+    def entered(self, context: int) -> Any:
+        """A context manager inside which it is the current one."""
+
+    def outgoing(
+        self, context: int, to: WorkerInfo, tensors: list[torch.Tensor]
+    ) -> tuple[msgspec.Struct | None, list[torch.Tensor]]:
+        """Tensors about to leave: their part in the graph, and what to send."""
+
+    def incoming(self, origin: WorkerInfo, graph: msgspec.Raw, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Tensors that arrived, as parts of the graph."""
+
+
+class Packer:
+    """Packs and unpacks messages for one worker."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self.references: ReferenceKeeper | None = None
+        self.recorder: Recorder | None = None
+
+    def pack(
+        self, connection: Connection, body: msgspec.Raw, box: list[object], context: int | None
+    ) -> tuple[bytes, list[Any]]:
+        """A message's metadata and payload. ``box`` holds the value, and nothing else of ours does: it may be given back."""
+        raw, tensors, references = self._codec.encode(box.pop())
+        wires: list[Any] = []
+        graph = None
+        try:
+            self._send_references(references, connection.peer, wires)
+            if context is not None and tensors and self.recorder is not None:
+                graph, tensors = self.recorder.outgoing(context, connection.peer, tensors)
+            infos, payload = connection.place(tensors)
+        except BaseException:
+            for wire in wires:
+                assert self.references is not None
+                self.references.unsend(wire)
+            raise
+        return encode(_envelope(body, raw, infos, context, graph, wires)), payload
+
+    def to_myself(
+        self, me: WorkerInfo, kind: Kind, number: int, body: msgspec.Raw, value: object, context: int | None
+    ) -> Message:
+        """A message that does not leave this worker: its tensors are not copied."""
+        raw, tensors, references = self._codec.encode(value)
+        wires: list[Any] = []
+        self._send_references(references, me, wires)
+        graph = None
+        if context is not None and tensors and self.recorder is not None:
+            graph, tensors = self.recorder.outgoing(context, me, tensors)
+        metadata = encode(_envelope(body, raw, [], context, graph, wires))
+        return Message(kind, number, msgspec.msgpack.decode(metadata, type=Envelope), tensors)
+
+    def references_in(self, envelope: Envelope, origin: WorkerInfo) -> list[Any]:
+        """The references of a message, each of which counts from now on, whether the message is of use or not."""
+        if not envelope.references or self.references is None:
+            return []
+        return [self.references.receive(wire, origin) for wire in envelope.references]
+
+    def unpack(self, message: Message, origin: WorkerInfo, references: list[Any]) -> Any:
+        """A message's value; the message does not hold the tensors any more."""
+        envelope, tensors = message.envelope, message.tensors
+        message.tensors = []
+        if envelope.graph is not None and self.recorder is not None:
+            tensors = self.recorder.incoming(origin, envelope.graph, tensors)
+        return self._codec.decode(envelope.value, tensors, references)
+
+    def _send_references(self, references: list[Any], to: WorkerInfo, wires: list[Any]) -> None:
+        for reference in references:
+            assert self.references is not None
+            wires.append(self.references.send(reference, to))
+
+
+def _envelope(
+    body: msgspec.Raw, raw: msgspec.Raw, infos: list[Any], context: int | None, graph: Any, wires: list[Any]
+) -> Envelope:
+    packed_graph = None if graph is None else msgspec.Raw(encode(graph))
+    return Envelope(body, raw, infos, context, packed_graph, [msgspec.Raw(encode(wire)) for wire in wires])

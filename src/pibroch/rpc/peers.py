@@ -1,0 +1,248 @@
+"""Connections to the other workers: dialled when first needed, accepted from whoever knows the secret, lost together."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from pibroch.errors import ConfigError, PibrochError
+from pibroch.rpc import tls
+from pibroch.rpc.connection import Connection, Message
+from pibroch.rpc.frames import FrameReader, Kind
+from pibroch.rpc.handshake import Client, Identity, Purpose, Server
+from pibroch.rpc.info import WorkerInfo
+from pibroch.rpc.link import Admission, Listener, dial, this_machine
+from pibroch.rpc.membership import Membership, Record
+from pibroch.rpc.options import RpcBackendOptions
+from pibroch.rpc.pool import Pool
+from pibroch.rpc.reactor import Reactor
+from pibroch.rpc.sharing import Sharing
+from pibroch.rpc.stream import Stream
+
+log = logging.getLogger(__name__)
+
+_FLUSH_S = 2.0  # what is queued when a worker leaves has this long to go
+
+
+class Peers:
+    """All connections of one worker.
+
+    Args:
+        info: this worker.
+        host: address to listen on.
+        on_message: gets each message, on the loop.
+        on_failure: gets number and metadata of each ``FAILURE`` frame, on the loop.
+        on_lost: called on the loop with each connection that is gone, and the reason.
+    """
+
+    def __init__(
+        self,
+        info: WorkerInfo,
+        options: RpcBackendOptions,
+        secret: bytes,
+        reactor: Reactor,
+        pool: Pool,
+        membership: Membership,
+        host: str,
+        on_message: Callable[[Connection, Message], None],
+        on_failure: Callable[[Connection, int, bytes], None],
+        on_lost: Callable[[Connection, str], None],
+    ) -> None:
+        self.info, self.incarnation = info, secrets.randbits(62)
+        self._options, self._secret, self._reactor, self._pool = options, secret, reactor, pool
+        self._membership = membership
+        self._on_message, self._on_failure, self._on_lost = on_message, on_failure, on_lost
+        self._identity = Identity(info.name, info.id, self.incarnation)
+        self._machine = this_machine()
+        self._dialled: dict[int, Connection] = {}
+        self._accepted: set[Connection] = set()
+        self._lock = threading.Lock()
+        self._lost: set[tuple[int, int]] = set()  # workers and incarnations
+        self._lost_callbacks: list[Callable[[WorkerInfo, int], None]] = []
+        self._is_closing = False
+        self._listeners: list[Listener] = []
+        self.record = self._listen(host)
+
+    def when_lost(self, callback: Callable[[WorkerInfo, int], None]) -> None:
+        """Call ``callback(worker, incarnation)`` on the loop when a worker is lost, leaves or cannot be reached."""
+        self._lost_callbacks.append(callback)
+
+    def to(self, worker: WorkerInfo) -> Connection:
+        """The connection that this worker dialled, or one that will be."""
+        connection = self._dialled.get(worker.id)
+        if connection is not None:
+            return connection
+        with self._lock:
+            connection = self._dialled.get(worker.id)
+            if connection is None:
+                connection = self._new_connection(worker, 0)
+                self._dialled[worker.id] = connection
+                self._pool.submit(functools.partial(self._look_up, connection))
+        return connection
+
+    def incarnation_of(self, worker: WorkerInfo) -> int:
+        """The life of a worker that this one talks to at present, 0 before it knows."""
+        if worker.id == self.info.id:
+            return self.incarnation
+        connection = self._dialled.get(worker.id)
+        if connection is not None and connection.incarnation:
+            return connection.incarnation
+        return next((each.incarnation for each in self.connections() if each.peer.id == worker.id), 0)
+
+    def connections(self) -> list[Connection]:
+        """All, dialled and accepted."""
+        with self._lock:
+            return [*self._dialled.values(), *self._accepted]
+
+    def close(self) -> None:
+        """Say goodbye, send what is queued, close everything."""
+        self._is_closing = True
+        connections = self.connections()
+        for connection in connections:
+            connection.send(Kind.GOODBYE, 0, b"")
+        deadline = time.monotonic() + _FLUSH_S
+        while any(each.num_queued for each in connections if not each.is_lost) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        done = threading.Event()
+        self._reactor.call_soon(lambda: self._close_all(done))
+        done.wait(_FLUSH_S)
+
+    def _close_all(self, done: threading.Event) -> None:
+        for listener in self._listeners:
+            listener.close()
+        for connection in self.connections():
+            connection.lose("this worker was shut down")
+        done.set()
+
+    # dialling
+
+    def _new_connection(self, peer: WorkerInfo, incarnation: int) -> Connection:
+        limits = self._options.limits
+        return Connection(peer, incarnation, limits, self._on_message, self._on_failure, self._on_connection_lost)
+
+    def _look_up(self, connection: Connection) -> None:
+        """Find out where a worker is (on the pool: the store may take its time), then dial."""
+        try:
+            record = self._membership.find(connection.peer.name)
+            reason = "nobody of that name has joined" if record is None else ""
+        except RuntimeError as error:
+            record, reason = None, f"the meeting place does not answer ({error})"
+        self._reactor.call_soon(lambda: self._dial(connection, record, reason))
+
+    def _dial(self, connection: Connection, record: Record | None, reason: str) -> None:
+        if record is None:
+            connection.lose(reason)
+            return
+        connection.incarnation = record.incarnation
+        options = self._options
+        machine = self._machine if options.shared_memory else ""
+        core = Client(self._secret, self._identity, record.name, Purpose(secrets.randbits(62)))
+        try:
+            sock = dial(record.address, machine, options.lost_after_s)
+        except OSError as error:
+            connection.lose(f"it does not listen any more ({error.strerror})")
+            return
+        is_local = sock.family == socket.AF_UNIX
+        if is_local:
+            self._share_memory(connection)
+
+        def admitted(sock: socket.socket) -> None:
+            connection.incarnation = core.peer.incarnation
+            connection.open(self._stream(connection, sock), core.surplus)
+
+        def refused(error: Exception) -> None:
+            connection.refusal = error if isinstance(error, PibrochError) else None
+            connection.lose(str(error))
+
+        context = tls.client_context(options.tls) if options.tls and not is_local else None
+        timeout_s = min(options.limits.handshake_s, options.lost_after_s)
+        Admission(self._reactor, sock, core, timeout_s, admitted, refused, context)
+
+    def _stream(self, connection: Connection, sock: socket.socket) -> Stream:
+        limits = self._options.limits
+        reader = FrameReader(limits.metadata_bytes, limits.message_bytes, connection.allocate)
+        return Stream(self._reactor, sock, reader, connection.on_frame, connection.lose)
+
+    def _share_memory(self, connection: Connection) -> None:
+        def discard(what: object) -> None:
+            self._pool.submit(functools.partial(_drop, what))
+
+        limit = self._options.limits.message_bytes
+        connection.sharing = Sharing(self._reactor, connection.send_buffers, discard, limit)
+
+    # listening
+
+    def _listen(self, host: str) -> Record:
+        unix = None
+        if self._options.shared_memory:
+            unix = f"pibroch-{self.incarnation:016x}"
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            sock.bind("\0" + unix)
+            self._listeners.append(self._listener(sock, None))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        tcp = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            tcp.bind((host, 0))
+        except OSError as error:
+            tcp.close()
+            raise ConfigError(
+                f"address {host!r} to listen on ({error.strerror})", "one of this machine", "see the option bind"
+            ) from error
+        port = tcp.getsockname()[1]
+        self._listeners.append(self._listener(tcp, self._options.tls))
+        return Record(self.info.name, self.info.id, self.incarnation, self._machine, unix, host, port)
+
+    def _listener(self, sock: socket.socket, files: tuple[str, str, str] | None) -> Listener:
+        limits = self._options.limits
+        return Listener(
+            self._reactor,
+            sock,
+            lambda: Server(self._secret, self._identity),
+            self._on_admitted,
+            max_strangers=limits.waiting_strangers,
+            handshake_s=limits.handshake_s,
+            lost_after_s=self._options.lost_after_s,
+            tls=tls.server_context(files) if files else None,
+        )
+
+    def _on_admitted(self, sock: socket.socket, core: Server) -> None:
+        connection = self._new_connection(WorkerInfo(core.peer.name, core.peer.id), core.peer.incarnation)
+        if sock.family == socket.AF_UNIX:
+            self._share_memory(connection)
+        with self._lock:
+            self._accepted.add(connection)
+        connection.open(self._stream(connection, sock), core.surplus)
+
+    # losing
+
+    def _on_connection_lost(self, connection: Connection, reason: str) -> None:
+        """A connection is gone, and with it the worker at its other end."""
+        peer, incarnation = connection.peer, connection.incarnation
+        with self._lock:
+            self._accepted.discard(connection)
+            if self._dialled.get(peer.id) is connection:
+                del self._dialled[peer.id]
+        self._membership.forget(peer.name)
+        reason = "it left" if connection.left_on_purpose else reason
+        self._on_lost(connection, reason)
+        for other in self.connections():
+            if other.peer.id == peer.id and other.incarnation == incarnation:
+                other.left_on_purpose |= connection.left_on_purpose
+                other.lose(reason)
+        if incarnation and (peer.id, incarnation) in self._lost:
+            return
+        self._lost.add((peer.id, incarnation))
+        if not self._is_closing:
+            level = logging.INFO if connection.left_on_purpose else logging.WARNING
+            log.log(level, "worker %r is lost: %s", peer.name, reason)
+        for callback in self._lost_callbacks:
+            callback(peer, incarnation)
+
+
+def _drop(what: object) -> None:
+    """Let it die on this thread: unmapping memory takes its time."""
