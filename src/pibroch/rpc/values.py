@@ -23,6 +23,7 @@ from pibroch.errors import NotAllowedError, ProtocolError, RpcError
 Encoder = Callable[[Any], Any]
 _Ext = msgspec.msgpack.Ext
 _MAX_BIG_INT_BYTES = 1 << 16
+_MAX_SCALAR_BYTES = 64
 
 
 class Code:
@@ -109,15 +110,7 @@ class Codec:
             raise
         except RecursionError as error:
             raise ProtocolError("a value that is nested too deeply", "at most some hundred levels") from error
-        except (
-            msgspec.MsgspecError,
-            ValueError,
-            TypeError,
-            KeyError,
-            IndexError,
-            OverflowError,
-            AttributeError,
-        ) as error:
+        except Exception as error:  # a constructor of the user's may raise anything
             raise ProtocolError(
                 f"a value that cannot be read ({type(error).__name__}: {error})", "one of the known forms"
             ) from error
@@ -158,9 +151,10 @@ class _Encoding:
         if isinstance(value, torch.Tensor):
             return _tensor(self, value)
         if isinstance(value, np.generic):
-            return self.ext(Code.SCALAR, [value.dtype.str, value.tobytes()])
+            return _scalar(self, value)
         if isinstance(value, enum.Enum):
-            return self.ext(Code.OBJECT, [codec._names.name(type(value)), value.name])
+            state = self.plain(value.value) if isinstance(value, enum.Flag) else value.name
+            return self.ext(Code.OBJECT, [codec._names.name(type(value)), state])
         if isinstance(value, type) or _is_function(value):
             return self.ext(Code.NAMED, codec._names.name(value))
         if dataclasses.is_dataclass(value):
@@ -213,7 +207,16 @@ def _int(encoding: _Encoding, value: int) -> Any:
     if -(1 << 63) <= value < 1 << 64:
         return value
     num_bytes = value.bit_length() // 8 + 1
+    if num_bytes > _MAX_BIG_INT_BYTES:
+        raise NotAllowedError(f"an integer of {num_bytes:,} bytes", f"at most {_MAX_BIG_INT_BYTES:,}")
     return _Ext(Code.BIG_INT, value.to_bytes(num_bytes, "little", signed=True))
+
+
+def _scalar(encoding: _Encoding, value: np.generic) -> Any:
+    if value.dtype.hasobject or value.dtype.itemsize > _MAX_SCALAR_BYTES:
+        got, need = f"a NumPy scalar of type {value.dtype}", f"a numeric one of at most {_MAX_SCALAR_BYTES} bytes"
+        raise NotAllowedError(got, need)
+    return encoding.ext(Code.SCALAR, [value.dtype.str, value.tobytes()])
 
 
 def _array(encoding: _Encoding, value: np.ndarray[Any, Any]) -> Any:
@@ -300,20 +303,18 @@ class _Decoding:
         cls = self.codec._names.resolve(name)
         if isinstance(cls, type) and issubclass(cls, enum.Enum) and isinstance(state, str):
             return cls[state]
+        if isinstance(cls, type) and issubclass(cls, enum.Flag):
+            return cls(state)
         if isinstance(cls, type) and dataclasses.is_dataclass(cls) and isinstance(state, dict):
-            given = {field.name for field in dataclasses.fields(cls) if field.init}
-            made = cls(**{key: item for key, item in state.items() if key in given})
-            for key in state.keys() - given:
-                object.__setattr__(made, key, state[key])
-            return made
+            return _made(cls, state)
         if isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields") and isinstance(state, list):
             return cls(*state)
         raise ProtocolError(f"data for {name}", "a dataclass, named tuple or enum")
 
     def scalar(self, data: memoryview) -> Any:
         name, raw = self.value(data)
-        dtype = np.dtype(name)
-        if dtype.hasobject or dtype.itemsize != len(raw) or dtype.itemsize > 64:
+        dtype = np.dtype(str(name))
+        if dtype.hasobject or dtype.itemsize != len(raw) or dtype.itemsize > _MAX_SCALAR_BYTES:
             raise ProtocolError(f"a scalar of type {name}", "a numeric one")
         return np.frombuffer(raw, dtype)[0]
 
@@ -337,11 +338,7 @@ class _Decoding:
         return complex(*self.value(data))
 
     def dtype(self, data: memoryview) -> torch.dtype:
-        name = self.value(data)
-        found = getattr(torch, name, None)
-        if not isinstance(found, torch.dtype):
-            raise ProtocolError(f"the data type {name!r}", "one of torch's")
-        return found
+        return _DTYPES[self.value(data)]
 
     def size(self, data: memoryview) -> torch.Size:
         sizes = self.value(data)
@@ -349,6 +346,19 @@ class _Decoding:
         return torch.Size(sizes)
 
 
+def _made(cls: type, state: dict[str, Any]) -> Any:
+    """A dataclass: its constructor runs with the fields that it takes, the others are set afterwards."""
+    fields = dataclasses.fields(cls)
+    if state.keys() - {field.name for field in fields}:
+        raise ProtocolError(f"fields {sorted(state)} for {cls.__qualname__}", "those of the dataclass")
+    made = cls(**{field.name: state[field.name] for field in fields if field.init and field.name in state})
+    for field in fields:
+        if not field.init and field.name in state:
+            object.__setattr__(made, field.name, state[field.name])
+    return made
+
+
+_DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 _READERS: dict[int, Callable[[_Decoding, memoryview], Any]] = {
     Code.TUPLE: lambda decoding, data: tuple(decoding.value(data)),
     Code.SET: lambda decoding, data: set(decoding.value(data)),
