@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pibroch.rpc.references import Fork, Peer, Place, ReferenceBook, State, Wire
+from pibroch.rpc.references import ANY_LIFE, Fork, News, Peer, Place, ReferenceBook, State, Wire
 
 NUM_WORKERS = 4
 
@@ -42,6 +42,7 @@ class World:
     handles: list[Handle] = field(default_factory=list)
     alive: dict[int, Peer] = field(default_factory=dict)  # values that were made: their owners
     discarded: set[int] = field(default_factory=set)
+    requests: dict[Fork, Peer] = field(default_factory=dict)  # creations: whom they were sent to
 
     def __post_init__(self):
         for worker in range(NUM_WORKERS):
@@ -69,12 +70,19 @@ class World:
         if life == owner:
             return self.make(life)
         reference = next(self.numbers)
-        fork = self.books[life].users.create(reference, next(self.numbers), owner)
+        fork = self.books[life].users.create(reference, next(self.numbers), self.known(life, owner))
+        self.requests[fork] = owner
         self.send(life, owner, "create", (fork, fails))
         self.handles.append(Handle(life, reference, fork, frozenset({life})))
 
-    def share(self, handle, to):
+    def known(self, life, to):
+        """What ``life`` knows of the life that it talks to: every other pair learns it from the first answer only."""
+        hears_of_a_loss = any(f.what == "lost" and f.origin.worker == to.worker and f.to == life for f in self.flying)
+        return to if hears_of_a_loss or (life.worker + to.worker) % 2 else Peer(to.worker, ANY_LIFE)
+
+    def share(self, handle, receiver):
         book, child = self.books[handle.life], next(self.numbers)
+        to = self.known(handle.life, receiver)
         if handle.fork is None:
             if handle.reference not in book.owners.entries:
                 return  # its creator was lost before it came
@@ -86,7 +94,7 @@ class World:
             book.users.share(handle.fork, child, to)
             place = handle.fork.place
         wire = Wire(place, "name", handle.life, child)
-        self.send(handle.life, to, "value", wire, handle.path | {to})
+        self.send(handle.life, receiver, "value", wire, handle.path | {receiver})
 
     def call_off(self, handle, to):
         """A message that is encoded and never sent."""
@@ -97,7 +105,14 @@ class World:
     def speak(self, handle):
         """A call on the value, which nobody waits for: it may come after all forks were dropped."""
         if handle.fork is not None:
-            self.send(handle.life, handle.fork.owner, "speak", handle.fork.place)
+            self.send(handle.life, self.now(handle.fork.owner), "speak", handle.fork.place)
+
+    def now(self, peer):
+        return self.reached(peer) if peer.incarnation == ANY_LIFE else peer
+
+    def reached(self, peer):
+        """Whom a message for ``peer`` reaches: the worker in its present life."""
+        return next(life for life in self.books if life.worker == peer.worker)
 
     def drop(self, handle):
         self.handles.remove(handle)
@@ -132,7 +147,7 @@ class World:
     def on_answer(self, book, flight):
         fork, ok = flight.item
         if ok:
-            book.users.created(fork)
+            book.users.created(fork, flight.origin)
         else:
             book.users.creation_failed(fork, RuntimeError("failed"))
 
@@ -147,17 +162,20 @@ class World:
     def on_speak(self, book, flight):
         book.owners.wants(flight.item)
 
-    def on_message(self, book, flight):
-        book.handle(flight.origin, flight.item)
+    def on_news(self, book, flight):
+        book.handle_news(flight.origin.worker, flight.item)
 
     def on_lost(self, book, flight):
         book.lost(flight.origin)
+        for fork in list(book.users.creations.values()):
+            if self.requests[fork] == flight.origin:
+                book.users.creation_failed(fork, RuntimeError("lost"), owner_lives=False)
 
     def collect(self):
         for life, book in self.books.items():
             for to, messages in book.take_messages().items():
                 for message in messages:
-                    self.send(life, to, "message", message)
+                    self.send(life, self.reached(to), "news", News(life.incarnation, to.incarnation, [message]))
             self.discarded.update(book.take_discarded())
             self.discarded.update(book.take_failed())
 
@@ -165,13 +183,12 @@ class World:
         """Whatever a living worker holds, and all lives through which it came still live, is there."""
         lives = self.books.keys()
         for handle in self.handles:
-            owner = handle.life if handle.fork is None else handle.fork.owner
-            if owner in lives and handle.path <= lives and handle.reference in self.alive:
+            if self.alive.get(handle.reference) in lives and handle.path <= lives:
                 assert handle.reference not in self.discarded
                 assert handle.fork is None or handle.fork.state is not State.GONE
         for flight in self.flying:
             place = flight.item.place if flight.what == "value" else None
-            if place and place.owner in lives and flight.path <= lives and place.reference in self.alive:
+            if place and self.alive.get(place.reference) in lives and flight.path <= lives:
                 assert place.reference not in self.discarded
         for handle in self.handles:  # what the owner has confirmed, only the holder's or the owner's death ends
             if handle.fork and handle.fork.state is State.CONFIRMED and handle.fork.owner in lives:

@@ -10,7 +10,7 @@ worker that holds them, so that they can be dropped when it ends.
 >>> fork = book.users.create(reference=100, number=200, owner=owner)  # remote(...)
 >>> book.users.share(fork, child=201, to=Peer(2, 9))                  # sent to a third worker, before the owner answered
 >>> book.users.release(fork)                                          # and forgotten here
->>> book.users.created(fork)                                          # the owner has the value
+>>> book.users.created(fork, owner)                                   # the owner has the value
 >>> book.take_messages()                                              # but the third worker still needs our fork
 {}
 >>> book.handle(Peer(2, 9), Settled(201))
@@ -66,7 +66,7 @@ class ReferenceBook:
             Register: lambda origin, message: owners.register(message, origin),
             Dropped: lambda origin, message: owners.dropped(message.reference, message.fork, origin),
             NotComing: lambda origin, message: owners.not_coming(message.reference, origin),
-            Confirmed: lambda origin, message: users.confirmed(message.fork, origin),
+            Confirmed: lambda origin, message: users.confirmed(message.reference, message.fork, origin),
             Refused: lambda origin, message: users.refused(message.fork, origin),
             Settled: lambda origin, message: users.settled(message.fork, origin),
             Asked: lambda origin, message: users.asked(message.reference, origin),
@@ -87,6 +87,8 @@ class ReferenceBook:
         for message in news.messages:
             if isinstance(message, Register):
                 self._tell(origin, Refused(message.fork))
+            elif isinstance(message, Asked):
+                self._tell(origin, NotComing(message.reference))
 
     def receive(self, wire: Wire) -> Fork | bool | None:
         """A reference came in a message: our fork.
@@ -97,7 +99,7 @@ class ReferenceBook:
         place = wire.place
         if place.owner.worker != self.me.worker:
             return self.users.receive(place, wire.fork, wire.sender)
-        found = place.owner == self.me and self.owners.receive(place)
+        found = self.owners.receive(place)
         if wire.sender == self.me:
             self.unshare(wire)
         else:
@@ -110,13 +112,30 @@ class ReferenceBook:
         self.users.unshare(wire.fork)
 
     def lost(self, peer: Peer) -> None:
-        """A life of another worker has ended; what still comes from it is ignored from now on."""
-        self._lost[peer] = None
-        if len(self._lost) > MAX_LOST_REMEMBERED:
-            del self._lost[next(iter(self._lost))]
+        """A life of another worker has ended: its forks are dropped, and what it still says must not bring any back.
+
+        With ``ANY_LIFE`` as its incarnation: the worker cannot be reached.
+        """
+        if peer.incarnation != ANY_LIFE:
+            self._lost[peer] = None
+            if len(self._lost) > MAX_LOST_REMEMBERED:
+                del self._lost[next(iter(self._lost))]
         self._outbox.pop(peer, None)
         self.users.lost(peer)
         self.owners.lost(peer)
+
+    def is_back(self, peer: Peer) -> None:
+        """There is a new connection with a life that was taken for lost: from now on it counts again."""
+        self._lost.pop(peer, None)
+
+    def is_lost(self, peer: Peer) -> bool:
+        """Whether this life is known to have ended."""
+        return peer in self._lost
+
+    @property
+    def has_instructions(self) -> bool:
+        """Whether there is something to send, discard or fail."""
+        return bool(self._outbox or self.owners.discarded or self.owners.failed)
 
     def take_messages(self) -> dict[Peer, list[Message]]:
         """What is to be sent, by receiver."""

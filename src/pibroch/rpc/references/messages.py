@@ -27,6 +27,10 @@ class Peer(NamedTuple):
             self.incarnation == other.incarnation or ANY_LIFE in (self.incarnation, other.incarnation)
         )
 
+    def ends_with(self, lost: Peer) -> bool:
+        """Whether this life is over when ``lost`` is. One that is not known was to be the one that is lost now."""
+        return self == lost or (self.worker == lost.worker and self.incarnation == ANY_LIFE)
+
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
     """Which value is meant.
@@ -68,8 +72,9 @@ class Register(msgspec.Struct, frozen=True, array_like=True, tag="register"):
 
 
 class Confirmed(msgspec.Struct, frozen=True, array_like=True, tag="confirmed"):
-    """Owner to user: your fork is counted."""
+    """Owner to user: your fork is counted. A user that has no such fork any more answers ``Dropped``."""
 
+    reference: int
     fork: int
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pibroch.rpc.references.messages import Asked, Confirmed, Peer, Place, Refused, Register
+from pibroch.rpc.references.messages import ANY_LIFE, Asked, Confirmed, Peer, Place, Refused, Register
 from pibroch.rpc.references.user import IsLost, Tell
 
 
@@ -66,9 +66,11 @@ class OwnerSide:
         ``asker`` is the worker that speaks, where it is sure that it has not said ``Dropped`` yet: a creator that speaks of
         what it asked for need not be asked.
         """
+        if not place.owner.matches(self._me):
+            return False
         if place.reference in self.entries:
             return True
-        if place.known or place.owner != self._me or place.creator == self._me or self._is_lost(place.creator):
+        if place.known or place.creator == self._me or self._is_lost(place.creator):
             return False
         self.entries[place.reference] = Entry(place.creator, made=False)
         if asker != place.creator.worker:
@@ -84,7 +86,7 @@ class OwnerSide:
             return
         known = self.entries[message.place.reference].forks.setdefault(message.fork, holder)
         if known == holder:
-            self._tell(holder, Confirmed(message.fork))
+            self._tell(holder, Confirmed(message.place.reference, message.fork))
 
     def share(self, reference: int, number: int, to: Peer) -> None:
         """One of our own references was put into a message as fork ``number``: it is counted at once."""
@@ -118,20 +120,22 @@ class OwnerSide:
             self.unshare(reference, number)
 
     def not_coming(self, reference: int, by: Peer) -> None:
-        """The creator has nothing under way for this value."""
+        """The creator, maybe in a later life, has nothing under way for this value."""
         entry = self.entries.get(reference)
-        if entry is not None and not entry.made and entry.creator == by:
+        if entry is not None and not entry.made and entry.creator.worker == by.worker:
             self._fail(reference, entry)
 
     def lost(self, peer: Peer) -> None:
         """A life of another worker has ended: its forks are dropped, and what it was to ask for will not come."""
         for reference, entry in list(self.entries.items()):
-            mine = [number for number, holder in entry.forks.items() if holder.matches(peer)]
-            for number in mine:
+            ended = [number for number, holder in entry.forks.items() if holder.ends_with(peer)]
+            for number in ended:
                 del entry.forks[number]
-            if not entry.made and entry.creator == peer:
+            if not entry.made and peer in (entry.creator, (entry.creator.worker, ANY_LIFE)):
                 self._fail(reference, entry)
-            elif mine:
+            elif not entry.made and entry.creator.worker == peer.worker:  # the question may be lost with that life
+                self._tell(entry.creator, Asked(reference))
+            elif ended:
                 self._discard_if_unused(reference, entry)
 
     def _discard_if_unused(self, reference: int, entry: Entry) -> None:

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pibroch.rpc.references.messages import Dropped, Message, NotComing, Peer, Place, Register, Settled
+from pibroch.rpc.references.messages import ANY_LIFE, Dropped, Message, NotComing, Peer, Place, Register, Settled
 
 Tell = Callable[[Peer, Message], None]
 IsLost = Callable[[Peer], bool]
@@ -31,6 +31,7 @@ class Fork:
         creator: who asked for it.
         parent: whose fork keeps this one's value alive until the owner has confirmed this one.
         children: forks given to others that are not settled yet, and to whom.
+        askers: lives of the owner to which others spoke of it, and which want to hear when the creation fails.
         released: nobody here wants it any more.
         failure: why it is gone, where more is known than that.
     """
@@ -42,6 +43,7 @@ class Fork:
     parent: Peer | None
     state: State = State.PENDING
     children: dict[int, Peer] = field(default_factory=dict)
+    askers: set[Peer] = field(default_factory=set)
     released: bool = False
     failure: Exception | None = None
 
@@ -78,18 +80,21 @@ class UserSide:
             self.gone(fork)
         return fork
 
-    def created(self, fork: Fork) -> None:
+    def created(self, fork: Fork, by: Peer) -> None:
         """The owner has answered that it has the value, or what making it raised."""
         if self._is_creation(fork):
             del self.creations[fork.reference]
-            fork.state = State.CONFIRMED
+            fork.askers.discard(by)
+            self._answer_askers(fork)  # other lives of the owner, which do not get what this one has
+            fork.owner, fork.state = by, State.CONFIRMED
             self._drop_if_unused(fork)
 
-    def creation_failed(self, fork: Fork, failure: Exception) -> None:
-        """The owner could not be asked, or could not read what it was asked."""
+    def creation_failed(self, fork: Fork, failure: Exception, owner_lives: bool = True) -> None:
+        """The owner was lost first, or could not read what it was asked."""
         if self._is_creation(fork):
             fork.failure = failure
-            self._tell(fork.owner, NotComing(fork.reference))
+            if owner_lives:  # it may expect the value, because we spoke of it
+                fork.askers.add(fork.owner)
             self.gone(fork)
 
     def receive(self, place: Place, number: int, sender: Peer) -> Fork | None:
@@ -125,12 +130,15 @@ class UserSide:
         if fork is not None and fork.children[child].matches(by):
             self.unshare(child)
 
-    def confirmed(self, number: int, by: Peer) -> None:
+    def confirmed(self, reference: int, number: int, by: Peer) -> None:
         """The owner counts our fork. What it was asked to make is confirmed by its answer alone."""
         fork = self.forks.get(number)
-        if fork is None or fork.owner != by or fork.state is not State.PENDING or self._is_creation(fork):
+        if fork is None:  # we registered twice, see ``lost``, and one of both came after we had dropped it
+            self._tell(by, Dropped(reference, number))
             return
-        fork.state = State.CONFIRMED
+        if not fork.owner.matches(by) or fork.state is not State.PENDING or self._is_creation(fork):
+            return
+        fork.owner, fork.state = by, State.CONFIRMED
         self._settle(fork)
         self._drop_if_unused(fork)
 
@@ -148,15 +156,24 @@ class UserSide:
     def asked(self, reference: int, by: Peer) -> None:
         """The owner wants to know whether we will ask it for this value."""
         fork = self.creations.get(reference)
-        if fork is None or fork.owner != by:
+        if fork is None or not fork.owner.matches(by):
             self._tell(by, NotComing(reference))
+        else:
+            fork.askers.add(by)
 
     def lost(self, peer: Peer) -> None:
-        """A life of another worker has ended."""
+        """A life of another worker has ended (``ANY_LIFE``: the worker cannot be reached).
+
+        A creation whose owner's life is not known yet ends with its request: see ``creation_failed``.
+        """
         for fork in list(self.forks.values()):
-            if fork.owner == peer:
+            # when no life of the owner can be reached, it will never hear of the forks that it has not confirmed
+            unheard = peer == (fork.owner.worker, ANY_LIFE) and fork.state is State.PENDING
+            if fork.owner == peer or unheard:
                 self.gone(fork)
-            for child in [child for child, to in fork.children.items() if to.matches(peer)]:
+            elif fork.state is State.PENDING and fork.owner.worker == peer.worker and not self._is_creation(fork):
+                self._tell(fork.owner, Register(fork.place, fork.number))  # again: it may be lost with that life
+            for child in [child for child, to in fork.children.items() if to.ends_with(peer)]:
                 self.unshare(child)
 
     def gone(self, fork: Fork) -> None:
@@ -165,11 +182,17 @@ class UserSide:
         for child in fork.children:
             del self._parents[child]
         fork.children.clear()
+        self._answer_askers(fork)
         self._settle(fork)
         self._forget(fork)
 
     def _is_creation(self, fork: Fork) -> bool:
         return self.creations.get(fork.reference) is fork
+
+    def _answer_askers(self, fork: Fork) -> None:
+        for asker in fork.askers:
+            self._tell(asker, NotComing(fork.reference))
+        fork.askers.clear()
 
     def _settle(self, fork: Fork) -> None:
         if fork.parent is not None:

@@ -1,0 +1,246 @@
+"""``RRef``: a value that lives on one worker, its owner, and that others refer to; ``remote`` makes one elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, NoReturn, TypeVar
+
+from pibroch.errors import RpcTimeoutError, WorkerLostError
+from pibroch.rpc.agent import current_agent
+from pibroch.rpc.info import WorkerInfo
+from pibroch.rpc.options import UNSET_RPC_TIMEOUT
+from pibroch.rpc.references import Fork, Place, State
+from pibroch.rpc.rref_calls import lost, run_backward
+from pibroch.rpc.rref_messages import FunctionCall
+from pibroch.rpc.rref_proxy import AsyncProxy, RemoteProxy, SyncProxy
+from pibroch.rpc.rref_runtime import References
+from pibroch.rpc.rref_values import OwnedValue
+
+__all__ = ["RRef", "References", "remote"]
+
+_T = TypeVar("_T")
+
+
+class RRef(Generic[_T]):
+    """A reference to a value on its owner, which keeps the value as long as there are references anywhere.
+
+    ``RRef(value)`` refers to a value of this worker; ``remote`` and messages of others give references to values elsewhere. A
+    reference is sent by putting it into the arguments or the result of a call, and can be used and sent at once.
+
+    Args:
+        value: what it refers to.
+        type_hint: kept for the reader.
+    """
+
+    __slots__ = ("__weakref__", "_deadline", "_fork", "_owned", "_owner", "_reference", "_references", "type_hint")
+
+    _references: References
+    _owner: WorkerInfo
+    _reference: int
+    _fork: Fork | None
+    _owned: OwnedValue | None
+    _deadline: float | None
+
+    def __init__(self, value: _T, type_hint: Any = None) -> None:
+        references = _current_references()
+        owned = OwnedValue()
+        owned.succeed(value)
+        self._fork, self._owned, self._deadline, self.type_hint = None, owned, None, type_hint
+        self._owner = references.agent.info
+        self._reference = references.own(owned)
+        self._references = references
+
+    @classmethod
+    def of_owner(cls, references: References, reference: int, owned: OwnedValue) -> RRef[Any]:
+        """A reference of this worker to its own value, counted already."""
+        self = cls.__new__(cls)
+        self._fork, self._owned, self._deadline, self.type_hint = None, owned, None, None
+        self._owner, self._reference, self._references = references.agent.info, reference, references
+        return self
+
+    @classmethod
+    def of_user(cls, references: References, owner: WorkerInfo, fork: Fork, deadline: float | None = None) -> RRef[Any]:
+        """A reference of this worker to a value elsewhere. ``deadline`` (monotonic, in seconds): for the owner to have it."""
+        self = cls.__new__(cls)
+        self._fork, self._owned, self._deadline, self.type_hint = fork, None, deadline, None
+        self._owner, self._reference, self._references = owner, fork.reference, references
+        return self
+
+    def __del__(self) -> None:
+        references = getattr(self, "_references", None)
+        if references is not None:
+            references.release(self._reference if self._fork is None else self._fork)
+
+    def __repr__(self) -> str:
+        if self._fork is None:
+            return f"OwnerRRef({self._reference})"
+        return f"UserRRef({self._reference}, fork={self._fork.number}, owner={self._owner.name!r})"
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise RuntimeError("Can not pickle rref in python pickler, rref can only be pickled when using RPC")
+
+    # who
+
+    def owner(self) -> WorkerInfo:
+        """The worker that has the value."""
+        return self._owner
+
+    def owner_name(self) -> str:
+        """Its name."""
+        return self._owner.name
+
+    def is_owner(self) -> bool:
+        """Whether this worker has the value."""
+        return self._fork is None
+
+    def confirmed_by_owner(self) -> bool:
+        """Whether the owner is known to count this reference. Nothing needs to wait for it."""
+        return self._fork is None or self._fork.state is State.CONFIRMED
+
+    # the value
+
+    def to_here(self, timeout: float = UNSET_RPC_TIMEOUT) -> _T:
+        """The value itself at its owner, a copy elsewhere; blocks until it is there.
+
+        Raises:
+            RpcTimeoutError: when it is not there in time (``timeout`` in seconds, 0 for none).
+            ReferenceLostError: when the owner is lost.
+            Exception: what making the value raised.
+        """
+        self.check_usable()
+        if self._owned is not None:
+            value: _T = self._owned.wait(self._references.agent, timeout)
+            return value
+        value = self._references.calls.fetch(self, timeout)
+        return value
+
+    def local_value(self) -> _T:
+        """The value, at its owner; blocks until it is there.
+
+        Raises:
+            RuntimeError: anywhere else.
+        """
+        if self._owned is None:
+            raise RuntimeError(
+                f"For {self!r}, can't call localValue() on user {self._references.agent.info}. Call it on owner {self._owner}"
+            )
+        self.check_usable()
+        value: _T = self._owned.wait(self._references.agent, 0.0)
+        return value
+
+    def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+        """``rref.rpc_sync().method(...)`` calls the value's method at its owner and returns the result."""
+        return SyncProxy(self, timeout)
+
+    def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+        """``rref.rpc_async().method(...)`` returns a future of the result."""
+        return AsyncProxy(self, timeout)
+
+    def remote(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+        """``rref.remote().method(...)`` returns a reference to the result, which stays at the owner."""
+        return RemoteProxy(self, timeout)
+
+    def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
+        """A backward pass that starts at the owner, with the value (a scalar tensor) as its root.
+
+        Args:
+            dist_autograd_ctx_id: of the distributed autograd context; without it, at the owner only, a local pass.
+            retain_graph: keep the graph for another pass.
+
+        Raises:
+            RuntimeError: when the value is no tensor, or the context is missing or unknown.
+        """
+        self.check_usable()
+        context = -1 if dist_autograd_ctx_id is None else dist_autograd_ctx_id
+        if self._fork is None:
+            run_backward(self.local_value(), context, retain_graph)
+        elif context == -1:
+            raise RuntimeError("User RRefs require 'dist_autograd_ctx_id' to be specified")
+        else:
+            self._references.calls.backward(self, context, retain_graph)
+
+    # for the runtime
+
+    @property
+    def references(self) -> References:
+        """The group of workers that it belongs to."""
+        return self._references
+
+    def parts(self, references: References) -> tuple[Fork | None, int]:
+        """Fork (of a user) and number of the value; for sending it.
+
+        Raises:
+            RuntimeError: when it belongs to another group.
+        """
+        if references is not self._references:
+            self._references.check_open()
+        self.check_usable()
+        return self._fork, self._reference
+
+    def place(self) -> Place:
+        """Which value it refers to, in the words of a message."""
+        if self._fork is not None:
+            return self._fork.place
+        return Place(self._reference, self._references.me, self._references.me, known=True)
+
+    def check_usable(self) -> None:
+        """Raise what is known to have gone wrong with it.
+
+        Raises:
+            ReferenceLostError: the value is gone, or its owner is lost.
+            RpcTimeoutError: the owner did not make the value within the timeout of ``remote``.
+            RuntimeError: RPC was shut down since.
+            Exception: what hindered the owner from making it.
+        """
+        self._references.check_open()
+        fork = self._fork
+        if fork is None:
+            return
+        if fork.state is State.GONE:
+            if isinstance(fork.failure, WorkerLostError):
+                raise lost(self) from fork.failure
+            if fork.failure is not None:
+                raise fork.failure.with_traceback(None)
+            raise lost(self)
+        if self._deadline is not None and fork.state is State.PENDING and time.monotonic() > self._deadline:
+            raise RpcTimeoutError(
+                f"{self!r}, which the owner has not made within the timeout of remote()",
+                "it to be made in time",
+                "raise the timeout, or see the owner's log",
+            )
+
+
+def remote(
+    to: str | int | WorkerInfo,
+    func: Callable[..., _T],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> RRef[_T]:
+    """Run ``func`` on worker ``to``, where its value stays; returns a reference to it at once.
+
+    Argument tensors must stay as they are until ``confirmed_by_owner()``.
+
+    Args:
+        to: name, id or info of the callee, which becomes the owner.
+        func: a function or class that callee and caller can name.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        timeout: for ``func`` to be done, in seconds; 0 for none. When it is over, using the reference raises
+            ``RpcTimeoutError``, as long as the owner has not answered.
+
+    Raises:
+        NotAllowedError: for a function or value that may not be sent. What ``func`` raises is raised by ``to_here``.
+    """
+    references = _current_references()
+    agent = references.agent
+    value = [[*args] if args else [], dict(kwargs) if kwargs else {}]
+    call = FunctionCall(agent.callables.name(func))
+    return references.calls.remote(agent.find(to), call, value, timeout)
+
+
+def _current_references() -> References:
+    references = current_agent().references
+    assert references is not None
+    return references

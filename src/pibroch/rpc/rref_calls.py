@@ -1,0 +1,199 @@
+"""Calls on references: what the caller sends, and what the owner does."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pibroch.errors import NotAllowedError, ReferenceLostError, WorkerLostError
+from pibroch.rpc.futures import Future
+from pibroch.rpc.info import WorkerInfo
+from pibroch.rpc.methods import find_method
+from pibroch.rpc.references import Fork, Peer
+from pibroch.rpc.rref_messages import Backward, Create, Fetch, FunctionCall, MethodCall
+from pibroch.rpc.rref_values import OwnedValue, fill, run
+
+if TYPE_CHECKING:
+    from pibroch.rpc.rref import RRef
+    from pibroch.rpc.rref_runtime import References
+
+
+class Calls:
+    """The calls of one worker's references."""
+
+    def __init__(self, references: References) -> None:
+        self._references, self._agent = references, references.agent
+        self._agent.serve(Create, self._on_create, in_pool=True)
+        self._agent.serve(MethodCall, self._on_method, in_pool=True)
+        self._agent.serve(Backward, self._on_backward, in_pool=True)
+        self._agent.serve(Fetch, self._on_fetch)
+
+    # the caller's side
+
+    def remote(
+        self,
+        owner: WorkerInfo,
+        what: FunctionCall | MethodCall,
+        value: list[Any],
+        timeout: float,
+        keeps: RRef[Any] | None = None,
+    ) -> RRef[Any]:
+        """Have ``owner`` make a value; returns at once. ``keeps`` lives until it has."""
+        from pibroch.rpc.rref import RRef
+
+        agent, references = self._agent, self._references
+        timeout_s = agent.timeout_s(timeout)
+        receiver: _Creation | _OwnCreation
+        if owner.id == agent.info.id:
+            owned = OwnedValue()
+            reference, number = references.own(owned), 0
+            rref: RRef[Any] = RRef.of_owner(references, reference, owned)
+            receiver = _OwnCreation(owned, keeps)
+        else:
+            fork = references.create(owner)
+            reference, number = fork.reference, fork.number
+            rref = RRef.of_user(references, owner, fork, time.monotonic() + timeout_s if timeout_s else None)
+            receiver = _Creation(references, fork, owner, keeps)
+        body = Create(reference, number, agent.incarnation, what)
+        try:  # without a timeout: whether the owner has it must be known; ``RRef`` looks at the time when it is used
+            agent._ask(receiver, owner, body, value, 0.0, agent.current_context())
+        except Exception as error:
+            receiver.fail(error)
+            raise
+        return rref
+
+    def fetch(self, rref: RRef[Any], timeout: float) -> Any:
+        """A copy of a value elsewhere."""
+        try:
+            return self._agent.request_sync(
+                rref.owner(), Fetch(rref.place()), timeout=timeout, context=self._agent.current_context()
+            )
+        except WorkerLostError as error:
+            raise lost(rref) from error
+
+    def call(self, rref: RRef[Any], method: str, value: list[Any], timeout: float) -> Any:
+        """The result of a method of the value, at its owner."""
+        body, context = MethodCall(rref.place(), method), self._agent.current_context()
+        return self._agent.request_sync(rref.owner(), body, value, timeout=timeout, context=context)
+
+    def call_async(self, rref: RRef[Any], method: str, value: list[Any], timeout: float) -> Future:
+        """A future of the result."""
+        body, context = MethodCall(rref.place(), method), self._agent.current_context()
+        future = Future(self._agent.pool)
+        timeout_s = self._agent.timeout_s(timeout)
+        self._agent._ask(_Keeping(future, rref), rref.owner(), body, value, timeout_s, context)
+        return future
+
+    def backward(self, rref: RRef[Any], context: int, retain_graph: bool) -> None:
+        """A distributed backward pass with the value as its root."""
+        self._agent.request_sync(rref.owner(), Backward(rref.place(), context, retain_graph))
+
+    # the owner's side
+
+    def _on_create(self, origin: WorkerInfo, body: Create, value: Any) -> int:
+        references = self._references
+        owned = references.begin(body.reference, body.fork, Peer(origin.id, body.incarnation), origin)
+        args, kwargs = value
+        del value
+        fill(owned, lambda: self._run(body.what, args, kwargs))
+        return references.me.incarnation
+
+    def _on_method(self, origin: WorkerInfo, body: MethodCall, value: Any) -> Any:
+        args, kwargs = value
+        return self._run(body, args, kwargs)
+
+    def _run(self, what: FunctionCall | MethodCall, args: Any, kwargs: Any) -> Any:
+        callables = self._agent.callables
+        if isinstance(what, FunctionCall):
+            return run(callables.resolve(what.function), what.function, args, kwargs)
+        value = self._references.value_at(what.place).wait(self._agent, 0.0)
+        return run(find_method(value, what.method, callables), what.method, args, kwargs)
+
+    def _on_fetch(self, origin: WorkerInfo, body: Fetch, value: object) -> Any:
+        owned = self._references.value_at(body.place, asker=origin.id)
+        return owned.get() if owned.is_done else owned.future(self._agent)
+
+    def _on_backward(self, origin: WorkerInfo, body: Backward, value: object) -> None:
+        root = self._references.value_at(body.place).wait(self._agent, 0.0)
+        run_backward(root, body.context, body.retain_graph)
+
+
+def run_backward(root: object, context: int, retain_graph: bool) -> None:
+    """A backward pass with ``root`` as its root: local without a context (-1), else distributed.
+
+    Raises:
+        RuntimeError: when it is not a tensor.
+    """
+    if not isinstance(root, torch.Tensor):
+        raise RuntimeError("RRef should contain a tensor for .backward()")
+    if context == -1:
+        torch.autograd.backward([root], retain_graph=retain_graph)
+        return
+    from pibroch.rpc import autograd
+
+    autograd.backward(context, [root], retain_graph)
+
+
+def check_method_name(name: str) -> None:
+    """Raise NotAllowedError for a private name; the owner looks more closely."""
+    if name.startswith("_") and not (name.startswith("__") and name.endswith("__")):
+        raise NotAllowedError(f"{name!r}, which is private", "names without a leading underscore", "make it public")
+
+
+def lost(rref: RRef[Any]) -> ReferenceLostError:
+    """The error of a reference whose owner is lost."""
+    return ReferenceLostError(
+        f"{rref!r}, whose owner {rref.owner_name()!r} is lost", "a living owner", "make the value again"
+    )
+
+
+class _Creation:
+    """Waits for the owner's answer to a request for a value (``calls.Receiver``, on the loop)."""
+
+    __slots__ = ("_fork", "_keeps", "_owner", "_references")
+
+    def __init__(self, references: References, fork: Fork, owner: WorkerInfo, keeps: RRef[Any] | None) -> None:
+        self._references, self._fork, self._owner, self._keeps = references, fork, owner, keeps
+
+    def succeed(self, value: object) -> None:
+        if isinstance(value, int):
+            self._references.created(self._fork, Peer(self._owner.id, value))
+        else:
+            self.fail(RuntimeError(f"got {value!r} from the owner; need its incarnation"))
+
+    def fail(self, error: BaseException) -> None:
+        is_lost = isinstance(error, WorkerLostError)
+        failure = error if isinstance(error, Exception) else RuntimeError(str(error))
+        self._references.creation_failed(self._fork, failure, owner_lives=not is_lost)
+
+
+class _OwnCreation:
+    """The same where the owner is this worker."""
+
+    __slots__ = ("_keeps", "_owned")
+
+    def __init__(self, owned: OwnedValue, keeps: RRef[Any] | None) -> None:
+        self._owned, self._keeps = owned, keeps
+
+    def succeed(self, value: object) -> None:
+        """The value was put into its place already."""
+
+    def fail(self, error: BaseException) -> None:
+        self._owned.fail(error if isinstance(error, Exception) else RuntimeError(str(error)))
+
+
+class _Keeping:
+    """Hands an outcome on to a future, and keeps a reference until then: its value must not go before the call is served."""
+
+    __slots__ = ("_future", "_keeps")
+
+    def __init__(self, future: Future, keeps: RRef[Any]) -> None:
+        self._future, self._keeps = future, keeps
+
+    def succeed(self, value: object) -> None:
+        self._future.succeed(value)
+
+    def fail(self, error: BaseException) -> None:
+        self._future.fail(error)

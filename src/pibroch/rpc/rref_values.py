@@ -1,0 +1,123 @@
+"""A value at its owner, which may still be in the making, and how it is made: by calling what a peer named."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pibroch.errors import RemoteError
+from pibroch.rpc.functions import is_async
+from pibroch.rpc.futures import Future
+from pibroch.rpc.options import UNSET_RPC_TIMEOUT
+
+if TYPE_CHECKING:
+    from pibroch.rpc.agent import Agent
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, bool, int, float, str, bytes, type(None))
+
+
+class OwnedValue:
+    """What a reference refers to: nothing yet, then for good either a value or an error. Any thread may use it."""
+
+    __slots__ = ("_error", "_lock", "_traceback", "_value", "_waiters", "is_done")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiters: list[torch.futures.Future[Any]] = []
+        self._value: object = None
+        self._error: Exception | None = None
+        self._traceback: Any = None
+        self.is_done = False
+
+    def succeed(self, value: object) -> None:
+        """The value is there."""
+        with self._lock:
+            if self.is_done:
+                return
+            self._value, self.is_done = value, True
+            waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.set_result(value)
+
+    def fail(self, error: Exception) -> None:
+        """There will be no value."""
+        traceback.clear_frames(error.__traceback__)  # the frames may hold large tensors
+        with self._lock:
+            if self.is_done:
+                return
+            self._error, self._traceback, self.is_done = error, error.__traceback__, True
+            waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.set_exception(error)
+
+    def get(self) -> Any:
+        """The value, once it is there; raises the error instead, without adding to its traceback each time."""
+        if self._error is not None:
+            raise self._error.with_traceback(self._traceback)
+        return self._value
+
+    def future(self, agent: Agent) -> torch.futures.Future[Any]:
+        """A future of the value."""
+        future = Future(agent.pool)
+        with self._lock:
+            if not self.is_done:
+                self._waiters.append(future)
+                return future
+        if self._error is not None:
+            future.set_exception(self._error)
+        else:
+            future.set_result(self._value)
+        return future
+
+    def wait(self, agent: Agent, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+        """The value; blocks until it is there. Another thread of the pool may work meanwhile.
+
+        Raises:
+            RpcTimeoutError: when it is not there in time.
+            Exception: what making it raised.
+        """
+        if not self.is_done:
+            agent.wait(self.future(agent), timeout)
+        return self.get()
+
+    def is_plain(self) -> bool:
+        """Whether letting go of it runs no code of the user's."""
+        return self._error is None and type(self._value) in _PLAIN
+
+
+def run(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
+    """What a function returns; for one marked ``async_execution`` a future, for others never.
+
+    Raises:
+        TypeError: when an unmarked function returns a future.
+        RuntimeError: when a marked one returns something else.
+    """
+    result = function(*args, **kwargs)
+    is_future = isinstance(result, torch.futures.Future)
+    if is_future and not is_async(function):
+        raise TypeError(
+            f"got a Future from {name}; need a value; do: mark the function with rpc.functions.async_execution"
+        )
+    if is_async(function) and not is_future:
+        raise RuntimeError(
+            "Functions decorated with @rpc.functions.async_execution must return a torch.futures.Future object, "
+            f"{name} gave {type(result)}"
+        )
+    return result
+
+
+def fill(owned: OwnedValue, make: Callable[[], Any]) -> None:
+    """Give ``owned`` what ``make()`` returns or raises, or what the future has that it returns."""
+    try:
+        result = make()
+    except BaseException as error:
+        owned.fail(error if isinstance(error, Exception) else RemoteError(f"{type(error).__name__}: {error}"))
+        return
+    if isinstance(result, torch.futures.Future):
+        result.add_done_callback(lambda done: fill(owned, done.value))
+    else:
+        owned.succeed(result)
