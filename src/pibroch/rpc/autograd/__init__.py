@@ -1,0 +1,82 @@
+"""Distributed autograd: the names of ``torch.distributed.autograd``. Why it works is in README.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from pibroch.rpc.agent import current_agent
+from pibroch.rpc.autograd.engine import Autograd
+from pibroch.rpc.options import UNSET_RPC_TIMEOUT
+
+__all__ = ["backward", "context", "current_context", "get_gradients", "live_counts"]
+
+
+def _autograd() -> Autograd:
+    autograd = current_agent().autograd
+    assert autograd is not None
+    return autograd
+
+
+@contextmanager
+def context() -> Iterator[int]:
+    """Calls of this thread inside the ``with`` block belong to one graph, over all workers that they reach.
+
+    Yields the id of the context. When the block ends, the context and its gradients are dropped on all workers.
+
+    Raises:
+        RuntimeError: when this thread is in a context already.
+    """
+    autograd = _autograd()
+    if (outer := autograd.current_context()) is not None:
+        raise RuntimeError(f"got a context inside of context {outer}; need one at a time in a thread; do: use that one")
+    context_id = autograd.open()
+    try:
+        with autograd.entered(context_id):
+            yield context_id
+    finally:
+        autograd.release(context_id)
+
+
+def backward(
+    context_id: int, roots: Sequence[Tensor], retain_graph: bool = False, *, timeout: float = UNSET_RPC_TIMEOUT
+) -> None:
+    """Accumulate the gradients of the sum of ``roots`` in the context, on every worker that the graph reaches.
+
+    Blocks until all of them are done. ``.grad`` of the leaves stays as it is: ``get_gradients`` gives the sums. When it
+    fails, part of the gradients may have been added already.
+
+    Args:
+        context_id: from ``context()``.
+        roots: scalars that require gradients.
+        retain_graph: keep what is needed to call it again on (parts of) this graph.
+        timeout: of the whole pass, in seconds, 0 for none; by default that of a call.
+
+    Raises:
+        RuntimeError: for a context that is not open or roots that cannot be differentiated.
+        RpcTimeoutError: not done in time; all workers have stopped waiting.
+        WorkerLostError: a worker of the graph was lost; likewise.
+        Exception: what an autograd function or hook raised on any worker; likewise.
+    """
+    _autograd().backward(context_id, roots, retain_graph, timeout)
+
+
+def get_gradients(context_id: int) -> dict[Tensor, Tensor]:
+    """By leaf of this worker, the sum of its gradients in the context so far. Leaves that got none are absent.
+
+    Raises:
+        RuntimeError: for a context that is not open on this worker.
+    """
+    return _autograd().gradients(context_id)
+
+
+def current_context() -> int | None:
+    """The context that the calling thread is in: its own, or that of the call that it works on."""
+    return _autograd().current_context()
+
+
+def live_counts() -> dict[str, int]:
+    """How much this worker keeps for all contexts: ``contexts``, ``gates``, ``passes``, ``buffers``; all 0 at rest."""
+    return _autograd().live_counts()

@@ -1,0 +1,133 @@
+"""Contexts: what a worker keeps of one distributed forward and its backward passes, and which one a thread is in."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pibroch.rpc.autograd.gates import Sent
+from pibroch.rpc.info import WorkerInfo
+
+if TYPE_CHECKING:
+    from pibroch.rpc.autograd.passes import Pass
+
+_NUM_REMEMBERED = 4096  # closed contexts whose late messages are recognised
+
+
+class Context:
+    """One context at one worker.
+
+    Attributes:
+        id: the same on all workers.
+        creator: id and incarnation of the worker that opened it; when that is lost, so is the context.
+        anchor: the leaf behind all receipts.
+        orders: counts gates and receipts.
+        sent: messages with gates, by number.
+        met: workers with which messages of this context were exchanged.
+        passes: backward passes under way, by number.
+        is_released: it is closed.
+    """
+
+    def __init__(self, context_id: int, creator: tuple[int, int]) -> None:
+        self.id, self.creator = context_id, creator
+        self.anchor = torch.empty(0, requires_grad=True)
+        self.orders: Iterator[int] = itertools.count()
+        self.sent: dict[int, Sent] = {}
+        self.met: set[WorkerInfo] = set()
+        self.passes: dict[int, Pass] = {}
+        self.is_released = False
+        self._gradients: dict[Tensor, Tensor] = {}
+        self._lock = threading.Lock()
+
+    def gradients(self) -> dict[Tensor, Tensor]:
+        """By leaf, the sum of its gradients over the backward passes so far."""
+        with self._lock:
+            return dict(self._gradients)
+
+    def accumulate(self, gradients: dict[Tensor, Tensor]) -> None:
+        """Add the outcome of a pass; takes over the tensors. Never in place: the user may hold the sum before."""
+        with self._lock:
+            for leaf, gradient in gradients.items():
+                before = self._gradients.get(leaf)
+                self._gradients[leaf] = gradient if before is None else before + gradient
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self.is_released = True
+        with self._lock:
+            self._gradients.clear()
+        self.sent.clear()
+
+
+class Contexts:
+    """All contexts that are open at this worker, and the current one of each thread."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, Context] = {}
+        self._closed: OrderedDict[int, None] = OrderedDict()
+        self._lock = threading.Lock()
+        self._here = threading.local()
+
+    def open(self, context_id: int, creator: tuple[int, int]) -> Context | None:
+        """The context of this id, made when it is new; ``None`` when it is closed already and this message came late."""
+        with self._lock:
+            if context_id in self._closed:
+                return None
+            context = self._open.get(context_id)
+            if context is None:
+                context = self._open[context_id] = Context(context_id, creator)
+            return context
+
+    def find(self, context_id: int) -> Context | None:
+        """The context of this id."""
+        return self._open.get(context_id)
+
+    def get(self, context_id: int) -> Context:
+        """The context of this id.
+
+        Raises:
+            RuntimeError: when it is not open here.
+        """
+        context = self._open.get(context_id)
+        if context is None:
+            raise RuntimeError(
+                f"got autograd context {context_id}, which is not open on this worker; need the id that "
+                "autograd.context() gave, inside its with block; do: see whether a call reached this worker in it"
+            )
+        return context
+
+    def all(self) -> list[Context]:
+        """Those that are open."""
+        with self._lock:
+            return [*self._open.values()]
+
+    def close(self, context_id: int) -> Context | None:
+        """Forget a context, and what comes late of it; returns it when it was open."""
+        with self._lock:
+            self._closed[context_id] = None
+            if len(self._closed) > _NUM_REMEMBERED:
+                self._closed.popitem(last=False)
+            return self._open.pop(context_id, None)
+
+    @property
+    def current(self) -> int | None:
+        """The context that the calling thread is in."""
+        current: int | None = getattr(self._here, "context", None)
+        return current
+
+    @contextmanager
+    def entered(self, context_id: int) -> Iterator[None]:
+        """The calling thread is in this context; afterwards in the one before."""
+        before = self.current
+        self._here.context = context_id
+        try:
+            yield
+        finally:
+            self._here.context = before

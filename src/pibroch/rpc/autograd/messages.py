@@ -1,0 +1,67 @@
+"""What workers say to each other about graphs and backward passes."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Graph(msgspec.Struct, frozen=True, array_like=True):
+    """The part of a message that has to do with its context.
+
+    Attributes:
+        context: which.
+        creator: id and incarnation of the worker that opened it.
+        message: unique number of the message in the graph.
+        tensors: places of those of its tensors that require gradients.
+    """
+
+    context: int
+    creator: tuple[int, int]
+    message: int
+    tensors: tuple[int, ...]
+
+
+class Discover(msgspec.Struct, frozen=True, array_like=True, tag="discover"):
+    """Go on from these tensors, which you sent; answered with the workers that take part, as ``[name, id]``.
+
+    Attributes:
+        root: id of the worker on which ``backward`` was called.
+        edges: pairs of message and tensor.
+        timeout_s: for the rest of the search, 0 for none.
+    """
+
+    context: int
+    backward: int
+    root: int
+    edges: list[tuple[int, int]]
+    timeout_s: float
+
+
+class Start(msgspec.Struct, frozen=True, array_like=True, tag="backward"):
+    """Run your part of a backward pass; answered when it is done."""
+
+    context: int
+    backward: int
+    retain_graph: bool
+    timeout_s: float
+
+
+class Gradients(msgspec.Struct, frozen=True, array_like=True, tag="gradients"):
+    """Gradients of the tensors of a message that you sent; the value is a list with one of them, or ``None``, per tensor."""
+
+    context: int
+    backward: int
+    message: int
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
+    """A backward pass has failed; nobody needs to wait for it."""
+
+    context: int
+    backward: int
+
+
+class Release(msgspec.Struct, frozen=True, array_like=True, tag="release"):
+    """A context is closed; forget it and tell those that you reached in it."""
+
+    context: int
