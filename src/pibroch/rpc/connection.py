@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 import torch
 
 from pibroch.errors import PibrochError, ProtocolError, RpcError
+from pibroch.rpc.bulk import BULK_FROM_BYTES, BulkReceiver, BulkSender
 from pibroch.rpc.failures import failure_of
-from pibroch.rpc.frames import Frame, Kind, header
+from pibroch.rpc.frames import Allocate, Frame, Kind, header
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.messages import Envelope, TensorInfo, decode_envelope, encode
 from pibroch.rpc.options import Limits
@@ -42,6 +43,8 @@ class _Arriving:
 
     envelope: Envelope
     tensors: list[torch.Tensor] = field(default_factory=list)
+    kind: Kind = Kind.NOTE
+    number: int = 0
 
 
 class Connection:
@@ -67,11 +70,15 @@ class Connection:
     ) -> None:
         self.peer, self.incarnation = peer, incarnation
         self.limits = limits
+        self.number = 0  # the dialler's number for it, at its other end
         self._on_message, self._on_failure, self._on_lost = on_message, on_failure, on_lost
         self._lock = threading.Lock()
         self._stream: Stream | None = None
         self._backlog: list[tuple[Sequence[Buffer], Sequence[HasDescriptor]]] = []  # until there is a stream
         self.sharing: Sharing | None = None
+        self._bulk_streams: list[Stream] = []
+        self._sender, self._receiver = BulkSender(), BulkReceiver(limits.message_bytes)
+        self._incomplete: dict[int, _Arriving] = {}  # messages by the transfers that they wait for
         self.refusal: PibrochError | None = None  # why the peer did not let this worker in
         self.is_lost = False
         self.left_on_purpose = False
@@ -90,8 +97,12 @@ class Connection:
             if self.sharing is not None and num_bytes >= SHARE_FROM_BYTES:
                 infos.append(self.sharing.give_back(tensor, info, 2) or self.sharing.put(tensor, info, num_bytes))
                 continue
+            data = read_only_bytes(tensor, _COPY_BELOW_BYTES)
+            if isinstance(data, memoryview) and num_bytes >= BULK_FROM_BYTES and self._sender.is_ready:
+                infos.append(TensorInfo(info.dtype, info.shape, transfer=self._sender.send(data), device=info.device))
+                continue
             infos.append(info)
-            payload.append(read_only_bytes(tensor, _COPY_BELOW_BYTES))
+            payload.append(data)
         return infos, payload
 
     def send(self, kind: Kind, number: int, metadata: bytes, payload: Sequence[Buffer] = ()) -> None:
@@ -119,7 +130,8 @@ class Connection:
     @property
     def num_queued(self) -> int:
         """Buffers that are not with the kernel yet."""
-        return self._stream.num_queued if self._stream is not None else len(self._backlog)
+        queued = self._stream.num_queued if self._stream is not None else len(self._backlog)
+        return queued + self._sender.num_queued
 
     # on the loop
 
@@ -132,6 +144,15 @@ class Connection:
             self._stream = stream
         stream.start(surplus)
 
+    def open_bulk(
+        self, make_stream: Callable[[Allocate, Callable[[Frame], None], Callable[[], None]], Stream], surplus: bytes
+    ) -> None:
+        """One more stream, for large tensors."""
+        stream = make_stream(self._receiver.allocate, self._on_chunk, lambda: self._sender.pull(stream))
+        self._bulk_streams.append(stream)
+        self._sender.add(stream)
+        stream.start(surplus)
+
     def lose(self, reason: str) -> None:
         """Close it for good."""
         with self._lock:
@@ -139,8 +160,8 @@ class Connection:
                 return
             self.is_lost = True
             self._backlog.clear()
-        if self._stream is not None:
-            self._stream.close(reason)
+        for stream in (*self._bulk_streams, *([self._stream] if self._stream is not None else [])):
+            stream.close(reason)
         if self.sharing is not None:
             self.sharing.close()
         self._on_lost(self, reason)
@@ -150,7 +171,7 @@ class Connection:
         if frame.kind not in _MESSAGES:
             raise ProtocolError(f"a payload behind a frame of kind {frame.kind.name}", "none")
         envelope = decode_envelope(frame.metadata)
-        inline = [info for info in envelope.tensors if info.segment is None]
+        inline = [info for info in envelope.tensors if info.is_inline]
         expected = sum(info.num_bytes() for info in inline)
         if expected != frame.payload_bytes:
             raise ProtocolError(f"{frame.payload_bytes:,} bytes of tensors", f"{expected:,}, as their shapes say")
@@ -188,19 +209,39 @@ class Connection:
             sharing.on_segment(frame.number, frame.metadata, self._stream.take_descriptor())
 
     def _message(self, frame: Frame) -> Message | None:
-        """The message of a frame; an unreadable one is reported to its sender, and the connection lives on."""
+        """The message of a frame, if complete; an unreadable one is reported to its sender, and the connection lives on."""
         try:
-            if isinstance(frame.target, _Arriving):
-                return Message(frame.kind, frame.number, frame.target.envelope, self._in_order(frame.target))
-            envelope = decode_envelope(frame.metadata)
-            if sum(info.num_bytes() for info in envelope.tensors if info.segment is None):
-                raise ProtocolError("a message without its tensors' bytes", "the payload that its shapes say")
-            arriving = _Arriving(envelope, [empty(info)[0] for info in envelope.tensors if info.segment is None])
-            return Message(frame.kind, frame.number, envelope, self._in_order(arriving))
+            arriving = frame.target
+            if not isinstance(arriving, _Arriving):
+                envelope = decode_envelope(frame.metadata)
+                inline = [info for info in envelope.tensors if info.is_inline]
+                if sum(info.num_bytes() for info in inline):
+                    raise ProtocolError("a message without its tensors' bytes", "the payload that its shapes say")
+                arriving = _Arriving(envelope, [empty(info)[0] for info in inline])
+            arriving.kind, arriving.number = frame.kind, frame.number
+            if self._waits(arriving):
+                return None
+            return Message(frame.kind, frame.number, arriving.envelope, self._in_order(arriving))
         except RpcError as error:
             log.warning("an unreadable message of worker %r: %s", self.peer.name, error)
             self.unreadable(frame.kind, frame.number, error)
             return None
+
+    def _waits(self, arriving: _Arriving) -> bool:
+        """Whether some of a message's transfers are not complete; it goes on with the last of them."""
+        for info in arriving.envelope.tensors:
+            if info.transfer is not None and not self._receiver.is_complete(info.transfer):
+                self._incomplete[info.transfer] = arriving
+                return True
+        return False
+
+    def _on_chunk(self, frame: Frame) -> None:
+        if not self._receiver.arrived(frame):
+            return
+        arriving = self._incomplete.pop(frame.number, None)
+        if arriving is not None and not self._waits(arriving):
+            message = Message(arriving.kind, arriving.number, arriving.envelope, self._in_order(arriving))
+            self._on_message(self, message)
 
     def unreadable(self, kind: Kind, number: int, error: RpcError) -> None:
         """Tell whoever waits for it that a message could not be read."""
@@ -213,9 +254,14 @@ class Connection:
     def _in_order(self, arriving: _Arriving) -> list[torch.Tensor]:
         """All tensors of a message, those in shared memory among them."""
         infos = arriving.envelope.tensors
-        if all(info.segment is None for info in infos):
+        if all(info.is_inline for info in infos):
             return arriving.tensors
+        inline = iter(arriving.tensors)
+        return [next(inline) if info.is_inline else self._elsewhere(info) for info in infos]
+
+    def _elsewhere(self, info: TensorInfo) -> torch.Tensor:
+        if info.transfer is not None:
+            return self._receiver.take(info)
         if self.sharing is None:
             raise ProtocolError("a tensor in shared memory", "its bytes")
-        inline = iter(arriving.tensors)
-        return [next(inline) if info.segment is None else self.sharing.get(info) for info in infos]
+        return self.sharing.get(info)

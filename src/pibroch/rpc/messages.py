@@ -47,6 +47,7 @@ class TensorInfo(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
         segment: where the bytes are: ``None`` for the payload, else this segment of the sender's.
         offset: their place there.
         returned: the segment is the receiver's own, which gets the place back.
+        transfer: the bytes come in chunks under this number on bulk streams.
         device: index of the receiver's CUDA device that the tensor goes to; ``None`` for the CPU.
     """
 
@@ -55,7 +56,13 @@ class TensorInfo(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     segment: int | None = None
     offset: int = 0
     returned: bool = False
+    transfer: int | None = None
     device: int | None = None
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether its bytes are in the payload."""
+        return self.segment is None and self.transfer is None
 
     def num_bytes(self) -> int:
         """Length in bytes.
@@ -89,7 +96,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True)
     value: msgspec.Raw
     tensors: list[TensorInfo] = []
     context: int | None = None
-    graph: msgspec.Raw | None = None
+    graph: Any = None
     references: list[msgspec.Raw] = []
 
 

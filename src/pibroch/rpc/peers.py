@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pibroch.errors import ConfigError, PibrochError
 from pibroch.rpc import tls
 from pibroch.rpc.connection import Connection, Message
-from pibroch.rpc.frames import FrameReader, Kind
+from pibroch.rpc.frames import Allocate, Frame, FrameReader, Kind
 from pibroch.rpc.handshake import Client, Identity, Purpose, Server
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.link import Admission, Listener, dial, this_machine
@@ -26,6 +26,7 @@ from pibroch.rpc.stream import Stream
 
 log = logging.getLogger(__name__)
 
+_MAX_CHUNK_METADATA_BYTES = 64
 _FLUSH_S = 2.0  # what is queued when a worker leaves has this long to go
 
 
@@ -141,7 +142,31 @@ class Peers:
         connection.incarnation = record.incarnation
         options = self._options
         machine = self._machine if options.shared_memory else ""
-        core = Client(self._secret, self._identity, record.name, Purpose(secrets.randbits(62)))
+        connection_id = secrets.randbits(62)
+
+        def admitted(sock: socket.socket, core: Client) -> None:
+            connection.incarnation = core.peer.incarnation
+            connection.open(self._stream(connection, sock), core.surplus)
+            if sock.family != socket.AF_UNIX:
+                for stream in range(1, options.num_streams + 1):
+                    self._admit(connection, record, machine, Purpose(connection_id, stream), bulk_admitted)
+
+        def bulk_admitted(sock: socket.socket, core: Client) -> None:
+            connection.open_bulk(functools.partial(self._bulk_stream, connection, sock), core.surplus)
+
+        self._admit(connection, record, machine, Purpose(connection_id), admitted)
+
+    def _admit(
+        self,
+        connection: Connection,
+        record: Record,
+        machine: str,
+        purpose: Purpose,
+        on_admitted: Callable[[socket.socket, Client], None],
+    ) -> None:
+        """Dial one stream of a connection."""
+        options = self._options
+        core = Client(self._secret, self._identity, record.name, purpose)
         try:
             sock = dial(record.address, machine, options.lost_after_s)
         except OSError as error:
@@ -151,22 +176,29 @@ class Peers:
         if is_local:
             self._share_memory(connection)
 
-        def admitted(sock: socket.socket) -> None:
-            connection.incarnation = core.peer.incarnation
-            connection.open(self._stream(connection, sock), core.surplus)
-
         def refused(error: Exception) -> None:
             connection.refusal = error if isinstance(error, PibrochError) else None
             connection.lose(str(error))
 
         context = tls.client_context(options.tls) if options.tls and not is_local else None
         timeout_s = min(options.limits.handshake_s, options.lost_after_s)
-        Admission(self._reactor, sock, core, timeout_s, admitted, refused, context)
+        Admission(self._reactor, sock, core, timeout_s, lambda sock: on_admitted(sock, core), refused, context)
 
     def _stream(self, connection: Connection, sock: socket.socket) -> Stream:
         limits = self._options.limits
         reader = FrameReader(limits.metadata_bytes, limits.message_bytes, connection.allocate)
         return Stream(self._reactor, sock, reader, connection.on_frame, connection.lose)
+
+    def _bulk_stream(
+        self,
+        connection: Connection,
+        sock: socket.socket,
+        allocate: Allocate,
+        on_chunk: Callable[[Frame], None],
+        on_drained: Callable[[], None],
+    ) -> Stream:
+        reader = FrameReader(_MAX_CHUNK_METADATA_BYTES, self._options.limits.message_bytes, allocate)
+        return Stream(self._reactor, sock, reader, on_chunk, connection.lose, on_drained)
 
     def _share_memory(self, connection: Connection) -> None:
         def discard(what: object) -> None:
@@ -211,12 +243,25 @@ class Peers:
         )
 
     def _on_admitted(self, sock: socket.socket, core: Server) -> None:
+        if core.purpose.stream:
+            self._on_bulk_admitted(sock, core)
+            return
         connection = self._new_connection(WorkerInfo(core.peer.name, core.peer.id), core.peer.incarnation)
+        connection.number = core.purpose.connection_id
         if sock.family == socket.AF_UNIX:
             self._share_memory(connection)
         with self._lock:
             self._accepted.add(connection)
         connection.open(self._stream(connection, sock), core.surplus)
+
+    def _on_bulk_admitted(self, sock: socket.socket, core: Server) -> None:
+        for connection in self.connections():
+            key = (connection.number, connection.peer.id, connection.incarnation)
+            if key == (core.purpose.connection_id, core.peer.id, core.peer.incarnation):
+                connection.open_bulk(functools.partial(self._bulk_stream, connection, sock), core.surplus)
+                return
+        log.warning("worker %r opened a stream of a connection that there is not", core.peer.name)
+        sock.close()
 
     # losing
 
