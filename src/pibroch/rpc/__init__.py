@@ -3,20 +3,24 @@
 See docs/rpc.md, and docs/design/0003-tensor-rpc.md for what is inside.
 """
 
-from pibroch.rpc import functions
+from pibroch.rpc import autograd, functions
 from pibroch.rpc.api import get_worker_info, init_rpc, rpc_async, rpc_sync, shutdown
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.options import BackendType, Limits, RpcBackendOptions, TensorPipeRpcBackendOptions
+from pibroch.rpc.rref import RRef, remote
 
 __all__ = [
     "BackendType",
     "Limits",
+    "RRef",
     "RpcBackendOptions",
     "TensorPipeRpcBackendOptions",
     "WorkerInfo",
+    "autograd",
     "functions",
     "get_worker_info",
     "init_rpc",
+    "remote",
     "rpc_async",
     "rpc_sync",
     "shutdown",

@@ -184,7 +184,7 @@ class Agent:
     ) -> Future:
         """Ask ``to``; the future is done when it has answered, failed, was lost or took too long. Does not block."""
         future = Future(self.pool)
-        self._ask(future, to, body, value, self.timeout_s(timeout), context)
+        self.ask(future, to, body, value, self.timeout_s(timeout), context)
         return future
 
     def request_sync(
@@ -198,7 +198,7 @@ class Agent:
     ) -> Any:
         """Ask ``to`` and wait for the answer."""
         waiter, timeout_s = Waiter(), self.timeout_s(timeout)
-        self._ask(waiter, to, body, value, timeout_s, context)
+        self.ask(waiter, to, body, value, timeout_s, context)
         return waiter.wait(self.pool, timeout_s)
 
     def notify(self, to: WorkerInfo, body: msgspec.Struct, value: object = None, *, context: int | None = None) -> None:
@@ -246,7 +246,7 @@ class Agent:
         recorder = self._packer.recorder
         return recorder.current_context() if recorder is not None else None
 
-    def _ask(
+    def ask(
         self,
         receiver: Receiver,
         to: WorkerInfo,
@@ -255,6 +255,7 @@ class Agent:
         timeout_s: float,
         context: int | None,
     ) -> None:
+        """Ask ``to``; ``receiver`` gets what comes of it. The timeout is in seconds, 0 for none."""
         if self._is_closed:
             raise RuntimeError("RPC was shut down")
         number = next(self._numbers)
@@ -304,7 +305,7 @@ class Agent:
     def _on_message(self, connection: Connection | None, message: Message) -> None:
         """On the loop."""
         if message.kind == Kind.ANSWER:
-            self._on_answer(message)
+            self._on_answer(connection, message)
             return
         origin = self.info if connection is None else connection.peer
         try:
@@ -323,9 +324,9 @@ class Agent:
         else:
             task()
 
-    def _on_answer(self, message: Message) -> None:
+    def _on_answer(self, connection: Connection | None, message: Message) -> None:
         call = self._calls.take(message.number)
-        origin = call.peer.peer if call is not None and isinstance(call.peer, Connection) else self.info
+        origin = self.info if connection is None else connection.peer
         try:
             references = self._packer.references_in(message.envelope, origin)
             if call is None:
@@ -360,7 +361,7 @@ class Agent:
             if connection is None:
                 number, value = message.number, box.pop()
                 answer = self._packer.to_myself(self.info, Kind.ANSWER, number, _ANSWER_BODY, value, context)
-                self._on_answer(answer)
+                self._on_answer(None, answer)
             else:
                 packed = self._packer.pack(connection, _ANSWER_BODY, box, context)
                 connection.send(Kind.ANSWER, message.number, *packed)

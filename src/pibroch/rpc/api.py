@@ -14,6 +14,7 @@ import torch
 
 from pibroch.errors import ConfigError
 from pibroch.rpc.agent import Agent, current_agent, set_current_agent
+from pibroch.rpc.autograd.engine import Autograd
 from pibroch.rpc.callables import Callables, default_modules
 from pibroch.rpc.departure import Departure
 from pibroch.rpc.functions import is_async
@@ -27,6 +28,7 @@ from pibroch.rpc.options import (
     BackendType,
     RpcBackendOptions,
 )
+from pibroch.rpc.rref import References, RRef
 from pibroch.rpc.secret import find_secret
 
 _T = TypeVar("_T")
@@ -89,20 +91,10 @@ def _make_agent(name: str, rank: int, world_size: int | None, options: RpcBacken
     on_one_machine = rendezvous.is_loopback and options.bind in (None, "127.0.0.1", "::1", "localhost")
     secret = find_secret(options.secret, os.environ, local=on_one_machine, key=rendezvous.key)
     callables = Callables([*default_modules(caller), *options.allowed_modules], importable=options.allowed_modules)
-    try:
-        from pibroch.rpc.rref import References, RRef
-    except ImportError:
-        References = RRef = None
-    try:
-        from pibroch.rpc.autograd.engine import Autograd
-    except ImportError:
-        Autograd = None
     agent = Agent(name, rendezvous, options, callables, secret, RRef)
     agent.serve(Call, _run, in_pool=True)
-    if References:
-        agent.references = References(agent)
-    if Autograd:
-        agent.autograd = Autograd(agent)
+    agent.references = References(agent)
+    agent.autograd = Autograd(agent)
     agent.departure = Departure(agent, rendezvous.world_size)
     return agent
 

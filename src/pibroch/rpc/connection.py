@@ -128,6 +128,11 @@ class Connection:
         stream.send(buffers, descriptors)
 
     @property
+    def was_open(self) -> bool:
+        """Whether the peer was ever admitted."""
+        return self._stream is not None
+
+    @property
     def num_queued(self) -> int:
         """Buffers that are not with the kernel yet."""
         queued = self._stream.num_queued if self._stream is not None else len(self._backlog)

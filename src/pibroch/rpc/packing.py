@@ -17,8 +17,8 @@ from pibroch.rpc.values import Codec
 class ReferenceKeeper(Protocol):
     """The remote references of a worker (``rref.py``)."""
 
-    def send(self, rref: Any, to: WorkerInfo) -> msgspec.Struct:
-        """A reference on its way to another worker."""
+    def send(self, rref: Any, to: WorkerInfo, incarnation: int) -> msgspec.Struct:
+        """A reference on its way to another worker, in a life of it that may not be known yet (0)."""
 
     def unsend(self, wire: Any) -> None:
         """It was not sent after all."""
@@ -41,7 +41,7 @@ class Recorder(Protocol):
     ) -> tuple[msgspec.Struct | None, list[torch.Tensor]]:
         """Tensors about to leave: their part in the graph, and what to send."""
 
-    def incoming(self, origin: WorkerInfo, graph: msgspec.Raw, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    def incoming(self, origin: WorkerInfo, graph: object, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Tensors that arrived, as parts of the graph."""
 
 
@@ -61,14 +61,12 @@ class Packer:
         wires: list[Any] = []
         graph = None
         try:
-            self._send_references(references, connection.peer, wires)
-            if context is not None and tensors and self.recorder is not None:
+            self._send_references(references, connection.peer, connection.incarnation, wires)
+            if context is not None and self.recorder is not None:
                 graph, tensors = self.recorder.outgoing(context, connection.peer, tensors)
             infos, payload = connection.place(tensors)
         except BaseException:
-            for wire in wires:
-                assert self.references is not None
-                self.references.unsend(wire)
+            self._unsend(wires)
             raise
         return encode(_envelope(body, raw, infos, context, graph, wires)), payload
 
@@ -78,10 +76,14 @@ class Packer:
         """A message that does not leave this worker: its tensors are not copied."""
         raw, tensors, references = self._codec.encode(value)
         wires: list[Any] = []
-        self._send_references(references, me, wires)
         graph = None
-        if context is not None and tensors and self.recorder is not None:
-            graph, tensors = self.recorder.outgoing(context, me, tensors)
+        try:
+            self._send_references(references, me, 0, wires)
+            if context is not None and self.recorder is not None:
+                graph, tensors = self.recorder.outgoing(context, me, tensors)
+        except BaseException:
+            self._unsend(wires)
+            raise
         metadata = encode(_envelope(body, raw, [], context, graph, wires))
         return Message(kind, number, msgspec.msgpack.decode(metadata, type=Envelope), tensors)
 
@@ -99,10 +101,15 @@ class Packer:
             tensors = self.recorder.incoming(origin, envelope.graph, tensors)
         return self._codec.decode(envelope.value, tensors, references)
 
-    def _send_references(self, references: list[Any], to: WorkerInfo, wires: list[Any]) -> None:
+    def _send_references(self, references: list[Any], to: WorkerInfo, incarnation: int, wires: list[Any]) -> None:
         for reference in references:
             assert self.references is not None
-            wires.append(self.references.send(reference, to))
+            wires.append(self.references.send(reference, to, incarnation))
+
+    def _unsend(self, wires: list[Any]) -> None:
+        for wire in wires:
+            assert self.references is not None
+            self.references.unsend(wire)
 
 
 def _envelope(

@@ -146,6 +146,7 @@ class Peers:
 
         def admitted(sock: socket.socket, core: Client) -> None:
             connection.incarnation = core.peer.incarnation
+            self._lost.discard((core.peer.id, core.peer.incarnation))
             connection.open(self._stream(connection, sock), core.surplus)
             if sock.family != socket.AF_UNIX:
                 for stream in range(1, options.num_streams + 1):
@@ -250,6 +251,7 @@ class Peers:
         connection.number = core.purpose.connection_id
         if sock.family == socket.AF_UNIX:
             self._share_memory(connection)
+        self._lost.discard((core.peer.id, core.peer.incarnation))
         with self._lock:
             self._accepted.add(connection)
         connection.open(self._stream(connection, sock), core.surplus)
@@ -279,12 +281,17 @@ class Peers:
             if other.peer.id == peer.id and other.incarnation == incarnation:
                 other.left_on_purpose |= connection.left_on_purpose
                 other.lose(reason)
-        if incarnation and (peer.id, incarnation) in self._lost:
+        if not connection.was_open:
+            self._call_back(peer, 0)
+        if (peer.id, incarnation) in self._lost:
             return
         self._lost.add((peer.id, incarnation))
         if not self._is_closing:
             level = logging.INFO if connection.left_on_purpose else logging.WARNING
             log.log(level, "worker %r is lost: %s", peer.name, reason)
+        self._call_back(peer, incarnation)
+
+    def _call_back(self, peer: WorkerInfo, incarnation: int) -> None:
         for callback in self._lost_callbacks:
             callback(peer, incarnation)
 

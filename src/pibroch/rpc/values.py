@@ -325,9 +325,10 @@ class _Decoding:
         )
         return tensor
 
-    def parameter(self, data: memoryview) -> torch.nn.Parameter:
+    def parameter(self, data: memoryview) -> torch.Tensor:
         index, requires_grad = self.value(data)
-        return torch.nn.Parameter(self._tensor(index), bool(requires_grad))
+        tensor = self._tensor(index)  # one that belongs to a distributed graph stays there
+        return tensor if tensor.requires_grad else torch.nn.Parameter(tensor, bool(requires_grad))
 
     def pickled(self, data: memoryview) -> Any:
         if not self.codec._allow_pickle:
