@@ -1,0 +1,29 @@
+import dataclasses
+from itertools import pairwise
+
+import pytest
+
+from pibroch.rpc.info import IdSource, WorkerInfo
+
+
+def test_a_worker_is_a_value_with_name_and_id():
+    worker = WorkerInfo("trainer", 3)
+    assert (worker.name, worker.id) == ("trainer", 3)
+    assert worker == WorkerInfo(name="trainer", id=3) != WorkerInfo("trainer", 4)
+    assert {worker: 1}[WorkerInfo("trainer", 3)] == 1
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        worker.id = 4
+
+
+def test_numbers_of_one_source_follow_each_other_and_fit_63_bits():
+    source = IdSource()
+    numbers = [next(source) for _ in range(1000)]
+    assert numbers == list(range(numbers[0], numbers[0] + 1000))
+    assert numbers[0] >= 0
+    assert numbers[-1] < 2**63
+
+
+def test_sources_start_far_from_each_other():
+    starts = sorted(next(IdSource()) for _ in range(1000))
+    gaps = [after - before for before, after in pairwise(starts)]
+    assert min(gaps) > 1_000_000
