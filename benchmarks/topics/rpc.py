@@ -1,0 +1,398 @@
+"""Remote calls with tensors: pibroch, torch.distributed.rpc and gRPC; on one host and over a link of a lab.
+
+Each contender is a pair of processes, a caller and its callee; all take turns. Settings follow the paper (Sec. 4.1): a function
+that returns its argument and one of 200 pointwise operations, remote references (Table 1), distributed autograd (Table 2).
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+
+from benchmarks.cases import Case
+from benchmarks.comparison import OURS, noise_note
+from benchmarks.contender import Contender, ContenderSpec, Timing, answers
+from benchmarks.environments import our_python
+from benchmarks.lab import Lab, obstacle
+from benchmarks.load import CLOCK_TICKS_PER_S, ForeignLoad
+from benchmarks.plots import PlotSpec
+from benchmarks.provenance import provenance
+from benchmarks.registry import Options, topic
+from benchmarks.results import Report, Row
+from benchmarks.runner import Schedule, Times, measure
+from benchmarks.workers.rpc_subject import CALLS_PER_STEP
+
+TORCH, GRPC = "torch", "gRPC"
+WORKERS = {OURS: "rpc_pibroch:build", TORCH: "rpc_torch:build", GRPC: "rpc_grpc:build"}
+WITH_REFERENCES = frozenset({OURS, TORCH})
+EXAMPLES = {OURS: "rpc_identity_pibroch.py", TORCH: "rpc_identity_torch.py", GRPC: "rpc_identity_grpc.py"}
+ONE_HOST, LINE_RATE = "one host", "1gbit"
+LINE_BYTES_PER_S = 1e9 / 8
+KB, MB = 1000, 1_000_000
+CASE = Case(data="", dim=0, threads=0)  # a pair knows its phases by name
+COLUMNS = [
+    "where", "call", "size", "contender", "p20", "p50", "p80", "over_pibroch", "calls_per_second", "line_share", "cpu",
+]  # fmt: skip
+PLOT = PlotSpec(
+    "over_pibroch", ("where", "call"), "size", "contender", "times as long as pibroch", "over_least", "over_most", 1
+)
+MEANINGS = (
+    "a caller and a callee, one process each, torch's default number of threads; the same argument in all calls of a size",
+    "`identity` returns its argument, `200 ops` changes it by 200 pointwise operations, `send` returns four bytes",
+    "`n in flight`: 1 KB identity calls, at most n of them waiting for their results; times are per call, by throughput",
+    "`rref`: the callee fetches the argument by a reference, then returns it; compare with `identity` (paper's Table 1)",
+    "`norpc`, `nograd`, `grad`: two layers 1000 x 1000, batch 128, the first at the callee; forward and backward as in Table 2",
+    "`over_pibroch`: the contender's time over pibroch's, median over the rounds",
+    "`line_share`: payload sent both ways one after the other at 1 Gbit/s, over the time that it took",
+    "`cpu`: CPU time of both processes a call, waiting in spin loops included",
+    "gRPC: raw bytes with a short header and no protobuf, one message up to 8 MiB and a stream of 1 MiB chunks beyond; "
+    "a Unix socket on one host",
+    "torch between hosts: without `cma`, which copies between the processes' memories and passes the link by",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What is timed.
+
+    Attributes:
+        kind: of call, see ``benchmarks/workers/rpc_subject.py``.
+        number: bytes of the argument, or calls in flight; 0 for neither.
+        schedule: how often.
+    """
+
+    kind: str
+    number: int
+    schedule: Schedule
+
+    @property
+    def name(self) -> str:
+        """As the workers know it."""
+        return f"{self.kind}:{self.number}" if self.number else self.kind
+
+    @property
+    def calls(self) -> int:
+        """In one step."""
+        return CALLS_PER_STEP if self.kind == "in_flight" else 1
+
+    @property
+    def line_bytes(self) -> int:
+        """Payload that must cross the line for one call."""
+        return self.number * {"identity": 2, "ops": 2, "send": 1}.get(self.kind, 0)
+
+    @property
+    def call(self) -> str:
+        """In the table."""
+        return {"ops": "200 ops", "in_flight": f"{self.number} in flight"}.get(self.kind, self.kind)
+
+    @property
+    def size(self) -> str:
+        """In the table."""
+        if self.kind == "in_flight":
+            return size_name(KB)
+        return size_name(self.number) if self.number else ""
+
+
+def size_name(nbytes: int) -> str:
+    """Decimal, as in the paper.
+
+    >>> size_name(1000), size_name(40_000_000)
+    ('1 KB', '40 MB')
+    """
+    return f"{nbytes // MB} MB" if nbytes >= MB else f"{nbytes // KB} KB"
+
+
+QUICK = Schedule(rounds=3, steps_per_round=10, warmup_steps=2)
+FEW = Schedule(rounds=3, steps_per_round=10, warmup_steps=2)
+ONCE = Schedule(rounds=1, steps_per_round=10, warmup_steps=1)
+USUAL = Schedule(rounds=5, steps_per_round=20, warmup_steps=5)
+MANY = Schedule(rounds=5, steps_per_round=400, warmup_steps=100)
+
+
+def phases_on_one_host(quick: bool) -> list[Phase]:
+    """All kinds; in a hurry what fits into a minute."""
+    if quick:
+        sizes = [Phase("identity", size, QUICK) for size in (4 * MB, 40 * MB)]
+        return [Phase("identity", KB, replace(QUICK, steps_per_round=200)), *sizes, Phase("in_flight", 16, replace(QUICK, rounds=2))]
+    calls = [
+        Phase(kind, size, schedule)
+        for kind in ("identity", "ops")
+        for size, schedule in ((KB, MANY), (4 * MB, USUAL), (40 * MB, USUAL if kind == "identity" else FEW))
+    ]
+    return [
+        *calls,
+        Phase("identity", 400 * MB, FEW),
+        Phase("ops", 400 * MB, ONCE),
+        *(Phase("in_flight", count, FEW) for count in (1, 16, 256)),
+        *(Phase("rref", size, FEW if size == 400 * MB else USUAL) for size in (4 * MB, 40 * MB, 400 * MB)),
+        *(Phase(kind, 0, USUAL) for kind in ("norpc", "nograd", "grad")),
+    ]
+
+
+def phases_between_hosts() -> list[Phase]:
+    """Up to 40 MB, which takes a third of a second at 1 Gbit/s."""
+    small = [Phase(kind, KB, MANY) for kind in ("identity", "ops")]
+    large = [Phase(kind, size, FEW) for kind in ("identity", "send", "ops") for size in (4 * MB, 40 * MB)]
+    return [*small, *large, Phase("in_flight", 256, FEW)]
+
+
+class Pair:
+    """A contender's caller and callee; stands wherever a contender of one process does."""
+
+    def __init__(self, spec: ContenderSpec, lab: Lab | None) -> None:
+        self.spec = spec
+        port = lab.next_port() if lab else free_port()
+        common = {"WORLD_SIZE": "2", "PIBROCH_RPC_SECRET": secrets.token_hex()}
+        self.members: list[Contender] = []
+        for rank in range(2):
+            place = lab.environment(rank, port) if lab else local_environment(rank, port)
+            launcher = lab.launcher(rank) if lab else ()
+            self.members.append(Contender(replace(spec, launcher=launcher, environment=place | common)))
+        self._caller = self.members[1]
+
+    def setup(self, case: Case) -> dict[str, str]:
+        """See :class:`benchmarks.contender.Competitor`; both join each other."""
+        for member in self.members:
+            member.send({"do": "setup", "case": case.as_json()})
+        versions: dict[str, str] = answers(self.members)[0]["versions"]
+        return versions
+
+    def check(self, steps: int) -> dict[str, list[float]]:
+        """Fails when a result is not the one computed locally; with no steps, the parts of the steps timed since."""
+        self._caller.send({"do": "check", "steps": steps})
+        values: dict[str, list[float]] = answers([self._caller])[0]["values"]
+        return values
+
+    def run(self, phase: str, first: int, steps: int) -> Timing:
+        """Times as the caller sees them, CPU time of both processes."""
+        before = cpu_ms(self.members[0].pid)
+        self._caller.send({"do": "run", "phase": phase, "first": first, "steps": steps})
+        timing = Timing(**answers([self._caller])[0])
+        callee_ms = (cpu_ms(self.members[0].pid) - before) / steps
+        return replace(timing, cpu_ms_per_step=timing.cpu_ms_per_step + callee_ms)
+
+    def memory(self) -> dict[str, int]:
+        """Of the caller."""
+        self._caller.send({"do": "memory"})
+        return answers([self._caller])[0]
+
+    def close(self) -> None:
+        """End both at once: neither waits for the other."""
+        for member in self.members:
+            member.kill()
+        for member in self.members:
+            member.close()
+
+
+def free_port() -> int:
+    """One that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def local_environment(rank: int, port: int) -> dict[str, str]:
+    """Where the two processes of one host meet."""
+    return {"RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def cpu_ms(pid: int) -> float:
+    """CPU time of a process so far, in steps of a clock tick (10 ms)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * 1e3 / CLOCK_TICKS_PER_S
+
+
+def specs() -> tuple[list[ContenderSpec], list[str]]:
+    """Who takes part, ours first, and a note for each who cannot."""
+    found = [ContenderSpec(label, worker, our_python()) for label, worker in WORKERS.items()]
+    if find_spec("grpc") is None:
+        return [spec for spec in found if spec.label != GRPC], [
+            f"**{GRPC} left out**: got no module grpc; need the extra `bench`; do: pip install 'pibroch[bench]'"
+        ]
+    return found, []
+
+
+@contextmanager
+def pairs(chosen: Sequence[ContenderSpec], lab: Lab | None, load: ForeignLoad) -> Iterator[list[Pair]]:
+    """Start a pair for each spec, end them afterwards."""
+    with ExitStack() as stack:
+        running = []
+        for spec in chosen:
+            running.append(Pair(spec, lab))
+            stack.callback(running[-1].close)
+            for member in running[-1].members:
+                load.add_worker(member.pid)
+        yield running
+
+
+@topic(
+    "rpc", "remote calls, references and distributed autograd, against torch.distributed.rpc and gRPC; hosts need root"
+)
+def run(options: Options) -> Report:
+    """Measure on one host, and between two hosts where a lab can be built and time is not short."""
+    load, rows, versions = ForeignLoad(), [], {}
+    chosen, notes = specs()
+    with pairs(chosen, None, load) as running:
+        versions |= prepare(running, ONE_HOST, options)
+        rows += measure_all(running, ONE_HOST, phases_on_one_host(options.quick), options)
+    hindrance = obstacle()
+    if hindrance is not None:
+        notes.append(f"**two hosts left out**: {hindrance}")
+    elif not options.quick:
+        with Lab(2, rate=LINE_RATE) as lab, pairs(chosen, lab, load) as running:
+            prepare(running, LINE_RATE, options)
+            rows += measure_all(running, LINE_RATE, phases_between_hosts(), options)
+    notes = [*headlines(rows), *notes, lines_note(), noise_note(load), *MEANINGS]
+    return Report("rpc", "Remote calls with tensors", rows, COLUMNS, PLOT, notes, provenance() | versions)
+
+
+def prepare(running: list[Pair], where: str, options: Options) -> dict[str, str]:
+    """Let the pairs join, and check their results.
+
+    Raises:
+        BenchmarkError: when one gives another result than a local call.
+    """
+    versions: dict[str, str] = {}
+    for pair in running:
+        options.say(f"{where}: {pair.spec.label} checks its results")
+        versions |= pair.setup(CASE)
+        pair.check(1)
+    return versions
+
+
+def measure_all(running: list[Pair], where: str, phases: Sequence[Phase], options: Options) -> list[Row]:
+    """Rows of all phases; ``norpc``, ``nograd`` and ``grad`` give theirs from the parts of their steps."""
+    rows: list[Row] = []
+    for phase in phases:
+        options.say(f"{where}, {phase.call} {phase.size}")
+        able = [pair for pair in running if pair.spec.label in WITH_REFERENCES or phase.kind in CALLS]
+        for pair in able:
+            pair.check(0)
+        times = measure(able, phase.name, phase.schedule)
+        if phase.kind in AUTOGRAD:
+            rows += autograd_rows(where, phase, {pair.spec.label: pair.check(0) for pair in able})
+        else:
+            rows += phase_rows(where, phase, times)
+    return rows
+
+
+CALLS, AUTOGRAD = ("identity", "ops", "send", "in_flight"), ("norpc", "nograd", "grad")
+
+
+def phase_rows(where: str, phase: Phase, times: dict[str, Times]) -> list[Row]:
+    """One row a contender."""
+    rows = []
+    for label, mine in times.items():
+        p20_ms, p50_ms, p80_ms = (mine.percentile(percent) / phase.calls for percent in (20, 50, 80))
+        ratios = mine.ratios_to(times[OURS]) if OURS in times else []
+        line_ms = phase.line_bytes / LINE_BYTES_PER_S * 1e3
+        rows.append(row(
+            where, phase.call, phase.size, label, (p20_ms, p50_ms, p80_ms), ratios,
+            calls_per_second=1e3 / p50_ms if phase.kind == "in_flight" else None,
+            line_share=line_ms / p50_ms if where == LINE_RATE and phase.number >= MB else None,
+            cpu_ms=sum(mine.cpu_ms) / len(mine.cpu_ms) / phase.calls,
+        ))  # fmt: skip
+    return rows
+
+
+def autograd_rows(where: str, phase: Phase, parts: dict[str, dict[str, list[float]]]) -> list[Row]:
+    """Rows of the forward and of the backward part; a step that opens a turn counts too, as it cannot be told apart."""
+    warmup, rounds = phase.schedule.warmup_steps, phase.schedule.rounds
+    rows = []
+    for part in (f"{phase.kind}-fwd", f"{phase.kind}-bwd"):
+        if part == "nograd-bwd":
+            continue
+        times = {label: Times(split(series[part][warmup:], rounds)) for label, series in parts.items()}
+        rows += [
+            row(
+                where, part, "", label, (mine.percentile(20), mine.percentile(50), mine.percentile(80)),
+                mine.ratios_to(times[OURS]) if OURS in times else [],
+            )
+            for label, mine in times.items()
+        ]  # fmt: skip
+    return rows
+
+
+def split(values: list[float], rounds: int) -> list[list[float]]:
+    """Into rounds of equal length.
+
+    >>> split([1, 2, 3, 4], 2)
+    [[1, 2], [3, 4]]
+    """
+    size = len(values) // rounds
+    return [values[turn * size : (turn + 1) * size] for turn in range(rounds)]
+
+
+def row(
+    where: str, call: str, size: str, label: str, percentiles_ms: tuple[float, float, float], ratios: list[float],
+    calls_per_second: float | None = None, line_share: float | None = None, cpu_ms: float | None = None,
+) -> Row:  # fmt: skip
+    """One row; times twice, as numbers and as text with three digits."""
+    p20_ms, p50_ms, p80_ms = percentiles_ms
+    return {
+        "where": where, "call": call, "size": size, "contender": label,
+        "p20_ms": p20_ms, "p50_ms": p50_ms, "p80_ms": p80_ms, "cpu_ms": cpu_ms,
+        "over_pibroch": median(ratios) if ratios else None,
+        "over_least": min(ratios, default=None), "over_most": max(ratios, default=None),
+        "calls_per_second": calls_per_second, "line_share": line_share,
+        "p20": duration(p20_ms), "p50": duration(p50_ms), "p80": duration(p80_ms),
+        "cpu": None if cpu_ms is None else duration(cpu_ms),
+    }  # fmt: skip
+
+
+def duration(milliseconds: float) -> str:
+    """With three digits.
+
+    >>> duration(0.04213), duration(38.251), duration(2541.0)
+    ('42.1 us', '38.3 ms', '2.54 s')
+    """
+    for factor, unit in ((1e3, "us"), (1, "ms")):
+        if milliseconds * factor < 1000:
+            return f"{milliseconds * factor:.3g} {unit}"
+    return f"{milliseconds / 1e3:.3g} s"
+
+
+def headlines(rows: list[Row]) -> list[str]:
+    """What the numbers say about pibroch, one line a call."""
+    lines = []
+    for ours in rows:
+        if ours["contender"] != OURS or ours["call"].startswith(("norpc", "200")):
+            continue
+        same = ("where", "call", "size")
+        others = [
+            r for r in rows if all(r[k] == ours[k] for k in same) and r["contender"] != OURS and r["over_pibroch"]
+        ]
+        against = ", ".join(f"{other['contender']} takes {other['over_pibroch']:.1f}x as long" for other in others)
+        share = f"; {ours['line_share']:.0%} of the line's rate" if ours["line_share"] else ""
+        what = " ".join(part for part in (ours["where"], ours["call"], ours["size"]) if part)
+        lines.append(f"**{what}: pibroch {ours['p50']}{share}; {against}**")
+    return lines
+
+
+def lines_note() -> str:
+    """Lines of code that the user of each writes to call ``identity``."""
+    folder = Path(__file__).resolve().parent.parent / "workers"
+    counts = {label: code_lines((folder / name).read_text("utf-8")) for label, name in EXAMPLES.items()}
+    listed = ", ".join(f"{label} {count}" for label, count in counts.items())
+    return f"lines of user code for one identity call (`benchmarks/workers/rpc_identity_*.py`): {listed}"
+
+
+def code_lines(source: str) -> int:
+    """Lines that are neither empty nor comments nor the module's docstring.
+
+    >>> code_lines('"Says what."' + chr(10) * 2 + "x = 1" + chr(10) + "# why" + chr(10) + "y = 2" + chr(10))
+    2
+    """
+    import ast
+
+    first = ast.parse(source).body[0]
+    docstring = first.end_lineno if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) else 0
+    lines = source.splitlines()[docstring or 0 :]
+    return sum(bool(line.strip()) and not line.strip().startswith("#") for line in lines)

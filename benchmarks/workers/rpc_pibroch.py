@@ -1,0 +1,21 @@
+"""pibroch.rpc in topic ``rpc``."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from benchmarks.cases import Case
+from benchmarks.workers.rpc_subject import CALLEE, CALLER, RpcSubject
+from pibroch import rpc
+from pibroch.rpc import autograd
+from pibroch.version import __version__
+
+
+def build(case: Case) -> RpcSubject:
+    """Join as the rank that the environment tells."""
+    rank = int(os.environ["RANK"])
+    options = rpc.TensorPipeRpcBackendOptions(rpc_timeout=300, allowed_modules=["benchmarks.workers"])
+    rpc.init_rpc((CALLEE, CALLER)[rank], rank=rank, world_size=2, rpc_backend_options=options)
+    return RpcSubject(rpc, autograd, {"pibroch": __version__, "torch": torch.__version__})
