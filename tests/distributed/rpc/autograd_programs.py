@@ -1,6 +1,7 @@
 """Random programs over several workers: run with one process by local autograd, and with several by ours."""
 
 import random
+import threading
 
 import torch
 
@@ -23,16 +24,18 @@ BINARY = {
     "sub": torch.sub,
     "where": lambda x, y: torch.where(torch.arange(SIZE) < 1, x, y),
 }
-_params = {}
+_params, _lock = {}, threading.Lock()
+_taking_part = set()
 
 
 def params_of(seed, worker):
     """Leaves of a worker, the same wherever they are made."""
-    if (seed, worker) not in _params:
-        generator = torch.Generator().manual_seed(1000 * seed + worker)
-        made = [torch.randn(SIZE, generator=generator, dtype=torch.float64) for _ in range(NUM_PARAMS)]
-        _params[seed, worker] = [each.requires_grad_() for each in made]
-    return _params[seed, worker]
+    with _lock:
+        if (seed, worker) not in _params:
+            generator = torch.Generator().manual_seed(1000 * seed + worker)
+            made = [torch.randn(SIZE, generator=generator, dtype=torch.float64) for _ in range(NUM_PARAMS)]
+            _params[seed, worker] = [each.requires_grad_() for each in made]
+        return _params[seed, worker]
 
 
 def make_program(seed, num_workers):
@@ -84,19 +87,17 @@ def run_program(program, me, seed, inputs, call_all):
 
 
 class Crossing(torch.autograd.Function):
-    """A message, locally: counts those that take part in a backward pass."""
-
-    num_backward = 0
+    """A tensor in a message, locally: notes the messages that take part in a backward pass."""
 
     @staticmethod
-    def forward(ctx, *tensors):
-        ctx.set_materialize_grads(False)
-        return tuple(tensor.clone() for tensor in tensors)
+    def forward(ctx, message, tensor):
+        ctx.message = message
+        return tensor.clone()
 
     @staticmethod
-    def backward(ctx, *gradients):
-        Crossing.num_backward += 1
-        return gradients
+    def backward(ctx, gradient):
+        _taking_part.add(ctx.message)
+        return None, gradient
 
 
 def run_locally(program, me, seed, inputs, cross=list):
@@ -109,10 +110,8 @@ def run_locally(program, me, seed, inputs, cross=list):
 
 
 def _cross(tensors):
-    """Tensors to another worker: the same tensor travels once."""
-    distinct = {id(tensor): tensor for tensor in tensors if tensor.requires_grad}
-    crossed = dict(zip(distinct, Crossing.apply(*distinct.values()), strict=True)) if distinct else {}
-    return [crossed.get(id(tensor), tensor) for tensor in tensors]
+    message = object()
+    return [Crossing.apply(message, tensor) if tensor.requires_grad else tensor for tensor in tensors]
 
 
 def expected(seed, num_workers):
@@ -122,20 +121,21 @@ def expected(seed, num_workers):
     flat = [leaf for worker in leaves for leaf in worker]
     roots = [each.sum() for each in run_locally(program, 0, seed, []) if each.requires_grad]
     gradients = torch.autograd.grad(roots, flat, allow_unused=True) if roots else [None] * len(flat)
-    Crossing.num_backward = 0
+    _taking_part.clear()
     roots = [each.sum() for each in run_locally(program, 0, seed, [], _cross) if each.requires_grad]
     if roots:
         torch.autograd.grad(roots, flat, allow_unused=True)
     split = [gradients[start : start + NUM_PARAMS] for start in range(0, len(flat), NUM_PARAMS)]
-    return split, Crossing.num_backward
+    return split, len(_taking_part)
 
 
-def run_remotely(program, me, seed, inputs):
+def run_remotely(program, me, seed, inputs, names):
     """Every call is one: to other workers and to this one."""
 
     def call_all(calls):
         futures = [
-            rpc.rpc_async(f"worker{target}", run_remotely, (part, target, seed, given)) for target, part, given in calls
+            rpc.rpc_async(names[target], run_remotely, (part, target, seed, given, names))
+            for target, part, given in calls
         ]
         return [future.wait() for future in futures]
 
@@ -148,16 +148,17 @@ def gradients_of(context, seed, worker):
 
 
 def check(seed, num_workers):
-    """Compare; returns the number of messages that should take part."""
+    """Compare, with this process as the program's worker 0; returns the number of messages that should take part."""
     want, num_messages = expected(seed, num_workers)
+    me = rpc.get_worker_info().id
+    names = [f"worker{(me + each) % num_workers}" for each in range(num_workers)]
     with autograd.context() as context:
-        roots = [
-            each.sum() for each in run_remotely(make_program(seed, num_workers), 0, seed, []) if each.requires_grad
-        ]
+        results = run_remotely(make_program(seed, num_workers), 0, seed, [], names)
+        roots = [each.sum() for each in results if each.requires_grad]
         if roots:
             autograd.backward(context, roots)
-        for worker in range(num_workers):
-            got = rpc.rpc_sync(f"worker{worker}", gradients_of, (context, seed, worker)) if roots else [None] * NUM_PARAMS
+        for worker, name in enumerate(names):
+            got = rpc.rpc_sync(name, gradients_of, (context, seed, worker))
             for ours, theirs in zip(got, want[worker], strict=True):
                 assert (ours is None) == (theirs is None), (seed, worker, ours, theirs)
                 if ours is not None:

@@ -88,7 +88,10 @@ class Autograd:
                 f"gradients for tensors {places}", f"different ones of {len(tensors)}, of floating type"
             )
         received = Received(part.message, origin, next(context.orders), places)
-        made = make_receipt(received, context.anchor, [tensors[place] for place in places])
+        chosen = [tensors[place] for place in places]
+        if origin.id == self._agent.info.id:  # they still share the sender's memory, which its graph may need as it is
+            chosen = [tensor.clone() for tensor in chosen]
+        made = make_receipt(received, context.anchor, chosen)
         arrived = list(tensors)
         for place, tensor in zip(places, made, strict=True):
             arrived[place] = tensor
@@ -115,6 +118,10 @@ class Autograd:
         self._drop(
             context, RpcError("a backward pass in a closed context", "an open one", "leave the with block after it")
         )
+
+    def check_open(self, context: int) -> None:
+        """Raises ``RuntimeError`` when the context is not open here."""
+        self._contexts.get(context)
 
     def gradients(self, context: int) -> dict[Tensor, Tensor]:
         """By leaf of this worker, the sum of its gradients.
