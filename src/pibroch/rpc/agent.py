@@ -58,7 +58,8 @@ class Agent:
         self.options, self.callables = options, callables
         self.ids = IdSource()
         self.departure: Departure | None = None
-        self.pool = Pool(f"rpc-{name}-worker", options.num_worker_threads)
+        self.reactor = Reactor(f"rpc-{name}")
+        self.pool = Pool(f"rpc-{name}-worker", options.num_worker_threads, self.reactor.step_aside)
         self._packer = Packer(Codec(callables, options.allow_pickle, reference_type))
         self._bodies = BodyDecoder()
         self._handlers: dict[type, tuple[Handler, bool]] = {}
@@ -70,7 +71,6 @@ class Agent:
         self._running_lock = threading.Lock()
         self._closed_callbacks: list[Callable[[], None]] = []
         self._is_closed = False
-        self.reactor = Reactor(f"rpc-{name}")
         self._membership = Membership(rendezvous)
         self.info = WorkerInfo(name, rendezvous.rank if rendezvous.rank >= 0 else self._membership.new_id())
         host = options.bind or rendezvous.bind_host()
@@ -183,7 +183,7 @@ class Agent:
         context: int | None = None,
     ) -> Future:
         """Ask ``to``; the future is done when it has answered, failed, was lost or took too long. Does not block."""
-        future = Future(self.pool)
+        future = self.future()
         self.ask(future, to, body, value, self.timeout_s(timeout), context)
         return future
 
@@ -234,12 +234,17 @@ class Agent:
         """
         timeout_s = self.timeout_s(timeout)
         if not future.done():
+            self.reactor.step_aside()
             done = threading.Event()
             future.add_done_callback(lambda _: done.set())
             with self.pool.waiting():
                 if not done.wait(timeout_s or None):
                     raise _too_late(timeout_s)
         return future.wait()
+
+    def future(self) -> Future:
+        """One that a receiver of an answer completes."""
+        return Future(self.pool, self.reactor)
 
     def current_context(self) -> int | None:
         """The distributed autograd context of the calling thread."""
@@ -417,7 +422,7 @@ class _Task:
         except Exception as error:
             agent.finish_failed(self.connection, self.message, error)
             return
-        if isinstance(box[0], torch.futures.Future):
+        if isinstance(box[0], torch._C.Future):
             box[0].add_done_callback(self._finish_later)
         else:
             agent.finish(self.connection, self.message, box)

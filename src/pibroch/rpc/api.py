@@ -105,11 +105,11 @@ def _run(origin: WorkerInfo, call: Call, value: Any) -> object:
     args, kwargs = value
     del value
     result = function(*args, **kwargs)
-    if isinstance(result, torch.futures.Future) and not is_async(function):
+    if isinstance(result, torch._C.Future) and not is_async(function):
         raise TypeError(
             f"got a Future from {call.function}; need a value; do: mark the function with rpc.functions.async_execution"
         )
-    if is_async(function) and not isinstance(result, torch.futures.Future):
+    if is_async(function) and not isinstance(result, torch._C.Future):
         raise RuntimeError(
             "Functions decorated with @rpc.functions.async_execution must return a torch.futures.Future object, "
             f"{call.function} gave {type(result)}"

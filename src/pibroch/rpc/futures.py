@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from pibroch.errors import RpcTimeoutError
 from pibroch.rpc.pool import Pool
+from pibroch.rpc.reactor import Reactor
 
 
 class Future(torch.futures.Future[Any]):
@@ -18,9 +20,9 @@ class Future(torch.futures.Future[Any]):
     Callbacks (``then``, ``add_done_callback``) run on a thread of the pool, where they may wait for other workers.
     """
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, loop: Reactor | None = None) -> None:
         super().__init__()
-        self._pool = pool
+        self._pool, self._loop = pool, loop
         self._has_callbacks = False
 
     def wait(self) -> Any:
@@ -42,18 +44,22 @@ class Future(torch.futures.Future[Any]):
 
     def succeed(self, value: object) -> None:
         """Set the value (``calls.Receiver``)."""
-        if self._has_callbacks:
-            self._pool.submit(lambda: self.set_result(value))
-        else:
-            self.set_result(value)
+        self._complete(functools.partial(self.set_result, value))
 
     def fail(self, error: BaseException) -> None:
         """Set the error (``calls.Receiver``)."""
         assert isinstance(error, Exception)
+        self._complete(functools.partial(self.set_exception, error))
+
+    def _complete(self, function: Callable[[], None]) -> None:
         if self._has_callbacks:
-            self._pool.submit(lambda: self.set_exception(error))
+            self._pool.submit(function)
+        elif (
+            self._loop is not None and self._loop.is_here()
+        ):  # ``collect_all`` adds callbacks that cannot be seen from here
+            self._loop.complete(function)
         else:
-            self.set_exception(error)
+            function()
 
 
 class Waiter:

@@ -17,10 +17,12 @@ class Pool:
     """At most ``size`` tasks run at a time; a task that waits for other workers (inside ``waiting()``) does not count.
 
     So calls may be nested to any depth. Threads are started when there is no idle one, and end with the pool.
+    ``step_aside`` is called by other threads that are about to wait: the network thread, too, must not stop for that.
     """
 
-    def __init__(self, name: str, size: int) -> None:
+    def __init__(self, name: str, size: int, step_aside: Callable[[], None]) -> None:
         self._name, self._size = name, size
+        self._step_aside = step_aside
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._num_threads = self._num_idle = self._num_waiting = 0
@@ -38,6 +40,7 @@ class Pool:
     def waiting(self) -> Iterator[None]:
         """While a thread of the pool is in here, another one may work in its stead."""
         if not getattr(self._here, "is_worker", False):
+            self._step_aside()
             yield
             return
         with self._lock:

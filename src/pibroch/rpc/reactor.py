@@ -30,7 +30,10 @@ class Reactor:
         self._soon: deque[Callable[[], None]] = deque()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
+        self._completions: deque[Callable[[], None]] = deque()
+        self._completes = False  # the thread is where another one can take over
         self._stopping = False
+        self._name = name
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -53,6 +56,24 @@ class Reactor:
             heapq.heappush(self._timers, timer)
         else:
             self.call_soon(lambda: heapq.heappush(self._timers, timer))
+
+    def complete(self, function: Callable[[], None]) -> None:
+        """Run ``function`` at the end of this round; call it on the loop. It may run code of users, and even wait."""
+        self._completions.append(function)
+
+    def step_aside(self) -> None:
+        """If the caller runs on the loop: let another thread go on in its stead, as this one is about to wait.
+
+        Raises:
+            RuntimeError: when it may not wait here.
+        """
+        if not self.is_here():
+            return
+        if not self._completes:
+            raise RuntimeError("a handler of the network thread must not wait for other workers")
+        self._completes = False
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._thread.start()
 
     def watch(self, fd: int, events: int, handler: Callable[[int], None]) -> None:
         """Call ``handler(events)`` whenever ``fd`` is ready."""
@@ -86,7 +107,9 @@ class Reactor:
             os.eventfd_write(self._wake_fd, 1)
 
     def _run(self) -> None:
-        while not self._stopping:
+        me = threading.current_thread()
+        self._run_completions(me)
+        while not self._stopping and self._thread is me:
             for fd, events in self._epoll.poll(self._patience()):
                 if fd == self._wake_fd:
                     os.eventfd_read(fd)
@@ -96,11 +119,21 @@ class Reactor:
                     self._guarded(handler, events)
             self._run_soon()
             self._run_timers()
-        self._run_soon()
+            self._run_completions(me)
+        if self._thread is me:
+            self._run_soon()
+            self._run_completions(me)
+
+    def _run_completions(self, me: threading.Thread) -> None:
+        while self._completions and self._thread is me:
+            self._completes = True
+            self._guarded(self._completions.popleft())
+            if self._thread is me:
+                self._completes = False
 
     def _patience(self) -> float | None:
         """How long to wait for sockets, in seconds; ``None`` for ever."""
-        if self._soon:
+        if self._soon or self._completions:
             return 0
         return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
 
