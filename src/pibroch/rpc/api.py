@@ -10,14 +10,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import torch
-
 from pibroch.errors import ConfigError
 from pibroch.rpc.agent import Agent, current_agent, set_current_agent
 from pibroch.rpc.autograd.engine import Autograd
 from pibroch.rpc.callables import Callables, default_modules
 from pibroch.rpc.departure import Departure
-from pibroch.rpc.functions import is_async
+from pibroch.rpc.functions import run
 from pibroch.rpc.futures import Future
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.membership import Rendezvous
@@ -101,20 +99,9 @@ def _make_agent(name: str, rank: int, world_size: int | None, options: RpcBacken
 
 def _run(origin: WorkerInfo, call: Call, value: Any) -> object:
     """Run a function for another worker."""
-    function = current_agent().callables.resolve(call.function)
     args, kwargs = value
     del value
-    result = function(*args, **kwargs)
-    if isinstance(result, torch._C.Future) and not is_async(function):
-        raise TypeError(
-            f"got a Future from {call.function}; need a value; do: mark the function with rpc.functions.async_execution"
-        )
-    if is_async(function) and not isinstance(result, torch._C.Future):
-        raise RuntimeError(
-            "Functions decorated with @rpc.functions.async_execution must return a torch.futures.Future object, "
-            f"{call.function} gave {type(result)}"
-        )
-    return result
+    return run(current_agent().callables.resolve(call.function), call.function, args, kwargs)
 
 
 def rpc_sync(

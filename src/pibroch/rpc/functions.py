@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -30,3 +32,28 @@ def async_execution(fn: _F) -> _F:
 def is_async(function: Any) -> bool:
     """Whether it was marked with ``async_execution``."""
     return hasattr(function, "_wrapped_async_rpc_function")
+
+
+def is_future(value: object) -> bool:
+    """Whether it is a future of torch's, of whatever class: ``then`` gives another one than it is called on."""
+    return isinstance(value, torch._C.Future)
+
+
+def run(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
+    """What a function returns; for one marked ``async_execution`` a future, for others never.
+
+    Raises:
+        TypeError: when an unmarked function returns a future.
+        RuntimeError: when a marked one returns something else.
+    """
+    result = function(*args, **kwargs)
+    if is_future(result) and not is_async(function):
+        raise TypeError(
+            f"got a Future from {name}; need a value; do: mark the function with rpc.functions.async_execution"
+        )
+    if is_async(function) and not is_future(result):
+        raise RuntimeError(
+            "Functions decorated with @rpc.functions.async_execution must return a torch.futures.Future object, "
+            f"{name} gave {type(result)}"
+        )
+    return result

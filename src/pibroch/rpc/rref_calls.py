@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pibroch.errors import NotAllowedError, ReferenceLostError, WorkerLostError
+from pibroch.rpc.functions import run
 from pibroch.rpc.futures import Future
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.methods import find_method
 from pibroch.rpc.references import Fork, Peer
 from pibroch.rpc.rref_messages import Backward, Create, Fetch, FunctionCall, MethodCall
-from pibroch.rpc.rref_values import OwnedValue, fill, run
+from pibroch.rpc.rref_values import OwnedValue, fill
 
 if TYPE_CHECKING:
     from pibroch.rpc.rref import RRef
@@ -58,7 +59,7 @@ class Calls:
             receiver = _Creation(references, fork, owner, keeps)
         body = Create(reference, number, agent.incarnation, what)
         try:  # without a timeout: whether the owner has it must be known; ``RRef`` looks at the time when it is used
-            agent._ask(receiver, owner, body, value, 0.0, agent.current_context())
+            agent.ask(receiver, owner, body, value, 0.0, agent.current_context())
         except Exception as error:
             receiver.fail(error)
             raise
@@ -81,9 +82,9 @@ class Calls:
     def call_async(self, rref: RRef[Any], method: str, value: list[Any], timeout: float) -> Future:
         """A future of the result."""
         body, context = MethodCall(rref.place(), method), self._agent.current_context()
-        future = Future(self._agent.pool)
+        future = self._agent.future()
         timeout_s = self._agent.timeout_s(timeout)
-        self._agent._ask(_Keeping(future, rref), rref.owner(), body, value, timeout_s, context)
+        self._agent.ask(_Keeping(future, rref), rref.owner(), body, value, timeout_s, context)
         return future
 
     def backward(self, rref: RRef[Any], context: int, retain_graph: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import traceback
 from collections.abc import Callable
@@ -10,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pibroch.errors import RemoteError
-from pibroch.rpc.functions import is_async
-from pibroch.rpc.futures import Future
+from pibroch.rpc.functions import is_future
 from pibroch.rpc.options import UNSET_RPC_TIMEOUT
 
 if TYPE_CHECKING:
@@ -23,14 +23,13 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, bool, int, float, str, bytes, type(N
 class OwnedValue:
     """What a reference refers to: nothing yet, then for good either a value or an error. Any thread may use it."""
 
-    __slots__ = ("_error", "_lock", "_traceback", "_value", "_waiters", "is_done")
+    __slots__ = ("_error", "_lock", "_value", "_waiters", "is_done")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiters: list[torch.futures.Future[Any]] = []
         self._value: object = None
         self._error: Exception | None = None
-        self._traceback: Any = None
         self.is_done = False
 
     def succeed(self, value: object) -> None:
@@ -49,26 +48,26 @@ class OwnedValue:
         with self._lock:
             if self.is_done:
                 return
-            self._error, self._traceback, self.is_done = error, error.__traceback__, True
+            self._error, self.is_done = error, True
             waiters, self._waiters = self._waiters, []
         for waiter in waiters:
-            waiter.set_exception(error)
+            waiter.set_exception(copy_of(error))
 
     def get(self) -> Any:
-        """The value, once it is there; raises the error instead, without adding to its traceback each time."""
+        """The value, once it is there; raises the error instead."""
         if self._error is not None:
-            raise self._error.with_traceback(self._traceback)
+            raise copy_of(self._error)
         return self._value
 
     def future(self, agent: Agent) -> torch.futures.Future[Any]:
         """A future of the value."""
-        future = Future(agent.pool)
+        future = agent.future()
         with self._lock:
             if not self.is_done:
                 self._waiters.append(future)
                 return future
         if self._error is not None:
-            future.set_exception(self._error)
+            future.set_exception(copy_of(self._error))
         else:
             future.set_result(self._value)
         return future
@@ -89,25 +88,19 @@ class OwnedValue:
         return self._error is None and type(self._value) in _PLAIN
 
 
-def run(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
-    """What a function returns; for one marked ``async_execution`` a future, for others never.
-
-    Raises:
-        TypeError: when an unmarked function returns a future.
-        RuntimeError: when a marked one returns something else.
-    """
-    result = function(*args, **kwargs)
-    is_future = isinstance(result, torch.futures.Future)
-    if is_future and not is_async(function):
-        raise TypeError(
-            f"got a Future from {name}; need a value; do: mark the function with rpc.functions.async_execution"
-        )
-    if is_async(function) and not is_future:
-        raise RuntimeError(
-            "Functions decorated with @rpc.functions.async_execution must return a torch.futures.Future object, "
-            f"{name} gave {type(result)}"
-        )
-    return result
+def copy_of(error: Exception) -> Exception:
+    """The same error again. One that is kept must not be raised itself: its traceback would keep the frames it went through."""
+    try:
+        copied = copy.copy(error)
+    except Exception:
+        copied = error
+    if (
+        type(copied) is not type(error) or copied is error or str(copied) != str(error)
+    ):  # its constructor takes something else
+        copied = type(error).__new__(type(error), *error.args)
+        copied.__dict__.update(error.__dict__)
+    copied.__cause__, copied.__suppress_context__ = error.__cause__, error.__suppress_context__
+    return copied.with_traceback(error.__traceback__)
 
 
 def fill(owned: OwnedValue, make: Callable[[], Any]) -> None:
@@ -117,7 +110,7 @@ def fill(owned: OwnedValue, make: Callable[[], Any]) -> None:
     except BaseException as error:
         owned.fail(error if isinstance(error, Exception) else RemoteError(f"{type(error).__name__}: {error}"))
         return
-    if isinstance(result, torch.futures.Future):
+    if is_future(result):
         result.add_done_callback(lambda done: fill(owned, done.value))
     else:
         owned.succeed(result)
