@@ -15,7 +15,7 @@ from pibroch.rpc.rref_calls import lost, run_backward
 from pibroch.rpc.rref_messages import FunctionCall
 from pibroch.rpc.rref_proxy import AsyncProxy, RemoteProxy, SyncProxy
 from pibroch.rpc.rref_runtime import References
-from pibroch.rpc.rref_values import OwnedValue
+from pibroch.rpc.rref_values import OwnedValue, copy_of
 
 __all__ = ["RRef", "References", "remote"]
 
@@ -201,7 +201,7 @@ class RRef(Generic[_T]):
             if isinstance(fork.failure, WorkerLostError):
                 raise lost(self) from fork.failure
             if fork.failure is not None:
-                raise fork.failure.with_traceback(None)
+                raise copy_of(fork.failure)
             raise lost(self)
         if self._deadline is not None and fork.state is State.PENDING and time.monotonic() > self._deadline:
             raise RpcTimeoutError(

@@ -104,7 +104,7 @@ class References:
             peer = self._peer(to, incarnation)
             if fork is not None:
                 if fork.state is State.GONE:
-                    raise fork.failure or no_value(f"{rref!r}, whose value is gone")
+                    raise no_value(f"{rref!r}, whose value is gone")
                 self._book.users.share(fork, number, peer)
                 place = fork.place
             else:
@@ -227,7 +227,9 @@ class References:
 
         Under the lock: the loop drops a lost connection before it tells the book, so the book hears of the loss after this.
         """
-        peer = Peer(to.id, incarnation or self.agent.incarnation_of(to))
+        if incarnation != ANY_LIFE:
+            return Peer(to.id, incarnation)
+        peer = Peer(to.id, self.agent.incarnation_of(to))
         self._book.is_back(peer)
         return peer
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pibroch.errors import RemoteError
+from pibroch.errors import RemoteError, RpcTimeoutError
 from pibroch.rpc.functions import is_future
 from pibroch.rpc.options import UNSET_RPC_TIMEOUT
 
@@ -23,35 +23,23 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, bool, int, float, str, bytes, type(N
 class OwnedValue:
     """What a reference refers to: nothing yet, then for good either a value or an error. Any thread may use it."""
 
-    __slots__ = ("_error", "_lock", "_value", "_waiters", "is_done")
+    __slots__ = ("_callbacks", "_error", "_lock", "_value", "is_done")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiters: list[torch.futures.Future[Any]] = []
+        self._callbacks: list[Callable[[], None]] = []
         self._value: object = None
         self._error: Exception | None = None
         self.is_done = False
 
     def succeed(self, value: object) -> None:
         """The value is there."""
-        with self._lock:
-            if self.is_done:
-                return
-            self._value, self.is_done = value, True
-            waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            waiter.set_result(value)
+        self._finish(value, None)
 
     def fail(self, error: Exception) -> None:
         """There will be no value."""
         traceback.clear_frames(error.__traceback__)  # the frames may hold large tensors
-        with self._lock:
-            if self.is_done:
-                return
-            self._error, self.is_done = error, True
-            waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            waiter.set_exception(copy_of(error))
+        self._finish(None, error)
 
     def get(self) -> Any:
         """The value, once it is there; raises the error instead."""
@@ -60,28 +48,51 @@ class OwnedValue:
         return self._value
 
     def future(self, agent: Agent) -> torch.futures.Future[Any]:
-        """A future of the value."""
+        """A future of the value, for answering a request."""
         future = agent.future()
-        with self._lock:
-            if not self.is_done:
-                self._waiters.append(future)
-                return future
-        if self._error is not None:
-            future.set_exception(copy_of(self._error))
-        else:
-            future.set_result(self._value)
+
+        def finish() -> None:
+            if self._error is not None:
+                future.set_exception(copy_of(self._error))
+            else:
+                future.set_result(self._value)
+
+        self._when_done(finish)
         return future
 
     def wait(self, agent: Agent, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """The value; blocks until it is there. Another thread of the pool may work meanwhile.
+
+        Not by a future: what a torch future raises refers to the frames that it went through, and these to the future, which
+        the garbage collector cannot look into.
 
         Raises:
             RpcTimeoutError: when it is not there in time.
             Exception: what making it raised.
         """
         if not self.is_done:
-            agent.wait(self.future(agent), timeout)
+            timeout_s, done = agent.timeout_s(timeout), threading.Event()
+            self._when_done(done.set)
+            with agent.pool.waiting():
+                if not done.wait(timeout_s or None):
+                    raise RpcTimeoutError(f"no value within {timeout_s:g} s", "it to be made in time", "wait longer")
         return self.get()
+
+    def _when_done(self, callback: Callable[[], None]) -> None:
+        with self._lock:
+            if not self.is_done:
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def _finish(self, value: object, error: Exception | None) -> None:
+        with self._lock:
+            if self.is_done:
+                return
+            self._value, self._error, self.is_done = value, error, True
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
 
     def is_plain(self) -> bool:
         """Whether letting go of it runs no code of the user's."""
@@ -94,9 +105,8 @@ def copy_of(error: Exception) -> Exception:
         copied = copy.copy(error)
     except Exception:
         copied = error
-    if (
-        type(copied) is not type(error) or copied is error or str(copied) != str(error)
-    ):  # its constructor takes something else
+    if type(copied) is not type(error) or copied is error or str(copied) != str(error):
+        # its constructor takes something else
         copied = type(error).__new__(type(error), *error.args)
         copied.__dict__.update(error.__dict__)
     copied.__cause__, copied.__suppress_context__ = error.__cause__, error.__suppress_context__
@@ -108,6 +118,8 @@ def fill(owned: OwnedValue, make: Callable[[], Any]) -> None:
     try:
         result = make()
     except BaseException as error:
+        # without this frame, which holds the arguments and cannot be cleared yet
+        error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
         owned.fail(error if isinstance(error, Exception) else RemoteError(f"{type(error).__name__}: {error}"))
         return
     if is_future(result):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import random
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -260,3 +262,15 @@ def test_with_deaths_the_living_keep_what_they_hold_and_nothing_stays(steps, ord
     for action in steps:
         world.step(action)
     finish(world, order)
+
+
+@pytest.mark.parametrize("num_deaths", range(8))
+def test_long_histories(num_deaths):
+    """Long enough for lives after lives to meet each other's late messages, which shrinking searches seldom reach."""
+    kinds = [*PEACE * 3, *["kill"] * num_deaths]
+    for seed in range(100):
+        rng = random.Random(f"{num_deaths}/{seed}")
+        world = World()
+        for _ in range(150):
+            world.step((rng.choice(kinds), rng.randrange(64), rng.randrange(64), rng.randrange(10)))
+        finish(world, [rng.randrange(64) for _ in range(20)])
