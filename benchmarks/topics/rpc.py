@@ -6,35 +6,41 @@ that returns its argument and one of 200 pointwise operations, remote references
 
 from __future__ import annotations
 
-import secrets
-import socket
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import ast
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
 from benchmarks.cases import Case
-from benchmarks.comparison import OURS, noise_note
-from benchmarks.contender import Contender, ContenderSpec, Timing, answers
+from benchmarks.comparison import OURS, Lineup, noise_note
+from benchmarks.contender import ContenderSpec
 from benchmarks.environments import our_python
 from benchmarks.lab import Lab, obstacle
-from benchmarks.load import CLOCK_TICKS_PER_S, ForeignLoad
+from benchmarks.load import ForeignLoad
 from benchmarks.plots import PlotSpec
 from benchmarks.provenance import provenance
 from benchmarks.registry import Options, topic
 from benchmarks.results import Report, Row
+from benchmarks.rpc_pairs import Pair, pairs
 from benchmarks.runner import Schedule, Times, measure
 from benchmarks.workers.rpc_subject import CALLS_PER_STEP
 
-TORCH, GRPC = "torch", "gRPC"
-WORKERS = {OURS: "rpc_pibroch:build", TORCH: "rpc_torch:build", GRPC: "rpc_grpc:build"}
+TORCH, TORCH_BASIC, GRPC = "torch", "torch basic", "gRPC"
+WORKERS = {
+    OURS: "rpc_pibroch:build",
+    TORCH: "rpc_torch:build",
+    TORCH_BASIC: "rpc_torch:build_basic",
+    GRPC: "rpc_grpc:build",
+}
+CALLS, AUTOGRAD = ("identity", "ops", "send", "in_flight"), ("norpc", "nograd", "grad")  # kinds of phases
 WITH_REFERENCES = frozenset({OURS, TORCH})
 EXAMPLES = {OURS: "rpc_identity_pibroch.py", TORCH: "rpc_identity_torch.py", GRPC: "rpc_identity_grpc.py"}
 ONE_HOST, LINE_RATE = "one host", "1gbit"
 LINE_BYTES_PER_S = 1e9 / 8
 KB, MB = 1000, 1_000_000
+LARGE = (4 * MB, 40 * MB, 400 * MB)
 CASE = Case(data="", dim=0, threads=0)  # a pair knows its phases by name
 COLUMNS = [
     "where", "call", "size", "contender", "p20", "p50", "p80", "over_pibroch", "calls_per_second", "line_share", "cpu",
@@ -53,7 +59,8 @@ MEANINGS = (
     "`cpu`: CPU time of both processes a call, waiting in spin loops included",
     "gRPC: raw bytes with a short header and no protobuf, one message up to 8 MiB and a stream of 1 MiB chunks beyond; "
     "a Unix socket on one host",
-    "torch between hosts: without `cma`, which copies between the processes' memories and passes the link by",
+    "torch: default settings on one host; `torch basic` with a private one that is quicker for small tensors; between hosts "
+    "with that one, for direct copies between processes would pass the link by, and several streams are slower here",
 )
 
 
@@ -65,16 +72,24 @@ class Phase:
         kind: of call, see ``benchmarks/workers/rpc_subject.py``.
         number: bytes of the argument, or calls in flight; 0 for neither.
         schedule: how often.
+        wants_basic: whether torch's setting for small tensors is tried as well.
     """
 
     kind: str
     number: int
     schedule: Schedule
+    wants_basic: bool = False
 
     @property
     def name(self) -> str:
         """As the workers know it."""
         return f"{self.kind}:{self.number}" if self.number else self.kind
+
+    def takes(self, label: str) -> bool:
+        """Whether this contender takes part."""
+        if label == TORCH_BASIC:
+            return self.wants_basic
+        return self.kind in CALLS or label in WITH_REFERENCES
 
     @property
     def calls(self) -> int:
@@ -119,18 +134,17 @@ def phases_on_one_host(quick: bool) -> list[Phase]:
     """All kinds; in a hurry what fits into a minute."""
     if quick:
         sizes = [Phase("identity", size, QUICK) for size in (4 * MB, 40 * MB)]
-        return [Phase("identity", KB, replace(QUICK, steps_per_round=200)), *sizes, Phase("in_flight", 16, replace(QUICK, rounds=2))]
-    calls = [
-        Phase(kind, size, schedule)
-        for kind in ("identity", "ops")
-        for size, schedule in ((KB, MANY), (4 * MB, USUAL), (40 * MB, USUAL if kind == "identity" else FEW))
-    ]
+        return [
+            Phase("identity", KB, replace(QUICK, steps_per_round=200)),
+            *sizes,
+            Phase("in_flight", 16, replace(QUICK, rounds=2)),
+        ]
     return [
-        *calls,
-        Phase("identity", 400 * MB, FEW),
-        Phase("ops", 400 * MB, ONCE),
-        *(Phase("in_flight", count, FEW) for count in (1, 16, 256)),
-        *(Phase("rref", size, FEW if size == 400 * MB else USUAL) for size in (4 * MB, 40 * MB, 400 * MB)),
+        Phase("identity", KB, MANY, wants_basic=True),
+        *(Phase("identity", size, FEW if size == 400 * MB else USUAL) for size in LARGE),
+        *(Phase("ops", size, schedule) for size, schedule in zip((KB, *LARGE), (MANY, USUAL, FEW, ONCE), strict=True)),
+        *(Phase("in_flight", count, FEW, wants_basic=True) for count in (1, 16, 256)),
+        *(Phase("rref", size, FEW if size == 400 * MB else USUAL) for size in LARGE),
         *(Phase(kind, 0, USUAL) for kind in ("norpc", "nograd", "grad")),
     ]
 
@@ -142,94 +156,13 @@ def phases_between_hosts() -> list[Phase]:
     return [*small, *large, Phase("in_flight", 256, FEW)]
 
 
-class Pair:
-    """A contender's caller and callee; stands wherever a contender of one process does."""
-
-    def __init__(self, spec: ContenderSpec, lab: Lab | None) -> None:
-        self.spec = spec
-        port = lab.next_port() if lab else free_port()
-        common = {"WORLD_SIZE": "2", "PIBROCH_RPC_SECRET": secrets.token_hex()}
-        self.members: list[Contender] = []
-        for rank in range(2):
-            place = lab.environment(rank, port) if lab else local_environment(rank, port)
-            launcher = lab.launcher(rank) if lab else ()
-            self.members.append(Contender(replace(spec, launcher=launcher, environment=place | common)))
-        self._caller = self.members[1]
-
-    def setup(self, case: Case) -> dict[str, str]:
-        """See :class:`benchmarks.contender.Competitor`; both join each other."""
-        for member in self.members:
-            member.send({"do": "setup", "case": case.as_json()})
-        versions: dict[str, str] = answers(self.members)[0]["versions"]
-        return versions
-
-    def check(self, steps: int) -> dict[str, list[float]]:
-        """Fails when a result is not the one computed locally; with no steps, the parts of the steps timed since."""
-        self._caller.send({"do": "check", "steps": steps})
-        values: dict[str, list[float]] = answers([self._caller])[0]["values"]
-        return values
-
-    def run(self, phase: str, first: int, steps: int) -> Timing:
-        """Times as the caller sees them, CPU time of both processes."""
-        before = cpu_ms(self.members[0].pid)
-        self._caller.send({"do": "run", "phase": phase, "first": first, "steps": steps})
-        timing = Timing(**answers([self._caller])[0])
-        callee_ms = (cpu_ms(self.members[0].pid) - before) / steps
-        return replace(timing, cpu_ms_per_step=timing.cpu_ms_per_step + callee_ms)
-
-    def memory(self) -> dict[str, int]:
-        """Of the caller."""
-        self._caller.send({"do": "memory"})
-        return answers([self._caller])[0]
-
-    def close(self) -> None:
-        """End both at once: neither waits for the other."""
-        for member in self.members:
-            member.kill()
-        for member in self.members:
-            member.close()
-
-
-def free_port() -> int:
-    """One that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def local_environment(rank: int, port: int) -> dict[str, str]:
-    """Where the two processes of one host meet."""
-    return {"RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-
-
-def cpu_ms(pid: int) -> float:
-    """CPU time of a process so far, in steps of a clock tick (10 ms)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) * 1e3 / CLOCK_TICKS_PER_S
-
-
-def specs() -> tuple[list[ContenderSpec], list[str]]:
-    """Who takes part, ours first, and a note for each who cannot."""
-    found = [ContenderSpec(label, worker, our_python()) for label, worker in WORKERS.items()]
-    if find_spec("grpc") is None:
-        return [spec for spec in found if spec.label != GRPC], [
-            f"**{GRPC} left out**: got no module grpc; need the extra `bench`; do: pip install 'pibroch[bench]'"
-        ]
-    return found, []
-
-
-@contextmanager
-def pairs(chosen: Sequence[ContenderSpec], lab: Lab | None, load: ForeignLoad) -> Iterator[list[Pair]]:
-    """Start a pair for each spec, end them afterwards."""
-    with ExitStack() as stack:
-        running = []
-        for spec in chosen:
-            running.append(Pair(spec, lab))
-            stack.callback(running[-1].close)
-            for member in running[-1].members:
-                load.add_worker(member.pid)
-        yield running
+def lineup(phases: Sequence[Phase]) -> Lineup:
+    """Who takes part in some phase, ours first, and a note for who cannot."""
+    has_grpc = find_spec("grpc") is not None
+    able = [label for label in WORKERS if any(phase.takes(label) for phase in phases) and (has_grpc or label != GRPC)]
+    specs = tuple(ContenderSpec(label, WORKERS[label], our_python()) for label in able)
+    missing = f"**{GRPC} left out**: got no module grpc; need the extra `bench`; do: pip install 'pibroch[bench]'"
+    return Lineup(specs, () if has_grpc else (missing,))
 
 
 @topic(
@@ -237,18 +170,19 @@ def pairs(chosen: Sequence[ContenderSpec], lab: Lab | None, load: ForeignLoad) -
 )
 def run(options: Options) -> Report:
     """Measure on one host, and between two hosts where a lab can be built and time is not short."""
-    load, rows, versions = ForeignLoad(), [], {}
-    chosen, notes = specs()
-    with pairs(chosen, None, load) as running:
-        versions |= prepare(running, ONE_HOST, options)
-        rows += measure_all(running, ONE_HOST, phases_on_one_host(options.quick), options)
-    hindrance = obstacle()
+    load, phases = ForeignLoad(), phases_on_one_host(options.quick)
+    on_one_host = lineup(phases)
+    with pairs(on_one_host.specs, None, load) as running:
+        versions = prepare(running, ONE_HOST, options)
+        rows = measure_all(running, ONE_HOST, phases, options)
+    notes, hindrance = list(on_one_host.notes), obstacle()
     if hindrance is not None:
         notes.append(f"**two hosts left out**: {hindrance}")
     elif not options.quick:
-        with Lab(2, rate=LINE_RATE) as lab, pairs(chosen, lab, load) as running:
+        phases = phases_between_hosts()
+        with Lab(2, rate=LINE_RATE) as lab, pairs(lineup(phases).specs, lab, load) as running:
             prepare(running, LINE_RATE, options)
-            rows += measure_all(running, LINE_RATE, phases_between_hosts(), options)
+            rows += measure_all(running, LINE_RATE, phases, options)
     notes = [*headlines(rows), *notes, lines_note(), noise_note(load), *MEANINGS]
     return Report("rpc", "Remote calls with tensors", rows, COLUMNS, PLOT, notes, provenance() | versions)
 
@@ -272,7 +206,7 @@ def measure_all(running: list[Pair], where: str, phases: Sequence[Phase], option
     rows: list[Row] = []
     for phase in phases:
         options.say(f"{where}, {phase.call} {phase.size}")
-        able = [pair for pair in running if pair.spec.label in WITH_REFERENCES or phase.kind in CALLS]
+        able = [pair for pair in running if phase.takes(pair.spec.label)]
         for pair in able:
             pair.check(0)
         times = measure(able, phase.name, phase.schedule)
@@ -281,9 +215,6 @@ def measure_all(running: list[Pair], where: str, phases: Sequence[Phase], option
         else:
             rows += phase_rows(where, phase, times)
     return rows
-
-
-CALLS, AUTOGRAD = ("identity", "ops", "send", "in_flight"), ("norpc", "nograd", "grad")
 
 
 def phase_rows(where: str, phase: Phase, times: dict[str, Times]) -> list[Row]:
@@ -303,13 +234,15 @@ def phase_rows(where: str, phase: Phase, times: dict[str, Times]) -> list[Row]:
 
 
 def autograd_rows(where: str, phase: Phase, parts: dict[str, dict[str, list[float]]]) -> list[Row]:
-    """Rows of the forward and of the backward part; a step that opens a turn counts too, as it cannot be told apart."""
+    """Rows of the forward and of the backward part of each timed step, without warm-up steps and those that open a turn."""
     warmup, rounds = phase.schedule.warmup_steps, phase.schedule.rounds
     rows = []
     for part in (f"{phase.kind}-fwd", f"{phase.kind}-bwd"):
         if part == "nograd-bwd":
             continue
-        times = {label: Times(split(series[part][warmup:], rounds)) for label, series in parts.items()}
+        times = {
+            label: Times([turn[1:] for turn in split(series[part][warmup:], rounds)]) for label, series in parts.items()
+        }
         rows += [
             row(
                 where, part, "", label, (mine.percentile(20), mine.percentile(50), mine.percentile(80)),
@@ -390,8 +323,6 @@ def code_lines(source: str) -> int:
     >>> code_lines('"Says what."' + chr(10) * 2 + "x = 1" + chr(10) + "# why" + chr(10) + "y = 2" + chr(10))
     2
     """
-    import ast
-
     first = ast.parse(source).body[0]
     docstring = first.end_lineno if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) else 0
     lines = source.splitlines()[docstring or 0 :]

@@ -1,0 +1,95 @@
+"""A contender of two processes, a caller and its callee, on one host or on two of a lab; only the caller is timed."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.cases import Case
+from benchmarks.contender import Contender, ContenderSpec, Timing, answers
+from benchmarks.lab import Lab
+from benchmarks.load import CLOCK_TICKS_PER_S, ForeignLoad
+
+
+class Pair:
+    """A contender's caller and callee; stands wherever a contender of one process does."""
+
+    def __init__(self, spec: ContenderSpec, lab: Lab | None) -> None:
+        self.spec = spec
+        port = lab.next_port() if lab else free_port()
+        common = {"WORLD_SIZE": "2", "PIBROCH_RPC_SECRET": secrets.token_hex()}
+        self.members: list[Contender] = []
+        for rank in range(2):
+            place = lab.environment(rank, port) if lab else local_environment(rank, port)
+            launcher = lab.launcher(rank) if lab else ()
+            self.members.append(Contender(replace(spec, launcher=launcher, environment=place | common)))
+        self._caller = self.members[1]
+
+    def setup(self, case: Case) -> dict[str, str]:
+        """See :class:`benchmarks.contender.Competitor`; both join each other."""
+        for member in self.members:
+            member.send({"do": "setup", "case": case.as_json()})
+        versions: dict[str, str] = answers(self.members)[0]["versions"]
+        return versions
+
+    def check(self, steps: int) -> dict[str, list[float]]:
+        """Fails when a result is not the one computed locally; with no steps, the parts of the steps timed since."""
+        self._caller.send({"do": "check", "steps": steps})
+        values: dict[str, list[float]] = answers([self._caller])[0]["values"]
+        return values
+
+    def run(self, phase: str, first: int, steps: int) -> Timing:
+        """Times as the caller sees them, CPU time of both processes."""
+        before = cpu_ms(self.members[0].pid)
+        self._caller.send({"do": "run", "phase": phase, "first": first, "steps": steps})
+        timing = Timing(**answers([self._caller])[0])
+        callee_ms = (cpu_ms(self.members[0].pid) - before) / steps
+        return replace(timing, cpu_ms_per_step=timing.cpu_ms_per_step + callee_ms)
+
+    def memory(self) -> dict[str, int]:
+        """Of the caller."""
+        self._caller.send({"do": "memory"})
+        return answers([self._caller])[0]
+
+    def close(self) -> None:
+        """End both at once: neither waits for the other."""
+        for member in self.members:
+            member.kill()
+        for member in self.members:
+            member.close()
+
+
+def free_port() -> int:
+    """One that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def local_environment(rank: int, port: int) -> dict[str, str]:
+    """Where the two processes of one host meet."""
+    return {"RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def cpu_ms(pid: int) -> float:
+    """CPU time of a process so far, in steps of a clock tick (10 ms)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * 1e3 / CLOCK_TICKS_PER_S
+
+
+@contextmanager
+def pairs(chosen: Sequence[ContenderSpec], lab: Lab | None, load: ForeignLoad) -> Iterator[list[Pair]]:
+    """Start a pair for each spec, end them afterwards."""
+    with ExitStack() as stack:
+        running = []
+        for spec in chosen:
+            running.append(Pair(spec, lab))
+            stack.callback(running[-1].close)
+            for member in running[-1].members:
+                load.add_worker(member.pid)
+        yield running
