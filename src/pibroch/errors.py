@@ -11,6 +11,7 @@ PibrochError
 │   └── RankFailedError   another rank failed or was lost (names rank and step)
 ├── RpcError              a remote call that did not come to its end
 │   ├── RpcTimeoutError   no answer in time
+│   ├── UnknownWorkerError  nobody of that name or id has joined
 │   ├── WorkerLostError   the other worker ended or cannot be reached (names it)
 │   ├── AuthenticationError  it does not know the job's secret, or speaks another version
 │   ├── NotAllowedError   a function or type outside the allowed modules, or not sent by name
@@ -98,6 +99,10 @@ class RpcError(PibrochError, RuntimeError):
 
 class RpcTimeoutError(RpcError, TimeoutError):
     """No answer in time; the callee may still be at work."""
+
+
+class UnknownWorkerError(RpcError, ValueError):
+    """Nobody of that name or id has joined."""
 
 
 class WorkerLostError(RpcError, ConnectionError):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from pibroch.errors import RpcError, RpcTimeoutError, WorkerLostError
+from pibroch.errors import RpcError, RpcTimeoutError, UnknownWorkerError, WorkerLostError
 from pibroch.rpc.callables import Callables
 from pibroch.rpc.calls import PendingCall, PendingCalls, Receiver
 from pibroch.rpc.connection import Connection, Message
@@ -59,7 +59,7 @@ class Agent:
         self.ids = IdSource()
         self.departure: Departure | None = None
         self.reactor = Reactor(f"rpc-{name}")
-        self.pool = Pool(f"rpc-{name}-worker", options.num_worker_threads, self.reactor.step_aside)
+        self.pool = Pool(f"rpc-{name}-worker", options.num_worker_threads, self.reactor)
         self._packer = Packer(Codec(callables, options.allow_pickle, reference_type))
         self._bodies = BodyDecoder()
         self._handlers: dict[type, tuple[Handler, bool]] = {}
@@ -153,14 +153,14 @@ class Agent:
         """The worker of this name or id.
 
         Raises:
-            ValueError: when there is none.
+            UnknownWorkerError: when there is none.
         """
         if isinstance(to, WorkerInfo):
             return to
         record = self._membership.find_id(to) if isinstance(to, int) else self._membership.find(to)
         if record is None:
             known = ", ".join(info.name for info in self.workers())
-            raise ValueError(f"got worker {to!r}; need one that has joined ({known}); do: see its init_rpc")
+            raise UnknownWorkerError(f"worker {to!r}", f"one that has joined ({known})", "see its init_rpc")
         return record.info
 
     def workers(self) -> list[WorkerInfo]:

@@ -152,7 +152,7 @@ def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
     """The worker of this name; this worker when no name is given.
 
     Raises:
-        ValueError: when there is none.
+        UnknownWorkerError: when there is none.
     """
     agent = current_agent()
     return agent.info if worker_name is None else agent.find(worker_name)

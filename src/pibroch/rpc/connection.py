@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import torch
 
 from pibroch.errors import PibrochError, ProtocolError, RpcError
@@ -99,7 +100,7 @@ class Connection:
                 continue
             data = read_only_bytes(tensor, _COPY_BELOW_BYTES)
             if isinstance(data, memoryview) and num_bytes >= BULK_FROM_BYTES and self._sender.is_ready:
-                infos.append(TensorInfo(info.dtype, info.shape, transfer=self._sender.send(data), device=info.device))
+                infos.append(msgspec.structs.replace(info, transfer=self._sender.send(data)))
                 continue
             infos.append(info)
             payload.append(data)
@@ -258,11 +259,14 @@ class Connection:
 
     def _in_order(self, arriving: _Arriving) -> list[torch.Tensor]:
         """All tensors of a message, those in shared memory among them."""
-        infos = arriving.envelope.tensors
-        if all(info.is_inline for info in infos):
-            return arriving.tensors
-        inline = iter(arriving.tensors)
-        return [next(inline) if info.is_inline else self._elsewhere(info) for info in infos]
+        infos, tensors = arriving.envelope.tensors, arriving.tensors
+        if not all(info.is_inline for info in infos):
+            inline = iter(tensors)
+            tensors = [next(inline) if info.is_inline else self._elsewhere(info) for info in infos]
+        for info, tensor in zip(infos, tensors, strict=True):
+            if info.requires_grad and (tensor.is_floating_point() or tensor.is_complex()):
+                tensor.requires_grad_()
+        return tensors
 
     def _elsewhere(self, info: TensorInfo) -> torch.Tensor:
         if info.transfer is not None:

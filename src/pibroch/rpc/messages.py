@@ -48,6 +48,7 @@ class TensorInfo(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
         offset: their place there.
         returned: the segment is the receiver's own, which gets the place back.
         transfer: the bytes come in chunks under this number on bulk streams.
+        requires_grad: as at the sender, where no distributed graph takes its place.
         device: index of the receiver's CUDA device that the tensor goes to; ``None`` for the CPU.
     """
 
@@ -57,6 +58,7 @@ class TensorInfo(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     offset: int = 0
     returned: bool = False
     transfer: int | None = None
+    requires_grad: bool = False
     device: int | None = None
 
     @property

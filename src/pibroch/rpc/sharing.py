@@ -87,7 +87,7 @@ class Sharing:
             segment = self._own[place.segment_id]
             self._lent[place.segment_id, place.offset] = num_bytes
         write(segment, place.offset, tensor)
-        return TensorInfo(info.dtype, info.shape, place.segment_id, place.offset, device=info.device)
+        return msgspec.structs.replace(info, segment=place.segment_id, offset=place.offset)
 
     def give_back(self, tensor: torch.Tensor, info: TensorInfo, references: int) -> TensorInfo | None:
         """The place of a received tensor that goes back, if only the caller holds it (``references`` as in ``segments``)."""
@@ -97,9 +97,7 @@ class Sharing:
         loan = give_back(tensor, references + 1)
         if loan is None:
             return None
-        return TensorInfo(
-            info.dtype, info.shape, loan.segment.segment_id, loan.offset, returned=True, device=info.device
-        )
+        return msgspec.structs.replace(info, segment=loan.segment.segment_id, offset=loan.offset, returned=True)
 
     def report(self) -> bytes:
         """A ``FREE`` frame with what died since the last one, or nothing; to be sent before anything else."""

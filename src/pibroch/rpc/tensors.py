@@ -21,7 +21,7 @@ def describe(tensor: torch.Tensor) -> TensorInfo:
         raise NotAllowedError(
             f"a tensor of type {tensor.dtype}", f"one of {', '.join(map(str, CODE_OF_DTYPE))}", "convert it first"
         )
-    return TensorInfo(code, tuple(tensor.shape))
+    return TensorInfo(code, tuple(tensor.shape), requires_grad=tensor.requires_grad)
 
 
 def read_only_bytes(tensor: torch.Tensor, copy_below: int) -> bytes | memoryview:

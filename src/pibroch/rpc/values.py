@@ -327,8 +327,10 @@ class _Decoding:
 
     def parameter(self, data: memoryview) -> torch.Tensor:
         index, requires_grad = self.value(data)
-        tensor = self._tensor(index)  # one that belongs to a distributed graph stays there
-        return tensor if tensor.requires_grad else torch.nn.Parameter(tensor, bool(requires_grad))
+        tensor = self._tensor(index)
+        if tensor.grad_fn is not None:  # it belongs to a distributed graph, and stays there
+            return tensor
+        return torch.nn.Parameter(tensor.detach(), bool(requires_grad))
 
     def pickled(self, data: memoryview) -> Any:
         if not self.codec._allow_pickle:
