@@ -1,0 +1,88 @@
+"""Every example runs as a user would run it, and what it prints shows that it learned."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(240)
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+TIMEOUT_S = 200
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+
+
+def run(name, *launcher):
+    """What the example prints. Whatever happens, none of its processes is left."""
+    command = [sys.executable, *launcher, str(EXAMPLES / f"rpc_{name}.py")]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("MASTER_", "PIBROCH_"))}
+    started = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
+    try:
+        output, errors = started.communicate(timeout=TIMEOUT_S)
+        assert started.returncode == 0, errors
+        assert "Traceback" not in errors, errors
+        return output
+    finally:
+        with_children(started.pid, signal.SIGKILL)
+
+
+def with_children(group, sign):
+    try:
+        os.killpg(group, sign)
+    except ProcessLookupError:
+        return
+
+
+def numbers(pattern, output):
+    """Groups of all matches as numbers."""
+    found = [tuple(map(float, match)) for match in re.findall(pattern, output)]
+    assert found, output
+    return found
+
+
+def test_model_parallel():
+    ((first, last),) = numbers(r"loss .*: ([\d.]+) in the first step, ([\d.]+) in the last", run("model_parallel"))
+    assert last < first / 4
+
+
+def test_model_parallel_under_torchrun():
+    ((first, last),) = numbers(r"loss .*: ([\d.]+) in the first step, ([\d.]+)", run("model_parallel", *TORCHRUN, "3"))
+    assert last < first / 4
+
+
+def test_parameter_server():
+    output = run("parameter_server")
+    losses = numbers(r"trainer\d: log loss ([\d.]+) in the first ten steps, ([\d.]+) in the last", output)
+    assert len(losses) == 2
+    for first, last in losses:
+        assert 0.5 < first < 0.75 and last < first / 2
+
+
+def test_pipeline():
+    whole, cut = numbers(r"(\d+) micro-batches: ([\d.]+) ms a step; loss from ([\d.]+) to ([\d.]+)", run("pipeline"))
+    assert (whole[0], cut[0]) == (1, 4)
+    assert whole[2] > 2.5 and cut[3] < 0.7
+
+
+def test_actor_critic():
+    output = run("actor_critic")
+    steps = numbers(r"actor\d: (\d+) steps upright in the first 50 of \d+ episodes, (\d+) in the last", output)
+    assert len(steps) == 2
+    for first, last in steps:
+        assert first < 40 and last > 3 * first
+
+
+def test_federated():
+    rounds = re.findall(r"round (\d+): accuracy ([\d.]+) with (.*)", run("federated"))
+    assert [int(number) for number, _, _ in rounds] == list(range(20))
+    takers = [names.split(", ") for _, _, names in rounds]
+    assert takers[0] == ["client1", "client2"]
+    assert ["client1", "client2", "client3"] in takers
+    assert takers[-1] == ["client1", "client3"]
+    assert float(rounds[0][1]) < 0.6 and float(rounds[-1][1]) > 0.8
