@@ -57,7 +57,7 @@ MEANINGS = (
     "`over_pibroch`: the contender's time over pibroch's, median over the rounds",
     "`line_share`: payload sent both ways one after the other at 1 Gbit/s, over the time that it took",
     "`cpu`: CPU time of both processes a call, waiting in spin loops included",
-    "gRPC: raw bytes with a short header and no protobuf, one message up to 8 MiB and a stream of 1 MiB chunks beyond; "
+    "gRPC: raw bytes with a short header and no protobuf, one message up to 1 MiB and a stream of 1 MiB chunks beyond; "
     "a Unix socket on one host",
     "torch: default settings on one host; `torch basic` with a private one that is quicker for small tensors; between hosts "
     "with that one, for direct copies between processes would pass the link by, and several streams are slower here",

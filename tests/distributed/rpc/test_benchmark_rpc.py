@@ -1,0 +1,67 @@
+"""Topic ``rpc`` with real pairs, small enough for a test, and the examples whose lines it counts."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(CHECKOUT))
+
+from benchmarks.load import ForeignLoad  # noqa: E402
+from benchmarks.registry import Options  # noqa: E402
+from benchmarks.rpc_pairs import free_port, local_environment, pairs  # noqa: E402
+from benchmarks.runner import Schedule  # noqa: E402
+from benchmarks.topics import rpc as topic  # noqa: E402
+from benchmarks.topics.rpc import KB, MB, ONE_HOST, OURS, Phase  # noqa: E402
+
+SHORT = Schedule(rounds=1, steps_per_round=10, warmup_steps=1)
+PHASES = [
+    Phase("identity", KB, SHORT), Phase("identity", 4 * MB, SHORT), Phase("in_flight", 16, SHORT), Phase("rref", 4 * MB, SHORT),
+    Phase("grad", 0, SHORT),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_measurement_from_start_to_end(tmp_path):
+    options, lineup = Options(True, tmp_path, lambda text: None), topic.lineup(PHASES)
+    with pairs(lineup.specs, None, ForeignLoad()) as running:
+        members = [member.pid for pair in running for member in pair.members]
+        versions = topic.prepare(running, ONE_HOST, options)
+        rows = topic.measure_all(running, ONE_HOST, PHASES, options)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in members)
+    assert {"pibroch", "torch"} <= set(versions)
+    with_references, with_calls = {OURS, topic.TORCH}, {spec.label for spec in lineup.specs}
+    assert {(row["call"], row["contender"]) for row in rows} == {
+        *((call, label) for call in ("identity", "16 in flight") for label in with_calls),
+        *((call, label) for call in ("rref", "grad-fwd", "grad-bwd") for label in with_references),
+    }
+    for row in rows:
+        assert 0 < row["p20_ms"] <= row["p50_ms"] <= row["p80_ms"]
+        assert row["call"] == "16 in flight" or row["p50_ms"] > 0.02, "two processes cannot be so quick"
+    assert len(topic.headlines(rows)) == 6
+
+
+@pytest.mark.parametrize("label", topic.EXAMPLES)
+def test_the_examples_whose_lines_are_counted_run(label):
+    if label == topic.GRPC:
+        pytest.importorskip("grpc")
+    script, port = CHECKOUT / "benchmarks" / "workers" / topic.EXAMPLES[label], free_port()
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(script)],
+            env=os.environ | local_environment(rank, port),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=100)[0].decode() for process in running]
+        assert [process.returncode for process in running] == [0, 0], outputs
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
