@@ -73,9 +73,13 @@ class OwnedValue:
         if not self.is_done:
             timeout_s, done = agent.timeout_s(timeout), threading.Event()
             self._when_done(done.set)
-            with agent.pool.waiting():
-                if not done.wait(timeout_s or None):
-                    raise RpcTimeoutError(f"no value within {timeout_s:g} s", "it to be made in time", "wait longer")
+            token = agent.pool.begin_wait()
+            try:
+                is_there = done.wait(timeout_s or None)
+            finally:
+                agent.pool.end_wait(token)
+            if not is_there:
+                raise RpcTimeoutError(f"no value within {timeout_s:g} s", "it to be made in time", "wait longer")
         return self.get()
 
     def _when_done(self, callback: Callable[[], None]) -> None:
