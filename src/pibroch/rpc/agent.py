@@ -234,12 +234,14 @@ class Agent:
         """
         timeout_s = self.timeout_s(timeout)
         if not future.done():
-            self.reactor.step_aside()
             done = threading.Event()
             future.add_done_callback(lambda _: done.set())
-            with self.pool.waiting():
+            token = self.pool.begin_wait()
+            try:
                 if not done.wait(timeout_s or None):
                     raise _too_late(timeout_s)
+            finally:
+                self.pool.end_wait(token)
         return future.wait()
 
     def future(self) -> Future:

@@ -83,7 +83,7 @@ def _is_initialized() -> bool:
 
 def _make_agent(name: str, rank: int, world_size: int | None, options: RpcBackendOptions, caller: str) -> Agent:
     timeout_s = options.rpc_timeout or 24 * 3600.0
-    rendezvous = Rendezvous(options.init_method, rank, world_size, timeout_s)
+    rendezvous = Rendezvous(options.init_method, rank, world_size, timeout_s, options.store)
     if rendezvous.world_size and rendezvous.rank < 0:
         raise ConfigError("no rank", "one from 0 on for each worker", "pass rank to init_rpc, or export RANK")
     on_one_machine = rendezvous.is_loopback and options.bind in (None, "127.0.0.1", "::1", "localhost")

@@ -29,8 +29,11 @@ class Future(torch.futures.Future[Any]):
         """The value; blocks until it is there, raises what the call raised."""
         if self.done():
             return super().wait()
-        with self._pool.waiting():
+        token = self._pool.begin_wait()
+        try:
             return super().wait()
+        finally:
+            self._pool.end_wait(token)
 
     def then(self, callback: Callable[[torch.futures.Future[Any]], Any]) -> torch.futures.Future[Any]:
         """A future of what ``callback(self)`` returns once this one is done."""
@@ -85,11 +88,14 @@ class Waiter:
 
     def wait(self, pool: Pool, timeout_s: float) -> Any:
         """The value; raises what the call raised. The timeout is a second net: the loop's deadline comes first."""
-        with pool.waiting():
+        token = pool.begin_wait()
+        try:
             if not self._done.acquire(timeout=timeout_s + 30.0 if timeout_s > 0 else -1):
                 raise RpcTimeoutError(
                     f"no answer within {timeout_s} s", "one in time", "raise the timeout, or see the callee's log"
                 )
+        finally:
+            pool.end_wait(token)
         if self._error is not None:
             try:
                 raise self._error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import socket
 import threading
@@ -17,6 +18,8 @@ from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: i
 from pibroch.errors import ConfigError, RpcError, RpcTimeoutError
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.link import Address
+
+log = logging.getLogger(__name__)
 
 _JOINS = itertools.count()  # each init_rpc of a process has its own part of the store, as in torch
 _LOOPBACK = ("localhost", "127.", "::1")
@@ -51,9 +54,18 @@ class Rendezvous:
         init_method: ``env://``, ``tcp://host:port`` (``?rank=…&world_size=…`` allowed) or ``file://path``.
         rank: of this worker, -1 when the method or the environment says it.
         world_size: ``None`` or 0 for a group that changes.
+        timeout_s: for the others to come.
+        store: one that there is already; then the method does not count.
     """
 
-    def __init__(self, init_method: str, rank: int, world_size: int | None, timeout_s: float) -> None:
+    def __init__(
+        self, init_method: str, rank: int, world_size: int | None, timeout_s: float, store: Store | None = None
+    ) -> None:
+        self._store = store
+        if isinstance(store, TCPStore):
+            init_method = f"tcp://{store.host}:{store.port}"
+        elif store is not None:
+            init_method = f"file://{getattr(store, 'path', '/')}"
         url = urlparse(init_method)
         given = dict(part.split("=", 1) for part in url.query.split("&") if "=" in part)
         self.timeout_s = timeout_s
@@ -94,7 +106,9 @@ class Rendezvous:
         return f"{self.host}-{self.port}" if self.port else f"file{self._path.replace('/', '-')}"
 
     def store(self) -> Store:
-        """The store; the worker with rank 0 hosts it unless the launcher does."""
+        """The store; the worker with rank 0 hosts it unless the launcher or the user does."""
+        if self._store is not None:
+            return self._store
         timeout = timedelta(seconds=self.timeout_s)
         if self._scheme == "file":
             return FileStore(self._path, -1)
@@ -107,6 +121,11 @@ class Rendezvous:
                 "the worker with rank 0 there, within the timeout",
                 "start it, and see MASTER_ADDR and MASTER_PORT",
             ) from error
+
+    @property
+    def is_hosted_by_a_worker(self) -> bool:
+        """Whether the store ends with the worker of rank 0."""
+        return self._scheme != "file" and not self._is_hosted and self._store is None
 
     def bind_host(self) -> str:
         """The address on which a worker listens: loopback, or the interface that leads to the meeting place."""
@@ -123,12 +142,32 @@ class Membership:
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self._rendezvous = rendezvous
-        store = rendezvous.store()
-        store.set_timeout(timedelta(seconds=rendezvous.timeout_s))
-        self._store = PrefixStore(f"pibroch_rpc_{next(_JOINS)}", store)
+        self._prefix = f"pibroch_rpc_{next(_JOINS)}"
+        self._store = self._open()
+        self._me: Record | None = None
         self._known: dict[str, Record] = {}
         self._name_of_id: dict[int, str] = {}
         self._lock = threading.Lock()
+
+    def _open(self) -> PrefixStore:
+        store = self._rendezvous.store()
+        store.set_timeout(timedelta(seconds=self._rendezvous.timeout_s))
+        return PrefixStore(self._prefix, store)
+
+    def _write(self) -> None:
+        assert self._me is not None
+        self._store.set(f"worker/{self._me.name}", msgspec.json.encode(self._me).decode())
+        self._store.set(f"id/{self._me.id}", self._me.name)
+
+    def renew(self, lost: WorkerInfo) -> None:
+        """When the host of the store was lost: wait for it to come back, and write this worker down there again. Blocks."""
+        if lost.id != 0 or not self._rendezvous.is_hosted_by_a_worker or self._me is None:
+            return
+        try:
+            self._store = self._open()
+            self._write()
+        except RuntimeError as error:
+            log.warning("the meeting place did not come back, so nobody can join any more: %s", error)
 
     def new_id(self) -> int:
         """An id for a worker that was given none."""
@@ -142,8 +181,8 @@ class Membership:
             RpcTimeoutError: when not all come in time.
         """
         self._check_free(me)
-        self._store.set(f"worker/{me.name}", msgspec.json.encode(me).decode())
-        self._store.set(f"id/{me.id}", me.name)
+        self._me = me
+        self._write()
         if self._rendezvous.world_size is None:
             self._remember(me)
             return

@@ -50,6 +50,7 @@ class RpcBackendOptions:
         num_worker_threads: threads that run requests; more are started only while these wait for other workers.
         rpc_timeout: default timeout of a call in seconds, 0 for none.
         init_method: ``env://``, ``tcp://host:port`` or ``file://path``: where the workers find each other.
+        store: a torch store to meet in, instead of ``init_method``.
         device_maps: per callee, which of our devices becomes which of its devices.
         devices: devices used; follows from the maps when absent.
         allowed_modules: modules (and all below them) whose functions and types peers may name, beside the default ones.
@@ -66,6 +67,7 @@ class RpcBackendOptions:
     num_worker_threads: int = DEFAULT_NUM_WORKER_THREADS
     rpc_timeout: float = DEFAULT_RPC_TIMEOUT_S
     init_method: str = DEFAULT_INIT_METHOD
+    store: Any = None
     device_maps: dict[str, dict[torch.device, torch.device]] = field(default_factory=dict)
     devices: list[torch.device] = field(default_factory=list)
     allowed_modules: Sequence[str] = ()

@@ -289,6 +289,8 @@ class Peers:
         if not self._is_closing:
             level = logging.INFO if connection.left_on_purpose else logging.WARNING
             log.log(level, "worker %r is lost: %s", peer.name, reason)
+            if not connection.left_on_purpose:
+                self._pool.submit(functools.partial(self._membership.renew, peer))
         self._call_back(peer, incarnation)
 
     def _call_back(self, peer: WorkerInfo, incarnation: int) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,109 +14,159 @@ from pibroch.rpc.reactor import Reactor
 log = logging.getLogger(__name__)
 
 Task = Callable[[], None]
+_LOOK_AGAIN_S = 0.001
 _STUCK_S = 0.05
+
+
+class _Worker:
+    """One thread, and the lock that it sleeps on."""
+
+    __slots__ = ("asleep", "thread")
+
+    def __init__(self) -> None:
+        self.asleep = threading.Lock()
+        self.asleep.acquire()
+        self.thread: threading.Thread
 
 
 class Pool:
     """At most ``size`` tasks run at a time; a task that waits for other workers (inside ``waiting()``) does not count.
 
     So calls may be nested to any depth. A wait that cannot be seen (torch's own ``wait_all``, a lock) shows in tasks that
-    nobody takes while the process computes nothing; then a further thread is started, too. Threads end with the pool.
+    nobody takes while the process computes nothing; then a further thread is started, too.
+
+    Waking a thread for each of many short tasks costs more than the tasks. So only one thread is woken at a time; it takes
+    one task after the other, and further threads are woken, twice as many each time, if tasks are left a millisecond later.
     """
 
     def __init__(self, name: str, size: int, loop: Reactor) -> None:
-        self._name, self._size = name, size
-        self._loop = loop
-        self._num_done = 0
-        self._is_watched = False
-        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._name, self._size, self._loop = name, size, loop
+        self._tasks: deque[Task] = deque()
         self._lock = threading.Lock()
-        self._num_threads = self._num_idle = self._num_waiting = 0
-        self._threads: list[threading.Thread] = []
+        self._idle: list[_Worker] = []
+        self._workers: set[_Worker] = set()
+        self._num_waking = self._num_waiting = self._num_started = self._num_done = 0
+        self._is_watched = False
+        self._wake_next = 1
+        self._last_progress = (-1, 0.0, 0.0)  # tasks done, time, CPU time
         self._here = threading.local()
         self._closed = False
 
     def submit(self, task: Task) -> None:
         """Run ``task`` on one of the threads; what it raises is logged."""
-        self._tasks.put(task)
-        if self._num_idle < self._tasks.qsize():
-            self._grow()
+        with self._lock:
+            self._tasks.append(task)
+            if not self._num_waking:
+                self._wake_one()
+            else:
+                self._watch()
+
+    def begin_wait(self) -> bool:
+        """The calling thread will wait for other workers: another one may work in its stead. ``end_wait`` takes the result."""
+        if not getattr(self._here, "is_worker", False):
+            self._loop.step_aside()
+            return False
+        with self._lock:
+            self._num_waiting += 1
+            if self._tasks and not self._num_waking:
+                self._wake_one()
+        return True
+
+    def end_wait(self, was_worker: bool) -> None:
+        """It goes on."""
+        if was_worker:
+            with self._lock:
+                self._num_waiting -= 1
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """While a thread of the pool is in here, another one may work in its stead."""
-        if not getattr(self._here, "is_worker", False):
-            self._loop.step_aside()
-            yield
-            return
-        with self._lock:
-            self._num_waiting += 1
+        """``begin_wait`` and ``end_wait`` around a block."""
+        token = self.begin_wait()
         try:
-            if self._tasks.qsize():
-                self._grow()
             yield
         finally:
-            with self._lock:
-                self._num_waiting -= 1
+            self.end_wait(token)
 
     def close(self, timeout_s: float) -> bool:
         """End all threads once they have finished their tasks; whether they did in time."""
         with self._lock:
             self._closed = True
-            threads = list(self._threads)
-        for _ in threads:
-            self._tasks.put(None)
-        for thread in threads:
-            if thread is not threading.current_thread():
-                thread.join(timeout_s)
-        return not any(thread.is_alive() for thread in threads)
+            workers = list(self._workers)
+            for worker in self._idle:
+                worker.asleep.release()
+            self._idle.clear()
+        deadline = time.monotonic() + timeout_s
+        for worker in workers:
+            if worker.thread is not threading.current_thread():
+                worker.thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(worker.thread.is_alive() for worker in workers)
 
-    def _grow(self, beyond: bool = False) -> None:
-        """Start a thread, if there is work that no idle one will take and the size allows it, or ``beyond`` it."""
-        with self._lock:
-            if self._closed or self._num_idle >= self._tasks.qsize():
-                return
-            if self._num_threads - self._num_waiting >= self._size and not beyond:
-                self._watch()
-                return
-            self._num_threads += 1
-            thread = threading.Thread(target=self._work, name=f"{self._name}-{self._num_threads}", daemon=True)
-            self._threads.append(thread)
-        thread.start()
+    def _wake_one(self, beyond: bool = False) -> bool:
+        """Have one more thread look for tasks, if the size allows it (under the lock)."""
+        num_busy = len(self._workers) - len(self._idle) - self._num_waiting
+        if self._closed or (num_busy >= self._size and not beyond):
+            self._watch(_STUCK_S / 2)
+            return False
+        self._num_waking += 1
+        if self._idle:
+            self._idle.pop().asleep.release()
+            return True
+        worker = _Worker()
+        self._num_started += 1
+        name = f"{self._name}-{self._num_started}"
+        worker.thread = threading.Thread(target=self._work, args=(worker,), name=name, daemon=True)
+        self._workers.add(worker)
+        worker.thread.start()
+        return True
 
-    def _watch(self) -> None:
-        """Look again soon whether the tasks that wait are getting on (under the lock)."""
+    def _watch(self, after_s: float = _LOOK_AGAIN_S) -> None:
+        """Look again whether tasks are left (under the lock)."""
         if self._is_watched:
             return
         self._is_watched = True
-        num_done, cpu_s = self._num_done, time.process_time()
+        self._loop.call_at(time.monotonic() + after_s, self._look)
 
-        def look() -> None:
+    def _look(self) -> None:
+        with self._lock:
             self._is_watched = False
-            if self._tasks.qsize() and not self._closed:
-                stuck = self._num_done == num_done and time.process_time() - cpu_s < _STUCK_S / 4
-                self._grow(beyond=stuck)
+            if not self._tasks or self._closed:
+                self._wake_next = 1
+                return
+            num_wanted, self._wake_next = min(self._wake_next, len(self._tasks)), self._wake_next * 2
+            beyond = self._is_stuck()
+            all_woken = all(self._wake_one(beyond) for _ in range(num_wanted))
+            self._watch(_LOOK_AGAIN_S if all_woken else _STUCK_S / 2)
 
-        self._loop.call_at(time.monotonic() + _STUCK_S, look)
+    def _is_stuck(self) -> bool:
+        """Whether no task has ended for a while, and not because they compute (under the lock)."""
+        now, cpu_s = time.monotonic(), time.process_time()
+        num_done, since, cpu_since = self._last_progress
+        if num_done == self._num_done and now - since < _STUCK_S:
+            return False
+        self._last_progress = (self._num_done, now, cpu_s)
+        return num_done == self._num_done and cpu_s - cpu_since < _STUCK_S / 4
 
-    def _work(self) -> None:
+    def _work(self, worker: _Worker) -> None:
         self._here.is_worker = True
+        is_fresh = True
         while True:
             with self._lock:
-                if self._num_threads - self._num_waiting > self._size and self._num_idle:
-                    break  # those that waited are back
-                self._num_idle += 1
-            task = self._tasks.get()
-            with self._lock:
-                self._num_idle -= 1
+                self._num_waking -= is_fresh
+                is_fresh = False
+                task = self._tasks.popleft() if self._tasks else None
+                if task is None:
+                    too_many = len(self._workers) - self._num_waiting > self._size
+                    if self._closed or too_many:
+                        self._workers.discard(worker)
+                        return
+                    self._idle.append(worker)
             if task is None:
-                break
+                worker.asleep.acquire()
+                is_fresh = not self._closed
+                continue
             try:
                 task()
             except Exception:
                 log.exception("a task of the worker threads failed")
             self._num_done += 1
             del task  # what it holds may be large, and the next one may be long in coming
-        with self._lock:
-            self._num_threads -= 1
-            self._threads.remove(threading.current_thread())

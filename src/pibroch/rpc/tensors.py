@@ -26,10 +26,8 @@ def describe(tensor: torch.Tensor) -> TensorInfo:
 
 def read_only_bytes(tensor: torch.Tensor, copy_below: int) -> bytes | memoryview:
     """A CPU tensor's bytes in row-major order: a copy when shorter than ``copy_below``, else a view that keeps it alive."""
-    tensor = tensor.detach()
-    if tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg()
-    tensor = tensor.contiguous()
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     num_bytes = tensor.numel() * tensor.element_size()
     if num_bytes < copy_below:
         return ctypes.string_at(tensor.data_ptr(), num_bytes)
@@ -38,12 +36,13 @@ def read_only_bytes(tensor: torch.Tensor, copy_below: int) -> bytes | memoryview
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """A view of a contiguous CPU tensor's memory, which keeps the tensor alive."""
-    return tensor.view(-1).view(torch.uint8).numpy().data
+    return tensor.detach().view(-1).view(torch.uint8).numpy().data
 
 
 def empty(info: TensorInfo) -> tuple[torch.Tensor, memoryview]:
-    """An uninitialised tensor as described, and its memory."""
+    """An uninitialised tensor as described, and its memory, which is valid as long as the tensor lives."""
     tensor = torch.empty(info.shape, dtype=DTYPE_OF_CODE[info.dtype])
-    if not tensor.numel():
+    num_bytes = tensor.numel() * tensor.element_size()
+    if not num_bytes:
         return tensor, memoryview(b"")
-    return tensor, bytes_of(tensor)
+    return tensor, memoryview((ctypes.c_char * num_bytes).from_address(tensor.data_ptr())).cast("B")

@@ -117,6 +117,7 @@ class Codec:
 
 
 _encode = msgspec.msgpack.Encoder().encode
+_FIRST_TENSORS = [_Ext(Code.TENSOR, _encode(index)) for index in range(64)]
 
 
 class _Encoding:
@@ -182,11 +183,11 @@ def _is_function(value: object) -> bool:
 def _tensor(encoding: _Encoding, tensor: torch.Tensor) -> Any:
     if tensor.layout != torch.strided:
         return _sparse(encoding, tensor)
+    index = len(encoding.tensors)
     encoding.tensors.append(tensor)
-    index = len(encoding.tensors) - 1
     if isinstance(tensor, torch.nn.Parameter):
         return encoding.ext(Code.PARAMETER, [index, tensor.requires_grad])
-    return _Ext(Code.TENSOR, _encode(index))
+    return _FIRST_TENSORS[index] if index < len(_FIRST_TENSORS) else _Ext(Code.TENSOR, _encode(index))
 
 
 def _sparse(encoding: _Encoding, tensor: torch.Tensor) -> Any:
@@ -198,7 +199,7 @@ def _sparse(encoding: _Encoding, tensor: torch.Tensor) -> Any:
 
 
 def _dict(encoding: _Encoding, value: dict[Any, Any]) -> Any:
-    if all(type(key) is str for key in value):
+    if not value or all(type(key) is str for key in value):
         return {key: encoding.plain(item) for key, item in value.items()}
     return encoding.ext(Code.ORDERED, [[encoding.plain(key), encoding.plain(item)] for key, item in value.items()])
 
@@ -221,7 +222,8 @@ def _scalar(encoding: _Encoding, value: np.generic) -> Any:
 
 def _array(encoding: _Encoding, value: np.ndarray[Any, Any]) -> Any:
     try:
-        tensor = torch.from_numpy(np.array(value, order="C") if not value.flags.writeable else value)
+        is_usable = value.flags.writeable and all(stride >= 0 for stride in value.strides)
+        tensor = torch.from_numpy(value if is_usable else np.array(value, order="C"))
     except TypeError as error:
         raise NotAllowedError(f"an array of type {value.dtype}", "a numeric one that torch knows") from error
     encoding.tensors.append(tensor)
