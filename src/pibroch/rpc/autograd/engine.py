@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -183,9 +183,18 @@ class Autograd:
 
     def _pass(self, context: Context, number: int, root: int, timeout_s: float) -> Pass:
         """This worker's part in a pass."""
-        made = Pass(number, context, self._agent.info, root, self._send_gradients, self._agent.pool.waiting)
+        made = Pass(number, context, self._agent.info, root, self._send_gradients, self._waiting)
         made.deadline = deadline_after(timeout_s)
         return context.passes.setdefault(number, made)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """While a thread of the pool is in here, another one may work in its stead."""
+        token = self._agent.pool.begin_wait()
+        try:
+            yield
+        finally:
+            self._agent.pool.end_wait(token)
 
     def _search(self, part: Pass, roots: Sequence[Tensor]) -> frozenset[WorkerInfo]:
         """The workers that take part."""

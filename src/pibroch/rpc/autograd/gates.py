@@ -73,6 +73,11 @@ class Backward(Protocol):
 _running: dict[int, Backward] = {}  # by the engine's number for the pass
 
 
+def is_running(backward: Backward) -> bool:
+    """Whether the engine works for ``backward`` in this thread."""
+    return _running.get(torch._C._current_graph_task_id()) is backward
+
+
 def _here() -> Backward:
     backward = _running.get(torch._C._current_graph_task_id())
     if backward is None:
@@ -225,7 +230,8 @@ def run_engine(
     gates: Iterable[tuple[Sent, Sequence[Tensor]]],
     inputs: Sequence[Any],
     retain_graph: bool,
-) -> tuple[Tensor | None, ...]:
+    accumulate: bool = False,
+) -> Sequence[Tensor | None]:
     """One pass of torch's engine in this thread, which may wait in it for other workers.
 
     Args:
@@ -234,6 +240,7 @@ def run_engine(
         gates: messages whose gradients will come, and the gates that take part; the oldest message first.
         inputs: gradient edges.
         retain_graph: keep what the graph saved.
+        accumulate: run the functions that accumulate into leaves, and return nothing.
 
     Returns:
         the gradients of the inputs, ``None`` for those without.
@@ -249,6 +256,9 @@ def run_engine(
             last = [turn]
         start = cast(Tensor, _Launch.apply(backward, started, len(roots), *roots, *last))
     try:
+        if accumulate:
+            torch.autograd.backward(start, torch.ones(()), retain_graph=retain_graph, inputs=inputs)
+            return []
         return torch.autograd.grad(start, inputs, torch.ones(()), retain_graph=retain_graph, allow_unused=True)
     finally:
         for number in started:

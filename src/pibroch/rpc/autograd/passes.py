@@ -6,12 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from pibroch.errors import RpcTimeoutError
+from pibroch.rpc.autograd import watched
 from pibroch.rpc.autograd.contexts import Context
 from pibroch.rpc.autograd.discovery import Discovery, Edge, Instruction
 from pibroch.rpc.autograd.gates import Received, Sent, Walk, behind, run_engine, start_of
@@ -132,16 +134,28 @@ class Pass:
         gates = [(each, [each.gates[place] for place in sorted(self._gates[each.message])]) for each in sent]
         self._unsent = sorted(self._walk.receipts, key=lambda each: each.order)
         leaves = self._walk.leaves
-        inputs = [*(GradientEdge(leaf, 0) for leaf in leaves), self.context.anchor]
         try:
-            gradients = run_engine(self, roots, gates, inputs, retain_graph)
+            gradients = self._gradients(roots, gates, leaves, retain_graph)
         except Exception:
             self._check()
             raise
         self._check()
-        variables = [leaf.variable for leaf in leaves]  # type: ignore[attr-defined]
-        pairs = zip(variables, gradients, strict=False)
+        pairs = zip([cast(Any, leaf).variable for leaf in leaves], gradients, strict=False)
         self.context.accumulate({leaf: self._owned(each) for leaf, each in pairs if each is not None})
+
+    def _gradients(
+        self,
+        roots: Sequence[Tensor],
+        gates: Sequence[tuple[Sent, list[Tensor]]],
+        leaves: Sequence[Node],
+        retain_graph: bool,
+    ) -> Sequence[Tensor | None]:
+        inputs = [*(GradientEdge(leaf, 0) for leaf in leaves), self.context.anchor]
+        if not watched.is_needed():
+            return run_engine(self, roots, gates, inputs, retain_graph)
+        with watched.Watched(self, leaves) as shown:
+            run_engine(self, roots, gates, inputs, retain_graph, accumulate=True)
+        return shown.gradients()
 
     def _check(self) -> None:
         if self._error is not None:

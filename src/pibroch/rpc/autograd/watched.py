@@ -1,0 +1,83 @@
+"""Gradients of leaves that ``DistributedDataParallel`` watches.
+
+DDP hangs hooks behind the functions that accumulate into ``.grad``, reads the gradient there, and writes the average there
+when the engine's pass ends. Gradients of a context do not go through ``.grad``, so for the time of a pass each leaf's
+gradient is shown in it, and what DDP made of it is taken from it. What was in ``.grad`` before comes back in the end.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from pibroch.rpc.autograd.gates import Backward, is_running
+
+_lock = threading.Lock()
+_before: dict[Tensor, tuple[Tensor | None, int]] = {}  # .grad as it was, and how many passes show theirs at the moment
+_shown: dict[int, Tensor] = {}  # by id
+
+
+def is_needed() -> bool:
+    """Whether there may be DDP in this process."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+class Watched:
+    """Inside the ``with`` block the pass ``backward`` shows the gradients of ``leaves`` (nodes that accumulate) there."""
+
+    def __init__(self, backward: Backward, leaves: Iterable[Node]) -> None:
+        self._backward = backward
+        self._leaves: list[Any] = list(leaves)
+        self._handles: list[Any] = []
+        self._gradients: dict[Tensor, Tensor] = {}
+
+    def __enter__(self) -> Watched:
+        self._handles = [leaf.register_prehook(self._shower(leaf.variable)) for leaf in self._leaves]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        with _lock:
+            for leaf, gradient in self._gradients.items():
+                self._gradients[leaf] = _result(leaf, gradient)
+                _shown.pop(id(gradient))
+                before, num_passes = _before[leaf]
+                if num_passes > 1:
+                    _before[leaf] = (before, num_passes - 1)
+                else:
+                    leaf.grad = _before.pop(leaf)[0]
+
+    def gradients(self) -> list[Tensor | None]:
+        """After the block: one for each leaf."""
+        return [self._gradients.get(leaf.variable) for leaf in self._leaves]
+
+    def _shower(self, leaf: Tensor) -> Any:
+        def show(gradients: tuple[Tensor | None, ...]) -> tuple[None] | None:
+            gradient = gradients[0]
+            if gradient is None or not is_running(self._backward):
+                return None
+            gradient = gradient.clone()  # DDP writes into it
+            with _lock:
+                before, num_passes = _before.get(leaf, (leaf.grad, 0))
+                _before[leaf] = (before, num_passes + 1)
+                _shown[id(gradient)] = self._gradients[leaf] = leaf.grad = gradient
+            return (None,)  # nothing to accumulate
+
+        return show
+
+
+def _result(leaf: Tensor, gradient: Tensor) -> Tensor:
+    """What became of a gradient: it may have been written into, or a part of DDP's memory put in its place."""
+    present = leaf.grad
+    if present is None or present is gradient or id(present) in _shown:
+        return gradient
+    return present.clone()
