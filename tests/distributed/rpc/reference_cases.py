@@ -133,13 +133,10 @@ def live_counts():
 def settle():
     """Wait until this worker refers to nothing and keeps nothing for others; returns what is left."""
     kept.clear()
-    deadline = time.monotonic() + SETTLE_S
-    while True:
-        gc.collect()
-        left = {kind: count for kind, count in live_counts().items() if count}
-        if not left or time.monotonic() > deadline:
-            return left
-        time.sleep(0.002)
+    if not wait_until(lambda: not any(live_counts().values()), 0.2):
+        gc.collect()  # for references in cycles, such as those of exceptions with their frames; it takes long
+        wait_until(lambda: not any(live_counts().values()))
+    return {kind: count for kind, count in live_counts().items() if count}
 
 
 def wait_until(condition, timeout_s=SETTLE_S):
