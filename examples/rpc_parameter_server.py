@@ -62,19 +62,15 @@ def train(table: rpc.RRef, seed: int) -> tuple[list[float], torch.Tensor]:
     """What a trainer does when the server asks it to: returns the loss of each step, and its dense layers in the end."""
     trainers = dist.new_group([1, 2], use_local_synchronization=True)  # the server has no dense layers
     dense = DistributedDataParallel(Dense(), process_group=trainers)
-    dense_optimizer = torch.optim.Adagrad(dense.parameters(), lr=0.05)
-    table_optimizer = optim.DistributedOptimizer(torch.optim.Adagrad, table.rpc_sync().parameter_rrefs(), lr=0.05)
+    parameters = table.rpc_sync().parameter_rrefs() + [rpc.RRef(parameter) for parameter in dense.parameters()]
+    optimizer = optim.DistributedOptimizer(torch.optim.Adagrad, parameters, lr=0.05)
     losses = []
     for ids_BF, labels_B in clicks(seed):
         with autograd.context() as context:
             rows_BFD = table.rpc_sync().forward(ids_BF)
-            ours_BFD = rows_BFD.detach().requires_grad_()
-            loss = nn.functional.binary_cross_entropy_with_logits(dense(ours_BFD), labels_B)
-            dense_optimizer.zero_grad()
-            loss.backward()  # as far as the rows; the gradients of the dense layers are averaged in here
-            dense_optimizer.step()
-            autograd.backward(context, [(rows_BFD * ours_BFD.grad).sum()])  # from the rows on: to the server
-            table_optimizer.step(context)  # without waiting for the other trainer
+            loss = nn.functional.binary_cross_entropy_with_logits(dense(rows_BFD), labels_B)
+            autograd.backward(context, [loss])  # averages the gradients of dense layers, sends those of rows
+            optimizer.step(context)  # here and on the server, which does not wait for the other trainer
         losses.append(loss.item())
     return losses, nn.utils.parameters_to_vector(dense.parameters()).detach()
 
