@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from pibroch.errors import RpcError, RpcTimeoutError, UnknownWorkerError, WorkerLostError
+from pibroch.errors import (
+    NotAllowedError,
+    ProtocolError,
+    RpcError,
+    RpcTimeoutError,
+    UnknownWorkerError,
+    WorkerLostError,
+)
 from pibroch.rpc.callables import Callables
 from pibroch.rpc.calls import PendingCall, PendingCalls, Receiver
 from pibroch.rpc.connection import Connection, Message
@@ -332,7 +339,7 @@ class Agent:
             task()
 
     def _on_answer(self, connection: Connection | None, message: Message) -> None:
-        call = self._calls.take(message.number)
+        call = self._calls.take(message.number, connection or self)
         origin = self.info if connection is None else connection.peer
         try:
             references = self._packer.references_in(message.envelope, origin)
@@ -347,7 +354,7 @@ class Agent:
         call.receiver.succeed(value)
 
     def _on_failure(self, connection: Connection, number: int, metadata: bytes) -> None:
-        call = self._calls.take(number)
+        call = self._calls.take(number, connection)
         if call is not None:
             call.receiver.fail(decode_failure(metadata, connection.peer, self.callables))
 
@@ -381,6 +388,9 @@ class Agent:
     def finish_failed(self, connection: Connection | None, message: Message, error: BaseException) -> None:
         """A message could not be handled: answer with the error, if it was a request."""
         if message.kind == Kind.REQUEST:
+            if isinstance(error, ProtocolError | NotAllowedError):
+                origin = self.info if connection is None else connection.peer
+                log.warning("refused a request of worker %r: %s", origin.name, error)
             self._answer_failure(connection, message, error)
         else:
             log.error("a note could not be handled", exc_info=error)
@@ -394,7 +404,7 @@ class Agent:
         if connection is not None:
             connection.send(Kind.FAILURE, message.number, metadata)
             return
-        call = self._calls.take(message.number)
+        call = self._calls.take(message.number, self)
         if call is not None:
             call.receiver.fail(decode_failure(metadata, self.info, self.callables))
 
@@ -445,6 +455,7 @@ class _Task:
             box = [future.value()]
         except Exception as error:
             self.agent.finish_failed(self.connection, self.message, error)
+            error.__traceback__ = None  # the future keeps the error, and would keep all these frames
             return
         self.agent.finish(self.connection, self.message, box)
 

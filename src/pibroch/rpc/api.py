@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from pibroch.errors import ConfigError
+from pibroch.errors import ConfigError, ProtocolError
 from pibroch.rpc.agent import Agent, current_agent, set_current_agent
 from pibroch.rpc.autograd.engine import Autograd
 from pibroch.rpc.callables import Callables, default_modules
@@ -99,6 +99,8 @@ def _make_agent(name: str, rank: int, world_size: int | None, options: RpcBacken
 
 def _run(origin: WorkerInfo, call: Call, value: Any) -> object:
     """Run a function for another worker."""
+    if not (isinstance(value, list) and len(value) == 2 and isinstance(value[0], list) and isinstance(value[1], dict)):
+        raise ProtocolError(f"arguments of {call.function} that are none", "a list and a dict")
     args, kwargs = value
     del value
     return run(current_agent().callables.resolve(call.function), call.function, args, kwargs)

@@ -20,7 +20,7 @@ from pibroch.rpc.stream import Stream
 from pibroch.rpc.tensors import bytes_of
 
 BULK_FROM_BYTES = 1 << 20
-_CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 20
 
 _place_decoder = msgspec.msgpack.Decoder(tuple[int, int])
 
@@ -51,8 +51,8 @@ class BulkSender:
     def send(self, data: memoryview) -> int:
         """Queue a transfer; its number. The data must stay as they are until they are sent."""
         number = next(self._numbers)
-        for offset in range(0, data.nbytes, _CHUNK_BYTES):
-            chunk = data[offset : offset + _CHUNK_BYTES]
+        for offset in range(0, data.nbytes, CHUNK_BYTES):
+            chunk = data[offset : offset + CHUNK_BYTES]
             metadata = encode((data.nbytes, offset))
             self._chunks.append((header(Kind.BULK, number, len(metadata), chunk.nbytes) + metadata, chunk))
         for stream in self._streams:
@@ -84,7 +84,7 @@ class BulkReceiver:
     """Transfers under way, on the loop.
 
     Args:
-        max_bytes: of all transfers together that are not complete.
+        max_bytes: of all transfers together whose message has not been handled.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -106,7 +106,8 @@ class BulkReceiver:
             raise ProtocolError(f"a chunk whose place cannot be read ({error})") from error
         transfer = self._transfers.get(frame.number) or self._begin(frame.number, total_bytes)
         end = offset + frame.payload_bytes
-        if transfer.memory.nbytes != total_bytes or not 0 <= offset < end <= total_bytes or offset in transfer.started:
+        is_chunk = offset % CHUNK_BYTES == 0 and end == min(offset + CHUNK_BYTES, total_bytes)
+        if transfer.memory.nbytes != total_bytes or not is_chunk or offset < 0 or offset in transfer.started:
             raise ProtocolError(f"bytes {offset} to {end} of a transfer of {total_bytes}", "each byte once")
         transfer.started.add(offset)
         return [transfer.memory[offset:end]]
@@ -117,7 +118,6 @@ class BulkReceiver:
         if transfer is None or not frame.payload_bytes:
             raise ProtocolError("an empty chunk", "bytes")
         transfer.missing_bytes -= frame.payload_bytes
-        self._pending_bytes -= frame.payload_bytes
         return transfer.missing_bytes <= 0
 
     def is_complete(self, number: int) -> bool:
@@ -131,7 +131,10 @@ class BulkReceiver:
         Raises:
             ProtocolError: when it has another size.
         """
-        transfer = self._transfers.pop(info.transfer or 0)
+        transfer = self._transfers.pop(info.transfer or 0, None)
+        if transfer is None:
+            raise ProtocolError(f"transfer {info.transfer} in two places", "each in one")
+        self._pending_bytes -= transfer.memory.nbytes
         if transfer.memory.nbytes != info.num_bytes():
             raise ProtocolError(
                 f"a transfer of {transfer.memory.nbytes} bytes", f"{info.num_bytes()}, as its shape says"

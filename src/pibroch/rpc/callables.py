@@ -147,6 +147,8 @@ class Callables:
 
     def _module(self, module_name: str, name: str) -> types.ModuleType:
         module = sys.modules.get(module_name)
+        if module is not None and getattr(module.__spec__, "_initializing", False):
+            module = importlib.import_module(module_name)  # another thread is at it: waits for it
         if module is None and _below(module_name, self._importable):
             try:
                 module = importlib.import_module(module_name)

@@ -53,9 +53,10 @@ class PendingCalls:
         queue.append((now + call.timeout_s, call.number))
         return now + call.timeout_s
 
-    def take(self, number: int) -> PendingCall | None:
-        """The call of this number, waited for no longer; ``None`` when it is not waited for (any more)."""
-        return self._calls.pop(number, None)
+    def take(self, number: int, peer: object) -> PendingCall | None:
+        """The call of this number to ``peer``, waited for no longer; ``None`` when there is none (any more)."""
+        call = self._calls.get(number)
+        return self._calls.pop(number, None) if call is not None and call.peer is peer else None
 
     def take_of(self, peer: object) -> list[PendingCall]:
         """All calls that wait for ``peer``."""

@@ -245,9 +245,16 @@ class Connection:
         if not self._receiver.arrived(frame):
             return
         arriving = self._incomplete.pop(frame.number, None)
-        if arriving is not None and not self._waits(arriving):
+        if arriving is None:
+            return
+        try:
+            if self._waits(arriving):
+                return
             message = Message(arriving.kind, arriving.number, arriving.envelope, self._in_order(arriving))
-            self._on_message(self, message)
+        except RpcError as error:
+            self.unreadable(arriving.kind, arriving.number, error)
+            return
+        self._on_message(self, message)
 
     def unreadable(self, kind: Kind, number: int, error: RpcError) -> None:
         """Tell whoever waits for it that a message could not be read."""

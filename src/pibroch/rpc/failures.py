@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import copy
 import functools
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -79,7 +80,7 @@ def decode_failure(data: bytes, worker: WorkerInfo, callables: Callables) -> Exc
     """The exception to raise at the caller; a ``ProtocolError`` when the bytes hold none."""
     try:
         return error_of(_decoder.decode(data), worker, callables)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return ProtocolError(
             f"a failure of worker {worker.name!r} that cannot be read ({error})", "as in the wire format"
         )
@@ -161,6 +162,15 @@ def _without_constructor(cls: type[Exception], arguments: list[Any], state: Mapp
     raise TypeError(f"no __new__ of {cls} takes {arguments}")
 
 
+def _blank(cls: type[Exception], arguments: Iterable[Any]) -> Exception:
+    """An exception that its own constructor has not seen, made by the builtin one whose memory layout it has."""
+    builtin = cls
+    while builtin.__module__ != "builtins" and builtin.__base__ is not None:
+        builtin = builtin.__base__
+    error: Exception = builtin.__new__(cls, *arguments)
+    return error
+
+
 @functools.cache
 def _known_errors() -> Mapping[str, type[Exception]]:
     """Classes of exceptions that may be built wherever they come from."""
@@ -206,3 +216,17 @@ def _text(text: str, limit: int = MAX_MESSAGE_LENGTH) -> str:
     if len(text) > limit:
         text = f"{text[: limit // 2]} … {len(text) - limit:,} characters left out … {text[-(limit // 2) :]}"
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def copy_of(error: Exception) -> Exception:
+    """The same error again. One that is kept must not be raised itself: its traceback would keep the frames it went through."""
+    try:
+        copied = copy.copy(error)
+    except Exception:
+        copied = error
+    if type(copied) is not type(error) or copied is error or str(copied) != str(error):
+        # its constructor takes something else
+        copied = _blank(type(error), error.args)
+        copied.__dict__.update(error.__dict__)
+    copied.__cause__, copied.__suppress_context__ = error.__cause__, error.__suppress_context__
+    return copied.with_traceback(error.__traceback__)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from pibroch.errors import RpcTimeoutError
+from pibroch.rpc.failures import copy_of
 from pibroch.rpc.pool import Pool
 from pibroch.rpc.reactor import Reactor
 
@@ -24,16 +25,32 @@ class Future(torch.futures.Future[Any]):
         super().__init__()
         self._pool, self._loop = pool, loop
         self._has_callbacks = False
+        self._error: Exception | None = None
 
     def wait(self) -> Any:
         """The value; blocks until it is there, raises what the call raised."""
-        if self.done():
-            return super().wait()
-        token = self._pool.begin_wait()
+        if not self.done():
+            token = self._pool.begin_wait()
+            try:
+                self._block()
+            finally:
+                self._pool.end_wait(token)
+        if self._error is not None:
+            raise copy_of(self._error)
+        return super().wait()
+
+    def value(self) -> Any:
+        """The value of a future that is done; raises what the call raised."""
+        if self._error is not None:
+            raise copy_of(self._error)
+        return super().value()
+
+    def _block(self) -> None:
+        """Wait, and leave it to the caller to raise: a traceback on the kept error would refer to the caller's frames."""
         try:
-            return super().wait()
-        finally:
-            self._pool.end_wait(token)
+            super().wait()
+        except Exception as error:
+            error.__traceback__ = None
 
     def then(self, callback: Callable[[torch.futures.Future[Any]], Any]) -> torch.futures.Future[Any]:
         """A future of what ``callback(self)`` returns once this one is done."""
@@ -52,6 +69,7 @@ class Future(torch.futures.Future[Any]):
     def fail(self, error: BaseException) -> None:
         """Set the error (``calls.Receiver``)."""
         assert isinstance(error, Exception)
+        self._error = error
         self._complete(functools.partial(self.set_exception, error))
 
     def _complete(self, function: Callable[[], None]) -> None:

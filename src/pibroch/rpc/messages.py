@@ -36,6 +36,7 @@ DTYPE_OF_CODE: dict[int, torch.dtype] = dict(enumerate(_DTYPES))
 CODE_OF_DTYPE: dict[torch.dtype, int] = {dtype: code for code, dtype in DTYPE_OF_CODE.items()}
 _ITEM_BYTES = {code: dtype.itemsize for code, dtype in DTYPE_OF_CODE.items()}
 _MAX_DIMS = 64
+MAX_TENSORS = 1 << 16
 
 
 class TensorInfo(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -77,7 +78,7 @@ class TensorInfo(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
                 f"a tensor of type {self.dtype} and shape {self.shape}", "a known type, sizes from 0 on"
             )
         num_bytes = math.prod(self.shape) * _ITEM_BYTES[self.dtype]
-        if num_bytes >= 1 << 62:
+        if num_bytes >= 1 << 62 or (not num_bytes and math.prod(size or 1 for size in self.shape) >= 1 << 58):
             raise ProtocolError(f"a tensor of shape {self.shape}", "one that fits into memory")
         return num_bytes
 
@@ -136,9 +137,12 @@ def decode_envelope(metadata: bytes) -> Envelope:
         ProtocolError: when they are none.
     """
     try:
-        return _decoder.decode(metadata)
+        envelope = _decoder.decode(metadata)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ProtocolError(f"metadata that cannot be read ({error})", "an envelope as in the wire format") from error
+    if len(envelope.tensors) > MAX_TENSORS or len(envelope.references) > MAX_TENSORS:
+        raise ProtocolError(f"{len(envelope.tensors)} tensors in a message", f"at most {MAX_TENSORS:,}", "send several")
+    return envelope
 
 
 class BodyDecoder:

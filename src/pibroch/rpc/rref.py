@@ -8,6 +8,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from pibroch.errors import RpcTimeoutError, WorkerLostError
 from pibroch.rpc.agent import current_agent
+from pibroch.rpc.failures import copy_of
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.options import UNSET_RPC_TIMEOUT
 from pibroch.rpc.references import Fork, Place, State
@@ -15,7 +16,7 @@ from pibroch.rpc.rref_calls import lost, run_backward
 from pibroch.rpc.rref_messages import FunctionCall
 from pibroch.rpc.rref_proxy import AsyncProxy, RemoteProxy, SyncProxy
 from pibroch.rpc.rref_runtime import References
-from pibroch.rpc.rref_values import OwnedValue, copy_of
+from pibroch.rpc.rref_values import OwnedValue
 
 __all__ = ["RRef", "References", "remote"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 import traceback
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pibroch.errors import RemoteError, RpcTimeoutError
+from pibroch.rpc.failures import copy_of
 from pibroch.rpc.functions import is_future
 from pibroch.rpc.options import UNSET_RPC_TIMEOUT
 
@@ -101,20 +101,6 @@ class OwnedValue:
     def is_plain(self) -> bool:
         """Whether letting go of it runs no code of the user's."""
         return self._error is None and type(self._value) in _PLAIN
-
-
-def copy_of(error: Exception) -> Exception:
-    """The same error again. One that is kept must not be raised itself: its traceback would keep the frames it went through."""
-    try:
-        copied = copy.copy(error)
-    except Exception:
-        copied = error
-    if type(copied) is not type(error) or copied is error or str(copied) != str(error):
-        # its constructor takes something else
-        copied = type(error).__new__(type(error), *error.args)
-        copied.__dict__.update(error.__dict__)
-    copied.__cause__, copied.__suppress_context__ = error.__cause__, error.__suppress_context__
-    return copied.with_traceback(error.__traceback__)
 
 
 def fill(owned: OwnedValue, make: Callable[[], Any]) -> None:

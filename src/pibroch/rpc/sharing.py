@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import threading
 import time
 from collections import deque
@@ -18,10 +19,12 @@ import msgspec
 import torch
 
 from pibroch.errors import ProtocolError
-from pibroch.rpc.arena import Arena, NeedSegment
+from pibroch.rpc.arena import SHARED_SEGMENT_BYTES, Arena, NeedSegment, size_class
 from pibroch.rpc.frames import Kind, header
 from pibroch.rpc.messages import DTYPE_OF_CODE, TensorInfo, encode
 from pibroch.rpc.segments import ForeignSegment, OwnSegment, give_back, loan_of, view, write
+
+log = logging.getLogger(__name__)
 
 SHARE_FROM_BYTES = 32 << 10
 _REPORT_AFTER_S = 0.02
@@ -50,7 +53,7 @@ class Sharing:
         loop: timers.
         send: sends a frame, with a segment's descriptor beside it.
         discard: drops what it gets on another thread: unmapping takes its time.
-        max_segment_bytes: of the peer's.
+        max_tensor_bytes: of the peer's; its segments may be a little larger.
     """
 
     def __init__(
@@ -58,10 +61,10 @@ class Sharing:
         loop: Loop,
         send: Callable[[list[bytes], list[OwnSegment]], None],
         discard: Callable[[object], None],
-        max_segment_bytes: int,
+        max_tensor_bytes: int,
     ) -> None:
         self._loop, self._send, self._discard = loop, send, discard
-        self._max_segment_bytes = max_segment_bytes
+        self._max_segment_bytes = max(SHARED_SEGMENT_BYTES, size_class(max_tensor_bytes))
         self._lock = threading.Lock()
         self._arena = Arena()
         self._own: dict[int, OwnSegment] = {}
@@ -70,6 +73,7 @@ class Sharing:
         self._came_home: deque[tuple[int, int]] = (
             deque()
         )  # own places whose views have died; filled by the garbage collector
+        self._returned: set[tuple[int, int]] = set()  # own places that came back and still have views
         self._foreign: dict[int, ForeignSegment] = {}
         self._dead: deque[tuple[int, int]] = deque()  # places of the peer's, likewise
         self._report_is_planned = self._trim_is_planned = False
@@ -81,6 +85,7 @@ class Sharing:
     def put(self, tensor: torch.Tensor, info: TensorInfo, num_bytes: int) -> TensorInfo:
         """Copy a tensor into a segment; where it is now."""
         with self._lock:
+            self._last_use = time.monotonic()
             self._take_home()
             while isinstance(place := self._arena.allocate(num_bytes), NeedSegment):
                 self._add_segment(place.nbytes)
@@ -120,7 +125,7 @@ class Sharing:
         num_bytes = info.num_bytes()
         key = (info.segment or 0, info.offset)
         if info.returned:
-            if self._lent.get(key, -1) < num_bytes:
+            if self._lent.get(key, -1) < num_bytes or key in self._returned:
                 raise ProtocolError(f"a tensor returned at {key}", "a place that was lent")
             segment: Any = self._own.get(key[0])
             when_dead = functools.partial(self._came_home.append, key)
@@ -130,9 +135,12 @@ class Sharing:
         if segment is None or info.offset % 64:
             raise ProtocolError(f"a tensor in shared segment {key[0]} at {info.offset}", "a segment that was announced")
         try:
-            return view(segment, info.offset, DTYPE_OF_CODE[info.dtype], info.shape, when_dead)
+            tensor = view(segment, info.offset, DTYPE_OF_CODE[info.dtype], info.shape, when_dead)
         except ValueError as error:
-            raise ProtocolError(str(error), "a place within its segment") from error
+            raise ProtocolError(f"a tensor out of its segment ({error})", "a place within it") from error
+        if info.returned:
+            self._returned.add(key)
+        return tensor
 
     def on_segment(self, segment_id: int, metadata: bytes, descriptor: int) -> None:
         """The peer made a segment."""
@@ -156,6 +164,8 @@ class Sharing:
         """The peer looks at these places no more."""
         with self._lock:
             for key in _decoded(_freed_decoder, metadata):
+                if key in self._returned:
+                    raise ProtocolError(f"the place {key} back twice", "each place once")
                 self._free(key)
             self._trim(None)
         self._plan_trim()
@@ -197,9 +207,13 @@ class Sharing:
         self._lent.pop(key, None)
 
     def _take_home(self) -> None:
-        self._last_use = time.monotonic()
         while self._came_home:
-            self._free(self._came_home.popleft())
+            key = self._came_home.popleft()
+            self._returned.discard(key)
+            try:
+                self._free(key)
+            except ProtocolError as error:  # the peer said that it was free, too: its mistake, not the caller's
+                log.warning("a place in shared memory was given back twice: %s", error)
 
     def _trim(self, keep_bytes: int | None) -> None:
         for segment_id in self._arena.trim(keep_bytes):
@@ -218,8 +232,7 @@ class Sharing:
             return
         if time.monotonic() - self._last_use >= _IDLE_S:
             with self._lock:
-                while self._came_home:
-                    self._free(self._came_home.popleft())
+                self._take_home()
                 self._trim(_KEEP_IDLE_BYTES)
         else:
             self._plan_trim()

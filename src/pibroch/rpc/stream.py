@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import logging
 import os
 import socket
 import ssl
@@ -14,6 +15,8 @@ from typing import Protocol
 from pibroch.errors import ProtocolError, RpcError
 from pibroch.rpc.frames import Frame, FrameReader
 from pibroch.rpc.reactor import READ, WRITE, Reactor
+
+log = logging.getLogger(__name__)
 
 Buffer = bytes | memoryview
 
@@ -207,6 +210,9 @@ class Stream:
             self.close(str(error) if not isinstance(error, RpcError) else error.args[0])
         except RpcError as error:
             self.close(str(error))
+        except Exception as error:  # a mistake of ours: the stream cannot go on in the middle of a frame
+            log.exception("a frame could not be handled")
+            self.close(f"{type(error).__name__}: {error}")
 
     def _receive(self, target: memoryview) -> int:
         if not self._takes_descriptors:

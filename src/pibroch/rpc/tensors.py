@@ -6,7 +6,7 @@ import ctypes
 
 import torch
 
-from pibroch.errors import NotAllowedError
+from pibroch.errors import NotAllowedError, ProtocolError
 from pibroch.rpc.messages import CODE_OF_DTYPE, DTYPE_OF_CODE, TensorInfo
 
 
@@ -40,8 +40,15 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def empty(info: TensorInfo) -> tuple[torch.Tensor, memoryview]:
-    """An uninitialised tensor as described, and its memory, which is valid as long as the tensor lives."""
-    tensor = torch.empty(info.shape, dtype=DTYPE_OF_CODE[info.dtype])
+    """An uninitialised tensor as described, and its memory, which is valid as long as the tensor lives.
+
+    Raises:
+        ProtocolError: when there can be no such tensor.
+    """
+    try:
+        tensor = torch.empty(info.shape, dtype=DTYPE_OF_CODE[info.dtype])
+    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
+        raise ProtocolError(f"a tensor of shape {info.shape} ({error})", "one that fits into memory") from error
     num_bytes = tensor.numel() * tensor.element_size()
     if not num_bytes:
         return tensor, memoryview(b"")
