@@ -67,7 +67,7 @@ class Agent:
         self.departure: Departure | None = None
         self.reactor = Reactor(f"rpc-{name}")
         self.pool = Pool(f"rpc-{name}-worker", options.num_worker_threads, self.reactor)
-        self._packer = Packer(Codec(callables, options.allow_pickle, reference_type))
+        self._packer = Packer(Codec(callables, options.allow_pickle, reference_type), options.device_maps)
         self._bodies = BodyDecoder()
         self._handlers: dict[type, tuple[Handler, bool]] = {}
         self._calls, self._calls_lock = PendingCalls(), threading.Lock()

@@ -12,6 +12,7 @@ import torch
 
 from pibroch.errors import PibrochError, ProtocolError, RpcError
 from pibroch.rpc.bulk import BULK_FROM_BYTES, BulkReceiver, BulkSender
+from pibroch.rpc.devices import unstage
 from pibroch.rpc.failures import failure_of
 from pibroch.rpc.frames import Allocate, Frame, Kind, header
 from pibroch.rpc.info import WorkerInfo
@@ -270,6 +271,9 @@ class Connection:
         if not all(info.is_inline for info in infos):
             inline = iter(tensors)
             tensors = [next(inline) if info.is_inline else self._elsewhere(info) for info in infos]
+        tensors = [
+            t if info.device is None else unstage(t, info.device) for info, t in zip(infos, tensors, strict=True)
+        ]
         for info, tensor in zip(infos, tensors, strict=True):
             if info.requires_grad and (tensor.is_floating_point() or tensor.is_complex()):
                 tensor.requires_grad_()

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from pibroch.errors import ConfigError
+
 DEFAULT_NUM_WORKER_THREADS = 16
 DEFAULT_RPC_TIMEOUT_S = 60.0
 DEFAULT_INIT_METHOD = "env://"
@@ -81,12 +83,22 @@ class RpcBackendOptions:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
+        self._check()
         maps, devices = dict(self.device_maps), list(self.devices)
         self.device_maps, self.devices = {}, []
         for to, device_map in maps.items():
             self.set_device_map(to, device_map)
         if devices:
             self.set_devices(devices)
+
+    def _check(self) -> None:
+        if self.num_worker_threads < 1:
+            raise RpcOptionError(f"num_worker_threads {self.num_worker_threads}", "at least 1")
+        if self.rpc_timeout < 0:
+            raise RpcOptionError(f"rpc_timeout {self.rpc_timeout}", "0 (none) or seconds")
+        if self.num_streams < 0 or self.lost_after_s < 1:
+            got = f"num_streams {self.num_streams}, lost_after_s {self.lost_after_s}"
+            raise RpcOptionError(got, "0 or more streams, at least 1 s")
 
     def set_device_map(self, to: str, device_map: Mapping[Any, Device]) -> None:
         """Tensors sent to worker ``to`` from a device of the map's keys arrive on its value.
@@ -110,6 +122,10 @@ class RpcBackendOptions:
     def set_devices(self, devices: Sequence[Device]) -> None:
         """Devices that this worker uses."""
         self.devices = [torch.device(device) for device in devices]
+
+
+class RpcOptionError(ConfigError, RuntimeError):
+    """An option that makes no sense; a ``RuntimeError`` too, as in torch."""
 
 
 TensorPipeRpcBackendOptions = RpcBackendOptions

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
 import torch
 
 from pibroch.rpc.connection import Connection, Message
+from pibroch.rpc.devices import DeviceMap, stage
 from pibroch.rpc.frames import Kind
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.messages import Envelope, encode
@@ -48,8 +50,8 @@ class Recorder(Protocol):
 class Packer:
     """Packs and unpacks messages for one worker."""
 
-    def __init__(self, codec: Codec) -> None:
-        self._codec = codec
+    def __init__(self, codec: Codec, device_maps: Mapping[str, DeviceMap]) -> None:
+        self._codec, self._device_maps = codec, device_maps
         self.references: ReferenceKeeper | None = None
         self.recorder: Recorder | None = None
 
@@ -64,7 +66,11 @@ class Packer:
             self._send_references(references, connection.peer, connection.incarnation, wires)
             if context is not None and self.recorder is not None:
                 graph, tensors = self.recorder.outgoing(context, connection.peer, tensors)
+            device_map = self._device_maps.get(connection.peer.name, {})
+            tensors, devices = stage(tensors, device_map, connection.peer.name)
             infos, payload = connection.place(tensors)
+            if devices:
+                infos = [msgspec.structs.replace(info, device=d) for info, d in zip(infos, devices, strict=True)]
         except BaseException:
             self._unsend(wires)
             raise
