@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rpc_crew import free_port
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -37,6 +38,20 @@ def with_children(group, sign):
         os.killpg(group, sign)
     except ProcessLookupError:
         return
+
+
+def test_quick_start_of_the_guide(tmp_path):
+    guide = (EXAMPLES.parent / "docs" / "rpc.md").read_text()
+    code = re.search(r"## Quick start.*?```python\n(.*?)```", guide, re.DOTALL).group(1)
+    (tmp_path / "first_call.py").write_text(code.replace("29500", str(free_port())))
+    command = [sys.executable, str(tmp_path / "first_call.py")]
+    second = subprocess.Popen([*command, "1"])
+    try:
+        first = subprocess.run([*command, "0"], capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+        assert "tensor([4., 4.])" in first.stdout
+        assert second.wait(TIMEOUT_S) == 0
+    finally:
+        second.kill()
 
 
 def numbers(pattern, output):

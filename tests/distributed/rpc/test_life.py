@@ -9,7 +9,7 @@ import torch
 from rpc_crew import Worker, free_port
 
 from pibroch import rpc
-from pibroch.errors import ConfigError, RpcTimeoutError
+from pibroch.errors import ConfigError, NotAllowedError, RpcTimeoutError
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -296,3 +296,36 @@ def test_nothing_is_left_in_shared_memory(processes):
 
 def call_large(to):
     assert rpc.rpc_sync(to, identity, (torch.ones(1_000_000),)).sum() == 1_000_000
+
+
+def send_what_has_no_bytes(to):
+    """Reading the memory of such a tensor would end the process."""
+    quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    for tensor in (torch.empty(3, device="meta"), torch.empty(100_000, device="meta"), quantized, nested):
+        for call in (rpc.rpc_sync, rpc.rpc_async, rpc.remote):
+            with pytest.raises(NotAllowedError):
+                call(to, identity, (tensor,))
+
+
+def test_tensors_without_memory_here_are_refused(processes):
+    workers = processes(2)
+    join_all(workers, f"tcp://127.0.0.1:{free_port()}", world_size=2)
+    workers[0].run(send_what_has_no_bytes, "w1")
+    assert workers[0].run(call, "w1", 1) == 1
+
+
+# modules that are loaded late
+
+
+def call_at_once(to, count):
+    import slow_to_load
+
+    calls = [rpc.rpc_async(to, slow_to_load.identity, (number,)) for number in range(count)]
+    return [each.wait() for each in calls]
+
+
+def test_first_calls_into_a_module_that_is_being_loaded(processes):
+    workers = processes(2)
+    join_all(workers, f"tcp://127.0.0.1:{free_port()}", world_size=2, allowed_modules=["test_life", "slow_to_load"])
+    assert workers[0].run(call_at_once, "w1", 50) == list(range(50))
