@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import socket
@@ -21,7 +20,7 @@ from pibroch.rpc.link import Address
 
 log = logging.getLogger(__name__)
 
-_JOINS = itertools.count()  # each init_rpc of a process has its own part of the store, as in torch
+_num_joined = 0  # by this process; workers that join a second time together must not meet what they wrote the first time
 _LOOPBACK = ("localhost", "127.", "::1")
 
 
@@ -142,7 +141,7 @@ class Membership:
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self._rendezvous = rendezvous
-        self._prefix = f"pibroch_rpc_{next(_JOINS)}"
+        self._prefix = "pibroch_rpc" if rendezvous.world_size is None else f"pibroch_rpc_{_num_joined}"
         self._store = self._open()
         self._me: Record | None = None
         self._known: dict[str, Record] = {}
@@ -180,12 +179,14 @@ class Membership:
             ConfigError: when name or id belong to another worker.
             RpcTimeoutError: when not all come in time.
         """
+        global _num_joined
         self._check_free(me)
         self._me = me
         self._write()
         if self._rendezvous.world_size is None:
             self._remember(me)
             return
+        _num_joined += 1
         for worker_id in range(self._rendezvous.world_size):
             name = self._get(f"id/{worker_id}", f"worker {worker_id} of {self._rendezvous.world_size}")
             self._remember(self._read(name))
