@@ -1,6 +1,9 @@
 """What runs in the workers of test_autograd.py; worker0 drives."""
 
+import gc
 import threading
+import time
+import weakref
 
 import pytest
 import torch
@@ -330,6 +333,57 @@ def unused_branches_do_not_run():
     assert rpc.rpc_sync("worker1", loud_runs) + Loud.num_runs == runs + 1
 
 
+class Marked(torch.autograd.Function):
+    """Its node holds an object, which dies with the node."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark = Mark()
+        _kept["mark"] = weakref.ref(ctx.mark)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+class Mark:
+    pass
+
+
+def marked(x):
+    return Marked.apply(x * weight("w", rpc.get_worker_info().id))
+
+
+def is_marked():
+    return _kept["mark"]() is not None
+
+
+def graphs_are_freed():
+    """With the context, without a garbage collector."""
+    gc.disable()
+    rpc.rpc_sync("worker1", set_collector, (False,))
+    try:
+        with autograd.context() as context:
+            x = marked(torch.ones(3, dtype=torch.float64))
+            y = rpc.rpc_sync("worker1", marked, (x,))
+            autograd.backward(context, [y.sum()])
+            del y
+            assert rpc.rpc_sync("worker1", is_marked) and is_marked()
+        del x
+        assert not is_marked()
+        deadline = time.monotonic() + 10
+        while rpc.rpc_sync("worker1", is_marked):
+            assert time.monotonic() < deadline
+    finally:
+        gc.enable()
+        rpc.rpc_sync("worker1", set_collector, (True,))
+
+
+def set_collector(enabled):
+    (gc.enable if enabled else gc.disable)()
+
+
 class Nothing(torch.autograd.Function):
     """Has no gradient for its input."""
 
@@ -461,7 +515,6 @@ def no_grad_is_respected():
         assert not z.requires_grad
         with pytest.raises(RuntimeError, match="does not require"):
             autograd.backward(context, [z.sum()])
-    assert not rpc.rpc_sync("worker1", torch.mul, (x, 2.0)).requires_grad  # no context
 
 
 def gradient_is_ours():

@@ -44,6 +44,7 @@ def test_several_contexts_at_once(workers):
         cases.passes_one_after_another,
         cases.unused_branches_do_not_run,
         cases.undefined_gradients,
+        cases.graphs_are_freed,
         cases.hooks_run_once,
         cases.retained_gradients,
         cases.many_micro_batches,

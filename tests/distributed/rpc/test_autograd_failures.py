@@ -64,6 +64,27 @@ def error_on_another_worker():
         assert x not in autograd.get_gradients(context)
 
 
+def failing_next(to):
+    """The hook fails at ``to``, whose gradient this worker waits for; the caller waits for neither."""
+    return rpc.rpc_sync(to, fails_here, (weight("f", 1) * 2,))
+
+
+def fails_here(x):
+    y = x * 2
+    y.register_hook(_raise)
+    return y
+
+
+def error_where_the_caller_does_not_wait():
+    for others in (("worker1", "worker2"), ("worker2", "worker1")):
+        with autograd.context() as context:
+            loss = rpc.rpc_sync(others[0], failing_next, (others[1],)).sum()
+            begin = time.monotonic()
+            with pytest.raises(ValueError, match="a hook that fails"):
+                autograd.backward(context, [loss])
+            assert time.monotonic() - begin < 10
+
+
 def error_here():
     x = torch.ones(3, dtype=torch.float64, requires_grad=True)
     with autograd.context() as context:
@@ -136,6 +157,7 @@ def test_error_on_another_worker(workers):
     crew = workers(3)
     crew.run(0, error_on_another_worker)
     crew.run(0, error_here)
+    crew.run(0, error_where_the_caller_does_not_wait)
     gone(crew)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -22,8 +22,6 @@ from pibroch.rpc.options import UNSET_RPC_TIMEOUT
 
 if TYPE_CHECKING:
     from pibroch.rpc.agent import Agent
-
-log = logging.getLogger(__name__)
 
 
 class Autograd:
@@ -205,16 +203,14 @@ class Autograd:
     def _run_everywhere(
         self, part: Pass, roots: Sequence[Tensor], workers: frozenset[WorkerInfo], retain_graph: bool
     ) -> None:
-        futures = []
-        for worker in workers:
-            if worker.id != self._agent.info.id:
-                timeout_s = left_until(part.deadline)
-                start = Start(part.context.id, part.number, retain_graph, timeout_s)
-                futures.append(self._agent.request(worker, start, timeout=timeout_s))
-                futures[-1].add_done_callback(lambda future: _abort_if_failed(part, future))
+        others = [worker for worker in workers if worker.id != self._agent.info.id]
+        rest = _Rest(part, len(others))
+        for worker in others:
+            timeout_s = left_until(part.deadline)
+            start = Start(part.context.id, part.number, retain_graph, timeout_s)
+            self._agent.request(worker, start, timeout=timeout_s).add_done_callback(rest.one_done)
         part.run(roots, retain_graph)
-        for future in futures:
-            self._agent.wait(future, left_until(part.deadline))
+        self._agent.wait(rest.done, left_until(part.deadline))
 
     def _perform(self, part: Pass, instructions: Sequence[Instruction]) -> None:
         """Do what the search wants."""
@@ -271,7 +267,7 @@ class Autograd:
         context = self._contexts.find(note.context)
         part = context.passes.get(note.backward) if context is not None else None
         if part is not None and isinstance(value, list):
-            part.arrived(note.message, value)
+            part.arrived(origin, note.message, value)
 
     # failures
 
@@ -329,11 +325,33 @@ def _fits(places: tuple[int, ...], tensors: list[Tensor]) -> bool:
     )
 
 
-def _abort_if_failed(part: Pass, future: torch.futures.Future[Any]) -> None:
-    try:
-        future.value()
-    except Exception as error:
-        part.abort(error)
+class _Rest:
+    """The other workers' parts in a pass: ``done`` when all are, or with the first error, which aborts ours."""
+
+    def __init__(self, part: Pass, size: int) -> None:
+        self.done: torch.futures.Future[Any] = torch.futures.Future()
+        self._part, self._num_open = part, size
+        self._lock = threading.Lock()
+        if not size:
+            self.done.set_result(None)
+
+    def one_done(self, future: torch.futures.Future[Any]) -> None:
+        """One has answered."""
+        error = None
+        try:
+            future.value()
+        except Exception as raised:
+            error = raised
+        with self._lock:
+            self._num_open -= 1
+            if self.done.done() or (error is None and self._num_open):
+                return
+            if error is None:
+                self.done.set_result(None)
+            else:
+                self.done.set_exception(error)
+        if error is not None:
+            self._part.abort(error)
 
 
 def _check_roots(roots: Sequence[Tensor]) -> None:

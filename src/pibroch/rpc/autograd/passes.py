@@ -177,10 +177,10 @@ class Pass:
             self._error = self._error or error
             self._changed.notify_all()
 
-    def arrived(self, message: int, gradients: Gradients) -> None:
-        """Gradients of a message came, perhaps before the run."""
+    def arrived(self, origin: WorkerInfo, message: int, gradients: Gradients) -> None:
+        """Gradients of a message came from its receiver, perhaps before the run."""
         sent = self.context.sent.get(message)
-        if sent is None or len(sent.gates) != len(gradients):
+        if sent is None or sent.to.id != origin.id or len(sent.gates) != len(gradients):
             return
         with self._changed:
             self._inbox[message] = dict(zip(sent.gates, gradients, strict=True))
