@@ -14,6 +14,10 @@ from benchmarks.contender import Contender, ContenderSpec, Timing, answers
 from benchmarks.lab import Lab
 from benchmarks.load import CLOCK_TICKS_PER_S, ForeignLoad
 
+SPIN_LITTLE = {"GOMP_SPINCOUNT": "1000"}
+"""For all alike. Else torch's idle threads spin for milliseconds on the cores that the other process wants; how long depends on
+how many threads a process happens to have, so that contenders' *local* steps differed tenfold on a busy machine."""
+
 
 class Pair:
     """A contender's caller and callee; stands wherever a contender of one process does."""
@@ -21,7 +25,7 @@ class Pair:
     def __init__(self, spec: ContenderSpec, lab: Lab | None) -> None:
         self.spec = spec
         port = lab.next_port() if lab else free_port()
-        common = {"WORLD_SIZE": "2", "PIBROCH_RPC_SECRET": secrets.token_hex()}
+        common = {"WORLD_SIZE": "2", "PIBROCH_RPC_SECRET": secrets.token_hex(), **SPIN_LITTLE}
         self.members: list[Contender] = []
         for rank in range(2):
             place = lab.environment(rank, port) if lab else local_environment(rank, port)

@@ -49,7 +49,8 @@ PLOT = PlotSpec(
     "over_pibroch", ("where", "call"), "size", "contender", "times as long as pibroch", "over_least", "over_most", 1
 )
 MEANINGS = (
-    "a caller and a callee, one process each, torch's default number of threads; the same argument in all calls of a size",
+    "a caller and a callee, one process each, torch's default number of threads, which spin for 1000 rounds at most; the same "
+    "argument in all calls of a size",
     "`identity` returns its argument, `200 ops` changes it by 200 pointwise operations, `send` returns four bytes",
     "`n in flight`: 1 KB identity calls, at most n of them waiting for their results; times are per call, by throughput",
     "`rref`: the callee fetches the argument by a reference, then returns it; compare with `identity` (paper's Table 1)",
