@@ -138,7 +138,7 @@ def decode_envelope(metadata: bytes) -> Envelope:
     """
     try:
         envelope = _decoder.decode(metadata)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"metadata that cannot be read ({error})", "an envelope as in the wire format") from error
     if len(envelope.tensors) > MAX_TENSORS or len(envelope.references) > MAX_TENSORS:
         raise ProtocolError(f"{len(envelope.tensors)} tensors in a message", f"at most {MAX_TENSORS:,}", "send several")
@@ -167,7 +167,7 @@ class BodyDecoder:
             self._decoder = msgspec.msgpack.Decoder(union(self._types))
         try:
             body: msgspec.Struct = self._decoder.decode(raw)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError(f"a message that cannot be read ({error})", "one of the known messages") from error
         return body
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -143,14 +144,15 @@ class Sharing:
         return tensor
 
     def on_segment(self, segment_id: int, metadata: bytes, descriptor: int) -> None:
-        """The peer made a segment."""
-        num_bytes = _decoded(_size_decoder, metadata)
-        if (
-            segment_id in self._foreign
-            or len(self._foreign) >= _MAX_SEGMENTS
-            or not 0 < num_bytes <= self._max_segment_bytes
-        ):
-            raise ProtocolError(f"shared segment {segment_id} of {num_bytes} bytes", "a new one within the limits")
+        """The peer made a segment; its descriptor is closed in any case."""
+        try:
+            num_bytes = _decoded(_size_decoder, metadata)
+            is_new = segment_id not in self._foreign and len(self._foreign) < _MAX_SEGMENTS
+            if not is_new or not 0 < num_bytes <= self._max_segment_bytes:
+                raise ProtocolError(f"shared segment {segment_id} of {num_bytes} bytes", "a new one within the limits")
+        except ProtocolError:
+            os.close(descriptor)
+            raise
         self._foreign[segment_id] = ForeignSegment.open(descriptor, num_bytes, segment_id)
 
     def on_drop(self, segment_id: int) -> None:

@@ -216,3 +216,8 @@ def test_any_data_give_an_error(name, arguments, state):
 @given(st.binary(max_size=200) | st.builds(msgspec.msgpack.encode, JSON))
 def test_any_bytes_give_an_error(data):
     assert isinstance(decode_failure(data, BEN, Callables((__name__,))), Exception)
+
+
+def test_invalid_text_gives_an_error():
+    data = msgspec.msgpack.encode(["builtins:ValueError", "text", [], {}, "trace"]).replace(b"text", b"t\xffxt")
+    assert type(decode_failure(data, BEN, Callables((__name__,)))) is errors.ProtocolError

@@ -1,0 +1,352 @@
+"""Hostile peers: a live worker refuses what it must, says why, stays small, and serves the next honest call."""
+
+import os
+import pickle
+import time
+
+import hostility
+import msgspec
+import pytest
+from hostility import SECRET, Attacker
+from mutations import Ext, call_of, mutations
+from rpc_crew import Crew, Worker
+
+from pibroch.errors import AuthenticationError, ProtocolError
+from pibroch.rpc.callables import Callables
+from pibroch.rpc.failures import decode_failure
+from pibroch.rpc.frames import HEADER, Kind, header
+from pibroch.rpc.info import WorkerInfo
+from pibroch.rpc.messages import Envelope, encode
+from pibroch.rpc.options import Limits
+from pibroch.rpc.values import Code
+
+pytestmark = pytest.mark.timeout(240)
+
+LIMITS = Limits(metadata_bytes=1 << 20, message_bytes=64 << 20, waiting_strangers=16, handshake_s=10.0)
+MAX_GROWTH_BYTES = 64 << 20  # of the attacked process, whatever it is sent under these limits
+NUM_STRANGE, NUM_ADMITTED = 60_000, 40_000  # frames, without a handshake and with one
+
+
+@pytest.fixture(scope="module")
+def crew():
+    made = Crew(2, secret=SECRET, limits=LIMITS)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def victim(crew):
+    """Where worker 0 listens. Afterwards it still serves, and has closed all that the attack opened."""
+    crew.run(0, hostility.listen_to_log)
+    assert crew.run(1, hostility.honest_call, "worker0")
+    before = crew.run(0, hostility.state)
+    yield crew.run(0, hostility.target)
+    assert crew.run(1, hostility.honest_call, "worker0")
+    deadline = time.monotonic() + hostility.PATIENCE_S
+    while (after := crew.run(0, hostility.state))["files"] > before["files"] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert after["files"] <= before["files"]
+
+
+def log_of(crew, *words):
+    """The first line of worker 0's log with all of ``words``, as soon as it is there."""
+    deadline = time.monotonic() + hostility.PATIENCE_S
+    while time.monotonic() < deadline:
+        lines = crew.run(0, hostility.logged)
+        for line in lines:
+            if all(word in line for word in words):
+                return line
+        time.sleep(0.02)
+    raise AssertionError(f"no line with {words} in {lines[:3]} and {len(lines) - 3} others")
+
+
+def error_in(frame):
+    """The error that a failure frame carries."""
+    assert frame.kind == Kind.FAILURE, f"got {frame}"
+    return decode_failure(frame.metadata, WorkerInfo("worker0", 0), Callables(()))
+
+
+# who may connect
+
+
+@pytest.mark.parametrize("unix", [True, False], ids=["unix", "tcp"])
+def test_a_wrong_secret_is_refused_on_both_sides(crew, victim, unix):
+    with Attacker(victim, unix=unix) as attacker, pytest.raises(AuthenticationError, match="our secret is not its own"):
+        attacker.shake_hands(secret=b"not the secret of this job")
+    assert log_of(crew, "refused a connection", "AuthenticationError").startswith("WARNING")
+
+
+def test_a_worker_with_a_wrong_secret_learns_it_when_it_calls(crew, victim):
+    stranger = Worker()
+    try:
+        name, text = stranger.run(hostility.call_as_stranger, "stranger", crew.port, b"not the secret of this job")
+    finally:
+        stranger.close()
+    assert name == "AuthenticationError" and "secret" in text
+    assert log_of(crew, "refused a connection", "AuthenticationError")
+
+
+def test_a_repeated_handshake_is_refused(crew, victim):
+    with Attacker(victim) as attacker:
+        said = attacker.shake_hands()
+    with Attacker(victim) as again:
+        again.socket.recv(4096)
+        again.send(said)
+        assert again.socket.recv(4096) == b"\x01\x00\x01"
+        again.wait_closed()
+    assert log_of(crew, "AuthenticationError", "repeated handshake")
+
+
+def test_who_wants_another_worker_or_version_is_told(crew, victim):
+    with (
+        Attacker(victim) as attacker,
+        pytest.raises(AuthenticationError, match="'worker0' at the address of worker 'other'"),
+    ):
+        attacker.shake_hands(expected="other")
+    with Attacker(victim) as attacker, pytest.raises(AuthenticationError, match="versions"):
+        attacker.shake_hands(versions=(7, 9))
+    assert log_of(crew, "AuthenticationError", "wants worker 'other'")
+
+
+def test_strangers_who_wait_do_not_keep_honest_ones_out(crew, victim):
+    strangers = [Attacker(victim, unix=bool(i % 2)) for i in range(6 * LIMITS.waiting_strangers)]
+    try:
+        for stranger in strangers:
+            stranger.send(b"\x40")  # the first byte of a message that never comes
+        for unix in (True, False):
+            with Attacker(victim, unix=unix) as honest:
+                honest.shake_hands(name=f"honest{unix}")
+                assert honest.request(call_of("hostility:add", 1, 2)).kind == Kind.ANSWER
+        waiting = crew.run(0, hostility.state)["sockets"]
+        assert waiting <= 2 * LIMITS.waiting_strangers + 16
+    finally:
+        for stranger in strangers:
+            stranger.socket.close()
+
+
+def test_more_than_a_handshake_is_not_read_before_it(crew, victim):
+    with Attacker(victim) as attacker:
+        attacker.send((2000).to_bytes(2, "little") + bytes(2000))
+        attacker.wait_closed()
+    assert log_of(crew, "ProtocolError", "2000 bytes")
+
+
+# what may be said
+
+
+@pytest.mark.parametrize("length", ["metadata", "payload"])
+def test_oversize_lengths_close_the_connection_at_the_header(crew, victim, length):
+    lengths = (2**32 - 1, 0) if length == "metadata" else (0, 2**63)
+    with Attacker(victim) as attacker:
+        attacker.shake_hands()
+        attacker.send(header(Kind.REQUEST, 1, *lengths))
+        attacker.wait_closed()
+    assert log_of(crew, "eve", "is lost", f"{max(lengths):,} bytes")
+
+
+@pytest.mark.parametrize("start", [b"pb\x02\x01", b"pb\x01\x63", b"GET ", b"pb\x01\x08", b"pb\x01\x00"], ids=repr)
+def test_what_is_no_frame_closes_the_connection(crew, victim, start):
+    with Attacker(victim) as attacker:
+        attacker.shake_hands()
+        attacker.send(start + bytes(HEADER.size - len(start)))
+        attacker.wait_closed()
+    assert log_of(crew, "eve", "is lost", "frame")
+
+
+REFUSED = [
+    ("an unknown body", encode([msgspec.Raw(encode(["nonsense"])), None]), "ProtocolError"),
+    ("a body with wrong fields", encode([msgspec.Raw(encode(["call", 5])), None]), "ProtocolError"),
+    ("no envelope", encode({"a": 1}), "ProtocolError"),
+    ("an unknown form", call_of("hostility:echo", Ext(77, b"")), "ProtocolError"),
+    ("a missing tensor", call_of("hostility:echo", Ext(Code.TENSOR, encode(3))), "ProtocolError"),
+    (
+        "an unknown type of tensors",
+        encode([msgspec.Raw(encode(["call", "hostility:echo"])), None, [[99, [1]]]]),
+        "ProtocolError",
+    ),
+    (
+        "a shape below zero",
+        encode([msgspec.Raw(encode(["call", "hostility:echo"])), None, [[0, [-1]]]]),
+        "ProtocolError",
+    ),
+    (
+        "a shape beyond memory",
+        encode([msgspec.Raw(encode(["call", "hostility:echo"])), None, [[0, [2**61]]]]),
+        "ProtocolError",
+    ),
+    (
+        "an empty shape beyond numbers",
+        encode([msgspec.Raw(encode(["call", "hostility:echo"])), None, [[0, [0, 2**64 - 1]]]]),
+        "ProtocolError",
+    ),
+    (
+        "a segment that is not there",
+        encode([msgspec.Raw(encode(["call", "hostility:echo"])), None, [[0, [1], 5]]]),
+        "ProtocolError",
+    ),
+    (
+        "a tensor given back that was not lent",
+        encode([msgspec.Raw(encode(["call", "hostility:echo"])), None, [[0, [1], 1, 0, True]]]),
+        "ProtocolError",
+    ),
+    ("too deep", call_of("hostility:echo", raw=b"\x92\x91" + b"\x91" * 100_000 + b"\xc0\x80"), "ProtocolError"),
+    ("arguments that are none", call_of("hostility:echo", raw=encode(5)), "ProtocolError"),
+    ("a module that is not allowed", call_of("os:system", "true"), "NotAllowedError"),
+    ("what a module imported", call_of("hostility:random"), "NotAllowedError"),
+    ("a function that a module imported", call_of("hostility:contextlib.suppress"), "NotAllowedError"),
+    ("imported into the main program", call_of("__main__:system", "true"), "NotAllowedError"),
+    ("a private name", call_of("hostility:_private"), "NotAllowedError"),
+    ("a dunder", call_of("hostility:Pair.__init__"), "NotAllowedError"),
+    ("torch.load", call_of("torch:load", "/etc/passwd"), "NotAllowedError"),
+    ("eval", call_of("builtins:eval", "1"), "NotAllowedError"),
+    (
+        "a function by name among the arguments",
+        call_of("hostility:echo", Ext(Code.NAMED, encode("os:system"))),
+        "NotAllowedError",
+    ),
+    (
+        "an object by name",
+        call_of("hostility:echo", Ext(Code.OBJECT, encode(["os:stat_result", []]))),
+        "NotAllowedError",
+    ),
+]
+
+
+@pytest.mark.parametrize(("metadata", "name"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
+def test_a_bad_message_fails_alone_with_a_named_error_and_a_line_in_the_log(crew, victim, metadata, name):
+    with Attacker(victim) as attacker:
+        attacker.shake_hands()
+        error = error_in(attacker.request(metadata))
+        assert type(error).__name__ == name, f"got {error!r}"
+        assert attacker.request(call_of("hostility:add", 1, 2)).kind == Kind.ANSWER  # the connection lives
+    assert log_of(crew, "eve", str(error)[:60]).startswith("WARNING")
+
+
+@pytest.mark.parametrize(
+    "function", ["os:system", "__main__:system", "torch:load", "hostility:_private", "pibroch.rpc.secret:find_secret"]
+)
+def test_an_honest_caller_gets_the_named_error(crew, victim, function):
+    name, text = crew.run(1, hostility.call_for_error, "worker0", function)
+    assert name == "NotAllowedError" and function in text
+    assert log_of(crew, "worker1", function).startswith("WARNING")
+
+
+class Trap:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def test_pickles_are_never_opened(crew, victim, tmp_path):
+    path = tmp_path / "opened"
+    data = pickle.dumps(Trap(path))
+    pickle.loads(data)
+    assert path.exists(), "the trap works"
+    path.rmdir()
+    with Attacker(victim) as attacker:
+        attacker.shake_hands()
+        frame = attacker.request(call_of("hostility:echo", Ext(Code.PICKLE, data)))
+        assert "a pickle" in str(error_in(frame)) and type(error_in(frame)).__name__ == "NotAllowedError"
+        assert error_in(attacker.request(data))  # as metadata
+        assert error_in(
+            attacker.request(
+                encode(Envelope(msgspec.Raw(encode(["call", "hostility:echo"])), msgspec.Raw(encode(data))))
+            )
+        )
+        for kind in (Kind.FAILURE, Kind.ANSWER, Kind.NOTE):
+            attacker.send(header(kind, 1, len(data), 0) + data)
+        assert attacker.request(call_of("hostility:echo", data)).kind == Kind.ANSWER  # bytes are just bytes
+    with Attacker(victim) as attacker:
+        attacker.send(data)  # in place of a handshake
+        attacker.wait_closed()
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("kind", ["unsealed", "may grow", "may shrink", "short", "file", "pipe", "none"])
+def test_shared_memory_that_could_change_under_us_is_refused(crew, victim, kind):
+    metadata = encode(1 << 20)
+    descriptors = [] if kind == "none" else [hostility.descriptors_of(kind)]
+    try:
+        with Attacker(victim) as attacker:
+            attacker.shake_hands()
+            attacker.send(header(Kind.SEGMENT, 1, len(metadata), 0) + metadata, descriptors)
+            attacker.wait_closed()
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    assert log_of(crew, "eve", "is lost", "descriptor" if kind == "none" else "shared segment")
+
+
+def test_a_sealed_segment_is_taken_once(crew, victim):
+    descriptor, metadata = hostility.descriptors_of("sealed"), encode(1 << 20)
+    try:
+        with Attacker(victim) as attacker:
+            attacker.shake_hands()
+            announcement = header(Kind.SEGMENT, 1, len(metadata), 0) + metadata
+            attacker.send(announcement, [descriptor])
+            tensor = encode(
+                [
+                    msgspec.Raw(encode(["call", "hostility:echo"])),
+                    [[Ext(Code.TENSOR, encode(0))], {}],
+                    [[4, [8], 1, 64]],
+                ]
+            )
+            assert attacker.request(tensor).kind == Kind.ANSWER
+            outside = encode(
+                [
+                    msgspec.Raw(encode(["call", "hostility:echo"])),
+                    [[Ext(Code.TENSOR, encode(0))], {}],
+                    [[4, [8], 1, 1 << 20]],
+                ]
+            )
+            assert isinstance(error_in(attacker.request(outside)), ProtocolError)
+            attacker.send(announcement, [descriptor])
+            attacker.wait_closed()
+    finally:
+        os.close(descriptor)
+    assert log_of(crew, "eve", "is lost", "shared segment 1")
+
+
+# a hundred thousand frames
+
+
+def test_a_bombardment_by_strangers_changes_nothing(crew, victim):
+    seeds = recorded_frames(crew)
+    bombarded(crew, victim, seeds, NUM_STRANGE, admitted=False)
+    assert log_of(crew, "refused a connection", "ProtocolError")
+
+
+def test_a_bombardment_by_who_knows_the_secret_changes_nothing(crew, victim):
+    seeds = recorded_frames(crew)
+    bombarded(crew, victim, seeds, NUM_ADMITTED, admitted=True)
+    assert log_of(crew, "eve", "is lost") and log_of(crew, "unreadable message") and log_of(crew, "not allowed here")
+
+
+def recorded_frames(crew):
+    """All frames of varied calls between the two workers, in both directions."""
+    for rank in (0, 1):
+        crew.run(rank, hostility.start_recording)
+    assert crew.run(1, hostility.varied_calls, "worker0")
+    frames = [frame for rank in (0, 1) for frame in crew.run(rank, hostility.recorded) if len(frame) < 1 << 16]
+    assert len(frames) > 50
+    return frames
+
+
+def bombarded(crew, victim, seeds, num_frames, admitted):
+    crew.run(0, hostility.forget_peak)
+    crew.run(0, hostility.start_counting)
+    before = crew.run(0, hostility.state)
+    sent, connections = hostility.bombard(victim, mutations(seeds, num_frames), admitted=admitted)
+    assert sent == num_frames and connections > 1000
+    assert crew.run(1, hostility.honest_call, "worker0")
+    after, understood = crew.run(0, hostility.state), crew.run(0, hostility.counted)
+    if admitted:  # most were looked at: the others came behind one that ended its connection
+        assert sum(understood.values()) + connections > num_frames * 3 // 4, f"{understood}, {connections} connections"
+    assert after["peak"] - before["rss"] < MAX_GROWTH_BYTES, f"{before} became {after}"
+    used = crew.run(0, hostility.cpu_seconds)
+    time.sleep(0.5)  # it has nothing to do now: no loop was left behind
+    assert crew.run(0, hostility.cpu_seconds) - used < 0.25
