@@ -23,7 +23,7 @@ def live_counts():
 
 def count_messages():
     """From now on this worker counts the gradients that it sends."""
-    ours = current_agent().autograd
+    ours = current_agent().autograd.coordinator
     if hasattr(ours, "is_counted"):
         return
     ours.is_counted, send = True, ours._send_gradients

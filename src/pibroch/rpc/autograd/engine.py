@@ -1,11 +1,10 @@
-"""Distributed autograd at one worker: its part in every message, and backward passes over all workers."""
+"""Distributed autograd at one worker: its part in every message, the life of contexts, and the way to backward passes."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -13,10 +12,9 @@ from torch import Tensor
 
 from pibroch.errors import ProtocolError, RpcError, WorkerLostError
 from pibroch.rpc.autograd.contexts import Context, Contexts
-from pibroch.rpc.autograd.discovery import Ask, Instruction
+from pibroch.rpc.autograd.coordinator import Coordinator
 from pibroch.rpc.autograd.gates import Received, Sent, make_gate, make_receipt
-from pibroch.rpc.autograd.messages import Abort, Discover, Gradients, Graph, Release, Start
-from pibroch.rpc.autograd.passes import Pass, deadline_after, left_until
+from pibroch.rpc.autograd.messages import Graph, Release
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.options import UNSET_RPC_TIMEOUT
 
@@ -30,11 +28,7 @@ class Autograd:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._contexts = Contexts()
-        # walks through graphs and runs of the engine take time: on the pool
-        agent.serve(Discover, self._on_discover, in_pool=True)
-        agent.serve(Start, self._on_start, in_pool=True)
-        agent.serve(Gradients, self._on_gradients)
-        agent.serve(Abort, self._on_abort)
+        self.coordinator = Coordinator(agent, self._contexts)
         agent.serve(Release, self._on_release)
         agent.when_lost(self._on_lost)
         agent.when_closed(self.close)
@@ -164,147 +158,14 @@ class Autograd:
         self, context_id: int, roots: Sequence[Tensor], retain_graph: bool = False, timeout: float = UNSET_RPC_TIMEOUT
     ) -> None:
         """Accumulate the gradients of ``roots`` in the context, on all workers; see ``pibroch.rpc.autograd.backward``."""
-        context = self._contexts.get(context_id)
-        _check_roots(roots)
-        number = next(self._agent.ids)
-        part = self._pass(context, number, self._agent.info.id, self._agent.timeout_s(timeout))
-        workers: frozenset[WorkerInfo] = frozenset()
-        try:
-            workers = self._search(part, roots)
-            self._run_everywhere(part, roots, workers, retain_graph)
-        except BaseException:
-            for worker_id in part.partners | {worker.id for worker in workers}:
-                self._tell_abort(part, worker_id)
-            raise
-        finally:
-            context.passes.pop(number, None)
-
-    def _pass(self, context: Context, number: int, root: int, timeout_s: float) -> Pass:
-        """This worker's part in a pass."""
-        made = Pass(number, context, self._agent.info, root, self._send_gradients, self._waiting)
-        made.deadline = deadline_after(timeout_s)
-        return context.passes.setdefault(number, made)
-
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """While a thread of the pool is in here, another one may work in its stead."""
-        token = self._agent.pool.begin_wait()
-        try:
-            yield
-        finally:
-            self._agent.pool.end_wait(token)
-
-    def _search(self, part: Pass, roots: Sequence[Tensor]) -> frozenset[WorkerInfo]:
-        """The workers that take part."""
-        found: torch.futures.Future[list[tuple[str, int]]] = torch.futures.Future()
-        self._perform(part, part.search(found, roots))
-        return _infos(self._agent.wait(found, left_until(part.deadline)))
-
-    def _run_everywhere(
-        self, part: Pass, roots: Sequence[Tensor], workers: frozenset[WorkerInfo], retain_graph: bool
-    ) -> None:
-        others = [worker for worker in workers if worker.id != self._agent.info.id]
-        rest = _Rest(part, len(others))
-        for worker in others:
-            timeout_s = left_until(part.deadline)
-            start = Start(part.context.id, part.number, retain_graph, timeout_s)
-            self._agent.request(worker, start, timeout=timeout_s).add_done_callback(rest.one_done)
-        part.run(roots, retain_graph)
-        self._agent.wait(rest.done, left_until(part.deadline))
-
-    def _perform(self, part: Pass, instructions: Sequence[Instruction]) -> None:
-        """Do what the search wants."""
-        for instruction in instructions:
-            if isinstance(instruction, Ask):
-                self._ask(part, instruction)
-                continue
-            asker = instruction.asker
-            assert isinstance(asker, torch.futures.Future)
-            if instruction.error is not None:
-                asker.set_exception(instruction.error)
-            else:
-                asker.set_result([(worker.name, worker.id) for worker in instruction.workers])
-
-    def _ask(self, part: Pass, ask: Ask) -> None:
-        timeout_s = left_until(part.deadline)
-        edges = [(edge.message, edge.tensor) for edge in ask.edges]
-        question = Discover(part.context.id, part.number, part.root, edges, timeout_s)
-        future = self._agent.request(ask.worker, question, timeout=timeout_s)
-
-        def answered(future: torch.futures.Future[Any]) -> None:
-            try:
-                workers = _infos(future.value())
-            except Exception as error:
-                self._perform(part, part.failed(error))
-                return
-            self._perform(part, part.answered(workers))
-
-        future.add_done_callback(answered)
-
-    def _on_discover(self, origin: WorkerInfo, question: Discover, value: object) -> torch.futures.Future[Any]:
-        context = self._contexts.get(question.context)
-        part = self._pass(context, question.backward, question.root, question.timeout_s)
-        answer: torch.futures.Future[Any] = torch.futures.Future()
-        self._perform(part, part.asked(answer, origin, question.edges))
-        return answer
-
-    def _on_start(self, origin: WorkerInfo, start: Start, value: object) -> None:
-        context = self._contexts.get(start.context)
-        part = context.passes.get(start.backward)
-        if part is None:
-            raise RpcError("the start of a backward pass that was given up", "one under way")
-        part.deadline = deadline_after(start.timeout_s)
-        try:
-            part.run([], start.retain_graph)
-        finally:
-            context.passes.pop(start.backward, None)
-
-    def _send_gradients(self, part: Pass, received: Received, gradients: list[Tensor | None]) -> None:
-        note = Gradients(part.context.id, part.number, received.message)
-        self._agent.notify(received.origin, note, gradients)
-
-    def _on_gradients(self, origin: WorkerInfo, note: Gradients, value: Any) -> None:
-        context = self._contexts.find(note.context)
-        part = context.passes.get(note.backward) if context is not None else None
-        if part is not None and isinstance(value, list):
-            part.arrived(origin, note.message, value)
-
-    # failures
-
-    def _tell_abort(self, part: Pass, worker_id: int) -> None:
-        if worker_id == self._agent.info.id:
-            return
-        try:
-            worker = self._agent.find(worker_id)
-        except ValueError:
-            return  # it left
-        self._agent.notify(worker, Abort(part.context.id, part.number))
-
-    def _on_abort(self, origin: WorkerInfo, note: Abort, value: object) -> None:
-        context = self._contexts.find(note.context)
-        part = context.passes.get(note.backward) if context is not None else None
-        if (
-            part is not None and part.root != self._agent.info.id
-        ):  # that one learns of failures by its requests, with their cause
-            self._give_up(part, RpcError(f"a backward pass that worker {origin.name!r} gave up"))
-
-    def _give_up(self, part: Pass, error: Exception) -> None:
-        """End a pass here and with all that this worker brought into it."""
-        if part.context.passes.pop(part.number, None) is not None:
-            part.abort(error)
-            for worker_id in tuple(part.partners):
-                self._tell_abort(part, worker_id)
+        self.coordinator.run(context_id, roots, retain_graph, timeout)
 
     def _on_lost(self, worker: WorkerInfo, incarnation: int) -> None:
         error = WorkerLostError(worker.name, "it was lost in the middle of distributed autograd")
         for context in self._contexts.all():
             if context.creator == (worker.id, incarnation):
                 self._drop(context.id, error)
-            for part in tuple(context.passes.values()):
-                if worker.id == part.root:
-                    self._give_up(part, error)
-                elif worker.id in part.partners:
-                    part.abort(error)
+        self.coordinator.lost(worker, error)
 
 
 def _clear(context: Context, error: Exception) -> None:
@@ -314,51 +175,8 @@ def _clear(context: Context, error: Exception) -> None:
     context.clear()
 
 
-def _infos(workers: list[tuple[str, int]]) -> frozenset[WorkerInfo]:
-    return frozenset(WorkerInfo(name, worker_id) for name, worker_id in workers)
-
-
 def _fits(places: tuple[int, ...], tensors: list[Tensor]) -> bool:
     return len(set(places)) == len(places) and all(
         0 <= place < len(tensors) and (tensors[place].is_floating_point() or tensors[place].is_complex())
         for place in places
     )
-
-
-class _Rest:
-    """The other workers' parts in a pass: ``done`` when all are, or with the first error, which aborts ours."""
-
-    def __init__(self, part: Pass, size: int) -> None:
-        self.done: torch.futures.Future[Any] = torch.futures.Future()
-        self._part, self._num_open = part, size
-        self._lock = threading.Lock()
-        if not size:
-            self.done.set_result(None)
-
-    def one_done(self, future: torch.futures.Future[Any]) -> None:
-        """One has answered."""
-        error = None
-        try:
-            future.value()
-        except Exception as raised:
-            error = raised
-        with self._lock:
-            self._num_open -= 1
-            if self.done.done() or (error is None and self._num_open):
-                return
-            if error is None:
-                self.done.set_result(None)
-            else:
-                self.done.set_exception(error)
-        if error is not None:
-            self._part.abort(error)
-
-
-def _check_roots(roots: Sequence[Tensor]) -> None:
-    if not roots:
-        raise RuntimeError("got no roots; need at least one tensor to differentiate; do: pass [loss]")
-    for root in roots:
-        if not root.requires_grad:
-            raise RuntimeError("got a root that does not require a gradient; need one computed from tensors that do")
-        if root.numel() != 1:
-            raise RuntimeError(f"got a root of shape {tuple(root.shape)}; need a scalar; do: sum it up first")
