@@ -248,3 +248,23 @@ def test_batches_are_bounded_on_the_wire():
     assert decode(encode(news)) == news
     with pytest.raises(msgspec.ValidationError):
         decode(encode(News(1, 2, [Settled(3)] * (MAX_BATCH + 1))))
+
+
+def test_nothing_is_kept_for_a_receiver_that_is_lost_already():
+    book, fork = user_with_fork()
+    book.lost(OTHER)
+    book.users.share(fork, CHILD, OTHER)
+    book.users.release(fork)
+    assert book.take_messages() == {OWNER: [Dropped(R, FORK)]}
+
+
+def test_a_creation_that_comes_answers_those_that_asked():
+    book = ReferenceBook(USER)
+    fork = book.users.create(R, FORK, Peer(OWNER.worker, ANY_LIFE))
+    earlier = Peer(OWNER.worker, 99)
+    book.handle(earlier, Asked(R))
+    book.handle(OWNER, Asked(R))
+    assert book.take_messages() == {}
+    book.users.created(fork, OWNER)
+    assert book.take_messages() == {earlier: [NotComing(R)]}  # which will not get what the present owner has
+    assert fork.owner == OWNER
