@@ -12,6 +12,7 @@ import msgspec
 from pibroch.errors import ProtocolError, ReferenceLostError
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.references import ANY_LIFE, MAX_BATCH, Fork, Message, News, Peer, Place, ReferenceBook, State, Wire
+from pibroch.rpc.rref_calls import Calls
 from pibroch.rpc.rref_values import OwnedValue
 
 if TYPE_CHECKING:
@@ -49,8 +50,6 @@ class References:
         agent.serve(News, self._on_news)
         agent.when_lost(self._on_lost)
         agent.when_closed(self.close)
-        from pibroch.rpc.rref_calls import Calls
-
         self.calls = Calls(self)
 
     # Python objects
@@ -85,8 +84,9 @@ class References:
 
     def release(self, fork_or_reference: Fork | int) -> None:
         """A Python object is gone. Called by the garbage collector: no locks, no input or output."""
-        self._released.append(fork_or_reference)
-        self._plan()
+        if not self.is_closed:
+            self._released.append(fork_or_reference)
+            self._plan()
 
     # references in messages
 
@@ -130,7 +130,7 @@ class References:
 
         try:
             wire = _read_wire(raw)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError(f"a reference that cannot be read ({error})", "one as in the wire format") from error
         if wire.sender.worker != origin.id:
             raise ProtocolError(f"a reference of worker {wire.sender.worker} from worker {origin.id}", "its own")
@@ -243,7 +243,9 @@ class References:
                 return
             self._book.is_back(Peer(origin.id, news.sender))
             self._book.handle_news(origin.id, news)
-        self._plan()
+            is_more = self._book.has_instructions
+        if is_more and not self._is_planned:
+            self._flush()  # at once: this is the loop
 
     def _on_lost(self, worker: WorkerInfo, incarnation: int) -> None:
         with self._lock:

@@ -1,5 +1,6 @@
 """An attacker with a raw socket, what it says, and what the attacked workers do meanwhile."""
 
+import collections
 import contextlib
 import fcntl
 import itertools
@@ -11,13 +12,13 @@ import resource
 import select
 import socket
 import time
-from collections import Counter
 from dataclasses import dataclass
 
 import torch
 from mutations import call_of
 
 from pibroch import rpc
+from pibroch.rpc import autograd
 from pibroch.rpc.connection import Connection
 from pibroch.rpc.frames import HEADER, MAGIC, VERSION, FrameReader, Kind, header
 from pibroch.rpc.handshake import Client, Identity, Purpose
@@ -38,12 +39,24 @@ class Pair:
     b: object
 
 
+class Counter:
+    """Something to refer to."""
+
+    def __init__(self, count):
+        self.count = count
+        self.array = torch.zeros(3).numpy()
+
+    def up(self, by):
+        self.count += by
+        return self.count
+
+
 class _Log(logging.Handler):
     """Counts what was logged and keeps one line of each kind."""
 
     def __init__(self):
         super().__init__(logging.INFO)
-        self.lines, self.count = Counter(), 0
+        self.lines, self.count = collections.Counter(), 0
 
     def emit(self, record):
         self.count += 1
@@ -58,7 +71,7 @@ class _Log(logging.Handler):
 _log = _Log()
 _record = []
 _original_send = Stream.send
-_seen = Counter()
+_seen = collections.Counter()
 _original_on_frame = Connection.on_frame
 
 
@@ -83,6 +96,12 @@ def target():
 
     record = current_agent()._peers.record
     return {"name": record.name, "unix": record.unix, "host": record.host, "port": record.port, "pid": os.getpid()}
+
+
+def incarnation():
+    from pibroch.rpc.agent import current_agent
+
+    return current_agent().incarnation
 
 
 def state():
@@ -190,6 +209,14 @@ def varied_calls(to):
     for value in values:
         rpc.rpc_sync(to, echo, (value,))
     rpc.rpc_sync(to, add, kwargs={"a": torch.ones(20_000), "b": 1})
+    counter = rpc.remote(to, Counter, (1,))
+    assert rpc.rpc_sync(to, echo, (counter,)).rpc_sync().up(2) == 3
+    assert rpc.remote(to, torch.add, (torch.ones(2), 1)).to_here().sum() == 4
+    for _ in range(3):
+        with autograd.context() as context:
+            weight = torch.ones(3, requires_grad=True)
+            autograd.backward(context, [rpc.rpc_sync(to, torch.mul, (weight, 2)).sum()])
+            assert autograd.get_gradients(context)[weight].sum() == 6
     for function, args in [(fail, ("expected",)), (torch.add, (1, 2))]:
         with contextlib.suppress(ValueError, TypeError):
             rpc.rpc_sync(to, function, args)
@@ -228,6 +255,8 @@ def call_as_stranger(name, port, secret):
 class Attacker:
     """A connection that is ours to misuse."""
 
+    ID, INCARNATION = 666, 13
+
     def __init__(self, target, *, unix=True, timeout_s=PATIENCE_S):
         self.target = target
         self.socket = socket.socket(socket.AF_UNIX if unix else socket.AF_INET)
@@ -254,7 +283,11 @@ class Attacker:
     def shake_hands(self, secret=SECRET, expected=None, name="eve", **client):
         """A handshake; returns all that was sent."""
         core = Client(
-            secret, Identity(name, 666, 13), expected or self.target["name"], Purpose(random.getrandbits(62)), **client
+            secret,
+            Identity(name, self.ID, self.INCARNATION),
+            expected or self.target["name"],
+            Purpose(random.getrandbits(62)),
+            **client,
         )
         sent = b""
         while not core.done:

@@ -109,10 +109,15 @@ def _other_form(frame, chance):
     return _metadata(call_of("hostility:echo", raw=encode([[value], {}])), chance, Kind.REQUEST)
 
 
+_BODIES = str.split("""
+    call answer arrived function method create fetch rrefbackward refs discover backward gradients abort release nothing
+""")
+
+
 def _other_body(frame, chance):
     body = encode(
         [
-            chance.choice(["call", "answer", "arrived", "nothing", 5]),
+            chance.choice(_BODIES),
             *chance.choices([None, 1, "x", [], 2**63], k=chance.randrange(4)),
         ]
     )

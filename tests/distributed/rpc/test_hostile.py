@@ -11,7 +11,7 @@ from hostility import SECRET, Attacker
 from mutations import Ext, call_of, mutations
 from rpc_crew import Crew, Worker
 
-from pibroch.errors import AuthenticationError, ProtocolError
+from pibroch.errors import AuthenticationError, NotAllowedError, ProtocolError
 from pibroch.rpc.callables import Callables
 from pibroch.rpc.failures import decode_failure
 from pibroch.rpc.frames import HEADER, Kind, header
@@ -30,6 +30,7 @@ NUM_STRANGE, NUM_ADMITTED = 60_000, 40_000  # frames, without a handshake and wi
 @pytest.fixture(scope="module")
 def crew():
     made = Crew(2, secret=SECRET, limits=LIMITS)
+    made.run(1, hostility.varied_calls, "worker0")  # all connections that honest calls need are there
     yield made
     made.close()
 
@@ -220,6 +221,42 @@ def test_a_bad_message_fails_alone_with_a_named_error_and_a_line_in_the_log(crew
         assert type(error).__name__ == name, f"got {error!r}"
         assert attacker.request(call_of("hostility:add", 1, 2)).kind == Kind.ANSWER  # the connection lives
     assert log_of(crew, "eve", str(error)[:60]).startswith("WARNING")
+
+
+METHODS = ["__class__", "__init__", "__dict__", "_hidden", "__reduce__"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_private_methods_of_referenced_values_are_refused(crew, victim, method):
+    with Attacker(victim) as attacker:
+        attacker.shake_hands()
+        place, value = create(attacker, crew, "hostility:Counter", 1)
+        assert attacker.request(envelope(["method", place, "up"], value)).kind == Kind.ANSWER
+        error = error_in(attacker.request(envelope(["method", place, method], value)))
+        assert isinstance(error, NotAllowedError) and method in str(error)
+    assert log_of(crew, "WARNING", "eve", method)
+
+
+def test_an_array_behind_a_reference_does_not_write_files(crew, victim, tmp_path):
+    with Attacker(victim) as attacker:
+        attacker.shake_hands()
+        place, _ = create(attacker, crew, "torch:Tensor.numpy", Ext(Code.TENSOR, encode(0)), tensors=[[0, [0]]])
+        error = error_in(attacker.request(envelope(["method", place, "tofile"], [[str(tmp_path / "file")], {}])))
+        assert isinstance(error, NotAllowedError)
+    assert not list(tmp_path.iterdir())
+
+
+def create(attacker, crew, function, argument, tensors=()):
+    """Have a value made; its place, and a value for calls of its methods."""
+    body = ["create", 5, 6, attacker.INCARNATION, ["function", function]]
+    frame = attacker.request(envelope(body, [[argument], {}], tensors))
+    assert frame.kind == Kind.ANSWER, error_in(frame)
+    owner = crew.run(0, hostility.incarnation)
+    return [5, [0, owner], [attacker.ID, attacker.INCARNATION], True], [[1], {}]
+
+
+def envelope(body, value, tensors=()):
+    return encode([msgspec.Raw(encode(body)), msgspec.Raw(encode(value)), list(tensors)])
 
 
 @pytest.mark.parametrize(
