@@ -46,7 +46,7 @@ COLUMNS = [
     "where", "call", "size", "contender", "p20", "p50", "p80", "over_pibroch", "calls_per_second", "line_share", "cpu",
 ]  # fmt: skip
 PLOT = PlotSpec(
-    "over_pibroch", ("where", "call"), "size", "contender", "times as long as pibroch", "over_least", "over_most", 1
+    "over_pibroch", ("where", "kind"), "case", "contender", "times as long as pibroch", "over_least", "over_most", 1
 )
 MEANINGS = (
     "a caller and a callee, one process each, torch's default number of threads, which spin for 1000 rounds at most; the same "
@@ -106,6 +106,13 @@ class Phase:
     def call(self) -> str:
         """In the table."""
         return {"ops": "200 ops", "in_flight": f"{self.number} in flight"}.get(self.kind, self.kind)
+
+    @property
+    def in_plot(self) -> Row:
+        """The panel that it belongs to, and its place there."""
+        if self.kind == "in_flight":
+            return {"kind": "1 KB in flight", "case": str(self.number)}
+        return {"kind": self.call, "case": self.size}
 
     @property
     def size(self) -> str:
@@ -220,37 +227,45 @@ def measure_all(running: list[Pair], where: str, phases: Sequence[Phase], option
 
 def phase_rows(where: str, phase: Phase, times: dict[str, Times]) -> list[Row]:
     """One row a contender."""
-    rows = []
-    for label, mine in times.items():
-        p20_ms, p50_ms, p80_ms = (mine.percentile(percent) / phase.calls for percent in (20, 50, 80))
-        ratios = mine.ratios_to(times[OURS]) if OURS in times else []
-        line_ms = phase.line_bytes / LINE_BYTES_PER_S * 1e3
-        rows.append(row(
-            where, phase.call, phase.size, label, (p20_ms, p50_ms, p80_ms), ratios,
-            calls_per_second=1e3 / p50_ms if phase.kind == "in_flight" else None,
-            line_share=line_ms / p50_ms if where == LINE_RATE and phase.number >= MB else None,
-            cpu_ms=sum(mine.cpu_ms) / len(mine.cpu_ms) / phase.calls,
-        ))  # fmt: skip
+    rows = rows_of({"where": where, "call": phase.call, "size": phase.size, **phase.in_plot}, times, phase.calls)
+    line_ms = phase.line_bytes / LINE_BYTES_PER_S * 1e3
+    for row in rows:
+        cpu_ms = times[row["contender"]].cpu_ms
+        row["cpu_ms"] = sum(cpu_ms) / len(cpu_ms) / phase.calls
+        row["cpu"] = duration(row["cpu_ms"])
+        if phase.kind == "in_flight":
+            row["calls_per_second"] = 1e3 / row["p50_ms"]
+        if where == LINE_RATE and phase.number >= MB:
+            row["line_share"] = line_ms / row["p50_ms"]
     return rows
 
 
 def autograd_rows(where: str, phase: Phase, parts: dict[str, dict[str, list[float]]]) -> list[Row]:
     """Rows of the forward and of the backward part of each timed step, without warm-up steps and those that open a turn."""
     warmup, rounds = phase.schedule.warmup_steps, phase.schedule.rounds
-    rows = []
+    rows: list[Row] = []
     for part in (f"{phase.kind}-fwd", f"{phase.kind}-bwd"):
-        if part == "nograd-bwd":
-            continue
-        times = {
-            label: Times([turn[1:] for turn in split(series[part][warmup:], rounds)]) for label, series in parts.items()
-        }
-        rows += [
-            row(
-                where, part, "", label, (mine.percentile(20), mine.percentile(50), mine.percentile(80)),
-                mine.ratios_to(times[OURS]) if OURS in times else [],
-            )
-            for label, mine in times.items()
-        ]  # fmt: skip
+        if part != "nograd-bwd":
+            turns = {label: split(series[part][warmup:], rounds) for label, series in parts.items()}
+            times = {label: Times([steps[1:] for steps in mine]) for label, mine in turns.items()}
+            rows += rows_of({"where": where, "call": part, "size": "", "kind": "two layers", "case": part}, times)
+    return rows
+
+
+def rows_of(names: Row, times: dict[str, Times], calls: int = 1) -> list[Row]:
+    """One row a contender with the same columns whatever was timed; times twice, as numbers and as text with three digits."""
+    rows = []
+    for label, mine in times.items():
+        milliseconds = {f"p{percent}": mine.percentile(percent) / calls for percent in (20, 50, 80)}
+        ratios = mine.ratios_to(times[OURS]) if OURS in times else []
+        rows.append({
+            **names, "contender": label,
+            **{f"{name}_ms": value for name, value in milliseconds.items()},
+            "over_pibroch": median(ratios) if ratios else None,
+            "over_least": min(ratios, default=None), "over_most": max(ratios, default=None),
+            "calls_per_second": None, "line_share": None, "cpu_ms": None,
+            **{name: duration(value) for name, value in milliseconds.items()}, "cpu": None,
+        })  # fmt: skip
     return rows
 
 
@@ -262,23 +277,6 @@ def split(values: list[float], rounds: int) -> list[list[float]]:
     """
     size = len(values) // rounds
     return [values[turn * size : (turn + 1) * size] for turn in range(rounds)]
-
-
-def row(
-    where: str, call: str, size: str, label: str, percentiles_ms: tuple[float, float, float], ratios: list[float],
-    calls_per_second: float | None = None, line_share: float | None = None, cpu_ms: float | None = None,
-) -> Row:  # fmt: skip
-    """One row; times twice, as numbers and as text with three digits."""
-    p20_ms, p50_ms, p80_ms = percentiles_ms
-    return {
-        "where": where, "call": call, "size": size, "contender": label,
-        "p20_ms": p20_ms, "p50_ms": p50_ms, "p80_ms": p80_ms, "cpu_ms": cpu_ms,
-        "over_pibroch": median(ratios) if ratios else None,
-        "over_least": min(ratios, default=None), "over_most": max(ratios, default=None),
-        "calls_per_second": calls_per_second, "line_share": line_share,
-        "p20": duration(p20_ms), "p50": duration(p50_ms), "p80": duration(p80_ms),
-        "cpu": None if cpu_ms is None else duration(cpu_ms),
-    }  # fmt: skip
 
 
 def duration(milliseconds: float) -> str:
