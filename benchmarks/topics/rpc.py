@@ -249,6 +249,9 @@ def autograd_rows(where: str, phase: Phase, parts: dict[str, dict[str, list[floa
             turns = {label: split(series[part][warmup:], rounds) for label, series in parts.items()}
             times = {label: Times([steps[1:] for steps in mine]) for label, mine in turns.items()}
             rows += rows_of({"where": where, "call": part, "size": "", "kind": "two layers", "case": part}, times)
+    if phase.kind == "norpc":  # a local step, the same for all: a ratio would look like a result
+        for row in rows:
+            row |= {"over_pibroch": None, "over_least": None, "over_most": None}
     return rows
 
 
