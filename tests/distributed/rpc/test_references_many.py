@@ -10,6 +10,7 @@ import reference_cases as cases
 import torch
 
 from pibroch import rpc
+from pibroch.rpc.options import DEFAULT_NUM_WORKER_THREADS
 from pibroch.rpc.rref import RRef, remote
 
 pytestmark = pytest.mark.timeout(300)
@@ -46,6 +47,20 @@ def share_around(num_references):
     return [future.wait() for future in futures]
 
 
+_full = threading.Barrier(DEFAULT_NUM_WORKER_THREADS)
+
+
+def meet():
+    _full.wait(60)
+
+
+def use_all_threads():
+    """Have all threads of the next worker's pool started."""
+    to = (rpc.get_worker_info().id + 1) % NUM_WORKERS
+    for future in [rpc.rpc_async(to, meet) for _ in range(DEFAULT_NUM_WORKER_THREADS)]:
+        future.wait()
+
+
 def shared_memory():
     """Memory files of this process, and what has a name in /dev/shm."""
     files = []
@@ -72,7 +87,8 @@ def resources():
 @pytest.mark.slow
 def test_ten_thousand_references_leave_nothing(workers):
     crew = workers(NUM_WORKERS)
-    crew.run_all(share_around, NUM_REFERENCES // NUM_WORKERS // 5)  # warm: connections, threads
+    crew.run_all(use_all_threads)
+    crew.run_all(share_around, NUM_REFERENCES // NUM_WORKERS // 5)  # warm: connections, buffers
     assert crew.run_all(cases.settle) == [{}] * NUM_WORKERS
     before = crew.run_all(resources)
     for sums in crew.run_all(share_around, NUM_REFERENCES // NUM_WORKERS):
