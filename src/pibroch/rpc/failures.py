@@ -227,6 +227,7 @@ def copy_of(error: Exception) -> Exception:
     if type(copied) is not type(error) or copied is error or str(copied) != str(error):
         # its constructor takes something else
         copied = _blank(type(error), error.args)
+        copied.args = error.args  # an OSError with a constructor of its own leaves them to that
         copied.__dict__.update(error.__dict__)
     copied.__cause__, copied.__suppress_context__ = error.__cause__, error.__suppress_context__
     return copied.with_traceback(error.__traceback__)
