@@ -7,11 +7,17 @@ import subprocess
 import threading
 
 import pytest
+import torch
+from rpc_crew import Crew, Worker, join
 
-from pibroch.errors import ConfigError
+from pibroch import rpc
+from pibroch.errors import ConfigError, RpcError
 from pibroch.rpc.tls import client_context, server_context
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl"),
+]
 
 
 def openssl(*arguments):
@@ -167,3 +173,41 @@ def test_an_encrypted_key_is_refused_and_does_not_ask(certificates, tmp_path):
     openssl("ec", "-in", key, "-aes128", "-passout", "pass:word", "-out", encrypted)
     with pytest.raises(ConfigError, match="unencrypted"):
         server_context((certificate, str(encrypted), authorities))
+
+
+def identity(value):
+    return value
+
+
+def call_sizes(to):
+    for size in (0, 1, 5000, 100_000, 3_000_001):
+        sent = torch.arange(size, dtype=torch.float32)
+        assert torch.equal(rpc.rpc_sync(to, identity, (sent,)), sent)
+    return True
+
+
+def call_as_stranger(port, files, secret, seconds):
+    """Join with other files for TLS and call; the error's name."""
+    join("stranger", 5, 2, port, {"tls": files, "shared_memory": False, "secret": secret, "lost_after_s": seconds})
+    try:
+        return rpc.rpc_sync("worker0", identity, (1,), timeout=20)
+    except RpcError as error:
+        return type(error).__name__
+    finally:
+        rpc.shutdown(graceful=False)
+
+
+def test_workers_call_each_other_over_tls_and_strangers_cannot(certificates):
+    secret = "known to all, the stranger too"
+    crew = Crew(2, tls=certificates["ann"], shared_memory=False, num_streams=2, secret=secret)
+    stranger = Worker()
+    try:
+        assert crew.run(0, call_sizes, "worker1") and crew.run(1, call_sizes, "worker0")
+        certificate, key, _ = certificates["eve"]
+        files = (certificate, key, certificates["ann"][2])  # trusts us, but is not trusted
+        assert stranger.run(call_as_stranger, crew.port, files, secret, 20.0) == "WorkerLostError"
+        assert stranger.run(call_as_stranger, crew.port, None, secret, 1.0) == "WorkerLostError"  # plain TCP
+        assert crew.run(0, call_sizes, "worker1")
+    finally:
+        stranger.close()
+        crew.close()
