@@ -164,6 +164,9 @@ class Agent:
         """
         if isinstance(to, WorkerInfo):
             return to
+        info = self._membership.infos.get(to)
+        if info is not None:
+            return info
         record = self._membership.find_id(to) if isinstance(to, int) else self._membership.find(to)
         if record is None:
             known = ", ".join(info.name for info in self.workers())

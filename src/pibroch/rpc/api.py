@@ -69,8 +69,12 @@ def init_rpc(
         if _is_initialized():
             raise RuntimeError("RPC is already initialized")
         agent = _make_agent(name, rank, world_size, options, caller)
-        agent.start()
-        set_current_agent(agent)
+        set_current_agent(agent)  # others may call as soon as they see this worker
+        try:
+            agent.start()
+        except BaseException:
+            set_current_agent(None)
+            raise
 
 
 def _is_initialized() -> bool:

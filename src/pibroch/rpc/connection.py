@@ -20,7 +20,7 @@ from pibroch.rpc.messages import Envelope, TensorInfo, decode_envelope, encode
 from pibroch.rpc.options import Limits
 from pibroch.rpc.sharing import SHARE_FROM_BYTES, Sharing
 from pibroch.rpc.stream import Buffer, HasDescriptor, Stream
-from pibroch.rpc.tensors import describe, empty, read_only_bytes
+from pibroch.rpc.tensors import cut, describe, empty, read_only_bytes
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,9 @@ class Connection:
 
     def send(self, kind: Kind, number: int, metadata: bytes, payload: Sequence[Buffer] = ()) -> None:
         """Send a frame; never blocks. What cannot be sent any more is dropped: ``on_lost`` says so."""
-        payload_bytes = sum(len(data) for data in payload)
+        payload_bytes = 0
+        for data in payload:
+            payload_bytes += len(data)
         report = b"" if self.sharing is None else self.sharing.report()
         start = report + header(kind, number, len(metadata), payload_bytes)
         if payload_bytes <= _COPY_BELOW_BYTES:
@@ -221,10 +223,9 @@ class Connection:
             arriving = frame.target
             if not isinstance(arriving, _Arriving):
                 envelope = decode_envelope(frame.metadata)
-                inline = [info for info in envelope.tensors if info.is_inline]
-                if sum(info.num_bytes() for info in inline):
-                    raise ProtocolError("a message without its tensors' bytes", "the payload that its shapes say")
-                arriving = _Arriving(envelope, [empty(info)[0] for info in inline])
+                arriving = _Arriving(
+                    envelope, cut([each for each in envelope.tensors if each.is_inline], frame.payload)
+                )
             arriving.kind, arriving.number = frame.kind, frame.number
             if self._waits(arriving):
                 return None
@@ -271,12 +272,11 @@ class Connection:
         if not all(info.is_inline for info in infos):
             inline = iter(tensors)
             tensors = [next(inline) if info.is_inline else self._elsewhere(info) for info in infos]
-        tensors = [
-            t if info.device is None else unstage(t, info.device) for info, t in zip(infos, tensors, strict=True)
-        ]
-        for info, tensor in zip(infos, tensors, strict=True):
-            if info.requires_grad and (tensor.is_floating_point() or tensor.is_complex()):
-                tensor.requires_grad_()
+        for place, info in enumerate(infos):
+            if info.device is not None:
+                tensors[place] = unstage(tensors[place], info.device)
+            if info.requires_grad and (tensors[place].is_floating_point() or tensors[place].is_complex()):
+                tensors[place].requires_grad_()
         return tensors
 
     def _elsewhere(self, info: TensorInfo) -> torch.Tensor:

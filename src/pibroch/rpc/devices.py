@@ -22,7 +22,10 @@ def stage(tensors: list[torch.Tensor], device_map: DeviceMap, to: str) -> tuple[
     Raises:
         NotAllowedError: for a tensor on a device that the map does not have.
     """
-    if all(tensor.device.type == "cpu" for tensor in tensors):
+    for tensor in tensors:
+        if not tensor.is_cpu:
+            break
+    else:
         return tensors, []
     targets = [_target(tensor.device, device_map, to) for tensor in tensors]
     staged = [tensor if tensor.device.type == "cpu" else _to_cpu(tensor) for tensor in tensors]

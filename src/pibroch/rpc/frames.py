@@ -20,6 +20,7 @@ MAGIC = b"pb"
 VERSION = 1
 HEADER = struct.Struct("<2sBBIQQ")
 READ_AHEAD_BYTES = 256 << 10
+SHORT_BYTES = 64 << 10
 
 
 class Kind(enum.IntEnum):
@@ -41,13 +42,14 @@ _KINDS = {int(kind): kind for kind in Kind}
 
 @dataclass(slots=True)
 class Frame:
-    """One frame as it was received; ``target`` is what ``allocate`` gave for it."""
+    """One frame as it was received; its payload is in ``payload`` when short, else where ``allocate`` said (``target``)."""
 
     kind: Kind
     number: int
     metadata: bytes
     payload_bytes: int
     target: object = None
+    payload: bytearray | None = None
 
 
 def header(kind: Kind, number: int, metadata_bytes: int, payload_bytes: int) -> bytes:
@@ -69,7 +71,8 @@ class FrameReader:
         max_metadata_bytes: longer metadata are an error.
         max_payload_bytes: likewise the payload.
         allocate: given a frame with its metadata, the writable buffers (their lengths add up to the payload's) that take its
-            payload, in order; it may set ``frame.target``. Not called for frames without payload.
+            payload, in order; it may set ``frame.target``. Not called for frames without payload or with a short one that
+            came with it.
     """
 
     def __init__(self, max_metadata_bytes: int, max_payload_bytes: int, allocate: Allocate) -> None:
@@ -127,6 +130,12 @@ class FrameReader:
         frame = Frame(_KINDS[kind], number, bytes(memoryview(self._staging)[body_start:body_end]), payload_bytes)
         self._start = body_end
         if not payload_bytes:
+            frames.append(frame)
+            return True
+        payload_end = body_end + payload_bytes
+        if payload_bytes <= SHORT_BYTES and payload_end <= self._end:
+            frame.payload = self._staging[body_end:payload_end]
+            self._start = payload_end
             frames.append(frame)
             return True
         return self._begin_payload(frame, frames)

@@ -20,7 +20,9 @@ from pibroch.rpc.link import Address
 
 log = logging.getLogger(__name__)
 
-_num_joined = 0  # by this process; workers that join a second time together must not meet what they wrote the first time
+_num_joined = (
+    0  # by this process; workers that join a second time together must not meet what they wrote the first time
+)
 _LOOPBACK = ("localhost", "127.", "::1")
 
 
@@ -146,6 +148,7 @@ class Membership:
         self._me: Record | None = None
         self._known: dict[str, Record] = {}
         self._name_of_id: dict[int, str] = {}
+        self.infos: dict[str | int, WorkerInfo] = {}  # the known workers by name and by id
         self._lock = threading.Lock()
 
     def _open(self) -> PrefixStore:
@@ -213,7 +216,10 @@ class Membership:
     def forget(self, name: str) -> None:
         """Look ``name`` up again the next time."""
         with self._lock:
-            self._known.pop(name, None)
+            record = self._known.pop(name, None)
+            if record is not None:
+                self.infos.pop(record.name, None)
+                self.infos.pop(record.id, None)
 
     def leave(self, me: Record) -> None:
         """Cross this worker out (a group that changes only)."""
@@ -224,6 +230,7 @@ class Membership:
     def _remember(self, record: Record) -> Record:
         with self._lock:
             self._known[record.name] = record
+            self.infos[record.name] = self.infos[record.id] = record.info
             self._name_of_id[record.id] = record.name
         return record
 

@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pibroch.errors import ProtocolError, RpcError
@@ -87,11 +87,13 @@ class Stream:
             if self._queue and not self._is_closed:
                 self._reactor.change(self._fd, READ | WRITE)
 
-    def send(self, buffers: Iterable[Buffer], descriptors: Sequence[HasDescriptor] = ()) -> None:
+    def send(self, buffers: Sequence[Buffer], descriptors: Sequence[HasDescriptor] = ()) -> None:
         """Send ``buffers`` one after the other, from any thread; ``descriptors`` go with the first byte and are closed then.
 
         Does not block. The buffers must stay as they are until they are sent. A closed stream takes nothing more.
         """
+        if len(buffers) == 1 and not descriptors and self._send_at_once(buffers[0]):
+            return
         views = [
             memoryview(buffer).cast("B") if isinstance(buffer, memoryview) else memoryview(buffer) for buffer in buffers
         ]
@@ -108,6 +110,20 @@ class Stream:
             self._write()
             if self._queue:
                 self._reactor.change(self._fd, READ | WRITE)
+
+    def _send_at_once(self, buffer: Buffer) -> bool:
+        """The short way: whether nothing was queued, and the kernel took it (or nothing is to be sent any more)."""
+        with self._lock:
+            if self._queue or self._is_closed:
+                return self._is_closed
+            try:
+                sent = self._sock.send(buffer)
+            except OSError:  # full, or broken: the long way finds out
+                return False
+            if sent < len(buffer):
+                self._queue.append((memoryview(buffer)[sent:], ()))
+                self._reactor.change(self._fd, READ | WRITE)
+            return True
 
     @property
     def num_queued(self) -> int:

@@ -53,3 +53,25 @@ def empty(info: TensorInfo) -> tuple[torch.Tensor, memoryview]:
     if not num_bytes:
         return tensor, memoryview(b"")
     return tensor, memoryview((ctypes.c_char * num_bytes).from_address(tensor.data_ptr())).cast("B")
+
+
+def cut(infos: list[TensorInfo], payload: bytearray | None) -> list[torch.Tensor]:
+    """The tensors whose bytes follow each other in a short payload; a single one takes its memory over.
+
+    Raises:
+        ProtocolError: when they need more or less bytes than there are.
+    """
+    sizes = [info.num_bytes() for info in infos]
+    num_bytes = len(payload) if payload is not None else 0
+    if sum(sizes) != num_bytes:
+        raise ProtocolError(f"{num_bytes:,} bytes of tensors", f"{sum(sizes):,}, as their shapes say")
+    tensors, start = [], 0
+    for info, size in zip(infos, sizes, strict=True):
+        if not size or payload is None:
+            tensors.append(empty(info)[0])
+            continue
+        data = payload if size == num_bytes else payload[start : start + size]
+        flat = torch.frombuffer(data, dtype=DTYPE_OF_CODE[info.dtype])
+        tensors.append(flat if len(info.shape) == 1 else flat.resize_(info.shape))
+        start += size
+    return tensors
