@@ -19,7 +19,11 @@ class Backward:
 def watched_pass(root, leaf, change=None):
     """The gradient of ``leaf`` in a pass of its own; ``change()`` runs behind the function that accumulates."""
     node = start_of(leaf)[0]
-    handle = node.register_hook(lambda inputs, outputs: change() and None) if change else None
+
+    def after(inputs, outputs):
+        change()
+
+    handle = node.register_hook(after) if change else None
     backward = Backward()
     with Watched(backward, [node]) as shown:
         run_engine(backward, [root], [], [GradientEdge(node, 0)], False, accumulate=True)
@@ -42,7 +46,7 @@ def test_what_was_there_comes_back(leaf):
 
 
 def test_what_is_written_into_it_counts(leaf):
-    assert watched_pass((leaf * 3).sum(), leaf, lambda: leaf.grad.mul_(10) is None).tolist() == [30, 30]
+    assert watched_pass((leaf * 3).sum(), leaf, lambda: leaf.grad.mul_(10)).tolist() == [30, 30]
 
 
 def test_what_is_put_in_its_place_counts(leaf):
