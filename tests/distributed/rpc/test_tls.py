@@ -200,14 +200,14 @@ def call_as_stranger(port, files, secret, seconds):
 def test_workers_call_each_other_over_tls_and_strangers_cannot(certificates):
     secret = "known to all, the stranger too"
     crew = Crew(2, tls=certificates["ann"], shared_memory=False, num_streams=2, secret=secret)
-    stranger = Worker()
+    strangers = [Worker(), Worker()]
     try:
         assert crew.run(0, call_sizes, "worker1") and crew.run(1, call_sizes, "worker0")
         certificate, key, _ = certificates["eve"]
         files = (certificate, key, certificates["ann"][2])  # trusts us, but is not trusted
-        assert stranger.run(call_as_stranger, crew.port, files, secret, 20.0) == "WorkerLostError"
-        assert stranger.run(call_as_stranger, crew.port, None, secret, 1.0) == "WorkerLostError"  # plain TCP
+        assert strangers[0].run(call_as_stranger, crew.port, files, secret, 20.0) == "WorkerLostError"
+        assert strangers[1].run(call_as_stranger, crew.port, None, secret, 1.0) == "WorkerLostError"  # plain TCP
         assert crew.run(0, call_sizes, "worker1")
     finally:
-        stranger.close()
-        crew.close()
+        for worker in (*strangers, crew):
+            worker.close()

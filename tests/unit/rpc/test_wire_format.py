@@ -43,13 +43,12 @@ def test_the_request_is_what_is_sent():
 
 
 def test_the_request_is_understood():
-    memory = bytearray(8)
-    reader = FrameReader(1 << 10, 1 << 10, lambda frame: [memoryview(memory)])
+    reader = FrameReader(1 << 10, 1 << 10, lambda frame: [])
     data = example("request")
     reader.buffer()[: len(data)] = data
     (frame,) = reader.received(len(data))
     envelope = decode_envelope(frame.metadata)
-    (tensor, one), _ = CODEC.decode(envelope.value, [torch.frombuffer(memory, dtype=torch.float32)])
+    (tensor, one), _ = CODEC.decode(envelope.value, [torch.frombuffer(frame.payload, dtype=torch.float32)])
     assert (frame.kind, frame.number, one) == (Kind.REQUEST, 7, 1) and tensor.tolist() == [1.0, 2.0]
 
 
