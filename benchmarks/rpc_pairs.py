@@ -41,7 +41,7 @@ class Pair:
         return versions
 
     def check(self, steps: int) -> dict[str, list[float]]:
-        """Fails when a result is not the one computed locally; with no steps, the parts of the steps timed since."""
+        """Fails when a result of the first sizes is not the one computed locally; without ``steps``: parts of timed steps."""
         self._caller.send({"do": "check", "steps": steps})
         values: dict[str, list[float]] = answers([self._caller])[0]["values"]
         return values

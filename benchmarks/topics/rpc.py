@@ -41,6 +41,7 @@ ONE_HOST, LINE_RATE = "one host", "1gbit"
 LINE_BYTES_PER_S = 1e9 / 8
 KB, MB = 1000, 1_000_000
 LARGE = (4 * MB, 40 * MB, 400 * MB)
+CHECKED_SIZES = 3  # up to 40 MB
 CASE = Case(data="", dim=0, threads=0)  # a pair knows its phases by name
 COLUMNS = [
     "where", "call", "size", "contender", "p20", "p50", "p80", "over_pibroch", "calls_per_second", "line_share", "cpu",
@@ -195,8 +196,8 @@ def run(options: Options) -> Report:
     return Report("rpc", "Remote calls with tensors", rows, COLUMNS, PLOT, notes, provenance() | versions)
 
 
-def prepare(running: list[Pair], where: str, options: Options) -> dict[str, str]:
-    """Let the pairs join, and check their results.
+def prepare(running: list[Pair], where: str, options: Options, sizes: int = CHECKED_SIZES) -> dict[str, str]:
+    """Let the pairs join, and check their results for the smallest sizes.
 
     Raises:
         BenchmarkError: when one gives another result than a local call.
@@ -205,7 +206,7 @@ def prepare(running: list[Pair], where: str, options: Options) -> dict[str, str]
     for pair in running:
         options.say(f"{where}: {pair.spec.label} checks its results")
         versions |= pair.setup(CASE)
-        pair.check(1)
+        pair.check(sizes)
     return versions
 
 

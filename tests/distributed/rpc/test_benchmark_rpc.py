@@ -19,8 +19,8 @@ from benchmarks.topics.rpc import KB, MB, ONE_HOST, OURS, Phase  # noqa: E402
 
 SHORT = Schedule(rounds=1, steps_per_round=10, warmup_steps=1)
 PHASES = [
-    Phase("identity", KB, SHORT), Phase("identity", 4 * MB, SHORT), Phase("in_flight", 16, SHORT), Phase("rref", 4 * MB, SHORT),
-    Phase("grad", 0, SHORT),
+    Phase("identity", KB, SHORT), Phase("identity", 4 * MB, SHORT), Phase("in_flight", 16, SHORT),
+    Phase("rref", 4 * MB, SHORT), Phase("grad", 0, SHORT),
 ]  # fmt: skip
 
 
@@ -29,7 +29,7 @@ def test_a_measurement_from_start_to_end(tmp_path):
     options, lineup = Options(True, tmp_path, lambda text: None), topic.lineup(PHASES)
     with pairs(lineup.specs, None, ForeignLoad()) as running:
         members = [member.pid for pair in running for member in pair.members]
-        versions = topic.prepare(running, ONE_HOST, options)
+        versions = topic.prepare(running, ONE_HOST, options, sizes=1)
         rows = topic.measure_all(running, ONE_HOST, PHASES, options)
     assert not any(Path(f"/proc/{pid}").exists() for pid in members)
     assert {"pibroch", "torch"} <= set(versions)
