@@ -37,7 +37,7 @@ _SPECIAL = frozenset(
 _CLOSED: dict[type, tuple[str, ...]] = {
     str: ("format", "format_map"),
     np.ndarray: ("dump", "dumps", "tofile"),
-    torch.nn.Module: ("share_memory",),
+    torch.nn.Module: ("compile", "share_memory"),
 }
 
 

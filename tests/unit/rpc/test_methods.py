@@ -130,6 +130,7 @@ def test_private_names_are_refused(name):
         (torch.ones(3), "data_ptr"),
         (torch.ones(3), "storage"),
         (Net(), "share_memory"),
+        (Net(), "compile"),
         (os, "system"),
         (sys, "exit"),
         (Counter, "up"),
