@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 _MAX_READ_BYTES = 4096
 _BACKLOG = 512
+_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,11 +224,24 @@ class Listener:
         for admission in tuple(self._strangers.values()):
             admission.refuse(ConnectionError("this worker leaves"))
 
+    def _pause(self) -> None:
+        """Without descriptors the socket would stay readable and the loop would spin: a stranger goes, the next ones wait."""
+        if self._strangers:
+            next(iter(self._strangers.values())).refuse(ConnectionError("no descriptors are left; the oldest goes"))
+        self._reactor.change(self._sock.fileno(), 0)
+        self._reactor.call_at(time.monotonic() + _PAUSE_S, self._resume)
+
+    def _resume(self) -> None:
+        if self._sock.fileno() >= 0:
+            self._reactor.change(self._sock.fileno(), READ)
+
     def _accept(self, events: int) -> None:
         try:
             sock, address = self._sock.accept()
         except OSError as error:
             log.debug("a connection was gone before it was accepted: %s", error)
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._pause()
             return
         tune(sock, self._lost_after_s)
         core = self._make_core()

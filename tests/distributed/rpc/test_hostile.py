@@ -125,6 +125,22 @@ def test_strangers_who_wait_do_not_keep_honest_ones_out(crew, victim):
             stranger.socket.close()
 
 
+def test_without_descriptors_it_neither_spins_nor_stays_deaf(crew, victim):
+    crew.run(0, hostility.limit_files, 5)
+    strangers = [Attacker(victim, unix=bool(i % 2)) for i in range(12)]
+    try:
+        used = crew.run(0, hostility.cpu_seconds)
+        time.sleep(1)  # what it uses in this time is measured
+        assert crew.run(0, hostility.cpu_seconds) - used < 0.4
+        with Attacker(victim) as honest:  # the oldest strangers go, so that it has its turn
+            honest.shake_hands()
+            assert honest.request(call_of("hostility:add", 1, 2)).kind == Kind.ANSWER
+    finally:
+        crew.run(0, hostility.limit_files, None)
+        for stranger in strangers:
+            stranger.socket.close()
+
+
 def test_more_than_a_handshake_is_not_read_before_it(crew, victim):
     with Attacker(victim) as attacker:
         attacker.send((2000).to_bytes(2, "little") + bytes(2000))
