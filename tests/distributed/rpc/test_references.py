@@ -363,3 +363,23 @@ def expect_from_nobody():
 
 def test_nobody_waits_for_a_value_that_will_not_come(crew):
     assert crew.run(0, expect_from_nobody) == ReferenceLostError.__name__
+
+
+def collect_often():
+    """The collector ends references in the middle of everything, with whatever locks the thread holds."""
+    import gc
+
+    before = gc.get_threshold()
+    gc.set_threshold(3, 1, 1)
+    try:
+        for number in range(100):
+            cycle = [RRef(number), remote("worker1", cases.identity, (number,))]
+            cycle.append(cycle)
+            assert rpc.rpc_sync("worker2", cases.identity, (cycle[:2],))[1].to_here() == number
+    finally:
+        gc.set_threshold(*before)
+    return True
+
+
+def test_references_may_end_anywhere(crew):
+    assert crew.run(0, collect_often)
