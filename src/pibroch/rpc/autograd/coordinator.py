@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pibroch.errors import RpcError
+from pibroch.errors import ProtocolError, RpcError
 from pibroch.rpc.autograd.contexts import Context, Contexts
 from pibroch.rpc.autograd.discovery import Ask, Instruction
 from pibroch.rpc.autograd.gates import Received
@@ -71,7 +71,7 @@ class Coordinator:
     def _search(self, part: Pass, roots: Sequence[Tensor]) -> frozenset[WorkerInfo]:
         """The workers that take part."""
         found: torch.futures.Future[list[tuple[str, int]]] = torch.futures.Future()
-        self._perform(part, part.search(found, roots))
+        self.perform(part, part.search(found, roots))
         return _infos(self._agent.wait(found, left_until(part.deadline)))
 
     def _run_everywhere(
@@ -82,11 +82,11 @@ class Coordinator:
         for worker in others:
             timeout_s = left_until(part.deadline)
             start = Start(part.context.id, part.number, retain_graph, timeout_s)
-            self._agent.request(worker, start, timeout=timeout_s).add_done_callback(rest.one_done)
+            self._agent.ask(rest, worker, start, None, timeout_s, None)
         part.run(roots, retain_graph)
         self._agent.wait(rest.done, left_until(part.deadline))
 
-    def _perform(self, part: Pass, instructions: Sequence[Instruction]) -> None:
+    def perform(self, part: Pass, instructions: Sequence[Instruction]) -> None:
         """Do what the search wants."""
         for instruction in instructions:
             if isinstance(instruction, Ask):
@@ -103,23 +103,13 @@ class Coordinator:
         timeout_s = left_until(part.deadline)
         edges = [(edge.message, edge.tensor) for edge in ask.edges]
         question = Discover(part.context.id, part.number, part.root, edges, timeout_s)
-        future = self._agent.request(ask.worker, question, timeout=timeout_s)
-
-        def answered(future: torch.futures.Future[Any]) -> None:
-            try:
-                workers = _infos(future.value())
-            except Exception as error:
-                self._perform(part, part.failed(error))
-                return
-            self._perform(part, part.answered(workers))
-
-        future.add_done_callback(answered)
+        self._agent.ask(_Search(self, part), ask.worker, question, None, timeout_s, None)
 
     def _on_discover(self, origin: WorkerInfo, question: Discover, value: object) -> torch.futures.Future[Any]:
         context = self._contexts.get(question.context)
         part = self._pass(context, question.backward, question.root, question.timeout_s)
         answer: torch.futures.Future[Any] = torch.futures.Future()
-        self._perform(part, part.asked(answer, origin, question.edges))
+        self.perform(part, part.asked(answer, origin, question.edges))
         return answer
 
     def _on_start(self, origin: WorkerInfo, start: Start, value: object) -> None:
@@ -179,12 +169,33 @@ class Coordinator:
                     part.abort(error)
 
 
-def _infos(workers: list[tuple[str, int]]) -> frozenset[WorkerInfo]:
+def _infos(workers: Any) -> frozenset[WorkerInfo]:
     return frozenset(WorkerInfo(name, worker_id) for name, worker_id in workers)
 
 
+class _Search:
+    """Takes the answer of a worker that was asked to go on (``calls.Receiver``)."""
+
+    def __init__(self, coordinator: Coordinator, part: Pass) -> None:
+        self._coordinator, self._part = coordinator, part
+
+    def succeed(self, value: object) -> None:
+        """It has."""
+        try:
+            workers = _infos(value)
+        except (TypeError, ValueError):
+            self.fail(ProtocolError(f"the answer {value!r:.100} to a search", "names and ids of workers"))
+            return
+        self._coordinator.perform(self._part, self._part.answered(workers))
+
+    def fail(self, error: BaseException) -> None:
+        """It has not."""
+        assert isinstance(error, Exception)
+        self._coordinator.perform(self._part, self._part.failed(error))
+
+
 class _Rest:
-    """The other workers' parts in a pass: ``done`` when all are, or with the first error, which aborts ours."""
+    """The other workers' parts in a pass (``calls.Receiver``): ``done`` after all, or the first error, which aborts ours."""
 
     def __init__(self, part: Pass, size: int) -> None:
         self.done: torch.futures.Future[Any] = torch.futures.Future()
@@ -193,23 +204,21 @@ class _Rest:
         if not size:
             self.done.set_result(None)
 
-    def one_done(self, future: torch.futures.Future[Any]) -> None:
-        """One has answered."""
-        error = None
-        try:
-            future.value()
-        except Exception as raised:
-            error = raised
+    def succeed(self, value: object) -> None:
+        """One part is done."""
         with self._lock:
             self._num_open -= 1
-            if self.done.done() or (error is None and self._num_open):
-                return
-            if error is None:
+            if not self._num_open and not self.done.done():
                 self.done.set_result(None)
-            else:
-                self.done.set_exception(error)
-        if error is not None:
-            self._part.abort(error)
+
+    def fail(self, error: BaseException) -> None:
+        """One part failed."""
+        assert isinstance(error, Exception)
+        with self._lock:
+            if self.done.done():
+                return
+            self.done.set_exception(error)
+        self._part.abort(error)
 
 
 def _check_roots(roots: Sequence[Tensor]) -> None:

@@ -70,7 +70,7 @@ class Pass:
         self._sent: set[int] = set()
         self._own: set[int] = set()  # addresses of memory that nobody else holds
         self._error: Exception | None = None
-        self._changed = threading.Condition()
+        self._changed, self._walking = threading.Condition(), threading.Lock()
 
     @property
     def num_waiting(self) -> int:
@@ -82,8 +82,7 @@ class Pass:
 
     def search(self, asker: object, roots: Iterable[Tensor]) -> list[Instruction]:
         """Start at the roots, as the worker on which ``backward`` was called."""
-        with self._changed:
-            return self._go_on(asker, [start_of(root) for root in roots])
+        return self._go_on(asker, [start_of(root) for root in roots])
 
     def asked(self, asker: object, origin: WorkerInfo, edges: Iterable[tuple[int, int]]) -> list[Instruction]:
         """Go on from the gates of these tensors, (message, place).
@@ -91,18 +90,17 @@ class Pass:
         Raises:
             RuntimeError: for a message that is not known.
         """
-        with self._changed:
-            self.partners.add(origin.id)
-            starts: list[tuple[Node | None, int]] = []
-            for message, place in edges:
-                sent = self.context.sent.get(message)
-                if sent is None or place not in sent.gates or sent.to.id != origin.id:
-                    raise RuntimeError(
-                        f"got gradients announced for message {message}, which worker {origin.name!r} never had of this one"
-                    )
-                self._gates.setdefault(message, set()).add(place)
-                starts += behind(sent.gates[place])
-            return self._go_on(asker, starts)
+        starts: list[tuple[Node | None, int]] = []
+        for message, place in edges:
+            sent = self.context.sent.get(message)
+            if sent is None or place not in sent.gates or sent.to.id != origin.id:
+                raise RuntimeError(
+                    f"got gradients announced for message {message}, which worker {origin.name!r} never had of this one"
+                )
+            self._gates.setdefault(message, set()).add(place)
+            starts += behind(sent.gates[place])
+        self.partners.add(origin.id)
+        return self._go_on(asker, starts)
 
     def answered(self, workers: Iterable[WorkerInfo]) -> list[Instruction]:
         """One that was asked has answered."""
@@ -115,11 +113,13 @@ class Pass:
             return self._discovery.failed(error)
 
     def _go_on(self, asker: object, starts: Iterable[tuple[Node | None, int]]) -> list[Instruction]:
-        found = self._walk.go(starts)
+        with self._walking:  # takes time, which answers and gradients need not wait for
+            found = self._walk.go(starts)
         self.partners.update(received.origin.id for received, _ in found)
-        return self._discovery.asked(
-            asker, [Edge(received.origin, received.message, place) for received, place in found]
-        )
+        with self._changed:
+            return self._discovery.asked(
+                asker, [Edge(received.origin, received.message, place) for received, place in found]
+            )
 
     # the run
 
