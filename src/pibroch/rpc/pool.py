@@ -14,7 +14,8 @@ from pibroch.rpc.reactor import Reactor
 log = logging.getLogger(__name__)
 
 Task = Callable[[], None]
-_LOOK_AGAIN_S = 0.001
+_QUICK_S = 0.0001
+_LOOK_AGAIN_S = 0.0005
 _STUCK_S = 0.05
 
 
@@ -35,8 +36,9 @@ class Pool:
     So calls may be nested to any depth. A wait that cannot be seen (torch's own ``wait_all``, a lock) shows in tasks that
     nobody takes while the process computes nothing; then a further thread is started, too.
 
-    Waking a thread for each of many short tasks costs more than the tasks. So only one thread is woken at a time; it takes
-    one task after the other, and further threads are woken, twice as many each time, if tasks are left a millisecond later.
+    Waking a thread for each of many short tasks costs more than the tasks. So no thread is woken while another one is being
+    woken, or has begun a task just now and will be back for the next; if tasks are left half a millisecond later and nobody
+    has begun one just then, further threads are woken, twice as many each time.
     """
 
     def __init__(self, name: str, size: int, loop: Reactor) -> None:
@@ -48,6 +50,7 @@ class Pool:
         self._num_waking = self._num_waiting = self._num_started = self._num_done = 0
         self._is_watched = False
         self._wake_next = 1
+        self._last_start = 0.0
         self._last_progress = (-1, 0.0, 0.0)  # tasks done, time, CPU time
         self._here = threading.local()
         self._closed = False
@@ -56,10 +59,11 @@ class Pool:
         """Run ``task`` on one of the threads; what it raises is logged."""
         with self._lock:
             self._tasks.append(task)
-            if not self._num_waking:
-                self._wake_one()
-            else:
-                self._watch()
+            if self._num_waking or self._is_brisk():
+                self._watch()  # somebody will be back for it soon
+                return
+            thread = self._wake_one()
+        _start(thread)
 
     def begin_wait(self) -> bool:
         """The calling thread will wait for other workers: another one may work in its stead. ``end_wait`` takes the result."""
@@ -68,8 +72,8 @@ class Pool:
             return False
         with self._lock:
             self._num_waiting += 1
-            if self._tasks and not self._num_waking:
-                self._wake_one()
+            thread = self._wake_one() if self._tasks and not self._num_waking else None
+        _start(thread)
         return True
 
     def end_wait(self, was_worker: bool) -> None:
@@ -101,41 +105,52 @@ class Pool:
                 worker.thread.join(max(0.0, deadline - time.monotonic()))
         return not any(worker.thread.is_alive() for worker in workers)
 
-    def _wake_one(self, beyond: bool = False) -> bool:
-        """Have one more thread look for tasks, if the size allows it (under the lock)."""
-        num_busy = len(self._workers) - len(self._idle) - self._num_waiting
-        if self._closed or (num_busy >= self._size and not beyond):
+    def _wake_one(self, beyond: bool = False) -> threading.Thread | None:
+        """Have one more thread look for tasks, if the size allows it; one to be started without the lock (under the lock)."""
+        if self._closed or (self._num_busy() >= self._size and not beyond):
             self._watch(_STUCK_S / 2)
-            return False
+            return None
         self._num_waking += 1
         if self._idle:
             self._idle.pop().asleep.release()
-            return True
+            return None
         worker = _Worker()
         self._num_started += 1
         name = f"{self._name}-{self._num_started}"
         worker.thread = threading.Thread(target=self._work, args=(worker,), name=name, daemon=True)
         self._workers.add(worker)
-        worker.thread.start()
-        return True
+        return worker.thread
+
+    def _is_brisk(self) -> bool:
+        """Whether tasks are so short that one thread after the other had to wait for the interpreter (under the lock)."""
+        return self._num_busy() > 0 and time.monotonic() - self._last_start < _QUICK_S
+
+    def _num_busy(self) -> int:
+        return len(self._workers) - len(self._idle) - self._num_waiting
 
     def _watch(self, after_s: float = _LOOK_AGAIN_S) -> None:
         """Look again whether tasks are left (under the lock)."""
-        if self._is_watched:
+        if self._is_watched or self._closed:
             return
         self._is_watched = True
         self._loop.call_at(time.monotonic() + after_s, self._look)
 
     def _look(self) -> None:
+        threads = []
         with self._lock:
             self._is_watched = False
-            if not self._tasks or self._closed:
+            if not self._tasks:
                 self._wake_next = 1
                 return
-            num_wanted, self._wake_next = min(self._wake_next, len(self._tasks)), self._wake_next * 2
+            if self._is_brisk():
+                self._watch()
+                return
             beyond = self._is_stuck()
-            all_woken = all(self._wake_one(beyond) for _ in range(num_wanted))
-            self._watch(_LOOK_AGAIN_S if all_woken else _STUCK_S / 2)
+            num_wanted, self._wake_next = min(self._wake_next, len(self._tasks)), self._wake_next * 2
+            threads = [self._wake_one(beyond) for _ in range(num_wanted)]
+            self._watch()
+        for thread in threads:
+            _start(thread)
 
     def _is_stuck(self) -> bool:
         """Whether no task has ended for a while, and not because they compute (under the lock)."""
@@ -143,6 +158,7 @@ class Pool:
         num_done, since, cpu_since = self._last_progress
         if num_done == self._num_done and now - since < _STUCK_S:
             return False
+        self._last_start = 0.0
         self._last_progress = (self._num_done, now, cpu_s)
         return num_done == self._num_done and cpu_s - cpu_since < _STUCK_S / 4
 
@@ -154,7 +170,9 @@ class Pool:
                 self._num_waking -= is_fresh
                 is_fresh = False
                 task = self._tasks.popleft() if self._tasks else None
-                if task is None:
+                if task is not None:
+                    self._last_start = time.monotonic()
+                else:
                     too_many = len(self._workers) - self._num_waiting > self._size
                     if self._closed or too_many:
                         self._workers.discard(worker)
@@ -170,3 +188,8 @@ class Pool:
                 log.exception("a task of the worker threads failed")
             self._num_done += 1
             del task  # what it holds may be large, and the next one may be long in coming
+
+
+def _start(thread: threading.Thread | None) -> None:
+    if thread is not None:
+        thread.start()
