@@ -7,7 +7,8 @@ import time
 import hostility
 import msgspec
 import pytest
-from hostility import SECRET, Attacker
+from attacker import Attacker, bombard, descriptors_of
+from hostility import SECRET
 from mutations import Ext, call_of, mutations
 from rpc_crew import Crew, Worker
 
@@ -239,6 +240,21 @@ def test_a_bad_message_fails_alone_with_a_named_error_and_a_line_in_the_log(crew
     assert log_of(crew, "eve", str(error)[:60]).startswith("WARNING")
 
 
+def test_a_worker_cannot_answer_what_another_one_was_asked(crew, victim):
+    asking = crew.run(1, hostility.target)
+    crew.workers[1].start(hostility.call_that_waits, "worker0")
+    crew.run(0, hostility.wait_until_entered)
+    forged, failure = envelope(["answer"], "forged"), encode(["builtins:ValueError", "forged"])
+    with Attacker(asking) as attacker:
+        attacker.shake_hands(expected="worker1")
+        for number in range(2000):
+            attacker.send(header(Kind.ANSWER, number, len(forged), 0) + forged)
+            attacker.send(header(Kind.FAILURE, number, len(failure), 0) + failure)
+        assert attacker.request(call_of("hostility:add", 1, 2)).kind == Kind.ANSWER  # it has read all of them
+    crew.run(0, hostility.release)
+    assert crew.workers[1].result() == "true"
+
+
 METHODS = ["__class__", "__init__", "__dict__", "_hidden", "__reduce__"]
 
 
@@ -322,7 +338,7 @@ def test_pickles_are_never_opened(crew, victim, tmp_path):
 @pytest.mark.parametrize("kind", ["unsealed", "may grow", "may shrink", "short", "file", "pipe", "none"])
 def test_shared_memory_that_could_change_under_us_is_refused(crew, victim, kind):
     metadata = encode(1 << 20)
-    descriptors = [] if kind == "none" else [hostility.descriptors_of(kind)]
+    descriptors = [] if kind == "none" else [descriptors_of(kind)]
     try:
         with Attacker(victim) as attacker:
             attacker.shake_hands()
@@ -335,7 +351,7 @@ def test_shared_memory_that_could_change_under_us_is_refused(crew, victim, kind)
 
 
 def test_a_sealed_segment_is_taken_once(crew, victim):
-    descriptor, metadata = hostility.descriptors_of("sealed"), encode(1 << 20)
+    descriptor, metadata = descriptors_of("sealed"), encode(1 << 20)
     try:
         with Attacker(victim) as attacker:
             attacker.shake_hands()
@@ -393,7 +409,7 @@ def bombarded(crew, victim, seeds, num_frames, admitted):
     crew.run(0, hostility.forget_peak)
     crew.run(0, hostility.start_counting)
     before = crew.run(0, hostility.state)
-    sent, connections = hostility.bombard(victim, mutations(seeds, num_frames), admitted=admitted)
+    sent, connections = bombard(victim, mutations(seeds, num_frames), admitted=admitted)
     assert sent == num_frames and connections > 1000
     assert crew.run(1, hostility.honest_call, "worker0")
     after, understood = crew.run(0, hostility.state), crew.run(0, hostility.counted)
