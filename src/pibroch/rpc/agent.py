@@ -30,7 +30,7 @@ from pibroch.rpc.frames import Kind
 from pibroch.rpc.futures import Future, Waiter
 from pibroch.rpc.info import IdSource, WorkerInfo
 from pibroch.rpc.membership import Membership, Rendezvous
-from pibroch.rpc.messages import Answer, BodyDecoder, encode
+from pibroch.rpc.messages import Answer, BodyDecoder, Call, encode
 from pibroch.rpc.options import UNSET_RPC_TIMEOUT, RpcBackendOptions
 from pibroch.rpc.packing import Packer
 from pibroch.rpc.peers import Peers
@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[[WorkerInfo, Any, Any], object]
 _ANSWER_BODY = msgspec.Raw(encode(Answer()))
+_SHORT_S = 0.0002  # functions that take less run on the network thread
 _END_S = 2.0  # threads of the pool have this long to finish
 
 
@@ -76,6 +77,7 @@ class Agent:
         self.num_started = 0  # requests in this worker's life
         self._num_running = 0  # messages of others at work here
         self._running_lock = threading.Lock()
+        self._mean_s: dict[str, float] = {}  # how long functions took lately
         self._closed_callbacks: list[Callable[[], None]] = []
         self._is_closed = False
         self._membership = Membership(rendezvous)
@@ -336,10 +338,21 @@ class Agent:
         with self._running_lock:
             self._num_running += 1
         task = _Task(self, connection, origin, message, references, body, handler)
-        if in_pool:
-            self.pool.submit(task)
-        else:
+        if not in_pool:
             task()
+        elif type(body) is Call and self._is_short(body.function):
+            self.reactor.complete(task)
+        else:
+            self.pool.submit(task)
+
+    def _is_short(self, function: str) -> bool:
+        """Whether handing a function to another thread would take as long as the function."""
+        return self._mean_s.get(function, 1.0) < _SHORT_S
+
+    def note_duration(self, function: str, seconds: float) -> None:
+        """Remember how long a function took."""
+        mean_s = self._mean_s.get(function, 10 * _SHORT_S)
+        self._mean_s[function] = mean_s + (seconds - mean_s) / 4
 
     def _on_answer(self, connection: Connection | None, message: Message) -> None:
         call = self._calls.take(message.number, connection or self)
@@ -444,10 +457,15 @@ class _Task:
 
     def _run(self) -> object:
         context = self.message.envelope.context
+        began = time.monotonic()
         if context is None or self.agent.autograd is None:
-            return self.handler(self.origin, self.body, self._value())
-        with self.agent.autograd.entered(context):
-            return self.handler(self.origin, self.body, self._value())
+            result = self.handler(self.origin, self.body, self._value())
+        else:
+            with self.agent.autograd.entered(context):
+                result = self.handler(self.origin, self.body, self._value())
+        if type(self.body) is Call:
+            self.agent.note_duration(self.body.function, time.monotonic() - began)
+        return result
 
     def _value(self) -> Any:
         references, self.references = self.references, []

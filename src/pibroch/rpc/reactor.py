@@ -1,4 +1,8 @@
-"""The one thread that talks: an epoll loop over sockets, functions handed to it, and timers. It never polls."""
+"""The one thread that talks: an epoll loop over sockets, functions handed to it, and timers. It never polls.
+
+At the end of each round it may run code of users that is known to be short. Should that take long after all, a deputy takes the
+loop over, and the thread that was held up ends when it is done.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +21,15 @@ log = logging.getLogger(__name__)
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
 _SHUTDOWN_TIMEOUT_S = 10.0
+_PATIENCE_S = 0.002
+_QUIET_ROUNDS = 10
 
 
 class Reactor:
-    """Runs handlers of ready sockets, functions of other threads and timers, all on one thread called ``name``."""
+    """Runs handlers of ready sockets, functions of other threads and timers, all on one thread called ``name``.
+
+    While users' code runs on the loop, the deputy looks every ``_PATIENCE_S`` if it is still the same; otherwise it sleeps.
+    """
 
     def __init__(self, name: str) -> None:
         self._epoll = select.epoll()
@@ -31,7 +40,12 @@ class Reactor:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._completions: deque[Callable[[], None]] = deque()
-        self._completes = False  # the thread is where another one can take over
+        self._role = threading.Lock()  # for handing the loop over
+        self._lent_at = 0.0  # since when users' code runs on the loop; 0.0 when it does not
+        self._num_lent = 0
+        self._deputy_sleeps = False
+        self._deputy_bed = threading.Lock()
+        self._deputy_bed.acquire()
         self._stopping = False
         self._name = name
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -39,6 +53,7 @@ class Reactor:
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
+        self._appoint_deputy()
 
     def is_here(self) -> bool:
         """Whether the caller runs on the loop."""
@@ -58,7 +73,7 @@ class Reactor:
             self.call_soon(lambda: heapq.heappush(self._timers, timer))
 
     def complete(self, function: Callable[[], None]) -> None:
-        """Run ``function`` at the end of this round; call it on the loop. It may run code of users, and even wait."""
+        """Run ``function`` at the end of this round; call it on the loop. It may run code of users, best of all short one."""
         self._completions.append(function)
 
     def step_aside(self) -> None:
@@ -69,10 +84,13 @@ class Reactor:
         """
         if not self.is_here():
             return
-        if not self._completes:
+        if not self._lent_at:
             raise RuntimeError("a handler of the network thread must not wait for other workers")
-        self._completes = False
-        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        with self._role:
+            if not self.is_here():
+                return
+            self._lent_at = 0.0
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._thread.start()
 
     def watch(self, fd: int, events: int, handler: Callable[[int], None]) -> None:
@@ -96,6 +114,8 @@ class Reactor:
         """End the thread; what is left in its queue still runs."""
         self._stopping = True
         self._wake()
+        if self._deputy_bed.locked():
+            self._deputy_bed.release()
         if not self.is_here():
             self._thread.join(_SHUTDOWN_TIMEOUT_S)
         self._epoll.close()
@@ -126,10 +146,43 @@ class Reactor:
 
     def _run_completions(self, me: threading.Thread) -> None:
         while self._completions and self._thread is me:
-            self._completes = True
+            self._lent_at = time.monotonic()
+            self._num_lent += 1
+            if self._deputy_sleeps:
+                self._deputy_sleeps = False
+                self._deputy_bed.release()
             self._guarded(self._completions.popleft())
-            if self._thread is me:
-                self._completes = False
+            with self._role:
+                if self._thread is me:
+                    self._lent_at = 0.0
+
+    def _appoint_deputy(self) -> None:
+        threading.Thread(target=self._stand_by, name=f"{self._name}-deputy", daemon=True).start()
+
+    def _stand_by(self) -> None:
+        """The deputy: sleeps while no users' code runs on the loop, and takes the loop over when it runs for long."""
+        num_seen, num_quiet = self._num_lent, 0
+        while not self._stopping:
+            lent_at = self._lent_at
+            if lent_at and time.monotonic() - lent_at > _PATIENCE_S and self._take_over(lent_at):
+                self._appoint_deputy()
+                self._run()
+                return
+            num_quiet = 0 if lent_at or self._num_lent != num_seen else num_quiet + 1
+            num_seen = self._num_lent
+            if num_quiet > _QUIET_ROUNDS:
+                self._deputy_sleeps = True
+                self._deputy_bed.acquire()
+            else:
+                self._deputy_bed.acquire(timeout=_PATIENCE_S)
+
+    def _take_over(self, lent_at: float) -> bool:
+        with self._role:
+            if self._lent_at != lent_at:
+                return False
+            self._lent_at = 0.0
+            self._thread = threading.current_thread()
+            return True
 
     def _patience(self) -> float | None:
         """How long to wait for sockets, in seconds; ``None`` for ever."""
