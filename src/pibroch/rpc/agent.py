@@ -223,7 +223,7 @@ class Agent:
             self.reactor.call_soon(lambda: self._on_message(None, message))
             return
         connection = self._peers.to(to)
-        connection.send(Kind.NOTE, 0, *self._packer.pack(connection, packed, [value], context))
+        self._packer.send(connection, Kind.NOTE, 0, packed, [value], context)
 
     def call_soon(self, function: Callable[[], None]) -> None:
         """Run ``function`` on the loop; takes no lock, may be called from anywhere."""
@@ -285,9 +285,8 @@ class Agent:
             self.reactor.call_soon(lambda: self._on_message(None, message))
             return
         connection = self._peers.to(to)
-        metadata, payload = self._packer.pack(connection, packed, [value], context)
-        self._expect(PendingCall(number, connection, receiver, timeout_s, context))
-        connection.send(Kind.REQUEST, number, metadata, payload)
+        call = PendingCall(number, connection, receiver, timeout_s, context)
+        self._packer.send(connection, Kind.REQUEST, number, packed, [value], context, lambda: self._expect(call))
         if connection.is_lost:
             self._fail_calls_of(connection, "the connection was lost")
 
@@ -393,8 +392,7 @@ class Agent:
                 answer = self._packer.to_myself(self.info, Kind.ANSWER, number, _ANSWER_BODY, value, context)
                 self._on_answer(None, answer)
             else:
-                packed = self._packer.pack(connection, _ANSWER_BODY, box, context)
-                connection.send(Kind.ANSWER, message.number, *packed)
+                self._packer.send(connection, Kind.ANSWER, message.number, _ANSWER_BODY, box, context)
         except Exception as error:
             self._answer_failure(connection, message, error)
         finally:

@@ -93,8 +93,8 @@ class Connection:
         The caller must hold the tensors in this list alone, and not use them afterwards: received ones may be given back.
         """
         infos, payload = [], list[Buffer]()
-        for tensor in tensors:
-            info = describe(tensor)
+        described = [describe(tensor) for tensor in tensors]  # what cannot be sent shows before anything is given away
+        for tensor, info in zip(tensors, described, strict=True):
             num_bytes = tensor.numel() * tensor.element_size()
             if self.sharing is not None and num_bytes >= SHARE_FROM_BYTES:
                 infos.append(self.sharing.give_back(tensor, info, 2) or self.sharing.put(tensor, info, num_bytes))

@@ -6,7 +6,6 @@ import logging
 import os
 import socket
 import threading
-import time
 from datetime import timedelta
 from urllib.parse import urlparse
 
@@ -190,9 +189,10 @@ class Membership:
             self._remember(me)
             return
         _num_joined += 1
-        for worker_id in range(self._rendezvous.world_size):
-            name = self._get(f"id/{worker_id}", f"worker {worker_id} of {self._rendezvous.world_size}")
-            self._remember(self._read(name))
+        size = self._rendezvous.world_size
+        names = self._get_all([f"id/{worker_id}" for worker_id in range(size)], f"all {size} workers")
+        for entry in self._get_all([f"worker/{name}" for name in names], f"all {size} workers"):
+            self._remember(msgspec.json.decode(entry, type=Record))
 
     def find(self, name: str) -> Record | None:
         """The worker of this name, ``None`` when there is none."""
@@ -238,10 +238,14 @@ class Membership:
         return msgspec.json.decode(self._get(f"worker/{name}", f"worker {name!r}"), type=Record)
 
     def _get(self, key: str, what: str) -> str:
-        deadline = time.monotonic() + self._rendezvous.timeout_s
+        return self._get_all([key], what)[0]
+
+    def _get_all(self, keys: list[str], what: str) -> list[str]:
         try:
-            self._store.wait([key], timedelta(seconds=max(0.01, deadline - time.monotonic())))
-            return self._store.get(key).decode()
+            self._store.wait(keys, timedelta(seconds=self._rendezvous.timeout_s))
+            if self._store.has_extended_api():  # type: ignore[attr-defined]
+                return [value.decode() for value in self._store.multi_get(keys)]
+            return [self._store.get(key).decode() for key in keys]
         except (dist.DistError, RuntimeError) as error:
             raise RpcTimeoutError(
                 f"no sign of {what} within {self._rendezvous.timeout_s:g} s",

@@ -38,7 +38,7 @@ class Limits:
         handshake_s: time that they have to do so.
     """
 
-    metadata_bytes: int = 64 << 20
+    metadata_bytes: int = 16 << 20
     message_bytes: int = 16 << 30
     waiting_strangers: int = 64
     handshake_s: float = 10.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -55,10 +55,30 @@ class Packer:
         self.references: ReferenceKeeper | None = None
         self.recorder: Recorder | None = None
 
-    def pack(
+    def send(
+        self,
+        connection: Connection,
+        kind: Kind,
+        number: int,
+        body: msgspec.Raw,
+        box: list[object],
+        context: int | None,
+        before: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Pack a message, call ``before()`` and send it. What it refers to is let go when the connection is lost by then."""
+        metadata, payload, wires = self._pack(connection, body, box, context)
+        before()
+        connection.send(kind, number, metadata, payload)
+        if connection.is_lost:
+            self._unsend(wires)
+
+    def _pack(
         self, connection: Connection, body: msgspec.Raw, box: list[object], context: int | None
-    ) -> tuple[bytes, list[Any]]:
-        """A message's metadata and payload. ``box`` holds the value, and nothing else of ours does: it may be given back."""
+    ) -> tuple[bytes, list[Any], list[Any]]:
+        """A message's metadata, payload and references.
+
+        ``box`` holds the value, and nothing else of ours does: its tensors may be given back to where they came from.
+        """
         raw, tensors, references = self._codec.encode(box.pop())
         wires: list[Any] = []
         graph = None
@@ -74,7 +94,7 @@ class Packer:
         except BaseException:
             self._unsend(wires)
             raise
-        return encode(_envelope(body, raw, infos, context, graph, wires)), payload
+        return encode(_envelope(body, raw, infos, context, graph, wires)), payload, wires
 
     def to_myself(
         self, me: WorkerInfo, kind: Kind, number: int, body: msgspec.Raw, value: object, context: int | None
