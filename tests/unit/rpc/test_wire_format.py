@@ -92,7 +92,7 @@ def test_the_bodies():
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("64 MiB", Limits().metadata_bytes >> 20),
+        ("16 MiB", Limits().metadata_bytes >> 20),
         ("16 GiB", Limits().message_bytes >> 30),
         ("64 for each", Limits().waiting_strangers),
         ("10 s", Limits().handshake_s),
