@@ -12,7 +12,10 @@ torchrun --nnodes 4 --node-rank N --master-addr HOST0 --master-port 29500 exampl
 import os
 import queue
 import socket
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -83,16 +86,22 @@ def wait_for(round: int) -> torch.futures.Future:
     return begun[round]
 
 
-def average(model: nn.Module, trainers: dict[str, rpc.RRef]) -> list[str]:
-    """One round; returns who took part, and strikes off who is gone."""
-    weights = model.state_dict()
-    calls = {name: trainer.rpc_async().train(weights) for name, trainer in trainers.items()}
-    results = {}
-    for name, call in calls.items():
+def from_all(trainers: dict[str, rpc.RRef], ask: Callable[[str], Any]) -> dict[str, Any]:
+    """``ask(name)`` for every client; strikes off who is gone, and the others go on."""
+    answers = {}
+    for name in list(trainers):
         try:
-            results[name] = call.wait()
-        except RuntimeError:  # it left; the others go on
+            answers[name] = ask(name)
+        except RuntimeError:  # as all errors of RPC are: it has left, or is about to
             del trainers[name]
+    return answers
+
+
+def average(model: nn.Module, trainers: dict[str, rpc.RRef]) -> list[str]:
+    """One round; returns who took part."""
+    weights = model.state_dict()
+    calls = from_all(trainers, lambda name: trainers[name].rpc_async().train(weights))  # all at once
+    results = from_all(trainers, lambda name: calls[name].wait())
     total = sum(num_samples for _, num_samples in results.values())
     mean = {key: sum(theirs[key] * (n / total) for theirs, n in results.values()) for key in weights}
     model.load_state_dict(mean)
@@ -116,9 +125,23 @@ def serve() -> None:
     assert len(seen) >= 3  # before client3 came, with all, after client2 had left
 
 
+def meet_server(timeout_s: float = 60) -> None:
+    """A group without a size waits for nobody: the server may come after its clients."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            rpc.get_worker_info("server")
+            return
+        except RuntimeError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
 def take_part(rank: int) -> None:
     """What a client does: come, have its trainer called, and leave without a word."""
     client = CLIENTS[rank]
+    meet_server()
     rpc.rpc_sync("server", wait_for, args=(client.rounds.start,), timeout=0)
     rpc.rpc_sync("server", enrol, args=(f"client{rank}", rpc.RRef(Trainer(rank))))
     rpc.rpc_sync("server", wait_for, args=(client.rounds.stop,), timeout=0)
