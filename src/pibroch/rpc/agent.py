@@ -179,6 +179,10 @@ class Agent:
         """All workers that this one has met."""
         return self._membership.known()
 
+    def reach(self, worker: WorkerInfo) -> None:
+        """Dial a worker if there is no connection to it; if it cannot be reached, it is lost."""
+        self._peers.to(worker)
+
     def incarnation_of(self, to: WorkerInfo) -> int:
         """The life of a worker that this one talks to at present, 0 before it knows."""
         return self._peers.incarnation_of(to)
@@ -325,6 +329,8 @@ class Agent:
         if message.kind == Kind.ANSWER:
             self._on_answer(connection, message)
             return
+        if self._is_closed:
+            return  # who asked will see that this worker has left
         origin = self.info if connection is None else connection.peer
         try:
             references = self._packer.references_in(message.envelope, origin)

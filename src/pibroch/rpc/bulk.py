@@ -48,6 +48,10 @@ class BulkSender:
         """One more stream."""
         self._streams.append(stream)
 
+    def clear(self) -> None:
+        """Nothing will be sent any more."""
+        self._chunks.clear()
+
     def send(self, data: memoryview) -> int:
         """Queue a transfer; its number. The data must stay as they are until they are sent."""
         number = next(self._numbers)

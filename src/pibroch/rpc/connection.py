@@ -171,6 +171,7 @@ class Connection:
             self._backlog.clear()
         for stream in (*self._bulk_streams, *([self._stream] if self._stream is not None else [])):
             stream.close(reason)
+        self._sender.clear()
         if self.sharing is not None:
             self.sharing.close()
         self._on_lost(self, reason)

@@ -35,7 +35,7 @@ class Departure:
         self._waiting: dict[int, torch.futures.Future[bool]] = {}
         self._sum = 0
         self._last_sum: int | None = None
-        self._lost: str | None = None
+        self._gone: dict[int, str] = {}  # workers that were lost, and have not come back to arrive
         agent.serve(Arrived, self._on_arrived)
         agent.when_lost(self._on_lost)
 
@@ -73,11 +73,15 @@ class Departure:
         """At the leader, on its loop."""
         answer: torch.futures.Future[bool] = torch.futures.Future()
         with self._lock:
-            if self._lost is not None:
-                raise WorkerLostError(self._lost, "it was lost before it wanted to leave")
+            self._gone.pop(origin.id, None)
+            if self._gone:
+                raise _gone_error(next(iter(self._gone.values())))
+            is_first = not self._waiting
             self._waiting[origin.id] = answer
             self._sum += message.num_started
             if len(self._waiting) < (self._world_size or 1):
+                if is_first:
+                    self._reach_the_others()
                 return answer
             waiting, self._waiting = self._waiting, {}
             may_go = self._sum == self._last_sum
@@ -91,8 +95,17 @@ class Departure:
         with self._lock:
             waiting, self._waiting = self._waiting, {}
             self._sum = 0
-            if waiting:
-                self._lost = worker.name
+            self._gone[worker.id] = worker.name
         for each in waiting.values():
             if not each.done():
-                each.set_exception(WorkerLostError(worker.name, "it was lost before it wanted to leave"))  # type: ignore[arg-type]
+                each.set_exception(_gone_error(worker.name))  # type: ignore[arg-type]
+
+    def _reach_the_others(self) -> None:
+        """A connection to each worker shows whether it lives (under the lock)."""
+        for worker in self._agent.workers():
+            if worker.id != self._agent.info.id and worker.id not in self._waiting:
+                self._agent.reach(worker)
+
+
+def _gone_error(name: str) -> WorkerLostError:
+    return WorkerLostError(name, "it was lost before it wanted to leave")

@@ -151,7 +151,11 @@ class Admission:
     def _admit(self) -> None:
         self._is_over = True
         self._reactor.forget(self._sock.fileno())
-        self._on_admitted(self._sock)
+        on_admitted = self._on_admitted
+        self._on_admitted = self._on_refused = (
+            _nothing  # the timer still knows this object, and must not keep what they hold
+        )
+        on_admitted(self._sock)
 
     def _say_why(self) -> None:
         """A server's last word to whom it refuses."""
@@ -161,6 +165,10 @@ class Admission:
                 self._sock.send(refusal)
             except OSError as error:
                 log.debug("could not say why a connection is refused: %s", error)
+
+
+def _nothing(_: object) -> None:
+    """Do nothing."""
 
 
 def dial(address: Address, here: str, lost_after_s: float) -> socket.socket:

@@ -44,7 +44,7 @@ class Limits:
     handshake_s: float = 10.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class RpcBackendOptions:
     """Options of ``init_rpc``.
 

@@ -172,7 +172,10 @@ class Reactor:
             num_seen = self._num_lent
             if num_quiet > _QUIET_ROUNDS:
                 self._deputy_sleeps = True
-                self._deputy_bed.acquire()
+                if self._lent_at or self._num_lent != num_seen:  # just then: the loop may not have seen that it sleeps
+                    self._deputy_bed.acquire(timeout=_PATIENCE_S)
+                else:
+                    self._deputy_bed.acquire()
             else:
                 self._deputy_bed.acquire(timeout=_PATIENCE_S)
 
