@@ -190,8 +190,8 @@ class Membership:
             return
         _num_joined += 1
         size = self._rendezvous.world_size
-        names = self._get_all([f"id/{worker_id}" for worker_id in range(size)], f"all {size} workers")
-        for entry in self._get_all([f"worker/{name}" for name in names], f"all {size} workers"):
+        names = self._get_all([f"id/{worker_id}" for worker_id in range(size)])
+        for entry in self._get_all([f"worker/{name}" for name in names]):
             self._remember(msgspec.json.decode(entry, type=Record))
 
     def find(self, name: str) -> Record | None:
@@ -235,12 +235,9 @@ class Membership:
         return record
 
     def _read(self, name: str) -> Record:
-        return msgspec.json.decode(self._get(f"worker/{name}", f"worker {name!r}"), type=Record)
+        return msgspec.json.decode(self._get_all([f"worker/{name}"])[0], type=Record)
 
-    def _get(self, key: str, what: str) -> str:
-        return self._get_all([key], what)[0]
-
-    def _get_all(self, keys: list[str], what: str) -> list[str]:
+    def _get_all(self, keys: list[str]) -> list[str]:
         try:
             self._store.wait(keys, timedelta(seconds=self._rendezvous.timeout_s))
             if self._store.has_extended_api():  # type: ignore[attr-defined]
@@ -248,10 +245,17 @@ class Membership:
             return [self._store.get(key).decode() for key in keys]
         except (dist.DistError, RuntimeError) as error:
             raise RpcTimeoutError(
-                f"no sign of {what} within {self._rendezvous.timeout_s:g} s",
+                f"no sign of {self._missing(keys)} within {self._rendezvous.timeout_s:g} s",
                 "all workers to join",
                 "see its log; start it",
             ) from error
+
+    def _missing(self, keys: list[str]) -> str:
+        try:
+            missing = [key for key in keys if not self._store.check([key])]
+        except (dist.DistError, RuntimeError):
+            missing = keys
+        return ", ".join("worker " + key.partition("/")[2] for key in missing[:8])
 
     def _check_free(self, me: Record) -> None:
         """Name and id must be free, or have belonged to a worker that is gone."""
