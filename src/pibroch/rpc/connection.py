@@ -94,7 +94,8 @@ class Connection:
         """
         infos, payload = [], list[Buffer]()
         described = [describe(tensor) for tensor in tensors]  # what cannot be sent shows before anything is given away
-        for tensor, info in zip(tensors, described, strict=True):
+        for place, info in enumerate(described):
+            tensor = tensors[place]  # held by this variable and the list: what ``give_back`` is told
             num_bytes = tensor.numel() * tensor.element_size()
             if self.sharing is not None and num_bytes >= SHARE_FROM_BYTES:
                 infos.append(self.sharing.give_back(tensor, info, 2) or self.sharing.put(tensor, info, num_bytes))
