@@ -214,8 +214,8 @@ class Agent:
     ) -> Any:
         """Ask ``to`` and wait for the answer."""
         waiter, timeout_s = Waiter(), self.timeout_s(timeout)
-        self.ask(waiter, to, body, value, timeout_s, context)
-        return waiter.wait(self.pool, timeout_s)
+        connection = self.ask(waiter, to, body, value, timeout_s, context)
+        return waiter.wait(self.pool, timeout_s, connection.only_stream if connection is not None else None)
 
     def notify(self, to: WorkerInfo, body: msgspec.Struct, value: object = None, *, context: int | None = None) -> None:
         """Tell ``to`` something that needs no answer. Does not block; when the worker is lost the note is, too."""
@@ -277,8 +277,8 @@ class Agent:
         value: object,
         timeout_s: float,
         context: int | None,
-    ) -> None:
-        """Ask ``to``; ``receiver`` gets what comes of it. The timeout is in seconds, 0 for none."""
+    ) -> Connection | None:
+        """Ask ``to``; ``receiver`` gets what comes of it. The timeout is in seconds, 0 for none. Returns where it was sent."""
         if self._is_closed:
             raise RuntimeError("RPC was shut down")
         number = next(self._numbers)
@@ -287,12 +287,13 @@ class Agent:
             message = self._packer.to_myself(to, Kind.REQUEST, number, packed, value, context)
             self._expect(PendingCall(number, self, receiver, timeout_s, context))
             self.reactor.call_soon(lambda: self._on_message(None, message))
-            return
+            return None
         connection = self._peers.to(to)
         call = PendingCall(number, connection, receiver, timeout_s, context)
         self._packer.send(connection, Kind.REQUEST, number, packed, [value], context, lambda: self._expect(call))
         if connection.is_lost:
             self._fail_calls_of(connection, "the connection was lost")
+        return connection
 
     def _expect(self, call: PendingCall) -> None:
         with self._calls_lock:

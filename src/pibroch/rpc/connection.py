@@ -75,7 +75,7 @@ class Connection:
         self.number = 0  # the dialler's number for it, at its other end
         self._on_message, self._on_failure, self._on_lost = on_message, on_failure, on_lost
         self._lock = threading.Lock()
-        self._stream: Stream | None = None
+        self.stream: Stream | None = None
         self._backlog: list[tuple[Sequence[Buffer], Sequence[HasDescriptor]]] = []  # until there is a stream
         self.sharing: Sharing | None = None
         self._bulk_streams: list[Stream] = []
@@ -122,10 +122,10 @@ class Connection:
 
     def send_buffers(self, buffers: Sequence[Buffer], descriptors: Sequence[HasDescriptor] = ()) -> None:
         """Send whole frames."""
-        stream = self._stream
+        stream = self.stream
         if stream is None:
             with self._lock:
-                stream = self._stream
+                stream = self.stream
                 if stream is None:
                     if not self.is_lost:
                         self._backlog.append((buffers, descriptors))
@@ -133,14 +133,19 @@ class Connection:
         stream.send(buffers, descriptors)
 
     @property
+    def only_stream(self) -> Stream | None:
+        """The stream on which all answers come, if it is open and the only one."""
+        return self.stream if self.sharing is not None else None
+
+    @property
     def was_open(self) -> bool:
         """Whether the peer was ever admitted."""
-        return self._stream is not None
+        return self.stream is not None
 
     @property
     def num_queued(self) -> int:
         """Buffers that are not with the kernel yet."""
-        queued = self._stream.num_queued if self._stream is not None else len(self._backlog)
+        queued = self.stream.num_queued if self.stream is not None else len(self._backlog)
         return queued + self._sender.num_queued
 
     # on the loop
@@ -151,7 +156,7 @@ class Connection:
             for buffers, descriptors in self._backlog:
                 stream.send(buffers, descriptors)
             self._backlog.clear()
-            self._stream = stream
+            self.stream = stream
         stream.start(surplus)
 
     def open_bulk(
@@ -170,7 +175,7 @@ class Connection:
                 return
             self.is_lost = True
             self._backlog.clear()
-        for stream in (*self._bulk_streams, *([self._stream] if self._stream is not None else [])):
+        for stream in (*self._bulk_streams, *([self.stream] if self.stream is not None else [])):
             stream.close(reason)
         self._sender.clear()
         if self.sharing is not None:
@@ -216,8 +221,8 @@ class Connection:
         elif frame.kind == Kind.DROP:
             sharing.on_drop(frame.number)
         else:
-            assert self._stream is not None
-            sharing.on_segment(frame.number, frame.metadata, self._stream.take_descriptor())
+            assert self.stream is not None
+            sharing.on_segment(frame.number, frame.metadata, self.stream.take_descriptor())
 
     def _message(self, frame: Frame) -> Message | None:
         """The message of a frame, if complete; an unreadable one is reported to its sender, and the connection lives on."""

@@ -13,6 +13,7 @@ from pibroch.errors import RpcTimeoutError
 from pibroch.rpc.failures import copy_of
 from pibroch.rpc.pool import Pool
 from pibroch.rpc.reactor import Reactor
+from pibroch.rpc.stream import Stream
 
 
 class Future(torch.futures.Future[Any]):
@@ -75,10 +76,10 @@ class Future(torch.futures.Future[Any]):
     def _complete(self, function: Callable[[], None]) -> None:
         if self._has_callbacks:
             self._pool.submit(function)
-        elif (
-            self._loop is not None and self._loop.is_here()
-        ):  # ``collect_all`` adds callbacks that cannot be seen from here
-            self._loop.complete(function)
+        elif self._loop is not None and self._loop.is_here():
+            self._loop.complete(function)  # ``collect_all`` adds callbacks that cannot be seen from here
+        elif self._loop is not None and self._loop.is_reading():
+            self._loop.call_soon(functools.partial(self._loop.complete, function))
         else:
             function()
 
@@ -86,9 +87,10 @@ class Future(torch.futures.Future[Any]):
 class Waiter:
     """What ``rpc_sync`` waits on: less than a future."""
 
-    __slots__ = ("_done", "_error", "_value")
+    __slots__ = ("_done", "_error", "_value", "is_done")
 
     def __init__(self) -> None:
+        self.is_done = False
         self._done = threading.Lock()
         self._done.acquire()
         self._value: object = None
@@ -97,17 +99,25 @@ class Waiter:
     def succeed(self, value: object) -> None:
         """Set the value (``calls.Receiver``)."""
         self._value = value
+        self.is_done = True
         self._done.release()
 
     def fail(self, error: BaseException) -> None:
         """Set the error (``calls.Receiver``)."""
         self._error = error
+        self.is_done = True
         self._done.release()
 
-    def wait(self, pool: Pool, timeout_s: float) -> Any:
-        """The value; raises what the call raised. The timeout is a second net: the loop's deadline comes first."""
+    def wait(self, pool: Pool, timeout_s: float, stream: Stream | None = None) -> Any:
+        """The value; raises what the call raised.
+
+        If it can, this thread reads its answer from ``stream`` itself: nobody has to be woken then. The timeout is a second
+        net: the loop's deadline comes first.
+        """
         token = pool.begin_wait()
         try:
+            if stream is not None:
+                stream.read_until(lambda: self.is_done, timeout_s)
             if not self._done.acquire(timeout=timeout_s + 30.0 if timeout_s > 0 else -1):
                 raise RpcTimeoutError(
                     f"no answer within {timeout_s} s", "one in time", "raise the timeout, or see the callee's log"

@@ -47,6 +47,9 @@ class Reactor:
         self._deputy_bed = threading.Lock()
         self._deputy_bed.acquire()
         self._stopping = False
+        self.reader = (
+            threading.local()
+        )  # its ``is_reading`` is set in a thread that reads its own answer (``stream.py``)
         self._name = name
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -58,6 +61,10 @@ class Reactor:
     def is_here(self) -> bool:
         """Whether the caller runs on the loop."""
         return threading.current_thread() is self._thread
+
+    def is_reading(self) -> bool:
+        """Whether the caller handles frames while it waits for its own answer, in the loop's stead."""
+        return getattr(self.reader, "is_reading", False)
 
     def call_soon(self, function: Callable[[], None]) -> None:
         """Run ``function`` on the loop. Takes no lock: it may be called from anywhere, the garbage collector included."""

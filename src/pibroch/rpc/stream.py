@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import logging
 import os
+import select
 import socket
 import ssl
 import threading
@@ -65,6 +67,9 @@ class Stream:
         self._queue: deque[tuple[memoryview, Sequence[HasDescriptor]]] = deque()
         self._is_closed = False
         self._fd = sock.fileno()
+        self._reading = threading.Lock()  # held by whoever reads
+        self._is_read_by_caller = False
+        self._is_broken = False
 
     def start(self, surplus: bytes) -> None:
         """Begin to read (on the loop); ``surplus`` is what came with the end of the handshake."""
@@ -85,7 +90,7 @@ class Stream:
             self._on_events(READ)  # what TLS has decrypted already does not make the socket readable
         with self._lock:
             if self._queue and not self._is_closed:
-                self._reactor.change(self._fd, READ | WRITE)
+                self._reactor.change(self._fd, self._events())
 
     def send(self, buffers: Sequence[Buffer], descriptors: Sequence[HasDescriptor] = ()) -> None:
         """Send ``buffers`` one after the other, from any thread; ``descriptors`` go with the first byte and are closed then.
@@ -109,7 +114,7 @@ class Stream:
                 return
             self._write()
             if self._queue:
-                self._reactor.change(self._fd, READ | WRITE)
+                self._reactor.change(self._fd, self._events())
 
     def _send_at_once(self, buffer: Buffer) -> bool:
         """The short way: whether nothing was queued, and the kernel took it (or nothing is to be sent any more)."""
@@ -122,8 +127,41 @@ class Stream:
                 return False
             if sent < len(buffer):
                 self._queue.append((memoryview(buffer)[sent:], ()))
-                self._reactor.change(self._fd, READ | WRITE)
+                self._reactor.change(self._fd, self._events())
             return True
+
+    def read_until(self, is_done: Callable[[], bool], timeout_s: float) -> None:
+        """Read in the calling thread until ``is_done()``, if nobody else reads; the loop leaves the socket alone meanwhile.
+
+        May return earlier: when the stream is closed, or after ``timeout_s`` (0 for none) without a frame.
+        """
+        if not self._reading.acquire(blocking=False):
+            return
+        try:
+            if self._is_closed or not self._leave_to_caller(True):
+                return
+            self._reactor.reader.is_reading = True
+            poller = select.poll()
+            poller.register(self._fd, select.POLLIN)
+            timeout_ms = timeout_s * 1000 if timeout_s > 0 else None
+            while not (is_done() or self._is_closed or self._is_broken) and poller.poll(timeout_ms):
+                self._read(1)
+        finally:
+            self._reactor.reader.is_reading = False
+            self._reading.release()
+            self._leave_to_caller(False)
+
+    def _leave_to_caller(self, is_left: bool) -> bool:
+        with self._lock:
+            if self._is_closed:
+                return False
+            self._is_read_by_caller = is_left
+            self._reactor.change(self._fd, self._events())
+            return True
+
+    def _events(self) -> int:
+        """What the loop watches the socket for (under the lock)."""
+        return (0 if self._is_read_by_caller else READ) | (WRITE if self._queue else 0)
 
     @property
     def num_queued(self) -> int:
@@ -148,7 +186,10 @@ class Stream:
             self._is_closed = True
             self._queue.clear()
         self._reactor.forget(self._fd)
-        self._sock.close()
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # a caller that reads sees it, and lets go
+        with self._reading:
+            self._sock.close()
         while self._descriptors:
             os.close(self._descriptors.popleft())
         self._on_closed(reason)
@@ -156,8 +197,11 @@ class Stream:
     def _on_events(self, events: int) -> None:
         if events & WRITE:
             self._flush()
-        if events & ~WRITE and not self._is_closed:
-            self._read()
+        if events & ~WRITE and not self._is_closed and self._reading.acquire(blocking=False):
+            try:
+                self._read(_READS_AT_A_TIME)
+            finally:
+                self._reading.release()
 
     def _flush(self) -> None:
         with self._lock:
@@ -166,7 +210,7 @@ class Stream:
             self._write()
             drained = not self._queue
             if drained:
-                self._reactor.change(self._fd, READ)
+                self._reactor.change(self._fd, self._events())
         if drained:
             self._on_drained()
 
@@ -205,13 +249,16 @@ class Stream:
             batch.append(view)
         return self._sock.sendmsg(batch)
 
-    def _read(self) -> None:
+    def _read(self, num_reads: int) -> None:
+        """Read what there is (by whoever holds ``_reading``)."""
+        if self._is_broken:
+            return
         try:
-            for _ in range(_READS_AT_A_TIME):
+            for _ in range(num_reads):
                 target = self._reader.buffer()
                 num_bytes = self._receive(target)
                 if num_bytes == 0:
-                    self.close("the connection was closed")
+                    self._fail("the connection was closed")
                     return
                 frames = self._reader.received(num_bytes)
                 for frame in frames:
@@ -223,12 +270,17 @@ class Stream:
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             pass
         except OSError as error:
-            self.close(str(error) if not isinstance(error, RpcError) else error.args[0])
+            self._fail(str(error) if not isinstance(error, RpcError) else error.args[0])
         except RpcError as error:
-            self.close(str(error))
+            self._fail(str(error))
         except Exception as error:  # a mistake of ours: the stream cannot go on in the middle of a frame
             log.exception("a frame could not be handled")
-            self.close(f"{type(error).__name__}: {error}")
+            self._fail(f"{type(error).__name__}: {error}")
+
+    def _fail(self, reason: str) -> None:
+        """Read no more; close it on the loop, after this."""
+        self._is_broken = True
+        self._reactor.call_soon(lambda: self.close(reason))
 
     def _receive(self, target: memoryview) -> int:
         if not self._takes_descriptors:
