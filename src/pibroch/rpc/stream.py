@@ -69,7 +69,7 @@ class Stream:
         self._fd = sock.fileno()
         self._reading = threading.Lock()  # held by whoever reads
         self._is_read_by_caller = False
-        self._is_broken = False
+        self._broken_by = ""
 
     def start(self, surplus: bytes) -> None:
         """Begin to read (on the loop); ``surplus`` is what came with the end of the handshake."""
@@ -144,7 +144,7 @@ class Stream:
             poller = select.poll()
             poller.register(self._fd, select.POLLIN)
             timeout_ms = timeout_s * 1000 if timeout_s > 0 else None
-            while not (is_done() or self._is_closed or self._is_broken) and poller.poll(timeout_ms):
+            while not (is_done() or self._is_closed or self._broken_by) and poller.poll(timeout_ms):
                 self._read(1)
         finally:
             self._reactor.reader.is_reading = False
@@ -202,6 +202,8 @@ class Stream:
                 self._read(_READS_AT_A_TIME)
             finally:
                 self._reading.release()
+            if self._broken_by:
+                self.close(self._broken_by)
 
     def _flush(self) -> None:
         with self._lock:
@@ -251,7 +253,7 @@ class Stream:
 
     def _read(self, num_reads: int) -> None:
         """Read what there is (by whoever holds ``_reading``)."""
-        if self._is_broken:
+        if self._broken_by:
             return
         try:
             for _ in range(num_reads):
@@ -278,9 +280,10 @@ class Stream:
             self._fail(f"{type(error).__name__}: {error}")
 
     def _fail(self, reason: str) -> None:
-        """Read no more; close it on the loop, after this."""
-        self._is_broken = True
-        self._reactor.call_soon(lambda: self.close(reason))
+        """Read no more; the loop closes it."""
+        self._broken_by = self._broken_by or reason
+        if not self._reactor.is_here():
+            self._reactor.call_soon(lambda: self.close(reason))
 
     def _receive(self, target: memoryview) -> int:
         if not self._takes_descriptors:
