@@ -50,7 +50,9 @@ class Receiver:
             target[:size] = view[:size]
             view, turn = view[size:], turn + 1
             for frame in self.reader.received(size):
-                self.frames.append((frame.kind, frame.number, frame.metadata, bytes(frame.payload or frame.target or b"")))
+                self.frames.append(
+                    (frame.kind, frame.number, frame.metadata, bytes(frame.payload or frame.target or b""))
+                )
 
 
 def stream_of(frames):

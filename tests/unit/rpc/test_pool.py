@@ -1,0 +1,102 @@
+"""The pool with its real loop: every task runs, waits do not starve others, slow tasks get threads."""
+
+import threading
+import time
+
+import pytest
+
+from pibroch.rpc.pool import Pool
+from pibroch.rpc.reactor import Reactor
+
+PATIENCE_S = 20.0
+
+
+@pytest.fixture
+def pool():
+    loop = Reactor("test-loop")
+    loop.start()
+    made = Pool("test-pool", 4, loop)
+    yield made
+    made.close(5.0)
+    loop.stop()
+
+
+def submit_all(pool, tasks):
+    """Run them, and wait for all."""
+    left, lock, done = [len(tasks)], threading.Lock(), threading.Event()
+
+    def counted(task):
+        def run():
+            task()
+            with lock:
+                left[0] -= 1
+                if not left[0]:
+                    done.set()
+
+        return run
+
+    for task in tasks:
+        pool.submit(counted(task))
+    assert done.wait(PATIENCE_S), f"{left[0]} tasks did not run"
+
+
+def test_many_short_tasks_all_run(pool):
+    ran = []
+    submit_all(pool, [lambda i=i: ran.append(i) for i in range(5000)])
+    assert sorted(ran) == list(range(5000))
+
+
+def test_at_most_so_many_run_at_a_time_and_that_many_do(pool):
+    running, most, lock, all_there = [0], [0], threading.Lock(), threading.Barrier(4)
+
+    def task():
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        all_there.wait(PATIENCE_S)  # needs four at once
+        until = time.monotonic() + 0.02  # at work, not stuck
+        while time.monotonic() < until:
+            pass
+        with lock:
+            running[0] -= 1
+
+    submit_all(pool, [task] * 16)
+    assert most[0] == 4
+
+
+def test_tasks_that_wait_for_later_ones(pool):
+    """Each waits, and says so, until a task that was submitted after all of them has run."""
+    released = threading.Event()
+
+    def waits():
+        with pool.waiting():
+            assert released.wait(PATIENCE_S)
+
+    submit_all(pool, [waits] * 12 + [released.set])
+
+
+def test_tasks_that_wait_and_do_not_say_so(pool):
+    released = threading.Event()
+    submit_all(pool, [lambda: released.wait(PATIENCE_S)] * 12 + [released.set])
+    assert released.is_set()
+
+
+def test_a_task_that_raises_is_logged_and_the_next_one_runs(pool, caplog):
+    def fails():
+        raise ValueError("on purpose")
+
+    ran = threading.Event()
+    pool.submit(fails)
+    submit_all(pool, [ran.set])
+    assert "on purpose" in caplog.text
+
+
+def test_closing_ends_its_threads():
+    loop = Reactor("closing-loop")
+    loop.start()
+    before = threading.active_count()
+    made = Pool("closing-pool", 4, loop)
+    submit_all(made, [lambda: None] * 100)
+    assert made.close(5.0)
+    assert threading.active_count() == before
+    loop.stop()

@@ -1,0 +1,117 @@
+"""The loop: order, timers, handing over when it is held up, and sleeping when there is nothing to do."""
+
+import threading
+import time
+
+import pytest
+
+from pibroch.rpc.reactor import Reactor
+
+PATIENCE_S = 20.0
+
+
+@pytest.fixture
+def loop():
+    made = Reactor("test-loop")
+    made.start()
+    yield made
+    made.stop()
+
+
+def run_on(loop, function):
+    done, results = threading.Event(), []
+
+    def run():
+        results.append(function())
+        done.set()
+
+    loop.call_soon(run)
+    assert done.wait(PATIENCE_S)
+    return results[0]
+
+
+def test_functions_run_in_order_on_one_thread(loop):
+    ran = []
+    for i in range(1000):
+        loop.call_soon(lambda i=i: ran.append((i, threading.get_ident())))
+    here = run_on(loop, threading.get_ident)
+    assert ran == [(i, here) for i in range(1000)] and here != threading.get_ident()
+    assert not loop.is_here() and run_on(loop, loop.is_here)
+
+
+def test_timers_run_in_the_order_of_their_times(loop):
+    ran, done, now = [], threading.Event(), time.monotonic()
+    for delay in (0.06, 0.02, 0.04):
+        loop.call_at(now + delay, lambda delay=delay: ran.append((delay, time.monotonic() - now)))
+    loop.call_at(now + 0.08, done.set)
+    assert done.wait(PATIENCE_S)
+    assert [delay for delay, _ in ran] == [0.02, 0.04, 0.06]
+    assert all(took >= delay for delay, took in ran)
+
+
+def test_a_completion_that_lasts_does_not_hold_up_the_loop(loop):
+    released = threading.Event()
+    run_on(loop, lambda: loop.complete(lambda: released.wait(PATIENCE_S)))
+    assert run_on(loop, lambda: "alive") == "alive", "a deputy took over"
+    released.set()
+    assert run_on(loop, lambda: "still") == "still"
+
+
+def test_held_up_again_and_again(loop):
+    released = threading.Event()
+    for _ in range(5):
+        run_on(loop, lambda: loop.complete(lambda: released.wait(PATIENCE_S)))
+        assert run_on(loop, loop.is_here)
+    released.set()
+
+
+def test_a_completion_that_says_that_it_will_wait(loop):
+    asked, answered = threading.Event(), threading.Event()
+
+    def waits():
+        loop.step_aside()
+        asked.set()
+        answered.wait(PATIENCE_S)
+
+    run_on(loop, lambda: loop.complete(waits))
+    assert asked.wait(PATIENCE_S)
+    assert run_on(loop, loop.is_here)
+    answered.set()
+
+
+def test_a_handler_may_not_wait(loop):
+    def tries():
+        with pytest.raises(RuntimeError, match="must not wait"):
+            loop.step_aside()
+        return True
+
+    assert run_on(loop, tries)
+
+
+def test_a_mistake_in_a_handler_does_not_end_the_loop(loop, caplog):
+    def fails():
+        raise ValueError("on purpose")
+
+    loop.call_soon(fails)
+    assert run_on(loop, lambda: 1) == 1
+    assert "on purpose" in caplog.text
+
+
+def test_an_idle_loop_uses_no_cpu(loop):
+    run_on(loop, lambda: loop.complete(lambda: None))  # the deputy is awake, for a while
+    time.sleep(0.3)
+    before = time.process_time()
+    time.sleep(1.0)
+    assert time.process_time() - before < 0.02
+
+
+def test_stopping_ends_all_its_threads():
+    before = threading.active_count()
+    made = Reactor("stopping")
+    made.start()
+    run_on(made, lambda: made.complete(lambda: None))
+    made.stop()
+    deadline = time.monotonic() + PATIENCE_S
+    while threading.active_count() > before and time.monotonic() < deadline:
+        threading.Event().wait(0.001)
+    assert threading.active_count() == before
