@@ -10,13 +10,14 @@ import select
 import socket
 import ssl
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pibroch.errors import ProtocolError, RpcError
 from pibroch.rpc.frames import Frame, FrameReader
-from pibroch.rpc.reactor import READ, WRITE, Reactor
+from pibroch.rpc.reactor import CAN_SPIN, READ, SPIN_S, WRITE, Reactor
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class Stream:
         self._reading = threading.Lock()  # held by whoever reads
         self._is_read_by_caller = False
         self._broken_by = ""
+        self._answers_soon = False
 
     def start(self, surplus: bytes) -> None:
         """Begin to read (on the loop); ``surplus`` is what came with the end of the handshake."""
@@ -133,6 +135,7 @@ class Stream:
     def read_until(self, is_done: Callable[[], bool], timeout_s: float) -> None:
         """Read in the calling thread until ``is_done()``, if nobody else reads; the loop leaves the socket alone meanwhile.
 
+        Where the last answer came soon it looks again and again for a moment before it sleeps: waking up takes longer.
         May return earlier: when the stream is closed, or after ``timeout_s`` (0 for none) without a frame.
         """
         if not self._reading.acquire(blocking=False):
@@ -144,8 +147,18 @@ class Stream:
             poller = select.poll()
             poller.register(self._fd, select.POLLIN)
             timeout_ms = timeout_s * 1000 if timeout_s > 0 else None
-            while not (is_done() or self._is_closed or self._broken_by) and poller.poll(timeout_ms):
-                self._read(1)
+            began = time.monotonic()
+            spin_until = began + SPIN_S if self._answers_soon and CAN_SPIN else 0.0
+            while not (is_done() or self._is_closed or self._broken_by):
+                if poller.poll(0):
+                    self._read(1)
+                elif time.monotonic() < spin_until:
+                    os.sched_yield()  # to the callee, should it be on this very core
+                elif poller.poll(timeout_ms):
+                    self._read(1)
+                else:
+                    break
+            self._answers_soon = time.monotonic() - began < 2 * SPIN_S
         finally:
             self._reactor.reader.is_reading = False
             self._reading.release()
