@@ -99,7 +99,8 @@ class Stream:
 
         Does not block. The buffers must stay as they are until they are sent. A closed stream takes nothing more.
         """
-        if len(buffers) == 1 and not descriptors and self._send_at_once(buffers[0]):
+        is_corked = self._reactor.corks(self)
+        if not is_corked and len(buffers) == 1 and not descriptors and self._send_at_once(buffers[0]):
             return
         views = [
             memoryview(buffer).cast("B") if isinstance(buffer, memoryview) else memoryview(buffer) for buffer in buffers
@@ -112,7 +113,7 @@ class Stream:
                 if view.nbytes:
                     self._queue.append((view, descriptors))
                     descriptors = ()
-            if not was_idle:
+            if not was_idle or is_corked:
                 return
             self._write()
             if self._queue:
@@ -209,7 +210,7 @@ class Stream:
 
     def _on_events(self, events: int) -> None:
         if events & WRITE:
-            self._flush()
+            self.flush()
         if events & ~WRITE and not self._is_closed and self._reading.acquire(blocking=False):
             try:
                 self._read(_READS_AT_A_TIME)
@@ -218,7 +219,8 @@ class Stream:
             if self._broken_by:
                 self.close(self._broken_by)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Give the kernel what is queued, as much as it takes."""
         with self._lock:
             if self._is_closed:
                 return
