@@ -15,7 +15,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 log = logging.getLogger(__name__)
 
@@ -25,15 +24,7 @@ _SHUTDOWN_TIMEOUT_S = 10.0
 SPIN_S = 0.0004  # where the next event is due it is looked for this long before sleeping, as waking up takes longer
 CAN_SPIN = len(os.sched_getaffinity(0)) > 1
 _PATIENCE_S = 0.002
-_CORKED_S = 0.0003
 _QUIET_ROUNDS = 10
-
-
-class Flushable(Protocol):
-    """Something that was told to collect what is sent."""
-
-    def flush(self) -> None:
-        """Send it."""
 
 
 class Reactor:
@@ -54,8 +45,6 @@ class Reactor:
         self._role = threading.Lock()  # for handing the loop over
         self._lent_at = 0.0  # since when users' code runs on the loop; 0.0 when it does not
         self._num_lent = 0
-        self._is_corked = False  # answers of short functions that follow each other go out together
-        self._corked: set[Flushable] = set()
         self._deputy_sleeps = False
         self._deputy_bed = threading.Lock()
         self._deputy_bed.acquire()
@@ -111,7 +100,6 @@ class Reactor:
                 return
             self._lent_at = 0.0
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-        self._uncork()
         self._thread.start()
 
     def watch(self, fd: int, events: int, handler: Callable[[int], None]) -> None:
@@ -179,33 +167,15 @@ class Reactor:
 
     def _run_completions(self, me: threading.Thread) -> None:
         while self._completions and self._thread is me:
-            now = self._lent_at = time.monotonic()
+            self._lent_at = time.monotonic()
             self._num_lent += 1
             if self._deputy_sleeps:
                 self._deputy_sleeps = False
                 self._deputy_bed.release()
-            if not self._is_corked:
-                self._is_corked, corked_at = len(self._completions) > 1, now
             self._guarded(self._completions.popleft())
             with self._role:
-                if self._thread is not me:
-                    return
-                self._lent_at = 0.0
-            if self._is_corked and (not self._completions or time.monotonic() - corked_at > _CORKED_S):
-                self._uncork()
-
-    def corks(self, stream: Flushable) -> bool:
-        """Whether ``stream`` is to collect what is sent now: it is flushed after some more answers."""
-        if not self._is_corked or not self.is_here():
-            return False
-        self._corked.add(stream)
-        return True
-
-    def _uncork(self) -> None:
-        self._is_corked = False
-        streams, self._corked = self._corked, set()
-        for stream in streams:
-            stream.flush()
+                if self._thread is me:
+                    self._lent_at = 0.0
 
     def _appoint_deputy(self) -> None:
         threading.Thread(target=self._stand_by, name=f"{self._name}-deputy", daemon=True).start()
@@ -216,7 +186,6 @@ class Reactor:
         while not self._stopping:
             lent_at = self._lent_at
             if lent_at and time.monotonic() - lent_at > _PATIENCE_S and self._take_over(lent_at):
-                self._uncork()
                 self._appoint_deputy()
                 self._run()
                 return

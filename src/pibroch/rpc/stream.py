@@ -99,8 +99,7 @@ class Stream:
 
         Does not block. The buffers must stay as they are until they are sent. A closed stream takes nothing more.
         """
-        is_corked = self._reactor.corks(self)
-        if not is_corked and len(buffers) == 1 and not descriptors and self._send_at_once(buffers[0]):
+        if len(buffers) == 1 and not descriptors and self._send_at_once(buffers[0]):
             return
         views = [
             memoryview(buffer).cast("B") if isinstance(buffer, memoryview) else memoryview(buffer) for buffer in buffers
@@ -113,7 +112,7 @@ class Stream:
                 if view.nbytes:
                     self._queue.append((view, descriptors))
                     descriptors = ()
-            if not was_idle or is_corked:
+            if not was_idle:
                 return
             self._write()
             if self._queue:
@@ -210,7 +209,7 @@ class Stream:
 
     def _on_events(self, events: int) -> None:
         if events & WRITE:
-            self.flush()
+            self._flush()
         if events & ~WRITE and not self._is_closed and self._reading.acquire(blocking=False):
             try:
                 self._read(_READS_AT_A_TIME)
@@ -219,8 +218,7 @@ class Stream:
             if self._broken_by:
                 self.close(self._broken_by)
 
-    def flush(self) -> None:
-        """Give the kernel what is queued, as much as it takes."""
+    def _flush(self) -> None:
         with self._lock:
             if self._is_closed:
                 return
