@@ -91,13 +91,11 @@ class Reactor:
         Raises:
             RuntimeError: when it may not wait here.
         """
-        if not self.is_here():
-            return
-        if not self._lent_at:
-            raise RuntimeError("a handler of the network thread must not wait for other workers")
-        with self._role:
+        with self._role:  # the deputy may take over just now
             if not self.is_here():
                 return
+            if not self._lent_at:
+                raise RuntimeError("a handler of the network thread must not wait for other workers")
             self._lent_at = 0.0
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._thread.start()

@@ -161,8 +161,8 @@ class Stream:
             self._answers_soon = time.monotonic() - began < 2 * SPIN_S
         finally:
             self._reactor.reader.is_reading = False
+            self._leave_to_caller(False)  # before another caller can begin, whose turn it would end
             self._reading.release()
-            self._leave_to_caller(False)
 
     def _leave_to_caller(self, is_left: bool) -> bool:
         with self._lock:
