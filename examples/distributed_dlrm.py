@@ -13,7 +13,7 @@ from pibroch import Embeddings, JaggedBatch, RowWiseAdagrad, Table, data_paralle
 from pibroch.models import build_model
 
 dist.init_process_group("gloo")
-drawn = torch.randint(1000, (20, 26, 256), generator=torch.Generator().manual_seed(dist.get_rank()))
+drawn = torch.randint(1000, (20, 26, 256), generator=torch.manual_seed(dist.get_rank()))
 embeddings = Embeddings([Table(f"C{i}", 1000, 16) for i in range(26)], RowWiseAdagrad(lr=0.02), exchange="alltoall")
 model = data_parallel(build_model("dlrm", num_dense=13, num_features=26, dim=16))
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
