@@ -13,6 +13,7 @@ from pibroch.rpc import autograd, optim
 
 pytestmark = pytest.mark.timeout(120)
 NUM_STEPS = 3
+KEPT_GROUPS = []  # torch's destructor of a gloo group waits, with the GIL, for threads that may need the GIL to end
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,7 @@ def dense():
 def train(rank, port, as_views):
     """Rows from worker2, layers here and at the other trainer; returns layers after the last step and old ``.grad``."""
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    KEPT_GROUPS.append(dist.group.WORLD)
     layers = dense()
     model = DistributedDataParallel(layers, gradient_as_bucket_view=as_views)
     parameters = [rpc.RRef(each) for each in layers.parameters()]
