@@ -1,13 +1,20 @@
-"""A contender of two processes, a caller and its callee, on one host or on two of a lab; only the caller is timed."""
+"""A contender of two processes, a caller and its callee, on one host or on two of a lab; only the caller is timed.
+
+A pair is stopped (SIGSTOP) while it is not its turn: torch's idle agents poll without end, and two pairs keep two cores busy.
+"""
 
 from __future__ import annotations
 
+import os
 import secrets
+import signal
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.cases import Case
 from benchmarks.contender import Contender, ContenderSpec, Timing, answers
@@ -35,29 +42,34 @@ class Pair:
 
     def setup(self, case: Case) -> dict[str, str]:
         """See :class:`benchmarks.contender.Competitor`; both join each other."""
-        for member in self.members:
-            member.send({"do": "setup", "case": case.as_json()})
-        versions: dict[str, str] = answers(self.members)[0]["versions"]
+        with self._awake():
+            for member in self.members:
+                member.send({"do": "setup", "case": case.as_json()})
+            versions: dict[str, str] = answers(self.members)[0]["versions"]
         return versions
 
     def check(self, steps: int) -> dict[str, list[float]]:
         """Fails when a result of the first sizes is not the one computed locally; without ``steps``: parts of timed steps."""
-        self._caller.send({"do": "check", "steps": steps})
-        values: dict[str, list[float]] = answers([self._caller])[0]["values"]
+        values: dict[str, list[float]] = self._ask({"do": "check", "steps": steps})["values"]
         return values
 
     def run(self, phase: str, first: int, steps: int) -> Timing:
         """Times as the caller sees them, CPU time of both processes."""
         before = cpu_ms(self.members[0].pid)
-        self._caller.send({"do": "run", "phase": phase, "first": first, "steps": steps})
-        timing = Timing(**answers([self._caller])[0])
+        timing = Timing(**self._ask({"do": "run", "phase": phase, "first": first, "steps": steps}))
         callee_ms = (cpu_ms(self.members[0].pid) - before) / steps
         return replace(timing, cpu_ms_per_step=timing.cpu_ms_per_step + callee_ms)
 
+    def idle(self, seconds: float) -> float:
+        """CPU time of both processes, in milliseconds a second, while nothing is asked of them."""
+        with self._awake():
+            before = [cpu_ms(member.pid) for member in self.members]
+            time.sleep(seconds)
+            return (sum(cpu_ms(member.pid) for member in self.members) - sum(before)) / seconds
+
     def memory(self) -> dict[str, int]:
         """Of the caller."""
-        self._caller.send({"do": "memory"})
-        return answers([self._caller])[0]
+        return self._ask({"do": "memory"})
 
     def close(self) -> None:
         """End both at once: neither waits for the other."""
@@ -65,6 +77,21 @@ class Pair:
             member.kill()
         for member in self.members:
             member.close()
+
+    def _ask(self, command: dict[str, Any]) -> Any:
+        with self._awake():
+            self._caller.send(command)
+            return answers([self._caller])[0]
+
+    @contextmanager
+    def _awake(self) -> Iterator[None]:
+        self._signal(signal.SIGCONT)
+        yield
+        self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: int) -> None:
+        for member in self.members:
+            os.kill(member.pid, number)
 
 
 def free_port() -> int:

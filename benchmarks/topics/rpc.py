@@ -42,6 +42,7 @@ LINE_BYTES_PER_S = 1e9 / 8
 KB, MB = 1000, 1_000_000
 LARGE = (4 * MB, 40 * MB, 400 * MB)
 CHECKED_SIZES = 3  # up to 40 MB
+IDLE_S = 3.0
 CASE = Case(data="", dim=0, threads=0)  # a pair knows its phases by name
 COLUMNS = [
     "where", "call", "size", "contender", "p20", "p50", "p80", "over_pibroch", "calls_per_second", "line_share", "cpu",
@@ -50,8 +51,8 @@ PLOT = PlotSpec(
     "over_pibroch", ("where", "kind"), "case", "contender", "times as long as pibroch", "over_least", "over_most", 1
 )
 MEANINGS = (
-    "a caller and a callee, one process each, torch's default number of threads, which spin for 1000 rounds at most; the same "
-    "argument in all calls of a size",
+    "a caller and a callee, one process each, stopped while it is another's turn; torch's default number of threads, which "
+    "spin for 1000 rounds at most; the same argument in all calls of a size",
     "`identity` returns its argument, `200 ops` changes it by 200 pointwise operations, `send` returns four bytes",
     "`n in flight`: 1 KB identity calls, at most n of them waiting for their results; times are per call, by throughput",
     "`rref`: the callee fetches the argument by a reference, then returns it; compare with `identity` (paper's Table 1)",
@@ -184,7 +185,8 @@ def run(options: Options) -> Report:
     with pairs(on_one_host.specs, None, load) as running:
         versions = prepare(running, ONE_HOST, options)
         rows = measure_all(running, ONE_HOST, phases, options)
-    notes, hindrance = list(on_one_host.notes), obstacle()
+        idle = ", ".join(f"{pair.spec.label} {pair.idle(IDLE_S):.0f} ms" for pair in running)
+    notes, hindrance = [f"CPU time of an idle pair, a second: {idle}", *on_one_host.notes], obstacle()
     if hindrance is not None:
         notes.append(f"**two hosts left out**: {hindrance}")
     elif not options.quick:

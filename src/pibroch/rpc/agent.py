@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[[WorkerInfo, Any, Any], object]
 _ANSWER_BODY = msgspec.Raw(encode(Answer()))
-_SHORT_S = 0.0  # functions that take less run on the network thread: none, until a hang seen once with it is understood
+_SHORT_S = 0.0002  # functions that take less run on the network thread
 _END_S = 2.0  # threads of the pool have this long to finish
 
 

@@ -135,7 +135,7 @@ class Connection:
     @property
     def only_stream(self) -> Stream | None:
         """The stream on which all answers come, if it is open and the only one."""
-        return None  # callers do not read their own answers until a hang seen once with it is understood
+        return self.stream if self.sharing is not None else None
 
     @property
     def was_open(self) -> bool:

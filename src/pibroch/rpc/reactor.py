@@ -22,7 +22,7 @@ READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
 _SHUTDOWN_TIMEOUT_S = 10.0
 SPIN_S = 0.0004  # where the next event is due it is looked for this long before sleeping, as waking up takes longer
-CAN_SPIN = False  # likewise until a hang seen once is understood: len(os.sched_getaffinity(0)) > 1
+CAN_SPIN = len(os.sched_getaffinity(0)) > 1
 _PATIENCE_S = 0.002
 _QUIET_ROUNDS = 10
 
