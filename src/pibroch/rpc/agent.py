@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import logging
 import os
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 
-from pibroch.errors import (
-    NotAllowedError,
-    ProtocolError,
-    RpcError,
-    RpcTimeoutError,
-    UnknownWorkerError,
-    WorkerLostError,
-)
+from pibroch.errors import UnknownWorkerError
 from pibroch.rpc.callables import Callables
-from pibroch.rpc.calls import PendingCall, PendingCalls, Receiver
+from pibroch.rpc.calls import Receiver
 from pibroch.rpc.connection import Connection, Message
-from pibroch.rpc.failures import decode_failure, encode_failure
 from pibroch.rpc.frames import Kind
 from pibroch.rpc.futures import Future, Waiter
 from pibroch.rpc.info import IdSource, WorkerInfo
 from pibroch.rpc.membership import Membership, Rendezvous
-from pibroch.rpc.messages import Answer, BodyDecoder, Call, encode
 from pibroch.rpc.options import UNSET_RPC_TIMEOUT, RpcBackendOptions
 from pibroch.rpc.packing import Packer
 from pibroch.rpc.peers import Peers
 from pibroch.rpc.pool import Pool
 from pibroch.rpc.reactor import Reactor
+from pibroch.rpc.requests import Requests, too_late
+from pibroch.rpc.service import Handler, Service
 from pibroch.rpc.values import Codec
 
 if TYPE_CHECKING:
@@ -43,11 +33,6 @@ if TYPE_CHECKING:
     from pibroch.rpc.departure import Departure
     from pibroch.rpc.rref import References
 
-log = logging.getLogger(__name__)
-
-Handler = Callable[[WorkerInfo, Any, Any], object]
-_ANSWER_BODY = msgspec.Raw(encode(Answer()))
-_SHORT_S = 0.0002  # functions that take less run on the network thread
 _END_S = 2.0  # threads of the pool have this long to finish
 
 
@@ -69,19 +54,12 @@ class Agent:
         self.reactor = Reactor(f"rpc-{name}")
         self.pool = Pool(f"rpc-{name}-worker", options.num_worker_threads, self.reactor)
         self._packer = Packer(Codec(callables, options.allow_pickle, reference_type), options.device_maps)
-        self._bodies = BodyDecoder()
-        self._handlers: dict[type, tuple[Handler, bool]] = {}
-        self._calls, self._calls_lock = PendingCalls(), threading.Lock()
-        self._planned = float("inf")  # when the deadlines are looked at next
-        self._numbers = itertools.count(1)
-        self.num_started = 0  # requests in this worker's life
-        self._num_running = 0  # messages of others at work here
-        self._running_lock = threading.Lock()
-        self._mean_s: dict[str, float] = {}  # how long functions took lately
         self._closed_callbacks: list[Callable[[], None]] = []
         self._is_closed = False
         self._membership = Membership(rendezvous)
         self.info = WorkerInfo(name, rendezvous.rank if rendezvous.rank >= 0 else self._membership.new_id())
+        self._requests = Requests(self.info, self._packer, self.reactor, callables, self._on_message)
+        self._service = Service(self.info, self._packer, self.reactor, self.pool, self._requests)
         host = options.bind or rendezvous.bind_host()
         self._peers = Peers(
             self.info,
@@ -92,8 +70,8 @@ class Agent:
             self._membership,
             host,
             self._on_message,
-            self._on_failure,
-            self._fail_calls_of,
+            self._requests.on_failure,
+            self._requests.lose,
         )
         self.incarnation = self._peers.incarnation
 
@@ -141,8 +119,7 @@ class Agent:
         for callback in self._closed_callbacks:
             callback()
         self._peers.close()
-        for call in self._calls.take_all():
-            call.receiver.fail(WorkerLostError(self.info.name, "this worker was shut down"))
+        self._requests.lose_all("this worker was shut down")
         self.reactor.stop()
         self.pool.close(_END_S)
         with contextlib.suppress(RuntimeError):  # the host of the store may be gone already
@@ -219,15 +196,8 @@ class Agent:
 
     def notify(self, to: WorkerInfo, body: msgspec.Struct, value: object = None, *, context: int | None = None) -> None:
         """Tell ``to`` something that needs no answer. Does not block; when the worker is lost the note is, too."""
-        if self._is_closed:
-            return
-        packed = msgspec.Raw(encode(body))
-        if to.id == self.info.id:
-            message = self._packer.to_myself(self.info, Kind.NOTE, 0, packed, value, context)
-            self.reactor.call_soon(lambda: self._on_message(None, message))
-            return
-        connection = self._peers.to(to)
-        self._packer.send(connection, Kind.NOTE, 0, packed, [value], context)
+        if not self._is_closed:
+            self._requests.tell(self._connection_to(to), body, value, context)
 
     def call_soon(self, function: Callable[[], None]) -> None:
         """Run ``function`` on the loop; takes no lock, may be called from anywhere."""
@@ -255,7 +225,7 @@ class Agent:
             token = self.pool.begin_wait()
             try:
                 if not done.wait(timeout_s or None):
-                    raise _too_late(timeout_s)
+                    raise too_late(timeout_s)
             finally:
                 self.pool.end_wait(token)
         return future.wait()
@@ -281,217 +251,35 @@ class Agent:
         """Ask ``to``; ``receiver`` gets what comes of it. The timeout is in seconds, 0 for none. Returns where it was sent."""
         if self._is_closed:
             raise RuntimeError("RPC was shut down")
-        number = next(self._numbers)
-        packed = msgspec.Raw(encode(body))
-        if to.id == self.info.id:
-            message = self._packer.to_myself(to, Kind.REQUEST, number, packed, value, context)
-            self._expect(PendingCall(number, self, receiver, timeout_s, context))
-            self.reactor.call_soon(lambda: self._on_message(None, message))
-            return None
-        connection = self._peers.to(to)
-        call = PendingCall(number, connection, receiver, timeout_s, context)
-        self._packer.send(connection, Kind.REQUEST, number, packed, [value], context, lambda: self._expect(call))
-        if connection.is_lost:
-            self._fail_calls_of(connection, "the connection was lost")
+        connection = self._connection_to(to)
+        self._requests.ask(connection, receiver, body, value, timeout_s, context)
         return connection
 
-    def _expect(self, call: PendingCall) -> None:
-        with self._calls_lock:
-            self.num_started += 1
-            deadline = self._calls.add(call, time.monotonic())
-            if deadline is None or deadline >= self._planned:
-                return
-            self._planned = deadline
-        self.reactor.call_at(deadline, self._expire)
-
-    def _expire(self) -> None:
-        with self._calls_lock:
-            late = self._calls.expire(time.monotonic())
-            following = self._calls.next_deadline()
-            self._planned = float("inf") if following is None else following
-        if following is not None:
-            self.reactor.call_at(following, self._expire)
-        for call in late:
-            call.receiver.fail(_too_late(call.timeout_s))
+    def _connection_to(self, worker: WorkerInfo) -> Connection | None:
+        """``None`` leads to this worker itself."""
+        return None if worker.id == self.info.id else self._peers.to(worker)
 
     # serving
 
     def serve(self, body_type: type[msgspec.Struct], handler: Handler, *, in_pool: bool = False) -> None:
         """Have messages with such a body handled: on the loop, or on a thread of the pool."""
-        self._bodies.add(body_type)
-        self._handlers[body_type] = (handler, in_pool)
+        self._service.serve(body_type, handler, in_pool)
+
+    @property
+    def num_started(self) -> int:
+        """Requests in this worker's life."""
+        return self._requests.num_started
 
     def is_busy(self, but: int = 0) -> bool:
         """Whether it waits for an answer or works on one; ``but`` so many of those at work do not count."""
-        return len(self._calls) > 0 or self._num_running > but
+        return self._requests.num_pending > 0 or self._service.num_running > but
 
     def _on_message(self, connection: Connection | None, message: Message) -> None:
         """On the loop."""
         if message.kind == Kind.ANSWER:
-            self._on_answer(connection, message)
-            return
-        if self._is_closed:
-            return  # who asked will see that this worker has left
-        origin = self.info if connection is None else connection.peer
-        try:
-            references = self._packer.references_in(message.envelope, origin)
-            body = self._bodies.decode(message.envelope.body)
-            handler, in_pool = self._handlers[type(body)]
-        except RpcError as error:
-            log.warning("a message of worker %r that cannot be understood: %s", origin.name, error)
-            self._answer_failure(connection, message, error)
-            return
-        with self._running_lock:
-            self._num_running += 1
-        task = _Task(self, connection, origin, message, references, body, handler)
-        if not in_pool:
-            task()
-        elif type(body) is Call and self._is_short(body.function):
-            self.reactor.complete(task)
-        else:
-            self.pool.submit(task)
-
-    def _is_short(self, function: str) -> bool:
-        """Whether handing a function to another thread would take as long as the function."""
-        return self._mean_s.get(function, 1.0) < _SHORT_S
-
-    def note_duration(self, function: str, seconds: float) -> None:
-        """Remember how long a function took."""
-        mean_s = self._mean_s.get(function, 10 * _SHORT_S)
-        self._mean_s[function] = mean_s + (seconds - mean_s) / 4
-
-    def _on_answer(self, connection: Connection | None, message: Message) -> None:
-        call = self._calls.take(message.number, connection or self)
-        origin = self.info if connection is None else connection.peer
-        try:
-            references = self._packer.references_in(message.envelope, origin)
-            if call is None:
-                log.debug("an answer that came too late")
-                return
-            value = self._packer.unpack(message, origin, references)
-        except Exception as error:
-            if call is not None:
-                call.receiver.fail(error)
-            return
-        call.receiver.succeed(value)
-
-    def _on_failure(self, connection: Connection, number: int, metadata: bytes) -> None:
-        call = self._calls.take(number, connection)
-        if call is not None:
-            call.receiver.fail(decode_failure(metadata, connection.peer, self.callables))
-
-    def _fail_calls_of(self, connection: Connection, reason: str) -> None:
-        for call in self._calls.take_of(connection):
-            call.receiver.fail(connection.refusal or WorkerLostError(connection.peer.name, reason))
-
-    def unpack(self, message: Message, origin: WorkerInfo, references: list[Any]) -> Any:
-        """The value of a message that is being handled."""
-        return self._packer.unpack(message, origin, references)
-
-    def finish(self, connection: Connection | None, message: Message, box: list[object]) -> None:
-        """A message was handled: answer it with the value in the box, if it was a request."""
-        context = message.envelope.context
-        try:
-            if message.kind != Kind.REQUEST:
-                return
-            if connection is None:
-                number, value = message.number, box.pop()
-                answer = self._packer.to_myself(self.info, Kind.ANSWER, number, _ANSWER_BODY, value, context)
-                self._on_answer(None, answer)
-            else:
-                self._packer.send(connection, Kind.ANSWER, message.number, _ANSWER_BODY, box, context)
-        except Exception as error:
-            self._answer_failure(connection, message, error)
-        finally:
-            with self._running_lock:
-                self._num_running -= 1
-
-    def finish_failed(self, connection: Connection | None, message: Message, error: BaseException) -> None:
-        """A message could not be handled: answer with the error, if it was a request."""
-        if message.kind == Kind.REQUEST:
-            if isinstance(error, ProtocolError | NotAllowedError):
-                origin = self.info if connection is None else connection.peer
-                log.warning("refused a request of worker %r: %s", origin.name, error)
-            self._answer_failure(connection, message, error)
-        else:
-            log.error("a note could not be handled", exc_info=error)
-        with self._running_lock:
-            self._num_running -= 1
-
-    def _answer_failure(self, connection: Connection | None, message: Message, error: BaseException) -> None:
-        if message.kind != Kind.REQUEST:
-            return
-        metadata = encode_failure(error)
-        if connection is not None:
-            connection.send(Kind.FAILURE, message.number, metadata)
-            return
-        call = self._calls.take(message.number, self)
-        if call is not None:
-            call.receiver.fail(decode_failure(metadata, self.info, self.callables))
-
-
-class _Task:
-    """One message being handled."""
-
-    __slots__ = ("agent", "body", "connection", "handler", "message", "origin", "references")
-
-    def __init__(
-        self,
-        agent: Agent,
-        connection: Connection | None,
-        origin: WorkerInfo,
-        message: Message,
-        references: list[Any],
-        body: msgspec.Struct,
-        handler: Handler,
-    ) -> None:
-        self.agent, self.connection, self.origin, self.message = agent, connection, origin, message
-        self.references, self.body, self.handler = references, body, handler
-
-    def __call__(self) -> None:
-        agent = self.agent
-        try:
-            box = [self._run()]
-        except Exception as error:
-            agent.finish_failed(self.connection, self.message, error)
-            return
-        if isinstance(box[0], torch._C.Future):
-            box[0].add_done_callback(self._finish_later)
-        else:
-            agent.finish(self.connection, self.message, box)
-
-    def _run(self) -> object:
-        context = self.message.envelope.context
-        began = time.monotonic()
-        if context is None or self.agent.autograd is None:
-            result = self.handler(self.origin, self.body, self._value())
-        else:
-            with self.agent.autograd.entered(context):
-                result = self.handler(self.origin, self.body, self._value())
-        if type(self.body) is Call:
-            self.agent.note_duration(self.body.function, time.monotonic() - began)
-        return result
-
-    def _value(self) -> Any:
-        references, self.references = self.references, []
-        return self.agent.unpack(self.message, self.origin, references)
-
-    def _finish_later(self, future: torch.futures.Future[Any]) -> None:
-        try:
-            box = [future.value()]
-        except Exception as error:
-            self.agent.finish_failed(self.connection, self.message, error)
-            error.__traceback__ = None  # the future keeps the error, and would keep all these frames
-            return
-        self.agent.finish(self.connection, self.message, box)
-
-
-def _too_late(timeout_s: float) -> RpcTimeoutError:
-    return RpcTimeoutError(
-        f"no answer within the timeout of {timeout_s:g} s",
-        "one in time",
-        "raise the timeout of this call or of init_rpc, or see the callee's log",
-    )
+            self._requests.on_answer(connection, message)
+        elif not self._is_closed:  # who asked will see that this worker has left
+            self._service.on_message(connection, message)
 
 
 _current: Agent | None = None

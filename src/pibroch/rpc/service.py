@@ -1,0 +1,180 @@
+"""What other workers ask of this one: each message finds its handler, the handler its thread, and the result its way back."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+
+from pibroch.errors import NotAllowedError, ProtocolError, RpcError
+from pibroch.rpc.connection import Connection, Message
+from pibroch.rpc.failures import encode_failure
+from pibroch.rpc.frames import Kind
+from pibroch.rpc.info import WorkerInfo
+from pibroch.rpc.messages import Answer, BodyDecoder, Call, encode
+from pibroch.rpc.packing import Packer
+from pibroch.rpc.pool import Pool
+from pibroch.rpc.reactor import Reactor
+from pibroch.rpc.requests import Requests
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[WorkerInfo, Any, Any], object]
+_ANSWER_BODY = msgspec.Raw(encode(Answer()))
+_SHORT_S = 0.0002  # functions that take less run on the network thread
+
+
+class Service:
+    """Handles requests and notes. A connection of ``None`` comes from this worker itself.
+
+    Args:
+        me: this worker.
+        packer: makes values of messages, and answers of values.
+        reactor: the loop; runs internal handlers, and functions that are known to be short.
+        pool: runs all other functions.
+        requests: gets the answers to this worker's requests to itself.
+    """
+
+    def __init__(self, me: WorkerInfo, packer: Packer, reactor: Reactor, pool: Pool, requests: Requests) -> None:
+        self.me, self.packer = me, packer
+        self._reactor, self._pool, self._requests = reactor, pool, requests
+        self._bodies = BodyDecoder()
+        self._handlers: dict[type, tuple[Handler, bool]] = {}
+        self._mean_s: dict[str, float] = {}  # how long functions took lately
+        self.num_running = 0  # messages at work here
+        self._running_lock = threading.Lock()
+
+    def serve(self, body_type: type[msgspec.Struct], handler: Handler, in_pool: bool) -> None:
+        """Have messages with such a body handled: on the loop, or on a thread of the pool."""
+        self._bodies.add(body_type)
+        self._handlers[body_type] = (handler, in_pool)
+
+    def on_message(self, connection: Connection | None, message: Message) -> None:
+        """A request or a note is there (on the loop)."""
+        origin = self.me if connection is None else connection.peer
+        try:
+            references = self.packer.references_in(message.envelope, origin)
+            body = self._bodies.decode(message.envelope.body)
+            handler, in_pool = self._handlers[type(body)]
+        except RpcError as error:
+            log.warning("a message of worker %r that cannot be understood: %s", origin.name, error)
+            self._answer_failure(connection, message, error)
+            return
+        with self._running_lock:
+            self.num_running += 1
+        task = _Task(self, connection, origin, message, references, body, handler)
+        if not in_pool:
+            task()
+        elif type(body) is Call and self._is_short(body.function):
+            self._reactor.complete(task)
+        else:
+            self._pool.submit(task)
+
+    def _is_short(self, function: str) -> bool:
+        """Whether handing a function to another thread would take as long as the function."""
+        return self._mean_s.get(function, 1.0) < _SHORT_S
+
+    def note_duration(self, function: str, seconds: float) -> None:
+        """Remember how long a function took."""
+        mean_s = self._mean_s.get(function, 10 * _SHORT_S)
+        self._mean_s[function] = mean_s + (seconds - mean_s) / 4
+
+    def finish(self, connection: Connection | None, message: Message, box: list[object]) -> None:
+        """A message was handled: answer it with the value in the box, if it was a request."""
+        context = message.envelope.context
+        try:
+            if message.kind != Kind.REQUEST:
+                return
+            if connection is None:
+                number, value = message.number, box.pop()
+                answer = self.packer.to_myself(self.me, Kind.ANSWER, number, _ANSWER_BODY, value, context)
+                self._requests.on_answer(None, answer)
+            else:
+                self.packer.send(connection, Kind.ANSWER, message.number, _ANSWER_BODY, box, context)
+        except Exception as error:
+            self._answer_failure(connection, message, error)
+        finally:
+            with self._running_lock:
+                self.num_running -= 1
+
+    def finish_failed(self, connection: Connection | None, message: Message, error: BaseException) -> None:
+        """A message could not be handled: answer with the error, if it was a request."""
+        if message.kind == Kind.REQUEST:
+            if isinstance(error, ProtocolError | NotAllowedError):
+                origin = self.me if connection is None else connection.peer
+                log.warning("refused a request of worker %r: %s", origin.name, error)
+            self._answer_failure(connection, message, error)
+        else:
+            log.error("a note could not be handled", exc_info=error)
+        with self._running_lock:
+            self.num_running -= 1
+
+    def _answer_failure(self, connection: Connection | None, message: Message, error: BaseException) -> None:
+        if message.kind != Kind.REQUEST:
+            return
+        metadata = encode_failure(error)
+        if connection is None:
+            self._requests.on_failure(None, message.number, metadata)
+        else:
+            connection.send(Kind.FAILURE, message.number, metadata)
+
+
+class _Task:
+    """One message being handled."""
+
+    __slots__ = ("body", "connection", "handler", "message", "origin", "references", "service")
+
+    def __init__(
+        self,
+        service: Service,
+        connection: Connection | None,
+        origin: WorkerInfo,
+        message: Message,
+        references: list[Any],
+        body: msgspec.Struct,
+        handler: Handler,
+    ) -> None:
+        self.service, self.connection, self.origin, self.message = service, connection, origin, message
+        self.references, self.body, self.handler = references, body, handler
+
+    def __call__(self) -> None:
+        service = self.service
+        try:
+            box = [self._run()]
+        except Exception as error:
+            service.finish_failed(self.connection, self.message, error)
+            return
+        if isinstance(box[0], torch._C.Future):
+            box[0].add_done_callback(self._finish_later)
+        else:
+            service.finish(self.connection, self.message, box)
+
+    def _run(self) -> object:
+        context, recorder = self.message.envelope.context, self.service.packer.recorder
+        began = time.monotonic()
+        if context is None or recorder is None:
+            result = self.handler(self.origin, self.body, self._value())
+        else:
+            with recorder.entered(context):
+                result = self.handler(self.origin, self.body, self._value())
+        if type(self.body) is Call:
+            self.service.note_duration(self.body.function, time.monotonic() - began)
+        return result
+
+    def _value(self) -> Any:
+        references, self.references = self.references, []
+        return self.service.packer.unpack(self.message, self.origin, references)
+
+    def _finish_later(self, future: torch.futures.Future[Any]) -> None:
+        try:
+            box = [future.value()]
+        except Exception as error:
+            self.service.finish_failed(self.connection, self.message, error)
+            error.__traceback__ = None  # the future keeps the error, and would keep all these frames
+            return
+        self.service.finish(self.connection, self.message, box)
