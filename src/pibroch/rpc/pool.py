@@ -22,12 +22,18 @@ _STUCK_S = 0.05
 class _Worker:
     """One thread, and the lock that it sleeps on."""
 
-    __slots__ = ("asleep", "thread")
+    __slots__ = ("asleep", "is_started", "thread")
 
     def __init__(self) -> None:
         self.asleep = threading.Lock()
         self.asleep.acquire()
+        self.is_started = threading.Event()  # whoever made it starts it without the pool's lock, a moment later
         self.thread: threading.Thread
+
+    def start(self) -> None:
+        """Start the thread."""
+        self.thread.start()
+        self.is_started.set()
 
 
 class Pool:
@@ -62,8 +68,8 @@ class Pool:
             if self._num_waking or self._is_brisk():
                 self._watch()  # somebody will be back for it soon
                 return
-            thread = self._wake_one()
-        _start(thread)
+            worker = self._wake_one()
+        _start(worker)
 
     def begin_wait(self) -> bool:
         """The calling thread will wait for other workers: another one may work in its stead. ``end_wait`` takes the result."""
@@ -72,8 +78,8 @@ class Pool:
             return False
         with self._lock:
             self._num_waiting += 1
-            thread = self._wake_one() if self._tasks and not self._num_waking else None
-        _start(thread)
+            worker = self._wake_one() if self._tasks and not self._num_waking else None
+        _start(worker)
         return True
 
     def end_wait(self, was_worker: bool) -> None:
@@ -101,11 +107,12 @@ class Pool:
             self._idle.clear()
         deadline = time.monotonic() + timeout_s
         for worker in workers:
-            if worker.thread is not threading.current_thread():
+            is_other = worker.thread is not threading.current_thread()
+            if is_other and worker.is_started.wait(max(0.0, deadline - time.monotonic())):
                 worker.thread.join(max(0.0, deadline - time.monotonic()))
         return not any(worker.thread.is_alive() for worker in workers)
 
-    def _wake_one(self, beyond: bool = False) -> threading.Thread | None:
+    def _wake_one(self, beyond: bool = False) -> _Worker | None:
         """Have one more thread look for tasks, if the size allows it; one to be started without the lock (under the lock)."""
         if self._closed or (self._num_busy() >= self._size and not beyond):
             self._watch(_STUCK_S / 2)
@@ -119,7 +126,7 @@ class Pool:
         name = f"{self._name}-{self._num_started}"
         worker.thread = threading.Thread(target=self._work, args=(worker,), name=name, daemon=True)
         self._workers.add(worker)
-        return worker.thread
+        return worker
 
     def _is_brisk(self) -> bool:
         """Whether tasks are so short that one thread after the other had to wait for the interpreter (under the lock)."""
@@ -136,7 +143,6 @@ class Pool:
         self._loop.call_at(time.monotonic() + after_s, self._look)
 
     def _look(self) -> None:
-        threads = []
         with self._lock:
             self._is_watched = False
             if not self._tasks:
@@ -147,10 +153,10 @@ class Pool:
                 return
             beyond = self._is_stuck()
             num_wanted, self._wake_next = min(self._wake_next, len(self._tasks)), self._wake_next * 2
-            threads = [self._wake_one(beyond) for _ in range(num_wanted)]
+            workers = [self._wake_one(beyond) for _ in range(num_wanted)]
             self._watch()
-        for thread in threads:
-            _start(thread)
+        for worker in workers:
+            _start(worker)
 
     def _is_stuck(self) -> bool:
         """Whether no task has ended for a while, and not because they compute (under the lock)."""
@@ -190,6 +196,6 @@ class Pool:
             del task  # what it holds may be large, and the next one may be long in coming
 
 
-def _start(thread: threading.Thread | None) -> None:
-    if thread is not None:
-        thread.start()
+def _start(worker: _Worker | None) -> None:
+    if worker is not None:
+        worker.start()

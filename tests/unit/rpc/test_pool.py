@@ -98,6 +98,27 @@ def test_a_task_that_raises_is_logged_and_the_next_one_runs(pool):
         logging.getLogger("pibroch.rpc.pool").removeHandler(handler)
 
 
+def test_closing_while_threads_are_being_started():
+    for delay_s in [0.00001 * turn for turn in range(100)]:
+        loop = Reactor("busy")
+        loop.start()
+        made = Pool("busy", 4, loop)
+
+        def submit(made=made):
+            for _ in range(4):
+                made.submit(lambda: time.sleep(0.0002))
+                time.sleep(0.0002)
+
+        submitting = [threading.Thread(target=submit) for _ in range(2)]
+        for each in submitting:
+            each.start()
+        time.sleep(delay_s)  # another moment each time
+        assert made.close(PATIENCE_S)
+        for each in submitting:
+            each.join()
+        loop.stop()
+
+
 def test_closing_ends_its_threads():
     loop = Reactor("closing-loop")
     loop.start()
