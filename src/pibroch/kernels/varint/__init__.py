@@ -1,0 +1,1 @@
+"""Rising numbers in few bytes."""

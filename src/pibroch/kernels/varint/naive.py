@@ -1,0 +1,30 @@
+"""What the varint kernels mean, without a thought of speed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def encode(numbers: Iterable[int]) -> bytes:
+    """Each number's distance to the one before in groups of seven bits, lowest first; all but the last have the top bit set."""
+    out, before = bytearray(), 0
+    for number in numbers:
+        gap, before = number - before, number
+        while gap >= 128:
+            out.append(gap % 128 + 128)
+            gap //= 128
+        out.append(gap)
+    return bytes(out)
+
+
+def decode(encoded: bytes) -> list[int]:
+    """The numbers that :func:`encode` got."""
+    numbers, number, gap, shift = [], 0, 0, 0
+    for byte in encoded:
+        gap += byte % 128 << shift
+        shift += 7
+        if byte < 128:
+            number += gap
+            numbers.append(number)
+            gap = shift = 0
+    return numbers

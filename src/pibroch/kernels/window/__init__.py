@@ -1,0 +1,1 @@
+"""What is touched when: the bookkeeping of the lookahead oracle."""

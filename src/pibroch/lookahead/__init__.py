@@ -1,0 +1,5 @@
+"""Who needs which row when, where it is and what must travel. Plain objects: ids in, plans out."""
+
+from pibroch.lookahead.oracle import DESIGNS, Oracle, StepPlan
+
+__all__ = ["DESIGNS", "Oracle", "StepPlan"]

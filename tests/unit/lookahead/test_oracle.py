@@ -1,0 +1,226 @@
+"""Every rank's view of the plans, carried out on arrays of versions: reads see the last update, none is lost, slots suffice."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pibroch.errors import ConfigError
+from pibroch.lookahead import DESIGNS, Oracle
+
+EMPTY = -7
+
+
+class Rank:
+    """One rank's places: which row's record is in each, in which version."""
+
+    def __init__(self, bounds, rank, capacity, **options):
+        self.rank, self.bounds, self.num_home = rank, bounds, int(bounds[rank + 1] - bounds[rank])
+        self.oracle = Oracle(bounds, rank, capacity=capacity, **options)
+        self.rows = np.full(self.num_home + capacity, EMPTY)
+        self.rows[: self.num_home] = np.arange(bounds[rank], bounds[rank + 1])
+        self.versions = np.zeros(self.num_home + capacity, np.int64)
+        self.fetched, self.evicted = [], []
+
+
+class Lab:
+    """All ranks; ``touched`` counts the true updates of each row."""
+
+    def __init__(self, bounds, capacity, **options):
+        self.ranks = [Rank(np.array(bounds), rank, capacity, **options) for rank in range(len(bounds) - 1)]
+        self.touched = np.zeros(bounds[-1], np.int64)
+        self.vectors = 0
+
+    def carry(self, travels):
+        """Gather on all ranks, then scatter on all ranks, as one message does."""
+        sent = {}
+        for rank, travel in zip(self.ranks, travels, strict=True):
+            starts = np.cumsum(np.pad(travel.counts, ((0, 0), (1, 0))), 1)
+            for other in range(len(self.ranks)):
+                for kind, places in ((0, travel.records_out), (1, travel.weights_out)):
+                    chosen = places[starts[kind, other] : starts[kind, other + 1]]
+                    sent[kind, rank.rank, other] = list(zip(rank.rows[chosen], rank.versions[chosen], strict=True))
+                    if kind == 0:
+                        rank.fetched += [int(row) for row in rank.rows[chosen[chosen < rank.num_home]]]
+                    assert other != rank.rank or not len(chosen)
+        for rank, travel in zip(self.ranks, travels, strict=True):
+            starts = np.cumsum(np.pad(travel.counts, ((0, 0), (1, 0))), 1)
+            for other in range(len(self.ranks)):
+                for kind, places in ((0, travel.records_in), (1, travel.weights_in)):
+                    chosen = places[starts[kind + 2, other] : starts[kind + 2, other + 1]]
+                    came = sent[kind, other, rank.rank]
+                    assert len(chosen) == len(came)
+                    for place, (row, version) in zip(chosen, came, strict=True):
+                        rank.rows[place], rank.versions[place] = row, version
+                        if kind == 0:
+                            assert place >= rank.num_home or place == row - rank.bounds[rank.rank]
+                            if place < rank.num_home:
+                                rank.evicted.append(int(row))
+                    self.vectors += len(came)
+
+    def update(self, gradients, ids_of_rank):
+        """Each owner adds one version if exactly the right contributions come."""
+        given = {}
+        for rank, plan in zip(self.ranks, gradients, strict=True):
+            ends = np.cumsum(plan.counts[0])
+            for owner in range(len(self.ranks)):
+                chosen = plan.given[ends[owner] - plan.counts[0, owner] : ends[owner]]
+                given[rank.rank, owner] = [(int(ids_of_rank[rank.rank][i]), rank.rank) for i in chosen]
+                self.vectors += len(chosen)
+        for rank, plan in zip(self.ranks, gradients, strict=True):
+            came = [each for other in range(len(self.ranks)) for each in given[other, rank.rank]]
+            own = [(int(row), rank.rank) for row in ids_of_rank[rank.rank]]
+            first = plan.first_received
+            for u, place in enumerate(plan.places):
+                row = rank.rows[place]
+                sources = plan.source[plan.segments[u] : plan.segments[u + 1]]
+                found = [own[i] if i < len(own) else came[i - first] for i in sources]
+                right = [(int(row), r) for r in range(len(self.ranks)) if row in ids_of_rank[r]]
+                assert found == right, (rank.rank, row, found, right)
+                rank.versions[place] += 1
+
+
+class Sums:
+    """Gradients of a plan with the number of the first received one."""
+
+    def __init__(self, gradients, first_received):
+        self.places, self.source, self.segments = gradients.places, gradients.source, gradients.segments
+        self.given, self.counts, self.first_received = gradients.given, gradients.counts, first_received
+
+
+def run(bounds, stream, lookahead, capacity, design="lrpp", delayed=True, restart_at=None):
+    """Train on ``stream`` (steps of sorted distinct ids by rank) and check every read and every update."""
+    lab = Lab(bounds, capacity, lookahead=lookahead, design=design, delayed=delayed)
+    added, in_force = 0, []
+
+    def read_to(step):
+        nonlocal added
+        while added < min(step + 1, len(stream)):
+            for rank in lab.ranks:
+                rank.oracle.add(stream[added])
+            added += 1
+
+    def opened():
+        openings = [rank.oracle.open() for rank in lab.ranks]
+        lab.carry([opening.now for opening in openings])
+        if openings[0].early is not None:
+            lab.carry([opening.early for opening in openings])
+        return [opening.places for opening in openings]
+
+    read_to(lookahead)
+    places = opened()
+    for step, ids_of_rank in enumerate(stream):
+        for rank, where, ids in zip(lab.ranks, places, ids_of_rank, strict=True):
+            assert np.array_equal(rank.rows[where], ids)
+            assert np.array_equal(rank.versions[where], lab.touched[ids]), (step, rank.rank)
+        read_to(step + lookahead)
+        if step == restart_at:
+            go_home(lab)
+            for rank in lab.ranks:
+                rank.oracle.restart(step)
+            places = opened()
+        plans = [rank.oracle.plan() for rank in lab.ranks]
+        critical = [Sums(plan.critical, len(ids)) for plan, ids in zip(plans, ids_of_rank, strict=True)]
+        deferred = [
+            Sums(plan.deferred, len(ids) + plan.critical.counts[1].sum())
+            for plan, ids in zip(plans, ids_of_rank, strict=True)
+        ]
+        assert len({(plan.is_tight, plan.lookahead, tuple(plan.used)) for plan in plans}) == 1, "views differ"
+        lab.update(critical, ids_of_rank)
+        if plans[0].is_tight:
+            lab.update(deferred, ids_of_rank)
+            for message in zip(*(plan.leaving for plan in plans), strict=True):
+                lab.carry(message)
+        lab.carry([plan.soon for plan in plans])
+        lab.touched[np.unique(np.concatenate(ids_of_rank))] += 1
+        soon_read = [rank.versions[plan.places].copy() for rank, plan in zip(lab.ranks, plans, strict=True)]
+        if not plans[0].is_tight:
+            lab.update(deferred, ids_of_rank)
+            for message in zip(*(plan.leaving for plan in plans), strict=True):
+                lab.carry(message)
+        if plans[0].early is not None:
+            lab.carry([plan.early for plan in plans])
+        places = [plan.places for plan in plans]
+        for rank, where, before in zip(lab.ranks, places, soon_read, strict=True):
+            assert np.array_equal(rank.versions[where], before), (
+                "what the next step reads was touched in the background"
+            )
+            assert plans[0].used[rank.rank] <= capacity
+        in_force.append(plans[0].lookahead)
+    for rank in lab.ranks:
+        mine = slice(rank.bounds[rank.rank], rank.bounds[rank.rank + 1])
+        assert np.array_equal(rank.versions[: rank.num_home], lab.touched[mine]), "an update was lost"
+    if restart_at is None:
+        fetched = sorted(row for rank in lab.ranks for row in rank.fetched)
+        assert fetched == sorted(row for rank in lab.ranks for row in rank.evicted), "fetched and not evicted, or twice"
+    assert not plans[0].used.any()
+    return lab, in_force
+
+
+def go_home(lab):
+    """What the exchange does before a restart: the newest version of each row is written home."""
+    for row, version in enumerate(lab.touched):
+        home = next(rank for rank in lab.ranks if rank.bounds[rank.rank] <= row < rank.bounds[rank.rank + 1])
+        home.versions[row - home.bounds[home.rank]] = version
+
+
+def stream_of(rng, num_steps, num_ranks, num_rows, most):
+    """Skewed ids, some ranks without any."""
+    sizes = rng.integers(0, most + 1, (num_steps, num_ranks))
+    return [
+        [np.unique((rng.random(size) ** 2 * num_rows).astype(np.int64)) for size in sizes_of_rank]
+        for sizes_of_rank in sizes
+    ]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 30), num_ranks=st.integers(1, 4), lookahead=st.sampled_from([1, 2, 3, 7, 200]),
+    spare=st.sampled_from([0, 1, 5, 1000]), design=st.sampled_from(sorted(DESIGNS)), delayed=st.booleans(),
+    most=st.sampled_from([0, 1, 8, 30]), restarts=st.booleans(),
+)  # fmt: skip
+def test_every_read_sees_the_last_update(seed, num_ranks, lookahead, spare, design, delayed, most, restarts):
+    rng = np.random.default_rng(seed)
+    num_rows = int(rng.integers(1, 120))
+    bounds = [0, *np.sort(rng.integers(0, num_rows + 1, num_ranks - 1)).tolist(), num_rows]
+    stream = stream_of(rng, 25, num_ranks, num_rows, most)
+    largest = max(
+        len(np.unique(np.concatenate(step))) if design == "replicated" else max(map(len, step)) for step in stream
+    )
+    run(bounds, stream, lookahead, largest + spare, design, delayed, 12 if restarts else None)
+
+
+def test_a_batch_that_fits_into_no_cache_is_named():
+    oracle = Oracle(np.array([0, 5, 10]), 0, lookahead=2, capacity=3)
+    oracle.add([np.array([1, 2, 3]), np.array([7])])
+    with pytest.raises(ConfigError, match="rank 1 reads 4 rows, and a cache of 3"):
+        oracle.add([np.array([1]), np.array([1, 2, 3, 4])])
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"lookahead": 0}, "lookahead 0"), ({"capacity": -1}, "cache of -1"), ({"design": "lru"}, "'lru'"),
+])  # fmt: skip
+def test_what_cannot_be(options, said):
+    with pytest.raises(ConfigError, match=said):
+        Oracle(np.array([0, 5]), 0, **({"lookahead": 1, "capacity": 5} | options))
+
+
+def test_lookahead_shrinks_when_the_cache_is_small_and_grows_again():
+    rng = np.random.default_rng(1)
+    bounds = [0, 500, 1000]
+    stream = stream_of(rng, 40, 2, 1000, 60)
+    wide, narrow = (run(bounds, stream, 20, capacity)[1][:20] for capacity in (1000, 100))
+    assert set(wide) == {20}
+    assert 1 <= min(narrow) < 20
+    assert any(later > earlier for earlier, later in pairwise(narrow))
+
+
+def test_a_longer_lookahead_moves_fewer_rows():
+    rng = np.random.default_rng(2)
+    stream = stream_of(rng, 60, 2, 400, 60)
+    moved = [run([0, 200, 400], stream, lookahead, 400)[0].vectors for lookahead in (1, 5, 30)]
+    assert moved[0] > moved[1] > moved[2]
+    designs = {design: run([0, 200, 400], stream, 30, 400, design)[0].vectors for design in DESIGNS}
+    assert designs["lrpp"] < designs["partitioned"] < designs["replicated"]
