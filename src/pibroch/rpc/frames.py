@@ -83,6 +83,11 @@ class FrameReader:
         self._frame: Frame | None = None  # its payload is being received
         self._targets: list[memoryview] = []  # what is still to be filled, next one last
 
+    @property
+    def is_within_payload(self) -> bool:
+        """Whether more of a long payload is to come."""
+        return bool(self._targets)
+
     def buffer(self) -> memoryview:
         """Where the stream's next bytes go. Never empty."""
         if self._targets:

@@ -49,6 +49,7 @@ class Reactor:
         self._deputy_bed = threading.Lock()
         self._deputy_bed.acquire()
         self._stopping = False
+        self._is_bulk = False  # what happened in this round
         self.reader = (
             threading.local()
         )  # its ``is_reading`` is set in a thread that reads its own answer (``stream.py``)
@@ -84,6 +85,10 @@ class Reactor:
     def complete(self, function: Callable[[], None]) -> None:
         """Run ``function`` at the end of this round; call it on the loop. It may run code of users, best of all short one."""
         self._completions.append(function)
+
+    def expect_bulk(self) -> None:
+        """Call it from a handler when what comes next is more of something long: the loop sleeps until then."""
+        self._is_bulk = True
 
     def step_aside(self) -> None:
         """If the caller runs on the loop: let another thread go on in its stead, as this one is about to wait.
@@ -145,10 +150,7 @@ class Reactor:
             if not ready:
                 ready = self._epoll.poll(self._patience())
                 spin_until = 0.0
-            if ready and CAN_SPIN:
-                now = time.monotonic()
-                spin_until = now + SPIN_S if now - last_event < 2 * SPIN_S else 0.0
-                last_event = now
+            now = time.monotonic()
             for fd, events in ready:
                 if fd == self._wake_fd:
                     os.eventfd_read(fd)
@@ -157,6 +159,10 @@ class Reactor:
                 if handler is not None:
                     self._guarded(handler, events)
             self._run_soon()
+            if ready and CAN_SPIN and not self._is_bulk:
+                spin_until = now + SPIN_S if now - last_event < 2 * SPIN_S else 0.0
+                last_event = now
+            self._is_bulk = False
             self._run_timers()
             self._run_completions(me)
         if self._thread is me:

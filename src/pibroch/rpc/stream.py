@@ -217,6 +217,8 @@ class Stream:
                 self._reading.release()
             if self._broken_by:
                 self.close(self._broken_by)
+        if self._queue or self._reader.is_within_payload:
+            self._reactor.expect_bulk()
 
     def _flush(self) -> None:
         with self._lock:
