@@ -78,14 +78,14 @@ def loss_of(pooled, size=None, first=0):
     return ((pooled - mixer) ** 2 * (1 + mixer**2)).mean() if pooled.numel() else pooled.sum()
 
 
-def run_steps(channel, name, shape, kind, **options):
+def run_steps(channel, name, shape, kind, exchange="alltoall", **options):
     """Train one case; returns this rank's pooled embeddings of each step, and its pieces at the end.
 
     Between steps there are lookups without an update, as evaluation makes them, with and without feed.
     """
     rank, world = channel.ranks.rank, channel.ranks.world_size
     tables = SHAPES[shape]
-    embeddings = pb.Embeddings(tables, OPTIMIZERS[name], exchange="alltoall", seed=3, channel=channel, **options)
+    embeddings = pb.Embeddings(tables, OPTIMIZERS[name], exchange=exchange, seed=3, channel=channel, **options)
     bounds = [[size * r // world for r in range(world + 1)] for size in SIZES]
     parts = [
         part_of(batch_of_kind(tables, size, step, kind), bounds[step][rank], bounds[step][rank + 1])
@@ -106,10 +106,10 @@ def run_steps(channel, name, shape, kind, **options):
     return pooled_of_step, pieces
 
 
-def meet_a_bad_batch(channel, bad_rank):
+def meet_a_bad_batch(channel, bad_rank, exchange="alltoall"):
     """What a step says when one rank's batch holds an id outside its table; then a good step, and all pieces."""
     rank, tables = channel.ranks.rank, SHAPES["shared"]
-    embeddings = pb.Embeddings(tables, pb.SGD(lr=0.1), exchange="alltoall", seed=3, channel=channel)
+    embeddings = pb.Embeddings(tables, pb.SGD(lr=0.1), exchange=exchange, seed=3, channel=channel)
     before = [view.weights.copy() for view in embeddings.pieces()]
     batch = ragged_batch(tables, 6, seed=rank, one_hot=True)
     good = int(batch.values[6 + 4])
@@ -126,13 +126,14 @@ def meet_a_bad_batch(channel, bad_rank):
     return said, unchanged, any((a != view.weights).any() for a, view in zip(before, embeddings.pieces(), strict=True))
 
 
-def lookup_twice_then_update_twice(channel):
+def lookup_twice_then_update_twice(channel, exchange="alltoall"):
     """Two lookups before the first update see the same rows, with and without feed; returns this rank's pieces."""
     tables, pieces = SHAPES["odd_dims"], []
-    said = []
-    logging.getLogger("pibroch.exchange.embeddings").addFilter(lambda record: said.append(record.msg))
+    said, logger = [], logging.getLogger("pibroch.exchange.embeddings")
+    listen = lambda record: said.append(record.msg)  # noqa: E731
+    logger.addFilter(listen)
     for fed in (False, True):
-        embeddings = pb.Embeddings(tables, pb.Adagrad(lr=0.5), exchange="alltoall", seed=3, channel=channel)
+        embeddings = pb.Embeddings(tables, pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel)
         batches = [ragged_batch(tables, 5, seed=step + channel.ranks.rank) for step in range(6)]
         batches = iter(embeddings.feed(batches) if fed else batches)
         for first, second in zip(batches, batches, strict=True):
@@ -141,16 +142,109 @@ def lookup_twice_then_update_twice(channel):
                 loss.backward()
         pieces.append([view.weights.copy() for view in embeddings.pieces()])
         assert sum("embeddings.feed" in text for text in said) == 1  # of the run without feed, once
+    logger.removeFilter(listen)
     return pieces
 
 
-def run_out_of_batches(channel, num_batches):
+def run_out_of_batches(channel, num_batches, exchange="alltoall"):
     """Feed as many batches as ``num_batches`` says for this rank; returns their sizes as handed out, and the pieces."""
     tables = SHAPES["odd_dims"]
-    embeddings = pb.Embeddings(tables, pb.Adagrad(lr=0.5), exchange="alltoall", seed=3, channel=channel)
+    embeddings = pb.Embeddings(tables, pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel)
     batches = [ragged_batch(tables, 3 + i, seed=i + channel.ranks.rank) for i in range(num_batches[channel.ranks.rank])]
     sizes = []
     for batch in embeddings.feed(batches):
         sizes.append(batch.batch_size)
         loss_of(embeddings(batch)).backward()
     return sizes, [view.weights.copy() for view in embeddings.pieces()], embeddings.step
+
+
+def run_stream(channel, name, sizes, exchange="alltoall", look_at=(), forget_at=(), **options):
+    """Train on drawn global batches of ``sizes``, all fed; returns the pooled embeddings of each step, and the pieces.
+
+    After the steps in ``look_at`` the pieces are looked at; after those in ``forget_at`` they are written anew.
+    """
+    rank, world, tables = channel.ranks.rank, channel.ranks.world_size, SHAPES["odd_dims"]
+    embeddings = pb.Embeddings(tables, OPTIMIZERS[name], exchange=exchange, seed=3, channel=channel, **options)
+    bounds = [[size * r // world for r in range(world + 1)] for size in sizes]
+
+    def parts():
+        for step, size in enumerate(sizes):
+            yield part_of(ragged_batch(tables, size, step, weighted=True), bounds[step][rank], bounds[step][rank + 1])
+
+    pooled_of_step = []
+    for step, batch in enumerate(embeddings.feed(parts())):
+        pooled = embeddings(batch)
+        pooled_of_step.append(pooled.detach())
+        loss_of(pooled, sizes[step], bounds[step][rank]).backward()
+        if step in look_at or step in forget_at:
+            for view in embeddings.pieces():
+                if step in forget_at:
+                    view.weights[:] *= 1.5
+        if step in forget_at:
+            embeddings.exchange.forget()
+    pieces = [(v.piece, v.weights.copy(), {f: s.copy() for f, s in v.state.items()}) for v in embeddings.pieces()]
+    return pooled_of_step, pieces
+
+
+def rows_of_largest_part(world, sizes):
+    """Distinct rows that one rank reads at most in a step of :func:`run_stream`."""
+    tables, largest = SHAPES["odd_dims"], 0
+    for step, size in enumerate(sizes):
+        batch = ragged_batch(tables, size, step, weighted=True)
+        for rank in range(world):
+            part = part_of(batch, size * rank // world, size * (rank + 1) // world)
+            lengths = part.lengths().view(len(tables), -1).sum(1).tolist()
+            largest = max(largest, sum(len(ids.unique()) for ids in part.values.split(lengths)))
+    return largest
+
+
+def stop_early_and_feed_again(channel, exchange="alltoall", **options):
+    """Leave a feed in the middle, train on a batch that was not fed, feed again; returns the pieces."""
+    tables, rank = SHAPES["odd_dims"], channel.ranks.rank
+    embeddings = pb.Embeddings(tables, pb.Adam(lr=0.1), exchange=exchange, seed=3, channel=channel, **options)
+    batches = [ragged_batch(tables, 4 + i, seed=10 * i + rank) for i in range(12)]
+    for i, batch in enumerate(embeddings.feed(batches)):
+        loss_of(embeddings(batch)).backward()
+        if i == 4:
+            break
+    loss_of(embeddings(batches[5])).backward()
+    for i, batch in enumerate(embeddings.feed(batches[6:])):
+        if i != 2:  # one that is fed and not looked up
+            loss_of(embeddings(batch)).backward()
+    return [view.weights.copy() for view in embeddings.pieces()]
+
+
+def meet_a_bad_batch_in_the_feed(channel, bad_rank, exchange="alltoall", **options):
+    """The third of six fed batches has a bad id on one rank and is left out; returns what was said, and the pieces."""
+    tables, rank = SHAPES["odd_dims"], channel.ranks.rank
+    embeddings = pb.Embeddings(tables, pb.Adagrad(lr=0.1), exchange=exchange, seed=3, channel=channel, **options)
+    batches = [ragged_batch(tables, 5, seed=10 * i + rank, one_hot=True) for i in range(6)]
+    if rank == bad_rank:
+        batches[2].values[1] = 9
+    said = []
+    for batch in embeddings.feed(batches):
+        try:
+            pooled = embeddings(batch)
+        except pb.errors.DataError as error:
+            said.append((type(error).__name__, str(error)))
+        else:
+            loss_of(pooled).backward()
+    return said, [view.weights.copy() for view in embeddings.pieces()]
+
+
+def overfill(channel):
+    """A cache smaller than a batch; returns what is said, and the step it is said in."""
+    tables, rank = SHAPES["odd_dims"], channel.ranks.rank
+    embeddings = pb.Embeddings(
+        tables, pb.SGD(lr=0.1), exchange="lookahead", seed=3, channel=channel, cache_rows=12, lookahead=2
+    )
+    sizes = [2, 2, 2, 2, 2, 40, 2]
+    batches = [ragged_batch(tables, size, seed=10 * i + rank, one_hot=True) for i, size in enumerate(sizes)]
+    step = 0
+    try:
+        for batch in embeddings.feed(batches):
+            loss_of(embeddings(batch)).backward()
+            step += 1
+    except pb.errors.ConfigError as error:
+        return str(error), step
+    return None, step

@@ -13,7 +13,11 @@ from cases import OPTIMIZERS, SHAPES, loss_of, ragged_batch
 
 FACTORIES = {
     name: partial(pb.Embeddings, exchange=name, seed=3)
-    for name in ("local", "alltoall")  # of one rank here; of several in test_world.py
+    for name in (
+        "local",
+        "alltoall",
+        "lookahead",
+    )  # of one rank here; of several in test_world.py and test_lookahead.py
 }
 
 

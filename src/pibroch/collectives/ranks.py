@@ -131,25 +131,30 @@ class Channel:
             if dist.get_backend(self._group) == "nccl":
                 self._device = torch.device("cuda", torch.cuda.current_device())
 
-    def all_to_all(self, send: Tensor, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Tensor:
+    def all_to_all(
+        self, send: Tensor, send_counts: Sequence[int], receive_counts: Sequence[int], out: Tensor | None = None
+    ) -> Tensor:
         """Send ``send_counts[p]`` consecutive rows of ``send`` to each rank p; returns what came, in rank order.
 
         Args:
             send: ``[sum(send_counts), ...]``.
             send_counts: rows for each rank.
             receive_counts: rows from each rank, known beforehand.
+            out: receives what came and is returned, if given and there are several ranks.
         """
         if self.ranks.world_size == 1:
             return send
         self._count(send, send_counts, receive_counts)
-        out = torch.empty(sum(receive_counts), *send.shape[1:], dtype=send.dtype, device=self._device)
+        if out is None:
+            out = torch.empty(sum(receive_counts), *send.shape[1:], dtype=send.dtype)
         with self._explained():
             if self._device.type == "cpu":
                 self._all_to_all_by_pairs(send, send_counts, out, receive_counts)
             else:
-                staged = send.to(self._device)
-                dist.all_to_all_single(out, staged, list(receive_counts), list(send_counts), group=self._group)
-        return out.cpu()
+                staged, came = send.to(self._device), torch.empty_like(out, device=self._device)
+                dist.all_to_all_single(came, staged, list(receive_counts), list(send_counts), group=self._group)
+                out.copy_(came)
+        return out
 
     def _all_to_all_by_pairs(
         self, send: Tensor, send_counts: Sequence[int], out: Tensor, receive_counts: Sequence[int]

@@ -25,14 +25,18 @@ class MemoryShard:
         dim: floats of weights in a record.
         fields: floats of each field of optimizer state, which follow the weights.
         records: float32 ``[num_rows, record_width]``.
-        touched: bool ``[num_rows]``, rows updated since it was cleared; ``None`` until :meth:`track_touched`.
+        space: float32 ``[num_rows + spare_rows, record_width]``: the records, then room that takes no memory until used.
+        touched: bool ``[num_rows + spare_rows]``, rows updated since it was cleared; ``None`` until :meth:`track_touched`.
     """
 
-    def __init__(self, pieces: Sequence[Piece], dim: int, optimizer: SparseOptimizer, seed: int) -> None:
+    def __init__(
+        self, pieces: Sequence[Piece], dim: int, optimizer: SparseOptimizer, seed: int, spare_rows: int = 0
+    ) -> None:
         self.pieces, self.dim = tuple(pieces), dim
         self.fields = optimizer.state_fields(dim)
         self._bounds = np.cumsum([0, *(len(piece.rows) for piece in pieces)]).tolist()
-        self.records: Records = np.empty((self._bounds[-1], optimizer.record_width(dim)), np.float32)
+        self.space: Records = np.empty((self._bounds[-1] + spare_rows, optimizer.record_width(dim)), np.float32)
+        self.records = self.space[: self._bounds[-1]]
         self.touched: NDArray[np.bool_] | None = None
         for piece, first in zip(self.pieces, self._bounds, strict=False):
             self._initialise(piece, self.records[first : first + len(piece.rows), :dim], seed)
@@ -63,7 +67,7 @@ class MemoryShard:
     def track_touched(self) -> None:
         """Mark updated rows in ``touched`` from now on."""
         if self.touched is None:
-            self.touched = np.zeros(len(self.records), np.bool_)
+            self.touched = np.zeros(len(self.space), np.bool_)
 
     def column(self, field: str) -> int:
         """First column of a state field in a record."""

@@ -24,7 +24,7 @@ from pibroch.embedding import RowSpace, SparseOptimizer
 from pibroch.errors import ConfigError
 from pibroch.exchange.base import Exchange
 from pibroch.exchange.lane import Lane
-from pibroch.exchange.layout import lay_out
+from pibroch.exchange.layout import LaneLayout, lay_out
 from pibroch.exchange.pooled_lane import PooledLane
 from pibroch.exchange.row_lane import RowLane
 from pibroch.planner import Plan
@@ -81,16 +81,18 @@ class AllToAllExchange(Exchange):
             raise ConfigError(f"a plan for {plan.num_shards} shards", f"one for {size}, the number of ranks")
         layouts = lay_out(row_space, plan, channel.ranks.rank)
         self.row_space, self.plan = row_space, plan
+        self._channel, self._ranks, self._courier = channel, channel.ranks, channel.ranks.courier
         self._lanes: list[Lane] = [
-            (PooledLane if layout.is_pooled else RowLane)(layout, optimizer, seed, channel, WIRES[wire])
+            (PooledLane if layout.is_pooled else RowLane)(
+                layout, optimizer, seed, channel, WIRES[wire], self._spare_rows(layout, optimizer)
+            )
             for layout in layouts
         ]
         self.shards = tuple(lane.shard for lane in self._lanes)
-        self._ranks, self._courier = channel.ranks, channel.ranks.courier
         self.reads_ahead = size > 1
         self._announced: list[Ticket] = []
 
-    def feed(self, batches: Iterable[JaggedBatch]) -> Iterator[JaggedBatch]:
+    def feed(self, batches: Iterable[JaggedBatch], trains: bool) -> Iterator[JaggedBatch]:
         """See :class:`Exchange`; reads one batch further than it hands out and sends that one's ids.
 
         A rank that runs out of batches gets empty ones until all have: nobody waits for a rank that has stopped.
@@ -98,7 +100,7 @@ class AllToAllExchange(Exchange):
         mine: list[Ticket] = []
         before: Ticket | None = None
         try:
-            for batch, is_real in _and_then_fillers(batches, self.row_space.features):
+            for batch, is_real in and_then_fillers(batches, self.row_space.features):
                 if before is not None and not before.is_real and not before.routes.result()[0].is_real:
                     return
                 ticket = self._announce(batch, is_real)
@@ -110,7 +112,7 @@ class AllToAllExchange(Exchange):
         finally:
             self._announced = [ticket for ticket in self._announced if ticket not in mine]
 
-    def lookup(self, batch: JaggedBatch, averaged_at: int | None = None) -> tuple[Tensor, list[Any]]:
+    def lookup(self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None) -> tuple[Tensor, list[Any]]:
         """See :class:`Exchange`."""
         ticket = next((ticket for ticket in self._announced if ticket.batch is batch), None)
         if ticket is None:
@@ -134,7 +136,7 @@ class AllToAllExchange(Exchange):
                 lane.update(route, totals, learning_rate, step)
 
         self._courier.send(deliver)
-        self.forget()
+        self._fetch_again()
 
     def fetch_next(self) -> None:
         """See :class:`Exchange`."""
@@ -147,8 +149,15 @@ class AllToAllExchange(Exchange):
 
     def forget(self) -> None:
         """See :class:`Exchange`."""
+        self._fetch_again()
+
+    def _fetch_again(self) -> None:
         for ticket in self._announced:
             ticket.rows = None
+
+    def _spare_rows(self, layout: LaneLayout, optimizer: SparseOptimizer) -> int:
+        """Room that this rank needs behind its records."""
+        return 0
 
     def _announce(self, batch: JaggedBatch, is_real: bool) -> Ticket:
         return Ticket(batch, is_real, self._courier.send(lambda: [lane.route(batch, is_real) for lane in self._lanes]))
@@ -189,7 +198,7 @@ class AllToAllExchange(Exchange):
         return len(self._lanes) == 1 and self._lanes[0].layout.places == tuple(range(len(self.row_space.features)))
 
 
-def _and_then_fillers(batches: Iterable[JaggedBatch], keys: tuple[str, ...]) -> Iterator[tuple[JaggedBatch, bool]]:
+def and_then_fillers(batches: Iterable[JaggedBatch], keys: tuple[str, ...]) -> Iterator[tuple[JaggedBatch, bool]]:
     """Batches, each with True, then without end empty ones of their kind with False."""
     width = 0
     for batch in batches:

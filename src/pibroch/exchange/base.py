@@ -24,13 +24,14 @@ class Exchange(ABC):
     reads_ahead: bool = False
 
     @abstractmethod
-    def lookup(self, batch: JaggedBatch, averaged_at: int | None = None) -> tuple[Tensor, Any]:
+    def lookup(self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None) -> tuple[Tensor, Any]:
         """Pooled embeddings float32 ``[B, F, D]``, and what :meth:`update` will need to know of this batch.
 
         Blocks until the embeddings are there. The caller owns the tensor.
 
         Args:
             batch: of exactly the row space's features, in their order.
+            trains: whether an :meth:`update` is to follow.
             averaged_at: pool the rows' moving averages as of this step instead of their weights.
 
         Raises:
@@ -57,6 +58,11 @@ class Exchange(ABC):
     def forget(self) -> None:  # noqa: B027
         """Fetch again what was fetched ahead; whoever has written records calls it, on all ranks."""
 
-    def feed(self, batches: Iterable[JaggedBatch]) -> Iterator[JaggedBatch]:
-        """Pass batches on in their order; strategies that look ahead read further than they have handed out."""
+    def feed(self, batches: Iterable[JaggedBatch], trains: bool) -> Iterator[JaggedBatch]:
+        """Pass batches on in their order; strategies that look ahead read further than they have handed out.
+
+        Args:
+            batches: to come.
+            trains: whether each is looked up once, in turn, and then updated.
+        """
         yield from batches

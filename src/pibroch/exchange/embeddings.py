@@ -18,9 +18,14 @@ from pibroch.errors import ConfigError, TrainingError
 from pibroch.exchange.alltoall import AllToAllExchange
 from pibroch.exchange.base import Exchange
 from pibroch.exchange.local import LocalExchange
+from pibroch.exchange.lookahead import LookaheadExchange
 
 logger = logging.getLogger(__name__)
-EXCHANGES: dict[str, Callable[..., Exchange]] = {"local": LocalExchange, "alltoall": AllToAllExchange}
+EXCHANGES: dict[str, Callable[..., Exchange]] = {
+    "local": LocalExchange,
+    "alltoall": AllToAllExchange,
+    "lookahead": LookaheadExchange,
+}
 
 
 class Embeddings(nn.Module):
@@ -118,7 +123,7 @@ class Embeddings(nn.Module):
                 read.append(batch)
                 yield self._prepare(batch)
 
-        for known in self.exchange.feed(prepared()):
+        for known in self.exchange.feed(prepared(), self.training and torch.is_grad_enabled()):
             batch = read.popleft() if read else known
             self._handed_out.append((batch, known))
             yield batch
@@ -143,7 +148,7 @@ class Embeddings(nn.Module):
                 self._warn_of_waiting()
             pooled: Tensor = _Lookup.apply(self._anchor, self, known)
             return pooled
-        return self.exchange.lookup(known, self.step if self._averaged else None)[0]
+        return self.exchange.lookup(known, False, self.step if self._averaged else None)[0]
 
     def _prepare(self, batch: Any) -> JaggedBatch:
         """The batch as exchanges know it: this module's features in their order."""
@@ -210,7 +215,7 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, embeddings: Embeddings, batch: JaggedBatch) -> Tensor:
-        pooled_BFD, looked_up = embeddings.exchange.lookup(batch)
+        pooled_BFD, looked_up = embeddings.exchange.lookup(batch, True)
         ctx.embeddings, ctx.looked_up = embeddings, looked_up
         return pooled_BFD
 

@@ -30,14 +30,16 @@ class Lane(ABC):
         seed: of the initial weights.
         channel: to the other ranks, for the courier's use.
         wire: type in which rows and gradients travel.
+        spare_rows: room behind this rank's records.
     """
 
     def __init__(
-        self, layout: LaneLayout, optimizer: SparseOptimizer, seed: int, channel: Channel, wire: torch.dtype
-    ) -> None:
+        self, layout: LaneLayout, optimizer: SparseOptimizer, seed: int, channel: Channel, wire: torch.dtype,
+        spare_rows: int = 0,
+    ) -> None:  # fmt: skip
         self.layout, self.optimizer, self.channel, self.wire = layout, optimizer, channel, wire
         self.rank, self.world_size = channel.ranks.rank, channel.ranks.world_size
-        self.shard = MemoryShard(layout.pieces[self.rank], layout.width, optimizer, seed)
+        self.shard = MemoryShard(layout.pieces[self.rank], layout.width, optimizer, seed, spare_rows)
         largest = int(np.diff(layout.bounds).max())
         self.id_type: np.dtype[Any] = np.dtype(np.int32 if largest < 1 << 31 else np.int64)
 

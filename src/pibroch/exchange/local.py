@@ -22,7 +22,7 @@ class LocalExchange(Exchange):
         self.shard = MemoryShard.whole(row_space.tables, optimizer, seed)
         self.shards = (self.shard,)
 
-    def lookup(self, batch: JaggedBatch, averaged_at: int | None = None) -> tuple[Tensor, BatchIds]:
+    def lookup(self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None) -> tuple[Tensor, BatchIds]:
         """See :class:`Exchange`."""
         space = self.row_space
         offsets, values = batch.offsets.numpy(), batch.values.numpy()

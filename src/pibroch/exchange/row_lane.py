@@ -62,7 +62,7 @@ class RowLane(Lane):
     def route(self, batch: JaggedBatch, is_real: bool = True) -> Route:
         """See :class:`Lane`."""
         layout, here = self.layout, self.rank
-        ids, problem = self._resolve(batch.select(layout.features))
+        ids, problem = self.resolve(batch.select(layout.features))
         grouped = group(ids)
         ends = np.searchsorted(grouped.rows, layout.bounds)
         wanted = np.diff(ends).tolist()
@@ -122,7 +122,7 @@ class RowLane(Lane):
             )
         update_rows(self.shard, self.optimizer, updates, gradients, hyper, step)
 
-    def _resolve(self, batch: JaggedBatch) -> tuple[BatchIds, RowIdError | None]:
+    def resolve(self, batch: JaggedBatch) -> tuple[BatchIds, RowIdError | None]:
         """The batch's ids as addresses; where one is outside its table, no ids and the error, for all ranks to hear of."""
         layout, num_features = self.layout, len(self.layout.features)
         values, offsets = batch.values.numpy(), batch.offsets.numpy()

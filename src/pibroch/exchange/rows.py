@@ -49,7 +49,7 @@ def update_rows(
     """Apply the optimizer once to each distinct row, with its moving average where one is kept.
 
     Args:
-        shard: holds the rows.
+        shard: holds the rows, in its records or in the room behind them.
         optimizer: of the shard.
         grouped: rows of the shard, and which gradients belong to them.
         gradients: float32 ``[positions, D]``.
@@ -60,7 +60,7 @@ def update_rows(
         return
     _advance_averages(shard, optimizer, grouped.rows, step - 1)
     kernel, bounds = type(optimizer).kernel, even_bounds(grouped)
-    parallel.run_ranges(kernel, bounds, shard.records, grouped, gradients, hyper.as_float32())
+    parallel.run_ranges(kernel, bounds, shard.space, grouped, gradients, hyper.as_float32())
     _advance_averages(shard, optimizer, grouped.rows, step)
     if shard.touched is not None:
         shard.touched[grouped.rows] = True
@@ -71,7 +71,7 @@ def _advance_averages(shard: MemoryShard, optimizer: SparseOptimizer, rows: NDAr
     decay = optimizer.average
     if decay is not None:
         first = shard.column("average")
-        parallel.run(averaging.advance, len(rows), shard.records, rows, shard.dim, first, decay, step)
+        parallel.run(averaging.advance, len(rows), shard.space, rows, shard.dim, first, decay, step)
 
 
 def row_id_error(

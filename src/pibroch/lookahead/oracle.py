@@ -123,6 +123,7 @@ class Oracle:
         Raises:
             ConfigError: when no cache of this capacity could hold what one rank reads in the step.
         """
+        self._check_fits(rows_of_rank)
         self._make_room(sum(len(rows) for rows in rows_of_rank))
         begin = self._end
         first = np.array([[*self._begins, begin][0], self._begins[-1] if self._begins else begin, begin], np.int64)
@@ -132,11 +133,16 @@ class Oracle:
             if rank == self._site.rank:
                 self._mine.append(numbers)
         self._begins.append(begin)
-        read = np.zeros_like(self._slots.used)
-        kernels.count_reads(self._window, self._site, begin, self._end, read)
-        if len(read) > 1 and read.max() > self.capacity:
+
+    def _check_fits(self, rows_of_rank: Sequence[NDArray[Any]]) -> None:
+        is_replicated = self._site.design == kernels.REPLICATED
+        read = [np.concatenate(rows_of_rank)] if is_replicated else rows_of_rank
+        if len(rows_of_rank) == 1 or max(map(len, read)) <= self.capacity:
+            return
+        counts = [len(np.unique(rows)) for rows in read]
+        if max(counts) > self.capacity:
             raise ConfigError(
-                f"a batch of which rank {int(read.argmax())} reads {int(read.max()):,} rows, and a cache of "
+                f"a batch of which rank {int(np.argmax(counts))} reads {max(counts):,} rows, and a cache of "
                 f"{self.capacity:,}", "room for the rows of one batch", "raise cache_rows, or train with smaller batches",
             )  # fmt: skip
 

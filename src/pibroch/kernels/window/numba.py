@@ -195,16 +195,6 @@ def reading(site: Site, readers: Any) -> Any:
 
 
 @kernel
-def count_reads(window: Window, site: Site, begin: int, end: int, read: Ints) -> None:
-    """Add to ``read`` ``[W]`` the rows that each rank reads in a step."""
-    mask, num_ranks = len(window.row) - 1, len(site.bounds) - 1
-    for number in range(begin, end):
-        borrowers = reading(site, np.int64(window.readers[number & mask]))
-        for rank in range(num_ranks):
-            read[rank] += (borrowers >> rank) & 1
-
-
-@kernel
 def count_arrivals(window: Window, site: Site, begin: int, end: int, which: int, needed: Ints) -> None:
     """Add to ``needed`` ``[W]`` the slots that the arrival of a step's rows takes on each rank, less those that it frees."""
     mask, num_ranks = len(window.row) - 1, len(site.bounds) - 1

@@ -1,0 +1,112 @@
+"""Carries out the oracle's plans: rows travel between the ranks' memories, gradients to the owners, updates are applied.
+
+Everything here runs on the courier's thread, on all ranks in the same order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pibroch.collectives import Channel
+from pibroch.embedding import MemoryShard, SparseOptimizer
+from pibroch.exchange.grouping import NO_SCALE, rising
+from pibroch.exchange.rows import update_rows
+from pibroch.kernels.pack import numba as packing
+from pibroch.kernels.scatter_update.numba import Grouped
+from pibroch.kernels.window.numba import Gradients, Ints, Travel
+
+Records = NDArray[np.float32]
+NOBODY = -1
+
+
+@dataclass(slots=True)
+class Purposes:
+    """Bytes that this rank sent, by purpose."""
+
+    sent: dict[str, int] = field(default_factory=dict)
+
+    def add(self, purpose: str, num_bytes: int) -> None:
+        """Count."""
+        self.sent[purpose] = self.sent.get(purpose, 0) + num_bytes
+
+
+class Carrier:
+    """One rank's records, at home and in slots, and the ways to the others'.
+
+    Args:
+        shard: the home, with spare rows for the slots.
+        bounds: int64 ``[W + 1]``, the first address of each rank's home.
+        optimizer: of all rows.
+        channel: to the other ranks.
+    """
+
+    def __init__(self, shard: MemoryShard, bounds: Ints, optimizer: SparseOptimizer, channel: Channel) -> None:
+        self.shard, self.bounds, self.optimizer, self.channel = shard, bounds, optimizer, channel
+        self.num_home = len(shard.records)
+        self.purposes = Purposes()
+        self._row_of_slot = np.full(len(shard.space) - self.num_home, NOBODY, np.int64)
+
+    def carry(self, travel: Travel, purpose: str) -> None:
+        """Send the rows that leave, receive those that come."""
+        records, dim = self.shard.space, self.shard.dim
+        widths = np.array([records.shape[1], dim])
+        going, coming = widths @ travel.counts[:2], widths @ travel.counts[2:]
+        message = np.empty(int(going.sum()), np.float32)
+        packing.pack(records, travel.records_out, travel.weights_out, travel.counts[:2], dim, message)
+        left = travel.records_out[travel.records_out >= self.num_home] - self.num_home
+        self._row_of_slot[left] = NOBODY
+        came = self.channel.all_to_all(torch.from_numpy(message), going.tolist(), coming.tolist()).numpy()
+        self.purposes.add(purpose, message.nbytes)
+        packing.unpack(came, travel.records_in, travel.weights_in, travel.counts[2:], dim, records)
+        in_slots = travel.records_in >= self.num_home
+        self._row_of_slot[travel.records_in[in_slots] - self.num_home] = travel.rows_in[in_slots]
+        self._touch(travel.records_in[~in_slots])
+
+    def update(
+        self, plan: Gradients, gradients: Records, num_sums: int, learning_rate: float, step: int, purpose: str
+    ) -> None:
+        """Bring gradients to the owners, and update what is owned here.
+
+        Args:
+            plan: what goes where.
+            gradients: ``[sums and received ones, D]``: this rank's sums, then room for what comes.
+            num_sums: number of the first gradient that comes now.
+            learning_rate: of the step.
+            step: number of this update, from 1.
+            purpose: under which bytes are counted.
+        """
+        sent = gradients[plan.given]
+        room = torch.from_numpy(gradients[num_sums : num_sums + int(plan.counts[1].sum())])
+        self.channel.all_to_all(torch.from_numpy(sent), plan.counts[0].tolist(), plan.counts[1].tolist(), room)
+        self.purposes.add(purpose, sent.nbytes)
+        grouped = Grouped(plan.places, plan.segments, rising(len(plan.source)), plan.source, NO_SCALE)
+        hyper = self.optimizer.hyper(learning_rate, step)
+        update_rows(self.shard, self.optimizer, grouped, gradients, hyper, step)
+
+    def write_home(self) -> None:
+        """Write the records in all ranks' slots to their homes; they stay in the slots as well."""
+        channel = self.channel
+        slots = np.flatnonzero(self._row_of_slot != NOBODY)
+        slots = slots[np.argsort(self._row_of_slot[slots], kind="stable")]
+        rows = self._row_of_slot[slots]
+        going = np.diff(np.searchsorted(rows, self.bounds))
+        coming = channel.exchange_counts(torch.from_numpy(going).view(-1, 1)).flatten().tolist()
+        came_rows = channel.all_to_all(torch.from_numpy(rows), going.tolist(), coming).numpy()
+        records = torch.from_numpy(self.shard.space[slots + self.num_home])
+        came = channel.all_to_all(records, going.tolist(), coming).numpy()
+        self.purposes.add("write back", int(records.nbytes + rows.nbytes))
+        places = came_rows - self.bounds[channel.ranks.rank]
+        self.shard.records[places] = came
+        self._touch(places)
+
+    def clear(self) -> None:
+        """Forget what is in the slots."""
+        self._row_of_slot[:] = NOBODY
+
+    def _touch(self, places: Ints) -> None:
+        if self.shard.touched is not None:
+            self.shard.touched[places] = True

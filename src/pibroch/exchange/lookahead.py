@@ -1,0 +1,315 @@
+"""Lookahead training (BagPipe, SOSP'23): rows wait where they are needed next, and little is waited for.
+
+What travels and when is decided in :mod:`pibroch.lookahead`, carried out by :mod:`pibroch.exchange.carrier`; here is the
+order of things in time. Two threads work beside the one that trains: the courier, which talks to the other ranks, and the
+clerk, which keeps the oracle. What is not planned takes the path of :class:`AllToAllExchange`, after all records were
+written home. ``docs/design/0005-lookahead.md`` explains.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from pibroch.collectives import Channel
+from pibroch.collectives.courier import Courier
+from pibroch.data import JaggedBatch
+from pibroch.embedding import RowSpace, SparseOptimizer
+from pibroch.errors import PibrochError
+from pibroch.exchange.alltoall import AllToAllExchange, and_then_fillers
+from pibroch.exchange.announcement import Announcement, announce, prepare
+from pibroch.exchange.cache_size import spare_rows
+from pibroch.exchange.carrier import Carrier, Records
+from pibroch.exchange.layout import LaneLayout
+from pibroch.exchange.row_lane import RowLane
+from pibroch.exchange.rows import pool
+from pibroch.kernels import parallel
+from pibroch.kernels.route import numba as routing
+from pibroch.kernels.window.numba import Ints
+from pibroch.lookahead import Opening, Oracle, StepPlan
+from pibroch.planner import Plan
+
+LOOKAHEAD = 200
+"""Steps, where no number is given: beyond it the paper (Table 3) and the benchmarks found nothing more to gain."""
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """A batch on its way.
+
+    Attributes:
+        batch: this rank's part.
+        said: what all ranks told about it.
+        plan: of what happens after it.
+        places: where its rows are read, once they are there.
+        gradients: this rank's sums and room for what comes, once they are computed.
+    """
+
+    batch: JaggedBatch
+    said: Future[Announcement]
+    plan: Future[StepPlan] | None = None
+    places: Future[Ints] | None = None
+    gradients: Records | None = None
+
+
+@dataclass(slots=True)
+class Rates:
+    """How the last step's update was to be made."""
+
+    learning_rate: float = 0.0
+    number: int = 0
+
+
+class LookaheadExchange(AllToAllExchange):
+    """Records move to the ranks that need them next; updates cross before the next step only where another rank waits.
+
+    Args:
+        row_space: of all tables.
+        optimizer: of all tables.
+        seed: of the initial weights.
+        placement: of the homes: ``row_wise``, ``table_wise``, such kinds by table, or a :class:`Plan` with these.
+        lookahead: batches read ahead; ``None`` for as many as the cache holds, at most ``LOOKAHEAD``. Shrinks under pressure.
+        cache_rows: rows of other ranks' homes that a rank can keep; ``None`` for what fits into half of the free memory.
+        cache: design of the cache: ``lrpp``, ``partitioned`` or ``replicated`` (Sec. 3.3).
+        delayed_sync: whether updates that the next step does not need cross later, beside it.
+        channel: between the ranks, for this exchange alone; over all ranks of torch.distributed's group when absent.
+
+    Raises:
+        ConfigError: for a placement whose rows are cut or copied, or an option that cannot be.
+    """
+
+    def __init__(
+        self,
+        row_space: RowSpace,
+        optimizer: SparseOptimizer,
+        seed: int,
+        *,
+        placement: str | Mapping[str, str] | Plan = "row_wise",
+        lookahead: int | None = None,
+        cache_rows: int | None = None,
+        cache: str = "lrpp",
+        delayed_sync: bool = True,
+        channel: Channel | None = None,
+    ) -> None:
+        self._cache_rows = cache_rows
+        super().__init__(row_space, optimizer, seed, placement=placement, channel=channel)
+        (lane,) = self._lanes
+        assert isinstance(lane, RowLane), "the layout was checked"
+        bounds = lane.layout.bounds
+        self._lane, self._lookahead = lane, LOOKAHEAD if lookahead is None else lookahead
+        self._carrier = Carrier(lane.shard, bounds, optimizer, self._channel)
+        capacity = len(lane.shard.space) - len(lane.shard.records)
+        self._oracle = Oracle(bounds, lane.rank, self._lookahead, capacity, cache, delayed_sync)
+        self._clerk = Courier()
+        self._window: deque[Step] = deque()
+        self._in_flight: Step | None = None  # looked up, not updated
+        self._delivering: Step | None = None  # updated, the rest of its plan not yet under way
+        self._rates = Rates()
+        self._num_begun = 0  # steps that were looked up, of those that the oracle knows
+        self._is_open = False  # whether rows are where the oracle thinks
+        self._feed: object = None  # whose steps are planned
+        self._refusal: PibrochError | None = None  # of a batch that fits into no cache
+        self._is_dirty = False  # whether homes lack updates
+        self.reads_ahead = True
+
+    def feed(self, batches: Iterable[JaggedBatch], trains: bool) -> Iterator[JaggedBatch]:
+        """See :class:`Exchange`; reads ``lookahead`` batches further than it hands out, and tells their rows to all ranks."""
+        if not trains:
+            yield from super().feed(batches, trains)
+            return
+        self._leave_plan()
+        feed = self._feed = object()
+        ahead: deque[JaggedBatch] = deque()
+        for batch, is_real in and_then_fillers(batches, self.row_space.features):
+            step = self._announce_step(batch, is_real, feed)
+            if not is_real and not step.said.result().is_real:
+                break
+            ahead.append(batch)
+            if len(ahead) > self._lookahead:
+                yield ahead.popleft()
+        while ahead:
+            yield ahead.popleft()
+
+    def lookup(self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None) -> tuple[Tensor, Any]:
+        """See :class:`Exchange`."""
+        if trains and self._in_flight is None and self._window and self._window[0].batch is batch:
+            return self._lookup_planned(self._window.popleft())
+        if trains:
+            self._leave_plan()
+        self._write_home()
+        return super().lookup(batch, trains, averaged_at)
+
+    def _lookup_planned(self, step: Step) -> tuple[Tensor, Step]:
+        said = step.said.result()
+        if not self._is_open:
+            self._open(step)
+        step.plan = self._clerk.send(self._plan)
+        self._num_begun += 1
+        if said.problem is not None:
+            self._finish(step, np.empty((0, self._lane.layout.width), np.float32), Rates())
+            self.fetch_next()
+            raise said.problem
+        assert step.places is not None, "given by the step before"
+        with self._ranks.waiting():
+            places = step.places.result()
+        here = said.here
+        pooled_BFD = pool(here.ids, self._lane.shard.space, places[here.row_of_position], self._lane.layout.width)
+        self._in_flight = step
+        return self._assemble(step.batch.batch_size, [pooled_BFD]), step
+
+    def update(self, looked_up: Any, gradient_BFD: Tensor, learning_rate: float, step: int) -> None:
+        """See :class:`Exchange`; returns when this rank's gradients are summed, the rest goes on beside the caller."""
+        if not isinstance(looked_up, Step):
+            self._leave_plan()
+            super().update(looked_up, gradient_BFD, learning_rate, step)
+        elif looked_up is not self._in_flight:  # the plan was left since
+            routes = self._announce(looked_up.batch, True).routes.result()
+            super().update(routes, gradient_BFD, learning_rate, step)
+        else:
+            self._in_flight, rates = None, Rates(learning_rate, step)
+            (gradient_BFD,) = self._split(gradient_BFD)
+            self._finish(looked_up, gradient_BFD.numpy().reshape(-1, self._lane.layout.width), rates)
+
+    def _finish(self, step: Step, gradients: Records, rates: Rates) -> None:
+        """Sum a step's gradients and send on their way those for which the next step waits."""
+        assert step.plan is not None, "planned when it was looked up"
+        plan, said, dim = step.plan.result(), step.said.result(), self._lane.layout.width
+        grouped = said.here.grouped
+        num_sums, num_critical, num_deferred = (
+            len(grouped.rows), int(plan.critical.counts[1].sum()), int(plan.deferred.counts[1].sum()),
+        )  # fmt: skip
+        step.gradients = np.empty((num_sums + num_critical + num_deferred, dim), np.float32)
+        parallel.run(
+            routing.sum_gradients, num_sums, grouped, gradients, np.float32(said.share), step.gradients[:num_sums]
+        )
+        self._is_dirty, self._delivering, self._rates = True, step, rates
+        self._courier.send(lambda: self._synchronise(step, rates))
+
+    def _synchronise(self, step: Step, rates: Rates) -> None:
+        plan, carrier = step.plan.result(), self._carrier  # type: ignore[union-attr]
+        assert step.gradients is not None
+        num_sums = len(step.said.result().here.grouped.rows)
+        carrier.update(plan.critical, step.gradients, num_sums, rates.learning_rate, rates.number, "critical")
+        if plan.is_tight:
+            self._settle(step, rates)
+
+    def _settle(self, step: Step, rates: Rates) -> None:
+        """The deferred updates of a step, then what goes home after it."""
+        plan, carrier = step.plan.result(), self._carrier  # type: ignore[union-attr]
+        assert step.gradients is not None
+        first = len(step.gradients) - int(plan.deferred.counts[1].sum())
+        carrier.update(plan.deferred, step.gradients, first, rates.learning_rate, rates.number, "deferred")
+        for travel in plan.leaving:
+            carrier.carry(travel, "evict")
+
+    def fetch_next(self) -> None:
+        """See :class:`Exchange`: rows for the next step, then what can wait."""
+        step, rates = self._delivering, self._rates
+        if step is None:
+            super().fetch_next()
+            return
+        self._delivering = None
+        assert step.plan is not None
+        plan = step.plan
+
+        def deliver() -> Ints:
+            self._carrier.carry(plan.result().soon, "critical")
+            return plan.result().places
+
+        def settle() -> None:
+            if not plan.result().is_tight:
+                self._settle(step, rates)
+            early = plan.result().early
+            if early is not None:
+                self._carrier.carry(early, "prefetch")
+
+        arrived = self._courier.send(deliver)
+        if self._window:
+            self._window[0].places = arrived
+        self._courier.send(settle)
+
+    def flush(self) -> None:
+        """See :class:`Exchange`; every rank calls it. Rows stay in the caches, and are at their homes as well."""
+        self._write_home()
+        self._courier.flush()
+
+    def forget(self) -> None:
+        """See :class:`Exchange`; what is in the caches is read from the homes again."""
+        self._write_home()
+        self._restart()
+        super().forget()
+
+    def _write_home(self) -> None:
+        if self._is_dirty:
+            self._is_dirty = False
+            self._courier.send(self._carrier.write_home)
+
+    def _restart(self) -> None:
+        """Nothing is in the caches any more; the next step is the first one of a new plan."""
+        if self._is_open:
+            self._is_open, self._in_flight, begun = False, None, self._num_begun
+            self._courier.send(self._carrier.clear)
+            self._clerk.send(lambda: self._oracle.restart(begun))
+
+    def _leave_plan(self) -> None:
+        """From now on, until the next feed, batches are looked up as they come."""
+        self._write_home()
+        self._restart()
+        if self._window:
+            self._num_begun += len(self._window)
+            begun = self._num_begun
+            self._clerk.send(lambda: self._oracle.restart(begun))
+            self._window.clear()
+        self._feed = None
+
+    def _announce_step(self, batch: JaggedBatch, is_real: bool, feed: object) -> Step:
+        prepared = self._clerk.send(lambda: prepare(self._lane, batch))
+        said = self._courier.send(lambda: announce(self._lane, prepared.result(), is_real))
+
+        def enter() -> None:
+            told = said.result()
+            if told.is_real and self._refusal is None:
+                try:
+                    self._oracle.add(told.rows_of_rank)
+                except PibrochError as error:
+                    self._refusal = error
+            told.rows_of_rank = ()
+
+        step = Step(batch, said)
+        if self._feed is feed and (is_real or said.result().is_real):
+            self._window.append(step)
+            self._clerk.send(enter)
+        return step
+
+    def _plan(self) -> StepPlan:
+        if self._refusal is not None:
+            raise self._refusal
+        return self._oracle.plan()
+
+    def _open(self, step: Step) -> None:
+        self._is_open = True
+
+        def begin() -> Opening:
+            if self._refusal is not None:
+                raise self._refusal
+            return self._oracle.open()
+
+        opening = self._clerk.send(begin)
+
+        def fetch() -> Ints:
+            opened = opening.result()
+            self._carrier.carry(opened.now, "prefetch")
+            if opened.early is not None:
+                self._carrier.carry(opened.early, "prefetch")
+            return opened.places
+
+        step.places = self._courier.send(fetch)
+
+    def _spare_rows(self, layout: LaneLayout, optimizer: SparseOptimizer) -> int:
+        return spare_rows(layout, optimizer, self._cache_rows, self._channel)

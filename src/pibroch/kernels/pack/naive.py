@@ -1,0 +1,37 @@
+"""What the pack kernels mean, without a thought of speed."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Records = NDArray[np.float32]
+Ints = NDArray[np.int64]
+
+
+def spans(counts: Ints, widths: tuple[int, int]) -> list[tuple[int, int, int, int]]:
+    """For each rank and kind of rows: kind, first row, end of the rows, first float in the message."""
+    found, first, at = [], [0, 0], 0
+    for rank in range(counts.shape[1]):
+        for kind in range(2):
+            end = first[kind] + int(counts[kind, rank])
+            found.append((kind, first[kind], end, at))
+            at += (end - first[kind]) * widths[kind]
+            first[kind] = end
+    return found
+
+
+def pack(records: Records, whole: Ints, lent: Ints, counts: Ints, dim: int, out: Records) -> None:
+    """For each rank in turn the records of its ``whole`` rows, then the weights of its ``lent`` ones."""
+    for kind, first, end, at in spans(counts, (records.shape[1], dim)):
+        width = (records.shape[1], dim)[kind]
+        rows = records[(whole, lent)[kind][first:end], :width]
+        out[at : at + rows.size] = rows.ravel()
+
+
+def unpack(message: Records, whole: Ints, lent: Ints, counts: Ints, dim: int, records: Records) -> None:
+    """The inverse of :func:`pack` at the receiver's places."""
+    for kind, first, end, at in spans(counts, (records.shape[1], dim)):
+        width = (records.shape[1], dim)[kind]
+        rows = message[at : at + (end - first) * width].reshape(-1, width)
+        records[(whole, lent)[kind][first:end], :width] = rows

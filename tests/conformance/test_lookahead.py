@@ -1,0 +1,105 @@
+"""The lookahead exchange gives the bits of ``alltoall``, whatever its cache, its lookahead and the program around it."""
+
+from functools import lru_cache
+
+import numpy as np
+import pytest
+import torch
+from test_world import KIND_OF, bits, whole_records
+
+import cases
+from cases import OPTIMIZERS, SHAPES, run_steps, run_stream
+
+SIZES = [9, 4, 12, 0, 1, 7, 30, 2, 8, 8, 8, 5, 3, 20, 0, 0, 6, 6, 6, 11]
+LARGE = 10**6
+
+
+@lru_cache
+def stream_bits(world, name, look_at=(), forget_at=()):
+    results = world.run(run_stream, name, SIZES, look_at=look_at, forget_at=forget_at)
+    return results, whole_records(results, SHAPES["odd_dims"], OPTIMIZERS[name])
+
+
+def check_same(results, first, name, shape="odd_dims"):
+    """Equal pooled embeddings on all ranks in all steps, and equal records."""
+    reference, records = first
+    assert np.array_equal(whole_records(results, SHAPES[shape], OPTIMIZERS[name]), records)
+    for (mine, _), (other, _) in zip(results, reference, strict=True):
+        assert len(mine) == len(other)
+        assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
+
+
+@pytest.mark.parametrize("cache", ["lrpp", "partitioned", "replicated"])
+@pytest.mark.parametrize("lookahead", [1, 2, 7, 200])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_same_bits_for_every_optimizer(worlds, size, lookahead, cache):
+    for name in OPTIMIZERS:
+        results = worlds(size).run(run_stream, name, SIZES, exchange="lookahead", lookahead=lookahead, cache=cache)
+        check_same(results, stream_bits(worlds(size), name), name)
+
+
+@pytest.mark.parametrize("delayed", [True, False])
+@pytest.mark.parametrize("lookahead", [1, 2, 7, 200])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_same_bits_with_a_cache_barely_large_enough(worlds, size, lookahead, delayed):
+    barely = cases.rows_of_largest_part(size, SIZES)
+    for name, spare in (("row_wise_adagrad", 0), ("adam", 3)):
+        results = worlds(size).run(
+            run_stream, name, SIZES, exchange="lookahead", lookahead=lookahead, cache_rows=barely + spare,
+            delayed_sync=delayed,
+        )  # fmt: skip
+        check_same(results, stream_bits(worlds(size), name), name)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("placement", ["row_wise", "table_wise"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_same_bits_with_lookups_between_a_lookup_and_its_update(worlds, size, placement, shape):
+    for name in OPTIMIZERS:
+        results = worlds(size).run(
+            run_steps, name, shape, KIND_OF[name], exchange="lookahead", lookahead=3, placement=placement
+        )
+        check_same(results, bits(worlds(size), name, shape), name, shape)
+
+
+def test_pieces_can_be_looked_at_and_written_between_steps(worlds):
+    for at in ({"look_at": (0, 3, 4, 11)}, {"forget_at": (2, 10)}):
+        results = worlds(3).run(run_stream, "adagrad", SIZES, exchange="lookahead", lookahead=4, **at)
+        check_same(results, stream_bits(worlds(3), "adagrad", **at), "adagrad")
+
+
+@pytest.mark.parametrize("lookahead", [1, 3, 50])
+def test_programs_that_leave_the_order_of_the_feed(worlds, lookahead):
+    for function in (cases.stop_early_and_feed_again, cases.lookup_twice_then_update_twice):
+        options = {"lookahead": lookahead} if function is cases.stop_early_and_feed_again else {}
+        expected = worlds(2).run(function)
+        found = worlds(2).run(function, exchange="lookahead", **options)
+        for right, mine in zip(expected, found, strict=True):
+            np.testing.assert_equal(mine, right)
+
+
+def test_a_rank_that_runs_out_of_batches_gets_empty_ones(worlds):
+    for num_batches in ([3, 1, 0], [0, 0, 2], [2, 2, 2], [0, 0, 0]):
+        expected = worlds(3).run(cases.run_out_of_batches, num_batches)
+        np.testing.assert_equal(worlds(3).run(cases.run_out_of_batches, num_batches, exchange="lookahead"), expected)
+
+
+@pytest.mark.parametrize("lookahead", [1, 2, 9])
+def test_a_bad_batch_is_named_on_every_rank_and_left_out(worlds, lookahead):
+    for bad_rank in range(3):
+        for rank, (said, unchanged, goes_on) in enumerate(
+            worlds(3).run(cases.meet_a_bad_batch, bad_rank, exchange="lookahead")
+        ):
+            assert said[0] == ("RowIdError" if rank == bad_rank else "DataError")
+            assert unchanged
+            assert goes_on
+        expected = worlds(3).run(cases.meet_a_bad_batch_in_the_feed, bad_rank)
+        found = worlds(3).run(cases.meet_a_bad_batch_in_the_feed, bad_rank, exchange="lookahead", lookahead=lookahead)
+        np.testing.assert_equal(found, expected)
+        assert [len(said) for said, _ in found] == [1, 1, 1]
+
+
+def test_a_batch_that_fits_into_no_cache_ends_the_run_before_it_is_trained(worlds):
+    for said, step in worlds(2).run(cases.overfill):
+        assert "rows, and a cache of 12; need room for the rows of one batch; do: raise cache_rows" in said
+        assert step < 5
