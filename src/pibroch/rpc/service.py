@@ -146,7 +146,7 @@ class _Task:
         service = self.service
         try:
             box = [self._run()]
-        except Exception as error:
+        except BaseException as error:  # SystemExit, too: who asked must not wait in vain
             service.finish_failed(self.connection, self.message, error)
             return
         if isinstance(box[0], torch._C.Future):

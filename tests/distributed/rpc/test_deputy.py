@@ -1,14 +1,17 @@
 """Functions that were short run on the network thread; one that is not, for once, must not hold up the others."""
 
+import sys
 import time
 
 import pytest
 
 from pibroch import rpc
+from pibroch.errors import RemoteError
 
 pytestmark = pytest.mark.timeout(120)
 _sleep_s = 0.0
 SLOW_S = 1.5
+PATIENCE_S = 20.0
 
 
 def sometimes_slow():
@@ -24,6 +27,12 @@ def other():
 def wait_for_me(caller):
     """Waits for another worker, on whatever thread it runs."""
     return rpc.rpc_sync(caller, other)
+
+
+def exits():
+    """Short, until it ends its thread."""
+    if _sleep_s:
+        sys.exit("on purpose")
 
 
 def set_sleep(seconds):
@@ -55,9 +64,27 @@ def call_each_other():
     return [each.wait() for each in futures] == ["here"] * 200
 
 
+def call_what_exits():
+    for seconds in (0.0, 1.0):
+        rpc.rpc_sync("worker1", set_sleep, (seconds,))
+        for _ in range(50):
+            try:
+                rpc.rpc_sync("worker1", exits, timeout=PATIENCE_S)
+            except RemoteError as error:
+                assert seconds and "on purpose" in str(error), error
+            else:
+                assert not seconds
+    rpc.rpc_sync("worker1", set_sleep, (0.0,))
+    return rpc.rpc_sync("worker1", other, timeout=PATIENCE_S)
+
+
 def test_a_function_that_is_slow_for_once_holds_up_nobody(workers):
     assert workers(2).run(0, hold_up_the_network_thread) < SLOW_S / 3
 
 
 def test_short_functions_that_wait_for_the_caller(workers):
     assert workers(2).run(0, call_each_other)
+
+
+def test_a_function_that_exits_is_an_error_of_the_caller_and_the_network_thread_lives(workers):
+    assert workers(2).run(0, call_what_exits) == "here"
