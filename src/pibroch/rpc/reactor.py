@@ -6,6 +6,7 @@ loop over, and the thread that was held up ends when it is done.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import logging
@@ -77,14 +78,17 @@ class Reactor:
     def call_at(self, when: float, function: Callable[[], None]) -> None:
         """Run ``function`` on the loop at ``when`` (``time.monotonic()``). It cannot be taken back."""
         timer = (when, next(self._order), function)
-        if self.is_here():
-            heapq.heappush(self._timers, timer)
-        else:
-            self.call_soon(lambda: heapq.heappush(self._timers, timer))
+        with self._role:  # else the deputy may take over just now, and sleep for too long
+            if self.is_here():
+                heapq.heappush(self._timers, timer)
+                return
+        self.call_soon(lambda: heapq.heappush(self._timers, timer))
 
     def complete(self, function: Callable[[], None]) -> None:
-        """Run ``function`` at the end of this round; call it on the loop. It may run code of users, best of all short one."""
+        """Run ``function`` on the loop, at the end of a round. It may run code of users, best of all short one."""
         self._completions.append(function)
+        if not self.is_here():  # after appending: whoever takes the loop over later looks here first
+            self._wake()
 
     def expect_bulk(self) -> None:
         """Call it from a handler when what comes next is more of something long: the loop sleeps until then."""
@@ -103,7 +107,7 @@ class Reactor:
                 raise RuntimeError("a handler of the network thread must not wait for other workers")
             self._lent_at = 0.0
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-        self._thread.start()
+            self._thread.start()
 
     def watch(self, fd: int, events: int, handler: Callable[[int], None]) -> None:
         """Call ``handler(events)`` whenever ``fd`` is ready."""
@@ -126,17 +130,23 @@ class Reactor:
         """End the thread; what is left in its queue still runs."""
         self._stopping = True
         self._wake()
-        if self._deputy_bed.locked():
-            self._deputy_bed.release()
+        self._wake_deputy()
+        with self._role:
+            thread = self._thread
         if not self.is_here():
-            self._thread.join(_SHUTDOWN_TIMEOUT_S)
+            thread.join(_SHUTDOWN_TIMEOUT_S)
         self._epoll.close()
-        os.close(self._wake_fd)
-        self._wake_fd = -1
+        fd, self._wake_fd = self._wake_fd, -1
+        os.close(fd)
 
     def _wake(self) -> None:
-        if self._wake_fd >= 0:
-            os.eventfd_write(self._wake_fd, 1)
+        fd = self._wake_fd
+        if fd >= 0:
+            os.eventfd_write(fd, 1)
+
+    def _wake_deputy(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it was woken already
+            self._deputy_bed.release()
 
     def _run(self) -> None:
         me = threading.current_thread()
@@ -171,12 +181,13 @@ class Reactor:
 
     def _run_completions(self, me: threading.Thread) -> None:
         while self._completions and self._thread is me:
+            function = self._completions.popleft()  # before it is lent: the deputy takes from there, too
             self._lent_at = time.monotonic()
             self._num_lent += 1
             if self._deputy_sleeps:
                 self._deputy_sleeps = False
-                self._deputy_bed.release()
-            self._guarded(self._completions.popleft())
+                self._wake_deputy()
+            self._guarded(function)
             with self._role:
                 if self._thread is me:
                     self._lent_at = 0.0

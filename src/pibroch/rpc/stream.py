@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import contextlib
 import logging
+import math
 import os
 import select
 import socket
@@ -36,6 +37,7 @@ class HasDescriptor(Protocol):
 _MAX_BUFFERS = 64
 _MAX_DESCRIPTORS = 64
 _READS_AT_A_TIME = 16  # then the other sockets have their turn
+_LONGEST_SLEEP_S = 3600.0
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * _MAX_DESCRIPTORS)
 
 
@@ -68,31 +70,37 @@ class Stream:
         self._queue: deque[tuple[memoryview, Sequence[HasDescriptor]]] = deque()
         self._is_closed = False
         self._fd = sock.fileno()
-        self._reading = threading.Lock()  # held by whoever reads
+        self._reading = threading.Lock()  # held by whoever reads, and until ``start``
+        self._reading.acquire()
         self._is_read_by_caller = False
         self._broken_by = ""
         self._answers_soon = False
 
     def start(self, surplus: bytes) -> None:
         """Begin to read (on the loop); ``surplus`` is what came with the end of the handshake."""
-        view = memoryview(surplus)
+        reason = ""
         try:
-            while view:
-                target = self._reader.buffer()
-                num_bytes = min(len(target), len(view))
-                target[:num_bytes] = view[:num_bytes]
-                view = view[num_bytes:]
-                for frame in self._reader.received(num_bytes):
-                    self._on_frame(frame)
+            self._take(memoryview(surplus))
         except RpcError as error:
-            self.close(str(error))
+            reason = str(error)
+        finally:
+            self._reading.release()
+        if reason:
+            self.close(reason)
             return
-        self._reactor.watch(self._fd, READ, self._on_events)
+        with self._lock:
+            self._reactor.watch(self._fd, self._events(), self._on_events)
         if isinstance(self._sock, ssl.SSLSocket):
             self._on_events(READ)  # what TLS has decrypted already does not make the socket readable
-        with self._lock:
-            if self._queue and not self._is_closed:
-                self._reactor.change(self._fd, self._events())
+
+    def _take(self, view: memoryview) -> None:
+        while view:
+            target = self._reader.buffer()
+            num_bytes = min(len(target), len(view))
+            target[:num_bytes] = view[:num_bytes]
+            view = view[num_bytes:]
+            for frame in self._reader.received(num_bytes):
+                self._on_frame(frame)
 
     def send(self, buffers: Sequence[Buffer], descriptors: Sequence[HasDescriptor] = ()) -> None:
         """Send ``buffers`` one after the other, from any thread; ``descriptors`` go with the first byte and are closed then.
@@ -136,7 +144,7 @@ class Stream:
         """Read in the calling thread until ``is_done()``, if nobody else reads; the loop leaves the socket alone meanwhile.
 
         Where the last answer came soon it looks again and again for a moment before it sleeps: waking up takes longer.
-        May return earlier: when the stream is closed, or after ``timeout_s`` (0 for none) without a frame.
+        May return earlier: when the stream is closed, or after ``timeout_s`` (0 for none).
         """
         if not self._reading.acquire(blocking=False):
             return
@@ -146,18 +154,18 @@ class Stream:
             self._reactor.reader.is_reading = True
             poller = select.poll()
             poller.register(self._fd, select.POLLIN)
-            timeout_ms = timeout_s * 1000 if timeout_s > 0 else None
             began = time.monotonic()
+            deadline = began + timeout_s if timeout_s > 0 else math.inf
             spin_until = began + SPIN_S if self._answers_soon and CAN_SPIN else 0.0
             while not (is_done() or self._is_closed or self._broken_by):
                 if poller.poll(0):
                     self._read(1)
                 elif time.monotonic() < spin_until:
                     os.sched_yield()  # to the callee, should it be on this very core
-                elif poller.poll(timeout_ms):
-                    self._read(1)
-                else:
+                elif (left_s := deadline - time.monotonic()) <= 0:
                     break
+                elif poller.poll(min(left_s, _LONGEST_SLEEP_S) * 1000):
+                    self._read(1)
             self._answers_soon = time.monotonic() - began < 2 * SPIN_S
         finally:
             self._reactor.reader.is_reading = False
@@ -301,6 +309,9 @@ class Stream:
             self._reactor.call_soon(lambda: self.close(reason))
 
     def _receive(self, target: memoryview) -> int:
+        if isinstance(self._sock, ssl.SSLSocket):
+            with self._lock:  # OpenSSL's objects are for one thread at a time, also to read and to write
+                return self._sock.recv_into(target)
         if not self._takes_descriptors:
             return self._sock.recv_into(target)
         num_bytes, ancillary, flags, _ = self._sock.recvmsg_into([target], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)

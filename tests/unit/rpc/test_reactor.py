@@ -79,6 +79,23 @@ def test_a_completion_that_says_that_it_will_wait(loop):
     answered.set()
 
 
+def test_completions_of_other_threads_wake_the_loop(loop):
+    run_on(loop, lambda: None)
+    done = threading.Event()
+    time.sleep(0.05)  # it sleeps
+    loop.complete(done.set)
+    assert done.wait(PATIENCE_S)
+
+
+def test_stopping_while_a_completion_steps_aside():
+    for delay_s in [0.000005 * turn for turn in range(100)]:
+        made = Reactor("stepping")
+        made.start()
+        made.call_soon(lambda made=made: made.complete(made.step_aside))
+        time.sleep(delay_s)  # another moment each time
+        made.stop()
+
+
 def test_a_handler_may_not_wait(loop):
     def tries():
         with pytest.raises(RuntimeError, match="must not wait"):

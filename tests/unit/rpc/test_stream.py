@@ -1,4 +1,4 @@
-"""A stream on a real loop and socket: what arrives in the middle of a long payload is not worth spinning for."""
+"""A stream on a real loop and socket: long payloads, and callers that read their own answers."""
 
 import socket
 import threading
@@ -31,26 +31,76 @@ def run_on(loop, function):
     return results[0]
 
 
-def test_the_loop_sleeps_between_the_pieces_of_a_long_payload(loop):
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
-    frames, whole = [], threading.Event()
+class Ends:
+    """A stream that is not started yet, the socket at its other end, and what came of it."""
 
-    def on_frame(frame):
-        frames.append(frame)
-        whole.set()
+    def __init__(self, loop, max_payload_bytes=0):
+        self.sock, self.theirs = socket.socketpair()
+        self.sock.setblocking(False)
+        self.frames, self.arrived, self.reasons = [], threading.Semaphore(0), []
+        reader = FrameReader(1000, max_payload_bytes, lambda frame: [memoryview(bytearray(frame.payload_bytes))])
+        self.stream = Stream(loop, self.sock, reader, self._on_frame, self.reasons.append)
 
+    def _on_frame(self, frame):
+        self.frames.append(frame)
+        self.arrived.release()
+
+
+@pytest.fixture
+def make_ends(loop):
+    made = []
+
+    def make(*args):
+        made.append(Ends(loop, *args))
+        return made[-1]
+
+    yield make
+    for ends in made:
+        run_on(loop, lambda ends=ends: ends.stream.close("over"))
+        ends.theirs.close()
+
+
+def test_the_loop_sleeps_between_the_pieces_of_a_long_payload(loop, make_ends):
     size = NUM_PIECES * len(PIECE)
-    reader = FrameReader(1000, size, lambda frame: [memoryview(bytearray(frame.payload_bytes))])
-    stream = Stream(loop, ours, reader, on_frame, lambda reason: None)
-    run_on(loop, lambda: stream.start(b""))
-    theirs.sendall(header(Kind.BULK, 1, 0, size))
+    ends = make_ends(size)
+    run_on(loop, lambda: ends.stream.start(b""))
+    ends.theirs.sendall(header(Kind.BULK, 1, 0, size))
     began, cpu_before = time.monotonic(), run_on(loop, time.thread_time)
     for _ in range(NUM_PIECES):
-        theirs.sendall(PIECE)
+        ends.theirs.sendall(PIECE)
         time.sleep(PAUSE_S)
-    assert whole.wait(PATIENCE_S) and frames[0].payload_bytes == size
+    assert ends.arrived.acquire(timeout=PATIENCE_S) and ends.frames[0].payload_bytes == size
     took_s, cpu_s = time.monotonic() - began, run_on(loop, time.thread_time) - cpu_before
-    run_on(loop, lambda: stream.close("over"))
-    theirs.close()
     assert cpu_s < took_s / 3, f"{cpu_s:.3f} s of CPU in {took_s:.3f} s"
+
+
+def test_a_caller_leaves_what_comes_before_the_start(loop, make_ends):
+    ends, frame = make_ends(), header(Kind.NOTE, 0, 5, 0) + b"hello"
+    ends.theirs.sendall(frame[10:])
+    ends.stream.read_until(lambda: bool(ends.frames), 0.1)
+    run_on(loop, lambda: ends.stream.start(frame[:10]))
+    assert ends.arrived.acquire(timeout=PATIENCE_S), ends.reasons
+    assert ends.frames[0].metadata == b"hello"
+
+
+def test_a_caller_waits_no_longer_because_of_the_frames_of_others(loop, make_ends):
+    ends, timeout_s = make_ends(), 0.6
+    run_on(loop, lambda: ends.stream.start(b""))
+    late = threading.Timer(0.9 * timeout_s, ends.theirs.sendall, (header(Kind.NOTE, 0, 0, 0),))
+    late.start()
+    began = time.monotonic()
+    ends.stream.read_until(lambda: False, timeout_s)
+    took_s = time.monotonic() - began
+    late.join()
+    assert timeout_s <= took_s < 1.6 * timeout_s and len(ends.frames) == 1
+
+
+def test_who_reads_sees_that_the_stream_is_closed(loop, make_ends):
+    ends = make_ends()
+    run_on(loop, lambda: ends.stream.start(b""))
+    reading = threading.Thread(target=ends.stream.read_until, args=(lambda: False, 0.0))
+    reading.start()
+    time.sleep(0.02)  # it sleeps
+    run_on(loop, lambda: ends.stream.close("over"))
+    reading.join(PATIENCE_S)
+    assert not reading.is_alive() and ends.reasons == ["over"]
