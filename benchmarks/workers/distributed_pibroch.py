@@ -1,9 +1,10 @@
-"""A rank of DLRM on pibroch's ``alltoall`` exchange, as a user trains it."""
+"""A rank of DLRM on pibroch's exchanges between ranks, as a user trains it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +19,19 @@ from pibroch.collectives import data_parallel
 
 
 def build(case: Case) -> RankSubject:
-    """This rank's share of the contender."""
+    """This rank's share of ``alltoall``."""
+    return build_on(case, "alltoall")
+
+
+def build_lookahead(case: Case) -> RankSubject:
+    """This rank's share of ``lookahead``."""
+    return build_on(case, "lookahead")
+
+
+def build_on(case: Case, exchange: str, **options: Any) -> RankSubject:
+    """This rank's share of one exchange."""
     join(case)
-    embeddings = pb.Embeddings(ours.tables(case), optimizer=ours.sparse_optimizer(case), exchange="alltoall")
+    embeddings = pb.Embeddings(ours.tables(case), optimizer=ours.sparse_optimizer(case), exchange=exchange, **options)
     load_pieces(embeddings, case)
     batches = ours.jagged_batches(*rank_batches(case))
     return RankSubject(train(data_parallel(dense_model(case)), embeddings, batches, case), ours.versions())

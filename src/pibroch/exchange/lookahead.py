@@ -116,7 +116,6 @@ class LookaheadExchange(AllToAllExchange):
         self._feed: object = None  # whose steps are planned
         self._refusal: PibrochError | None = None  # of a batch that fits into no cache
         self._is_dirty = False  # whether homes lack updates
-        self.reads_ahead = True
 
     def feed(self, batches: Iterable[JaggedBatch], trains: bool) -> Iterator[JaggedBatch]:
         """See :class:`Exchange`; reads ``lookahead`` batches further than it hands out, and tells their rows to all ranks."""

@@ -16,6 +16,27 @@ FLOATS_PER_LINE = 16
 MAX_LINES = 8  # the hardware's own prefetcher follows longer rows
 
 
+def _hint(builder: Any) -> tuple[Any, list[Any]]:
+    """The function ``llvm.prefetch`` and its arguments after the address: for reading, keep in all levels, data."""
+    int32, byte = ir.IntType(32), ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [byte, int32, int32, int32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    return function, [int32(0), int32(3), int32(1)]
+
+
+def _prefetch(typingctx: Any, numbers: Any, place: Any) -> Any:
+    """Typing and code of :func:`prefetch`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        target = builder.bitcast(builder.gep(array.data, [args[1]]), ir.IntType(8).as_pointer())
+        hint, flags = _hint(builder)
+        builder.call(hint, [target, *flags])
+        return context.get_dummy_value()
+
+    return types.void(numbers, types.int64), generate
+
+
 def _prefetch_row(typingctx: Any, records: Any, row: Any) -> Any:
     """Typing and code of :func:`prefetch_row`: one ``llvm.prefetch`` a cache line of the record."""
 
@@ -27,11 +48,7 @@ def _prefetch_row(typingctx: Any, records: Any, row: Any) -> Any:
         )
         byte = ir.IntType(8).as_pointer()
         base = builder.gep(builder.bitcast(array.data, byte), [builder.mul(row_stride, args[1])])
-        int32 = ir.IntType(32)
-        hint = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(ir.VoidType(), [byte, int32, int32, int32]), "llvm.prefetch.p0i8"
-        )
-        flags = [int32(0), int32(3), int32(1)]  # for reading, keep in all levels, data
+        hint, flags = _hint(builder)
         for line in range(MAX_LINES):
             inside = builder.icmp_signed(">", width, width.type(line * FLOATS_PER_LINE))
             with builder.if_then(inside):
@@ -75,6 +92,8 @@ def _copy_line(source: Any, start: int, target: Any, place: int) -> None:
     target.reshape(-1)[place : place + FLOATS_PER_LINE] = source.reshape(-1)[start : start + FLOATS_PER_LINE]
 
 
+prefetch: Callable[..., None] = _no_hint
+"""``prefetch(numbers, place)``: begin to fetch the line with ``numbers[place]`` of a contiguous array ``[N]``."""
 prefetch_row: Callable[..., None] = _no_hint
 """``prefetch_row(records, row)``: begin to fetch a row ``[W]`` of ``records`` ``[rows, W]``."""
 stream_line: Callable[..., None] = _copy_line
@@ -84,4 +103,4 @@ Indices are into the flat arrays, both contiguous; the target's place must begin
 outputs: an ordinary store first reads the line that it is about to overwrite.
 """
 if not config.DISABLE_JIT:  # type: ignore[attr-defined]
-    prefetch_row, stream_line = intrinsic(_prefetch_row), intrinsic(_stream_line)
+    prefetch, prefetch_row, stream_line = intrinsic(_prefetch), intrinsic(_prefetch_row), intrinsic(_stream_line)

@@ -158,29 +158,23 @@ class Oracle:
         self.in_force = min(self.lookahead, self.in_force + 1, max(1, self.num_known - 1))
         begin, end = self._span(0)
         soon = self._span(1)[1] if self.delayed else kernels.NEVER
-        mine = self._mine[0]
-        critical = kernels.settle(window, site, begin, end, soon, mine, kernels.CRITICAL, len(mine))
-        came = len(mine) + int(critical.counts[1].sum())
-        deferred = kernels.settle(window, site, begin, end, soon, mine, kernels.DEFERRED, came)
-        horizon = self._span(self.in_force)[1]
-        kernels.link(window, site, begin, end, horizon)
-        kernels.release(window, site, slots, begin, end)
-        is_tight, leaving, early = self._lacks(1, kernels.ALL).any(), list[Travel](), None
+        critical, deferred = kernels.settle(window, site, begin, end, soon, self._mine[0])
+        done = kernels.close(window, site, slots, begin, end, self._span(self.in_force)[1])
+        is_tight, leaving, early = self._is_full(1, kernels.ALL), list[Travel](), None
         if is_tight:
-            leaving = [kernels.leave(window, site, slots, begin, end, horizon), *self._shrink(1, kernels.ALL)]
+            leaving = [kernels.go_home(window, site, slots, done), *self._shrink(1, kernels.ALL)]
         arrived = self._arrive(1, kernels.ALL)
         if not is_tight:
-            leaving = [kernels.leave(window, site, slots, begin, end, horizon)]
+            leaving = [kernels.go_home(window, site, slots, done)]
             if self.num_known > 2 and self.in_force > 1:
-                if self._lacks(2, kernels.EARLY).any():
-                    leaving += self._shrink(2, kernels.EARLY)
+                leaving += self._shrink(2, kernels.EARLY)
                 early = self._early(2)
         places = self._places(1)
         self._begins.popleft()
         self._mine.popleft()
         self.step += 1
         return StepPlan(
-            self.step - 1, critical, bool(is_tight), arrived, deferred, leaving, early, places, self.in_force,
+            self.step - 1, critical, is_tight, arrived, deferred, leaving, early, places, self.in_force,
             slots.used.copy(),
         )  # fmt: skip
 
@@ -196,30 +190,32 @@ class Oracle:
 
     def _early(self, step: int) -> Travel | None:
         """The early rows of a step, or nothing yet where there is no room for them."""
-        return None if self._lacks(step, kernels.EARLY).any() else self._arrive(step, kernels.EARLY)
+        return None if self._is_full(step, kernels.EARLY) else self._arrive(step, kernels.EARLY)
 
     def _arrive(self, step: int, which: int) -> Travel:
         travel: Travel = kernels.arrive(self._window, self._site, self._slots, *self._span(step), which)
         return travel
 
-    def _lacks(self, step: int, which: int) -> Ints:
-        """Slots that each rank has too few of for the arrival of a step's rows."""
-        needed = np.zeros_like(self._slots.used)
-        kernels.count_arrivals(self._window, self._site, *self._span(step), which, needed)
-        lacking: Ints = np.maximum(0, self._slots.used + needed - self.capacity)
-        return lacking
+    def _is_full(self, step: int, which: int) -> bool:
+        """Whether some rank has too few slots for the arrival of a step's rows."""
+        begin, end = self._span(step)
+        used = self._slots.used
+        if used.max() + end - begin <= self.capacity:  # enough, whatever arrives
+            return False
+        needed = np.zeros_like(used)
+        kernels.count_arrivals(self._window, self._site, begin, end, which, needed)
+        return bool((used + needed > self.capacity).any())
 
     def _shrink(self, step: int, which: int) -> list[Travel]:
         """Send home what waits for the farthest steps until there is room for a step's arrival, or nothing left to send."""
         leaving = []
         nearest = step if which == kernels.ALL else step + 1
         for later in range(self.num_known - 1, nearest - 1, -1):
-            if not self._lacks(step, which).any():
+            if not self._is_full(step, which):
                 break
-            waiting = np.zeros_like(self._slots.used)
-            kernels.count_waiting(self._window, *self._span(later), waiting)
-            if waiting.any():
-                leaving.append(kernels.retreat(self._window, self._site, self._slots, *self._span(later)))
+            waiting = kernels.waiting_for(self._window, *self._span(later))
+            if len(waiting):
+                leaving.append(kernels.go_home(self._window, self._site, self._slots, waiting))
                 self.in_force = max(1, later - 1)
         return leaving
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.kernels.memory import prefetch
 from pibroch.kernels.policy import kernel
 
 HOME = -1  # holder of a record that is at its home
@@ -22,6 +23,7 @@ LRPP, PARTITIONED, REPLICATED = 0, 1, 2
 EARLY, ALL = 0, 1
 CRITICAL, DEFERRED = 0, 1
 NEVER = 1 << 62
+AHEAD = 12  # rows between the one that is entered and the one whose last touch is fetched
 
 Ints = NDArray[np.int64]
 
@@ -131,8 +133,10 @@ def enter(window: Window, rows: NDArray[Any], reader: int, first: Ints, last: in
         numbers: int64 ``[len(rows)]``, receives the numbers of the touches.
     """
     mask, oldest, before, newest = len(window.row) - 1, first[0], first[1], first[2]
-    bit = np.int64(1) << np.int64(reader)
+    bit, final = np.int64(1) << np.int64(reader), len(rows) - 1
     for i in range(len(rows)):
+        prefetch(window.newest, np.int64(rows[min(i + 2 * AHEAD, final)]))
+        prefetch(window.ahead, window.newest[rows[min(i + AHEAD, final)]] & mask)
         row = rows[i]
         number = window.newest[row]
         if number >= newest:
@@ -222,7 +226,8 @@ def arrive(window: Window, site: Site, slots: Slots, begin: int, end: int, which
     ``EARLY`` leaves out the rows that the step before touches too.
     """
     mask, num_ranks, here = len(window.row) - 1, len(site.bounds) - 1, site.rank
-    counts, place_of = np.zeros((4, num_ranks), np.int64), np.zeros((4, num_ranks), np.int64)
+    counts, position = np.zeros((4, num_ranks), np.int64), np.zeros((4, num_ranks), np.int64)
+    moving, num_moving = np.empty(end - begin, np.int64), 0
     for number in range(begin, end):
         at = number & mask
         flags = window.flags[at]
@@ -230,10 +235,23 @@ def arrive(window: Window, site: Site, slots: Slots, begin: int, end: int, which
             continue
         row, readers = np.int64(window.row[at]), np.int64(window.readers[at])
         home = home_of(site.bounds, row)
-        source = home if window.holder[at] == HOME else np.int64(window.holder[at])
+        is_home = window.holder[at] == HOME
+        source = home if is_home else np.int64(window.holder[at])
         owner = owner_of(site, readers, source, home, row)
-        window.owner[at] = owner
         borrowers = reading(site, readers)
+        window.owner[at] = owner
+        window.flags[at] = flags | ARRIVED | (FROM_HOME if is_home else 0)
+        if is_home and source == here:
+            window.place[at] = row - site.bounds[here]
+        if owner == source and borrowers == np.int64(1) << owner:
+            continue
+        moving[num_moving] = number
+        num_moving += 1
+        if owner != source and not is_home and not (borrowers >> source) & 1:
+            slots.used[source] -= 1
+        for rank in range(num_ranks):
+            if rank != source and ((rank == owner and rank != home) or (rank != owner and (borrowers >> rank) & 1)):
+                slots.used[rank] += 1
         if source == here:
             counts[0, owner] += owner != here
             for rank in range(num_ranks):
@@ -242,55 +260,39 @@ def arrive(window: Window, site: Site, slots: Slots, begin: int, end: int, which
             counts[2, source] += 1
         elif (borrowers >> here) & 1:
             counts[3, source] += 1
-    for kind in range(4):
-        for rank in range(1, num_ranks):
-            place_of[kind, rank] = place_of[kind, rank - 1] + counts[kind, rank - 1]
+    for rank in range(1, num_ranks):
+        for kind in range(4):
+            position[kind, rank] = position[kind, rank - 1] + counts[kind, rank - 1]
     records_out, weights_out = np.empty(counts[0].sum(), np.int64), np.empty(counts[1].sum(), np.int64)
     records_in, weights_in = np.empty(counts[2].sum(), np.int64), np.empty(counts[3].sum(), np.int64)
     rows_in = np.empty(len(records_in), np.int64)
-    for number in range(begin, end):  # what leaves: places are free for what comes in the same message
-        at = number & mask
-        flags = window.flags[at]
-        if flags & ARRIVED or (which == EARLY and flags & AGAIN):
-            continue
-        row = np.int64(window.row[at])
-        is_home = window.holder[at] == HOME
-        home = home_of(site.bounds, row)
-        source, owner = home if is_home else np.int64(window.holder[at]), np.int64(window.owner[at])
-        borrowers = reading(site, np.int64(window.readers[at]))
-        if owner != source and not is_home and not (borrowers >> source) & 1:
-            slots.used[source] -= 1
+    for i in range(num_moving):  # what leaves: its places are free for what comes in the same message
+        at = moving[i] & mask
+        is_home = window.flags[at] & FROM_HOME
+        source = home_of(site.bounds, np.int64(window.row[at])) if is_home else np.int64(window.holder[at])
         if source != here:
             continue
-        place = row - site.bounds[here] if is_home else np.int64(window.place[at])
+        owner, place = np.int64(window.owner[at]), np.int64(window.place[at])
+        borrowers = reading(site, np.int64(window.readers[at]))
         for rank in range(num_ranks):
             if rank != owner and rank != here and (borrowers >> rank) & 1:
-                weights_out[place_of[1, rank]] = place
-                place_of[1, rank] += 1
-        window.place[at] = place
+                weights_out[position[1, rank]] = place
+                position[1, rank] += 1
         if owner != here:
-            records_out[place_of[0, owner]] = place
-            place_of[0, owner] += 1
+            records_out[position[0, owner]] = place
+            position[0, owner] += 1
             if not (borrowers >> here) & 1:
                 window.place[at] = -1
                 if not is_home:
                     slots.free[slots.depth[0]] = place
                     slots.depth[0] += 1
-    for number in range(begin, end):
-        at = number & mask
-        flags = window.flags[at]
-        if flags & ARRIVED or (which == EARLY and flags & AGAIN):
-            continue
-        row = np.int64(window.row[at])
-        is_home = window.holder[at] == HOME
+    for i in range(num_moving):  # what comes
+        at = moving[i] & mask
+        row, owner = np.int64(window.row[at]), np.int64(window.owner[at])
         home = home_of(site.bounds, row)
-        source, owner = home if is_home else np.int64(window.holder[at]), np.int64(window.owner[at])
-        borrowers = reading(site, np.int64(window.readers[at]))
-        for rank in range(num_ranks):
-            if rank != source and ((rank == owner and rank != home) or (rank != owner and (borrowers >> rank) & 1)):
-                slots.used[rank] += 1
-        window.flags[at] = flags | ARRIVED | (FROM_HOME if is_home else 0)
-        if source == here or not (owner == here or (borrowers >> here) & 1):
+        source = home if window.flags[at] & FROM_HOME else np.int64(window.holder[at])
+        borrows = owner != here and (reading(site, np.int64(window.readers[at])) >> here) & 1
+        if source == here or not (owner == here or borrows):
             continue
         if owner == here and home == here:
             place = row - site.bounds[here]
@@ -298,13 +300,13 @@ def arrive(window: Window, site: Site, slots: Slots, begin: int, end: int, which
             slots.depth[0] -= 1
             place = np.int64(slots.free[slots.depth[0]])
         window.place[at] = place
-        kind = 2 if owner == here else 3
-        if kind == 2:
-            records_in[place_of[2, source]] = place
-            rows_in[place_of[2, source]] = row
+        if borrows:
+            weights_in[position[3, source]] = place
+            position[3, source] += 1
         else:
-            weights_in[place_of[3, source]] = place
-        place_of[kind, source] += 1
+            records_in[position[2, source]] = place
+            rows_in[position[2, source]] = row
+            position[2, source] += 1
     return Travel(records_out, weights_out, records_in, weights_in, counts, rows_in)
 
 
@@ -315,180 +317,162 @@ def is_due(ahead: int, number: int, limit: int) -> bool:
 
 
 @kernel
-def settle(
-    window: Window, site: Site, begin: int, end: int, soon: int, mine: Ints, urgency: int, num_sums: int
-) -> Gradients:
-    """Who gives which gradients to whom after a step, and what is updated of them here.
+def settle(window: Window, site: Site, begin: int, end: int, soon: int, mine: Ints) -> tuple[Gradients, Gradients]:
+    """Who gives which gradients to whom after a step, and what is updated of them here: critical ones, deferred ones.
+
+    Received gradients are numbered after this rank's own sums, critical ones first.
 
     Args:
         window: of all touches.
         site: the rules.
         begin: first touch of the step.
         end: of its touches.
-        soon: end of the next step's touches, or ``NEVER`` if all of them count as critical.
+        soon: rows whose next touch is before it are critical: the end of the next step's touches, or ``NEVER`` for all.
         mine: int64, this rank's touches of the step, in the order of its sums.
-        urgency: ``CRITICAL`` for rows whose next touch is before ``soon``, ``DEFERRED`` for the others.
-        num_sums: number of the first received gradient among the sources.
     """
     mask, num_ranks, here = len(window.row) - 1, len(site.bounds) - 1, site.rank
     sum_of = np.full(end - begin, -1, np.int32)
     for i in range(len(mine)):
         sum_of[mine[i] - begin] = i
-    counts, position = np.zeros((2, num_ranks), np.int64), np.zeros((2, num_ranks), np.int64)
-    num_rows, num_sources = 0, 0
+    counts, position = np.zeros((2, 2, num_ranks), np.int64), np.zeros((2, 2, num_ranks), np.int64)
+    num_rows, num_sources = np.zeros(2, np.int64), np.zeros(2, np.int64)
     for number in range(begin, end):
         at = number & mask
-        if is_due(window.ahead[at], number, soon) != (urgency == CRITICAL):
-            continue
         owner, readers = np.int64(window.owner[at]), np.int64(window.readers[at])
         if owner == here:
-            num_rows += 1
+            urgency = CRITICAL if is_due(window.ahead[at], number, soon) else DEFERRED
+            num_rows[urgency] += 1
+            if readers == np.int64(1) << here:
+                num_sources[urgency] += 1
+                continue
             for rank in range(num_ranks):
                 touches = (readers >> rank) & 1
-                num_sources += int(touches)
+                num_sources[urgency] += touches
                 if rank != here:
-                    counts[1, rank] += touches
+                    counts[urgency, 1, rank] += touches
         elif (readers >> here) & 1:
-            counts[0, owner] += 1
-    for rank in range(1, num_ranks):
-        for way in range(2):
-            position[way, rank] = position[way, rank - 1] + counts[way, rank - 1]
-    given, places = np.empty(counts[0].sum(), np.int64), np.empty(num_rows, np.int64)
-    segments, source = np.empty(num_rows + 1, np.int32), np.empty(num_sources, np.int32)
-    segments[0] = 0
-    num_rows, num_sources = 0, 0
+            urgency = CRITICAL if is_due(window.ahead[at], number, soon) else DEFERRED
+            counts[urgency, 0, owner] += 1
+    for urgency in range(2):
+        for rank in range(1, num_ranks):
+            for way in range(2):
+                position[urgency, way, rank] = position[urgency, way, rank - 1] + counts[urgency, way, rank - 1]
+    position[CRITICAL, 1] += len(mine)
+    position[DEFERRED, 1] += len(mine) + counts[CRITICAL, 1].sum()
+    given = (np.empty(counts[0, 0].sum(), np.int64), np.empty(counts[1, 0].sum(), np.int64))
+    places = (np.empty(num_rows[0], np.int64), np.empty(num_rows[1], np.int64))
+    segments = (np.zeros(num_rows[0] + 1, np.int32), np.zeros(num_rows[1] + 1, np.int32))
+    source = (np.empty(num_sources[0], np.int32), np.empty(num_sources[1], np.int32))
+    num_rows[:], num_sources[:] = 0, 0
     for number in range(begin, end):
         at = number & mask
-        if is_due(window.ahead[at], number, soon) != (urgency == CRITICAL):
-            continue
         owner, readers = np.int64(window.owner[at]), np.int64(window.readers[at])
         if owner == here:
-            places[num_rows] = window.place[at]
+            urgency = CRITICAL if is_due(window.ahead[at], number, soon) else DEFERRED
+            row, filled = num_rows[urgency], num_sources[urgency]
+            places[urgency][row] = window.place[at]
             for rank in range(num_ranks):
                 if (readers >> rank) & 1:
                     if rank == here:
-                        source[num_sources] = sum_of[number - begin]
+                        source[urgency][filled] = sum_of[number - begin]
                     else:
-                        source[num_sources] = num_sums + position[1, rank]
-                        position[1, rank] += 1
-                    num_sources += 1
-            num_rows += 1
-            segments[num_rows] = num_sources
+                        source[urgency][filled] = position[urgency, 1, rank]
+                        position[urgency, 1, rank] += 1
+                    filled += 1
+            segments[urgency][row + 1] = filled
+            num_rows[urgency], num_sources[urgency] = row + 1, filled
         elif (readers >> here) & 1:
-            given[position[0, owner]] = sum_of[number - begin]
-            position[0, owner] += 1
-    return Gradients(given, counts, places, segments, source)
+            urgency = CRITICAL if is_due(window.ahead[at], number, soon) else DEFERRED
+            given[urgency][position[urgency, 0, owner]] = sum_of[number - begin]
+            position[urgency, 0, owner] += 1
+    return (
+        Gradients(given[0], counts[0], places[0], segments[0], source[0]),
+        Gradients(given[1], counts[1], places[1], segments[1], source[1]),
+    )
 
 
 @kernel
-def release(window: Window, site: Site, slots: Slots, begin: int, end: int) -> None:
-    """Free the slots of weights that a step has borrowed."""
+def close(window: Window, site: Site, slots: Slots, begin: int, end: int, horizon: int) -> Ints:
+    """End a step: borrowed weights give their slots back, and records wait where they are for touches before ``horizon``.
+
+    Returns the touches whose records have to go home.
+    """
     mask, num_ranks, here = len(window.row) - 1, len(site.bounds) - 1, site.rank
+    leaving, num_leaving = np.empty(end - begin, np.int64), 0
     for number in range(begin, end):
+        far = min(number + AHEAD, end - 1)
+        far = (far + window.ahead[far & mask]) & mask
+        prefetch(window.holder, far)
+        prefetch(window.place, far)
         at = number & mask
-        owner, borrowers = np.int64(window.owner[at]), reading(site, np.int64(window.readers[at]))
-        was_home = window.flags[at] & FROM_HOME
-        home = home_of(site.bounds, np.int64(window.row[at]))
-        for rank in range(num_ranks):
-            if rank != owner and (borrowers >> rank) & 1 and not (rank == home and was_home):
-                slots.used[rank] -= 1
-                if rank == here:
-                    slots.free[slots.depth[0]] = window.place[at]
-                    slots.depth[0] += 1
-
-
-@kernel
-def link(window: Window, site: Site, begin: int, end: int, horizon: int) -> None:
-    """Tell each row's next touch, if it is before ``horizon``, where the record will wait for it."""
-    mask = len(window.row) - 1
-    for number in range(begin, end):
-        at = number & mask
-        owner = window.owner[at]
-        if is_due(window.ahead[at], number, horizon) and owner != home_of(site.bounds, np.int64(window.row[at])):
+        owner, home = np.int64(window.owner[at]), home_of(site.bounds, np.int64(window.row[at]))
+        borrowers = reading(site, np.int64(window.readers[at])) & ~(np.int64(1) << owner)
+        if borrowers:
+            was_home = window.flags[at] & FROM_HOME
+            for rank in range(num_ranks):
+                if (borrowers >> rank) & 1 and not (rank == home and was_home):
+                    slots.used[rank] -= 1
+                    if rank == here:
+                        slots.free[slots.depth[0]] = window.place[at]
+                        slots.depth[0] += 1
+        if owner == home:
+            continue
+        if is_due(window.ahead[at], number, horizon):
             then = (number + window.ahead[at]) & mask
             window.holder[then] = owner
-            if owner == site.rank:
+            if owner == here:
                 window.place[then] = window.place[at]
+        else:
+            leaving[num_leaving] = number
+            num_leaving += 1
+    return leaving[:num_leaving].copy()
 
 
 @kernel
-def leave(window: Window, site: Site, slots: Slots, begin: int, end: int, horizon: int) -> Travel:
-    """List the records that go home after a step: those with no touch before ``horizon``."""
-    mask, num_ranks, here = len(window.row) - 1, len(site.bounds) - 1, site.rank
-    counts, position = np.zeros((4, num_ranks), np.int64), np.zeros((4, num_ranks), np.int64)
-    for number in range(begin, end):
-        at = number & mask
-        if not is_due(window.ahead[at], number, horizon):
-            owner, home = np.int64(window.owner[at]), home_of(site.bounds, np.int64(window.row[at]))
-            counts[0, home] += owner == here and home != here
-            counts[2, owner] += home == here and owner != here
-    travel: Travel = go_home(window, site, slots, begin, end, horizon, counts, position, window.owner)
-    return travel
-
-
-@kernel
-def retreat(window: Window, site: Site, slots: Slots, begin: int, end: int) -> Travel:
-    """List the records that wait for a step's touches, as it has not begun, and now go home."""
-    mask, num_ranks, here = len(window.row) - 1, len(site.bounds) - 1, site.rank
-    counts, position = np.zeros((4, num_ranks), np.int64), np.zeros((4, num_ranks), np.int64)
+def waiting_for(window: Window, begin: int, end: int) -> Ints:
+    """Touches of a step, not arrived, for which records wait in slots; from now on these count as at home."""
+    mask, found, num_found = len(window.row) - 1, np.empty(end - begin, np.int64), 0
     for number in range(begin, end):
         at = number & mask
         if window.holder[at] != HOME and not window.flags[at] & ARRIVED:
-            home = home_of(site.bounds, np.int64(window.row[at]))
-            counts[0, home] += window.holder[at] == here
-            counts[2, window.holder[at]] += home == here
-    travel: Travel = go_home(window, site, slots, begin, end, -1, counts, position, window.holder)
-    for number in range(begin, end):
-        at = number & mask
-        if window.holder[at] != HOME and not window.flags[at] & ARRIVED:
+            window.owner[at] = window.holder[at]
             window.holder[at] = HOME
-            window.place[at] = -1
-    return travel
+            found[num_found] = number
+            num_found += 1
+    return found[:num_found].copy()
 
 
 @kernel
-def go_home(
-    window: Window, site: Site, slots: Slots, begin: int, end: int, horizon: int, counts: Ints, position: Ints,
-    holder_of: NDArray[np.int8],
-) -> Travel:  # fmt: skip
-    """What :func:`leave` and, with a negative ``horizon``, :func:`retreat` have in common."""
+def go_home(window: Window, site: Site, slots: Slots, leaving: Ints) -> Travel:
+    """List the records that go home from the slots of the touches' owners, and free these."""
     mask, num_ranks, here = len(window.row) - 1, len(site.bounds) - 1, site.rank
+    counts, position = np.zeros((4, num_ranks), np.int64), np.zeros((4, num_ranks), np.int64)
+    for number in leaving:
+        at = number & mask
+        home, holder = home_of(site.bounds, np.int64(window.row[at])), np.int64(window.owner[at])
+        counts[0, home] += holder == here
+        counts[2, holder] += home == here
     for rank in range(1, num_ranks):
         for kind in (0, 2):
             position[kind, rank] = position[kind, rank - 1] + counts[kind, rank - 1]
     records_out, records_in = np.empty(counts[0].sum(), np.int64), np.empty(counts[2].sum(), np.int64)
     rows_in, nothing = np.empty(len(records_in), np.int64), np.empty(0, np.int64)
-    for number in range(begin, end):
+    for number in leaving:
         at = number & mask
-        row, holder = np.int64(window.row[at]), np.int64(holder_of[at])
+        row, holder = np.int64(window.row[at]), np.int64(window.owner[at])
         home = home_of(site.bounds, row)
-        if horizon < 0:
-            leaves = holder != HOME and not window.flags[at] & ARRIVED
-        else:
-            leaves = holder != home and not is_due(window.ahead[at], number, horizon)
-        if not leaves:
-            continue
         slots.used[holder] -= 1
         if holder == here:
             records_out[position[0, home]] = window.place[at]
             position[0, home] += 1
             slots.free[slots.depth[0]] = window.place[at]
             slots.depth[0] += 1
+            window.place[at] = -1
         if home == here:
             records_in[position[2, holder]] = row - site.bounds[here]
             rows_in[position[2, holder]] = row
             position[2, holder] += 1
     return Travel(records_out, nothing, records_in, nothing, counts, rows_in)
-
-
-@kernel
-def count_waiting(window: Window, begin: int, end: int, waiting: Ints) -> None:
-    """Add to ``waiting`` ``[W]`` the slots whose records wait for a step's touches that have not arrived."""
-    mask = len(window.row) - 1
-    for number in range(begin, end):
-        holder = window.holder[number & mask]
-        if holder != HOME and not window.flags[number & mask] & ARRIVED:
-            waiting[holder] += 1
 
 
 @kernel

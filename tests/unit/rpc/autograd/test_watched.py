@@ -96,6 +96,25 @@ def test_passes_at_once_on_one_leaf(leaf):
     assert leaf.grad is before
 
 
+def test_a_whole_pass_within_another_leaves_that_ones_gradient_alone(leaf):
+    """The inner one shows its gradient last and ends first."""
+    before, inner = leaf.grad, []
+
+    def work():
+        inner.append(watched_pass((leaf * 5).sum(), leaf))
+
+    threads = [threading.Thread(target=work)]
+
+    def meanwhile():
+        if threads:  # the inner pass comes by here, too
+            thread = threads.pop()
+            thread.start()
+            thread.join(TIMEOUT_S)
+
+    outer = watched_pass((leaf * 2).sum(), leaf, meanwhile)
+    assert (outer.tolist(), inner[0].tolist()) == ([2, 2], [5, 5]) and leaf.grad is before
+
+
 def test_a_local_pass_meanwhile_is_not_touched(leaf):
     """A backward pass of the user's, while the hooks are there, accumulates as ever."""
     with Watched(Backward(), [start_of(leaf)[0]]) as shown:
