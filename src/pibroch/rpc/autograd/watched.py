@@ -53,6 +53,7 @@ class Watched:
                 before, num_passes = _before[leaf]
                 if num_passes > 1:
                     _before[leaf] = (before, num_passes - 1)
+                    leaf.grad = None  # else a pass that goes on would take it for what DDP made of its own
                 else:
                     leaf.grad = _before.pop(leaf)[0]
 
