@@ -4,8 +4,18 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent / "conformance"))
-pytest_plugins = ["world"]  # the fixture `worlds`: all tests share its processes
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE / "conformance")]
+
+from world import Worlds  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def worlds():
+    """``worlds(size)`` gives joined processes of that number, which all tests share; see :class:`world.Worlds`."""
+    made = Worlds()
+    yield made
+    made.close()
 
 
 @pytest.fixture(autouse=True)

@@ -1,15 +1,15 @@
 """Processes that stay joined over gloo and run functions when asked: starting them once costs seconds, once a case minutes."""
 
-import multiprocessing
 import os
 import socket
 import sys
 import traceback
 from pathlib import Path
 
-import pytest
+from forked import context
 
 HERE = Path(__file__).parent
+MOST_THREADS = 150
 TIMEOUT_S = 180  # the first case compiles kernels, on a loaded machine for long
 
 
@@ -21,11 +21,10 @@ class World:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        context = multiprocessing.get_context("spawn")
-        self._pipes, self._processes = [], []
+        self._pipes, self._processes, self.num_threads = [], [], 0
         for rank in range(size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, rank, size, port), daemon=True)
+            ours, theirs = context().Pipe()
+            process = context().Process(target=_serve, args=(theirs, rank, size, port), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -47,9 +46,32 @@ class World:
         for rank, pipe in enumerate(self._pipes):
             assert pipe.poll(TIMEOUT_S), f"rank {rank} of {self.size} did not answer"
             answers.append(pipe.recv())
-        for rank, (_, trace) in enumerate(answers):
+        self.num_threads = max(num_threads for *_, num_threads in answers)
+        for rank, (_, trace, _) in enumerate(answers):
             assert trace is None, f"rank {rank} of {self.size}:\n{trace}"
-        return [result for result, _ in answers]
+        return [result for result, *_ in answers]
+
+
+class Worlds:
+    """``worlds(size)`` gives the joined processes of that number; whoever has too many threads is replaced.
+
+    A process group keeps three threads, one of which wakes a hundred times a second, until its process ends: nothing else
+    is sure to take them back, because torch's destructor may wait, with the GIL, for a thread that needs the GIL.
+    """
+
+    def __init__(self):
+        self._started = {}
+
+    def __call__(self, size):
+        if size in self._started and self._started[size].num_threads > MOST_THREADS:
+            self._started.pop(size).close()
+        if size not in self._started:
+            self._started[size] = World(size)
+        return self._started[size]
+
+    def close(self):
+        for each in self._started.values():
+            each.close()
 
 
 def _serve(pipe, rank, size, port):
@@ -69,25 +91,9 @@ def _serve(pipe, rank, size, port):
         try:
             module, name, args, kwargs = pipe.recv()
         except EOFError:
-            channel.close()
-            dist.destroy_process_group()
-            return
+            os._exit(0)
         try:
-            pipe.send((getattr(importlib.import_module(module), name)(channel, *args, **kwargs), None))
+            result, trace = getattr(importlib.import_module(module), name)(channel, *args, **kwargs), None
         except Exception:
-            pipe.send((None, traceback.format_exc()))
-
-
-@pytest.fixture(scope="session")
-def worlds():
-    """``worlds(size)`` gives the joined processes of that number; all end with the tests."""
-    started = {}
-
-    def world(size):
-        if size not in started:
-            started[size] = World(size)
-        return started[size]
-
-    yield world
-    for each in started.values():
-        each.close()
+            result, trace = None, traceback.format_exc()
+        pipe.send((result, trace, len(os.listdir("/proc/self/task"))))

@@ -1,7 +1,6 @@
 """Worker processes that stay joined by RPC and run functions of test modules when asked."""
 
 import importlib
-import multiprocessing
 import os
 import signal
 import socket
@@ -9,22 +8,16 @@ import sys
 import traceback
 from pathlib import Path
 
+from forked import context
+
 HERE = Path(__file__).parent
 TIMEOUT_S = 120  # of one function, on a loaded machine
-PRELOADED = ["torch", "pibroch.rpc", "pibroch.rpc.api"]
 
 
 def free_port():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
-
-
-def context():
-    """Processes forked from a server that has loaded torch: quick to start, and nothing of the tests' own process in them."""
-    made = multiprocessing.get_context("forkserver")
-    made.set_forkserver_preload(PRELOADED)
-    return made
 
 
 class Worker:
