@@ -123,12 +123,15 @@ def test_an_idle_loop_uses_no_cpu(loop):
 
 
 def test_stopping_ends_all_its_threads():
-    before = threading.active_count()
+    def threads():
+        return [each for each in threading.enumerate() if each.name.startswith("stopping")]
+
     made = Reactor("stopping")
     made.start()
     run_on(made, lambda: made.complete(lambda: None))
+    assert len(threads()) == 2
     made.stop()
     deadline = time.monotonic() + PATIENCE_S
-    while threading.active_count() > before and time.monotonic() < deadline:
+    while threads() and time.monotonic() < deadline:
         threading.Event().wait(0.001)
-    assert threading.active_count() == before
+    assert not threads()
