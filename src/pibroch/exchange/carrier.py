@@ -6,6 +6,7 @@ Everything here runs on the courier's thread, on all ranks in the same order.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import reduce
 
 import numpy as np
 import torch
@@ -50,17 +51,19 @@ class Carrier:
         self.purposes = Purposes()
         self._row_of_slot = np.full(len(shard.space) - self.num_home, NOBODY, np.int64)
 
-    def carry(self, travel: Travel, purpose: str) -> None:
-        """Send the rows that leave, receive those that come."""
+    def carry(self, travels: dict[str, Travel]) -> None:
+        """Send the rows that leave, receive those that come: travels by purpose, in one message to each rank."""
         records, dim = self.shard.space, self.shard.dim
         widths = np.array([records.shape[1], dim])
+        for purpose, each in travels.items():
+            self.purposes.add(purpose, 4 * int((widths @ each.counts[:2]).sum()))
+        travel = reduce(merged, travels.values())
         going, coming = widths @ travel.counts[:2], widths @ travel.counts[2:]
         message = np.empty(int(going.sum()), np.float32)
         packing.pack(records, travel.records_out, travel.weights_out, travel.counts[:2], dim, message)
         left = travel.records_out[travel.records_out >= self.num_home] - self.num_home
         self._row_of_slot[left] = NOBODY
         came = self.channel.all_to_all(torch.from_numpy(message), going.tolist(), coming.tolist()).numpy()
-        self.purposes.add(purpose, message.nbytes)
         packing.unpack(came, travel.records_in, travel.weights_in, travel.counts[2:], dim, records)
         in_slots = travel.records_in >= self.num_home
         self._row_of_slot[travel.records_in[in_slots] - self.num_home] = travel.rows_in[in_slots]
@@ -110,3 +113,18 @@ class Carrier:
     def _touch(self, places: Ints) -> None:
         if self.shard.touched is not None:
             self.shard.touched[places] = True
+
+
+def merged(first: Travel, second: Travel) -> Travel:
+    """Both in one message: for each rank the rows of the first, then those of the second."""
+
+    def join(kind: int, one: Ints, other: Ints) -> Ints:
+        ends, other_ends = np.cumsum(first.counts[kind])[:-1], np.cumsum(second.counts[kind])[:-1]
+        pairs = zip(np.split(one, ends), np.split(other, other_ends), strict=True)
+        return np.concatenate([part for pair in pairs for part in pair])
+
+    return Travel(
+        join(0, first.records_out, second.records_out), join(1, first.weights_out, second.weights_out),
+        join(2, first.records_in, second.records_in), join(3, first.weights_in, second.weights_in),
+        first.counts + second.counts, join(2, first.rows_in, second.rows_in),
+    )  # fmt: skip

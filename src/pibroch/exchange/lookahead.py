@@ -9,10 +9,10 @@ written home. ``docs/design/0005-lookahead.md`` explains.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -21,7 +21,6 @@ from pibroch.collectives import Channel
 from pibroch.collectives.courier import Courier
 from pibroch.data import JaggedBatch
 from pibroch.embedding import RowSpace, SparseOptimizer
-from pibroch.errors import PibrochError
 from pibroch.exchange.alltoall import AllToAllExchange, and_then_fillers
 from pibroch.exchange.announcement import Announcement, announce, prepare
 from pibroch.exchange.cache_size import spare_rows
@@ -32,9 +31,10 @@ from pibroch.exchange.rows import pool
 from pibroch.kernels import parallel
 from pibroch.kernels.route import numba as routing
 from pibroch.kernels.window.numba import Ints
-from pibroch.lookahead import Opening, Oracle, StepPlan
+from pibroch.lookahead import Oracle, StepPlan
 from pibroch.planner import Plan
 
+T = TypeVar("T")
 LOOKAHEAD = 200
 """Steps, where no number is given: beyond it the paper (Table 3) and the benchmarks found nothing more to gain."""
 
@@ -46,6 +46,7 @@ class Step:
     Attributes:
         batch: this rank's part.
         said: what all ranks told about it.
+        entered: done when the oracle knows it.
         plan: of what happens after it.
         places: where its rows are read, once they are there.
         gradients: this rank's sums and room for what comes, once they are computed.
@@ -53,6 +54,7 @@ class Step:
 
     batch: JaggedBatch
     said: Future[Announcement]
+    entered: Future[None]
     plan: Future[StepPlan] | None = None
     places: Future[Ints] | None = None
     gradients: Records | None = None
@@ -114,7 +116,7 @@ class LookaheadExchange(AllToAllExchange):
         self._num_begun = 0  # steps that were looked up, of those that the oracle knows
         self._is_open = False  # whether rows are where the oracle thinks
         self._feed: object = None  # whose steps are planned
-        self._refusal: PibrochError | None = None  # of a batch that fits into no cache
+        self._refusal: BaseException | None = None  # of a batch that fits into no cache, say
         self._is_dirty = False  # whether homes lack updates
 
     def feed(self, batches: Iterable[JaggedBatch], trains: bool) -> Iterator[JaggedBatch]:
@@ -130,7 +132,7 @@ class LookaheadExchange(AllToAllExchange):
             if not is_real and not step.said.result().is_real:
                 break
             ahead.append(batch)
-            if len(ahead) > self._lookahead:
+            if len(ahead) > self._lookahead + 1:  # one more, so that a step's plan waits for no message
                 yield ahead.popleft()
         while ahead:
             yield ahead.popleft()
@@ -148,7 +150,7 @@ class LookaheadExchange(AllToAllExchange):
         said = step.said.result()
         if not self._is_open:
             self._open(step)
-        step.plan = self._clerk.send(self._plan)
+        step.plan = self._ask(self._oracle.plan)
         self._num_begun += 1
         if said.problem is not None:
             self._finish(step, np.empty((0, self._lane.layout.width), np.float32), Rates())
@@ -199,13 +201,14 @@ class LookaheadExchange(AllToAllExchange):
             self._settle(step, rates)
 
     def _settle(self, step: Step, rates: Rates) -> None:
-        """The deferred updates of a step, then what goes home after it."""
+        """The deferred updates of a step, then what goes home after it and what the step after next reads."""
         plan, carrier = step.plan.result(), self._carrier  # type: ignore[union-attr]
         assert step.gradients is not None
         first = len(step.gradients) - int(plan.deferred.counts[1].sum())
         carrier.update(plan.deferred, step.gradients, first, rates.learning_rate, rates.number, "deferred")
-        for travel in plan.leaving:
-            carrier.carry(travel, "evict")
+        for travel in plan.leaving[:-1]:
+            carrier.carry({"evict": travel})
+        carrier.carry({"evict": plan.leaving[-1]} | ({} if plan.early is None else {"prefetch": plan.early}))
 
     def fetch_next(self) -> None:
         """See :class:`Exchange`: rows for the next step, then what can wait."""
@@ -218,15 +221,12 @@ class LookaheadExchange(AllToAllExchange):
         plan = step.plan
 
         def deliver() -> Ints:
-            self._carrier.carry(plan.result().soon, "critical")
+            self._carrier.carry({"critical": plan.result().soon})
             return plan.result().places
 
         def settle() -> None:
             if not plan.result().is_tight:
                 self._settle(step, rates)
-            early = plan.result().early
-            if early is not None:
-                self._carrier.carry(early, "prefetch")
 
         arrived = self._courier.send(deliver)
         if self._window:
@@ -261,6 +261,7 @@ class LookaheadExchange(AllToAllExchange):
         self._write_home()
         self._restart()
         if self._window:
+            self._window[-1].entered.result()
             self._num_begun += len(self._window)
             begun = self._num_begun
             self._clerk.send(lambda: self._oracle.restart(begun))
@@ -270,42 +271,50 @@ class LookaheadExchange(AllToAllExchange):
     def _announce_step(self, batch: JaggedBatch, is_real: bool, feed: object) -> Step:
         prepared = self._clerk.send(lambda: prepare(self._lane, batch))
         said = self._courier.send(lambda: announce(self._lane, prepared.result(), is_real))
-
-        def enter() -> None:
-            told = said.result()
-            if told.is_real and self._refusal is None:
-                try:
-                    self._oracle.add(told.rows_of_rank)
-                except PibrochError as error:
-                    self._refusal = error
-            told.rows_of_rank = ()
-
-        step = Step(batch, said)
+        step = Step(batch, said, Future())
         if self._feed is feed and (is_real or said.result().is_real):
             self._window.append(step)
-            self._clerk.send(enter)
+            said.add_done_callback(lambda _: self._clerk.send(lambda: self._enter(step)))
         return step
 
-    def _plan(self) -> StepPlan:
-        if self._refusal is not None:
-            raise self._refusal
-        return self._oracle.plan()
+    def _enter(self, step: Step) -> None:
+        """Tell the oracle of a step; the clerk's errand."""
+        try:
+            if self._refusal is None:
+                self._oracle.add(step.said.result().rows_of_rank)
+            step.said.result().rows_of_rank = ()
+        except BaseException as error:
+            self._refusal = error
+        step.entered.set_result(None)
+
+    def _ask(self, question: Callable[[], T]) -> Future[T]:
+        """Have the clerk ask the oracle as soon as it knows the steps from ``_window`` that the lookahead reaches."""
+        answer: Future[T] = Future()
+
+        def ask() -> None:
+            try:
+                if self._refusal is not None:
+                    raise self._refusal
+                answer.set_result(question())
+            except BaseException as error:
+                answer.set_exception(error)
+
+        if self._window:
+            farthest = self._window[min(self._lookahead, len(self._window)) - 1]
+            farthest.entered.add_done_callback(lambda _: self._clerk.send(ask))
+        else:
+            self._clerk.send(ask)
+        return answer
 
     def _open(self, step: Step) -> None:
         self._is_open = True
-
-        def begin() -> Opening:
-            if self._refusal is not None:
-                raise self._refusal
-            return self._oracle.open()
-
-        opening = self._clerk.send(begin)
+        opening = self._ask(self._oracle.open)
 
         def fetch() -> Ints:
             opened = opening.result()
-            self._carrier.carry(opened.now, "prefetch")
+            self._carrier.carry({"prefetch": opened.now})
             if opened.early is not None:
-                self._carrier.carry(opened.early, "prefetch")
+                self._carrier.carry({"prefetch": opened.early})
             return opened.places
 
         step.places = self._courier.send(fetch)
