@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from forked import Program
 from pibroch.config import RunConfig
 from pibroch.config.recipes import change_config, check_config
 from pibroch.data.synthetic import SyntheticOptions, synthesize
@@ -48,23 +49,29 @@ def train_here(config: RunConfig, folder: Path) -> tuple[RunDirectory, RunResult
     return run, run_training(config, open_dataset(config.data), run, lambda total_steps: FanOut([]))
 
 
-def command(*arguments: object) -> list[str]:
-    """The command line that runs pibroch with this interpreter."""
-    return [sys.executable, "-m", "pibroch.cli.main", *map(str, arguments)]
+def start_command(*arguments: object, env: dict[str, str] | None = None, cwd: Path | None = None) -> Program:
+    """Start pibroch as its own process, forked from one that has loaded torch."""
+    variables = {**os.environ, "COLUMNS": "200", **(env or {})}
+    return Program("-m", "pibroch.cli.main", *arguments, env=variables, cwd=cwd)
 
 
 def run_command(
-    *arguments: object, env: dict[str, str] | None = None, **options: object
+    *arguments: object, env: dict[str, str] | None = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run pibroch as its own process to the end, within two minutes."""
-    return subprocess.run(
-        command(*arguments),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "COLUMNS": "200", **(env or {})},
-        **options,
-    )
+    with start_command(*arguments, env=env, cwd=cwd) as program:
+        return program.end()
+
+
+def command(*arguments: object) -> list[str]:
+    """The command line that runs what was installed."""
+    return [str(Path(sys.executable).with_name("pibroch")), *map(str, arguments)]
+
+
+def run_installed(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+    """As ``run_command``, without any short cut: the installed command, which loads everything itself."""
+    variables = {**os.environ, "COLUMNS": "200"}
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=120, env=variables, **options)
 
 
 def files_below(folder: Path) -> dict[str, bytes]:

@@ -2,14 +2,13 @@
 
 import random
 import signal
-import subprocess
 import time
 
 import pytest
 
 from pibroch.config import to_toml
 from pibroch.train.checkpoint_folder import CheckpointFolder
-from small_run import command, files_below, make_config, train_here
+from small_run import files_below, make_config, run_command, start_command, train_here
 
 CASES = {
     "sgd": ["embedding.optimizer={name='sgd', lr=0.5}", "optimizer={name='sgd', lr=0.1, momentum=0.9}"],
@@ -48,12 +47,7 @@ def test_a_killed_run_ends_with_the_bits_of_one_that_was_not(data, tmp_path, nam
     step = kill_at(random.SystemRandom().randrange(5, 45), recipe, folder)
     message = f"killed at step {step} or just after"
     assert CheckpointFolder(folder / "checkpoints", 2).steps()[-1:] != [63], message
-    resumed = subprocess.run(
-        command("train", recipe, "--run-dir", folder, "--resume"),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_SECONDS,
-    )
+    resumed = run_command("train", recipe, "--run-dir", folder, "--resume")
     assert resumed.returncode == 0, resumed.stderr
 
     assert files_below(folder / "checkpoints") == files_below(undisturbed.checkpoints_path), message
@@ -63,15 +57,14 @@ def test_a_killed_run_ends_with_the_bits_of_one_that_was_not(data, tmp_path, nam
 
 def kill_at(step, recipe, folder):
     """Start a run and kill it with signal 9 once it reports ``step``; returns the last step that it reported."""
-    with subprocess.Popen(
-        command("train", recipe, "--run-dir", folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
+    with start_command("train", recipe, "--run-dir", folder) as process:
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while (reported := last_step(folder)) < step and process.poll() is None:
             assert time.monotonic() < deadline, f"no step {step} in {TIMEOUT_SECONDS} s"
             time.sleep(0.002)
         process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL, "the run ended before it could be killed"
+        ended = process.end()
+    assert ended.returncode == -signal.SIGKILL, "the run ended before it could be killed"
     return reported
 
 

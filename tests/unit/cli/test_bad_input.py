@@ -12,7 +12,7 @@ from pibroch.data import EncodedDataset
 from pibroch.errors import StorageError
 from pibroch.train.checkpoint_folder import CheckpointFolder
 from pibroch.train.run import evaluate_checkpoint
-from small_run import make_config, make_dataset, run_command, train_here
+from small_run import make_config, make_dataset, run_command, run_installed, train_here
 
 DISK_BYTES = 1_200_000
 
@@ -24,9 +24,9 @@ def trained(data, tmp_path_factory):
     return run.path
 
 
-def refused(*arguments, exit_code=2, **options):
+def refused(*arguments, exit_code=2, run=run_command, **options):
     """What the command line says when it refuses."""
-    ended = run_command(*arguments, **options)
+    ended = run(*arguments, **options)
     assert ended.returncode == exit_code, ended.stderr
     assert "Traceback" not in ended.stderr and ended.stdout == ""
     message = ended.stderr[ended.stderr.index("got:") :]
@@ -92,6 +92,7 @@ def test_a_full_disk_keeps_the_previous_checkpoint(trained, data, tmp_path, how)
             pytest.skip("mounting a small disk needs root")
     else:
         limits["preexec_fn"] = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
+        limits["run"] = run_installed
     try:
         run = folder / "run"
         shutil.copytree(trained, run, symlinks=True)

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from pibroch.config import to_toml
-from small_run import command, make_config, run_command
+from small_run import command, make_config, run_command, run_installed
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def recipe(data, tmp_path):
 
 def test_train_evaluate_report(recipe, data, tmp_path):
     run = tmp_path / "run"
-    trained = run_command("train", recipe, "--run-dir", run, "--tensorboard", "--set", "train.epochs=1")
+    trained = run_installed("train", recipe, "--run-dir", run, "--tensorboard", "--set", "train.epochs=1")
     assert trained.returncode == 0, trained.stderr
     summary = json.loads((run / "summary.json").read_text())
     assert trained.stdout.startswith(f"test AUC {summary['auc']:.4f}  logloss {summary['logloss']:.4f}  NE ")
@@ -55,7 +55,7 @@ def test_doctor_checks_the_kernels():
 
 
 def test_help_names_every_command():
-    ended = run_command("--help")
+    ended = run_installed("--help")
     assert ended.returncode == 0
     for name in ("train", "evaluate", "report", "doctor", "data", "bench"):
         assert f" {name} " in ended.stdout
