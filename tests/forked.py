@@ -11,9 +11,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Self
+
+import torch
 
 HERE = Path(__file__).parent
 PRELOADED = ["torch.distributed", "numba", "typer", "rich.progress", "pibroch.rpc.api", "pibroch.train.run"]
@@ -30,7 +33,8 @@ def context() -> ForkServerContext:
 class Program:
     """What ``subprocess.Popen([sys.executable, *arguments])`` would be. Leaving the ``with`` block kills what still runs.
 
-    Variables that libraries read while they are loaded, such as ``OMP_NUM_THREADS``, come too late here.
+    What it starts by ``torch.multiprocessing.spawn`` is forked, too. Variables that libraries read while they are loaded,
+    such as ``OMP_NUM_THREADS``, come too late here.
 
     Args:
         arguments: ``-m``, a module and its arguments, or a script and its arguments.
@@ -45,7 +49,7 @@ class Program:
         for place in places:
             Path(place).touch()
         become = (self.arguments, env or dict(os.environ), str(cwd or Path.cwd()), *places)
-        self._process = context().Process(target=_become, args=become, daemon=True)
+        self._process = context().Process(target=_become, args=become)
         self._process.start()
 
     def __enter__(self) -> Self:
@@ -85,6 +89,7 @@ def _become(arguments: list[str], env: dict[str, str], cwd: str, output: str, er
     os.chdir(cwd)
     sys.path[:] = [place for place in sys.path if place != str(HERE.parent) and HERE not in (Path(place) / "x").parents]
     sys.orig_argv = [sys.executable, *arguments]
+    torch.multiprocessing.spawn = partial(torch.multiprocessing.start_processes, start_method="fork")
     try:
         if arguments[0] == "-m":
             sys.path.insert(0, cwd)
