@@ -23,6 +23,7 @@ from torch import Tensor
 
 from pibroch.collectives.courier import Courier
 from pibroch.errors import ConfigError
+from pibroch.observability.trace import span
 
 DEFAULT_TIMEOUT_S = 300.0
 """How long a collective waits for ranks that live but do not answer. Ranks that die are noticed in seconds."""
@@ -193,7 +194,7 @@ class Channel:
         started = self.ranks.courier.send(lambda: self._reduce(staged))
 
         def wait() -> None:
-            with self.ranks.waiting(), self._explained():
+            with self.ranks.waiting(), self._explained(), span("wait for dense gradients"):
                 started.result().wait()
             if staged is not tensor:
                 tensor.copy_(staged)
@@ -205,7 +206,8 @@ class Channel:
         with self._explained():
             work: dist.Work = dist.all_reduce(tensor, group=self._group, async_op=True)
             work.get_future().add_done_callback(lambda _: done.set())
-        done.wait(COURTESY_S)
+        with span("sum dense gradients"):
+            done.wait(COURTESY_S)
         return work
 
     def gather(self, value: Any) -> list[Any]:

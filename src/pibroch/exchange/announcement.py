@@ -18,6 +18,7 @@ from pibroch.kernels import parallel
 from pibroch.kernels.route import numba as routing
 from pibroch.kernels.scatter_update.numba import Grouped
 from pibroch.kernels.varint import numba as varint
+from pibroch.observability.trace import span
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,11 @@ class Announcement:
 
 def prepare(lane: RowLane, batch: JaggedBatch) -> Prepared:
     """What can be known of a batch without the other ranks."""
-    ids, problem = lane.resolve(batch.select(lane.layout.features))
-    grouped = group(ids)
-    row_of_position = np.empty(len(ids.row_ids), np.int32)
-    parallel.run(routing.places, len(grouped.rows), grouped, row_of_position)
+    with span("group"):
+        ids, problem = lane.resolve(batch.select(lane.layout.features))
+        grouped = group(ids)
+        row_of_position = np.empty(len(ids.row_ids), np.int32)
+        parallel.run(routing.places, len(grouped.rows), grouped, row_of_position)
     encoded = np.empty(varint.MAX_BYTES * len(grouped.rows), np.uint8)
     num_bytes = varint.encode(grouped.rows, encoded)
     ids = replace(ids, row_ids=np.empty(0, np.int64))
@@ -76,11 +78,13 @@ def announce(lane: RowLane, here: Prepared, is_real: bool) -> Announcement:
     """Tell all ranks and hear them; every rank calls it in the same order."""
     channel, size, own = lane.channel, lane.world_size, lane.rank
     said = [-1 if here.problem else here.num_samples, is_real, len(here.grouped.rows), len(here.encoded)]
-    told = channel.exchange_counts(torch.tensor([said] * size)).numpy()
+    with span("announce"):
+        told = channel.exchange_counts(torch.tensor([said] * size)).numpy()
     is_alone = size == 1
     received = told[:, 3].tolist()
     sent = torch.from_numpy(here.encoded if is_alone else np.tile(here.encoded, size))
-    came = channel.all_to_all(sent, [len(here.encoded)] * size, received).numpy()
+    with span("announce rows"):
+        came = channel.all_to_all(sent, [len(here.encoded)] * size, received).numpy()
     rows, ends = [here.grouped.rows] * size, np.cumsum(received)
     for rank in range(size):
         if rank != own:

@@ -19,6 +19,7 @@ from pibroch.exchange.rows import update_rows
 from pibroch.kernels.pack import numba as packing
 from pibroch.kernels.scatter_update.numba import Grouped
 from pibroch.kernels.window.numba import Gradients, Ints, Travel
+from pibroch.observability.trace import span
 
 Records = NDArray[np.float32]
 NOBODY = -1
@@ -63,7 +64,8 @@ class Carrier:
         packing.pack(records, travel.records_out, travel.weights_out, travel.counts[:2], dim, message)
         left = travel.records_out[travel.records_out >= self.num_home] - self.num_home
         self._row_of_slot[left] = NOBODY
-        came = self.channel.all_to_all(torch.from_numpy(message), going.tolist(), coming.tolist()).numpy()
+        with span(f"carry {', '.join(travels)}"):
+            came = self.channel.all_to_all(torch.from_numpy(message), going.tolist(), coming.tolist()).numpy()
         packing.unpack(came, travel.records_in, travel.weights_in, travel.counts[2:], dim, records)
         in_slots = travel.records_in >= self.num_home
         self._row_of_slot[travel.records_in[in_slots] - self.num_home] = travel.rows_in[in_slots]
@@ -84,11 +86,13 @@ class Carrier:
         """
         sent = gradients[plan.given]
         room = torch.from_numpy(gradients[num_sums : num_sums + int(plan.counts[1].sum())])
-        self.channel.all_to_all(torch.from_numpy(sent), plan.counts[0].tolist(), plan.counts[1].tolist(), room)
+        with span(f"{purpose} gradients"):
+            self.channel.all_to_all(torch.from_numpy(sent), plan.counts[0].tolist(), plan.counts[1].tolist(), room)
         self.purposes.add(purpose, sent.nbytes)
         grouped = Grouped(plan.places, plan.segments, rising(len(plan.source)), plan.source, NO_SCALE)
         hyper = self.optimizer.hyper(learning_rate, step)
-        update_rows(self.shard, self.optimizer, grouped, gradients, hyper, step)
+        with span(f"{purpose} updates"):
+            update_rows(self.shard, self.optimizer, grouped, gradients, hyper, step)
 
     def write_home(self) -> None:
         """Write the records in all ranks' slots to their homes; they stay in the slots as well."""

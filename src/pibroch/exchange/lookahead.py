@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,7 +23,7 @@ from pibroch.collectives.courier import Courier
 from pibroch.data import JaggedBatch
 from pibroch.embedding import RowSpace, SparseOptimizer
 from pibroch.exchange.alltoall import AllToAllExchange, and_then_fillers
-from pibroch.exchange.announcement import Announcement, announce, prepare
+from pibroch.exchange.announcement import Announcement, Prepared, announce, prepare
 from pibroch.exchange.cache_size import spare_rows
 from pibroch.exchange.carrier import Carrier, Records
 from pibroch.exchange.layout import LaneLayout
@@ -32,6 +33,7 @@ from pibroch.kernels import parallel
 from pibroch.kernels.route import numba as routing
 from pibroch.kernels.window.numba import Ints
 from pibroch.lookahead import Oracle, StepPlan
+from pibroch.observability.trace import span
 from pibroch.planner import Plan
 
 T = TypeVar("T")
@@ -45,6 +47,7 @@ class Step:
 
     Attributes:
         batch: this rank's part.
+        is_real: unless it is a filler after this rank's last batch.
         said: what all ranks told about it.
         entered: done when the oracle knows it.
         plan: of what happens after it.
@@ -53,8 +56,9 @@ class Step:
     """
 
     batch: JaggedBatch
-    said: Future[Announcement]
-    entered: Future[None]
+    is_real: bool
+    said: Future[Announcement] = field(default_factory=Future)
+    entered: Future[None] = field(default_factory=Future)
     plan: Future[StepPlan] | None = None
     places: Future[Ints] | None = None
     gradients: Records | None = None
@@ -109,11 +113,11 @@ class LookaheadExchange(AllToAllExchange):
         capacity = len(lane.shard.space) - len(lane.shard.records)
         self._oracle = Oracle(bounds, lane.rank, self._lookahead, capacity, cache, delayed_sync)
         self._clerk = Courier()
-        self._window: deque[Step] = deque()
+        self._read: list[Step] = []  # read, not announced
+        self._window: deque[Step] = deque()  # announced, not looked up
         self._in_flight: Step | None = None  # looked up, not updated
         self._delivering: Step | None = None  # updated, the rest of its plan not yet under way
         self._rates = Rates()
-        self._num_begun = 0  # steps that were looked up, of those that the oracle knows
         self._is_open = False  # whether rows are where the oracle thinks
         self._feed: object = None  # whose steps are planned
         self._refusal: BaseException | None = None  # of a batch that fits into no cache, say
@@ -128,11 +132,14 @@ class LookaheadExchange(AllToAllExchange):
         feed = self._feed = object()
         ahead: deque[JaggedBatch] = deque()
         for batch, is_real in and_then_fillers(batches, self.row_space.features):
-            step = self._announce_step(batch, is_real, feed)
-            if not is_real and not step.said.result().is_real:
-                break
+            step = Step(batch, is_real)
+            self._read.append(step)
+            if len(ahead) <= self._lookahead + 1 or not is_real or self._feed is not feed:
+                self._announce_read()
+                if not is_real and not step.said.result().is_real:
+                    break
             ahead.append(batch)
-            if len(ahead) > self._lookahead + 1:  # one more, so that a step's plan waits for no message
+            if len(ahead) > self._lookahead + 2:  # a step's plan is made one step early, and waits for no message
                 yield ahead.popleft()
         while ahead:
             yield ahead.popleft()
@@ -150,17 +157,16 @@ class LookaheadExchange(AllToAllExchange):
         said = step.said.result()
         if not self._is_open:
             self._open(step)
-        step.plan = self._ask(self._oracle.plan)
-        self._num_begun += 1
         if said.problem is not None:
             self._finish(step, np.empty((0, self._lane.layout.width), np.float32), Rates())
             self.fetch_next()
             raise said.problem
         assert step.places is not None, "given by the step before"
-        with self._ranks.waiting():
+        with self._ranks.waiting(), span("wait for rows"):
             places = step.places.result()
         here = said.here
-        pooled_BFD = pool(here.ids, self._lane.shard.space, places[here.row_of_position], self._lane.layout.width)
+        with span("pool"):
+            pooled_BFD = pool(here.ids, self._lane.shard.space, places[here.row_of_position], self._lane.layout.width)
         self._in_flight = step
         return self._assemble(step.batch.batch_size, [pooled_BFD]), step
 
@@ -180,15 +186,16 @@ class LookaheadExchange(AllToAllExchange):
     def _finish(self, step: Step, gradients: Records, rates: Rates) -> None:
         """Sum a step's gradients and send on their way those for which the next step waits."""
         assert step.plan is not None, "planned when it was looked up"
-        plan, said, dim = step.plan.result(), step.said.result(), self._lane.layout.width
+        with span("wait for plan"):
+            plan, said, dim = step.plan.result(), step.said.result(), self._lane.layout.width
         grouped = said.here.grouped
         num_sums, num_critical, num_deferred = (
             len(grouped.rows), int(plan.critical.counts[1].sum()), int(plan.deferred.counts[1].sum()),
         )  # fmt: skip
         step.gradients = np.empty((num_sums + num_critical + num_deferred, dim), np.float32)
-        parallel.run(
-            routing.sum_gradients, num_sums, grouped, gradients, np.float32(said.share), step.gradients[:num_sums]
-        )
+        sums = step.gradients[:num_sums]
+        with span("sum gradients"):
+            parallel.run(routing.sum_gradients, num_sums, grouped, gradients, np.float32(said.share), sums)
         self._is_dirty, self._delivering, self._rates = True, step, rates
         self._courier.send(lambda: self._synchronise(step, rates))
 
@@ -229,9 +236,11 @@ class LookaheadExchange(AllToAllExchange):
                 self._settle(step, rates)
 
         arrived = self._courier.send(deliver)
+        self._courier.send(settle)
+        self._announce_read()  # now, as the training thread is about to wait for sums of dense gradients
         if self._window:
             self._window[0].places = arrived
-        self._courier.send(settle)
+            self._window[0].plan = self._ask(self._oracle.plan, self._lookahead + 1)
 
     def flush(self) -> None:
         """See :class:`Exchange`; every rank calls it. Rows stay in the caches, and are at their homes as well."""
@@ -239,9 +248,8 @@ class LookaheadExchange(AllToAllExchange):
         self._courier.flush()
 
     def forget(self) -> None:
-        """See :class:`Exchange`; what is in the caches is read from the homes again."""
-        self._write_home()
-        self._restart()
+        """See :class:`Exchange`; the rest of a feed that is under way is trained without a plan."""
+        self._leave_plan()
         super().forget()
 
     def _write_home(self) -> None:
@@ -249,58 +257,62 @@ class LookaheadExchange(AllToAllExchange):
             self._is_dirty = False
             self._courier.send(self._carrier.write_home)
 
-    def _restart(self) -> None:
-        """Nothing is in the caches any more; the next step is the first one of a new plan."""
-        if self._is_open:
-            self._is_open, self._in_flight, begun = False, None, self._num_begun
-            self._courier.send(self._carrier.clear)
-            self._clerk.send(lambda: self._oracle.restart(begun))
-
     def _leave_plan(self) -> None:
         """From now on, until the next feed, batches are looked up as they come."""
         self._write_home()
-        self._restart()
+        self._announce_read()
         if self._window:
             self._window[-1].entered.result()
-            self._num_begun += len(self._window)
-            begun = self._num_begun
-            self._clerk.send(lambda: self._oracle.restart(begun))
             self._window.clear()
-        self._feed = None
+        self._feed = self._in_flight = None
+        if self._is_open:
+            self._is_open = False
+            self._courier.send(self._carrier.clear)
+        self._clerk.send(self._oracle.restart)
 
-    def _announce_step(self, batch: JaggedBatch, is_real: bool, feed: object) -> Step:
-        prepared = self._clerk.send(lambda: prepare(self._lane, batch))
-        said = self._courier.send(lambda: announce(self._lane, prepared.result(), is_real))
-        step = Step(batch, said, Future())
-        if self._feed is feed and (is_real or said.result().is_real):
-            self._window.append(step)
-            said.add_done_callback(lambda _: self._clerk.send(lambda: self._enter(step)))
-        return step
+    def _announce_read(self) -> None:
+        """Tell all ranks of the batches that were read, and the oracle if they are to be planned."""
+        for step in self._read:
+            prepared = self._clerk.send(partial(prepare, self._lane, step.batch))
+            said = self._courier.send(partial(self._announce_prepared, prepared, step.is_real))
+            said.add_done_callback(partial(_pass_on, step.said))
+            if self._feed is not None and (step.is_real or said.result().is_real):
+                self._window.append(step)
+                said.add_done_callback(partial(self._send_in, step))
+        self._read.clear()
+
+    def _announce_prepared(self, prepared: Future[Prepared], is_real: bool) -> Announcement:
+        return announce(self._lane, prepared.result(), is_real)
+
+    def _send_in(self, step: Step, _: Future[Announcement]) -> None:
+        self._clerk.send(lambda: self._enter(step))
 
     def _enter(self, step: Step) -> None:
         """Tell the oracle of a step; the clerk's errand."""
         try:
             if self._refusal is None:
-                self._oracle.add(step.said.result().rows_of_rank)
+                with span("add"):
+                    self._oracle.add(step.said.result().rows_of_rank)
             step.said.result().rows_of_rank = ()
         except BaseException as error:
             self._refusal = error
         step.entered.set_result(None)
 
-    def _ask(self, question: Callable[[], T]) -> Future[T]:
-        """Have the clerk ask the oracle as soon as it knows the steps from ``_window`` that the lookahead reaches."""
+    def _ask(self, question: Callable[[], T], num_steps: int) -> Future[T]:
+        """Have the clerk ask the oracle as soon as it knows the first ``num_steps`` of the window, or all of it."""
         answer: Future[T] = Future()
 
         def ask() -> None:
             try:
                 if self._refusal is not None:
                     raise self._refusal
-                answer.set_result(question())
+                with span(question.__name__):
+                    answer.set_result(question())
             except BaseException as error:
                 answer.set_exception(error)
 
         if self._window:
-            farthest = self._window[min(self._lookahead, len(self._window)) - 1]
+            farthest = self._window[min(num_steps, len(self._window)) - 1]
             farthest.entered.add_done_callback(lambda _: self._clerk.send(ask))
         else:
             self._clerk.send(ask)
@@ -308,7 +320,8 @@ class LookaheadExchange(AllToAllExchange):
 
     def _open(self, step: Step) -> None:
         self._is_open = True
-        opening = self._ask(self._oracle.open)
+        opening = self._ask(self._oracle.open, self._lookahead)
+        step.plan = self._ask(self._oracle.plan, self._lookahead)
 
         def fetch() -> Ints:
             opened = opening.result()
@@ -321,3 +334,11 @@ class LookaheadExchange(AllToAllExchange):
 
     def _spare_rows(self, layout: LaneLayout, optimizer: SparseOptimizer) -> int:
         return spare_rows(layout, optimizer, self._cache_rows, self._channel)
+
+
+def _pass_on(answer: Future[T], source: Future[T]) -> None:
+    error = source.exception()
+    if error is None:
+        answer.set_result(source.result())
+    else:
+        answer.set_exception(error)

@@ -178,14 +178,12 @@ class Oracle:
             slots.used.copy(),
         )  # fmt: skip
 
-    def restart(self, step: int) -> None:
-        """All records are at home: plan anew from ``step`` on, which :meth:`open` begins."""
-        while self.step < step and self._begins:
-            self._begins.popleft()
-            self._mine.popleft()
-            self.step += 1
-        if self._begins:
-            kernels.forget(self._window, self._begins[0], self._end)
+    def restart(self) -> None:
+        """Forget all steps; all records are at home."""
+        self.step += self.num_known
+        self._begins.clear()
+        self._mine.clear()
+        self.in_force = self.lookahead
         self._free_all()
 
     def _early(self, step: int) -> Travel | None:

@@ -119,7 +119,9 @@ def run(bounds, stream, lookahead, capacity, design="lrpp", delayed=True, restar
         if step == restart_at:
             go_home(lab)
             for rank in lab.ranks:
-                rank.oracle.restart(step)
+                rank.oracle.restart()
+                for ids in stream[step:added]:
+                    rank.oracle.add(ids)
             places = opened()
         plans = [rank.oracle.plan() for rank in lab.ranks]
         critical = [Sums(plan.critical, len(ids)) for plan, ids in zip(plans, ids_of_rank, strict=True)]

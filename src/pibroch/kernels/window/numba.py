@@ -484,17 +484,6 @@ def places_of(window: Window, numbers: Ints, places: Ints) -> None:
 
 
 @kernel
-def forget(window: Window, begin: int, end: int) -> None:
-    """All records are at home, and nothing has arrived."""
-    mask = len(window.row) - 1
-    for number in range(begin, end):
-        at = number & mask
-        window.holder[at], window.owner[at] = HOME, HOME
-        window.place[at] = -1
-        window.flags[at] &= AGAIN
-
-
-@kernel
 def move(window: Window, larger: Window, begin: int, end: int) -> None:
     """Copy touches into a larger ring."""
     old, new = len(window.row) - 1, len(larger.row) - 1
