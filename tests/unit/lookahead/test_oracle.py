@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pibroch.errors import ConfigError
+from pibroch.kernels.window.naive import Window as NaiveWindow
 from pibroch.lookahead import DESIGNS, Oracle
 
 EMPTY = -7
@@ -226,3 +227,53 @@ def test_a_longer_lookahead_moves_fewer_rows():
     assert moved[0] > moved[1] > moved[2]
     designs = {design: run([0, 200, 400], stream, 30, 400, design)[0].vectors for design in DESIGNS}
     assert designs["lrpp"] < designs["partitioned"] < designs["replicated"]
+
+
+def journeys(ranks, travels):
+    """Records and weights of one message as sets of (row, from, to)."""
+    records, weights = set(), set()
+    for rank, travel in zip(ranks, travels, strict=True):
+        ends = np.cumsum(travel.counts, 1)
+        for other in range(len(ranks)):
+            span = slice(ends[2, other] - travel.counts[2, other], ends[2, other])
+            records |= {(int(row), other, rank.rank) for row in travel.rows_in[span]}
+        weights |= {
+            (place, rank.rank, other) for other in range(len(ranks)) for place in range(int(travel.counts[1, other]))
+        }
+    return records, len(weights)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 1 << 30), num_ranks=st.integers(1, 4), lookahead=st.sampled_from([2, 3, 9]))
+def test_plans_are_those_of_the_naive_rules(seed, num_ranks, lookahead):
+    rng = np.random.default_rng(seed)
+    num_rows = int(rng.integers(1, 60))
+    bounds = [0, *np.sort(rng.integers(0, num_rows + 1, num_ranks - 1)).tolist(), num_rows]
+    stream = stream_of(rng, 12, num_ranks, num_rows, 12)
+    naive = NaiveWindow(bounds, [[set(map(int, ids)) for ids in step] for step in stream], lookahead)
+    ranks = [Rank(np.array(bounds), rank, num_rows, lookahead=lookahead) for rank in range(num_ranks)]
+    for rank in ranks:
+        for step in stream:
+            rank.oracle.add(step)
+
+    def check(travels, moves):
+        assert journeys(ranks, travels) == (moves.records, len(moves.weights))
+
+    openings = [rank.oracle.open() for rank in ranks]
+    check([opening.now for opening in openings], naive.arrive(0, naive.rows(0)))
+    check([opening.early for opening in openings], naive.early(1))
+    for step in range(len(stream)):
+        plans = [rank.oracle.plan() for rank in ranks]
+        assert not plans[0].is_tight
+        for sums, is_critical in ((lambda plan: plan.critical, True), (lambda plan: plan.deferred, False)):
+            found = {
+                (int(stream[step][rank.rank][i]), rank.rank, owner)
+                for rank, plan in zip(ranks, plans, strict=True)
+                for owner, given in enumerate(np.split(sums(plan).given, np.cumsum(sums(plan).counts[0])[:-1]))
+                for i in given
+            }
+            assert found == naive.gradients(step, is_critical).gradients
+        check([plan.soon for plan in plans], naive.soon(step + 1))
+        check([plan.leaving[0] for plan in plans], naive.leaving(step))
+        if plans[0].early is not None:
+            check([plan.early for plan in plans], naive.early(step + 2))

@@ -1,0 +1,88 @@
+"""What the window kernels decide, without a thought of speed or of memory: every rule of design note 0005 in dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+Journey = tuple[int, int, int]
+"""A row, where it comes from, where it goes."""
+
+
+@dataclass
+class Moves:
+    """What travels in one message, or after one step.
+
+    Attributes:
+        records: that move for good.
+        weights: that are lent for one step.
+        gradients: that go to owners.
+    """
+
+    records: set[Journey] = field(default_factory=set)
+    weights: set[Journey] = field(default_factory=set)
+    gradients: set[Journey] = field(default_factory=set)
+
+
+class Window:
+    """All steps are known beforehand: ``touches[step][rank]`` are the rows that a rank touches."""
+
+    def __init__(self, bounds: Sequence[int], touches: Sequence[Sequence[set[int]]], lookahead: int) -> None:
+        self.bounds, self.touches, self.lookahead = bounds, touches, lookahead
+        self.holder: dict[int, int] = {}  # of the rows that are not at home
+        self.owner: dict[tuple[int, int], int] = {}
+
+    def home(self, row: int) -> int:
+        """The rank whose shard has the row."""
+        return next(rank for rank in range(len(self.bounds) - 1) if row < self.bounds[rank + 1])
+
+    def readers(self, step: int, row: int) -> list[int]:
+        """Ranks that touch the row in a step."""
+        return [rank for rank, rows in enumerate(self.touches[step]) if row in rows]
+
+    def rows(self, step: int) -> set[int]:
+        """All rows of a step, none beyond the last one."""
+        return set().union(*self.touches[step]) if step < len(self.touches) else set()
+
+    def next_step(self, step: int, row: int) -> int | None:
+        """The next step within the lookahead that touches the row."""
+        later = range(step + 1, min(step + self.lookahead, len(self.touches) - 1) + 1)
+        return next((each for each in later if row in self.rows(each)), None)
+
+    def arrive(self, step: int, rows: set[int]) -> Moves:
+        """Bring rows to those that read them in a step; the first reader in the order of the rule becomes the owner."""
+        moves = Moves()
+        for row in rows:
+            home, readers = self.home(row), self.readers(step, row)
+            source = self.holder.get(row, home)
+            scattered = readers[row % len(readers)]
+            owner = next(rank for rank in (source, home, scattered) if rank in readers)
+            self.owner[step, row] = owner
+            if owner != source:
+                moves.records.add((row, source, owner))
+            moves.weights |= {(row, source, rank) for rank in readers if rank not in (owner, source)}
+            self.holder.pop(row, None)
+            if owner != home:
+                self.holder[row] = owner
+        return moves
+
+    def early(self, step: int) -> Moves:
+        """The rows of a step that the one before does not touch."""
+        return self.arrive(step, self.rows(step) - self.rows(step - 1))
+
+    def soon(self, step: int) -> Moves:
+        """The others."""
+        return self.arrive(step, self.rows(step) & self.rows(step - 1))
+
+    def gradients(self, step: int, critical: bool) -> Moves:
+        """Gradients of the rows that the next step touches, or of the others."""
+        rows = {row for row in self.rows(step) if (row in self.rows(step + 1)) == critical}
+        owner = {row: self.owner[step, row] for row in rows}
+        return Moves(
+            gradients={(row, r, owner[row]) for row in rows for r in self.readers(step, row) if r != owner[row]}
+        )
+
+    def leaving(self, step: int) -> Moves:
+        """Records that go home after a step."""
+        gone = {row for row in self.rows(step) if self.next_step(step, row) is None and row in self.holder}
+        return Moves(records={(row, self.holder.pop(row), self.home(row)) for row in gone})

@@ -1,0 +1,28 @@
+"""Rows into messages and out of them."""
+
+import numpy as np
+import pytest
+
+from pibroch.kernels.pack import naive, numba
+
+
+@pytest.mark.parametrize(("dim", "width"), [(1, 1), (4, 5), (16, 48)])
+@pytest.mark.parametrize("num_ranks", [1, 2, 5])
+def test_packs_as_naive_and_unpacks_what_was_packed(dim, width, num_ranks):
+    rng = np.random.default_rng(dim + num_ranks)
+    records = rng.random((200, width), dtype=np.float32)
+    counts = rng.integers(0, 7, (2, num_ranks))
+    chosen = rng.permutation(200)
+    whole, lent = chosen[: counts[0].sum()], chosen[100 : 100 + counts[1].sum()]
+    size = int(np.array([width, dim]) @ counts.sum(1))
+    out, right = np.empty(size, np.float32), np.empty(size, np.float32)
+    numba.pack(records, whole, lent, counts, dim, out)
+    naive.pack(records, whole, lent, counts, dim, right)
+    assert np.array_equal(out, right)
+    target, expected = np.zeros_like(records), np.zeros_like(records)
+    numba.unpack(out, whole, lent, counts, dim, target)
+    naive.unpack(out, whole, lent, counts, dim, expected)
+    assert np.array_equal(target, expected)
+    assert np.array_equal(target[whole], records[whole])
+    assert np.array_equal(target[lent, :dim], records[lent, :dim])
+    assert np.count_nonzero(target.any(1)) <= len(whole) + len(lent)

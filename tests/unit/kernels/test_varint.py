@@ -1,0 +1,34 @@
+"""Rising numbers in few bytes."""
+
+import numpy as np
+import pytest
+
+from pibroch.kernels.varint import naive, numba
+
+CASES = [[], [0], [127], [128], [0, 0, 5], [3, 1 << 20, (1 << 62) + 1], list(range(0, 70_000, 7))]
+
+
+def encoded(numbers):
+    out = np.empty(numba.MAX_BYTES * len(numbers), np.uint8)
+    return out[: numba.encode(np.array(numbers, np.int64), out)]
+
+
+@pytest.mark.parametrize("numbers", CASES, ids=lambda numbers: str(len(numbers)))
+def test_encodes_as_naive_and_decodes_what_was_encoded(numbers):
+    message = encoded(numbers)
+    assert message.tobytes() == naive.encode(numbers)
+    found = np.empty(len(numbers), np.int64)
+    assert numba.decode(message, found) == len(message)
+    assert found.tolist() == numbers == naive.decode(message.tobytes())
+
+
+def test_distinct_rows_of_a_batch_take_two_bytes_at_most():
+    rows = np.unique(np.random.default_rng(0).integers(0, 2_600_000, 26_000))
+    assert len(encoded(rows)) < 2 * len(rows)
+
+
+def test_bytes_that_end_too_early_or_never_are_refused():
+    found = np.empty(3, np.int64)
+    assert numba.decode(encoded([1, 2]), found) == -1
+    assert numba.decode(np.full(40, 255, np.uint8), found) == -1
+    assert numba.decode(np.array([1, 128], np.uint8), found) == -1
