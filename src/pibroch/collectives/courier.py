@@ -25,11 +25,14 @@ class Courier:
     After an errand has failed no further one is run: each gets the same error. Bad input is no such failure: all ranks have
     refused it together. The thread ends with its courier, and never keeps the process alive: it may be waiting for a rank
     that is gone.
+
+    Args:
+        name: of the thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "pibroch-courier") -> None:
         self._errands: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        threading.Thread(target=_work, args=(self._errands,), name="pibroch-courier", daemon=True).start()
+        threading.Thread(target=_work, args=(self._errands,), name=name, daemon=True).start()
         weakref.finalize(self, self._errands.put, None)
 
     def send(self, errand: Callable[[], T]) -> Future[T]:

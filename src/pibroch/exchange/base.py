@@ -4,12 +4,34 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from pibroch.data import JaggedBatch
 from pibroch.embedding import MemoryShard
+
+
+@dataclass(slots=True)
+class Report:
+    """What an exchange that looks ahead has done so far, on this rank; all zero and empty for others.
+
+    Attributes:
+        lookahead: steps in force after the last planned step.
+        lookahead_sum: of all planned steps.
+        num_steps: planned so far.
+        rows_read: distinct rows a step, summed over the planned steps.
+        rows_fetched: records and weights that came from other ranks for these steps.
+        bytes_by_purpose: sent to other ranks.
+    """
+
+    lookahead: int = 0
+    lookahead_sum: int = 0
+    num_steps: int = 0
+    rows_read: int = 0
+    rows_fetched: int = 0
+    bytes_by_purpose: dict[str, int] = field(default_factory=dict)
 
 
 class Exchange(ABC):
@@ -57,6 +79,10 @@ class Exchange(ABC):
 
     def forget(self) -> None:  # noqa: B027
         """Fetch again what was fetched ahead; whoever has written records calls it, on all ranks."""
+
+    def report(self) -> Report:
+        """What was done so far; on the training thread."""
+        return Report()
 
     def feed(self, batches: Iterable[JaggedBatch], trains: bool) -> Iterator[JaggedBatch]:
         """Pass batches on in their order; strategies that look ahead read further than they have handed out.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -24,8 +24,9 @@ from pibroch.data import JaggedBatch
 from pibroch.embedding import RowSpace, SparseOptimizer
 from pibroch.exchange.alltoall import AllToAllExchange, and_then_fillers
 from pibroch.exchange.announcement import Announcement, Prepared, announce, prepare
+from pibroch.exchange.base import Report
 from pibroch.exchange.cache_size import spare_rows
-from pibroch.exchange.carrier import Carrier, Records
+from pibroch.exchange.carrier import Carrier, Records, arrivals
 from pibroch.exchange.layout import LaneLayout
 from pibroch.exchange.row_lane import RowLane
 from pibroch.exchange.rows import pool
@@ -52,7 +53,9 @@ class Step:
         entered: done when the oracle knows it.
         plan: of what happens after it.
         places: where its rows are read, once they are there.
+        num_fetched: of its rows that came, or will come, from other ranks for it.
         gradients: this rank's sums and room for what comes, once they are computed.
+        lone: done when the rows that this rank alone touched are updated.
     """
 
     batch: JaggedBatch
@@ -61,7 +64,9 @@ class Step:
     entered: Future[None] = field(default_factory=Future)
     plan: Future[StepPlan] | None = None
     places: Future[Ints] | None = None
+    num_fetched: int = 0
     gradients: Records | None = None
+    lone: Future[None] | None = None
 
 
 @dataclass(slots=True)
@@ -112,7 +117,7 @@ class LookaheadExchange(AllToAllExchange):
         self._carrier = Carrier(lane.shard, bounds, optimizer, self._channel)
         capacity = len(lane.shard.space) - len(lane.shard.records)
         self._oracle = Oracle(bounds, lane.rank, self._lookahead, capacity, cache, delayed_sync)
-        self._clerk = Courier()
+        self._clerk = Courier("pibroch-clerk")
         self._read: list[Step] = []  # read, not announced
         self._window: deque[Step] = deque()  # announced, not looked up
         self._in_flight: Step | None = None  # looked up, not updated
@@ -122,6 +127,7 @@ class LookaheadExchange(AllToAllExchange):
         self._feed: object = None  # whose steps are planned
         self._refusal: BaseException | None = None  # of a batch that fits into no cache, say
         self._is_dirty = False  # whether homes lack updates
+        self._done = Report(lookahead=self._lookahead)
 
     def feed(self, batches: Iterable[JaggedBatch], trains: bool) -> Iterator[JaggedBatch]:
         """See :class:`Exchange`; reads ``lookahead`` batches further than it hands out, and tells their rows to all ranks."""
@@ -164,6 +170,8 @@ class LookaheadExchange(AllToAllExchange):
         assert step.places is not None, "given by the step before"
         with self._ranks.waiting(), span("wait for rows"):
             places = step.places.result()
+        self._done.rows_read += len(places)
+        self._done.rows_fetched += step.num_fetched
         here = said.here
         with span("pool"):
             pooled_BFD = pool(here.ids, self._lane.shard.space, places[here.row_of_position], self._lane.layout.width)
@@ -188,6 +196,7 @@ class LookaheadExchange(AllToAllExchange):
         assert step.plan is not None, "planned when it was looked up"
         with span("wait for plan"):
             plan, said, dim = step.plan.result(), step.said.result(), self._lane.layout.width
+        self._count_planned(plan)
         grouped = said.here.grouped
         num_sums, num_critical, num_deferred = (
             len(grouped.rows), int(plan.critical.counts[1].sum()), int(plan.deferred.counts[1].sum()),
@@ -198,6 +207,8 @@ class LookaheadExchange(AllToAllExchange):
             parallel.run(routing.sum_gradients, num_sums, grouped, gradients, np.float32(said.share), sums)
         self._is_dirty, self._delivering, self._rates = True, step, rates
         self._courier.send(lambda: self._synchronise(step, rates))
+        rest = (step.gradients, rates.learning_rate, rates.number, "lone")
+        step.lone = self._clerk.send(lambda: self._carrier.apply(plan.alone, *rest))
 
     def _synchronise(self, step: Step, rates: Rates) -> None:
         plan, carrier = step.plan.result(), self._carrier  # type: ignore[union-attr]
@@ -211,6 +222,8 @@ class LookaheadExchange(AllToAllExchange):
         """The deferred updates of a step, then what goes home after it and what the step after next reads."""
         plan, carrier = step.plan.result(), self._carrier  # type: ignore[union-attr]
         assert step.gradients is not None
+        assert step.lone is not None
+        step.lone.result()
         first = len(step.gradients) - int(plan.deferred.counts[1].sum())
         carrier.update(plan.deferred, step.gradients, first, rates.learning_rate, rates.number, "deferred")
         for travel in plan.leaving[:-1]:
@@ -241,6 +254,17 @@ class LookaheadExchange(AllToAllExchange):
         if self._window:
             self._window[0].places = arrived
             self._window[0].plan = self._ask(self._oracle.plan, self._lookahead + 1)
+
+    def report(self) -> Report:
+        """See :class:`Exchange`."""
+        return replace(self._done, bytes_by_purpose=dict(self._carrier.purposes.sent))
+
+    def _count_planned(self, plan: StepPlan) -> None:
+        for step, travel in zip(self._window, (plan.soon, plan.early), strict=False):
+            step.num_fetched += arrivals(travel)
+        self._done.num_steps += 1
+        self._done.lookahead = plan.lookahead
+        self._done.lookahead_sum += plan.lookahead
 
     def flush(self) -> None:
         """See :class:`Exchange`; every rank calls it. Rows stay in the caches, and are at their homes as well."""
@@ -282,7 +306,9 @@ class LookaheadExchange(AllToAllExchange):
         self._read.clear()
 
     def _announce_prepared(self, prepared: Future[Prepared], is_real: bool) -> Announcement:
-        return announce(self._lane, prepared.result(), is_real)
+        here = prepared.result()
+        self._carrier.purposes.add("ids", len(here.encoded) * (self._lane.world_size - 1))
+        return announce(self._lane, here, is_real)
 
     def _send_in(self, step: Step, _: Future[Announcement]) -> None:
         self._clerk.send(lambda: self._enter(step))
@@ -322,9 +348,13 @@ class LookaheadExchange(AllToAllExchange):
         self._is_open = True
         opening = self._ask(self._oracle.open, self._lookahead)
         step.plan = self._ask(self._oracle.plan, self._lookahead)
+        following = self._window[0] if self._window else None
 
         def fetch() -> Ints:
             opened = opening.result()
+            step.num_fetched += arrivals(opened.now)
+            if following is not None:
+                following.num_fetched += arrivals(opened.early)
             self._carrier.carry({"prefetch": opened.now})
             if opened.early is not None:
                 self._carrier.carry({"prefetch": opened.early})
