@@ -89,9 +89,13 @@ class Carrier:
         with span(f"{purpose} gradients"):
             self.channel.all_to_all(torch.from_numpy(sent), plan.counts[0].tolist(), plan.counts[1].tolist(), room)
         self.purposes.add(purpose, sent.nbytes)
+        self.apply(plan, gradients, learning_rate, step, purpose)
+
+    def apply(self, plan: Gradients, gradients: Records, learning_rate: float, step: int, name: str) -> None:
+        """Update what is owned here by gradients that are here."""
         grouped = Grouped(plan.places, plan.segments, rising(len(plan.source)), plan.source, NO_SCALE)
         hyper = self.optimizer.hyper(learning_rate, step)
-        with span(f"{purpose} updates"):
+        with span(f"{name} updates"):
             update_rows(self.shard, self.optimizer, grouped, gradients, hyper, step)
 
     def write_home(self) -> None:

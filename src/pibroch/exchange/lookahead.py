@@ -55,6 +55,7 @@ class Step:
         places: where its rows are read, once they are there.
         num_fetched: of its rows that came, or will come, from other ranks for it.
         gradients: this rank's sums and room for what comes, once they are computed.
+        lone: done when the rows that this rank alone touched are updated.
     """
 
     batch: JaggedBatch
@@ -65,6 +66,7 @@ class Step:
     places: Future[Ints] | None = None
     num_fetched: int = 0
     gradients: Records | None = None
+    lone: Future[None] | None = None
 
 
 @dataclass(slots=True)
@@ -204,6 +206,8 @@ class LookaheadExchange(AllToAllExchange):
         with span("sum gradients"):
             parallel.run(routing.sum_gradients, num_sums, grouped, gradients, np.float32(said.share), sums)
         self._is_dirty, self._delivering, self._rates = True, step, rates
+        rest = (step.gradients, rates.learning_rate, rates.number, "lone")
+        step.lone = self._clerk.send(lambda: self._carrier.apply(plan.alone, *rest))
         self._courier.send(lambda: self._synchronise(step, rates))
 
     def _synchronise(self, step: Step, rates: Rates) -> None:
@@ -218,6 +222,8 @@ class LookaheadExchange(AllToAllExchange):
         """The deferred updates of a step, then what goes home after it and what the step after next reads."""
         plan, carrier = step.plan.result(), self._carrier  # type: ignore[union-attr]
         assert step.gradients is not None
+        assert step.lone is not None
+        step.lone.result()
         first = len(step.gradients) - int(plan.deferred.counts[1].sum())
         carrier.update(plan.deferred, step.gradients, first, rates.learning_rate, rates.number, "deferred")
         for travel in plan.leaving[:-1]:

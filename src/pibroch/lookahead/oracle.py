@@ -47,7 +47,8 @@ class StepPlan:
         critical: gradients and updates of rows that the next step touches.
         is_tight: whether ``deferred`` and ``leaving`` come before ``soon``, for want of slots.
         soon: rows of the next step that this step has updated.
-        deferred: the other gradients and updates.
+        deferred: the gradients and updates of other rows that several ranks touched.
+        alone: updates of rows that this rank alone touched, and that are not critical: any time before ``leaving``.
         leaving: records that go home, one message each.
         early: rows of the step after next, but for those that the next step touches; ``None`` when they come later.
         places: int64, where this rank reads the rows of the next step.
@@ -60,6 +61,7 @@ class StepPlan:
     is_tight: bool
     soon: Travel
     deferred: Gradients
+    alone: Gradients
     leaving: list[Travel]
     early: Travel | None
     places: Ints
@@ -158,7 +160,7 @@ class Oracle:
         self.in_force = min(self.lookahead, self.in_force + 1, max(1, self.num_known - 1))
         begin, end = self._span(0)
         soon = self._span(1)[1] if self.delayed else kernels.NEVER
-        critical, deferred = kernels.settle(window, site, begin, end, soon, self._mine[0])
+        critical, deferred, alone = kernels.settle(window, site, begin, end, soon, self._mine[0])
         done = kernels.close(window, site, slots, begin, end, self._span(self.in_force)[1])
         is_tight, leaving, early = self._is_full(1, kernels.ALL), list[Travel](), None
         if is_tight:
@@ -174,7 +176,7 @@ class Oracle:
         self._mine.popleft()
         self.step += 1
         return StepPlan(
-            self.step - 1, critical, is_tight, arrived, deferred, leaving, early, places, self.in_force,
+            self.step - 1, critical, is_tight, arrived, deferred, alone, leaving, early, places, self.in_force,
             slots.used.copy(),
         )  # fmt: skip
 

@@ -132,6 +132,7 @@ def run(bounds, stream, lookahead, capacity, design="lrpp", delayed=True, restar
         ]
         assert len({(plan.is_tight, plan.lookahead, tuple(plan.used)) for plan in plans}) == 1, "views differ"
         lab.update(critical, ids_of_rank)
+        lab.update([Sums(plan.alone, len(ids)) for plan, ids in zip(plans, ids_of_rank, strict=True)], ids_of_rank)
         if plans[0].is_tight:
             lab.update(deferred, ids_of_rank)
             for message in zip(*(plan.leaving for plan in plans), strict=True):

@@ -21,7 +21,7 @@ HOME = -1  # holder of a record that is at its home
 AGAIN, ARRIVED, FROM_HOME = 1, 2, 4  # flags of a touch, see Window
 LRPP, PARTITIONED, REPLICATED = 0, 1, 2
 EARLY, ALL = 0, 1
-CRITICAL, DEFERRED = 0, 1
+CRITICAL, DEFERRED, ALONE = 0, 1, 2
 NEVER = 1 << 62
 AHEAD = 12  # rows between the one that is entered and the one whose last touch is fetched
 
@@ -317,8 +317,18 @@ def is_due(ahead: int, number: int, limit: int) -> bool:
 
 
 @kernel
-def settle(window: Window, site: Site, begin: int, end: int, soon: int, mine: Ints) -> tuple[Gradients, Gradients]:
-    """Who gives which gradients to whom after a step, and what is updated of them here: critical ones, deferred ones.
+def urgency_of(window: Window, site: Site, number: int, owner: int, readers: int, soon: int) -> int:
+    """Which of a step's three groups a touch belongs to."""
+    if is_due(window.ahead[number & (len(window.row) - 1)], number, soon):
+        return CRITICAL
+    return ALONE if owner == site.rank and readers == np.int64(1) << site.rank else DEFERRED
+
+
+@kernel
+def settle(
+    window: Window, site: Site, begin: int, end: int, soon: int, mine: Ints
+) -> tuple[Gradients, Gradients, Gradients]:
+    """Who gives which gradients to whom after a step, and what is updated of them here: ``CRITICAL``, ``DEFERRED``, ``ALONE``.
 
     Received gradients are numbered after this rank's own sums, critical ones first.
 
@@ -334,13 +344,13 @@ def settle(window: Window, site: Site, begin: int, end: int, soon: int, mine: In
     sum_of = np.full(end - begin, -1, np.int32)
     for i in range(len(mine)):
         sum_of[mine[i] - begin] = i
-    counts, position = np.zeros((2, 2, num_ranks), np.int64), np.zeros((2, 2, num_ranks), np.int64)
-    num_rows, num_sources = np.zeros(2, np.int64), np.zeros(2, np.int64)
+    counts, position = np.zeros((3, 2, num_ranks), np.int64), np.zeros((3, 2, num_ranks), np.int64)
+    num_rows, num_sources = np.zeros(3, np.int64), np.zeros(3, np.int64)
     for number in range(begin, end):
         at = number & mask
         owner, readers = np.int64(window.owner[at]), np.int64(window.readers[at])
         if owner == here:
-            urgency = CRITICAL if is_due(window.ahead[at], number, soon) else DEFERRED
+            urgency = urgency_of(window, site, number, owner, readers, soon)
             num_rows[urgency] += 1
             if readers == np.int64(1) << here:
                 num_sources[urgency] += 1
@@ -351,24 +361,32 @@ def settle(window: Window, site: Site, begin: int, end: int, soon: int, mine: In
                 if rank != here:
                     counts[urgency, 1, rank] += touches
         elif (readers >> here) & 1:
-            urgency = CRITICAL if is_due(window.ahead[at], number, soon) else DEFERRED
-            counts[urgency, 0, owner] += 1
-    for urgency in range(2):
+            counts[urgency_of(window, site, number, owner, readers, soon), 0, owner] += 1
+    for urgency in range(3):
         for rank in range(1, num_ranks):
             for way in range(2):
                 position[urgency, way, rank] = position[urgency, way, rank - 1] + counts[urgency, way, rank - 1]
     position[CRITICAL, 1] += len(mine)
     position[DEFERRED, 1] += len(mine) + counts[CRITICAL, 1].sum()
-    given = (np.empty(counts[0, 0].sum(), np.int64), np.empty(counts[1, 0].sum(), np.int64))
-    places = (np.empty(num_rows[0], np.int64), np.empty(num_rows[1], np.int64))
-    segments = (np.zeros(num_rows[0] + 1, np.int32), np.zeros(num_rows[1] + 1, np.int32))
-    source = (np.empty(num_sources[0], np.int32), np.empty(num_sources[1], np.int32))
+    num_given = counts[:, 0].sum(1)
+    given = (np.empty(num_given[0], np.int64), np.empty(num_given[1], np.int64), np.empty(0, np.int64))
+    places = (np.empty(num_rows[0], np.int64), np.empty(num_rows[1], np.int64), np.empty(num_rows[2], np.int64))
+    segments = (
+        np.zeros(num_rows[0] + 1, np.int32),
+        np.zeros(num_rows[1] + 1, np.int32),
+        np.zeros(num_rows[2] + 1, np.int32),
+    )
+    source = (
+        np.empty(num_sources[0], np.int32),
+        np.empty(num_sources[1], np.int32),
+        np.empty(num_sources[2], np.int32),
+    )
     num_rows[:], num_sources[:] = 0, 0
     for number in range(begin, end):
         at = number & mask
         owner, readers = np.int64(window.owner[at]), np.int64(window.readers[at])
         if owner == here:
-            urgency = CRITICAL if is_due(window.ahead[at], number, soon) else DEFERRED
+            urgency = urgency_of(window, site, number, owner, readers, soon)
             row, filled = num_rows[urgency], num_sources[urgency]
             places[urgency][row] = window.place[at]
             for rank in range(num_ranks):
@@ -382,12 +400,13 @@ def settle(window: Window, site: Site, begin: int, end: int, soon: int, mine: In
             segments[urgency][row + 1] = filled
             num_rows[urgency], num_sources[urgency] = row + 1, filled
         elif (readers >> here) & 1:
-            urgency = CRITICAL if is_due(window.ahead[at], number, soon) else DEFERRED
+            urgency = urgency_of(window, site, number, owner, readers, soon)
             given[urgency][position[urgency, 0, owner]] = sum_of[number - begin]
             position[urgency, 0, owner] += 1
     return (
         Gradients(given[0], counts[0], places[0], segments[0], source[0]),
         Gradients(given[1], counts[1], places[1], segments[1], source[1]),
+        Gradients(given[2], counts[2], places[2], segments[2], source[2]),
     )
 
 
