@@ -214,6 +214,20 @@ def stop_early_and_feed_again(channel, exchange="alltoall", **options):
     return [view.weights.copy() for view in embeddings.pieces()]
 
 
+def feed_two_at_once(channel, exchange="alltoall", **options):
+    """Train in turn on two feeds of one module; returns the pieces."""
+    tables, rank = SHAPES["odd_dims"], channel.ranks.rank
+    embeddings = pb.Embeddings(tables, pb.Adagrad(lr=0.1), exchange=exchange, seed=3, channel=channel, **options)
+    feeds = [
+        embeddings.feed([ragged_batch(tables, 4, seed=100 * each + 10 * i + rank) for i in range(7)])
+        for each in range(2)
+    ]
+    for batches in zip(*feeds, strict=True):
+        for batch in batches:
+            loss_of(embeddings(batch)).backward()
+    return [view.weights.copy() for view in embeddings.pieces()]
+
+
 def meet_a_bad_batch_in_the_feed(channel, bad_rank, exchange="alltoall", **options):
     """The third of six fed batches has a bad id on one rank and is left out; returns what was said, and the pieces."""
     tables, rank = SHAPES["odd_dims"], channel.ranks.rank

@@ -70,8 +70,8 @@ def test_pieces_can_be_looked_at_and_written_between_steps(worlds):
 
 @pytest.mark.parametrize("lookahead", [1, 3, 50])
 def test_programs_that_leave_the_order_of_the_feed(worlds, lookahead):
-    for function in (cases.stop_early_and_feed_again, cases.lookup_twice_then_update_twice):
-        options = {"lookahead": lookahead} if function is cases.stop_early_and_feed_again else {}
+    for function in (cases.stop_early_and_feed_again, cases.feed_two_at_once, cases.lookup_twice_then_update_twice):
+        options = {} if function is cases.lookup_twice_then_update_twice else {"lookahead": lookahead}
         expected = worlds(2).run(function)
         found = worlds(2).run(function, exchange="lookahead", **options)
         for right, mine in zip(expected, found, strict=True):

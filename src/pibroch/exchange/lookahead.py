@@ -49,6 +49,7 @@ class Step:
     Attributes:
         batch: this rank's part.
         is_real: unless it is a filler after this rank's last batch.
+        feed: from which it came.
         said: what all ranks told about it.
         entered: done when the oracle knows it.
         plan: of what happens after it.
@@ -60,6 +61,7 @@ class Step:
 
     batch: JaggedBatch
     is_real: bool
+    feed: object
     said: Future[Announcement] = field(default_factory=Future)
     entered: Future[None] = field(default_factory=Future)
     plan: Future[StepPlan] | None = None
@@ -138,7 +140,7 @@ class LookaheadExchange(AllToAllExchange):
         feed = self._feed = object()
         ahead: deque[JaggedBatch] = deque()
         for batch, is_real in and_then_fillers(batches, self.row_space.features):
-            step = Step(batch, is_real)
+            step = Step(batch, is_real, feed)
             self._read.append(step)
             if len(ahead) <= self._lookahead + 1 or not is_real or self._feed is not feed:
                 self._announce_read()
@@ -300,7 +302,7 @@ class LookaheadExchange(AllToAllExchange):
             prepared = self._clerk.send(partial(prepare, self._lane, step.batch))
             said = self._courier.send(partial(self._announce_prepared, prepared, step.is_real))
             said.add_done_callback(partial(_pass_on, step.said))
-            if self._feed is not None and (step.is_real or said.result().is_real):
+            if self._feed is step.feed and (step.is_real or said.result().is_real):
                 self._window.append(step)
                 said.add_done_callback(partial(self._send_in, step))
         self._read.clear()
