@@ -10,7 +10,7 @@ Shape legend: B samples, F features (one table each), D embedding dim, R rows of
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ class Case:
         sparse_optimizer: ``sgd``, ``adagrad`` or ``rowwise_adagrad`` (state is the row's mean squared gradient).
         dense_lr: of plain SGD on the dense layers.
         threads: of torch and of pibroch's kernels alike.
+        model: name of the dense model; all but ``dlrm`` are pibroch's own, with starting weights drawn from ``seed``.
+        exchange_options: of pibroch's exchange between ranks.
     """
 
     data: str
@@ -47,6 +49,8 @@ class Case:
     eps: float = 1e-8
     threads: int = 2
     seed: int = 2021
+    model: str = "dlrm"
+    exchange_options: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """The case as plain data."""

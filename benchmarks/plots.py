@@ -31,6 +31,8 @@ class PlotSpec:
         label: of the value's axis.
         low, high: columns of the whiskers' ends, or ``None``.
         decimals: of the figure above a bar.
+        ours: the bar in the accent colour.
+        shared: whether panels beside each other have one scale.
     """
 
     value: str
@@ -41,6 +43,8 @@ class PlotSpec:
     low: str | None = None
     high: str | None = None
     decimals: int = 0
+    ours: str = OURS
+    shared: bool = True
 
 
 def draw(spec: PlotSpec, rows: list[Row], title: str, path: Path) -> None:
@@ -53,12 +57,14 @@ def draw(spec: PlotSpec, rows: list[Row], title: str, path: Path) -> None:
     down = -(-max(1, len(panels)) // across)
     figure = Figure(figsize=(max(6.4, 4.4 * across), 3.4 * down + 1.1), layout="constrained")
     FigureCanvasAgg(figure)
-    grid = figure.subplots(down, across, squeeze=False, sharey="row")
-    colours = _colours(list(dict.fromkeys(row[spec.bar_by] for row in rows)))
+    grid = figure.subplots(down, across, squeeze=False, sharey="row" if spec.shared else "none")
+    drawn = [row for members in panels.values() for row in members]
+    colours = _colours(list(dict.fromkeys(row[spec.bar_by] for row in drawn)), spec.ours)
     for axes, (key, members) in zip(grid.flat, panels.items(), strict=False):
         _draw_panel(axes, spec, members, colours)
-        named = zip(spec.panel_by, key, strict=True)
-        axes.set_title(", ".join(f"{name} {value}" for name, value in named), fontsize=9, loc="left", color="#475569")
+        named = [f"{name} {value}" for name, value in zip(spec.panel_by, key, strict=True)]
+        heading = ", ".join(named) if len(key) > 1 else str(key[0])
+        axes.set_title(heading, fontsize=9, loc="left", color="#475569")
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     for axes in grid[:, 0]:
@@ -83,14 +89,15 @@ def _draw_panel(axes: Axes, spec: PlotSpec, rows: list[Row], colours: dict[str, 
             f"{row[spec.value]:,.{spec.decimals}f}", (position, top), (0, 2), textcoords="offset points",
             ha="center", fontsize=6.5, color="#334155", rotation=90 if len(bars) > 4 else 0,
         )  # fmt: skip
-    axes.set_xticks(np.arange(len(groups)), [f"{spec.group_by} {group}" for group in groups], fontsize=9)
+    names = [group if isinstance(group, str) else f"{spec.group_by} {group}" for group in groups]
+    axes.set_xticks(np.arange(len(groups)), names, fontsize=9 if len(groups) < 5 else 7)
     axes.tick_params(axis="both", length=0, labelsize=8)
     axes.margins(y=0.14)
     axes.grid(axis="y", color="#e2e8f0", linewidth=0.8, zorder=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
 
 
-def _colours(bars: list[str]) -> dict[str, str]:
+def _colours(bars: list[str], ours: str) -> dict[str, str]:
     """Our bar in the accent colour, the peers' in quiet ones."""
     peers = iter(PEER_COLOURS * (len(bars) // len(PEER_COLOURS) + 1))
-    return {bar: OURS_COLOUR if bar == OURS else next(peers) for bar in bars}
+    return {bar: OURS_COLOUR if bar == ours else next(peers) for bar in bars}

@@ -27,6 +27,7 @@ class Report:
         plot: how to draw the rows.
         notes: lines that belong under the table: what was checked, what was left out, how noisy it was.
         origin: where the numbers come from, see ``provenance`` and the contenders' versions.
+        table_by: column by whose value the rows are told apart, a Markdown table each; one table when absent.
     """
 
     topic: str
@@ -36,6 +37,7 @@ class Report:
     plot: PlotSpec
     notes: list[str] = field(default_factory=list)
     origin: dict[str, str] = field(default_factory=dict)
+    table_by: str | None = None
 
 
 def write(report: Report, folder: Path) -> list[Path]:
@@ -62,7 +64,9 @@ def markdown(report: Report) -> str:
 
 
 def table(report: Report) -> str:
-    """The report's columns as a Markdown table.
+    """The report's columns as a Markdown table, or as one under a heading for each value of ``table_by``.
+
+    Of several tables each shows the columns that have a value in it.
 
     >>> report = Report("t", "T", [{"name": "a", "p50_ms": 1.26}], ["name", "p50_ms"], PlotSpec("", (), "", "", ""))
     >>> print(table(report))
@@ -70,9 +74,20 @@ def table(report: Report) -> str:
     |---|--:|
     | a | 1.3 |
     """
-    numeric = [any(isinstance(row.get(column), int | float) for row in report.rows) for column in report.columns]
-    lines = [_line(report.columns), "|" + "|".join("--:" if number else "---" for number in numeric) + "|"]
-    lines += [_line([_cell(column, row.get(column)) for column in report.columns]) for row in report.rows]
+    if report.table_by is None:
+        return _table(report.rows, report.columns)
+    parts = []
+    for value in dict.fromkeys(row[report.table_by] for row in report.rows):
+        rows = [row for row in report.rows if row[report.table_by] == value]
+        shown = [column for column in report.columns if any(row.get(column) is not None for row in rows)]
+        parts.append(f"## {value}\n\n{_table(rows, [column for column in shown if column != report.table_by])}")
+    return "\n\n".join(parts)
+
+
+def _table(rows: list[Row], columns: list[str]) -> str:
+    numeric = [any(isinstance(row.get(column), int | float) for row in rows) for column in columns]
+    lines = [_line(columns), "|" + "|".join("--:" if number else "---" for number in numeric) + "|"]
+    lines += [_line([_cell(column, row.get(column)) for column in columns]) for row in rows]
     return "\n".join(lines)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,11 +22,13 @@ class Schedule:
         rounds: turns of each contender.
         steps_per_round: timed steps in a turn, at least ten.
         warmup_steps: untimed steps before the first round; one more opens each turn, so that caches are its own.
+        pause_s: seconds before each turn, in which the contender before can end what it does beside its steps.
     """
 
     rounds: int = 5
     steps_per_round: int = 12
     warmup_steps: int = 5
+    pause_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or self.steps_per_round < MIN_STEPS_PER_ROUND:
@@ -64,6 +67,7 @@ def measure(contenders: Sequence[Competitor], phase: str, schedule: Schedule) ->
     for turn in range(schedule.rounds):
         first = schedule.warmup_steps + turn * schedule.steps_per_round
         for contender in contenders:
+            time.sleep(schedule.pause_s)
             contender.run(phase, first - 1, 1)
             timing = contender.run(phase, first, schedule.steps_per_round)
             times[contender.spec.label].rounds_ms.append(timing.step_ms)

@@ -65,6 +65,12 @@ class Team:
         memories = self._ask({"do": "memory"})
         return {name: max(memory[name] for memory in memories) for name in memories[0]}
 
+    def counts(self) -> dict[str, float]:
+        """What the ranks counted since the set-up, means over the ranks."""
+        counted = [answer["counts"] for answer in self._ask({"do": "count"})]
+        names = dict.fromkeys(name for each in counted for name in each)
+        return {name: sum(each.get(name, 0) for each in counted) / len(counted) for name in names}
+
     def count_load(self, load: ForeignLoad) -> None:
         """Count the ranks' work as the measurement's own."""
         for member in self.members:

@@ -24,7 +24,7 @@ NUM_DENSE, NUM_CATEGORICAL = 13, 26
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Which ids: ``kind`` is ``zipf`` (exponent ``skew``), ``uniform`` or ``criteo``."""
+    """Which ids: ``kind`` is ``zipf`` (exponent ``skew``, any but 1; 0 is uniform), ``uniform`` or ``criteo``."""
 
     kind: str
     num_batches: int
@@ -36,7 +36,8 @@ class Workload:
 
     def write(self, folder: Path) -> Path:
         """Write the batches into ``folder`` and return the file; an existing one is used again."""
-        path = folder / f"{self.kind}_{self.num_batches}x{self.num_tables}x{self.batch_size}_{self.num_rows}.npz"
+        shape = f"{self.num_batches}x{self.num_tables}x{self.batch_size}_{self.num_rows}"
+        path = folder / f"{self.kind}{self.skew if self.kind == 'zipf' else ''}_{shape}.npz"
         if not path.exists():
             (criteo_batches(self) if self.kind == "criteo" else drawn_batches(self)).save(path)
         return path

@@ -7,33 +7,26 @@ torch's form. TorchRec runs with its training pipeline; without it as well where
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from statistics import median
-
-import numpy as np
 
 from benchmarks.agreement import Agreement, check_agreement
 from benchmarks.cases import Case
 from benchmarks.comparison import OURS, Lineup, noise_note
+from benchmarks.hosts import BATCH_SIZE, IDEAL, TORCHREC_FORMS, Outcome, comparison, figures, measure_at
+from benchmarks.hosts import case_of as hosts_case
 from benchmarks.lab import Lab
 from benchmarks.load import ForeignLoad
 from benchmarks.plots import PlotSpec
 from benchmarks.provenance import provenance
 from benchmarks.registry import Options, topic
 from benchmarks.results import Report, Row
-from benchmarks.runner import Schedule, Times, measure
-from benchmarks.team import Carried, Team, teams
+from benchmarks.runner import Schedule
+from benchmarks.team import Team, teams
 from benchmarks.workloads import Workload, sample_path
 
-TORCHREC_FORMS = {
-    "TorchRec pipelined": "distributed_torchrec:build_pipelined",
-    "TorchRec DMP": "distributed_torchrec",
-}
-IDEAL = "ideal"
 IDEAL_FORMS = {IDEAL: "distributed_ideal_pibroch", "ideal, plain torch": "distributed_ideal:build_plain"}
-BATCH_SIZE, NUM_BATCHES = 2048, 16
+NUM_BATCHES = 16
 SCHEDULE = Schedule(rounds=2, steps_per_round=10, warmup_steps=2)
 COLUMNS = [
     "ids", "hosts", "dim", "rate", "contender", "p20_ms", "p50_ms", "p80_ms", "samples_per_second", "of_torchrec",
@@ -73,21 +66,6 @@ class Setting:
 
     def __str__(self) -> str:
         return f"{self.ids} ids, {self.hosts} hosts, dim {self.dim}"
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one line-up gave at one rate: times and bytes by contender."""
-
-    rate: str
-    times: dict[str, Times]
-    link_mb: dict[str, tuple[float, float]]
-
-    @property
-    def torchrec(self) -> str | None:
-        """The faster form of TorchRec."""
-        forms = [label for label in self.times if label in TORCHREC_FORMS]
-        return min(forms, key=lambda label: self.times[label].percentile(50), default=None)
 
 
 def settings(quick: bool) -> list[Setting]:
@@ -142,8 +120,7 @@ def lineup_of(setting: Setting) -> Lineup:
 def case_of(setting: Setting, options: Options) -> Case:
     """The case that all contenders build; ``data`` holds global batches, of which each rank takes its part."""
     workload = Workload(setting.ids, NUM_BATCHES, BATCH_SIZE * setting.hosts)
-    path = workload.write(options.scratch)
-    return Case(str(path), setting.dim, batch_size=BATCH_SIZE, sparse_optimizer="rowwise_adagrad", threads=1)
+    return hosts_case(workload, setting.hosts, setting.dim, options)
 
 
 def check(running: list[Team]) -> list[Agreement]:
@@ -157,58 +134,17 @@ def check(running: list[Team]) -> list[Agreement]:
     return [check_agreement(group) for group in groups if len(group) > 1]
 
 
-def measure_at(rate: str, lab: Lab, running: list[Team], schedule: Schedule) -> Outcome:
-    """Time all contenders in turn with links of one rate."""
-    lab.network.shape(rate)
-    for team in running:
-        team.carried.clear()
-    times = measure(running, "step", schedule)
-    return Outcome(rate, times, {team.spec.label: link_mb(team.carried) for team in running})
-
-
-def link_mb(carried: Sequence[Carried]) -> tuple[float, float]:
-    """Megabytes a step: sent on the mean link, and sent or received on the link that carried most."""
-    steps = sum(turn.steps for turn in carried)
-    bytes_per_link = np.array([[(link.sent, link.received) for link in turn.links] for turn in carried]).sum(0)
-    return float(bytes_per_link[:, 0].mean() / steps / 1e6), float(bytes_per_link.max() / steps / 1e6)
-
-
 def case_rows(setting: Setting, outcome: Outcome, peak_bytes: dict[str, int]) -> list[Row]:
     """One row a contender."""
-    rows = []
-    for label, mine in outcome.times.items():
-        p50_ms, (sent_mb, worst_link_mb) = mine.percentile(50), outcome.link_mb[label]
-        to_torchrec = ratios(outcome, label, outcome.torchrec)
-        rows.append({
+    return [
+        {
             "ids": setting.ids, "hosts": setting.hosts, "dim": setting.dim, "rate": outcome.rate, "contender": label,
-            "p20_ms": mine.percentile(20), "p50_ms": p50_ms, "p80_ms": mine.percentile(80),
-            "cpu_ms_per_step": sum(mine.cpu_ms) / len(mine.cpu_ms),
-            "samples_per_second": setting.hosts * BATCH_SIZE / p50_ms * 1e3,
-            "of_torchrec": middle(to_torchrec),
-            "of_torchrec_least": min(to_torchrec, default=None), "of_torchrec_most": max(to_torchrec, default=None),
-            "of_ideal": middle(ratios(outcome, label, IDEAL)),
-            "sent_mb_per_step": sent_mb, "worst_link_mb_per_step": worst_link_mb, "peak_mb": peak_bytes[label] / 1e6,
-        })  # fmt: skip
-    return rows
+            **figures(outcome, label, setting.hosts), "peak_mb": peak_bytes[label] / 1e6,
+        }
+        for label in outcome.times
+    ]  # fmt: skip
 
 
 def headline(setting: Setting, outcome: Outcome) -> str:
     """One line: pibroch against the faster form of TorchRec and against the ideal."""
-    parts = []
-    for other, name in ((outcome.torchrec, f"TorchRec's step time ({outcome.torchrec})"), (IDEAL, "the ideal's")):
-        found = ratios(outcome, OURS, other)
-        if found:
-            parts.append(f"{middle(found):.2f}x ({min(found):.2f} to {max(found):.2f}) {name}")
-    return f"**{setting}, {outcome.rate}: pibroch takes {' and '.join(parts)}**"
-
-
-def ratios(outcome: Outcome, label: str, other: str | None) -> list[float]:
-    """Step time over that of another contender, round by round; empty when it did not run."""
-    if other not in outcome.times:
-        return []
-    return outcome.times[label].ratios_to(outcome.times[other])
-
-
-def middle(values: list[float]) -> float | None:
-    """The median, ``None`` of nothing."""
-    return median(values) if values else None
+    return f"**{setting}, {outcome.rate}: pibroch takes {comparison(outcome, OURS)}**"

@@ -8,7 +8,7 @@ import sys
 from benchmarks.workers.serving import Build, serve
 
 # As `pibroch train` does, before torch is imported; peers run as their users run them.
-if sys.argv[1].endswith("pibroch"):
+if sys.argv[1].partition(":")[0].endswith("pibroch"):
     from pibroch.process import tune_process
 
     tune_process()

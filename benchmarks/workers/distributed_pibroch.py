@@ -1,10 +1,9 @@
-"""A rank of DLRM on pibroch's exchanges between ranks, as a user trains it."""
+"""A rank of DLRM, or of another model, on pibroch's exchanges between ranks, as a user trains it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,9 @@ from benchmarks.workers import pibroch_tables as ours
 from benchmarks.workers.dlrm_pibroch import dense_model
 from benchmarks.workers.ranks import RankSubject, batch_order, join, rank_batches
 from pibroch.collectives import data_parallel
+from pibroch.exchange.base import Exchange
+from pibroch.exchange.carrier import NOBODY
+from pibroch.exchange.lookahead import LookaheadExchange
 
 
 def build(case: Case) -> RankSubject:
@@ -28,13 +30,24 @@ def build_lookahead(case: Case) -> RankSubject:
     return build_on(case, "lookahead")
 
 
-def build_on(case: Case, exchange: str, **options: Any) -> RankSubject:
+def build_on(case: Case, exchange: str) -> RankSubject:
     """This rank's share of one exchange."""
     join(case)
-    embeddings = pb.Embeddings(ours.tables(case), optimizer=ours.sparse_optimizer(case), exchange=exchange, **options)
+    optimizer = ours.sparse_optimizer(case)
+    embeddings = pb.Embeddings(ours.tables(case), optimizer=optimizer, exchange=exchange, **case.exchange_options)
     load_pieces(embeddings, case)
     batches = ours.jagged_batches(*rank_batches(case))
-    return RankSubject(train(data_parallel(dense_model(case)), embeddings, batches, case), ours.versions())
+    losses = train(data_parallel(dense_model(case)), embeddings, batches, case)
+    return RankSubject(losses, ours.versions(), partial(counts, embeddings.exchange))
+
+
+def counts(exchange: Exchange) -> dict[str, float]:
+    """Of ``lookahead``: bytes sent by purpose, rows read and fetched, slots in use now."""
+    if not isinstance(exchange, LookaheadExchange):
+        return {}
+    done, slots = exchange.report(), int((exchange._carrier._row_of_slot != NOBODY).sum())
+    sent: dict[str, float] = {f"sent {purpose}": count for purpose, count in done.bytes_by_purpose.items()}
+    return sent | {"rows read": done.rows_read, "rows fetched": done.rows_fetched, "slots": slots}
 
 
 def train(model: nn.Module, embeddings: pb.Embeddings, batches: list[pb.JaggedBatch], case: Case) -> Iterator[Tensor]:

@@ -11,7 +11,9 @@ from benchmarks.cases import BOTTOM_HIDDEN, BOTTOM_STREAM, TOP_SIZES, TOP_STREAM
 from benchmarks.workers import pibroch_tables as ours
 from benchmarks.workers.dlrm import TrainingSubject, linears, load_linears, torch_batches
 from pibroch.config.model import ModelConfig
-from pibroch.models import DLRM
+from pibroch.models import DLRM, build_model
+from pibroch.models.base import Model
+from pibroch.models.build import MODELS
 
 
 def build(case: Case) -> TrainingSubject:
@@ -33,8 +35,12 @@ def build(case: Case) -> TrainingSubject:
     return TrainingSubject(step, lambda batch: embeddings(batches[batch]), ours.versions(), len(batches))
 
 
-def dense_model(case: Case) -> DLRM:
-    """The library's DLRM with the case's starting weights; its pairs stand in the case's order."""
+def dense_model(case: Case) -> Model:
+    """The case's model; DLRM with the case's starting weights, its pairs standing in the case's order."""
+    if case.model != "dlrm":
+        torch.manual_seed(case.seed)
+        dim = case.dim - MODELS[case.model].table_dim(0)
+        return build_model(case.model, case.num_dense, case.num_tables, dim=dim, top=TOP_SIZES[:-1])
     model = DLRM(case.num_dense, case.num_tables, ModelConfig(dim=case.dim, bottom=BOTTOM_HIDDEN, top=TOP_SIZES[:-1]))
     assert model.bottom is not None
     load_linears(linears(model.bottom), case, BOTTOM_STREAM)

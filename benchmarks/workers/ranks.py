@@ -50,10 +50,13 @@ class RankSubject:
         losses: trains on the next batch, in the order of :func:`batch_order`, and gives this rank's mean loss; an iterator,
             because whoever looks ahead reads further than it trains.
         versions: packages that matter.
+        counts: gives what the exchange counted since the set-up.
     """
 
-    def __init__(self, losses: Iterator[Tensor], versions: dict[str, str]) -> None:
-        self._losses, self._versions = losses, versions
+    def __init__(
+        self, losses: Iterator[Tensor], versions: dict[str, str], counts: Callable[[], dict[str, float]] = dict
+    ) -> None:
+        self._losses, self._versions, self._counts = losses, versions, counts
 
     def phases(self) -> dict[str, Callable[[int], object]]:
         """Training steps; batches come in their own order."""
@@ -62,6 +65,10 @@ class RankSubject:
     def check(self, steps: int) -> dict[str, list[float]]:
         """``loss`` of each step, of this rank's samples."""
         return {"loss": [float(next(self._losses)) for _ in range(steps)]}
+
+    def counts(self) -> dict[str, float]:
+        """See :class:`benchmarks.workers.serving.Counting`."""
+        return self._counts()
 
     def versions(self) -> dict[str, str]:
         """Versions of the packages used."""

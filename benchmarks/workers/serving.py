@@ -1,6 +1,7 @@
 """The worker's half of the protocol: one JSON command a line in, one JSON answer a line out.
 
-Commands: ``setup`` (a case), ``check`` (steps whose numbers must agree between contenders), ``run`` (timed steps), ``memory``.
+Commands: ``setup`` (a case), ``check`` (steps whose numbers must agree between contenders), ``run`` (timed steps), ``memory``,
+``count`` (what the subject counts of its own).
 Between commands the process blocks in ``readline``, so an idle contender costs the running one nothing.
 """
 
@@ -34,6 +35,13 @@ class Subject(Protocol):
 Build = Callable[[Case], Subject]
 
 
+class Counting(Protocol):
+    """A contender that counts, bytes by purpose for instance."""
+
+    def counts(self) -> dict[str, float]:
+        """Everything that was counted since the set-up, by name."""
+
+
 class Session:
     """State between commands: the subject and the memory before it was built."""
 
@@ -50,6 +58,9 @@ class Session:
         if kind == "memory":
             return {"baseline": self._baseline_bytes, "peak": peak_rss_bytes(), "now": rss_bytes()}
         assert self._subject is not None, "setup comes first"
+        if kind == "count":
+            counting: Counting = self._subject  # type: ignore[assignment]
+            return {"counts": counting.counts()}
         if kind == "check":
             values = self._subject.check(command["steps"])
             reset_peak_rss()  # the check's own copies are not the contender's memory

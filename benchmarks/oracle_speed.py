@@ -1,0 +1,108 @@
+"""How many samples a second the lookahead oracle plans on one core: raw ids in, duplicates included, a rank's plans out.
+
+Shape legend: F features, B samples of a global batch, R rows of a table.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.results import Row
+from benchmarks.runner import Times
+from benchmarks.workloads import Workload, zipf_ids
+from pibroch.lookahead import Oracle
+
+NUM_RANKS, NUM_ROWS = 2, 100_000
+TIMED_STEPS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class OracleSetting:
+    """One measurement.
+
+    Attributes:
+        batch: samples of a global batch, of which each of two ranks has half.
+        features: one table of 100,000 rows each.
+        lookahead: steps.
+    """
+
+    batch: int
+    features: int = 26
+    lookahead: int = 10
+
+
+def settings(quick: bool) -> list[OracleSetting]:
+    """What to measure: batch sizes, numbers of features, lengths of the lookahead."""
+    if quick:
+        return [OracleSetting(2048), OracleSetting(16_384)]
+    batches = [OracleSetting(batch) for batch in (2048, 16_384, 131_072)]
+    features = [OracleSetting(16_384, features) for features in (8, 13)]
+    return [*batches, *features, *(OracleSetting(2048, 26, lookahead) for lookahead in (50, 200))]
+
+
+def speed(setting: OracleSetting, steps: int = TIMED_STEPS) -> Times:
+    """Milliseconds of ``steps`` steps: the ids of one more batch made addresses and added, one step planned.
+
+    The window is full, and has moved by its own length before the first timed step. One round.
+    """
+    lookahead, batches = setting.lookahead, drawn(setting)
+    num_rows, num_tables_here = setting.features * NUM_ROWS, -(-setting.features // NUM_RANKS)
+    bounds = np.array([0, num_tables_here * NUM_ROWS, num_rows], np.int64)
+    oracle = Oracle(bounds, 0, lookahead, num_rows)
+    offsets = np.arange(setting.features, dtype=np.int64)[:, None] * NUM_ROWS
+    cut = setting.batch // NUM_RANKS
+
+    def add(number: int) -> None:
+        addresses_FB = batches[number % len(batches)] + offsets
+        oracle.add([addresses_FB[:, :cut].ravel(), addresses_FB[:, cut:].ravel()])
+
+    for number in range(lookahead):
+        add(number)
+    oracle.open()
+    step_ms = []
+    for number in range(lookahead, 2 * lookahead + steps):
+        start = time.perf_counter()
+        add(number)
+        oracle.plan()
+        step_ms.append((time.perf_counter() - start) * 1e3)
+    return Times([step_ms[lookahead:]], [])
+
+
+def drawn(setting: OracleSetting) -> list[NDArray[np.int32]]:
+    """Zipf ids ``[F, B]`` of more batches than the window holds, so that they can come again."""
+    workload = Workload("zipf", setting.lookahead + 2, setting.batch, setting.features, NUM_ROWS)
+    rng = np.random.default_rng(workload.seed)
+    shape = (setting.features, setting.batch)
+    return [zipf_ids(rng.random(shape), workload).astype(np.int32) for _ in range(workload.num_batches)]
+
+
+def rows_of(setting: OracleSetting, times: Times) -> list[Row]:
+    """One row, drawn in millions of samples a second."""
+    p20_ms, p50_ms, p80_ms = (times.percentile(percent) for percent in (20, 50, 80))
+    lookahead = "" if setting.lookahead == 10 else f",\nlookahead {setting.lookahead}"
+    return [{
+        "section": "oracle", "batch": setting.batch, "features": setting.features, "lookahead": setting.lookahead,
+        "contender": "oracle, one core", "p20_ms": p20_ms, "p50_ms": p50_ms, "p80_ms": p80_ms,
+        "samples_per_second": setting.batch / p50_ms * 1e3, "ns_per_id": p50_ms * 1e6 / setting.batch / setting.features,
+        "panel": "oracle: million samples a second on one core",
+        "group": f"{setting.batch:,} x {setting.features}{lookahead}",
+        "height": setting.batch / p50_ms / 1e3, "low": setting.batch / p80_ms / 1e3, "high": setting.batch / p20_ms / 1e3,
+    }]  # fmt: skip
+
+
+@contextmanager
+def on_one_core() -> Iterator[None]:
+    """Keep this thread on one core, Linux's scheduler willing."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(allowed)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
