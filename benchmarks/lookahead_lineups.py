@@ -16,8 +16,8 @@ WORKERS = {
     TORCHREC: TORCHREC_FORMS[TORCHREC],
     IDEAL: "distributed_ideal_pibroch",
 }
-LENGTH = 200  # of the lookahead, where nothing else is said
-BATCHES, CRITEO_BATCHES, QUICK_BATCHES = 256, 33, 40
+LENGTH, SHORTER, QUICK_LENGTH = 200, 100, 20  # of the lookahead
+BATCHES, SHORTER_BATCHES, QUICK_BATCHES, CRITEO_BATCHES = 256, 128, 40, 33
 STEP_TIME, DESIGN, DELAY, TABLE_3, SKEW, MODELS = (
     "step time", "cache design", "delayed synchronisation", "lookahead", "skew", "other models",
 )  # fmt: skip
@@ -88,7 +88,9 @@ def settings(quick: bool) -> list[Setting]:
     """What to measure; the real ids only where the sample is at hand."""
     ideal, alltoall, torchrec = Entry(IDEAL), Entry(ALLTOALL), Entry(TORCHREC)
     if quick:
-        return [Setting(STEP_TIME, (ours(lookahead=20), torchrec, ideal, alltoall), num_batches=QUICK_BATCHES)]
+        return [
+            Setting(STEP_TIME, (ours(lookahead=QUICK_LENGTH), torchrec, ideal, alltoall), num_batches=QUICK_BATCHES)
+        ]
     everybody = (ours(), torchrec, ideal, alltoall)
     found = [Setting(STEP_TIME, everybody, dim=dim, rates=("1gbit", "200mbit")) for dim in (16, 64)]
     if sample_path():
@@ -101,8 +103,15 @@ def settings(quick: bool) -> list[Setting]:
     )
     found.append(Setting(DESIGN, designs))
     found.append(Setting(TABLE_3, tuple(ours(str(length), lookahead=length) for length in (200, 100, 50, 20, 5))))
-    found += [Setting(SKEW, (ours(), ideal), rates=("1gbit",), skew=skew) for skew in (0.0, 1.05, 1.5, 2.0, 5.0)]
-    found += [Setting(MODELS, (ours(), ideal, alltoall), model=model) for model in ("dcnv2", "deepfm", "wide_deep")]
+    shorter = ours(lookahead=SHORTER)
+    found += [
+        Setting(SKEW, (shorter, ideal), rates=("1gbit",), skew=skew, num_batches=SHORTER_BATCHES)
+        for skew in (0.0, 1.05, 1.5, 2.0, 5.0)
+    ]
+    found += [
+        Setting(MODELS, (shorter, ideal, alltoall), model=model, num_batches=SHORTER_BATCHES)
+        for model in ("dcnv2", "deepfm", "wide_deep")
+    ]
     return found
 
 

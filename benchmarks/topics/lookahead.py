@@ -38,6 +38,7 @@ from pibroch.models.build import MODELS
 
 HOSTS = 2
 SCHEDULE = Schedule(rounds=3, steps_per_round=10, warmup_steps=2, pause_s=0.3)
+QUICK = replace(SCHEDULE, rounds=2)
 PURPOSES = ("critical", "deferred", "prefetch", "evict", "ids")
 COLUMNS = [
     "section", "model", "ids", "skew", "dim", "rate", "contender", "variant", "batch", "features", "lookahead", "p20_ms",
@@ -47,9 +48,9 @@ COLUMNS = [
 PLOT = PlotSpec("height", ("panel",), "group", "contender", "", "low", "high", 1, LOOKAHEAD, shared=False)
 MEANINGS = (
     "two hosts, one rank each with one thread; batch 2048 a rank, 26 tables of 100,000 rows, row-wise Adagrad, dense layers "
-    "with SGD; 256 different global batches with Zipf ids, 33 of the Criteo sample, in turn",
+    "with SGD; more different global batches with Zipf ids than are looked ahead, 33 of the Criteo sample, in turn",
     "`dlrm`: 13-512-256-D / 512-256-1 with dot interaction; other models: pibroch's, with networks of 512-256",
-    "lookahead 200 where nothing else is said; before a measurement as many steps are taken, without a limit of the links",
+    "before a measurement as many steps are taken as are looked ahead, without a limit of the links",
     "a step: forward, backward, dense and sparse update of a global batch; its time is the mean over the ranks",
     "`of_lookahead`, `of_torchrec`, `of_ideal`: step time over that of the line-up's first contender, of TorchRec, of the "
     "ideal; median over the rounds",
@@ -87,7 +88,7 @@ def run(options: Options) -> Report:
             for rate in setting.rates:
                 options.say(f"{setting}, {rate}")
                 before = {team.spec.label: team.counts() for team in running}
-                outcome = measure_at(rate, lab, running, SCHEDULE)
+                outcome = measure_at(rate, lab, running, QUICK if options.quick else SCHEDULE)
                 for team in running:
                     counted = figures_of_exchange(before[team.spec.label], team, setting)
                     rows += case_rows(setting, entry_of(setting, team), outcome, counted)
