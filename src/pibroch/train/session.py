@@ -112,7 +112,7 @@ def build_session(config: RunConfig, dataset: EncodedDataset, team: Team | None 
         build_sparse_optimizer(config.embedding.optimizer, config.train.average),
         exchange,
         config.seed,
-        **(_exchange_options(config.embedding, team) if exchange == "alltoall" else {}),
+        **_exchange_options(exchange, config.embedding, team),
     )
     model = data_parallel(build_model(config.model, len(schema.dense), len(schema.categorical)), team.ranks)
     optimizer = build_dense_optimizer(config.optimizer, model.parameters())
@@ -128,16 +128,23 @@ def exchange_name(config: EmbeddingConfig, team: Team) -> str:
     size = team.ranks.world_size
     if config.exchange == "local" and size > 1:
         raise ConfigError(
-            f"embedding.exchange 'local' with {size} ranks", "'alltoall' or 'auto'", "--set embedding.exchange=auto"
+            f"embedding.exchange 'local' with {size} ranks",
+            "'alltoall', 'lookahead' or 'auto'",
+            "--set embedding.exchange=auto",
         )
     if config.exchange == "auto":
         return "local" if size == 1 else "alltoall"
     return config.exchange
 
 
-def _exchange_options(config: EmbeddingConfig, team: Team) -> dict[str, Any]:
+def _exchange_options(exchange: str, config: EmbeddingConfig, team: Team) -> dict[str, Any]:
+    if exchange == "local":
+        return {}
     placement = config.placement if config.plan is None else Plan.load(Path(config.plan))
-    return {"placement": placement, "wire": config.wire, "channel": team.ranks.open_channel()}
+    common = {"placement": placement, "channel": team.ranks.open_channel()}
+    if exchange == "alltoall":
+        return common | {"wire": config.wire}
+    return common | {name: getattr(config, name) for name in ("lookahead", "cache_rows", "cache", "delayed_sync")}
 
 
 def build_tables(config: RunConfig, num_rows: dict[str, int]) -> list[Table]:

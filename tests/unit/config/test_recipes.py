@@ -65,6 +65,46 @@ def test_bad_overrides_name_the_key(recipe, override, message):
         load_recipe(str(recipe), [override])
 
 
+def test_settings_of_lookahead_survive_being_written(recipe):
+    ahead = "embedding.exchange=lookahead"
+    plain = load_recipe(str(recipe), [ahead]).embedding
+    assert (plain.lookahead, plain.cache_rows, plain.cache, plain.delayed_sync) == (None, None, "lrpp", True)
+    chosen = [
+        "embedding.lookahead=7",
+        "embedding.cache_rows=0",
+        "embedding.cache=replicated",
+        "embedding.delayed_sync=false",
+    ]
+    config = load_recipe(str(recipe), [ahead, *chosen, "embedding.placement={''='row_wise', C1='table_wise'}"])
+    assert check_config(tomllib.loads(to_toml(config.model_dump())), "itself") == config
+    assert (
+        load_recipe(str(recipe), ["embedding.cache=lrpp", "embedding.delayed_sync=true"]).embedding.exchange == "auto"
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["lookahead=5"], r"`embedding\.lookahead = 5`.*need nothing, or `embedding\.exchange = 'lookahead'`"),
+        (["exchange=alltoall", "cache_rows=9"], r"`embedding\.cache_rows = 9`.*exchange = 'lookahead'"),
+        (["exchange=local", "cache=partitioned"], r"`embedding\.cache = 'partitioned'`"),
+        (["delayed_sync=false"], r"`embedding\.delayed_sync = False`"),
+        (["exchange=lookahead", "lookahead=0"], r"`embedding\.lookahead = 0`.*greater than or equal to 1"),
+        (["exchange=lookahead", "cache_rows=-1"], r"`embedding\.cache_rows = -1`.*greater than or equal to 0"),
+        (["exchange=lookahead", "cache=lru"], r"`embedding\.cache = 'lru'`.*'lrpp', 'partitioned' or 'replicated'"),
+        (
+            ["exchange=lookahead", "placement=column_wise"],
+            r"`embedding\.placement = 'column_wise'`.*row_wise or table_wise",
+        ),
+        (["exchange=lookahead", "placement={C1='replicated'}"], r"`embedding\.placement = \{'C1': 'replicated'\}`"),
+        (["exchange=lookahead", "wire=bfloat16"], r"`embedding\.wire = 'bfloat16'`.*float32 with"),
+    ],
+)
+def test_what_lookahead_takes_and_what_only_lookahead_takes(recipe, overrides, message):
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        load_recipe(str(recipe), [f"embedding.{override}" for override in overrides])
+
+
 def test_missing_and_circular_and_broken_recipes(tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'synthetic_small'"):
         load_recipe("synthetic_smal")
