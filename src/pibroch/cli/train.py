@@ -33,6 +33,12 @@ Ranks = Annotated[
     int, typer.Option(min=1, help="Processes on this machine that train together; on several machines use torchrun.")
 ]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")]
+Trace = Annotated[
+    bool,
+    typer.Option(
+        "--trace", help="Write what each rank did when in some steps, for Perfetto or Chrome, to RUN_DIR/trace/."
+    ),
+]
 
 
 def train(
@@ -43,6 +49,7 @@ def train(
     resume: Resume = False,
     tensorboard: TensorBoard = False,
     ranks: Ranks = 1,
+    trace: Trace = False,
 ) -> None:
     """Train a model and evaluate it. Without arguments: a small run on generated data."""
     changes = [*(overrides or []), *([f"data.dir={str(data)!r}"] if data else [])]
@@ -58,10 +65,10 @@ def train(
     with team_of_environment(leave_with) as team:
         console.quiet = not team.is_first  # until it has a log
         config, folder = known or _agree(team, begin)
-        _train(config, folder, team, tensorboard)
+        _train(config, folder, team, tensorboard, trace)
 
 
-def _train(config: RunConfig, folder: Path, team: Team, tensorboard: bool) -> None:
+def _train(config: RunConfig, folder: Path, team: Team, tensorboard: bool, trace: bool) -> None:
     """What every rank does; rank 0 shows it."""
     from pibroch.train.run import run_training
     from pibroch.train.run_directory import RunDirectory
@@ -72,7 +79,7 @@ def _train(config: RunConfig, folder: Path, team: Team, tensorboard: bool) -> No
         redirect_output(run.log_path(team.ranks.rank))
         console.quiet = False
     console.print(f"run directory: {run.path}", highlight=False, soft_wrap=True)
-    result = run_training(config, dataset, run, lambda total_steps: _sink(run, total_steps, tensorboard), team)
+    result = run_training(config, dataset, run, lambda total_steps: _sink(run, total_steps, tensorboard), team, trace)
     if not team.is_first:
         return
     summary = result.summary

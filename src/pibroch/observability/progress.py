@@ -79,8 +79,10 @@ class LoggedProgress:
 
 def _figures(record: TrainingRecord) -> str:
     waiting = f"  waiting {record.waiting_seconds:.1f} s" if record.waiting_seconds else ""
+    hits = "" if record.cache_hit_rate is None else f"  hits {record.cache_hit_rate:.1%}"
+    ahead = "" if record.lookahead is None else f"  lookahead {record.lookahead}"
     memory = f"  memory {record.rss_bytes / 2**20:,.0f} MiB"
-    return f"loss {record.loss:.4f}  {record.samples_per_second:,.0f} samples/s{waiting}{memory}"
+    return f"loss {record.loss:.4f}  {record.samples_per_second:,.0f} samples/s{waiting}{hits}{ahead}{memory}"
 
 
 def _evaluation_line(record: EvaluationRecord) -> str:

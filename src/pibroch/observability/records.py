@@ -21,6 +21,9 @@ class TrainingRecord:
         rss_bytes: memory of this process now.
         waiting_seconds: in which this process waited for other ranks since the last record, evaluation included.
         bytes_sent, bytes_received: between this process and other ranks, since the last record.
+        cache_hit_rate: of the rows that this process read since the last record, the share that was in its memory already;
+            ``None`` where the exchange does not look ahead.
+        lookahead: steps in force, ``None`` likewise.
     """
 
     step: int
@@ -33,6 +36,8 @@ class TrainingRecord:
     waiting_seconds: float = 0.0
     bytes_sent: int = 0
     bytes_received: int = 0
+    cache_hit_rate: float | None = None
+    lookahead: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

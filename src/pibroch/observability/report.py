@@ -134,6 +134,8 @@ def _tiles(run: RunRecords) -> list[tuple[str, str]]:
 
 def _figure(value: object) -> str:
     """A value of a table: digits that mean something, thousands apart."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_figure(part)}" for key, part in value.items())
     if isinstance(value, float):
         return f"{value:,.4f}" if abs(value) < 100 else f"{value:,.1f}"
     return f"{value:,}" if isinstance(value, int) else "none" if value is None else str(value)

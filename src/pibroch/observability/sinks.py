@@ -61,16 +61,18 @@ class TensorBoard:
 
     def training(self, record: TrainingRecord) -> None:
         """See `Sink`."""
-        for name in ("loss", "samples_per_second", "learning_rate", "rss_bytes"):
-            self._writer.add_scalar(f"training/{name}", getattr(record, name), record.step)
+        for name in ("loss", "samples_per_second", "learning_rate", "rss_bytes", "cache_hit_rate", "lookahead"):
+            self._add(f"training/{name}", getattr(record, name), record.step)
 
     def evaluation(self, record: EvaluationRecord) -> None:
         """See `Sink`."""
         for name in ("auc", "logloss", "normalized_entropy", "calibration"):
-            value = getattr(record, name)
-            if value is not None:
-                self._writer.add_scalar(f"{record.split}/{name}", value, record.step)
+            self._add(f"{record.split}/{name}", getattr(record, name), record.step)
 
     def close(self) -> None:
         """See `Sink`."""
         self._writer.close()
+
+    def _add(self, name: str, value: float | None, step: int) -> None:
+        if value is not None:
+            self._writer.add_scalar(name, value, step)

@@ -9,11 +9,12 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 MAX_EVENTS = 2_000_000
 _NOTHING = nullcontext()
 
@@ -40,17 +41,19 @@ class Trace:
                 self._events.append((name, thread, start, time.monotonic_ns()))
 
     def write(self, path: Path) -> None:
-        """Write all spans so far; the file appears whole or not at all."""
+        """Write all spans so far; the file appears whole or not at all. Other threads may still end spans meanwhile."""
         process = os.getpid()
-        numbers = {thread: number for number, thread in enumerate(self._threads)}
+        spans = self._events.copy()
+        threads = self._threads.copy()  # after the spans, so that the thread of each is there
+        numbers = {thread: number for number, thread in enumerate(threads)}
         events: list[dict[str, Any]] = [
             {"ph": "M", "name": "process_name", "pid": process, "args": {"name": self.name}}
         ]
-        for thread, name in self._threads.items():
+        for thread, name in threads.items():
             events.append(
                 {"ph": "M", "name": "thread_name", "pid": process, "tid": numbers[thread], "args": {"name": name}}
             )
-        for name, thread, start, end in self._events:
+        for name, thread, start, end in spans:
             events.append({
                 "ph": "X", "name": name, "pid": process, "tid": numbers[thread],
                 "ts": start / 1e3, "dur": (end - start) / 1e3,
@@ -84,3 +87,15 @@ def span(name: str) -> AbstractContextManager[None]:
     ...     pass
     """
     return _NOTHING if _current is None else _current.span(name)
+
+
+def spans(name: str, items: Iterable[T]) -> Iterator[T]:
+    """``items``, with a span around the wait for each."""
+    iterator = iter(items)
+    while True:
+        with span(name):
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
+        yield item

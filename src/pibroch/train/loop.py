@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from itertools import chain, islice, repeat
 
 import torch
 
@@ -13,6 +15,8 @@ from pibroch.data import JaggedBatch, Loader
 from pibroch.errors import NonFiniteLossError
 from pibroch.observability.notice import notice_when_slow
 from pibroch.observability.records import EvaluationRecord, Sink, TrainingRecord
+from pibroch.observability.step_trace import StepTrace
+from pibroch.observability.trace import span, spans
 from pibroch.train.checkpoint_folder import CheckpointFolder
 from pibroch.train.evaluation import evaluate
 from pibroch.train.manifest import Progress
@@ -35,11 +39,13 @@ class Trainer:
         sink: takes the records.
         progress: where to go on.
         stopwatch: keeps the training time.
+        trace: of some of the steps; none when absent.
     """
 
     def __init__(
-        self, session: Session, checkpoints: CheckpointFolder, sink: Sink, progress: Progress, stopwatch: Stopwatch
-    ) -> None:
+        self, session: Session, checkpoints: CheckpointFolder, sink: Sink, progress: Progress, stopwatch: Stopwatch,
+        trace: StepTrace | None = None,
+    ) -> None:  # fmt: skip
         self.session, self.checkpoints, self.sink, self.stopwatch = session, checkpoints, sink, stopwatch
         self.settings = session.config.train
         self.step = progress.step
@@ -53,7 +59,8 @@ class Trainer:
         self.position = self.loader.position
         self.steps_per_epoch = len(self.loader)
         self.total_steps = total_steps(session)
-        self._meter = Meter(session.team, stopwatch)
+        self._trace = trace
+        self._meter = Meter(session.team, stopwatch, session.embeddings.exchange)
 
     @property
     def is_finished(self) -> bool:
@@ -76,32 +83,41 @@ class Trainer:
         self.session.set_training(True)
         with ExitStack() as first_step:
             first_step.enter_context(notice_when_slow(logger, _COMPILING, _SECONDS_UNTIL_NOTICE))
-            while not self.is_finished:
-                for batch in self.session.embeddings.feed(self.loader):
-                    self._train_step(batch)
-                    first_step.close()
-                    self._after_step()
-                    if self.is_finished:
-                        break
+            for batch in spans("read batch", self.session.embeddings.feed(self._batches())):
+                self._train_step(batch)
+                first_step.close()
+                self._after_step()
+                if self.is_finished:
+                    break
         self.stopwatch.pause()
+
+    def _batches(self) -> Iterator[JaggedBatch]:
+        """All that is left, in one stream: what reads ahead goes on into the next epoch."""
+        left = 0 if self.is_finished else self.total_steps - self.step
+        return islice(chain.from_iterable(repeat(self.loader)), left)
 
     def _train_step(self, batch: JaggedBatch) -> None:
         session, step = self.session, self.step + 1
+        if self._trace is not None:
+            self._trace.next_step()
         session.team.enter(step)
         session.set_learning_rates(step, self.total_steps, self.monitor.plateaus)
         session.optimizer.zero_grad(set_to_none=True)
-        loss = session.loss(batch, step)
-        loss_value = loss.item()
+        with span("forward"):
+            loss = session.loss(batch, step)
+            loss_value = loss.item()
         if not math.isfinite(loss_value):  # before backward, so that no row has seen it
             raise NonFiniteLossError(
                 f"loss {loss_value} in step {step}",
                 "a finite loss",
                 "lower the learning rates or set train.clip_norm; the last checkpoint is untouched",
             )
-        loss.backward()
-        if self.settings.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(session.model.parameters(), self.settings.clip_norm)
-        session.update_dense()
+        with span("backward"):
+            loss.backward()
+        with span("dense optimizer"):
+            if self.settings.clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(session.model.parameters(), self.settings.clip_norm)
+            session.update_dense()
         self.step = step
         if batch.position is not None:
             self.position = batch.position
@@ -116,11 +132,13 @@ class Trainer:
         improved = False
         if is_last or self.step % (self.settings.evaluate_every or self.steps_per_epoch) == 0:
             self.stopwatch.pause()
-            improved = self._evaluate()
+            with span("evaluate"):
+                improved = self._evaluate()
         is_due = self.step % (self.settings.checkpoint_every or self.steps_per_epoch) == 0
         if improved or is_due or self.is_finished:
             self.stopwatch.pause()
-            self.checkpoints.save(self.session, self._progress())
+            with span("checkpoint"):
+                self.checkpoints.save(self.session, self._progress())
         self.stopwatch.start()
 
     def _evaluate(self) -> bool:

@@ -1,10 +1,11 @@
-"""What a run measures between two training records: loss over all ranks, speed, waiting, traffic, memory."""
+"""What a run measures between two training records: loss over all ranks, speed, waiting, traffic, hits, memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from pibroch.collectives.team import Team
+from pibroch.exchange.base import Exchange
 from pibroch.observability.memory import rss_bytes
 from pibroch.train.stopwatch import Stopwatch
 
@@ -19,6 +20,8 @@ class Reading:
     bytes_sent: int
     bytes_received: int
     rss_bytes: int
+    cache_hit_rate: float | None
+    lookahead: int | None
 
 
 class Meter:
@@ -27,13 +30,15 @@ class Meter:
     Args:
         team: whose losses make the mean.
         stopwatch: keeps this process's training time and samples.
+        exchange: whose hits are counted.
     """
 
-    def __init__(self, team: Team, stopwatch: Stopwatch) -> None:
-        self._team, self._stopwatch = team, stopwatch
+    def __init__(self, team: Team, stopwatch: Stopwatch, exchange: Exchange) -> None:
+        self._team, self._stopwatch, self._exchange = team, stopwatch, exchange
         self._loss_sum, self._num_samples = 0.0, 0
         self._seconds, self._samples = stopwatch.read()
         self._waited, self._sent, self._received = self._traffic()
+        self._done = exchange.report()
 
     def add(self, loss: float, num_samples: int) -> None:
         """Count a step: the mean loss of this rank's samples."""
@@ -47,6 +52,7 @@ class Meter:
         """
         seconds, samples = self._stopwatch.read()
         waited, sent, received = self._traffic()
+        done = self._exchange.report()
         elapsed, own = seconds - self._seconds, samples - self._samples
         told = self._team.control.gather([self._loss_sum, self._num_samples, own])
         loss_sum, num_samples, all_own = (sum(column) for column in zip(*told, strict=True))
@@ -57,12 +63,23 @@ class Meter:
             bytes_sent=sent - self._sent,
             bytes_received=received - self._received,
             rss_bytes=rss_bytes(),
+            cache_hit_rate=hit_rate(done.rows_read - self._done.rows_read, done.rows_fetched - self._done.rows_fetched),
+            lookahead=done.lookahead or None,
         )
         self._loss_sum, self._num_samples = 0.0, 0
         self._seconds, self._samples = seconds, samples
-        self._waited, self._sent, self._received = waited, sent, received
+        self._waited, self._sent, self._received, self._done = waited, sent, received, done
         return reading
 
     def _traffic(self) -> tuple[float, int, int]:
         traffic = self._team.ranks.traffic
         return traffic.waited_s, traffic.sent, traffic.received
+
+
+def hit_rate(rows_read: int, rows_fetched: int) -> float | None:
+    """The share of rows that did not have to be fetched; ``None`` when none was read.
+
+    >>> hit_rate(200, 50)
+    0.75
+    """
+    return max(0.0, 1 - rows_fetched / rows_read) if rows_read else None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -17,11 +19,13 @@ from pibroch.errors import ConfigError, DataError
 from pibroch.observability.memory import peak_rss_bytes
 from pibroch.observability.records import FanOut, Sink
 from pibroch.observability.sinks import JsonLines
+from pibroch.observability.step_trace import StepTrace
 from pibroch.train.checkpoint import restore_weights
 from pibroch.train.checkpoint_folder import CheckpointFolder, find_checkpoint
 from pibroch.train.evaluation import access_skew, evaluate
 from pibroch.train.loop import Trainer, evaluation_record, total_steps
 from pibroch.train.manifest import read_manifest
+from pibroch.train.meter import hit_rate
 from pibroch.train.metrics import Metrics, finite_or_none
 from pibroch.train.run_directory import RunDirectory
 from pibroch.train.session import Session, build_session, exchange_name
@@ -40,8 +44,9 @@ class RunResult:
 
 
 def run_training(
-    config: RunConfig, dataset: EncodedDataset, run: RunDirectory, make_sink: MakeSink, team: Team | None = None
-) -> RunResult:
+    config: RunConfig, dataset: EncodedDataset, run: RunDirectory, make_sink: MakeSink, team: Team | None = None,
+    traces: bool = False,
+) -> RunResult:  # fmt: skip
     """Train in a run directory, from its latest checkpoint when there is one, and evaluate the best model.
 
     Args:
@@ -50,6 +55,7 @@ def run_training(
         run: a directory that was created for this configuration.
         make_sink: given the number of steps, what shows progress; metrics are kept in any case.
         team: the ranks that train together, each of which calls this; one process when absent.
+        traces: whether to write a trace of some steps, see :class:`StepTrace`.
 
     Raises:
         CheckpointError: when the latest checkpoint is damaged or belongs to other data.
@@ -66,9 +72,13 @@ def run_training(
     progress = checkpoints.resume(session)
     stopwatch = Stopwatch(run.truncate_metrics(progress.step))
     sink = FanOut([JsonLines(run.metrics_path), make_sink(total_steps(session))])
+    tracing: AbstractContextManager[StepTrace | None] = nullcontext()
+    if traces:
+        tracing = StepTrace(run.trace_path, f"rank {run.rank}", total_steps(session) - progress.step)
     try:
-        trainer = Trainer(session, checkpoints, sink, progress, stopwatch)
-        trainer.fit()
+        with tracing as trace:
+            trainer = Trainer(session, checkpoints, sink, progress, stopwatch, trace)
+            trainer.fit()
         checkpoints.restore_best(session)
         return _conclude(session, run, trainer, sink)
     finally:
@@ -121,8 +131,10 @@ def _summary(session: Session, trainer: Trainer, metrics: Metrics) -> Summary:
     """The run in figures, the same on all ranks but for the time that each has measured."""
     team, traffic = session.team, session.team.ranks.traffic
     seconds, own_samples = trainer.stopwatch.read()
-    told = team.control.gather([own_samples, traffic.sent, traffic.received, peak_rss_bytes()])
-    samples, sent, received, peaks = zip(*told, strict=True)
+    report = session.embeddings.exchange.report()
+    figures = [own_samples, traffic.sent, traffic.received, peak_rss_bytes(), report.rows_read, report.rows_fetched]
+    told = team.control.gather([*figures, report.bytes_by_purpose])
+    samples, sent, received, peaks, read, fetched, purposes = zip(*told, strict=True)
     return Summary(
         steps=trainer.step,
         samples=trainer.samples_trained,
@@ -135,6 +147,16 @@ def _summary(session: Session, trainer: Trainer, metrics: Metrics) -> Summary:
         world_size=team.ranks.world_size,
         bytes_sent=sum(sent),
         bytes_received=sum(received),
-        cache_hit_rate=None,
+        cache_hit_rate=hit_rate(sum(read), sum(fetched)),
+        lookahead=round(report.lookahead_sum / report.num_steps, 1) if report.num_steps else None,
+        bytes_by_purpose=_by_purpose(sum(sent), purposes) if report.num_steps else None,
         peak_rss_bytes=max(peaks),
     )
+
+
+def _by_purpose(num_bytes: int, purposes: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """All ranks' bytes by purpose; ``other`` is the rest: dense gradients, evaluation, what training agrees on."""
+    known: Counter[str] = Counter()
+    for purpose in purposes:
+        known.update(purpose)
+    return {**dict(sorted(known.items())), "other": num_bytes - known.total()}

@@ -23,7 +23,8 @@ class RunDirectory:
     """The files of a run.
 
     ``config.toml`` (a recipe in itself), ``versions.json``, ``metrics.jsonl``, ``checkpoints/``, and at the end
-    ``evaluation.json`` and ``summary.json``; in ``ranks/`` the metrics and the log of each rank but the first.
+    ``evaluation.json`` and ``summary.json``; in ``ranks/`` the metrics and the log of each rank but the first; in ``trace/``
+    each rank's trace, when asked for.
 
     Args:
         path: the folder.
@@ -33,6 +34,7 @@ class RunDirectory:
     def __init__(self, path: Path, rank: int = 0) -> None:
         self.path, self.rank = path, rank
         self.metrics_path = path / f"ranks/metrics-{rank}.jsonl" if rank else path / "metrics.jsonl"
+        self.trace_path = path / "trace" / f"rank{rank}.json"
         self.checkpoints_path = path / "checkpoints"
 
     def log_path(self, rank: int) -> Path:

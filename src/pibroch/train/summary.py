@@ -18,7 +18,9 @@ class Summary:
         exchange: how embeddings were exchanged.
         world_size: number of processes.
         bytes_sent, bytes_received: between ranks, summed over them, by the processes that ended the run.
-        cache_hit_rate: ``None`` without a cache.
+        cache_hit_rate: of the rows that ranks read, the share that was in their memory already; ``None`` without a cache.
+        lookahead: steps in force, the mean over steps; ``None`` where the exchange does not look ahead.
+        bytes_by_purpose: what ``bytes_sent`` was for, as far as the exchange knows; ``None`` likewise.
         peak_rss_bytes: the most memory that one of the processes held.
     """
 
@@ -34,4 +36,6 @@ class Summary:
     bytes_sent: int
     bytes_received: int
     cache_hit_rate: float | None
+    lookahead: float | None
+    bytes_by_purpose: dict[str, int] | None
     peak_rss_bytes: int

@@ -72,6 +72,12 @@ def test_anything_else_gets_lines_now_and_then(caplog):
         FanOut([sink]).evaluation(EVALUATION)
     assert [record.message.split()[1] for record in caplog.records] == ["1/40", "20"]
     assert "samples/s  waiting 1.2 s  memory" in caplog.records[0].message
+    line = caplog.records[0].message
+    with caplog.at_level(logging.INFO, "pibroch"):
+        progress_sink(Console(file=io.StringIO()), 40).training(
+            replace(training(1), cache_hit_rate=0.925, lookahead=200)
+        )
+    assert "hits" not in line and "samples/s  hits 92.5%  lookahead 200  memory" in caplog.records[-1].message
 
 
 def test_a_notice_only_when_slow(caplog):

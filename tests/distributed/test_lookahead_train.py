@@ -1,0 +1,181 @@
+"""`pibroch train` with the lookahead exchange: the files of `alltoall`, killed and resumed too; what it reports and traces."""
+
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+import training_cases as cases
+from crew import Crew
+
+from pibroch.config import to_toml
+from pibroch.data import EncodedDataset, Loader
+from pibroch.train.checkpoint_folder import CheckpointFolder
+from small_run import files_below, make_config
+
+PURPOSES = {"critical", "deferred", "evict", "ids", "other", "prefetch", "write back"}
+COMMON = ["train.keep=99", "train.evaluate_every=5", "train.log_every=1"]
+VARIANTS = {
+    "default": (2, [], []),
+    "averages of 3 ranks": (3, ["train.average=0.9", "train.clip_norm=0.5"], ["embedding.lookahead=3"]),
+    "a cache of little more than a batch": (2, ["embedding.placement=table_wise", "train.batch_size=20", "train.steps=42"],
+                                           ["embedding.cache_rows=200"]),
+    "another model": (2, ["model.name=dcnv2", "embedding.optimizer={name='rowwise_adagrad', lr=0.1}"],
+                      ["embedding.cache=partitioned", "embedding.delayed_sync=false"]),
+}  # fmt: skip
+
+
+def saved(folder):
+    """All files of checkpoints; manifests without the recipe's embedding table, which names the exchange; which is the best."""
+    files = files_below(folder / "checkpoints")
+    for name in [name for name in files if name.endswith("manifest.json")]:
+        files[name] = json.loads(files[name])
+        del files[name]["config"]["embedding"], files[name]["sha256"]
+    return files, CheckpointFolder(folder / "checkpoints", 99).best().name
+
+
+def check_same_files(folder, expected):
+    (files, best), (others, other_best) = saved(folder), saved(expected)
+    assert sorted(files) == sorted(others)
+    assert [name for name in files if files[name] != others[name]] == []
+    assert best == other_best
+
+
+def curve(folder):
+    """What was measured, without times and traffic."""
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    names = ("kind", "step", "loss", "auc", "logloss", "is_best")
+    return [[record.get(name) for name in names] for record in records]
+
+
+def test_real_ranks_killed_and_resumed_end_with_the_files_of_alltoall(data, tmp_path):
+    recipes = {}
+    for exchange in ("alltoall", "lookahead"):
+        more = ["embedding.lookahead=5"] if exchange == "lookahead" else []
+        config = make_config(data, *COMMON, "train.epochs=4", f"embedding.exchange={exchange}", *more)
+        recipes[exchange] = tmp_path / f"{exchange}.toml"
+        recipes[exchange].write_text(to_toml(config.model_dump()))
+    expected, folder = tmp_path / "expected", tmp_path / "killed"
+    with Crew(recipes["alltoall"], "--run-dir", expected, "--ranks", 2) as crew:
+        assert crew.end() == 0, crew.output
+    with Crew(recipes["lookahead"], "--run-dir", folder, "--ranks", 2) as crew:
+        crew.wait_for_step(folder, 17)
+        os.killpg(crew.process.pid, signal.SIGKILL)
+        crew.end()
+    steps = CheckpointFolder(folder / "checkpoints", 99).steps()
+    assert 7 in steps and 84 not in steps
+    with Crew("--run-dir", folder, "--resume", "--ranks", 2, "--trace") as crew:
+        assert crew.end() == 0, crew.output
+    check_same_files(folder, expected)
+    assert curve(folder) == curve(expected)
+    check_summary(json.loads((folder / "summary.json").read_text()))
+    for rank in range(2):
+        check_trace(json.loads((folder / "trace" / f"rank{rank}.json").read_text())["traceEvents"], rank)
+
+
+def check_summary(summary):
+    assert summary["exchange"] == "lookahead" and 0 < summary["cache_hit_rate"] < 1
+    assert 4 < summary["lookahead"] <= 5
+    assert set(summary["bytes_by_purpose"]) == PURPOSES and min(summary["bytes_by_purpose"].values()) > 0
+    assert sum(summary["bytes_by_purpose"].values()) == summary["bytes_sent"]
+
+
+def check_trace(events, rank):
+    assert [event["args"]["name"] for event in events if event["name"] == "process_name"] == [f"rank {rank}"]
+    threads = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    spans = [event for event in events if event["ph"] == "X"]
+    assert all(event["dur"] >= 0 for event in spans)
+    names = {
+        thread: {event["name"] for event in spans if threads[event["tid"]] == thread} for thread in threads.values()
+    }
+    loop = {"read batch", "forward", "backward", "dense optimizer", "evaluate", "checkpoint", "wait for rows"}
+    assert names["MainThread"] >= loop
+    assert names["pibroch-courier"] >= {"critical gradients", "carry critical", "announce"}
+    assert names["pibroch-clerk"] >= {"plan", "group"}
+    forwards = [event for event in spans if event["name"] == "forward"]
+    assert 32 <= len(forwards) <= 67, "of the steps that were left, all but 10"
+    waits = [event for event in spans if event["name"] == "wait for rows"]
+    assert all(sum(_is_within(wait, forward) for forward in forwards) == 1 for wait in waits)
+
+
+def _is_within(inner, outer):
+    return outer["ts"] <= inner["ts"] and inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"] + 1e-3
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_same_files_as_alltoall(worlds, data, tmp_path, name):
+    size, both, own = VARIANTS[name]
+    results = {}
+    for exchange, more in (("alltoall", []), ("lookahead", own)):
+        config = make_config(data, *COMMON, *both, f"embedding.exchange={exchange}", *more)
+        results[exchange] = worlds(size).run(cases.train, config.model_dump(), str(tmp_path / exchange))
+    check_same_files(tmp_path / "lookahead", tmp_path / "alltoall")
+    assert curve(tmp_path / "lookahead") == curve(tmp_path / "alltoall")
+    for mine, other in zip(results["lookahead"], results["alltoall"], strict=True):
+        assert (mine["losses"], mine["evaluations"]) == (other["losses"], other["evaluations"])
+        assert other["summary"].cache_hit_rate is other["summary"].bytes_by_purpose is None
+        check_summary_of_world(mine["summary"], name)
+
+
+def check_summary_of_world(summary, name):
+    assert summary.exchange == "lookahead" and 0 < summary.cache_hit_rate < 1
+    assert sum(summary.bytes_by_purpose.values()) > 0
+    if name == "a cache of little more than a batch":
+        assert 1 <= summary.lookahead < 10
+
+
+@pytest.mark.parametrize("first", ["lookahead", "alltoall"])
+@pytest.mark.parametrize("second", ["lookahead", "alltoall"])
+def test_incremental_checkpoints_resume_to_the_same_bits_with_any_exchange(worlds, data, tmp_path, first, second):
+    """Step 18 is saved with the second incremental checkpoint in a row, step 30 with a full one."""
+
+    def train(folder, exchange, steps):
+        config = make_config(
+            data, "train.keep=99", "train.full_checkpoint_every=3", "train.checkpoint_every=6", f"train.steps={steps}",
+            "train.evaluate_every=1000", "train.log_every=1", f"embedding.exchange={exchange}",
+        )  # fmt: skip
+        worlds(2).run(cases.train, config.model_dump(), str(tmp_path / folder))
+
+    train("resumed", first, 18)
+    train("resumed", second, 42)
+    train("whole", "alltoall", 42)
+    steps = CheckpointFolder(tmp_path / "resumed" / "checkpoints", 99).steps()
+    assert steps == [6, 12, 18, 24, 30, 36, 42]
+    increments = [
+        len(list((tmp_path / "resumed" / "checkpoints").glob(f"step-{step:08d}/tables/*delta*"))) for step in steps
+    ]
+    assert [number > 0 for number in increments] == [False, True, True, False, True, True, False]
+    last = [files_below(tmp_path / folder / "checkpoints" / "step-00000042") for folder in ("resumed", "whole")]
+    assert [name for name in last[1] if last[0][name] != last[1][name] and name != "manifest.json"] == []
+
+
+def test_the_hit_rate_is_that_of_the_samples(worlds, data, tmp_path):
+    """A partitioned cache keeps nothing of other homes: only rows of this rank's home need not be fetched."""
+    rates = {}
+    for cache in ("partitioned", "lrpp"):
+        config = make_config(data, *COMMON, "embedding.exchange=lookahead", f"embedding.cache={cache}")
+        result = worlds(2).run(cases.train, config.model_dump(), str(tmp_path / cache))[0]
+        rates[cache] = result["summary"].cache_hit_rate
+    read, home = 0, 0
+    split = EncodedDataset.open(data).split("train")
+    for rank in range(2):
+        loader = Loader(split, config.train.batch_size, shuffle=True, seed=config.seed, part=(rank, 2))
+        for _ in range(config.train.epochs):
+            for batch in loader:
+                ids = batch.values.numpy()
+                feature = np.repeat(np.arange(len(batch.keys)), np.diff(batch.offsets.numpy()[:: batch.batch_size]))
+                rows = np.unique(np.stack([feature, ids]), axis=1)[1]
+                read, home = read + len(rows), home + int((rows % 2 == rank).sum())
+    assert rates["partitioned"] == pytest.approx(home / read, abs=1e-9)
+    assert rates["lrpp"] > rates["partitioned"]
+    records = [json.loads(line) for line in (tmp_path / "partitioned" / "metrics.jsonl").read_text().splitlines()]
+    of_steps = [r["cache_hit_rate"] for r in records if r["kind"] == "training"]
+    assert len(of_steps) == 42 and all(0 < rate < 1 for rate in of_steps)
+    assert [r["lookahead"] for r in records if r["kind"] == "training"][-2:] == [1, 1]
+
+
+def test_one_rank_hits_always(worlds, data, tmp_path):
+    config = make_config(data, *COMMON, "train.steps=12", "embedding.exchange=lookahead", "embedding.cache_rows=0")
+    result = worlds(1).run(cases.train, config.model_dump(), str(tmp_path / "run"))[0]
+    assert result["summary"].cache_hit_rate == 1 and result["summary"].exchange == "lookahead"
