@@ -1,6 +1,7 @@
 """Processes that stay joined over gloo and run functions when asked: starting them once costs seconds, once a case minutes."""
 
 import os
+import pickle
 import socket
 import sys
 import traceback
@@ -45,7 +46,7 @@ class World:
         answers = []
         for rank, pipe in enumerate(self._pipes):
             assert pipe.poll(TIMEOUT_S), f"rank {rank} of {self.size} did not answer"
-            answers.append(pipe.recv())
+            answers.append(pickle.loads(pipe.recv_bytes()))
         self.num_threads = max(num_threads for *_, num_threads in answers)
         for rank, (_, trace, _) in enumerate(answers):
             assert trace is None, f"rank {rank} of {self.size}:\n{trace}"
@@ -96,4 +97,5 @@ def _serve(pipe, rank, size, port):
             result, trace = getattr(importlib.import_module(module), name)(channel, *args, **kwargs), None
         except Exception:
             result, trace = None, traceback.format_exc()
-        pipe.send((result, trace, len(os.listdir("/proc/self/task"))))
+        answer = result, trace, len(os.listdir("/proc/self/task"))
+        pipe.send_bytes(pickle.dumps(answer))  # send() would share each tensor's memory: a descriptor stays open for it
