@@ -38,9 +38,10 @@ class Embeddings(nn.Module):
     Args:
         tables: of one ``dim``.
         optimizer: the sparse optimizer, explicit always.
-        exchange: strategy by name: ``"local"`` (one process) or ``"alltoall"`` (all ranks of torch.distributed's group).
+        exchange: strategy by name: ``"local"`` (one process), ``"alltoall"`` or ``"lookahead"`` (all ranks of
+            torch.distributed's group).
         seed: of the initial weights, which depend on nothing else but the tables' names.
-        **options: of the exchange; ``alltoall`` takes ``placement`` and ``wire``, see its docstring.
+        **options: of the exchange, see :class:`AllToAllExchange` and :class:`LookaheadExchange`.
 
     Example:
         >>> import torch, pibroch as pb
