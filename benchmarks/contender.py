@@ -67,6 +67,9 @@ class Competitor(Protocol):
     def run(self, phase: str, first: int, steps: int) -> Timing:
         """Time ``steps`` steps from batch ``first`` on."""
 
+    def pause(self, seconds: float) -> None:
+        """Wait, so that what goes on beside the steps can end."""
+
     def memory(self) -> dict[str, int]:
         """Resident bytes: ``baseline`` before the set-up, ``peak`` since the set-up or the last check, ``now``."""
 
@@ -113,6 +116,10 @@ class Contender:
     def run(self, phase: str, first: int, steps: int) -> Timing:
         """See :class:`Competitor`."""
         return Timing(**self._ask({"do": "run", "phase": phase, "first": first, "steps": steps}))
+
+    def pause(self, seconds: float) -> None:
+        """See :class:`Competitor`."""
+        time.sleep(seconds)
 
     def memory(self) -> dict[str, int]:
         """See :class:`Competitor`."""

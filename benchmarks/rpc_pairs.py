@@ -67,6 +67,10 @@ class Pair:
             time.sleep(seconds)
             return (sum(cpu_ms(member.pid) for member in self.members) - sum(before)) / seconds
 
+    def pause(self, seconds: float) -> None:
+        """See :class:`benchmarks.contender.Competitor`."""
+        time.sleep(seconds)
+
     def memory(self) -> dict[str, int]:
         """Of the caller."""
         return self._ask({"do": "memory"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -22,7 +21,7 @@ class Schedule:
         rounds: turns of each contender.
         steps_per_round: timed steps in a turn, at least ten.
         warmup_steps: untimed steps before the first round; one more opens each turn, so that caches are its own.
-        pause_s: seconds before each turn, in which the contender before can end what it does beside its steps.
+        pause_s: seconds after each turn, in which it ends what it does beside its steps.
     """
 
     rounds: int = 5
@@ -63,13 +62,16 @@ def measure(contenders: Sequence[Competitor], phase: str, schedule: Schedule) ->
     """Time ``phase`` of every contender in turn; keys are the contenders' labels in the order given."""
     for contender in contenders:
         contender.run(phase, 0, schedule.warmup_steps)
+        if schedule.pause_s:
+            contender.pause(schedule.pause_s)
     times = {contender.spec.label: Times() for contender in contenders}
     for turn in range(schedule.rounds):
         first = schedule.warmup_steps + turn * schedule.steps_per_round
         for contender in contenders:
-            time.sleep(schedule.pause_s)
             contender.run(phase, first - 1, 1)
             timing = contender.run(phase, first, schedule.steps_per_round)
+            if schedule.pause_s:
+                contender.pause(schedule.pause_s)
             times[contender.spec.label].rounds_ms.append(timing.step_ms)
             times[contender.spec.label].cpu_ms.append(timing.cpu_ms_per_step)
     return times

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from benchmarks.load import ForeignLoad
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """Bytes that the hosts' links carried in some steps."""
+    """Bytes that the hosts' links carried in some steps, or in a pause after them: in no steps."""
 
     steps: int
     links: tuple[LinkBytes, ...]
@@ -53,12 +54,15 @@ class Team:
 
     def run(self, phase: str, first: int, steps: int) -> Timing:
         """A step's times are means over the ranks: ranks wait for each other, so none runs ahead for long."""
-        before = self._lab.network.link_bytes()
-        timings = self._ask({"do": "run", "phase": phase, "first": first, "steps": steps})
-        after = self._lab.network.link_bytes()
-        self.carried.append(Carried(steps, tuple(new.since(old) for new, old in zip(after, before, strict=True))))
+        with self._counting_bytes(steps):
+            timings = self._ask({"do": "run", "phase": phase, "first": first, "steps": steps})
         step_ms = np.mean([timing["step_ms"] for timing in timings], axis=0).tolist()
         return Timing(step_ms, float(np.mean([timing["cpu_ms_per_step"] for timing in timings])))
+
+    def pause(self, seconds: float) -> None:
+        """See :class:`benchmarks.contender.Competitor`; what the links carry meanwhile counts."""
+        with self._counting_bytes(0):
+            time.sleep(seconds)
 
     def memory(self) -> dict[str, int]:
         """Of the rank that uses most, for each entry."""
@@ -85,6 +89,13 @@ class Team:
         """End all ranks."""
         for member in self.members:
             member.close()
+
+    @contextmanager
+    def _counting_bytes(self, steps: int) -> Iterator[None]:
+        before = self._lab.network.link_bytes()
+        yield
+        after = self._lab.network.link_bytes()
+        self.carried.append(Carried(steps, tuple(new.since(old) for new, old in zip(after, before, strict=True))))
 
     def _ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
         for member in self.members:

@@ -130,6 +130,7 @@ def warm_up(setting: Setting, running: list[Team]) -> None:
         steps = min(entry_of(setting, team).lookahead, setting.num_batches)
         if steps:
             team.run("step", 0, steps)
+            team.pause(SCHEDULE.pause_s)
 
 
 def figures_of_exchange(before: dict[str, float], team: Team, setting: Setting) -> Row:

@@ -21,7 +21,7 @@ from benchmarks.workloads import Workload  # noqa: E402
 HINDRANCE = obstacle()
 pytestmark = pytest.mark.skipif(HINDRANCE is not None, reason=f"no lab here: {HINDRANCE}")
 
-SHORT = Schedule(rounds=1, steps_per_round=10, warmup_steps=1)
+SHORT = Schedule(rounds=1, steps_per_round=10, warmup_steps=1, pause_s=0.2)
 ENTRIES = (ours(lookahead=3), Entry(IDEAL), Entry(ALLTOALL))
 SETTING = Setting(MODELS, ENTRIES, dim=4, model="deepfm", num_batches=8)
 
