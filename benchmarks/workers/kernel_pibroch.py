@@ -22,10 +22,10 @@ def build(case: Case) -> KernelSubject:
     gradient, steps = output_gradient(case), count(1)
 
     def lookup(batch: int) -> Tensor:
-        return exchange.lookup(batches[batch])[0]
+        return exchange.lookup(batches[batch], True)[0]
 
     def lookup_and_update(batch: int) -> None:
-        _, looked_up = exchange.lookup(batches[batch])
+        _, looked_up = exchange.lookup(batches[batch], True)
         exchange.update(looked_up, gradient, case.sparse_lr, next(steps))
 
     return KernelSubject(lookup, lookup_and_update, ours.versions(), len(batches))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ class JsonLines:
 
     def close(self) -> None:
         """See `Sink`."""
-        self._file.close()
+        with suppress(OSError):  # of a line that could not be written, which was reported then
+            self._file.close()
 
     def _write(self, record: dict[str, Any]) -> None:
         try:

@@ -24,7 +24,7 @@ from pibroch.rpc.values import Code
 pytestmark = pytest.mark.timeout(240)
 
 LIMITS = Limits(metadata_bytes=1 << 20, message_bytes=64 << 20, waiting_strangers=16, handshake_s=10.0)
-MAX_GROWTH_BYTES = 64 << 20  # of the attacked process, whatever it is sent under these limits
+MAX_GROWTH_BYTES = 128 << 20  # of the attacked process, whatever it is sent under these limits
 NUM_STRANGE, NUM_ADMITTED = 60_000, 40_000  # frames, without a handshake and with one
 
 
