@@ -130,12 +130,35 @@ def fail_to_save(channel, data, folder, how, bad_rank):
 
 
 def try_to_resume(channel, data, folder):
-    run = Run(channel, data, folder)
+    return what_resuming_says(Run(channel, data, folder))
+
+
+def what_resuming_says(run):
     try:
         run.folder.resume(run.session)
     except pb.errors.CheckpointError as error:
         return str(error)
     return None
+
+
+def try_to_resume_with_each_file_damaged(channel, data, folder, files):
+    """What resuming says while rank 0 has flipped one bit of a file, for each of ``files`` in turn; whole again at the end."""
+    run, said = Run(channel, data, folder), []
+    for number, path in enumerate(files):
+        content = path.read_bytes()
+        channel.barrier()
+        if channel.ranks.rank == 0:
+            position = (0, len(content) // 2, len(content) - 2)[number % 3]
+            with path.open("r+b") as file:
+                file.seek(position)
+                file.write(bytes([content[position] ^ 1]))
+        channel.barrier()
+        said.append(what_resuming_says(run))
+        channel.barrier()
+        if channel.ranks.rank == 0:
+            path.write_bytes(content)
+        channel.barrier()
+    return said
 
 
 def die_while_saving(channel, data, folder, rank, where):

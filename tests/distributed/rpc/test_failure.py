@@ -14,11 +14,13 @@ from rpc_crew import Crew
 
 from pibroch import rpc
 from pibroch.errors import RpcTimeoutError, WorkerLostError
+from pibroch.rpc.options import DEFAULT_NUM_WORKER_THREADS
 
 pytestmark = pytest.mark.timeout(180)
 
 LOST_WITHIN_S = 5.0
 GIVEN_BACK_WITHIN_S = 20.0
+MOST_THREADS = DEFAULT_NUM_WORKER_THREADS + 4  # those of the pool, however busy the machine is, and the others
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TRANSPORTS = {"shared memory": {}, "tcp": {"shared_memory": False}}
 
@@ -238,7 +240,7 @@ def test_memory_is_flat_over_a_hundred_thousand_calls(workers):
     for earlier, later in zip(before, after, strict=True):
         assert later["bytes"] - earlier["bytes"] < 8 << 20, (before, after)
         assert later["objects"] - earlier["objects"] < 2_000, (before, after)
-        assert later["threads"] - earlier["threads"] <= 2, (before, after)
+        assert later["threads"] <= max(earlier["threads"], MOST_THREADS), (before, after)
         assert later["descriptors"] - earlier["descriptors"] <= 4, (before, after)
 
 

@@ -15,6 +15,7 @@ from pibroch.train.run import evaluate_checkpoint
 from small_run import make_config, make_dataset, run_command, run_installed, train_here
 
 DISK_BYTES = 1_200_000
+FILE_BYTES = 4_000  # more than the metrics of four steps, less than the dense layers
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,7 @@ def test_a_full_disk_keeps_the_previous_checkpoint(trained, data, tmp_path, how)
         if mounted.returncode != 0:
             pytest.skip("mounting a small disk needs root")
     else:
-        limits["preexec_fn"] = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
+        limits["preexec_fn"] = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
         limits["run"] = run_installed
     try:
         run = folder / "run"
