@@ -86,7 +86,8 @@ class Departure:
             waiting, self._waiting = self._waiting, {}
             may_go = self._sum == self._last_sum
             self._last_sum, self._sum = self._sum, 0
-        for each in waiting.values():
+        own = waiting.pop(self._agent.info.id)  # last: as soon as it has its own answer this worker may be gone
+        for each in (*waiting.values(), own):
             each.set_result(may_go)
         return answer
 

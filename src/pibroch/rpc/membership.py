@@ -198,7 +198,9 @@ class Membership:
         """The worker of this name, ``None`` when there is none."""
         record = self._known.get(name)
         if record is None and self._store.check([f"worker/{name}"]):
-            record = self._remember(self._read(name))
+            entry = self._get_all([f"worker/{name}"])[0]
+            if entry:  # nothing is there when it left after the check
+                record = self._remember(msgspec.json.decode(entry, type=Record))
         return record
 
     def find_id(self, worker_id: int) -> Record | None:

@@ -277,10 +277,11 @@ class Peers:
         self._membership.forget(peer.name)
         reason = "it left" if connection.left_on_purpose else reason
         self._on_lost(connection, reason)
-        for other in self.connections():
-            if other.peer.id == peer.id and other.incarnation == incarnation:
-                other.left_on_purpose |= connection.left_on_purpose
-                other.lose(reason)
+        others = [each for each in self.connections() if each.peer.id == peer.id and each.incarnation == incarnation]
+        if connection.left_on_purpose and others:
+            return  # each has what was sent before the goodbye, and then its own end
+        for other in others:
+            other.lose(reason)
         if not connection.was_open:
             self._call_back(peer, 0)
         if (peer.id, incarnation) in self._lost:

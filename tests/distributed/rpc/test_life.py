@@ -239,6 +239,22 @@ def test_shutdown_waits_for_calls_of_calls(processes):
     assert together(workers, chain_then_leave, ["w0", "w1", "w2"], 30) == [30] * 3
 
 
+def leave_reading_late():
+    """Between two looks at the connection that this thread reads, the loop sees another one end."""
+    for _ in range(10):
+        call("w0", 1)
+    os.sched_yield = lambda: time.sleep(0.05)
+    rpc.shutdown()
+
+
+def test_answers_of_a_worker_that_leaves_arrive(processes):
+    workers = processes(3)
+    join_all(workers, f"tcp://127.0.0.1:{free_port()}", world_size=3)
+    for name in ("w1", "w2"):
+        assert workers[0].run(call, name, 1) == 1
+    together(workers, leave_reading_late)
+
+
 def test_all_leave_and_join_again(processes):
     workers = processes(2)
     for _ in range(3):
