@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from pibroch.data import JaggedBatch
+from pibroch.embedding.rows import group_rows
 from pibroch.errors import DataError, ProtocolError, RowIdError
-from pibroch.exchange.grouping import BatchIds, group, group_rows
+from pibroch.exchange.grouping import BatchIds, group
 from pibroch.exchange.row_lane import RowLane
 from pibroch.kernels import parallel
 from pibroch.kernels.route import numba as routing

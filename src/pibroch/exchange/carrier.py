@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from pibroch.collectives import Channel
 from pibroch.embedding import MemoryShard, SparseOptimizer
-from pibroch.exchange.grouping import NO_SCALE, rising
-from pibroch.exchange.rows import update_rows
+from pibroch.embedding.rows import NO_SCALE, rising, update_rows
 from pibroch.kernels.pack import numba as packing
 from pibroch.kernels.scatter_update.numba import Grouped
 from pibroch.kernels.window.numba import Gradients, Ints, Travel
@@ -139,5 +138,5 @@ def merged(first: Travel, second: Travel) -> Travel:
     return Travel(
         join(0, first.records_out, second.records_out), join(1, first.weights_out, second.weights_out),
         join(2, first.records_in, second.records_in), join(3, first.weights_in, second.weights_in),
-        first.counts + second.counts, join(2, first.rows_in, second.rows_in),
+        first.counts + second.counts, join(2, first.rows_in, second.rows_in), join(3, first.lent_in, second.lent_in),
     )  # fmt: skip

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pibroch.collectives import Channel
 from pibroch.embedding import MemoryShard, RowWiseAdagrad, RowWiseAdam, SparseOptimizer
-from pibroch.exchange.grouping import NO_SCALE, rising
+from pibroch.embedding.rows import NO_SCALE, rising
 from pibroch.exchange.layout import LaneLayout
 from pibroch.kernels import parallel
 from pibroch.kernels.route import numba as routing

@@ -10,14 +10,13 @@ from numpy.typing import NDArray
 
 from pibroch.data import JaggedBatch
 from pibroch.data.batch import one_hot_offsets
+from pibroch.embedding.rows import NO_SCALE, rising
 from pibroch.kernels import parallel
 from pibroch.kernels.dedupe import numba as grouping
 from pibroch.kernels.gather_pool import numba as pooling
 from pibroch.kernels.scatter_update.numba import Grouped
 
 IDS_PER_THREAD = 4096  # ids below which a further thread is not worth waking to group them
-ROWS_PER_THREAD = 128  # rows below which a further thread is not worth waking
-NO_SCALE: NDArray[np.float32] = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +82,6 @@ def group(ids: BatchIds, bounds: list[int] | None = None) -> Grouped:
     return Grouped(rows, segments, order, source, ids.scale)
 
 
-def group_rows(row_ids: NDArray[np.int64]) -> Grouped:
-    """Group rows that came in some order; position v's gradient is row v of the gradients."""
-    num_ids = len(row_ids)
-    rows, order, segments = np.empty(num_ids, np.int64), np.empty(num_ids, np.int32), np.empty(num_ids + 1, np.int32)
-    count = grouping.dedupe(row_ids, rising(num_ids), rows, segments, order, 0, num_ids)
-    segments[count] = num_ids
-    return Grouped(rows[:count], segments[: count + 1], order, rising(num_ids), NO_SCALE)
-
-
 def table_bounds(ids: BatchIds) -> list[int]:
     """Bounds of positions for each thread to group: whole tables, about as many ids each."""
     num_ids = len(ids.row_ids)
@@ -103,27 +93,12 @@ def table_bounds(ids: BatchIds) -> list[int]:
     return [0, *sorted({int(begins[place]) for place in nearest} - {0, num_ids}), num_ids]
 
 
-def even_bounds(grouped: Grouped) -> list[int]:
-    """Bounds that give each thread whole rows and about as many ids: a hot row counts for all its ids."""
-    num_rows, num_ids = len(grouped.rows), len(grouped.order)
-    parts = max(1, min(parallel.num_threads(), num_rows // ROWS_PER_THREAD))
-    targets = [num_ids * part // parts for part in range(1, parts)]
-    inner = np.searchsorted(grouped.segments, targets).tolist()
-    return [0, *inner, num_rows]
-
-
 def is_one_hot(batch: JaggedBatch) -> bool:
     """Whether every bag holds exactly one id; at once for batches whose offsets are the shared ones of such batches."""
     offsets = batch.offsets
     if offsets.data_ptr() == one_hot_offsets(offsets.numel() - 1).data_ptr():
         return True
     return batch.values.numel() == offsets.numel() - 1 and bool((batch.lengths() == 1).all())
-
-
-@lru_cache(maxsize=16)
-def rising(num_ids: int) -> NDArray[np.int32]:
-    """0, 1, 2, ...; shared, not to be written to."""
-    return np.arange(num_ids, dtype=np.int32)
 
 
 @lru_cache(maxsize=16)

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from pibroch.data import JaggedBatch
 from pibroch.embedding import MemoryShard, RowSpace, SparseOptimizer
+from pibroch.embedding.rows import read_rows, rising, update_rows
 from pibroch.exchange.base import Exchange
-from pibroch.exchange.grouping import BatchIds, group, is_one_hot, pooling_scale, rising, table_bounds
-from pibroch.exchange.rows import pool, read_rows, row_id_error, update_rows
+from pibroch.exchange.grouping import BatchIds, group, is_one_hot, pooling_scale, table_bounds
+from pibroch.exchange.rows import pool, row_id_error
 from pibroch.kernels.gather_pool import numba as pooling
 
 

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pibroch.data import JaggedBatch
-from pibroch.exchange.grouping import NO_SCALE, BatchIds, group, group_rows, pooling_scale
+from pibroch.embedding.rows import NO_SCALE, group_rows, read_rows, update_rows
+from pibroch.exchange.grouping import BatchIds, group, pooling_scale
 from pibroch.exchange.lane import Lane
-from pibroch.exchange.rows import pool, read_rows, row_id_error, update_rows
+from pibroch.exchange.rows import pool, row_id_error
 from pibroch.kernels import parallel
 from pibroch.kernels.route import numba as routing
 from pibroch.kernels.scatter_update.numba import Grouped

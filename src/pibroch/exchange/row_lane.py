@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pibroch.data import JaggedBatch
+from pibroch.embedding.rows import group_rows, read_rows, update_rows
 from pibroch.errors import RowIdError
 from pibroch.exchange.column_norms import needs_whole_rows, with_whole_rows
-from pibroch.exchange.grouping import BatchIds, group, group_rows, is_one_hot, pooling_scale
+from pibroch.exchange.grouping import BatchIds, group, is_one_hot, pooling_scale
 from pibroch.exchange.lane import Lane
-from pibroch.exchange.rows import pool, read_rows, row_id_error, update_rows
+from pibroch.exchange.rows import pool, row_id_error
 from pibroch.kernels import parallel
 from pibroch.kernels.route import numba as routing
 from pibroch.kernels.scatter_update.numba import Grouped

@@ -53,7 +53,7 @@ class StepPlan:
         early: rows of the step after next, but for those that the next step touches; ``None`` when they come later.
         places: int64, where this rank reads the rows of the next step.
         lookahead: steps in force.
-        used: int64 ``[W]``, slots in use on each rank afterwards.
+        used: int64 ``[P]``, slots in use on each rank afterwards.
     """
 
     number: int
@@ -73,20 +73,22 @@ class Oracle:
     """Plans steps in their order; none before the ``lookahead`` steps after it are known, or the last of all.
 
     Args:
-        bounds: int64 ``[W + 1]``, the first address of each rank's home.
+        bounds: int64 ``[P + 1]``, the first address of each rank's home; P is W, or W and the number of servers.
         rank: whose view is wanted.
         lookahead: steps beyond the current one that are looked at, at least 1.
         capacity: slots of each rank for rows whose home is elsewhere.
         design: of the cache, a key of ``DESIGNS``.
         delayed: whether what the next step does not need is synchronised later (Sec. 3.3); without, all is critical.
+        num_trainers: W, ranks that read; those beyond are servers, which have homes only. All P when absent.
 
     Raises:
         ConfigError: for a lookahead, capacity or number of ranks that cannot be.
     """
 
     def __init__(
-        self, bounds: Ints, rank: int, lookahead: int, capacity: int, design: str = "lrpp", delayed: bool = True
-    ) -> None:
+        self, bounds: Ints, rank: int, lookahead: int, capacity: int, design: str = "lrpp", delayed: bool = True,
+        num_trainers: int | None = None,
+    ) -> None:  # fmt: skip
         num_rows, num_ranks, num_home = int(bounds[-1]), len(bounds) - 1, int(bounds[rank + 1] - bounds[rank])
         if lookahead < 1:
             raise ConfigError(f"lookahead {lookahead}", "at least 1 step")
@@ -95,14 +97,14 @@ class Oracle:
         if design not in DESIGNS:
             raise ConfigError(f"cache design {design!r}", f"one of {', '.join(DESIGNS)}")
         if num_ranks > MAX_RANKS:
-            raise ConfigError(f"{num_ranks} ranks", f"at most {MAX_RANKS}", "use exchange='alltoall'")
+            raise ConfigError(f"{num_ranks} ranks and servers", f"at most {MAX_RANKS}", "use exchange='alltoall'")
         if num_home + capacity >= 1 << 31:
             raise ConfigError(f"{num_home + capacity:,} rows on one rank", "fewer than 2**31", "use more ranks")
         self.lookahead, self.capacity, self.delayed = lookahead, capacity, delayed
         self.step = 0
         """Number of the step that is planned next."""
         self.in_force = lookahead
-        self._site = Site(bounds, rank, DESIGNS[design], num_home)
+        self._site = Site(bounds, rank, DESIGNS[design], num_home, num_ranks if num_trainers is None else num_trainers)
         self._row_type = np.dtype(np.int32 if num_rows < 1 << 31 else np.int64)
         self._mask_type = next(
             np.dtype(kind) for kind, bits in ((np.uint8, 8), (np.uint16, 16), (np.int64, 64)) if num_ranks <= bits
@@ -137,9 +139,16 @@ class Oracle:
         self._begins.append(begin)
 
     def _check_fits(self, rows_of_rank: Sequence[NDArray[Any]]) -> None:
-        is_replicated = self._site.design == kernels.REPLICATED
-        read = [np.concatenate(rows_of_rank)] if is_replicated else rows_of_rank
-        if len(rows_of_rank) == 1 or max(map(len, read)) <= self.capacity:
+        site, read = self._site, rows_of_rank
+        if len(site.bounds) == 2:  # all rows are at home
+            return
+        if site.design == kernels.REPLICATED:
+            read = [np.concatenate(rows_of_rank)]
+        elif site.design == kernels.PARTITIONED and site.num_trainers < len(site.bounds) - 1:
+            everything = np.concatenate(rows_of_rank)
+            owner = everything % site.num_trainers
+            read = [np.concatenate([rows, everything[owner == rank]]) for rank, rows in enumerate(rows_of_rank)]
+        if max(map(len, read)) <= self.capacity:
             return
         counts = [len(np.unique(rows)) for rows in read]
         if max(counts) > self.capacity:

@@ -27,11 +27,16 @@ class Rank:
 
 
 class Lab:
-    """All ranks; ``touched`` counts the true updates of each row."""
+    """All ranks that train; ``touched`` counts the true updates of each row, ``served`` those that servers know of."""
 
-    def __init__(self, bounds, capacity, **options):
-        self.ranks = [Rank(np.array(bounds), rank, capacity, **options) for rank in range(len(bounds) - 1)]
+    def __init__(self, bounds, capacity, num_trainers, **options):
+        self.ranks = [
+            Rank(np.array(bounds), rank, capacity, num_trainers=num_trainers, **options) for rank in range(num_trainers)
+        ]
+        self.bounds, self.servers = bounds, range(num_trainers, len(bounds) - 1)
         self.touched = np.zeros(bounds[-1], np.int64)
+        self.served = np.zeros(bounds[-1], np.int64)
+        self.at_server = np.arange(bounds[-1]) >= bounds[num_trainers]
         self.vectors = 0
 
     def carry(self, travels):
@@ -46,6 +51,7 @@ class Lab:
                     if kind == 0:
                         rank.fetched += [int(row) for row in rank.rows[chosen[chosen < rank.num_home]]]
                     assert other != rank.rank or not len(chosen)
+        self.serve(travels)
         for rank, travel in zip(self.ranks, travels, strict=True):
             starts = np.cumsum(np.pad(travel.counts, ((0, 0), (1, 0))), 1)
             for other in range(len(self.ranks)):
@@ -60,6 +66,34 @@ class Lab:
                             if place < rank.num_home:
                                 rank.evicted.append(int(row))
                     self.vectors += len(came)
+
+    def serve(self, travels):
+        """What servers do: take what comes, then give what is wanted, by the rows' addresses."""
+        for rank, travel in zip(self.ranks, travels, strict=True):
+            starts = np.cumsum(np.pad(travel.counts, ((0, 0), (1, 0))), 1)
+            assert not travel.counts[1, len(self.ranks) :].any(), "weights lent to a server"
+            for server in self.servers:
+                for place in travel.records_out[starts[0, server] : starts[0, server + 1]]:
+                    row = rank.rows[place]
+                    assert self.bounds[server] <= row < self.bounds[server + 1] and self.at_server[row] == 0
+                    self.served[row], self.at_server[row] = rank.versions[place], 1
+                    rank.evicted.append(int(row))
+        lent = []
+        for rank, travel in zip(self.ranks, travels, strict=True):
+            starts = np.cumsum(np.pad(travel.counts, ((0, 0), (1, 0))), 1)
+            for server in self.servers:
+                kinds = ((2, travel.records_in, travel.rows_in), (3, travel.weights_in, travel.lent_in))
+                for kind, places, rows in kinds:
+                    span = slice(starts[kind, server], starts[kind, server + 1])
+                    self.vectors += len(places[span])
+                    for place, row in zip(places[span], rows[span], strict=True):
+                        assert self.bounds[server] <= row < self.bounds[server + 1] and place >= rank.num_home
+                        assert self.at_server[row], "its record is elsewhere"
+                        rank.rows[place], rank.versions[place] = row, self.served[row]
+                        if kind == 2:
+                            rank.fetched.append(int(row))
+                            lent.append(row)
+        self.at_server[lent] = 0
 
     def update(self, gradients, ids_of_rank):
         """Each owner adds one version if exactly the right contributions come."""
@@ -92,8 +126,11 @@ class Sums:
 
 
 def run(bounds, stream, lookahead, capacity, design="lrpp", delayed=True, restart_at=None):
-    """Train on ``stream`` (steps of sorted distinct ids by rank) and check every read and every update."""
-    lab = Lab(bounds, capacity, lookahead=lookahead, design=design, delayed=delayed)
+    """Train on ``stream`` (steps of sorted distinct ids by rank) and check every read and every update.
+
+    Homes beyond the ranks that ``stream`` has are servers'.
+    """
+    lab = Lab(bounds, capacity, len(stream[0]), lookahead=lookahead, design=design, delayed=delayed)
     added, in_force = 0, []
 
     def read_to(step):
@@ -156,6 +193,7 @@ def run(bounds, stream, lookahead, capacity, design="lrpp", delayed=True, restar
     for rank in lab.ranks:
         mine = slice(rank.bounds[rank.rank], rank.bounds[rank.rank + 1])
         assert np.array_equal(rank.versions[: rank.num_home], lab.touched[mine]), "an update was lost"
+    assert np.array_equal(lab.served[lab.bounds[len(lab.ranks)] :], lab.touched[lab.bounds[len(lab.ranks)] :])
     if restart_at is None:
         fetched = sorted(row for rank in lab.ranks for row in rank.fetched)
         assert fetched == sorted(row for rank in lab.ranks for row in rank.evicted), "fetched and not evicted, or twice"
@@ -166,8 +204,26 @@ def run(bounds, stream, lookahead, capacity, design="lrpp", delayed=True, restar
 def go_home(lab):
     """What the exchange does before a restart: the newest version of each row is written home."""
     for row, version in enumerate(lab.touched):
-        home = next(rank for rank in lab.ranks if rank.bounds[rank.rank] <= row < rank.bounds[rank.rank + 1])
-        home.versions[row - home.bounds[home.rank]] = version
+        for home in lab.ranks:
+            if home.bounds[home.rank] <= row < home.bounds[home.rank + 1]:
+                home.versions[row - home.bounds[home.rank]] = version
+    lab.served[:], lab.at_server[:] = lab.touched, np.arange(len(lab.touched)) >= lab.bounds[len(lab.ranks)]
+
+
+def bounds_of(rng, num_rows, num_ranks, num_servers=0):
+    """Homes of any size; with servers, only these have some."""
+    cuts = np.sort(rng.integers(0, num_rows + 1, (num_servers or num_ranks) - 1)).tolist()
+    return [0] * (num_ranks if num_servers else 0) + [0, *cuts, num_rows]
+
+
+def largest_number_of_rows(step, design, num_servers):
+    """Slots that a rank needs at least."""
+    everything = np.unique(np.concatenate(step))
+    if design == "replicated":
+        return len(everything)
+    if design == "partitioned" and num_servers:
+        return max(len(np.union1d(rows, everything[everything % len(step) == rank])) for rank, rows in enumerate(step))
+    return max(map(len, step))
 
 
 def stream_of(rng, num_steps, num_ranks, num_rows, most):
@@ -183,16 +239,16 @@ def stream_of(rng, num_steps, num_ranks, num_rows, most):
 @given(
     seed=st.integers(0, 1 << 30), num_ranks=st.integers(1, 4), lookahead=st.sampled_from([1, 2, 3, 7, 200]),
     spare=st.sampled_from([0, 1, 5, 1000]), design=st.sampled_from(sorted(DESIGNS)), delayed=st.booleans(),
-    most=st.sampled_from([0, 1, 8, 30]), restarts=st.booleans(),
+    most=st.sampled_from([0, 1, 8, 30]), restarts=st.booleans(), num_servers=st.integers(0, 3),
 )  # fmt: skip
-def test_every_read_sees_the_last_update(seed, num_ranks, lookahead, spare, design, delayed, most, restarts):
+def test_every_read_sees_the_last_update(
+    seed, num_ranks, lookahead, spare, design, delayed, most, restarts, num_servers
+):
     rng = np.random.default_rng(seed)
     num_rows = int(rng.integers(1, 120))
-    bounds = [0, *np.sort(rng.integers(0, num_rows + 1, num_ranks - 1)).tolist(), num_rows]
+    bounds = bounds_of(rng, num_rows, num_ranks, num_servers)
     stream = stream_of(rng, 25, num_ranks, num_rows, most)
-    largest = max(
-        len(np.unique(np.concatenate(step))) if design == "replicated" else max(map(len, step)) for step in stream
-    )
+    largest = max(largest_number_of_rows(step, design, num_servers) for step in stream)
     run(bounds, stream, lookahead, largest + spare, design, delayed, 12 if restarts else None)
 
 
@@ -235,30 +291,39 @@ def journeys(ranks, travels):
     records, weights = set(), set()
     for rank, travel in zip(ranks, travels, strict=True):
         ends = np.cumsum(travel.counts, 1)
-        for other in range(len(ranks)):
+        for other in range(travel.counts.shape[1]):
             span = slice(ends[2, other] - travel.counts[2, other], ends[2, other])
             records |= {(int(row), other, rank.rank) for row in travel.rows_in[span]}
-        weights |= {
-            (place, rank.rank, other) for other in range(len(ranks)) for place in range(int(travel.counts[1, other]))
-        }
-    return records, len(weights)
+            span = slice(ends[3, other] - travel.counts[3, other], ends[3, other])
+            weights |= {(int(row), other, rank.rank) for row in travel.lent_in[span]}
+            if other >= len(ranks):
+                span = slice(ends[0, other] - travel.counts[0, other], ends[0, other])
+                records |= {(int(row), rank.rank, other) for row in rank.rows[travel.records_out[span]]}
+            else:
+                assert travel.counts[1, other] == travels[other].counts[3, rank.rank]
+        rank.rows[travel.records_in] = travel.rows_in
+    return records, weights
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 1 << 30), num_ranks=st.integers(1, 4), lookahead=st.sampled_from([2, 3, 9]))
-def test_plans_are_those_of_the_naive_rules(seed, num_ranks, lookahead):
+@given(
+    seed=st.integers(0, 1 << 30), num_ranks=st.integers(1, 4), lookahead=st.sampled_from([2, 3, 9]),
+    design=st.sampled_from(sorted(DESIGNS)), num_servers=st.integers(0, 3),
+)  # fmt: skip
+def test_plans_are_those_of_the_naive_rules(seed, num_ranks, lookahead, design, num_servers):
     rng = np.random.default_rng(seed)
     num_rows = int(rng.integers(1, 60))
-    bounds = [0, *np.sort(rng.integers(0, num_rows + 1, num_ranks - 1)).tolist(), num_rows]
+    bounds = bounds_of(rng, num_rows, num_ranks, num_servers)
     stream = stream_of(rng, 12, num_ranks, num_rows, 12)
-    naive = NaiveWindow(bounds, [[set(map(int, ids)) for ids in step] for step in stream], lookahead)
-    ranks = [Rank(np.array(bounds), rank, num_rows, lookahead=lookahead) for rank in range(num_ranks)]
+    naive = NaiveWindow(bounds, [[set(map(int, ids)) for ids in step] for step in stream], lookahead, design)
+    options = {"lookahead": lookahead, "design": design, "num_trainers": num_ranks}
+    ranks = [Rank(np.array(bounds), rank, num_rows, **options) for rank in range(num_ranks)]
     for rank in ranks:
         for step in stream:
             rank.oracle.add(step)
 
     def check(travels, moves):
-        assert journeys(ranks, travels) == (moves.records, len(moves.weights))
+        assert journeys(ranks, travels) == (moves.records, moves.weights)
 
     openings = [rank.oracle.open() for rank in ranks]
     check([opening.now for opening in openings], naive.arrive(0, naive.rows(0)))

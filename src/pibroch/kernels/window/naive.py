@@ -25,10 +25,16 @@ class Moves:
 
 
 class Window:
-    """All steps are known beforehand: ``touches[step][rank]`` are the rows that a rank touches."""
+    """All steps are known beforehand: ``touches[step][rank]`` are the rows that a rank touches.
 
-    def __init__(self, bounds: Sequence[int], touches: Sequence[Sequence[set[int]]], lookahead: int) -> None:
-        self.bounds, self.touches, self.lookahead = bounds, touches, lookahead
+    ``bounds`` may name more homes than there are ranks that touch rows: the rest are servers'.
+    """
+
+    def __init__(
+        self, bounds: Sequence[int], touches: Sequence[Sequence[set[int]]], lookahead: int, design: str = "lrpp"
+    ) -> None:
+        self.bounds, self.touches, self.lookahead, self.design = bounds, touches, lookahead, design
+        self.trainers = range(len(touches[0]))
         self.holder: dict[int, int] = {}  # of the rows that are not at home
         self.owner: dict[tuple[int, int], int] = {}
 
@@ -49,18 +55,25 @@ class Window:
         later = range(step + 1, min(step + self.lookahead, len(self.touches) - 1) + 1)
         return next((each for each in later if row in self.rows(each)), None)
 
+    def choose(self, row: int, source: int, readers: Sequence[int]) -> int:
+        """The owner: the first reader in the order of the rule, or else always the home, or a trainer in place of a server."""
+        home, scattered = self.home(row), readers[row % len(readers)]
+        if self.design == "lrpp":
+            return next(rank for rank in (source, home, scattered) if rank in readers)
+        return home if home in self.trainers else row % len(self.trainers)
+
     def arrive(self, step: int, rows: set[int]) -> Moves:
-        """Bring rows to those that read them in a step; the first reader in the order of the rule becomes the owner."""
+        """Bring rows to their owners and to those that read them in a step."""
         moves = Moves()
         for row in rows:
             home, readers = self.home(row), self.readers(step, row)
             source = self.holder.get(row, home)
-            scattered = readers[row % len(readers)]
-            owner = next(rank for rank in (source, home, scattered) if rank in readers)
+            owner = self.choose(row, source, readers)
             self.owner[step, row] = owner
             if owner != source:
                 moves.records.add((row, source, owner))
-            moves.weights |= {(row, source, rank) for rank in readers if rank not in (owner, source)}
+            borrowers = self.trainers if self.design == "replicated" else readers
+            moves.weights |= {(row, source, rank) for rank in borrowers if rank not in (owner, source)}
             self.holder.pop(row, None)
             if owner != home:
                 self.holder[row] = owner

@@ -4,7 +4,8 @@ A **touch** is a row in a step. Touches are numbered from 1 in the order of thei
 next touch. All ranks keep the same touches; only ``place`` is a rank's own. Costs a few nanoseconds a touch, whatever the
 length of the window.
 
-N rows (addresses), C touches in the ring (a power of two), W ranks.
+N rows (addresses), C touches in the ring (a power of two), W ranks that train, and servers beyond them that hold homes and
+read nothing: ranks 0 to W - 1 and W to P - 1.
 """
 
 from __future__ import annotations
@@ -57,16 +58,18 @@ class Site(NamedTuple):
     """What the rules depend on besides the window.
 
     Attributes:
-        bounds: int64 ``[W + 1]``, first address of each home.
+        bounds: int64 ``[P + 1]``, first address of each home.
         rank: whose view is wanted.
         design: ``LRPP``, ``PARTITIONED`` or ``REPLICATED``.
         num_home: places below it are rows of this rank's home.
+        num_trainers: W.
     """
 
     bounds: Ints
     rank: int
     design: int
     num_home: int
+    num_trainers: int
 
 
 class Slots(NamedTuple):
@@ -75,7 +78,7 @@ class Slots(NamedTuple):
     Attributes:
         free: int32, a stack.
         depth: int64 ``[1]``, free places on the stack.
-        used: int64 ``[W]``.
+        used: int64 ``[P]``.
     """
 
     free: NDArray[np.int32]
@@ -89,8 +92,8 @@ class Travel(NamedTuple):
     Attributes:
         records_out, weights_out: int64 places here of records that leave for good, and of weights that are lent.
         records_in, weights_in: int64 places here for those that come.
-        counts: int64 ``[4, W]``, how many of these four to or from each rank.
-        rows_in: addresses of ``records_in``.
+        counts: int64 ``[4, P]``, how many of these four to or from each rank.
+        rows_in, lent_in: addresses of ``records_in`` and ``weights_in``.
     """
 
     records_out: Ints
@@ -99,6 +102,7 @@ class Travel(NamedTuple):
     weights_in: Ints
     counts: Ints
     rows_in: Ints
+    lent_in: Ints
 
 
 class Gradients(NamedTuple):
@@ -106,7 +110,7 @@ class Gradients(NamedTuple):
 
     Attributes:
         given: int64, positions among this rank's sums of gradients that leave, grouped by owner.
-        counts: int64 ``[2, W]``, how many go to, and how many come from each rank.
+        counts: int64 ``[2, P]``, how many go to, and how many come from each rank.
         places: int64 ``[U]``, places of the records to update here.
         segments: int32 ``[U + 1]``.
         source: int32: the contributions to row u are ``source[segments[u]:segments[u + 1]]``, in rank order: numbers of this
@@ -174,7 +178,7 @@ def home_of(bounds: Ints, row: int) -> int:
 def owner_of(site: Site, readers: int, source: int, home: int, row: int) -> int:
     """Who updates a row that ``readers`` touch, whose record is at rank ``source``: decision 2 of design note 0005."""
     if site.design != LRPP:
-        return home
+        return home if home < site.num_trainers else row % site.num_trainers
     if (readers >> source) & 1:
         return source
     if (readers >> home) & 1:
@@ -195,12 +199,12 @@ def owner_of(site: Site, readers: int, source: int, home: int, row: int) -> int:
 @kernel
 def reading(site: Site, readers: Any) -> Any:
     """Bits of the ranks that get a row's weights."""
-    return (np.int64(1) << np.int64(len(site.bounds) - 1)) - 1 if site.design == REPLICATED else np.int64(readers)
+    return (np.int64(1) << np.int64(site.num_trainers)) - 1 if site.design == REPLICATED else np.int64(readers)
 
 
 @kernel
 def count_arrivals(window: Window, site: Site, begin: int, end: int, which: int, needed: Ints) -> None:
-    """Add to ``needed`` ``[W]`` the slots that the arrival of a step's rows takes on each rank, less those that it frees."""
+    """Add to ``needed`` ``[P]`` the slots that the arrival of a step's rows takes on each rank, less those that it frees."""
     mask, num_ranks = len(window.row) - 1, len(site.bounds) - 1
     for number in range(begin, end):
         at = number & mask
@@ -265,7 +269,7 @@ def arrive(window: Window, site: Site, slots: Slots, begin: int, end: int, which
             position[kind, rank] = position[kind, rank - 1] + counts[kind, rank - 1]
     records_out, weights_out = np.empty(counts[0].sum(), np.int64), np.empty(counts[1].sum(), np.int64)
     records_in, weights_in = np.empty(counts[2].sum(), np.int64), np.empty(counts[3].sum(), np.int64)
-    rows_in = np.empty(len(records_in), np.int64)
+    rows_in, lent_in = np.empty(len(records_in), np.int64), np.empty(len(weights_in), np.int64)
     for i in range(num_moving):  # what leaves: its places are free for what comes in the same message
         at = moving[i] & mask
         is_home = window.flags[at] & FROM_HOME
@@ -302,12 +306,13 @@ def arrive(window: Window, site: Site, slots: Slots, begin: int, end: int, which
         window.place[at] = place
         if borrows:
             weights_in[position[3, source]] = place
+            lent_in[position[3, source]] = row
             position[3, source] += 1
         else:
             records_in[position[2, source]] = place
             rows_in[position[2, source]] = row
             position[2, source] += 1
-    return Travel(records_out, weights_out, records_in, weights_in, counts, rows_in)
+    return Travel(records_out, weights_out, records_in, weights_in, counts, rows_in, lent_in)
 
 
 @kernel
@@ -491,7 +496,7 @@ def go_home(window: Window, site: Site, slots: Slots, leaving: Ints) -> Travel:
             records_in[position[2, holder]] = row - site.bounds[here]
             rows_in[position[2, holder]] = row
             position[2, holder] += 1
-    return Travel(records_out, nothing, records_in, nothing, counts, rows_in)
+    return Travel(records_out, nothing, records_in, nothing, counts, rows_in, nothing)
 
 
 @kernel
