@@ -18,6 +18,16 @@ def worlds():
     made.close()
 
 
+@pytest.fixture(scope="session")
+def server_crew():
+    """Three embedding servers, which all tests share; see :class:`server_crew.ServerCrew`."""
+    from server_crew import ServerCrew
+
+    made = ServerCrew(3)
+    yield made
+    made.close()
+
+
 @pytest.fixture(autouse=True)
 def two_threads():
     """Each test starts with the same number of threads, whatever the one before it set."""

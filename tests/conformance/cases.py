@@ -106,10 +106,10 @@ def run_steps(channel, name, shape, kind, exchange="alltoall", **options):
     return pooled_of_step, pieces
 
 
-def meet_a_bad_batch(channel, bad_rank, exchange="alltoall"):
+def meet_a_bad_batch(channel, bad_rank, exchange="alltoall", **options):
     """What a step says when one rank's batch holds an id outside its table; then a good step, and all pieces."""
     rank, tables = channel.ranks.rank, SHAPES["shared"]
-    embeddings = pb.Embeddings(tables, pb.SGD(lr=0.1), exchange=exchange, seed=3, channel=channel)
+    embeddings = pb.Embeddings(tables, pb.SGD(lr=0.1), exchange=exchange, seed=3, channel=channel, **options)
     before = [view.weights.copy() for view in embeddings.pieces()]
     batch = ragged_batch(tables, 6, seed=rank, one_hot=True)
     good = int(batch.values[6 + 4])
@@ -126,14 +126,14 @@ def meet_a_bad_batch(channel, bad_rank, exchange="alltoall"):
     return said, unchanged, any((a != view.weights).any() for a, view in zip(before, embeddings.pieces(), strict=True))
 
 
-def lookup_twice_then_update_twice(channel, exchange="alltoall"):
+def lookup_twice_then_update_twice(channel, exchange="alltoall", **options):
     """Two lookups before the first update see the same rows, with and without feed; returns this rank's pieces."""
     tables, pieces = SHAPES["odd_dims"], []
     said, logger = [], logging.getLogger("pibroch.exchange.embeddings")
     listen = lambda record: said.append(record.msg)  # noqa: E731
     logger.addFilter(listen)
     for fed in (False, True):
-        embeddings = pb.Embeddings(tables, pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel)
+        embeddings = pb.Embeddings(tables, pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel, **options)
         batches = [ragged_batch(tables, 5, seed=step + channel.ranks.rank) for step in range(6)]
         batches = iter(embeddings.feed(batches) if fed else batches)
         for first, second in zip(batches, batches, strict=True):
@@ -146,10 +146,10 @@ def lookup_twice_then_update_twice(channel, exchange="alltoall"):
     return pieces
 
 
-def run_out_of_batches(channel, num_batches, exchange="alltoall"):
+def run_out_of_batches(channel, num_batches, exchange="alltoall", **options):
     """Feed as many batches as ``num_batches`` says for this rank; returns their sizes as handed out, and the pieces."""
     tables = SHAPES["odd_dims"]
-    embeddings = pb.Embeddings(tables, pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel)
+    embeddings = pb.Embeddings(tables, pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel, **options)
     batches = [ragged_batch(tables, 3 + i, seed=i + channel.ranks.rank) for i in range(num_batches[channel.ranks.rank])]
     sizes = []
     for batch in embeddings.feed(batches):
@@ -246,11 +246,11 @@ def meet_a_bad_batch_in_the_feed(channel, bad_rank, exchange="alltoall", **optio
     return said, [view.weights.copy() for view in embeddings.pieces()]
 
 
-def overfill(channel):
+def overfill(channel, exchange="lookahead", **options):
     """A cache smaller than a batch; returns what is said, and the step it is said in."""
     tables, rank = SHAPES["odd_dims"], channel.ranks.rank
     embeddings = pb.Embeddings(
-        tables, pb.SGD(lr=0.1), exchange="lookahead", seed=3, channel=channel, cache_rows=12, lookahead=2
+        tables, pb.SGD(lr=0.1), exchange=exchange, seed=3, channel=channel, cache_rows=12, lookahead=2, **options
     )
     sizes = [2, 2, 2, 2, 2, 40, 2]
     batches = [ragged_batch(tables, size, seed=10 * i + rank, one_hot=True) for i, size in enumerate(sizes)]
@@ -262,3 +262,25 @@ def overfill(channel):
     except pb.errors.ConfigError as error:
         return str(error), step
     return None, step
+
+
+def look_up_averages(channel, exchange="alltoall", **options):
+    """Train with moving averages, look these up between steps; returns what was looked up, and the pieces' state."""
+    tables, rank, found = SHAPES["odd_dims"], channel.ranks.rank, []
+    optimizer = pb.Adam(lr=0.1, average=0.9)
+    embeddings = pb.Embeddings(tables, optimizer, exchange=exchange, seed=3, channel=channel, **options)
+    batches = [ragged_batch(tables, 5, seed=10 * i + rank) for i in range(6)]
+    for i, batch in enumerate(embeddings.feed(batches)):
+        loss_of(embeddings(batch)).backward()
+        if i % 2:
+            with torch.no_grad(), embeddings.averaged():
+                found.append(embeddings(batches[0]).numpy())
+    return found, [{name: np.array(numbers) for name, numbers in view.state.items()} for view in embeddings.pieces()]
+
+
+def refuse_other_tables(channel, exchange="lookahead", **options):
+    """Ranks that want different seeds; what is said on each."""
+    try:
+        pb.Embeddings(SHAPES["mean"], pb.SGD(lr=0.1), exchange, channel.ranks.rank, channel=channel, **options)
+    except pb.errors.ConfigError as error:
+        return str(error)

@@ -13,6 +13,7 @@ LAYERS = [
     {"data", "kernels", "observability"},
     {"embedding", "models"},
     {"planner", "lookahead", "rpc", "collectives"},
+    {"servers"},
     {"exchange"},
     {"train", "serve", "sim"},
     {"cli", "__main__"},

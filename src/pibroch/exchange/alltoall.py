@@ -8,7 +8,7 @@ its embeddings.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -20,14 +20,15 @@ from torch import Tensor
 
 from pibroch.collectives import Channel, Ranks
 from pibroch.data import JaggedBatch
-from pibroch.embedding import RowSpace, SparseOptimizer
+from pibroch.embedding import MemoryShard, RowSpace, SparseOptimizer
 from pibroch.errors import ConfigError
 from pibroch.exchange.base import Exchange
 from pibroch.exchange.lane import Lane
-from pibroch.exchange.layout import LaneLayout, lay_out
+from pibroch.exchange.layout import LaneLayout, lay_out, plan_for
 from pibroch.exchange.pooled_lane import PooledLane
 from pibroch.exchange.row_lane import RowLane
 from pibroch.planner import Plan
+from pibroch.servers.views import RemoteShard
 
 Records = NDArray[np.float32]
 WIRES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -74,22 +75,13 @@ class AllToAllExchange(Exchange):
         if wire not in WIRES:
             raise ConfigError(f"wire {wire!r}", f"one of {', '.join(WIRES)}")
         channel = Ranks.joined().open_channel() if channel is None else channel
-        size = channel.ranks.world_size
-        plan = placement if isinstance(placement, Plan) else Plan.of(row_space.tables, size, placement)
-        plan.check(row_space.tables)
-        if plan.num_shards != size:
-            raise ConfigError(f"a plan for {plan.num_shards} shards", f"one for {size}, the number of ranks")
-        layouts = lay_out(row_space, plan, channel.ranks.rank)
-        self.row_space, self.plan = row_space, plan
+        self.row_space = row_space
         self._channel, self._ranks, self._courier = channel, channel.ranks, channel.ranks.courier
-        self._lanes: list[Lane] = [
-            (PooledLane if layout.is_pooled else RowLane)(
-                layout, optimizer, seed, channel, WIRES[wire], self._spare_rows(layout, optimizer)
-            )
-            for layout in layouts
-        ]
-        self.shards = tuple(lane.shard for lane in self._lanes)
-        self.reads_ahead = size > 1
+        self.plan = self._plan(placement)
+        layouts = lay_out(row_space, self.plan, channel.ranks.rank)
+        self._lanes = [self._lane_of(layout, optimizer, seed, WIRES[wire]) for layout in layouts]
+        self.shards: Sequence[MemoryShard | RemoteShard] = [lane.shard for lane in self._lanes]
+        self.reads_ahead = channel.ranks.world_size > 1
         self._announced: list[Ticket] = []
 
     def feed(self, batches: Iterable[JaggedBatch], trains: bool) -> Iterator[JaggedBatch]:
@@ -155,9 +147,13 @@ class AllToAllExchange(Exchange):
         for ticket in self._announced:
             ticket.rows = None
 
-    def _spare_rows(self, layout: LaneLayout, optimizer: SparseOptimizer) -> int:
-        """Room that this rank needs behind its records."""
-        return 0
+    def _plan(self, placement: str | Mapping[str, str] | Plan) -> Plan:
+        """Where rows lie."""
+        return plan_for(self.row_space, placement, self._ranks.world_size, "ranks")
+
+    def _lane_of(self, layout: LaneLayout, optimizer: SparseOptimizer, seed: int, wire: torch.dtype) -> Lane:
+        kind = PooledLane if layout.is_pooled else RowLane
+        return kind(layout, optimizer, seed, self._channel, wire)
 
     def _announce(self, batch: JaggedBatch, is_real: bool) -> Ticket:
         return Ticket(batch, is_real, self._courier.send(lambda: [lane.route(batch, is_real) for lane in self._lanes]))

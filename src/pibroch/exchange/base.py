@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pibroch.data import JaggedBatch
 from pibroch.embedding import MemoryShard
+from pibroch.servers.views import RemoteShard
 
 
 @dataclass(slots=True)
@@ -38,11 +39,12 @@ class Exchange(ABC):
     """A strategy behind :class:`pibroch.exchange.Embeddings`; all strategies give the same numbers.
 
     Attributes:
-        shards: the row records that this process holds; tables of one width, or blocks of columns, share a shard.
+        shards: the row records that this process holds, or has in its care on servers; tables of one width, or blocks of
+            columns, share a shard.
         reads_ahead: whether batches that come through :meth:`feed` are looked up sooner than others.
     """
 
-    shards: tuple[MemoryShard, ...]
+    shards: Sequence[MemoryShard | RemoteShard]
     reads_ahead: bool = False
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""How many rows of other ranks' homes a rank can keep."""
+"""How many rows of other ranks' or servers' homes a rank can keep."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def spare_rows(layout: LaneLayout, optimizer: SparseOptimizer, wanted: int | Non
         )  # fmt: skip
     if wanted is not None and wanted < 0:
         raise ConfigError(f"cache_rows {wanted}", "at least 0")
-    if channel.ranks.world_size == 1:
+    if len(layout.pieces) == 1:  # all rows are at home
         return 0
     if wanted is None:
         neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", channel.ranks.world_size))

@@ -1,4 +1,4 @@
-"""Carries out the oracle's plans: rows travel between the ranks' memories, gradients to the owners, updates are applied.
+"""Carries out the oracle's plans: rows travel between ranks and servers, gradients to the owners, updates are applied.
 
 Everything here runs on the courier's thread, on all ranks in the same order.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import reduce
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from pibroch.kernels.pack import numba as packing
 from pibroch.kernels.scatter_update.numba import Grouped
 from pibroch.kernels.window.numba import Gradients, Ints, Travel
 from pibroch.observability.trace import span
+from pibroch.servers.client import Homes, Parcel
 
 Records = NDArray[np.float32]
 NOBODY = -1
@@ -40,13 +42,16 @@ class Carrier:
 
     Args:
         shard: the home, with spare rows for the slots.
-        bounds: int64 ``[W + 1]``, the first address of each rank's home.
+        bounds: int64 ``[P + 1]``, the first address of each rank's home, then of each server's.
         optimizer: of all rows.
         channel: to the other ranks.
+        homes: on servers, if they are there.
     """
 
-    def __init__(self, shard: MemoryShard, bounds: Ints, optimizer: SparseOptimizer, channel: Channel) -> None:
-        self.shard, self.bounds, self.optimizer, self.channel = shard, bounds, optimizer, channel
+    def __init__(
+        self, shard: MemoryShard, bounds: Ints, optimizer: SparseOptimizer, channel: Channel, homes: Homes | None = None
+    ) -> None:
+        self.shard, self.bounds, self.optimizer, self.channel, self.homes = shard, bounds, optimizer, channel, homes
         self.num_home = len(shard.records)
         self.purposes = Purposes()
         self._row_of_slot = np.full(len(shard.space) - self.num_home, NOBODY, np.int64)
@@ -56,19 +61,46 @@ class Carrier:
         records, dim = self.shard.space, self.shard.dim
         widths = np.array([records.shape[1], dim])
         for purpose, each in travels.items():
-            self.purposes.add(purpose, 4 * int((widths @ each.counts[:2]).sum()))
+            self.purposes.add(purpose, self._num_bytes(each, widths))
         travel = reduce(merged, travels.values())
         going, coming = widths @ travel.counts[:2], widths @ travel.counts[2:]
-        message = np.empty(int(going.sum()), np.float32)
+        message, came = np.empty(int(going.sum()), np.float32), np.empty(int(coming.sum()), np.float32)
         packing.pack(records, travel.records_out, travel.weights_out, travel.counts[:2], dim, message)
+        with span(f"carry {', '.join(travels)}"):
+            self._swap(travel, message, going.tolist(), came, coming.tolist())
         left = travel.records_out[travel.records_out >= self.num_home] - self.num_home
         self._row_of_slot[left] = NOBODY
-        with span(f"carry {', '.join(travels)}"):
-            came = self.channel.all_to_all(torch.from_numpy(message), going.tolist(), coming.tolist()).numpy()
         packing.unpack(came, travel.records_in, travel.weights_in, travel.counts[2:], dim, records)
         in_slots = travel.records_in >= self.num_home
         self._row_of_slot[travel.records_in[in_slots] - self.num_home] = travel.rows_in[in_slots]
         self._touch(travel.records_in[~in_slots])
+
+    def _swap(self, travel: Travel, message: Records, going: list[int], came: Records, coming: list[int]) -> None:
+        """Send a message's parts to ranks and servers, and fill ``came`` with theirs."""
+        size = self.channel.ranks.world_size
+        out, into = sum(going[:size]), sum(coming[:size])
+        answers = [] if self.homes is None else self._visit(self.homes, travel, message[out:])
+        self.channel.all_to_all(
+            torch.from_numpy(message[:out]), going[:size], coming[:size], torch.from_numpy(came[:into])
+        )
+        if self.homes is not None:
+            self.homes.collect(answers, came[into:])
+
+    def _visit(self, homes: Homes, travel: Travel, records: Records) -> list[torch.futures.Future[Any]]:
+        """The servers' part of a message."""
+        size = self.channel.ranks.world_size
+        first, counts = travel.counts[:, :size].sum(1), travel.counts[:, size:]
+        leaving = self._row_of_slot[travel.records_out[first[0] :] - self.num_home]
+        whole, lent = Parcel(travel.rows_in[first[2] :], counts[2]), Parcel(travel.lent_in[first[3] :], counts[3])
+        return homes.exchange(Parcel(leaving, counts[0]), records, whole, lent)
+
+    def _num_bytes(self, travel: Travel, widths: Ints) -> int:
+        """What this rank sends; of its traffic with servers, all, with the numbers of the rows."""
+        num_bytes = 4 * int((widths @ travel.counts[:2]).sum())
+        if self.homes is not None:
+            counts = travel.counts[:, self.channel.ranks.world_size :]
+            num_bytes += 4 * int((widths @ counts[2:]).sum()) + self.homes.num_row_bytes(int(counts.sum()))
+        return num_bytes
 
     def update(
         self, plan: Gradients, gradients: Records, num_sums: int, learning_rate: float, step: int, purpose: str
@@ -86,7 +118,8 @@ class Carrier:
         sent = gradients[plan.given]
         room = torch.from_numpy(gradients[num_sums : num_sums + int(plan.counts[1].sum())])
         with span(f"{purpose} gradients"):
-            self.channel.all_to_all(torch.from_numpy(sent), plan.counts[0].tolist(), plan.counts[1].tolist(), room)
+            going, coming = plan.counts[:, : self.channel.ranks.world_size].tolist()
+            self.channel.all_to_all(torch.from_numpy(sent), going, coming, room)
         self.purposes.add(purpose, sent.nbytes)
         self.apply(plan, gradients, learning_rate, step, purpose)
 
@@ -103,6 +136,11 @@ class Carrier:
         slots = np.flatnonzero(self._row_of_slot != NOBODY)
         slots = slots[np.argsort(self._row_of_slot[slots], kind="stable")]
         rows = self._row_of_slot[slots]
+        if self.homes is not None:
+            brought, nothing = self.shard.space[slots + self.num_home].ravel(), self.homes.no_rows()
+            self.homes.exchange(self.homes.parcel(rows), brought, nothing, nothing)
+            self.purposes.add("write back", brought.nbytes + self.homes.num_row_bytes(len(rows)))
+            return
         going = np.diff(np.searchsorted(rows, self.bounds))
         coming = channel.exchange_counts(torch.from_numpy(going).view(-1, 1)).flatten().tolist()
         came_rows = channel.all_to_all(torch.from_numpy(rows), going.tolist(), coming).numpy()

@@ -101,14 +101,21 @@ class Embeddings(nn.Module):
 
     @property
     def shard(self) -> MemoryShard:
-        """The row records that this process holds, where one shard holds them all (every placement but column-wise)."""
+        """The row records that this process holds, where one shard holds them all (every placement but column-wise).
+
+        Raises:
+            ConfigError: when there are several, or they lie on servers.
+        """
         self.exchange.flush()
-        (shard,) = self.exchange.shards
-        return shard
+        if len(self.exchange.shards) != 1 or not isinstance(self.exchange.shards[0], MemoryShard):
+            raise ConfigError(
+                f"{len(self.exchange.shards)} shards, or one on a server", "one shard in this process", "use pieces()"
+            )
+        return self.exchange.shards[0]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all row records here: weights and optimizer state."""
+        """Bytes of all row records in this process's care: weights and optimizer state."""
         return sum(int(shard.records.nbytes) for shard in self.exchange.shards)
 
     def feed(self, batches: Iterable[Any]) -> Iterator[Any]:

@@ -6,14 +6,16 @@ the offset. Replicated blocks come first in every shard, at the same offsets.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.embedding import Piece, RowSpace, Table
+from pibroch.errors import ConfigError
 from pibroch.kernels.route.numba import Homes
-from pibroch.planner import Plan
+from pibroch.planner import Placement, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,34 @@ class LaneLayout:
     shares_tables: bool
     is_pooled: bool
     num_features_of_shard: tuple[int, ...]
+
+
+def plan_for(space: RowSpace, placement: str | Mapping[str, str] | Plan, num_shards: int, what: str) -> Plan:
+    """The plan that a placement means.
+
+    Args:
+        space: of all tables.
+        placement: a kind for all tables, kinds by table, or a plan.
+        num_shards: that there are.
+        what: they are, for the error.
+
+    Raises:
+        ConfigError: for a plan that does not fit.
+    """
+    plan = placement if isinstance(placement, Plan) else Plan.of(space.tables, num_shards, placement)
+    plan.check(space.tables)
+    if plan.num_shards != num_shards:
+        raise ConfigError(f"a plan for {plan.num_shards} shards", f"one for {num_shards}, the number of {what}")
+    return plan
+
+
+def behind(plan: Plan, num_trainers: int) -> Plan:
+    """The same plan for shards that come after those of trainers, which have none."""
+    placements = {
+        name: Placement(kind=each.kind, shards=tuple(shard + num_trainers for shard in each.shards))
+        for name, each in plan.placements.items()
+    }
+    return Plan(num_shards=num_trainers + plan.num_shards, placements=placements)
 
 
 def lay_out(space: RowSpace, plan: Plan, rank: int) -> list[LaneLayout]:

@@ -9,13 +9,14 @@ written home. ``docs/design/0005-lookahead.md`` explains.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from pibroch.collectives import Channel
@@ -27,56 +28,23 @@ from pibroch.exchange.announcement import Announcement, Prepared, announce, prep
 from pibroch.exchange.base import Report
 from pibroch.exchange.cache_size import spare_rows
 from pibroch.exchange.carrier import Carrier, Records, arrivals
-from pibroch.exchange.layout import LaneLayout
+from pibroch.exchange.lane import Lane
+from pibroch.exchange.layout import LaneLayout, behind, plan_for
 from pibroch.exchange.row_lane import RowLane
 from pibroch.exchange.rows import pool
+from pibroch.exchange.server_lane import ServerLane
+from pibroch.exchange.step import Rates, Step
 from pibroch.kernels import parallel
 from pibroch.kernels.route import numba as routing
 from pibroch.kernels.window.numba import Ints
 from pibroch.lookahead import Oracle, StepPlan
 from pibroch.observability.trace import span
 from pibroch.planner import Plan
+from pibroch.servers.views import RemoteShard
 
 T = TypeVar("T")
 LOOKAHEAD = 200
 """Steps, where no number is given: beyond it the paper (Table 3) and the benchmarks found nothing more to gain."""
-
-
-@dataclass(slots=True, eq=False)
-class Step:
-    """A batch on its way.
-
-    Attributes:
-        batch: this rank's part.
-        is_real: unless it is a filler after this rank's last batch.
-        feed: from which it came.
-        said: what all ranks told about it.
-        entered: done when the oracle knows it.
-        plan: of what happens after it.
-        places: where its rows are read, once they are there.
-        num_fetched: of its rows that came, or will come, from other ranks for it.
-        gradients: this rank's sums and room for what comes, once they are computed.
-        lone: done when the rows that this rank alone touched are updated.
-    """
-
-    batch: JaggedBatch
-    is_real: bool
-    feed: object
-    said: Future[Announcement] = field(default_factory=Future)
-    entered: Future[None] = field(default_factory=Future)
-    plan: Future[StepPlan] | None = None
-    places: Future[Ints] | None = None
-    num_fetched: int = 0
-    gradients: Records | None = None
-    lone: Future[None] | None = None
-
-
-@dataclass(slots=True)
-class Rates:
-    """How the last step's update was to be made."""
-
-    learning_rate: float = 0.0
-    number: int = 0
 
 
 class LookaheadExchange(AllToAllExchange):
@@ -86,11 +54,14 @@ class LookaheadExchange(AllToAllExchange):
         row_space: of all tables.
         optimizer: of all tables.
         seed: of the initial weights.
-        placement: of the homes: ``row_wise``, ``table_wise``, such kinds by table, or a :class:`Plan` with these.
+        placement: of the homes: ``row_wise``, ``table_wise``, such kinds by table, or a :class:`Plan` with these, over the
+            ranks, or over the servers.
         lookahead: batches read ahead; ``None`` for as many as the cache holds, at most ``LOOKAHEAD``. Shrinks under pressure.
         cache_rows: rows of other ranks' homes that a rank can keep; ``None`` for what fits into half of the free memory.
         cache: design of the cache: ``lrpp``, ``partitioned`` or ``replicated`` (Sec. 3.3).
         delayed_sync: whether updates that the next step does not need cross later, beside it.
+        servers: names of workers of this process's RPC group that hold the homes, see :mod:`pibroch.servers`; without any
+            the ranks hold them.
         channel: between the ranks, for this exchange alone; over all ranks of torch.distributed's group when absent.
 
     Raises:
@@ -108,17 +79,22 @@ class LookaheadExchange(AllToAllExchange):
         cache_rows: int | None = None,
         cache: str = "lrpp",
         delayed_sync: bool = True,
+        servers: Sequence[str] = (),
         channel: Channel | None = None,
     ) -> None:
-        self._cache_rows = cache_rows
+        self._cache_rows, self._servers = cache_rows, tuple(servers)
         super().__init__(row_space, optimizer, seed, placement=placement, channel=channel)
         (lane,) = self._lanes
         assert isinstance(lane, RowLane), "the layout was checked"
         bounds = lane.layout.bounds
         self._lane, self._lookahead = lane, LOOKAHEAD if lookahead is None else lookahead
-        self._carrier = Carrier(lane.shard, bounds, optimizer, self._channel)
+        self._homes = lane.homes if isinstance(lane, ServerLane) else None
+        self._carrier = Carrier(lane.shard, bounds, optimizer, self._channel, self._homes)
         capacity = len(lane.shard.space) - len(lane.shard.records)
-        self._oracle = Oracle(bounds, lane.rank, self._lookahead, capacity, cache, delayed_sync)
+        self._oracle = Oracle(bounds, lane.rank, self._lookahead, capacity, cache, delayed_sync, lane.world_size)
+        if self._homes is not None:
+            held = list(enumerate(lane.layout.pieces[lane.world_size :]))[lane.rank :: lane.world_size]
+            self.shards = [RemoteShard(self._homes, server, pieces, optimizer) for server, pieces in held]
         self._clerk = Courier("pibroch-clerk")
         self._read: list[Step] = []  # read, not announced
         self._window: deque[Step] = deque()  # announced, not looked up
@@ -271,6 +247,8 @@ class LookaheadExchange(AllToAllExchange):
     def flush(self) -> None:
         """See :class:`Exchange`; every rank calls it. Rows stay in the caches, and are at their homes as well."""
         self._write_home()
+        if self._homes is not None:
+            self._courier.send(self._homes.flush)
         self._courier.flush()
 
     def forget(self) -> None:
@@ -364,8 +342,17 @@ class LookaheadExchange(AllToAllExchange):
 
         step.places = self._courier.send(fetch)
 
-    def _spare_rows(self, layout: LaneLayout, optimizer: SparseOptimizer) -> int:
-        return spare_rows(layout, optimizer, self._cache_rows, self._channel)
+    def _plan(self, placement: str | Mapping[str, str] | Plan) -> Plan:
+        if not self._servers:
+            return super()._plan(placement)
+        plan = plan_for(self.row_space, placement, len(self._servers), "servers")
+        return behind(plan, self._ranks.world_size)
+
+    def _lane_of(self, layout: LaneLayout, optimizer: SparseOptimizer, seed: int, wire: torch.dtype) -> Lane:
+        spare = spare_rows(layout, optimizer, self._cache_rows, self._channel)
+        if self._servers:
+            return ServerLane(layout, optimizer, seed, self._channel, spare, self._servers)
+        return RowLane(layout, optimizer, seed, self._channel, wire, spare)
 
 
 def _pass_on(answer: Future[T], source: Future[T]) -> None:

@@ -1,0 +1,192 @@
+"""A trainer's way to the homes on servers.
+
+R rows of one server, W floats in a record, D of them weights, S servers.
+"""
+
+from __future__ import annotations
+
+import secrets
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pibroch import rpc
+from pibroch.collectives import Channel
+from pibroch.embedding import Piece, SparseOptimizer
+from pibroch.errors import RpcError, TrainingError
+from pibroch.servers import server
+from pibroch.servers.spec import Spec
+
+Ints = NDArray[np.int64]
+Records = NDArray[np.float32]
+MOST_UNANSWERED = 16
+CONFIGURE_TIMEOUT_S = 3600.0
+"""Initial weights of a large shard take their time."""
+
+_RUN = secrets.token_hex(8)
+"""Of this process; that of rank 0 names the run."""
+_forgotten: deque[str] = deque()
+"""Homes whose exchange is gone. The next configuration says so: a collector of garbage must not talk to others."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parcel:
+    """What goes to the servers, or is wanted of them, grouped by server.
+
+    Attributes:
+        rows: addresses.
+        counts: ``[S]``.
+    """
+
+    rows: Ints
+    counts: Ints
+
+    def split(self) -> list[Ints]:
+        """By server."""
+        return np.split(self.rows, np.cumsum(self.counts)[:-1])
+
+
+class Homes:
+    """The servers' shards, as one exchange of one trainer knows them. All trainers make the same calls in the same order.
+
+    One thread calls it at a time.
+
+    Args:
+        names: of the servers, workers of this process's RPC group.
+        pieces: that each server holds.
+        bounds: int64 ``[S + 1]``, first address of each server's rows.
+        dim: D.
+        optimizer: of all rows.
+        seed: of the initial weights.
+        channel: between the trainers, to agree on a name.
+
+    Raises:
+        ConfigError: when trainers want different things.
+        TrainingError: when a server cannot be reached.
+    """
+
+    def __init__(
+        self, names: Sequence[str], pieces: Sequence[Sequence[Piece]], bounds: Ints, dim: int,
+        optimizer: SparseOptimizer, seed: int, channel: Channel,
+    ) -> None:  # fmt: skip
+        self.names, self.bounds, self.dim, self.width = tuple(names), bounds, dim, optimizer.record_width(dim)
+        self._ranks = channel.ranks
+        self.timeout_s = channel.ranks.timeout_s
+        run, self.key = channel.gather([_RUN, secrets.token_hex(8)])[0]
+        self._number = 0
+        self._unanswered: deque[tuple[str, torch.futures.Future[Any]]] = deque()
+        largest = int(np.diff(bounds).max())
+        self.row_type: np.dtype[Any] = np.dtype(np.int32 if largest < 1 << 31 else np.int64)
+        old = [_forgotten.popleft() for _ in range(len(_forgotten))]
+        me = rpc.get_worker_info().name
+        for name, held in zip(self.names, pieces, strict=True):
+            spec = list(astuple(Spec.of(held, optimizer, seed)))
+            wanted = [spec, dim, channel.ranks.world_size]
+            self._call(name, server.configure, run, me, self.key, wanted, old, timeout_s=CONFIGURE_TIMEOUT_S)
+        self._wait(0)
+        weakref.finalize(self, _forgotten.append, self.key)
+
+    def exchange(
+        self, home: Parcel, records: Records, whole: Parcel, lent: Parcel, averaged_at: int | None = None
+    ) -> list[torch.futures.Future[Any]]:
+        """A round: records go home, then records and weights are wanted. Returns what :meth:`collect` waits for.
+
+        Args:
+            home: rows that go home.
+            records: float32 ``[len(home.rows) * W]``; not changed until the round is over.
+            whole: rows of which the record is wanted.
+            lent: rows of which the weights are wanted.
+            averaged_at: wants moving averages as of this step for weights.
+        """
+        floats = np.split(records, np.cumsum(home.counts)[:-1] * self.width)
+        answers = []
+        for number, name in enumerate(self.names):
+            rows = [self._local(parcel.split()[number], number) for parcel in (home, whole, lent)]
+            came = [rows[0], torch.from_numpy(floats[number]), *rows[1:]]
+            answers.append(self._send(name, server.exchange, *came, averaged_at))
+        self._number += 1
+        coming = 4 * (self.width * int(whole.counts.sum()) + self.dim * int(lent.counts.sum()))
+        self._count(records.nbytes + coming + self.num_row_bytes(sum(len(each.rows) for each in (home, whole, lent))))
+        return answers
+
+    def collect(self, answers: Sequence[torch.futures.Future[Any]], out: Records) -> None:
+        """Wait for a round; for each server in turn its records, then its weights, flat in ``out``."""
+        at = 0
+        for name, answer in zip(self.names, answers, strict=True):
+            with self._explained(name):
+                came = answer.wait().numpy()
+            out[at : at + len(came)] = came
+            at += len(came)
+        assert at == len(out), "servers give what is wanted"
+
+    def update(self, parcel: Parcel, gradients: Records, learning_rate: float, step: int) -> None:
+        """A round of gradients ``[len(parcel.rows), D]``; returns when it is on its way."""
+        sums = np.split(gradients, np.cumsum(parcel.counts)[:-1])
+        for number, (name, rows) in enumerate(zip(self.names, parcel.split(), strict=True)):
+            given = torch.from_numpy(sums[number])
+            self._send(name, server.update, self._local(rows, number), given, learning_rate, step)
+        self._number += 1
+        self._count(gradients.nbytes + self.num_row_bytes(len(parcel.rows)))
+
+    def flush(self) -> None:
+        """Wait until all rounds are over, those of other trainers too: every trainer calls it."""
+        self._wait(0)
+
+    def ask(self, number: int, function: Any, *args: Any) -> Any:
+        """What a function says on a server, outside of rounds."""
+        with self._explained(self.names[number]):
+            return rpc.rpc_sync(self.names[number], function, (self.key, *args), timeout=self.timeout_s)
+
+    def parcel(self, rows: Ints) -> Parcel:
+        """Rising addresses by server."""
+        return Parcel(rows, np.diff(np.searchsorted(rows, self.bounds)))
+
+    def no_rows(self) -> Parcel:
+        """Nothing for any server."""
+        return self.parcel(np.empty(0, np.int64))
+
+    def num_row_bytes(self, num_rows: int) -> int:
+        """Bytes of row numbers."""
+        return num_rows * self.row_type.itemsize
+
+    def _local(self, rows: Ints, number: int) -> torch.Tensor:
+        return torch.from_numpy((rows - self.bounds[number]).astype(self.row_type))
+
+    def _send(self, name: str, function: Any, *args: Any) -> torch.futures.Future[Any]:
+        return self._call(name, function, self.key, self._ranks.rank, self._number, *args, timeout_s=self.timeout_s)
+
+    def _call(self, name: str, function: Any, *args: Any, timeout_s: float) -> torch.futures.Future[Any]:
+        self._wait(MOST_UNANSWERED * len(self.names))
+        with self._explained(name):
+            answer = rpc.rpc_async(name, function, args, timeout=timeout_s)
+        self._unanswered.append((name, answer))
+        return answer
+
+    def _wait(self, most: int) -> None:
+        """Until at most so many calls are unanswered; of those that are answered, none has failed."""
+        while self._unanswered and (len(self._unanswered) > most or self._unanswered[0][1].done()):
+            name, answer = self._unanswered.popleft()
+            with self._explained(name):
+                answer.wait()
+
+    def _count(self, num_bytes: int) -> None:
+        """Servers keep no account: what they send and receive is the trainer's."""
+        self._ranks.traffic.sent += num_bytes
+        self._ranks.traffic.received += num_bytes
+
+    @contextmanager
+    def _explained(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except RpcError as error:
+            raise TrainingError(
+                f"embedding server {name!r} out of reach: {error.got}", "all servers of the run",
+                "see its log; a training run goes on with --resume",
+            ) from error  # fmt: skip

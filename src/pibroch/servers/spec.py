@@ -1,0 +1,98 @@
+"""What a server has to hold, as plain data: pieces of tables, how their weights begin, and their optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pibroch.embedding import (
+    SGD,
+    Adagrad,
+    Adam,
+    MemoryShard,
+    Normal,
+    Piece,
+    RowWiseAdagrad,
+    RowWiseAdam,
+    SparseOptimizer,
+    Table,
+    Uniform,
+    Zeros,
+)
+from pibroch.errors import ConfigError
+
+OPTIMIZERS = {cls.__name__: cls for cls in (SGD, Adagrad, RowWiseAdagrad, Adam, RowWiseAdam)}
+INITIALIZERS = {cls.__name__: cls for cls in (Zeros, Uniform, Normal)}
+
+Plain = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A shard to be.
+
+    Attributes:
+        tables: name, rows, dim, name and fields of the initializer of each.
+        pieces: of the shard, in their order: number of the table; start, stop and step of its rows.
+        optimizer: its name and fields.
+        seed: of the initial weights.
+    """
+
+    tables: list[Plain]
+    pieces: list[list[int]]
+    optimizer: list[Any]
+    seed: int
+
+    @classmethod
+    def of(cls, pieces: Sequence[Piece], optimizer: SparseOptimizer, seed: int) -> Spec:
+        """What a shard of these pieces needs.
+
+        Raises:
+            ConfigError: for an optimizer or initializer that is not pibroch's own.
+        """
+        tables = list(dict.fromkeys(piece.table.name for piece in pieces))
+        known = {piece.table.name: _plain(piece.table) for piece in pieces}
+        rows = [[tables.index(p.table.name), p.rows.start, p.rows.stop, p.rows.step] for p in pieces]
+        return cls([known[name] for name in tables], rows, _named(optimizer, OPTIMIZERS), seed)
+
+    def build(self, dim: int) -> tuple[MemoryShard, SparseOptimizer]:
+        """The shard with its initial weights, ``dim`` in a row, and the optimizer.
+
+        Raises:
+            ConfigError: for what cannot be.
+        """
+        try:
+            tables = [
+                Table(each["name"], each["num_rows"], each["dim"], initializer=_made(each["initializer"], INITIALIZERS))
+                for each in self.tables
+            ]
+            pieces = [Piece(tables[n], range(*rows), range(tables[n].dim)) for n, *rows in self.pieces]
+            optimizer = _made(self.optimizer, OPTIMIZERS)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise ConfigError(f"a shard that cannot be made: {error}", "tables, pieces and an optimizer") from error
+        for piece in pieces:
+            if len(piece.rows) and not (piece.rows[0] >= 0 and piece.rows[-1] < piece.table.num_rows):
+                raise ConfigError(f"rows {piece.rows} of table {piece.table.name!r}", "rows that the table has")
+            if piece.table.dim != dim:
+                raise ConfigError(f"table {piece.table.name!r} of dim {piece.table.dim}", f"dim {dim}")
+        return MemoryShard(pieces, dim, optimizer, self.seed), optimizer
+
+
+def _plain(table: Table) -> Plain:
+    initializer = _named(table.initializer, INITIALIZERS)
+    return {"name": table.name, "num_rows": table.num_rows, "dim": table.dim, "initializer": initializer}
+
+
+def _named(value: Any, known: dict[str, Any]) -> list[Any]:
+    name = type(value).__name__
+    if known.get(name) is not type(value):
+        raise ConfigError(
+            f"a {name}, which servers do not know", f"one of {', '.join(known)}", "train without servers, or use one"
+        )
+    return [name, asdict(value)]
+
+
+def _made(named: list[Any], known: dict[str, Any]) -> Any:
+    name, fields = named
+    return known[name](**fields)

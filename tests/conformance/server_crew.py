@@ -1,0 +1,62 @@
+"""Embedding servers as processes of the tests' own, which every world of trainers may join in turn."""
+
+import os
+import signal
+import socket
+
+import cases
+from forked import context
+from pibroch.servers.group import join, leave, serve
+
+TIMEOUT_S = 120
+
+
+class ServerCrew:
+    """``size`` servers.
+
+    Attributes:
+        meet: where they are found.
+    """
+
+    def __init__(self, size):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.meet = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        self.size, self._processes = size, []
+        for number in range(size):
+            ours, theirs = context().Pipe()
+            process = context().Process(target=_serve, args=(theirs, self.meet, number), daemon=True)
+            process.start()
+            theirs.close()
+            self._processes.append((process, ours))
+        for _, pipe in self._processes:
+            assert pipe.poll(TIMEOUT_S) and pipe.recv() == "ready"
+
+    def signal(self, number, which):
+        os.kill(self._processes[number][0].pid, which)
+
+    def close(self):
+        for process, _ in self._processes:
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+
+
+def _serve(pipe, meet, number):
+    import torch
+
+    torch.set_num_threads(1)
+    serve(meet, number)
+    pipe.send("ready")
+    try:
+        pipe.recv()
+    except EOFError:
+        os._exit(0)
+
+
+def run(channel, meet, num_servers, function, *args, **options):
+    """A function of the cases, by its name, with its rows on servers."""
+    servers = join(meet, num_servers, channel.ranks.rank)
+    result = getattr(cases, function)(channel, *args, exchange="lookahead", servers=servers, **options)
+    channel.barrier()
+    leave()
+    return result
