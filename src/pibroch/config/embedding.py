@@ -53,6 +53,9 @@ class EmbeddingConfig(Section):
         cache_rows: rows of other ranks that a rank can keep; when absent what fits into half of the free memory.
         cache: which design of the cache (BagPipe, Sec. 3.3); the other two are there to be compared with.
         delayed_sync: whether updates that the next step does not need cross beside it.
+        servers: embedding servers that hold the rows in place of the ranks; started on this machine with the run, unless
+            ``meet`` says where they are.
+        meet: ``tcp://host:port`` of servers that run already, see ``pibroch embedding-server --help``.
     """
 
     init: InitializerConfig = NormalConfig(name="normal", std=0.01)
@@ -65,14 +68,18 @@ class EmbeddingConfig(Section):
     cache_rows: int | None = Field(default=None, ge=0)
     cache: Literal["lrpp", "partitioned", "replicated"] = "lrpp"
     delayed_sync: bool = True
+    servers: int | None = Field(default=None, ge=1)
+    meet: str | None = None
 
     @model_validator(mode="after")
     def _one_placement(self) -> Self:
         if self.plan is not None and self.placement != "row_wise":
             raise ValueError("takes `placement` or `plan`, not both")
+        if self.meet is not None and self.servers is None:
+            raise ValueError("takes `meet` with `servers`, the number of those that meet there")
         return self
 
-    @field_validator("lookahead", "cache_rows", "cache", "delayed_sync")
+    @field_validator("lookahead", "cache_rows", "cache", "delayed_sync", "servers")
     @classmethod
     def _only_with_lookahead(cls, value: Any, info: ValidationInfo) -> Any:
         assert info.field_name is not None

@@ -28,6 +28,7 @@ from pibroch.train.manifest import read_manifest
 from pibroch.train.meter import hit_rate
 from pibroch.train.metrics import Metrics, finite_or_none
 from pibroch.train.run_directory import RunDirectory
+from pibroch.train.servers import embedding_servers
 from pibroch.train.session import Session, build_session, exchange_name
 from pibroch.train.stopwatch import Stopwatch
 from pibroch.train.summary import Summary
@@ -62,13 +63,20 @@ def run_training(
         NonFiniteLossError: when training diverges.
         StorageError: when the disk refuses.
         RankFailedError: when another rank failed or was lost.
+        TrainingError: when an embedding server was lost.
     """
     for split, count in dataset.samples.items():
         if count == 0:
             raise DataError(f"an empty {split} split in {dataset.path}", "samples in each split", "prepare more data")
-    session = build_session(config, dataset, team)
-    every, channel = config.train.full_checkpoint_every, session.team.control
-    checkpoints = CheckpointFolder(run.checkpoints_path, config.train.keep, every, channel)
+    team = team or Team.alone()
+    with embedding_servers(config.embedding, team, run.server_logs) as servers:
+        session = build_session(config, dataset, team, servers)
+        return _train(session, run, make_sink, traces)
+
+
+def _train(session: Session, run: RunDirectory, make_sink: MakeSink, traces: bool) -> RunResult:
+    settings, channel = session.config.train, session.team.control
+    checkpoints = CheckpointFolder(run.checkpoints_path, settings.keep, settings.full_checkpoint_every, channel)
     progress = checkpoints.resume(session)
     stopwatch = Stopwatch(run.truncate_metrics(progress.step))
     sink = FanOut([JsonLines(run.metrics_path), make_sink(total_steps(session))])
@@ -104,7 +112,8 @@ def evaluate_checkpoint(path: Path, dataset: EncodedDataset, split: str) -> Metr
 def _for_one_process(config: RunConfig) -> RunConfig:
     """The configuration that predicts in one process, without optimizer state."""
     stateless = SparseSGDConfig(name="sgd", lr=1.0)
-    embedding = config.embedding.model_copy(update={"optimizer": stateless, "exchange": "local"})
+    alone = {"optimizer": stateless, "exchange": "local", "servers": None, "meet": None}
+    embedding = config.embedding.model_copy(update=alone)
     return config.model_copy(update={"embedding": embedding})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -99,8 +99,17 @@ class Session:
             group["lr"] = self.config.optimizer.lr * factor
 
 
-def build_session(config: RunConfig, dataset: EncodedDataset, team: Team | None = None) -> Session:
-    """Freshly initialised; the seed decides every initial weight and the dropout after it. Every rank of a team calls it."""
+def build_session(
+    config: RunConfig, dataset: EncodedDataset, team: Team | None = None, servers: Sequence[str] = ()
+) -> Session:
+    """Freshly initialised; the seed decides every initial weight and the dropout after it. Every rank of a team calls it.
+
+    Args:
+        config: the resolved configuration.
+        dataset: the data.
+        team: one process when absent.
+        servers: names of the embedding servers that the configuration asks for, see :mod:`pibroch.train.servers`.
+    """
     team = team or Team.alone()
     if config.train.threads is not None or team.ranks.world_size > 1:
         torch.set_num_threads(config.train.threads or threads_of_rank())
@@ -112,7 +121,7 @@ def build_session(config: RunConfig, dataset: EncodedDataset, team: Team | None 
         build_sparse_optimizer(config.embedding.optimizer, config.train.average),
         exchange,
         config.seed,
-        **_exchange_options(exchange, config.embedding, team),
+        **_exchange_options(exchange, config.embedding, team, servers),
     )
     model = data_parallel(build_model(config.model, len(schema.dense), len(schema.categorical)), team.ranks)
     optimizer = build_dense_optimizer(config.optimizer, model.parameters())
@@ -137,14 +146,16 @@ def exchange_name(config: EmbeddingConfig, team: Team) -> str:
     return config.exchange
 
 
-def _exchange_options(exchange: str, config: EmbeddingConfig, team: Team) -> dict[str, Any]:
+def _exchange_options(exchange: str, config: EmbeddingConfig, team: Team, servers: Sequence[str]) -> dict[str, Any]:
+    assert len(servers) == (config.servers or 0), "servers are started or met before the session is built"
     if exchange == "local":
         return {}
     placement = config.placement if config.plan is None else Plan.load(Path(config.plan))
     common = {"placement": placement, "channel": team.ranks.open_channel()}
     if exchange == "alltoall":
         return common | {"wire": config.wire}
-    return common | {name: getattr(config, name) for name in ("lookahead", "cache_rows", "cache", "delayed_sync")}
+    own = {name: getattr(config, name) for name in ("lookahead", "cache_rows", "cache", "delayed_sync")}
+    return common | own | {"servers": servers}
 
 
 def build_tables(config: RunConfig, num_rows: dict[str, int]) -> list[Table]:

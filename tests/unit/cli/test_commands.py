@@ -57,5 +57,5 @@ def test_doctor_checks_the_kernels():
 def test_help_names_every_command():
     ended = run_installed("--help")
     assert ended.returncode == 0
-    for name in ("train", "evaluate", "report", "doctor", "data", "bench"):
+    for name in ("train", "evaluate", "embedding-server", "report", "doctor", "data", "bench"):
         assert f" {name} " in ended.stdout

@@ -74,6 +74,8 @@ def test_settings_of_lookahead_survive_being_written(recipe):
         "embedding.cache_rows=0",
         "embedding.cache=replicated",
         "embedding.delayed_sync=false",
+        "embedding.servers=2",
+        "embedding.meet='tcp://10.0.0.5:29600'",
     ]
     config = load_recipe(str(recipe), [ahead, *chosen, "embedding.placement={''='row_wise', C1='table_wise'}"])
     assert check_config(tomllib.loads(to_toml(config.model_dump())), "itself") == config
@@ -98,6 +100,9 @@ def test_settings_of_lookahead_survive_being_written(recipe):
         ),
         (["exchange=lookahead", "placement={C1='replicated'}"], r"`embedding\.placement = \{'C1': 'replicated'\}`"),
         (["exchange=lookahead", "wire=bfloat16"], r"`embedding\.wire = 'bfloat16'`.*float32 with"),
+        (["servers=2"], r"`embedding\.servers = 2`.*need nothing, or `embedding\.exchange = 'lookahead'`"),
+        (["exchange=lookahead", "servers=0"], r"`embedding\.servers = 0`.*greater than or equal to 1"),
+        (["exchange=lookahead", "meet='tcp://a:1'"], r"`meet` with `servers`"),
     ],
 )
 def test_what_lookahead_takes_and_what_only_lookahead_takes(recipe, overrides, message):

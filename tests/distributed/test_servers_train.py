@@ -1,0 +1,149 @@
+"""`pibroch train` with embedding servers: the files of `alltoall`, whoever is stopped or killed; a lost server is named."""
+
+import json
+import os
+import re
+import signal
+import socket
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import training_cases as cases
+from crew import Crew, lives, steps, wait_until
+from test_lookahead_train import COMMON, PURPOSES, check_same_files, curve
+
+from pibroch.config import to_toml
+from pibroch.errors import TrainingError
+from pibroch.servers.group import join
+from pibroch.train.checkpoint_folder import CheckpointFolder
+from small_run import files_below, make_config, start_command
+
+ENDS_S = 15.0
+SERVERS = ["embedding.exchange=lookahead", "embedding.servers=2", "embedding.lookahead=5"]
+STOPPED_S = 0.5
+
+
+@pytest.fixture(scope="module")
+def expected(worlds, data, tmp_path_factory):
+    """A run of two ranks with `alltoall`."""
+    folder = tmp_path_factory.mktemp("expected") / "run"
+    worlds(2).run(cases.train, make_config(data, *COMMON, "embedding.exchange=alltoall").model_dump(), str(folder))
+    return folder
+
+
+def recipe_of(data, folder, *more):
+    path = folder / "servers.toml"
+    path.write_text(to_toml(make_config(data, *COMMON, *SERVERS, *more).model_dump()))
+    return path
+
+
+def servers_of(process_id):
+    """Server processes that a process started, by number."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        try:
+            line = (folder / "cmdline").read_bytes().split(b"\0")
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
+            continue
+        if b"embedding-server" in line and parent == process_id:
+            found[int(line[line.index(b"--number") + 1])] = int(folder.name)
+    return found
+
+
+def test_a_stopped_server_is_waited_for_and_a_killed_one_is_named_by_all(data, expected, tmp_path):
+    run = tmp_path / "run"
+    with Crew(recipe_of(data, tmp_path, "train.epochs=40"), "--run-dir", run, "--ranks", 2) as crew:
+        ranks = crew.wait_for_step(run, 5)
+        servers = servers_of(ranks[0])
+        assert sorted(servers) == [0, 1]
+        os.kill(servers[1], signal.SIGSTOP)
+        time.sleep(STOPPED_S)
+        stopped_at = steps(run)
+        time.sleep(STOPPED_S)
+        assert steps(run) == stopped_at
+        os.kill(servers[1], signal.SIGCONT)
+        crew.wait_for_step(run, max(43, stopped_at + 5))
+        os.kill(servers[0], signal.SIGKILL)
+        start = time.monotonic()
+        assert crew.end() == 1
+        assert time.monotonic() - start < ENDS_S
+        wait_until(crew.is_gone, 5)
+        wait_until(lambda: not lives(servers[1]), 5)
+    for text in (crew.output, (run / "ranks" / "rank-1.log").read_text()):
+        assert re.search(r"embedding server 'embedding0' out of reach", text), text
+        assert "Traceback" not in text
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [[r["step"], r["loss"]] for r in records if r["kind"] == "training"]
+    right = [json.loads(line) for line in (expected / "metrics.jsonl").read_text().splitlines()]
+    assert losses[:42] == [[r["step"], r["loss"]] for r in right if r["kind"] == "training"]
+
+
+def test_servers_outlive_trainers_that_are_killed_and_resume(data, expected, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meet = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    recipe, run = recipe_of(data, tmp_path, f"embedding.meet='{meet}'"), tmp_path / "run"
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(start_command("embedding-server", "--meet", meet, "--number", number))
+            for number in (1, 0)
+        ]
+        with Crew(recipe, "--run-dir", run, "--ranks", 2) as crew:
+            crew.wait_for_step(run, 17)
+            os.killpg(crew.process.pid, signal.SIGKILL)
+            crew.end()
+        left_at = CheckpointFolder(run / "checkpoints", 99).steps()
+        assert 7 in left_at and 42 not in left_at
+        with Crew("--run-dir", run, "--resume", "--ranks", 2) as crew:
+            assert crew.end() == 0, crew.output
+        for server in servers:
+            server.send_signal(signal.SIGTERM)
+            ended = server.end()
+            assert ended.returncode == 128 + signal.SIGTERM and "is ready at" in ended.stdout, ended
+    check_same_files(run, expected)
+    assert curve(run) == curve(expected)
+    summary = json.loads((run / "summary.json").read_text())
+    assert set(summary["bytes_by_purpose"]) == PURPOSES and min(summary["bytes_by_purpose"].values()) > 0
+    assert sum(summary["bytes_by_purpose"].values()) == summary["bytes_sent"]
+
+
+def test_incremental_checkpoints_and_averages_are_those_of_alltoall(worlds, data, tmp_path):
+    """Step 18 is saved with the second incremental checkpoint in a row, step 42 with a full one."""
+
+    def train(folder, size, num_steps, *more):
+        config = make_config(
+            data, "train.keep=99", "train.full_checkpoint_every=3", "train.checkpoint_every=6", "train.average=0.9",
+            "train.evaluate_every=1000", "train.log_every=1", f"train.steps={num_steps}", *more,
+        )  # fmt: skip
+        return worlds(size).run(cases.train, config.model_dump(), str(tmp_path / folder))
+
+    train("whole", 2, 42, "embedding.exchange=alltoall")
+    train("resumed", 2, 18, *SERVERS, "embedding.servers=3")
+    train("resumed", 2, 42, *SERVERS, "embedding.cache=partitioned")
+    last = [files_below(tmp_path / folder / "checkpoints" / "step-00000042") for folder in ("resumed", "whole")]
+    assert sorted(last[0]) == sorted(last[1])
+    increments = sorted(tmp_path.glob("resumed/checkpoints/step-*/tables/*delta*"))
+    assert {path.parent.parent.name for path in increments} >= {"step-00000012", "step-00000018"}
+    assert [name for name in last[1] if last[0][name] != last[1][name] and name != "manifest.json"] == []
+
+
+def test_what_cannot_be_met_is_said(data, tmp_path):
+    with start_command("embedding-server", "--meet", "http://localhost", "--number", 0) as program:
+        ended = program.end()
+    assert (
+        ended.returncode == 2
+        and "meeting place 'http://localhost'" in ended.stderr
+        and "tcp://HOST:PORT" in ended.stderr
+    )
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        meet = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        with start_command("embedding-server", "--meet", meet, "--number", 0) as program:
+            ended = program.end()
+    assert ended.returncode == 2 and "where server 0 cannot listen" in ended.stderr, ended
+    with pytest.raises(TrainingError, match=f"no embedding server 0 at {meet}.*pibroch embedding-server --meet {meet}"):
+        join(meet, 2, 0, timeout_s=1)
