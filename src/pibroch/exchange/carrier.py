@@ -84,7 +84,7 @@ class Carrier:
             torch.from_numpy(message[:out]), going[:size], coming[:size], torch.from_numpy(came[:into])
         )
         if self.homes is not None:
-            self.homes.collect(answers, came[into:])
+            self.homes.collect(answers, coming[size:], came[into:])
 
     def _visit(self, homes: Homes, travel: Travel, records: Records) -> list[torch.futures.Future[Any]]:
         """The servers' part of a message."""

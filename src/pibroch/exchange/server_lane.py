@@ -83,7 +83,7 @@ class ServerLane(RowLane):
         nothing = homes.no_rows()
         answers = homes.exchange(nothing, np.empty(0, np.float32), nothing, wanted, averaged_at)
         rows = np.empty((len(wanted.rows), self.layout.width), np.float32)
-        homes.collect(answers, rows.ravel())
+        homes.collect(answers, (self.layout.width * wanted.counts).tolist(), rows.ravel())
         return rows
 
     def update(self, route: Any, totals: Tensor, learning_rate: float, step: int) -> None:

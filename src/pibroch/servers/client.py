@@ -5,6 +5,7 @@ R rows of one server, W floats in a record, D of them weights, S servers.
 
 from __future__ import annotations
 
+import os
 import secrets
 import weakref
 from collections import deque
@@ -21,6 +22,7 @@ from pibroch import rpc
 from pibroch.collectives import Channel
 from pibroch.embedding import Piece, SparseOptimizer
 from pibroch.errors import RpcError, TrainingError
+from pibroch.rpc.agent import current_agent
 from pibroch.servers import server
 from pibroch.servers.spec import Spec
 
@@ -30,8 +32,7 @@ MOST_UNANSWERED = 16
 CONFIGURE_TIMEOUT_S = 3600.0
 """Initial weights of a large shard take their time."""
 
-_RUN = secrets.token_hex(8)
-"""Of this process; that of rank 0 names the run."""
+_TOKEN = secrets.token_hex(8)
 _forgotten: deque[str] = deque()
 """Homes whose exchange is gone. The next configuration says so: a collector of garbage must not talk to others."""
 
@@ -79,13 +80,13 @@ class Homes:
         self.names, self.bounds, self.dim, self.width = tuple(names), bounds, dim, optimizer.record_width(dim)
         self._ranks = channel.ranks
         self.timeout_s = channel.ranks.timeout_s
-        run, self.key = channel.gather([_RUN, secrets.token_hex(8)])[0]
+        run, self.key = channel.gather([f"{_TOKEN}-{os.getpid()}", secrets.token_hex(8)])[0]  # rank 0 names the run
         self._number = 0
         self._unanswered: deque[tuple[str, torch.futures.Future[Any]]] = deque()
         largest = int(np.diff(bounds).max())
         self.row_type: np.dtype[Any] = np.dtype(np.int32 if largest < 1 << 31 else np.int64)
         old = [_forgotten.popleft() for _ in range(len(_forgotten))]
-        me = rpc.get_worker_info().name
+        me = [rpc.get_worker_info().name, current_agent().incarnation]
         for name, held in zip(self.names, pieces, strict=True):
             spec = list(astuple(Spec.of(held, optimizer, seed)))
             wanted = [spec, dim, channel.ranks.world_size]
@@ -116,15 +117,20 @@ class Homes:
         self._count(records.nbytes + coming + self.num_row_bytes(sum(len(each.rows) for each in (home, whole, lent))))
         return answers
 
-    def collect(self, answers: Sequence[torch.futures.Future[Any]], out: Records) -> None:
-        """Wait for a round; for each server in turn its records, then its weights, flat in ``out``."""
+    def collect(self, answers: Sequence[torch.futures.Future[Any]], sizes: Sequence[int], out: Records) -> None:
+        """Wait for what is wanted in a round: for each server in turn its records, then its weights, flat in ``out``.
+
+        Args:
+            answers: of the servers.
+            sizes: floats wanted of each; one of whom nothing is wanted is not waited for.
+            out: as long as all of it.
+        """
         at = 0
-        for name, answer in zip(self.names, answers, strict=True):
-            with self._explained(name):
-                came = answer.wait().numpy()
-            out[at : at + len(came)] = came
-            at += len(came)
-        assert at == len(out), "servers give what is wanted"
+        for name, answer, size in zip(self.names, answers, sizes, strict=True):
+            if size:
+                with self._explained(name):
+                    out[at : at + size] = answer.wait().numpy()
+                at += size
 
     def update(self, parcel: Parcel, gradients: Records, learning_rate: float, step: int) -> None:
         """A round of gradients ``[len(parcel.rows), D]``; returns when it is on its way."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 from urllib.parse import urlparse
 
 import torch.distributed as dist
@@ -41,7 +42,8 @@ def serve(meet: str, number: int, threads: int = 16) -> None:
         raise ConfigError(f"embedding server {number}", "a number from 0", "number the servers 0, 1, 2, ...")
     store = _store(meet, number == 0)
     rpc.init_rpc(server_name(number), rank=number, rpc_backend_options=_options(store, threads))
-    current_agent().when_lost(SERVER.on_lost)
+    agent = current_agent()
+    agent.when_lost(lambda worker, incarnation: agent.submit(partial(SERVER.on_lost, worker, incarnation)))  # may wait
     store.set(f"ready/{number}", "")
 
 

@@ -21,15 +21,17 @@ log = logging.getLogger(__name__)
 
 
 class Server:
-    """This process's homes, by key; all of one run."""
+    """This process's homes, by key; all of one run, at whose end they go."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._run = ""
         self._homes: dict[str, tuple[Home, list[Any]]] = {}
-        self._trainers: set[str] = set()
+        self._trainers: set[tuple[str, int]] = set()
 
-    def configure(self, run: str, trainer: str, key: str, wanted: list[Any], forgotten: Sequence[str]) -> None:
+    def configure(
+        self, run: str, trainer: tuple[str, int], key: str, wanted: list[Any], forgotten: Sequence[str]
+    ) -> None:
         """Make a home, or make sure that the one of this name is what is wanted."""
         with self._lock:
             if run != self._run:
@@ -42,10 +44,10 @@ class Server:
                 spec, dim, num_trainers = wanted
                 shard, optimizer = Spec(*spec).build(dim)
                 self._homes[key] = Home(shard, optimizer, num_trainers), wanted
-                log.info("%s rows of %d tables for %s", f"{len(shard.records):,}", len(spec[0]), trainer)
+                log.info("%s rows of %d tables for %s", f"{len(shard.records):,}", len(spec[0]), trainer[0])
             elif self._homes[key][1] != wanted:
                 raise ConfigError(
-                    f"other tables, optimizer or seed from {trainer} than from another trainer",
+                    f"other tables, optimizer or seed from {trainer[0]} than from another trainer",
                     "the same program on all trainers",
                 )
 
@@ -61,29 +63,34 @@ class Server:
         return found[0]
 
     def on_lost(self, worker: WorkerInfo, incarnation: int) -> None:
-        """A worker is gone: rounds that wait for it never end."""
-        if worker.name not in self._trainers:
-            return
-        error = TrainingError(f"{worker.name} lost while others wait for it at their servers", "all trainers")
-        for home, _ in list(self._homes.values()):
-            home.fail(error)
+        """A worker is gone: if it was a trainer, rounds that wait for it never end. With the last one its run ends."""
+        with self._lock:
+            if (worker.name, incarnation) not in self._trainers:
+                return
+            self._trainers.remove((worker.name, incarnation))
+            for home, _ in self._homes.values():
+                home.fail(TrainingError(f"{worker.name} lost while others go on", "all trainers of the run"))
+            if not self._trainers:
+                self._end_run()
 
     def _end_run(self) -> None:
         homes, self._homes = list(self._homes.values()), {}
         self._trainers.clear()
         for home, _ in homes:
-            home.fail(TrainingError("an embedding server that serves another run now", "servers of one's own"))
+            home.fail(
+                TrainingError("an embedding server where this run has given way to another", "servers of its own")
+            )
 
 
 SERVER = Server()
 
 
-def configure(run: str, trainer: str, key: str, wanted: list[Any], forgotten: list[str]) -> None:
+def configure(run: str, trainer: list[Any], key: str, wanted: list[Any], forgotten: list[str]) -> None:
     """Make the home ``key``; every trainer calls it with the same ``wanted``: the spec's fields, dim, number of trainers.
 
     Args:
         run: whose trainers these are; homes of another run go.
-        trainer: name of the caller.
+        trainer: name of the caller, and its incarnation: another one may come under the same name.
         key: name of the home.
         wanted: what it is to be.
         forgotten: homes of this run that are not needed any more.
@@ -91,7 +98,7 @@ def configure(run: str, trainer: str, key: str, wanted: list[Any], forgotten: li
     Raises:
         ConfigError: for what cannot be, or is not what another trainer wanted.
     """
-    SERVER.configure(run, trainer, key, wanted, forgotten)
+    SERVER.configure(run, (trainer[0], trainer[1]), key, wanted, forgotten)
 
 
 @functions.async_execution

@@ -9,6 +9,7 @@ import pytest
 import pibroch as pb
 from pibroch.embedding import MemoryShard
 from pibroch.errors import ConfigError, ProtocolError, TrainingError
+from pibroch.rpc.info import WorkerInfo
 from pibroch.servers.home import Exchange, Home, Sums
 from pibroch.servers.server import Server
 from pibroch.servers.spec import Spec
@@ -124,6 +125,9 @@ def test_many_threads_lose_nothing():
         assert [answer.value()[0].item() for answer in of_trainer] == list(range(num_rounds))
 
 
+TRAINERS = [("trainer0", 11), ("trainer1", 12)]
+
+
 def wanted(tables=TABLES, optimizer=None, seed=1, num_trainers=2):
     pieces = MemoryShard.whole(tables, pb.SGD(lr=1.0), 0).pieces
     spec = Spec.of(pieces, optimizer or pb.Adam(lr=0.1, betas=(0.8, 0.9)), seed)
@@ -132,22 +136,40 @@ def wanted(tables=TABLES, optimizer=None, seed=1, num_trainers=2):
 
 def test_a_server_makes_what_trainers_want_and_serves_one_run():
     server = Server()
-    for trainer in ("trainer0", "trainer1"):
+    for trainer in TRAINERS:
         server.configure("run", trainer, "k", wanted(), [])
     expected = MemoryShard.whole(TABLES, pb.Adam(lr=0.1, betas=(0.8, 0.9)), 1)
     home = server.home("k")
     assert np.array_equal(home.shard.records, expected.records) and home.optimizer.betas == (0.8, 0.9)
     with pytest.raises(ConfigError, match="from trainer1 than"):
-        server.configure("run", "trainer1", "k", wanted(seed=2), [])
-    server.configure("run", "trainer0", "other", wanted(), ["k"])
+        server.configure("run", TRAINERS[1], "k", wanted(seed=2), [])
+    server.configure("run", TRAINERS[0], "other", wanted(), ["k"])
     waiting = server.home("other").visit(0, 0, nothing())
     with pytest.raises(TrainingError, match="holds nothing of this run"):
         server.home("k")
-    server.configure("next run", "trainer0", "new", wanted(), [])
-    with pytest.raises(TrainingError, match="another run"):
+    server.configure("next run", TRAINERS[0], "new", wanted(), [])
+    with pytest.raises(TrainingError, match="given way to another"):
         waiting.value()
     with pytest.raises(TrainingError, match="holds nothing of this run"):
         server.home("other")
+
+
+def test_a_lost_trainer_ends_rounds_and_the_last_one_the_run():
+    server = Server()
+    for trainer in TRAINERS:
+        server.configure("run", trainer, "k", wanted(), [])
+    home = server.home("k")
+    waiting = home.visit(0, 0, nothing())
+    server.on_lost(WorkerInfo("trainer1", 1), 10)  # another process of that name
+    server.on_lost(WorkerInfo("somebody", 1), 12)
+    assert not waiting.done()
+    server.on_lost(WorkerInfo("trainer1", 1), 12)
+    with pytest.raises(TrainingError, match="trainer1 lost"):
+        waiting.value()
+    assert server.home("k") is home
+    server.on_lost(WorkerInfo("trainer0", 0), 11)
+    with pytest.raises(TrainingError, match="holds nothing of this run"):
+        server.home("k")
 
 
 def test_what_a_server_cannot_make_is_refused():
