@@ -74,7 +74,7 @@ def test_a_stopped_server_is_waited_for_and_a_killed_one_is_named_by_all(data, e
         wait_until(lambda: not lives(servers[1]), 5)
     for text in (crew.output, (run / "ranks" / "rank-1.log").read_text()):
         assert re.search(r"embedding server 'embedding0' out of reach", text), text
-        assert "Traceback" not in text
+        assert "Traceback" not in text and "a bug" not in text and "c10d" not in text
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     losses = [[r["step"], r["loss"]] for r in records if r["kind"] == "training"]
     right = [json.loads(line) for line in (expected / "metrics.jsonl").read_text().splitlines()]

@@ -22,7 +22,9 @@ def embedding_server(
     ] = None,
     until_input_ends: Annotated[
         bool,
-        typer.Option("--until-input-ends", help="End when standard input does, for a program that starts servers."),
+        typer.Option(
+            "--until-input-ends", help="For a program that starts servers, opens the meeting place, and ends them."
+        ),
     ] = False,
 ) -> None:
     """Hold embedding tables for trainers.
@@ -47,7 +49,7 @@ def embedding_server(
     from pibroch.servers.group import serve, server_name
 
     torch.set_num_threads(threads or threads_of_rank(1))
-    serve(meet, number)
+    serve(meet, number, opens=number == 0 and not until_input_ends)
     results.print(f"{server_name(number)} is ready at {meet}")
     sys.stdout.flush()
     if until_input_ends:

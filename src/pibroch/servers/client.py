@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pibroch import rpc
 from pibroch.collectives import Channel
 from pibroch.embedding import Piece, SparseOptimizer
-from pibroch.errors import RpcError, TrainingError
+from pibroch.errors import RpcError, TrainingError, WorkerLostError
 from pibroch.rpc.agent import current_agent
 from pibroch.servers import server
 from pibroch.servers.spec import Spec
@@ -86,7 +86,11 @@ class Homes:
         largest = int(np.diff(bounds).max())
         self.row_type: np.dtype[Any] = np.dtype(np.int32 if largest < 1 << 31 else np.int64)
         old = [_forgotten.popleft() for _ in range(len(_forgotten))]
-        me = [rpc.get_worker_info().name, current_agent().incarnation]
+        agent, lost = current_agent(), set[str]()
+        self._lost = lost
+        agent.when_lost(lambda worker, incarnation: lost.add(worker.name))
+        me = [agent.info.name, agent.incarnation]
+        self._workers = {name: self._find(name) for name in self.names}
         for name, held in zip(self.names, pieces, strict=True):
             spec = list(astuple(Spec.of(held, optimizer, seed)))
             wanted = [spec, dim, channel.ranks.world_size]
@@ -148,7 +152,7 @@ class Homes:
     def ask(self, number: int, function: Any, *args: Any) -> Any:
         """What a function says on a server, outside of rounds."""
         with self._explained(self.names[number]):
-            return rpc.rpc_sync(self.names[number], function, (self.key, *args), timeout=self.timeout_s)
+            return rpc.rpc_sync(self._worker(self.names[number]), function, (self.key, *args), timeout=self.timeout_s)
 
     def parcel(self, rows: Ints) -> Parcel:
         """Rising addresses by server."""
@@ -171,9 +175,19 @@ class Homes:
     def _call(self, name: str, function: Any, *args: Any, timeout_s: float) -> torch.futures.Future[Any]:
         self._wait(MOST_UNANSWERED * len(self.names))
         with self._explained(name):
-            answer = rpc.rpc_async(name, function, args, timeout=timeout_s)
+            answer = rpc.rpc_async(self._worker(name), function, args, timeout=timeout_s)
         self._unanswered.append((name, answer))
         return answer
+
+    def _find(self, name: str) -> rpc.WorkerInfo:
+        with self._explained(name):
+            return rpc.get_worker_info(name)
+
+    def _worker(self, name: str) -> rpc.WorkerInfo:
+        """A server that was lost once has lost its rows, whether or not another process has its name by now."""
+        if name in self._lost:
+            raise WorkerLostError(name, "it ended, or its host was lost")
+        return self._workers[name]
 
     def _wait(self, most: int) -> None:
         """Until at most so many calls are unanswered; of those that are answered, none has failed."""

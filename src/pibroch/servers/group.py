@@ -26,13 +26,13 @@ def server_name(number: int) -> str:
     return f"embedding{number}"
 
 
-def serve(meet: str, number: int, threads: int = 16) -> None:
-    """Be server ``number``, beside what else this process does, until :func:`leave`. Server 0 opens the meeting place.
+def serve(meet: str, number: int, opens: bool | None = None) -> None:
+    """Be server ``number``, beside what else this process does, until :func:`leave`.
 
     Args:
-        meet: ``tcp://host:port``; the others reach ``host``, and it is this machine's on server 0.
+        meet: ``tcp://host:port``; the others reach ``host``, and it is this machine's where the meeting place is opened.
         number: from 0.
-        threads: that answer.
+        opens: whether this process opens the meeting place; server 0 does, when absent.
 
     Raises:
         ConfigError: for an address that cannot be used, or no secret where one is needed.
@@ -40,8 +40,8 @@ def serve(meet: str, number: int, threads: int = 16) -> None:
     """
     if not 0 <= number < _LARGEST_NUMBER:
         raise ConfigError(f"embedding server {number}", "a number from 0", "number the servers 0, 1, 2, ...")
-    store = _store(meet, number == 0)
-    rpc.init_rpc(server_name(number), rank=number, rpc_backend_options=_options(store, threads))
+    store = _store(meet, number == 0 if opens is None else opens)
+    rpc.init_rpc(server_name(number), rank=number, rpc_backend_options=_options(store))
     agent = current_agent()
     agent.when_lost(lambda worker, incarnation: agent.submit(partial(SERVER.on_lost, worker, incarnation)))  # may wait
     store.set(f"ready/{number}", "")
@@ -67,7 +67,7 @@ def join(meet: str, num_servers: int, rank: int, timeout_s: float = JOIN_TIMEOUT
         except (dist.DistError, RuntimeError) as error:
             raise _absent(number, meet, timeout_s) from error
     name, worker_id = f"trainer{rank}", _LARGEST_NUMBER + rank
-    rpc.init_rpc(name, rank=worker_id, rpc_backend_options=_options(store, 4))
+    rpc.init_rpc(name, rank=worker_id, rpc_backend_options=_options(store))
     return tuple(map(server_name, range(num_servers)))
 
 
@@ -91,8 +91,8 @@ def tls_of(environ: Mapping[str, str]) -> tuple[str, str, str] | None:
     return paths[0], paths[1], paths[2]
 
 
-def _options(store: TCPStore, threads: int) -> rpc.RpcBackendOptions:
-    return rpc.RpcBackendOptions(store=store, num_worker_threads=threads, tls=tls_of(os.environ))
+def _options(store: TCPStore) -> rpc.RpcBackendOptions:
+    return rpc.RpcBackendOptions(store=store, tls=tls_of(os.environ))
 
 
 def _store(meet: str, is_host: bool, timeout_s: float = JOIN_TIMEOUT_S) -> TCPStore:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import select
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from pibroch.errors import TrainingError
 
@@ -31,7 +32,8 @@ def started(num_servers: int, logs: Path, threads: int) -> Iterator[str]:
     Raises:
         TrainingError: when one does not start.
     """
-    meet = f"tcp://127.0.0.1:{_free_port()}"
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # here, so that it outlives any server
+    meet = f"tcp://{store.host}:{store.port}"
     logs.mkdir(parents=True, exist_ok=True)
     processes: list[subprocess.Popen[bytes]] = []
     try:
@@ -43,10 +45,11 @@ def started(num_servers: int, logs: Path, threads: int) -> Iterator[str]:
         yield meet
     finally:
         _end(processes)
+        del store
 
 
 def _start(meet: str, number: int, log: Path, threads: int) -> subprocess.Popen[bytes]:
-    """Its standard input is a pipe from here: when that ends, so does the server."""
+    """Its standard input is a pipe from here: when that ends, with this process or before, so does the server."""
     command = [sys.executable, "-m", "pibroch", "embedding-server", "--meet", meet, "--number", str(number)]
     command += ["--threads", str(threads), "--until-input-ends"]
     environment = {name: value for name, value in os.environ.items() if name not in _OF_A_RANK}
@@ -78,9 +81,3 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
