@@ -7,6 +7,7 @@ import torch
 
 import pibroch as pb
 from pibroch.data import JaggedBatch
+from pibroch.exchange import carrier
 
 OPTIMIZERS = {
     "sgd": pb.SGD(lr=0.5, weight_decay=0.01),
@@ -184,6 +185,15 @@ def run_stream(channel, name, sizes, exchange="alltoall", look_at=(), forget_at=
             embeddings.exchange.forget()
     pieces = [(v.piece, v.weights.copy(), {f: s.copy() for f, s in v.state.items()}) for v in embeddings.pieces()]
     return pooled_of_step, pieces
+
+
+def run_stream_in_small_rounds(channel, *args, **options):
+    """As :func:`run_stream`, but what is written to servers goes row by row."""
+    carrier.ROUND_BYTES, usual = 1, carrier.ROUND_BYTES
+    try:
+        return run_stream(channel, *args, **options)
+    finally:
+        carrier.ROUND_BYTES = usual
 
 
 def rows_of_largest_part(world, sizes):

@@ -53,6 +53,8 @@ def test_pieces_can_be_looked_at_and_written_between_steps(worlds, run):
     for at in ({"look_at": (0, 3, 4, 11)}, {"forget_at": (2, 10)}):
         results = run(2, 3, cases.run_stream, "adagrad", SIZES, lookahead=4, **at)
         check_same(results, stream_bits(worlds(2), "adagrad", **at), "adagrad")
+    results = run(2, 2, cases.run_stream_in_small_rounds, "adagrad", SIZES, lookahead=4, look_at=(0, 3, 4, 11))
+    check_same(results, stream_bits(worlds(2), "adagrad", look_at=(0, 3, 4, 11)), "adagrad")
 
 
 @pytest.mark.parametrize("function", [

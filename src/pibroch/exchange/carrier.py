@@ -24,6 +24,7 @@ from pibroch.servers.client import Homes, Parcel
 
 Records = NDArray[np.float32]
 NOBODY = -1
+ROUND_BYTES = 16 << 20
 
 
 @dataclass(slots=True)
@@ -137,9 +138,7 @@ class Carrier:
         slots = slots[np.argsort(self._row_of_slot[slots], kind="stable")]
         rows = self._row_of_slot[slots]
         if self.homes is not None:
-            brought, nothing = self.shard.space[slots + self.num_home].ravel(), self.homes.no_rows()
-            self.homes.exchange(self.homes.parcel(rows), brought, nothing, nothing)
-            self.purposes.add("write back", brought.nbytes + self.homes.num_row_bytes(len(rows)))
+            self._write_to_servers(self.homes, slots, rows)
             return
         going = np.diff(np.searchsorted(rows, self.bounds))
         coming = channel.exchange_counts(torch.from_numpy(going).view(-1, 1)).flatten().tolist()
@@ -150,6 +149,18 @@ class Carrier:
         places = came_rows - self.bounds[channel.ranks.rank]
         self.shard.records[places] = came
         self._touch(places)
+
+    def _write_to_servers(self, homes: Homes, slots: Ints, rows: Ints) -> None:
+        """In as many rounds as the fullest cache needs: servers keep a round in memory until all ranks' part is there."""
+        records = self.shard.space
+        rows_per_round = max(1, ROUND_BYTES // (4 * records.shape[1]))
+        num_rounds = max(self.channel.gather(-(-len(rows) // rows_per_round)))
+        for first in range(0, num_rounds * rows_per_round, rows_per_round):
+            part = slice(first, first + rows_per_round)
+            brought, nothing = records[slots[part] + self.num_home].ravel(), homes.no_rows()
+            homes.exchange(homes.parcel(rows[part]), brought, nothing, nothing)
+        num_bytes = 4 * records.shape[1] * len(rows)
+        self.purposes.add("write back", num_bytes + homes.num_row_bytes(len(rows)))
 
     def clear(self) -> None:
         """Forget what is in the slots."""

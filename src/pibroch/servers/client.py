@@ -28,7 +28,8 @@ from pibroch.servers.spec import Spec
 
 Ints = NDArray[np.int64]
 Records = NDArray[np.float32]
-MOST_UNANSWERED = 16
+MOST_UNANSWERED = 8
+"""Rounds that may be under way."""
 CONFIGURE_TIMEOUT_S = 3600.0
 """Initial weights of a large shard take their time."""
 

@@ -17,6 +17,8 @@ from pibroch.rpc.agent import current_agent
 from pibroch.servers.server import SERVER
 
 JOIN_TIMEOUT_S = 120.0
+LOST_AFTER_S = 15.0
+"""A host that is silent for so long is given up. One that is busy, or stopped for a moment, is to slow the run down only."""
 TLS_VARIABLE = "PIBROCH_SERVERS_TLS"
 _LARGEST_NUMBER = 1 << 20
 
@@ -92,7 +94,7 @@ def tls_of(environ: Mapping[str, str]) -> tuple[str, str, str] | None:
 
 
 def _options(store: TCPStore) -> rpc.RpcBackendOptions:
-    return rpc.RpcBackendOptions(store=store, tls=tls_of(os.environ))
+    return rpc.RpcBackendOptions(store=store, tls=tls_of(os.environ), lost_after_s=LOST_AFTER_S)
 
 
 def _store(meet: str, is_host: bool, timeout_s: float = JOIN_TIMEOUT_S) -> TCPStore:

@@ -69,7 +69,7 @@ class Server:
                 return
             self._trainers.remove((worker.name, incarnation))
             for home, _ in self._homes.values():
-                home.fail(TrainingError(f"{worker.name} lost while others go on", "all trainers of the run"))
+                home.fail(TrainingError(f"the end of {worker.name} while others go on", "all trainers", "see its log"))
             if not self._trainers:
                 self._end_run()
 

@@ -164,7 +164,7 @@ def test_a_lost_trainer_ends_rounds_and_the_last_one_the_run():
     server.on_lost(WorkerInfo("somebody", 1), 12)
     assert not waiting.done()
     server.on_lost(WorkerInfo("trainer1", 1), 12)
-    with pytest.raises(TrainingError, match="trainer1 lost"):
+    with pytest.raises(TrainingError, match="the end of trainer1"):
         waiting.value()
     assert server.home("k") is home
     server.on_lost(WorkerInfo("trainer0", 0), 11)
