@@ -38,6 +38,21 @@ def test_same_bits_for_every_optimizer(worlds, size, lookahead, cache):
         check_same(results, stream_bits(worlds(size), name), name)
 
 
+@pytest.mark.parametrize("cache", ["lrpp", "partitioned", "replicated"])
+@pytest.mark.parametrize("wire", ["bfloat16", "float16"])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_narrow_wire_rounds_as_alltoalls_does(worlds, size, wire, cache):
+    """Rows that stay where they are read are rounded like those that travel: the same bits again."""
+    for name in ("adagrad", "adam"):
+        reference = worlds(size).run(run_stream, name, SIZES, look_at=(5,), wire=wire)
+        results = worlds(size).run(
+            run_stream, name, SIZES, look_at=(5,), exchange="lookahead", lookahead=4, cache=cache, wire=wire
+        )
+        records = whole_records(reference, SHAPES["odd_dims"], OPTIMIZERS[name])
+        check_same(results, (reference, records), name)
+        assert not np.array_equal(records, stream_bits(worlds(size), name, (5,))[1])
+
+
 @pytest.mark.parametrize("delayed", [True, False])
 @pytest.mark.parametrize("lookahead", [1, 2, 7, 200])
 @pytest.mark.parametrize("size", [2, 3, 4])

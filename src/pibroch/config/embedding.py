@@ -48,7 +48,8 @@ class EmbeddingConfig(Section):
         placement: which rank holds what, see :mod:`pibroch.planner.plan`: a kind for all tables, or kinds by table (``""`` for
             those not named).
         plan: a file that says it instead.
-        wire: the type in which rows and their gradients travel; ``float32`` is exact.
+        wire: the type in which rows and their gradients travel; ``float32`` is exact. With ``lookahead`` records that move for
+            good are float32 always.
         lookahead: batches that ``lookahead`` reads ahead; when absent as many as the cache holds, 200 at most.
         cache_rows: rows of other ranks that a rank can keep; when absent what fits into half of the free memory.
         cache: which design of the cache (BagPipe, Sec. 3.3); the other two are there to be compared with.
@@ -93,11 +94,4 @@ class EmbeddingConfig(Section):
         kinds = set(value.values()) if isinstance(value, dict) else {value}
         if info.data.get("exchange") == "lookahead" and not kinds.issubset(LOOKAHEAD_PLACEMENTS):
             raise ValueError(f"{' or '.join(LOOKAHEAD_PLACEMENTS)} with `embedding.exchange = 'lookahead'`")
-        return value
-
-    @field_validator("wire")
-    @classmethod
-    def _exact(cls, value: Any, info: ValidationInfo) -> Any:
-        if info.data.get("exchange") == "lookahead" and value != "float32":
-            raise ValueError("float32 with `embedding.exchange = 'lookahead'`, which moves whole records")
         return value

@@ -21,17 +21,16 @@ from torch import Tensor
 from pibroch.collectives import Channel, Ranks
 from pibroch.data import JaggedBatch
 from pibroch.embedding import MemoryShard, RowSpace, SparseOptimizer
-from pibroch.errors import ConfigError
 from pibroch.exchange.base import Exchange
 from pibroch.exchange.lane import Lane
 from pibroch.exchange.layout import LaneLayout, lay_out, plan_for
 from pibroch.exchange.pooled_lane import PooledLane
 from pibroch.exchange.row_lane import RowLane
+from pibroch.exchange.wire import wire_type
 from pibroch.planner import Plan
 from pibroch.servers.views import RemoteShard
 
 Records = NDArray[np.float32]
-WIRES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass(slots=True, eq=False)
@@ -72,14 +71,12 @@ class AllToAllExchange(Exchange):
         wire: str = "float32",
         channel: Channel | None = None,
     ) -> None:
-        if wire not in WIRES:
-            raise ConfigError(f"wire {wire!r}", f"one of {', '.join(WIRES)}")
         channel = Ranks.joined().open_channel() if channel is None else channel
         self.row_space = row_space
         self._channel, self._ranks, self._courier = channel, channel.ranks, channel.ranks.courier
         self.plan = self._plan(placement)
         layouts = lay_out(row_space, self.plan, channel.ranks.rank)
-        self._lanes = [self._lane_of(layout, optimizer, seed, WIRES[wire]) for layout in layouts]
+        self._lanes = [self._lane_of(layout, optimizer, seed, wire_type(wire)) for layout in layouts]
         self.shards: Sequence[MemoryShard | RemoteShard] = [lane.shard for lane in self._lanes]
         self.reads_ahead = channel.ranks.world_size > 1
         self._announced: list[Ticket] = []

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pibroch.collectives import Channel
 from pibroch.embedding import MemoryShard, SparseOptimizer
 from pibroch.embedding.rows import NO_SCALE, rising, update_rows
+from pibroch.exchange.wire import narrow, units_of, widen
 from pibroch.kernels.pack import numba as packing
 from pibroch.kernels.scatter_update.numba import Grouped
 from pibroch.kernels.window.numba import Gradients, Ints, Travel
@@ -47,13 +48,15 @@ class Carrier:
         optimizer: of all rows.
         channel: to the other ranks.
         homes: on servers, if they are there.
+        wire: type in which gradients and weights without their records travel between ranks.
     """
 
     def __init__(
-        self, shard: MemoryShard, bounds: Ints, optimizer: SparseOptimizer, channel: Channel, homes: Homes | None = None
-    ) -> None:
+        self, shard: MemoryShard, bounds: Ints, optimizer: SparseOptimizer, channel: Channel, homes: Homes | None = None,
+        wire: torch.dtype = torch.float32,
+    ) -> None:  # fmt: skip
         self.shard, self.bounds, self.optimizer, self.channel, self.homes = shard, bounds, optimizer, channel, homes
-        self.num_home = len(shard.records)
+        self.wire, self.num_home = wire, len(shard.records)
         self.purposes = Purposes()
         self._row_of_slot = np.full(len(shard.space) - self.num_home, NOBODY, np.int64)
 
@@ -68,7 +71,7 @@ class Carrier:
         message, came = np.empty(int(going.sum()), np.float32), np.empty(int(coming.sum()), np.float32)
         packing.pack(records, travel.records_out, travel.weights_out, travel.counts[:2], dim, message)
         with span(f"carry {', '.join(travels)}"):
-            self._swap(travel, message, going.tolist(), came, coming.tolist())
+            self._swap(travel, message, going.tolist(), came, coming.tolist(), widths)
         left = travel.records_out[travel.records_out >= self.num_home] - self.num_home
         self._row_of_slot[left] = NOBODY
         packing.unpack(came, travel.records_in, travel.weights_in, travel.counts[2:], dim, records)
@@ -76,16 +79,26 @@ class Carrier:
         self._row_of_slot[travel.records_in[in_slots] - self.num_home] = travel.rows_in[in_slots]
         self._touch(travel.records_in[~in_slots])
 
-    def _swap(self, travel: Travel, message: Records, going: list[int], came: Records, coming: list[int]) -> None:
+    def _swap(
+        self, travel: Travel, message: Records, going: list[int], came: Records, coming: list[int], widths: Ints
+    ) -> None:
         """Send a message's parts to ranks and servers, and fill ``came`` with theirs."""
         size = self.channel.ranks.world_size
         out, into = sum(going[:size]), sum(coming[:size])
         answers = [] if self.homes is None else self._visit(self.homes, travel, message[out:])
-        self.channel.all_to_all(
-            torch.from_numpy(message[:out]), going[:size], coming[:size], torch.from_numpy(came[:into])
-        )
+        if self.wire == torch.float32:
+            self.channel.all_to_all(
+                torch.from_numpy(message[:out]), going[:size], coming[:size], torch.from_numpy(came[:into])
+            )
+        else:
+            spans = (travel.counts[:, :size].reshape(2, 2, size) * widths[:, None]).transpose(0, 2, 1).tolist()
+            self._swap_narrowly(message[:out], spans[0], came[:into], spans[1])
         if self.homes is not None:
             self.homes.collect(answers, coming[size:], came[into:])
+
+    def _swap_narrowly(self, message: Records, going: list[list[int]], came: Records, coming: list[list[int]]) -> None:
+        sent, units = narrow(message, going, self.wire)
+        widen(self.channel.all_to_all(sent, units, units_of(coming)), coming, self.wire, came)
 
     def _visit(self, homes: Homes, travel: Travel, records: Records) -> list[torch.futures.Future[Any]]:
         """The servers' part of a message."""
@@ -97,9 +110,11 @@ class Carrier:
 
     def _num_bytes(self, travel: Travel, widths: Ints) -> int:
         """What this rank sends; of its traffic with servers, all, with the numbers of the rows."""
-        num_bytes = 4 * int((widths @ travel.counts[:2]).sum())
+        size = self.channel.ranks.world_size
+        num_bytes = int((widths * (4, self.wire.itemsize) @ travel.counts[:2, :size]).sum())
         if self.homes is not None:
-            counts = travel.counts[:, self.channel.ranks.world_size :]
+            counts = travel.counts[:, size:]
+            num_bytes += 4 * int((widths @ counts[:2]).sum())
             num_bytes += 4 * int((widths @ counts[2:]).sum()) + self.homes.num_row_bytes(int(counts.sum()))
         return num_bytes
 
@@ -120,8 +135,11 @@ class Carrier:
         room = torch.from_numpy(gradients[num_sums : num_sums + int(plan.counts[1].sum())])
         with span(f"{purpose} gradients"):
             going, coming = plan.counts[:, : self.channel.ranks.world_size].tolist()
-            self.channel.all_to_all(torch.from_numpy(sent), going, coming, room)
-        self.purposes.add(purpose, sent.nbytes)
+            if self.wire == torch.float32:
+                self.channel.all_to_all(torch.from_numpy(sent), going, coming, room)
+            else:
+                room.copy_(self.channel.all_to_all(torch.from_numpy(sent).to(self.wire), going, coming))
+        self.purposes.add(purpose, sent.size * self.wire.itemsize)
         self.apply(plan, gradients, learning_rate, step, purpose)
 
     def apply(self, plan: Gradients, gradients: Records, learning_rate: float, step: int, name: str) -> None:

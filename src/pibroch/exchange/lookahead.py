@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pibroch.collectives import Channel
@@ -34,7 +35,9 @@ from pibroch.exchange.row_lane import RowLane
 from pibroch.exchange.rows import pool
 from pibroch.exchange.server_lane import ServerLane
 from pibroch.exchange.step import Rates, Step
+from pibroch.exchange.wire import rounded, wire_type
 from pibroch.kernels import parallel
+from pibroch.kernels.pack import numba as packing
 from pibroch.kernels.route import numba as routing
 from pibroch.kernels.window.numba import Ints
 from pibroch.lookahead import Oracle, StepPlan
@@ -62,6 +65,8 @@ class LookaheadExchange(AllToAllExchange):
         delayed_sync: whether updates that the next step does not need cross later, beside it.
         servers: names of workers of this process's RPC group that hold the homes, see :mod:`pibroch.servers`; without any
             the ranks hold them.
+        wire: type in which gradients, and weights that are read for one step, travel between ranks: ``float32`` (exact),
+            ``bfloat16`` or ``float16``. Records that move for good stay float32.
         channel: between the ranks, for this exchange alone; over all ranks of torch.distributed's group when absent.
 
     Raises:
@@ -80,16 +85,17 @@ class LookaheadExchange(AllToAllExchange):
         cache: str = "lrpp",
         delayed_sync: bool = True,
         servers: Sequence[str] = (),
+        wire: str = "float32",
         channel: Channel | None = None,
     ) -> None:
-        self._cache_rows, self._servers = cache_rows, tuple(servers)
-        super().__init__(row_space, optimizer, seed, placement=placement, channel=channel)
+        self._cache_rows, self._servers, self._wire = cache_rows, tuple(servers), wire_type(wire)
+        super().__init__(row_space, optimizer, seed, placement=placement, wire=wire, channel=channel)
         (lane,) = self._lanes
         assert isinstance(lane, RowLane), "the layout was checked"
         bounds = lane.layout.bounds
         self._lane, self._lookahead = lane, LOOKAHEAD if lookahead is None else lookahead
         self._homes = lane.homes if isinstance(lane, ServerLane) else None
-        self._carrier = Carrier(lane.shard, bounds, optimizer, self._channel, self._homes)
+        self._carrier = Carrier(lane.shard, bounds, optimizer, self._channel, self._homes, self._wire)
         capacity = len(lane.shard.space) - len(lane.shard.records)
         self._oracle = Oracle(bounds, lane.rank, self._lookahead, capacity, cache, delayed_sync, lane.world_size)
         if self._homes is not None:
@@ -152,9 +158,18 @@ class LookaheadExchange(AllToAllExchange):
         self._done.rows_fetched += step.num_fetched
         here = said.here
         with span("pool"):
-            pooled_BFD = pool(here.ids, self._lane.shard.space, places[here.row_of_position], self._lane.layout.width)
+            pooled_BFD = pool(here.ids, *self._readable(places, here.row_of_position), self._lane.layout.width)
         self._in_flight = step
         return self._assemble(step.batch.batch_size, [pooled_BFD]), step
+
+    def _readable(self, places: Ints, row_of_position: NDArray[Any]) -> tuple[Records, NDArray[Any]]:
+        """Records, and which one each position of the batch reads; rounded to the wire's type wherever they are."""
+        space, dim = self._lane.shard.space, self._lane.layout.width
+        if self._wire == torch.float32:
+            return space, places[row_of_position]
+        rows = np.empty((len(places), dim), np.float32)
+        packing.copy_out(space, places, dim, rows.reshape(-1), 0, 0, len(places))
+        return rounded(rows, self._wire), row_of_position
 
     def update(self, looked_up: Any, gradient_BFD: Tensor, learning_rate: float, step: int) -> None:
         """See :class:`Exchange`; returns when this rank's gradients are summed, the rest goes on beside the caller."""
@@ -183,6 +198,7 @@ class LookaheadExchange(AllToAllExchange):
         sums = step.gradients[:num_sums]
         with span("sum gradients"):
             parallel.run(routing.sum_gradients, num_sums, grouped, gradients, np.float32(said.share), sums)
+            sums[:] = rounded(sums, self._wire)
         self._is_dirty, self._delivering, self._rates = True, step, rates
         rest = (step.gradients, rates.learning_rate, rates.number, "lone")
         step.lone = self._clerk.send(lambda: self._carrier.apply(plan.alone, *rest))
@@ -351,7 +367,7 @@ class LookaheadExchange(AllToAllExchange):
     def _lane_of(self, layout: LaneLayout, optimizer: SparseOptimizer, seed: int, wire: torch.dtype) -> Lane:
         spare = spare_rows(layout, optimizer, self._cache_rows, self._channel)
         if self._servers:
-            return ServerLane(layout, optimizer, seed, self._channel, spare, self._servers)
+            return ServerLane(layout, optimizer, seed, self._channel, wire, spare, self._servers)
         return RowLane(layout, optimizer, seed, self._channel, wire, spare)
 
 

@@ -151,9 +151,9 @@ def _exchange_options(exchange: str, config: EmbeddingConfig, team: Team, server
     if exchange == "local":
         return {}
     placement = config.placement if config.plan is None else Plan.load(Path(config.plan))
-    common = {"placement": placement, "channel": team.ranks.open_channel()}
+    common = {"placement": placement, "wire": config.wire, "channel": team.ranks.open_channel()}
     if exchange == "alltoall":
-        return common | {"wire": config.wire}
+        return common
     own = {name: getattr(config, name) for name in ("lookahead", "cache_rows", "cache", "delayed_sync")}
     return common | own | {"servers": servers}
 

@@ -99,7 +99,6 @@ def test_settings_of_lookahead_survive_being_written(recipe):
             r"`embedding\.placement = 'column_wise'`.*row_wise or table_wise",
         ),
         (["exchange=lookahead", "placement={C1='replicated'}"], r"`embedding\.placement = \{'C1': 'replicated'\}`"),
-        (["exchange=lookahead", "wire=bfloat16"], r"`embedding\.wire = 'bfloat16'`.*float32 with"),
         (["servers=2"], r"`embedding\.servers = 2`.*need nothing, or `embedding\.exchange = 'lookahead'`"),
         (["exchange=lookahead", "servers=0"], r"`embedding\.servers = 0`.*greater than or equal to 1"),
         (["exchange=lookahead", "meet='tcp://a:1'"], r"`meet` with `servers`"),
