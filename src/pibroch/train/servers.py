@@ -39,9 +39,13 @@ def embedding_servers(config: EmbeddingConfig, team: Team, logs: Path) -> Iterat
             threads = threads_of_rank(local_ranks + num_servers)
             meet = on_first(channel, lambda: stack.enter_context(started(num_servers, logs, threads)))
         names = together(channel, lambda: list(join(meet, num_servers, team.ranks.rank)))[0]
-        stack.callback(leave)
+        has_meeting_place = config.meet is None and team.is_first
+        if has_meeting_place:
+            stack.callback(leave)
         yield tuple(names)
         channel.barrier()  # nobody ends a server that another one still asks
+        if not has_meeting_place:  # after a failure the place may be gone, and so is this process soon
+            leave()
 
 
 def _local_ranks(team: Team) -> int:
