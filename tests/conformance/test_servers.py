@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import server_crew as on_servers
 from test_lookahead import SIZES, check_same, stream_bits
-from test_world import KIND_OF, bits
+from test_world import KIND_OF, bits, whole_records
 
 import cases
 from cases import OPTIMIZERS, SHAPES
@@ -64,6 +64,19 @@ def test_programs_that_leave_the_order_of_the_feed(worlds, run, function):
     expected = worlds(2).run(function)
     for right, mine in zip(expected, run(2, 2, function, lookahead=3), strict=True):
         np.testing.assert_equal(mine, right)
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "float16"])
+def test_a_narrow_wire_gives_the_bits_of_alltoall_with_it(worlds, run, wire):
+    results = worlds(2).run(cases.run_stream, "adam", SIZES, wire=wire)
+    expected = results, whole_records(results, SHAPES["odd_dims"], OPTIMIZERS["adam"])
+    for cache in ("lrpp", "partitioned"):
+        mine = run(2, 2, cases.run_stream, "adam", SIZES, wire=wire, lookahead=4, cache=cache)
+        check_same(mine, expected, "adam")
+    name, shape = "sgd", "shared"
+    results = worlds(2).run(cases.run_steps, name, shape, KIND_OF[name], wire=wire)
+    mine = run(2, 2, cases.run_steps, name, shape, KIND_OF[name], wire=wire, lookahead=3)
+    check_same(mine, (results, whole_records(results, SHAPES[shape], OPTIMIZERS[name])), name, shape)
 
 
 def test_a_rank_that_runs_out_of_batches_gets_empty_ones(worlds, run):
