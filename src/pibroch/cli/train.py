@@ -40,6 +40,10 @@ Trace = Annotated[
     ),
 ]
 
+Roles = Annotated[
+    bool, typer.Option("--roles", help="Only show which processes the run would have, and what each would do.")
+]
+
 
 def train(
     recipe: Recipe = None,
@@ -50,9 +54,16 @@ def train(
     tensorboard: TensorBoard = False,
     ranks: Ranks = 1,
     trace: Trace = False,
+    roles: Roles = False,
 ) -> None:
     """Train a model and evaluate it. Without arguments: a small run on generated data."""
     changes = [*(overrides or []), *([f"data.dir={str(data)!r}"] if data else [])]
+    if roles:
+        from pibroch.cli.roles import layout
+        from pibroch.config import load_recipe
+
+        results.print(layout(load_recipe(recipe or DEFAULT_RECIPE, changes), ranks))
+        return
     die_with_launcher()
     tune_process()
     begin = partial(_begin, recipe, changes, run_dir, resume)

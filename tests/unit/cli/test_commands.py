@@ -47,6 +47,18 @@ def test_an_interrupted_run_ends_cleanly_and_goes_on(recipe, tmp_path):
     assert process.returncode == 130 and "--resume" in errors and "Traceback" not in errors
 
 
+def test_roles_are_shown_and_nothing_is_run(tmp_path):
+    lookahead = ("--set", "embedding.exchange=lookahead", "--set", "embedding.servers=3")
+    shown = run_command("train", "--roles", "--ranks", 2, *lookahead, "--run-dir", tmp_path / "run")
+    assert shown.returncode == 0, shown.stderr
+    cells = [line.split() for line in shown.stdout.splitlines()]
+    assert ["trainer", "2", "this", "command"] in [line[:4] for line in cells]
+    assert ["embedding", "server", "3", "this", "command"] in [line[:5] for line in cells]
+    assert "oracle" in shown.stdout and not (tmp_path / "run").exists()
+    alone = run_command("train", "--roles")
+    assert "oracle" not in alone.stdout and "keeps all rows" in " ".join(alone.stdout.split())
+
+
 def test_doctor_checks_the_kernels():
     ended = run_command("doctor")
     assert ended.returncode == 0, ended.stderr
