@@ -23,8 +23,9 @@ $(STAMP): pyproject.toml constraints.txt
 train: $(STAMP) ## train a small DLRM on generated Criteo-shaped data; ends with AUC beside the best possible AUC
 	$(VENV)/bin/pibroch train
 
-test: $(STAMP) check ## style, types and the whole suite
-	$(VENV)/bin/python -m pytest
+test: $(STAMP) check ## style, types and the whole suite: two tests at a time, then those that must be alone
+	$(VENV)/bin/python -m pytest -m 'not alone' -n 2 --dist worksteal
+	$(VENV)/bin/python -m pytest -m alone
 
 check: $(STAMP) ## style and types
 	$(VENV)/bin/ruff check .
