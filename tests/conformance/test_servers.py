@@ -21,10 +21,16 @@ def run(worlds, server_crew):
     return run_on
 
 
-@pytest.mark.parametrize("cache", ["lrpp", "partitioned", "replicated"])
+CACHES = ["lrpp", "partitioned", "replicated"]
+
+
+@pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_same_bits_for_every_optimizer(worlds, run, size, cache):
+    """Each optimizer at each size, and with each cache; of the lookaheads and numbers of servers some each."""
     for number, name in enumerate(OPTIMIZERS):
+        if (number + size + CACHES.index(cache)) % 2:
+            continue
         lookahead, num_servers = (1, 2, 7, 200)[(size + number) % 4], 1 + (size + number) % 3
         results = run(size, num_servers, cases.run_stream, name, SIZES, lookahead=lookahead, cache=cache)
         check_same(results, stream_bits(worlds(size), name), name)

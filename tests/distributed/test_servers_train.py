@@ -110,7 +110,7 @@ def test_servers_outlive_trainers_that_are_killed_and_resume(data, expected, tmp
     assert sum(summary["bytes_by_purpose"].values()) == summary["bytes_sent"]
 
 
-def test_incremental_checkpoints_and_averages_are_those_of_alltoall(worlds, data, tmp_path):
+def test_incremental_checkpoints_and_averages_are_those_of_alltoall(worlds, server_crew, data, tmp_path):
     """Step 18 is saved with the second incremental checkpoint in a row, step 42 with a full one."""
 
     def train(folder, size, num_steps, *more):
@@ -121,7 +121,7 @@ def test_incremental_checkpoints_and_averages_are_those_of_alltoall(worlds, data
         return worlds(size).run(cases.train, config.model_dump(), str(tmp_path / folder))
 
     train("whole", 2, 42, "embedding.exchange=alltoall")
-    train("resumed", 2, 18, *SERVERS, "embedding.servers=3")
+    train("resumed", 2, 18, *SERVERS, "embedding.servers=3", f"embedding.meet='{server_crew.meet}'")
     train("resumed", 2, 42, *SERVERS, "embedding.cache=partitioned")
     last = [files_below(tmp_path / folder / "checkpoints" / "step-00000042") for folder in ("resumed", "whole")]
     assert sorted(last[0]) == sorted(last[1])
