@@ -92,7 +92,11 @@ def settings(quick: bool) -> list[Setting]:
             Setting(STEP_TIME, (ours(lookahead=QUICK_LENGTH), torchrec, ideal, alltoall), num_batches=QUICK_BATCHES)
         ]
     everybody = (ours(), torchrec, ideal, alltoall)
-    found = [Setting(STEP_TIME, everybody, dim=dim, rates=("1gbit", "200mbit")) for dim in (16, 64)]
+    narrow = ours("bfloat16 wire", wire="bfloat16")
+    found = [
+        Setting(STEP_TIME, entries, dim=dim, rates=("1gbit", "200mbit"))
+        for dim, entries in ((16, everybody), (64, (*everybody, narrow)))
+    ]
     if sample_path():
         found.append(Setting(STEP_TIME, everybody, "criteo", 64, num_batches=CRITEO_BATCHES))
     designs = (
