@@ -6,7 +6,11 @@ import numpy as np
 import torch
 
 import pibroch as pb
+from pibroch import rpc
 from pibroch.data import JaggedBatch
+from pibroch.embedding.rows import update_rows
+from pibroch.embedding.tensor_file import write_tensors
+from pibroch.errors import NotAllowedError
 from pibroch.exchange import carrier
 
 OPTIMIZERS = {
@@ -294,3 +298,14 @@ def refuse_other_tables(channel, exchange="lookahead", **options):
         pb.Embeddings(SHAPES["mean"], pb.SGD(lr=0.1), exchange, channel.ranks.rank, channel=channel, **options)
     except pb.errors.ConfigError as error:
         return str(error)
+
+
+def name_what_servers_do_not_serve(channel, exchange, servers):
+    """What a server says to calls of this package's functions, which are not its own."""
+    said = []
+    for function in (write_tensors, update_rows):
+        try:
+            rpc.rpc_sync(servers[0], function, ("x", {}))
+        except NotAllowedError as error:
+            said.append(str(error))
+    return said

@@ -110,3 +110,9 @@ def test_trainers_that_want_different_things_are_refused(run):
     said = run(2, 1, cases.refuse_other_tables)
     assert [text for text in said if text is not None]
     assert all("other tables, optimizer or seed" in text for text in said if text is not None)
+
+
+def test_servers_run_nothing_but_what_they_serve(run):
+    """Whoever knows the job's secret cannot, say, write files there."""
+    for said in run(1, 1, cases.name_what_servers_do_not_serve):
+        assert len(said) == 2 and all("of a module that is not allowed here" in text for text in said)

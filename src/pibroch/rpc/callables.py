@@ -41,10 +41,10 @@ def default_modules(caller: str) -> tuple[str, ...]:
 
     Args:
         caller: ``__name__`` of the module that calls ``init_rpc``. A package of Python itself or torch (a launcher that
-            calls on behalf of the user) does not count.
+            calls on behalf of the user) does not count; nor does pibroch, whose parts allow what they serve.
     """
     package = caller.partition(".")[0]
-    foreign = package in sys.stdlib_module_names or package in ("torch", _MAIN, _SPAWNED_MAIN)
+    foreign = package in sys.stdlib_module_names or package in ("torch", "pibroch", _MAIN, _SPAWNED_MAIN)
     return (_MAIN, _OWN) if foreign else (_MAIN, _OWN, package)
 
 

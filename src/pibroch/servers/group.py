@@ -14,7 +14,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from pibroch import rpc
 from pibroch.errors import ConfigError, TrainingError
 from pibroch.rpc.agent import current_agent
-from pibroch.servers.server import SERVER
+from pibroch.servers import server
 
 JOIN_TIMEOUT_S = 120.0
 LOST_AFTER_S = 15.0
@@ -45,7 +45,9 @@ def serve(meet: str, number: int, opens: bool | None = None) -> None:
     store = _store(meet, number == 0 if opens is None else opens)
     rpc.init_rpc(server_name(number), rank=number, rpc_backend_options=_options(store))
     agent = current_agent()
-    agent.when_lost(lambda worker, incarnation: agent.submit(partial(SERVER.on_lost, worker, incarnation)))  # may wait
+    agent.when_lost(
+        lambda worker, incarnation: agent.submit(partial(server.SERVER.on_lost, worker, incarnation))
+    )  # may wait
     store.set(f"ready/{number}", "")
 
 
@@ -94,7 +96,8 @@ def tls_of(environ: Mapping[str, str]) -> tuple[str, str, str] | None:
 
 
 def _options(store: TCPStore) -> rpc.RpcBackendOptions:
-    return rpc.RpcBackendOptions(store=store, tls=tls_of(os.environ), lost_after_s=LOST_AFTER_S)
+    served = [server.__name__]
+    return rpc.RpcBackendOptions(store=store, tls=tls_of(os.environ), lost_after_s=LOST_AFTER_S, allowed_modules=served)
 
 
 def _store(meet: str, is_host: bool, timeout_s: float = JOIN_TIMEOUT_S) -> TCPStore:

@@ -418,6 +418,7 @@ def test_caches_are_bounded(monkeypatch):
         ("runpy", None),
         ("torch.distributed.run", None),
         ("multiprocessing.process", None),
+        ("pibroch.servers.group", None),
     ],
 )
 def test_by_default_the_callers_package_but_no_launcher(caller, package):
