@@ -103,6 +103,7 @@ def settings(quick: bool) -> list[Setting]:
         ours("lrpp", (DESIGN, DELAY), cache="lrpp"),
         ours("partitioned", cache="partitioned"),
         ours("replicated", cache="replicated"),
+        ours("replicated, not delayed", cache="replicated", delayed_sync=False),
         ours("not delayed", (DELAY,), delayed_sync=False),
     )
     found.append(Setting(DESIGN, designs))

@@ -197,7 +197,7 @@ class Membership:
     def find(self, name: str) -> Record | None:
         """The worker of this name, ``None`` when there is none."""
         record = self._known.get(name)
-        if record is None and self._store.check([f"worker/{name}"]):
+        if record is None and self._has(f"worker/{name}"):
             entry = self._get_all([f"worker/{name}"])[0]
             if entry:  # nothing is there when it left after the check
                 record = self._remember(msgspec.json.decode(entry, type=Record))
@@ -206,7 +206,7 @@ class Membership:
     def find_id(self, worker_id: int) -> Record | None:
         """The worker with this id, ``None`` when there is none."""
         name = self._name_of_id.get(worker_id)
-        if name is None and self._store.check([f"id/{worker_id}"]):
+        if name is None and self._has(f"id/{worker_id}"):
             name = self._store.get(f"id/{worker_id}").decode()
         return self.find(name) if name is not None else None
 
@@ -238,6 +238,15 @@ class Membership:
 
     def _read(self, name: str) -> Record:
         return msgspec.json.decode(self._get_all([f"worker/{name}"])[0], type=Record)
+
+    def _has(self, key: str) -> bool:
+        try:
+            return bool(self._store.check([key]))
+        except (dist.DistError, RuntimeError) as error:
+            raise RpcError(
+                f"no answer from the meeting place about {key!r}", "the process that opened it",
+                "start it again; workers that know each other talk without it",
+            ) from error  # fmt: skip
 
     def _get_all(self, keys: list[str]) -> list[str]:
         try:

@@ -9,7 +9,7 @@ import torch
 from rpc_crew import Worker, free_port
 
 from pibroch import rpc
-from pibroch.errors import ConfigError, NotAllowedError, RpcTimeoutError
+from pibroch.errors import ConfigError, NotAllowedError, RpcError, RpcTimeoutError
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -297,6 +297,18 @@ def error_of(to):
         rpc.rpc_sync(to, identity, (1,))
     except RuntimeError:
         return "RuntimeError"
+
+
+def look_for(name):
+    with pytest.raises(RpcError, match=f"no answer from the meeting place about 'worker/{name}'"):
+        rpc.rpc_sync(name, identity, (1,))
+
+
+def test_without_its_meeting_place_a_worker_says_so(processes):
+    workers = processes(2)
+    join_all(workers, f"tcp://127.0.0.1:{free_port()}")
+    workers[0].kill()
+    workers[1].run(look_for, "w7")
 
 
 def test_nothing_is_left_in_shared_memory(processes):

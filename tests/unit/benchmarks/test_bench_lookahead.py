@@ -94,8 +94,9 @@ def test_an_entry_leaves_a_row_in_each_of_its_sections():
 
 
 def test_what_the_sections_show_is_said():
-    designs = Setting(DESIGN, (ours("lrpp"), ours("partitioned"), ours("replicated")))
-    values = dict(zip((entry.label for entry in designs.entries), (1.0, 2.0, 4.0), strict=True))
+    names = ("lrpp", "partitioned", "replicated", "replicated, not delayed")
+    designs = Setting(DESIGN, tuple(ours(name) for name in names))
+    values = dict(zip((entry.label for entry in designs.entries), (1.0, 2.0, 3.0, 4.0), strict=True))
     counted = {label: {"critical_mb_per_step": value} for label, value in values.items()}
     rows = rows_of(designs, outcome(**values), counted)
     for skew, ms in ((0.0, 12.0), (5.0, 10.0)):
@@ -103,7 +104,7 @@ def test_what_the_sections_show_is_said():
         rows += rows_of(setting, outcome(lookahead=ms, ideal=1.0), {"lookahead": COUNTED, IDEAL: {}})
     rows += oracle_speed.rows_of(OracleSetting(2048), Times([[2.0] * 3], []))
     found = "\n".join(topic.findings(rows))
-    assert "75% (lrpp), 50% (partitioned)" in found
+    assert "75% (lrpp), 50% (partitioned), 25% (replicated)" in found
     assert "1.20x the quickest" in found
     assert "1.02 to 1.02 million samples/s" in found
 
