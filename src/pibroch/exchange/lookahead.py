@@ -198,7 +198,8 @@ class LookaheadExchange(AllToAllExchange):
         sums = step.gradients[:num_sums]
         with span("sum gradients"):
             parallel.run(routing.sum_gradients, num_sums, grouped, gradients, np.float32(said.share), sums)
-            sums[:] = rounded(sums, self._wire)
+            if self._wire != torch.float32:
+                sums[:] = rounded(sums, self._wire)
         self._is_dirty, self._delivering, self._rates = True, step, rates
         rest = (step.gradients, rates.learning_rate, rates.number, "lone")
         step.lone = self._clerk.send(lambda: self._carrier.apply(plan.alone, *rest))
