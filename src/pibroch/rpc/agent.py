@@ -118,12 +118,12 @@ class Agent:
         self._is_closed = True
         for callback in self._closed_callbacks:
             callback()
+        with contextlib.suppress(RuntimeError):  # the host of the store may be gone already
+            self._membership.leave(self._peers.record)  # first: who hears the goodbye finds nobody when it looks again
         self._peers.close()
         self._requests.lose_all("this worker was shut down")
         self.reactor.stop()
         self.pool.close(_END_S)
-        with contextlib.suppress(RuntimeError):  # the host of the store may be gone already
-            self._membership.leave(self._peers.record)
 
     def when_lost(self, callback: Callable[[WorkerInfo, int], None]) -> None:
         """Call ``callback(worker, incarnation)`` on the loop when a worker is lost, leaves or cannot be reached."""
