@@ -1,6 +1,11 @@
 """What each rank does in the tests of channels."""
 
+import ctypes
+import os
+from pathlib import Path
+
 import torch
+import torch.distributed as dist
 
 from pibroch.collectives import Ranks
 
@@ -85,3 +90,17 @@ def traffic(channel):
     measure(lambda: mine.exchange_counts(torch.zeros(size, 3, dtype=torch.int64)))
     mine.close()
     return found
+
+
+def sum_and_end(rank, port):
+    """Sums, and the end of the interpreter; gloo's threads have their turn when no other thread wants the processor."""
+    places = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {places[rank % len(places)]})
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    channel = Ranks.joined().open_channel()
+    for task in Path("/proc/self/task").iterdir():
+        if "gloo" in (task / "comm").read_text():
+            os.sched_setscheduler(int(task.name), os.SCHED_IDLE, os.sched_param(0))
+    for _ in range(20):
+        channel.all_reduce(torch.ones(1000))()
+    ctypes.pythonapi.Py_Exit(0)

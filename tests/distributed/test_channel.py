@@ -1,9 +1,13 @@
 """Channels between one to four ranks: ragged, empty, overlapping; and a channel of one process without any group."""
 
+import socket
+import sys
+
 import channel_cases as cases
 import pytest
 import torch
 
+from forked import context
 from pibroch.collectives import Channel, Ranks
 from pibroch.errors import ConfigError
 
@@ -82,6 +86,20 @@ def test_one_process_needs_no_group():
     channel.barrier()
     channel.close()
     assert (ranks.traffic.sent, ranks.traffic.received) == (0, 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="starves gloo's threads by Linux's scheduler")
+def test_a_program_may_end_right_after_a_sum():
+    for _ in range(3):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        ranks = [context().Process(target=cases.sum_and_end, args=(rank, port)) for rank in range(2)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(120)
+        assert [process.exitcode for process in ranks] == [0, 0]
 
 
 def test_ranks_without_a_group_are_refused():

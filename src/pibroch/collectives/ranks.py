@@ -6,14 +6,15 @@ different channels may overlap. Every rank must issue the same collectives on a 
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from threading import Event
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -107,6 +108,14 @@ class Ranks:
 
 
 _JOINED: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
+_LAST_SUM: WeakKeyDictionary[Ranks, dist.Work] = WeakKeyDictionary()
+
+
+@atexit.register
+def _keep_last_sums() -> None:
+    """Never free them: gloo's thread, if it is the last to let go, needs the interpreter for it, and aborts without one."""
+    for work in _LAST_SUM.values():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(work))
 
 
 class Channel:
@@ -202,12 +211,16 @@ class Channel:
         return wait
 
     def _reduce(self, tensor: Tensor) -> dist.Work:
-        done = Event()
+        """Start a sum, and wait for it on this thread: no callback runs on gloo's.
+
+        gloo's would need the interpreter once more, to let go of the callback; one that ends just then aborts.
+        """
         with self._explained():
             work: dist.Work = dist.all_reduce(tensor, group=self._group, async_op=True)
-            work.get_future().add_done_callback(lambda _: done.set())
-        with span("sum dense gradients"):
-            done.wait(COURTESY_S)
+        _LAST_SUM[self.ranks] = work
+        if self._device.type == "cpu":  # NCCL's wait would end the group when its time is over
+            with span("sum dense gradients"), suppress(RuntimeError):  # whoever wants the sum is told what went wrong
+                work.wait(timedelta(seconds=COURTESY_S))
         return work
 
     def gather(self, value: Any) -> list[Any]:
