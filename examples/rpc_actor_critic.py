@@ -118,7 +118,7 @@ def learn() -> None:
         print(
             f"actor{index}: {first:.0f} steps upright in the first 50 of {len(steps)} episodes, {last:.0f} in the last"
         )
-        assert last > 3 * first
+        assert last > 60  # at first it is 20; who came late began with what the other one had learned
 
 
 def work(rank: int) -> None:

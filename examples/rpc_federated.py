@@ -59,8 +59,10 @@ class Trainer:
         self.client = CLIENTS[rank]
         self.samples, self.labels = make_samples(rank, self.client.num_samples, self.client.main_class)
 
-    def train(self, weights: Weights) -> tuple[Weights, int]:
+    def train(self, round: int, weights: Weights) -> tuple[Weights, int]:
         """Some steps from the server's weights; returns ours, and the number of samples that they stand for."""
+        if round not in self.client.rounds:
+            raise RuntimeError("I am about to leave")
         model = make_model()
         model.load_state_dict(weights)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
@@ -92,15 +94,15 @@ def from_all(trainers: dict[str, rpc.RRef], ask: Callable[[str], Any]) -> dict[s
     for name in list(trainers):
         try:
             answers[name] = ask(name)
-        except RuntimeError:  # as all errors of RPC are: it has left, or is about to
+        except RuntimeError:  # as all errors of RPC are: it has left; or it is about to
             del trainers[name]
     return answers
 
 
-def average(model: nn.Module, trainers: dict[str, rpc.RRef]) -> list[str]:
+def average(round: int, model: nn.Module, trainers: dict[str, rpc.RRef]) -> list[str]:
     """One round; returns who took part."""
     weights = model.state_dict()
-    calls = from_all(trainers, lambda name: trainers[name].rpc_async().train(weights))  # all at once
+    calls = from_all(trainers, lambda name: trainers[name].rpc_async().train(round, weights))  # all at once
     results = from_all(trainers, lambda name: calls[name].wait())
     total = sum(num_samples for _, num_samples in results.values())
     mean = {key: sum(theirs[key] * (n / total) for theirs, n in results.values()) for key in weights}
@@ -114,9 +116,10 @@ def serve() -> None:
     seen = set()
     for round in range(NUM_ROUNDS):
         begun[round].set_result(None)
-        while len(trainers) < 2 or not newcomers.empty():
+        num_due = sum(round in client.rounds for client in CLIENTS.values())  # a round takes less time than to come
+        while len(trainers) < num_due or not newcomers.empty():
             name, trainers[name] = newcomers.get(timeout=60)
-        names = average(model, trainers)
+        names = average(round, model, trainers)
         accuracy = (model(samples).argmax(1) == labels).float().mean().item()
         print(f"round {round}: accuracy {accuracy:.3f} with {', '.join(names)}", flush=True)
         seen.add(tuple(names))

@@ -107,8 +107,8 @@ def test_actor_critic():
     output = run("actor_critic")
     steps = numbers(r"actor\d: (\d+) steps upright in the first 50 of \d+ episodes, (\d+) in the last", output)
     assert len(steps) == 2
-    for first, last in steps:
-        assert first < 40 and last > 3 * first
+    assert min(first for first, _ in steps) < 40, "who is late begins with what the other one has learned"
+    assert all(last > 60 for _, last in steps)
 
 
 def test_federated():
