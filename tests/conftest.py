@@ -9,7 +9,6 @@ import torch
 
 HERE = Path(__file__).parent
 ALONE = {
-    "distributed/rpc/test_deputy.py": "times of tenths of a second",
     "distributed/rpc/test_failure.py": "times, idle CPU, memory",
     "distributed/rpc/test_many_workers.py": "64 processes",
     "distributed/rpc/test_references_many.py": "counts what is in /dev/shm",

@@ -12,8 +12,8 @@ from crew import Crew, lives, wait_until
 from pibroch.config import to_toml
 from small_run import files_below, make_config, run_command
 
-STOP_S = 10.0
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "pibroch"]
+STOP_S = 60.0
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "pibroch"]
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Kill -9 at a random moment and resume: the same final bits, for every sparse optimizer."""
 
 import random
+import shutil
 import signal
 import time
 
@@ -44,7 +45,7 @@ def test_a_killed_run_ends_with_the_bits_of_one_that_was_not(data, tmp_path, nam
     assert expected.summary.steps == 63
 
     folder = tmp_path / "killed"
-    step = kill_at(random.SystemRandom().randrange(5, 45), recipe, folder)
+    step = kill_at(random.SystemRandom().randrange(5, 40), recipe, folder)
     message = f"killed at step {step} or just after"
     assert CheckpointFolder(folder / "checkpoints", 2).steps()[-1:] != [63], message
     resumed = run_command("train", recipe, "--run-dir", folder, "--resume")
@@ -57,15 +58,19 @@ def test_a_killed_run_ends_with_the_bits_of_one_that_was_not(data, tmp_path, nam
 
 def kill_at(step, recipe, folder):
     """Start a run and kill it with signal 9 once it reports ``step``; returns the last step that it reported."""
-    with start_command("train", recipe, "--run-dir", folder) as process:
-        deadline = time.monotonic() + TIMEOUT_SECONDS
-        while (reported := last_step(folder)) < step and process.poll() is None:
-            assert time.monotonic() < deadline, f"no step {step} in {TIMEOUT_SECONDS} s"
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-        ended = process.end()
-    assert ended.returncode == -signal.SIGKILL, "the run ended before it could be killed"
-    return reported
+    for _ in range(3):  # on a busy machine a run may end before it is killed
+        shutil.rmtree(folder, ignore_errors=True)
+        with start_command("train", recipe, "--run-dir", folder) as process:
+            deadline = time.monotonic() + TIMEOUT_SECONDS
+            while (reported := last_step(folder)) < step and process.poll() is None:
+                assert time.monotonic() < deadline, f"no step {step} in {TIMEOUT_SECONDS} s"
+                time.sleep(0.002)
+            process.send_signal(signal.SIGKILL)
+            ended = process.end()
+        if ended.returncode == -signal.SIGKILL:
+            return reported
+        assert ended.returncode == 0, ended.stderr
+    raise AssertionError("the run always ended before it could be killed")
 
 
 def last_step(folder):

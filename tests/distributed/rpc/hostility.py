@@ -18,7 +18,7 @@ from pibroch.rpc.messages import Call
 from pibroch.rpc.stream import Stream
 
 SECRET = b"the secret of the job under attack"
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 @dataclass

@@ -10,7 +10,7 @@ from pibroch import rpc
 from pibroch.rpc.agent import current_agent
 from pibroch.rpc.rref import RRef, remote
 
-SETTLE_S = 30.0
+SETTLE_S = 60.0
 kept = {}
 
 
@@ -113,7 +113,7 @@ def gate(name):
 
 
 def wait_for_gate(name, value):
-    assert gate(name).wait(60)
+    assert gate(name).wait(120)
     return value
 
 

@@ -476,7 +476,7 @@ def test_timeout_zero_means_none(workers):
 
 def case_slow_ones():
     slow = [rpc.rpc_async(PEER, wait_at, ("slow",)) for _ in range(8)]
-    assert [rpc.rpc_sync(PEER, add, (number,), timeout=5) for number in range(20)] == list(range(1, 21))
+    assert [rpc.rpc_sync(PEER, add, (number,), timeout=PATIENCE_S) for number in range(20)] == list(range(1, 21))
     assert not any(call.done() for call in slow)
     rpc.rpc_sync(PEER, open_gate, ("slow",))
     assert [call.wait() for call in slow] == ["slow"] * 8

@@ -72,7 +72,7 @@ def test_deep_diamond_is_linear(workers):
     counted = sum(crew.run_all(cases.num_messages))
     begin = time.monotonic()
     num_steps = crew.run(0, cases.diamond, 20)
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 60
     assert num_steps == 20
     assert sum(crew.run_all(cases.num_messages)) - counted == 2 * 2 * 20
     gone(crew)
@@ -80,6 +80,6 @@ def test_deep_diamond_is_linear(workers):
 
 def gone(crew):
     """Nothing is left of any context; releases travel on after the block has ended."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while (counts := crew.run_all(cases.live_counts)) and any(any(each.values()) for each in counts):
         assert time.monotonic() < deadline, counts

@@ -136,7 +136,7 @@ def times_out():
         begin = time.monotonic()
         with pytest.raises(RpcTimeoutError):
             autograd.backward(context, [loss], timeout=0.5)
-        assert 0.4 < time.monotonic() - begin < 5
+        assert 0.4 < time.monotonic() - begin < 15
 
 
 def is_the_root():
@@ -179,7 +179,7 @@ def test_a_worker_killed_before(own_crew):
 def test_the_caller_killed_in_the_middle(own_crew):
     """What it opened is dropped by all, also by those that only others reached."""
     own_crew.workers[0].start(is_the_root)
-    time_limit = time.monotonic() + 30
+    time_limit = time.monotonic() + 60
     while not all(own_crew.run(each, live_counts)["passes"] for each in (1, 2)):
         assert time.monotonic() < time_limit
     own_crew.workers[0].kill()
@@ -193,6 +193,6 @@ def test_timeout(own_crew):
 
 
 def gone(crew, *ranks):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while any(any(crew.run(rank, live_counts).values()) for rank in ranks or range(crew.size)):
         assert time.monotonic() < deadline, [crew.run(rank, live_counts) for rank in ranks or range(crew.size)]

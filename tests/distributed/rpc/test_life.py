@@ -161,7 +161,7 @@ def wait_in_vain(init_method):
     began = time.monotonic()
     with pytest.raises(RpcTimeoutError, match="worker 1"):
         join("w0", 0, 2, init_method, rpc_timeout=1.0)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     with pytest.raises(RuntimeError, match="init"):
         rpc.get_worker_info()
 
@@ -262,11 +262,17 @@ def test_all_leave_and_join_again(processes):
         join_all(workers, method, world_size=2)
         assert workers[0].run(call, "w1", 5) == 5
         together(workers, leave)
-    assert workers[0].run(count_threads) == 0
+    assert workers[0].run(threads_that_stay) == []
 
 
-def count_threads():
-    return len([thread for thread in threading.enumerate() if "rpc" in thread.name])
+def threads_that_stay(patience_s=30):
+    """Those that have been told to end need a moment."""
+    deadline = time.monotonic() + patience_s
+    while found := [thread.name for thread in threading.enumerate() if "rpc" in thread.name]:
+        if time.monotonic() > deadline:
+            return found
+        time.sleep(0.01)
+    return []
 
 
 # a group that changes

@@ -212,7 +212,7 @@ def too_late():
 def test_timeouts_of_remote_and_to_here(crew):
     all_late, waited_s, value = crew.run(0, too_late)
     assert all_late == [True] * 4
-    assert 0.2 <= waited_s < 5
+    assert 0.2 <= waited_s < 20
     assert value == 6
 
 

@@ -12,7 +12,7 @@ from pibroch.rpc.rref import remote
 
 pytestmark = pytest.mark.timeout(180)
 
-LOSS_S = 5.0
+LOSS_S = 20.0
 
 
 @pytest.fixture

@@ -66,10 +66,13 @@ def test_an_idle_worker_uses_no_cpu(pair, small_case):
     for contender in pair:
         contender.setup(replace(small_case, threads=2))
         contender.run("step", 0, 10)
-    ticks = [_ticks(contender.pid) for contender in pair]
-    time.sleep(0.5)
-    used = [_ticks(contender.pid) - before for contender, before in zip(pair, ticks, strict=True)]
-    assert max(used) <= 2, f"CPU ticks of 10 ms used while idle: {used}"
+    for _ in range(5):  # one that spins does so each time
+        ticks = [_ticks(contender.pid) for contender in pair]
+        time.sleep(0.5)
+        used = [_ticks(contender.pid) - before for contender, before in zip(pair, ticks, strict=True)]
+        if max(used) <= 2:
+            return
+    raise AssertionError(f"CPU ticks of 10 ms used while idle: {used}")
 
 
 def test_memory_shows_what_the_tables_take(pair, small_case):

@@ -37,7 +37,7 @@ def test_bad_input_fails_alone():
         raise DataError("id 9")
 
     refused = courier.send(refuse)
-    assert courier.send(lambda: 3).result(5) == 3
+    assert courier.send(lambda: 3).result(60) == 3
     with pytest.raises(DataError, match="id 9"):
         refused.result(0)
 
@@ -50,5 +50,5 @@ def test_the_thread_ends_with_its_courier():
     assert thread.name == "pibroch-courier"
     del courier
     gc.collect()
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()

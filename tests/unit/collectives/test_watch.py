@@ -10,7 +10,7 @@ from pibroch.collectives.lifeline import MAX_LINE_BYTES, Lifeline, listen
 from pibroch.collectives.watch import News, Watch
 from pibroch.errors import DataError, RankFailedError, TrainingError
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 SILENCE = "its process ended without a word, or its host was lost"
 
 

@@ -185,10 +185,10 @@ def test_tens_of_thousands_of_live_blocks_cost_no_more_than_a_few():
         sizes = [rng.randrange(64, 4096) for _ in range(live + 2000)]
         places = [owner.allocate(n) for n in sizes[:live]]
         rng.shuffle(places)
-        start = time.perf_counter()
+        start = time.thread_time()
         for n in sizes[live:]:
             owner.free(places.pop())
             places.insert(0, owner.allocate(n))
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
     assert min(seconds_of_2000(40_000) for _ in range(3)) < 10 * min(seconds_of_2000(100) for _ in range(3))

@@ -6,10 +6,11 @@ import time
 
 import pytest
 
+from pibroch.rpc import pool as pools
 from pibroch.rpc.pool import Pool
 from pibroch.rpc.reactor import Reactor
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -47,7 +48,10 @@ def test_many_short_tasks_all_run(pool):
     assert sorted(ran) == list(range(5000))
 
 
-def test_at_most_so_many_run_at_a_time_and_that_many_do(pool):
+def test_at_most_so_many_run_at_a_time_and_that_many_do(pool, monkeypatch):
+    monkeypatch.setattr(
+        pools, "_STUCK_S", PATIENCE_S
+    )  # who computes and gets no core looks stuck, and is joined by others
     running, most, lock, all_there = [0], [0], threading.Lock(), threading.Barrier(4)
 
     def task():
@@ -122,9 +126,8 @@ def test_closing_while_threads_are_being_started():
 def test_closing_ends_its_threads():
     loop = Reactor("closing-loop")
     loop.start()
-    before = threading.active_count()
     made = Pool("closing-pool", 4, loop)
     submit_all(made, [lambda: None] * 100)
-    assert made.close(5.0)
-    assert threading.active_count() == before
+    assert made.close(PATIENCE_S)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("closing-pool")]
     loop.stop()

@@ -7,7 +7,7 @@ import pytest
 
 from pibroch.rpc.reactor import Reactor
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -116,10 +116,16 @@ def test_a_mistake_in_a_handler_does_not_end_the_loop(loop, caplog):
 
 def test_an_idle_loop_uses_no_cpu(loop):
     run_on(loop, lambda: loop.complete(lambda: None))  # the deputy is awake, for a while
-    time.sleep(0.3)
-    before = time.process_time()
-    time.sleep(1.0)
-    assert time.process_time() - before < 0.02
+    used_s = []
+    for _ in range(
+        5
+    ):  # one that spins does so each time; other threads of this process have something to do now and then
+        before = time.process_time()
+        time.sleep(0.5)
+        used_s.append(time.process_time() - before)
+        if used_s[-1] < 0.01:
+            return
+    raise AssertionError(f"{used_s} s of CPU in half a second each")
 
 
 def test_stopping_ends_all_its_threads():

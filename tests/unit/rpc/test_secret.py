@@ -91,7 +91,7 @@ def test_on_one_machine_all_find_the_same_secret_of_their_rendezvous(temporary):
 
 def _find_together(directory, barrier, found):
     tempfile.tempdir = directory
-    barrier.wait(20)
+    barrier.wait(60)
     found.put(find(local=True))
 
 
@@ -101,9 +101,9 @@ def test_processes_that_start_together_agree(temporary):
     processes = [fork.Process(target=_find_together, args=(str(temporary), barrier, found)) for _ in range(8)]
     for process in processes:
         process.start()
-    secrets = {found.get(timeout=20) for _ in processes}
+    secrets = {found.get(timeout=60) for _ in processes}
     for process in processes:
-        process.join(20)
+        process.join(60)
     assert len(secrets) == 1
     assert os.listdir(temporary / f"pibroch-{os.getuid()}") == ["secret"]
 

@@ -332,7 +332,7 @@ def test_views_die_once_each_on_any_thread_and_in_cycles():
     barrier = threading.Barrier(4)
 
     def use(mine: list[Deaths]) -> None:
-        barrier.wait(10)
+        barrier.wait(60)
         for died in mine:
             tensor = view(own, 64, torch.float32, (16,), died)
             cycle: list[object] = [tensor, tensor[1:].numpy()]

@@ -10,7 +10,7 @@ from pibroch.rpc.frames import FrameReader, Kind, header
 from pibroch.rpc.reactor import Reactor
 from pibroch.rpc.stream import Stream
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 PIECE = bytes(1000)
 NUM_PIECES = 800
 PAUSE_S = 0.0003
@@ -84,15 +84,15 @@ def test_a_caller_leaves_what_comes_before_the_start(loop, make_ends):
 
 
 def test_a_caller_waits_no_longer_because_of_the_frames_of_others(loop, make_ends):
-    ends, timeout_s = make_ends(), 0.6
+    ends, timeout_s = make_ends(), 2.0
     run_on(loop, lambda: ends.stream.start(b""))
-    late = threading.Timer(0.9 * timeout_s, ends.theirs.sendall, (header(Kind.NOTE, 0, 0, 0),))
+    late = threading.Timer(0.5 * timeout_s, ends.theirs.sendall, (header(Kind.NOTE, 0, 0, 0),))
     late.start()
     began = time.monotonic()
     ends.stream.read_until(lambda: False, timeout_s)
     took_s = time.monotonic() - began
     late.join()
-    assert timeout_s <= took_s < 1.6 * timeout_s and len(ends.frames) == 1
+    assert timeout_s <= took_s < 1.45 * timeout_s and len(ends.frames) == 1
 
 
 def test_who_reads_sees_that_the_stream_is_closed(loop, make_ends):

@@ -9,7 +9,7 @@ from torch.autograd.graph import GradientEdge
 from pibroch.rpc.autograd.gates import run_engine, start_of
 from pibroch.rpc.autograd.watched import Watched
 
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 
 
 class Backward:
