@@ -44,10 +44,12 @@ def worlds():
 
 @pytest.fixture(scope="session")
 def server_crew():
-    """Three embedding servers, which all tests share; see :class:`server_crew.ServerCrew`."""
-    from server_crew import ServerCrew
+    """Three embedding servers, which all tests share; see :class:`role_crew.RoleCrew`."""
+    from role_crew import RoleCrew
 
-    made = ServerCrew(3)
+    from pibroch.servers import serve
+
+    made = RoleCrew(3, serve)
     yield made
     made.close()
 

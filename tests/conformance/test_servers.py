@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-import server_crew as on_servers
+import role_crew as on_servers
 from test_lookahead import SIZES, check_same, stream_bits
 from test_world import KIND_OF, bits, whole_records
 

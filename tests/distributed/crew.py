@@ -75,6 +75,20 @@ def steps(run):
     return path.read_text().count('"kind": "training"') if path.exists() else 0
 
 
+def processes_of(process_id, command):
+    """What a process has started by a command of pibroch's, by number."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        try:
+            line = (folder / "cmdline").read_bytes().split(b"\0")
+            parent = _parent(folder)
+        except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
+            continue
+        if command.encode() in line and parent == process_id:
+            found[int(line[line.index(b"--number") + 1])] = int(folder.name)
+    return found
+
+
 def lives(pid):
     """Whether a process runs; one that only waits to be collected does not."""
     try:

@@ -7,11 +7,10 @@ import signal
 import socket
 import time
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 import training_cases as cases
-from crew import Crew, lives, steps, wait_until
+from crew import Crew, lives, processes_of, steps, wait_until
 from test_lookahead_train import COMMON, PURPOSES, check_same_files, curve
 
 from pibroch.config import to_toml
@@ -39,20 +38,6 @@ def recipe_of(data, folder, *more):
     return path
 
 
-def servers_of(process_id):
-    """Server processes that a process started, by number."""
-    found = {}
-    for folder in Path("/proc").iterdir():
-        try:
-            line = (folder / "cmdline").read_bytes().split(b"\0")
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
-            continue
-        if b"embedding-server" in line and parent == process_id:
-            found[int(line[line.index(b"--number") + 1])] = int(folder.name)
-    return found
-
-
 def stands_still(run):
     """Whether no step comes to its end for a while."""
     before = steps(run)
@@ -64,7 +49,7 @@ def test_a_stopped_server_is_waited_for_and_a_killed_one_is_named_by_all(data, e
     run = tmp_path / "run"
     with Crew(recipe_of(data, tmp_path, "train.epochs=40"), "--run-dir", run, "--ranks", 2) as crew:
         ranks = crew.wait_for_step(run, 5)
-        servers = servers_of(ranks[0])
+        servers = processes_of(ranks[0], "embedding-server")
         assert sorted(servers) == [0, 1]
         os.kill(servers[1], signal.SIGSTOP)
         wait_until(lambda: stands_still(run), 60)
@@ -149,6 +134,6 @@ def test_what_cannot_be_met_is_said(data, tmp_path):
         meet = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         with start_command("embedding-server", "--meet", meet, "--number", 0) as program:
             ended = program.end()
-    assert ended.returncode == 2 and "where server 0 cannot listen" in ended.stderr, ended
+    assert ended.returncode == 2 and "where embedding server 0 cannot listen" in ended.stderr, ended
     with pytest.raises(TrainingError, match=f"no embedding server 0 at {meet}.*pibroch embedding-server --meet {meet}"):
         join(meet, 2, 0, timeout_s=1)

@@ -32,14 +32,25 @@ class DataConfig(Section):
         dir: an encoded dataset, relative to the working directory.
         prepare: the command that makes ``dir``; shown when it is missing.
         synthesize: generate data when ``dir`` is not given.
+        processors: data processors that make the training batches in place of the ranks; started on this machine with the run,
+            unless ``meet`` says where they are.
+        meet: ``tcp://host:port`` of processors that run already, see ``pibroch data-processor --help``.
     """
 
     dir: str | None = None
     prepare: str | None = None
     synthesize: SynthesizeConfig | None = None
+    processors: int = Field(default=0, ge=0)
+    meet: str | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if self.dir is None and self.synthesize is None:
             raise ValueError("needs `dir` (an encoded dataset) or a [data.synthesize] table")
+        return self
+
+    @model_validator(mode="after")
+    def _somebody_to_meet(self) -> Self:
+        if self.meet is not None and not self.processors:
+            raise ValueError("takes `meet` with `processors`, the number of those that meet there")
         return self

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from pibroch.config.base import Section
 from pibroch.config.data import DataConfig
@@ -28,3 +30,12 @@ class RunConfig(Section):
     optimizer: DenseOptimizerConfig = AdamConfig(name="adam", lr=1e-3)
     schedule: ScheduleConfig = ScheduleConfig()
     train: TrainConfig
+
+    @model_validator(mode="after")
+    def _one_meeting_place(self) -> Self:
+        places = {self.data.meet, self.embedding.meet} - {None}
+        if len(places) > 1:
+            raise ValueError(
+                "one meeting place for servers and processors, in `embedding.meet` and `data.meet` or in one of them"
+            )
+        return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -151,6 +152,11 @@ class EncodedDataset:
             codes = np.array(self._map(name, "<u8", (size,))) if name in self._files else None
             encoders[feature.name] = FeatureEncoder(feature, codes)
         return encoders
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash over all contents, by the checksums in the manifest: two copies of a dataset have the same."""
+        return hashlib.sha256(json.dumps([self.fingerprint, self._files], sort_keys=True).encode()).hexdigest()
 
     @property
     def best_possible_auc(self) -> dict[str, float] | None:

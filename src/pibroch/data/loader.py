@@ -48,8 +48,9 @@ class Loader:
         if not 0 <= part[0] < part[1]:
             raise ConfigError(f"rank {part[0]} of {part[1]}", "a rank from 0 to the number of ranks - 1")
         self.split, self.batch_size, self.shuffle, self.seed = split, batch_size, shuffle, seed
-        self._part = part
+        self.part = part
         self._position = LoaderPosition(0, 0)
+        self._order: tuple[int, EpochOrder] | None = None
 
     @property
     def position(self) -> LoaderPosition:
@@ -62,17 +63,30 @@ class Loader:
 
     def __iter__(self) -> Iterator[JaggedBatch]:
         epoch = self._position.epoch
-        order = EpochOrder(len(self.split), self.seed, epoch) if self.shuffle else None
         while self._position.epoch == epoch:
-            start = self._position.sample
-            stop = min(start + self.batch_size, len(self.split))
-            rank, size = self._part
-            first, after = (start + (stop - start) * place // size for place in (rank, rank + 1))
-            samples = np.arange(first, after) if order is None else order.take(first, after)
-            is_last = stop == len(self.split)
-            self._position = LoaderPosition(epoch + 1, 0) if is_last else LoaderPosition(epoch, stop)
-            if stop > start:
-                yield replace(batch_of(self.split, samples, self._position), first_sample=first - start)
+            position = self._position
+            self._position = self.after(position)
+            if position.sample < len(self.split):
+                yield self.batch_at(position)
+
+    def after(self, position: LoaderPosition) -> LoaderPosition:
+        """Where the batch that begins at a position ends."""
+        stop = position.sample + self.batch_size
+        is_last = stop >= len(self.split)
+        return LoaderPosition(position.epoch + 1, 0) if is_last else LoaderPosition(position.epoch, stop)
+
+    def batch_at(self, position: LoaderPosition) -> JaggedBatch:
+        """The batch that begins at a position, wherever the loader stands; quickest where it goes on in order."""
+        start, (rank, size) = position.sample, self.part
+        stop = min(start + self.batch_size, len(self.split))
+        first, after = (start + (stop - start) * place // size for place in (rank, rank + 1))
+        samples = self._order_of(position.epoch).take(first, after) if self.shuffle else np.arange(first, after)
+        return replace(batch_of(self.split, samples, self.after(position)), first_sample=first - start)
+
+    def _order_of(self, epoch: int) -> EpochOrder:
+        if self._order is None or self._order[0] != epoch:
+            self._order = epoch, EpochOrder(len(self.split), self.seed, epoch)
+        return self._order[1]
 
     def state_dict(self) -> dict[str, Any]:
         """The position and what it depends on, plain values."""

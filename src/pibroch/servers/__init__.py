@@ -3,7 +3,6 @@
 See docs/lookahead.md, and docs/design/0006-embedding-servers.md for what is inside.
 """
 
-from pibroch.servers.group import join, leave, serve
-from pibroch.servers.process import started
+from pibroch.servers.group import join, leave, serve, started
 
 __all__ = ["join", "leave", "serve", "started"]

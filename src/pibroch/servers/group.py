@@ -1,31 +1,16 @@
-"""Where servers and trainers meet: one RPC group whose members come and go, at an address of server 0's machine."""
+"""Servers alone, for programs of one's own: where they and trainers meet. `pibroch train` goes by :mod:`pibroch.roles`."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from datetime import timedelta
-from functools import partial
-from urllib.parse import urlparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
-import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-from pibroch import rpc
-from pibroch.errors import ConfigError, TrainingError
-from pibroch.rpc.agent import current_agent
+from pibroch.roles import EMBEDDING_SERVER, group, process
+from pibroch.roles.group import JOIN_TIMEOUT_S, leave
 from pibroch.servers import server
 
-JOIN_TIMEOUT_S = 120.0
-LOST_AFTER_S = 15.0
-"""A host that is silent for so long is given up. One that is busy, or stopped for a moment, is to slow the run down only."""
-TLS_VARIABLE = "PIBROCH_SERVERS_TLS"
-_LARGEST_NUMBER = 1 << 20
-
-
-def server_name(number: int) -> str:
-    """The worker that server ``number`` is."""
-    return f"embedding{number}"
+__all__ = ["join", "leave", "serve", "started"]
 
 
 def serve(meet: str, number: int, opens: bool | None = None) -> None:
@@ -40,15 +25,8 @@ def serve(meet: str, number: int, opens: bool | None = None) -> None:
         ConfigError: for an address that cannot be used, or no secret where one is needed.
         TrainingError: when server 0 does not come.
     """
-    if not 0 <= number < _LARGEST_NUMBER:
-        raise ConfigError(f"embedding server {number}", "a number from 0", "number the servers 0, 1, 2, ...")
-    store = _store(meet, number == 0 if opens is None else opens)
-    rpc.init_rpc(server_name(number), rank=number, rpc_backend_options=_options(store))
-    agent = current_agent()
-    agent.when_lost(
-        lambda worker, incarnation: agent.submit(partial(server.SERVER.on_lost, worker, incarnation))
-    )  # may wait
-    store.set(f"ready/{number}", "")
+    opens = number == 0 if opens is None else opens
+    group.serve(EMBEDDING_SERVER, meet, number, opens, server.SERVER.on_lost)
 
 
 def join(meet: str, num_servers: int, rank: int, timeout_s: float = JOIN_TIMEOUT_S) -> tuple[str, ...]:
@@ -64,64 +42,20 @@ def join(meet: str, num_servers: int, rank: int, timeout_s: float = JOIN_TIMEOUT
         ConfigError: for an address that cannot be used, or no secret where one is needed.
         TrainingError: when a server does not come in time.
     """
-    store = _store(meet, False, timeout_s)
-    for number in range(num_servers):
-        try:
-            store.wait([f"ready/{number}"], timedelta(seconds=timeout_s))
-        except (dist.DistError, RuntimeError) as error:
-            raise _absent(number, meet, timeout_s) from error
-    name, worker_id = f"trainer{rank}", _LARGEST_NUMBER + rank
-    rpc.init_rpc(name, rank=worker_id, rpc_backend_options=_options(store))
-    return tuple(map(server_name, range(num_servers)))
+    return group.join(meet, {EMBEDDING_SERVER: num_servers}, rank, timeout_s)[EMBEDDING_SERVER]
 
 
-def leave() -> None:
-    """Leave the group, without waiting for anything."""
-    rpc.shutdown(graceful=False)
+@contextmanager
+def started(num_servers: int, logs: Path, threads: int) -> Iterator[str]:
+    """Within, servers run on this machine; gives their meeting place. They end with this process, however it ends.
 
-
-def tls_of(environ: Mapping[str, str]) -> tuple[str, str, str] | None:
-    """Paths of certificate, key and authorities from ``PIBROCH_SERVERS_TLS``, with commas between them.
+    Args:
+        num_servers: how many.
+        logs: folder for what they say.
+        threads: of each one's kernels.
 
     Raises:
-        ConfigError: when they are not three.
+        TrainingError: when one does not start.
     """
-    text = environ.get(TLS_VARIABLE)
-    if not text:
-        return None
-    paths = text.split(",")
-    if len(paths) != 3:
-        raise ConfigError(f"{TLS_VARIABLE}={text}", "CERTIFICATE,KEY,AUTHORITIES: three paths of PEM files")
-    return paths[0], paths[1], paths[2]
-
-
-def _options(store: TCPStore) -> rpc.RpcBackendOptions:
-    served = [server.__name__]
-    return rpc.RpcBackendOptions(store=store, tls=tls_of(os.environ), lost_after_s=LOST_AFTER_S, allowed_modules=served)
-
-
-def _store(meet: str, is_host: bool, timeout_s: float = JOIN_TIMEOUT_S) -> TCPStore:
-    url = urlparse(meet)
-    try:
-        host, port = url.hostname, url.port
-    except ValueError:
-        host, port = None, None
-    if url.scheme != "tcp" or not host or not port:
-        raise ConfigError(f"meeting place {meet!r}", "tcp://HOST:PORT")
-    try:
-        return TCPStore(host, port, None, is_host, timedelta(seconds=timeout_s), wait_for_workers=False)
-    except (dist.DistError, RuntimeError) as error:
-        if is_host:
-            reason = str(error).splitlines()[0]
-            raise ConfigError(
-                f"{meet}, where server 0 cannot listen ({reason})", "a free port of this machine"
-            ) from error
-        raise _absent(0, meet, timeout_s) from error
-
-
-def _absent(number: int, meet: str, timeout_s: float) -> TrainingError:
-    return TrainingError(
-        f"no embedding server {number} at {meet} within {timeout_s:g} s",
-        "all servers",
-        f"start it: pibroch embedding-server --meet {meet} --number {number}",
-    )
+    with process.started([process.Share(EMBEDDING_SERVER, num_servers, logs)], threads) as meet:
+        yield meet

@@ -94,6 +94,8 @@ class Trainer:
     def _batches(self) -> Iterator[JaggedBatch]:
         """All that is left, in one stream: what reads ahead goes on into the next epoch."""
         left = 0 if self.is_finished else self.total_steps - self.step
+        if self.session.processors is not None:
+            return self.session.processors.batches(self.session.dataset, self.loader, left)
         return islice(chain.from_iterable(repeat(self.loader)), left)
 
     def _train_step(self, batch: JaggedBatch) -> None:

@@ -27,8 +27,8 @@ from pibroch.train.loop import Trainer, evaluation_record, total_steps
 from pibroch.train.manifest import read_manifest
 from pibroch.train.meter import hit_rate
 from pibroch.train.metrics import Metrics, finite_or_none
+from pibroch.train.roles import processes_beside
 from pibroch.train.run_directory import RunDirectory
-from pibroch.train.servers import embedding_servers
 from pibroch.train.session import Session, build_session, exchange_name
 from pibroch.train.stopwatch import Stopwatch
 from pibroch.train.summary import Summary
@@ -46,7 +46,7 @@ class RunResult:
 
 def run_training(
     config: RunConfig, dataset: EncodedDataset, run: RunDirectory, make_sink: MakeSink, team: Team | None = None,
-    traces: bool = False,
+    traces: bool = False, meet: str | None = None,
 ) -> RunResult:  # fmt: skip
     """Train in a run directory, from its latest checkpoint when there is one, and evaluate the best model.
 
@@ -57,20 +57,21 @@ def run_training(
         make_sink: given the number of steps, what shows progress; metrics are kept in any case.
         team: the ranks that train together, each of which calls this; one process when absent.
         traces: whether to write a trace of some steps, see :class:`StepTrace`.
+        meet: where the processes beside the ranks meet that a launcher has started, see :mod:`pibroch.roles.launched`.
 
     Raises:
         CheckpointError: when the latest checkpoint is damaged or belongs to other data.
         NonFiniteLossError: when training diverges.
         StorageError: when the disk refuses.
         RankFailedError: when another rank failed or was lost.
-        TrainingError: when an embedding server was lost.
+        TrainingError: when an embedding server or a data processor was lost.
     """
     for split, count in dataset.samples.items():
         if count == 0:
             raise DataError(f"an empty {split} split in {dataset.path}", "samples in each split", "prepare more data")
     team = team or Team.alone()
-    with embedding_servers(config.embedding, team, run.server_logs) as servers:
-        session = build_session(config, dataset, team, servers)
+    with processes_beside(config, team, run, meet) as beside:
+        session = build_session(config, dataset, team, beside)
         return _train(session, run, make_sink, traces)
 
 
@@ -142,7 +143,10 @@ def _summary(session: Session, trainer: Trainer, metrics: Metrics) -> Summary:
     seconds, own_samples = trainer.stopwatch.read()
     report = session.embeddings.exchange.report()
     figures = [own_samples, traffic.sent, traffic.received, peak_rss_bytes(), report.rows_read, report.rows_fetched]
-    told = team.control.gather([*figures, report.bytes_by_purpose])
+    purposes_here = dict(report.bytes_by_purpose)
+    if session.processors is not None:
+        purposes_here["data"] = session.processors.num_bytes
+    told = team.control.gather([*figures, purposes_here])
     samples, sent, received, peaks, read, fetched, purposes = zip(*told, strict=True)
     return Summary(
         steps=trainer.step,
@@ -158,7 +162,7 @@ def _summary(session: Session, trainer: Trainer, metrics: Metrics) -> Summary:
         bytes_received=sum(received),
         cache_hit_rate=hit_rate(sum(read), sum(fetched)),
         lookahead=round(report.lookahead_sum / report.num_steps, 1) if report.num_steps else None,
-        bytes_by_purpose=_by_purpose(sum(sent), purposes) if report.num_steps else None,
+        bytes_by_purpose=_by_purpose(sum(sent), purposes) if report.num_steps or session.processors else None,
         peak_rss_bytes=max(peaks),
     )
 

@@ -24,7 +24,8 @@ class RunDirectory:
 
     ``config.toml`` (a recipe in itself), ``versions.json``, ``metrics.jsonl``, ``checkpoints/``, and at the end
     ``evaluation.json`` and ``summary.json``; in ``ranks/`` the metrics and the log of each rank but the first, in ``servers/``
-    the logs of embedding servers that the run started; in ``trace/`` each rank's trace, when asked for.
+    and ``processors/`` the logs of embedding servers and data processors that the run started; in ``trace/`` each rank's
+    trace, when asked for.
 
     Args:
         path: the folder.
@@ -36,7 +37,6 @@ class RunDirectory:
         self.metrics_path = path / f"ranks/metrics-{rank}.jsonl" if rank else path / "metrics.jsonl"
         self.trace_path = path / "trace" / f"rank{rank}.json"
         self.checkpoints_path = path / "checkpoints"
-        self.server_logs = path / "servers"
 
     def log_path(self, rank: int) -> Path:
         """Where a rank that is not the first says what rank 0 says on the console."""

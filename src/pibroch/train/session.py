@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,9 @@ from pibroch.models import build_model, set_place
 from pibroch.models.build import MODELS
 from pibroch.planner import Plan
 from pibroch.process import threads_of_rank
+from pibroch.processors import Processors
 from pibroch.train.optimizers import build_dense_optimizer, build_sparse_optimizer
+from pibroch.train.roles import Beside
 from pibroch.train.schedule import learning_rate_factor
 
 
@@ -42,6 +44,7 @@ class Session:
         optimizer: of the dense layers.
         averages: moving averages of the dense layers, when the recipe asks for averages.
         team: the ranks that hold the same session; they take each step, prediction and checkpoint together.
+        processors: that make the training batches; this process does when absent.
     """
 
     config: RunConfig
@@ -51,6 +54,7 @@ class Session:
     optimizer: torch.optim.Optimizer
     averages: AveragedModel | None
     team: Team
+    processors: Processors | None = None
 
     def loss(self, batch: JaggedBatch, step: int) -> Tensor:
         """Mean binary cross-entropy of this rank's batch, 0 without samples, with dropout; its backward updates the rows."""
@@ -100,7 +104,7 @@ class Session:
 
 
 def build_session(
-    config: RunConfig, dataset: EncodedDataset, team: Team | None = None, servers: Sequence[str] = ()
+    config: RunConfig, dataset: EncodedDataset, team: Team | None = None, beside: Beside | None = None
 ) -> Session:
     """Freshly initialised; the seed decides every initial weight and the dropout after it. Every rank of a team calls it.
 
@@ -108,9 +112,9 @@ def build_session(
         config: the resolved configuration.
         dataset: the data.
         team: one process when absent.
-        servers: names of the embedding servers that the configuration asks for, see :mod:`pibroch.train.servers`.
+        beside: the processes that the configuration asks for, see :mod:`pibroch.train.roles`; none when absent.
     """
-    team = team or Team.alone()
+    team, beside = team or Team.alone(), beside or Beside()
     if config.train.threads is not None or team.ranks.world_size > 1:
         torch.set_num_threads(config.train.threads or threads_of_rank())
     torch.manual_seed(config.seed)
@@ -121,11 +125,13 @@ def build_session(
         build_sparse_optimizer(config.embedding.optimizer, config.train.average),
         exchange,
         config.seed,
-        **_exchange_options(exchange, config.embedding, team, servers),
+        **_exchange_options(exchange, config.embedding, team, beside.servers),
     )
     model = data_parallel(build_model(config.model, len(schema.dense), len(schema.categorical)), team.ranks)
     optimizer = build_dense_optimizer(config.optimizer, model.parameters())
-    return Session(config, dataset, embeddings, model, optimizer, _averages(model, config.train.average), team)
+    averages = _averages(model, config.train.average)
+    processors = Processors(beside.processors, team.ranks) if beside.processors else None
+    return Session(config, dataset, embeddings, model, optimizer, averages, team, processors)
 
 
 def exchange_name(config: EmbeddingConfig, team: Team) -> str:
@@ -146,7 +152,7 @@ def exchange_name(config: EmbeddingConfig, team: Team) -> str:
     return config.exchange
 
 
-def _exchange_options(exchange: str, config: EmbeddingConfig, team: Team, servers: Sequence[str]) -> dict[str, Any]:
+def _exchange_options(exchange: str, config: EmbeddingConfig, team: Team, servers: tuple[str, ...]) -> dict[str, Any]:
     assert len(servers) == (config.servers or 0), "servers are started or met before the session is built"
     if exchange == "local":
         return {}

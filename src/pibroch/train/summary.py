@@ -17,10 +17,11 @@ class Summary:
         auc, logloss, normalized_entropy: of the test split, ``None`` where undefined.
         exchange: how embeddings were exchanged.
         world_size: number of processes.
-        bytes_sent, bytes_received: between ranks, summed over them, by the processes that ended the run.
+        bytes_sent, bytes_received: between ranks, summed over them, by the processes that ended the run; with what travels
+            between ranks and servers or processors, both ways in both figures.
         cache_hit_rate: of the rows that ranks read, the share that was in their memory already; ``None`` without a cache.
         lookahead: steps in force, the mean over steps; ``None`` where the exchange does not look ahead.
-        bytes_by_purpose: what ``bytes_sent`` was for, as far as the exchange knows; ``None`` likewise.
+        bytes_by_purpose: what ``bytes_sent`` was for, as far as is known; ``None`` without lookahead and processors.
         peak_rss_bytes: the most memory that one of the processes held.
     """
 

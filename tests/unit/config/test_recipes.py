@@ -137,3 +137,15 @@ def test_each_recipe_comes_for_each_model():
         configs = [load_recipe(base), *(load_recipe(f"{base}_{name}") for name in ("dcnv2", "deepfm", "wide_deep"))]
         assert [config.model.name for config in configs] == ["dlrm", "dcnv2", "deepfm", "wide_deep"]
         assert len({config.data for config in configs}) == 1
+
+
+def test_servers_and_processors_meet_at_one_place(recipe):
+    servers = ["embedding.exchange=lookahead", "embedding.servers=1", "embedding.meet='tcp://10.0.0.5:1'"]
+    processors = ["data.processors=2", "data.meet='tcp://10.0.0.5:1'"]
+    config = load_recipe(str(recipe), servers + processors)
+    assert config.data.processors == 2
+    assert check_config(tomllib.loads(to_toml(config.model_dump())), "itself") == config
+    with pytest.raises(ConfigError, match="need one meeting place"):
+        load_recipe(str(recipe), [*servers, *processors, "data.meet='tcp://10.0.0.6:1'"])
+    with pytest.raises(ConfigError, match="`meet` with `processors`"):
+        load_recipe(str(recipe), ["data.meet='tcp://10.0.0.5:1'"])

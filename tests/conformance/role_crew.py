@@ -1,4 +1,4 @@
-"""Embedding servers as processes of the tests' own, which every world of trainers may join in turn."""
+"""Embedding servers or data processors as processes of the tests' own, which every world of trainers may join in turn."""
 
 import os
 import signal
@@ -6,26 +6,29 @@ import socket
 
 import cases
 from forked import context
-from pibroch.servers.group import join, leave, serve
+from pibroch.servers.group import join, leave
 
 TIMEOUT_S = 120
 
 
-class ServerCrew:
-    """``size`` servers.
+class RoleCrew:
+    """``size`` processes that call ``serve(meet, number, opens)``.
 
     Attributes:
         meet: where they are found.
     """
 
-    def __init__(self, size):
+    def __init__(self, size, serve, meet=None):
+        opens = meet is None
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            self.meet = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+            self.meet = meet or f"tcp://127.0.0.1:{free.getsockname()[1]}"
         self.size, self._processes = size, []
         for number in range(size):
             ours, theirs = context().Pipe()
-            process = context().Process(target=_serve, args=(theirs, self.meet, number), daemon=True)
+            process = context().Process(
+                target=_serve, args=(theirs, serve, self.meet, number, opens and number == 0), daemon=True
+            )
             process.start()
             theirs.close()
             self._processes.append((process, ours))
@@ -41,11 +44,11 @@ class ServerCrew:
             process.join()
 
 
-def _serve(pipe, meet, number):
+def _serve(pipe, serve, meet, number, opens):
     import torch
 
     torch.set_num_threads(1)
-    serve(meet, number)
+    serve(meet, number, opens)
     pipe.send("ready")
     try:
         pipe.recv()

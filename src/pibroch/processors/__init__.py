@@ -1,0 +1,9 @@
+"""Data processors: processes that read, shuffle and collate batches for trainers, reached by the tensor RPC.
+
+See docs/roles.md, and docs/design/0007-data-processors.md for why it is as it is.
+"""
+
+from pibroch.processors.client import Processors
+from pibroch.processors.group import serve
+
+__all__ = ["Processors", "serve"]

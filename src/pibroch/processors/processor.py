@@ -1,0 +1,91 @@
+"""What trainers call on a data processor, by name through :mod:`pibroch.rpc`.
+
+A processor keeps no state that a trainer depends on: who asks says everything, so any processor can answer, also one that was
+started anew. What it keeps are open datasets and the orders of their epochs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pibroch.data import EncodedDataset, Loader, LoaderPosition
+from pibroch.errors import DataError, ProtocolError
+from pibroch.processors.source import Plain, Source, to_plain
+
+MOST_LOADERS = 256
+"""One for each trainer; of a large dataset each holds an order of 2 MB."""
+
+
+class Processor:
+    """This process's datasets and loaders.
+
+    Attributes:
+        data: where the dataset lies here, instead of where trainers say.
+    """
+
+    def __init__(self) -> None:
+        self.data: Path | None = None
+        self._lock = threading.Lock()
+        self._datasets: OrderedDict[tuple[Path, str], EncodedDataset] = OrderedDict()
+        self._loaders: OrderedDict[Source, tuple[threading.Lock, Loader]] = OrderedDict()
+
+    def batch(self, source: Source, position: LoaderPosition) -> Plain:
+        """The batch of a trainer's loader that begins at a position.
+
+        Raises:
+            DataError: when the dataset is not here, is damaged, or is another one.
+            ProtocolError: for a position outside the split.
+        """
+        lock, loader = self._loader(source)
+        if position.epoch < 0 or not 0 <= position.sample < len(loader.split):
+            raise ProtocolError(f"{position} wanted of {len(loader.split):,} samples", "a sample of the split")
+        with lock:
+            batch = loader.batch_at(position)
+        return to_plain(batch, is_one_hot=not loader.split.bags)
+
+    def _loader(self, source: Source) -> tuple[threading.Lock, Loader]:
+        with self._lock:
+            found = self._loaders.get(source)
+            if found is None:
+                found = self._loaders[source] = threading.Lock(), source.loader(self._dataset(source))
+            self._loaders.move_to_end(source)
+            if len(self._loaders) > MOST_LOADERS:
+                self._loaders.popitem(last=False)
+        return found
+
+    def _dataset(self, source: Source) -> EncodedDataset:
+        path = self.data or Path(source.path)
+        found = self._datasets.get((path, source.digest))
+        if found is None:
+            found = EncodedDataset.open(path)
+            if found.digest != source.digest:
+                raise DataError(
+                    f"{path} on a data processor, which is not the trainers' dataset",
+                    "a copy of it",
+                    "copy the trainers' dataset there, and name its folder by --data",
+                )
+            self._datasets[path, source.digest] = found
+            if len(self._datasets) > 4:
+                self._datasets.popitem(last=False)
+        return found
+
+
+PROCESSOR = Processor()
+
+
+def batch(source: Sequence[Any], epoch: int, sample: int) -> Plain:
+    """A batch as tensors and numbers, see :func:`to_plain`.
+
+    Args:
+        source: fields of a :class:`Source`.
+        epoch: in which the batch begins.
+        sample: of the epoch, with which it begins.
+
+    Raises:
+        DataError: when the dataset is not here, is damaged, or is another one.
+    """
+    return PROCESSOR.batch(Source(*source), LoaderPosition(epoch, sample))

@@ -1,0 +1,77 @@
+"""What a processor has to know to make a trainer's batches, as plain data; and batches as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pibroch.data import JaggedBatch, Loader, LoaderPosition
+from pibroch.data.batch import one_hot_offsets
+from pibroch.data.dataset import EncodedDataset
+
+Plain = list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A trainer's loader: everything on which its batches depend.
+
+    Attributes:
+        path: of the dataset, as the trainer knows it.
+        digest: of its contents.
+        split: by name.
+        batch_size, shuffle, seed, rank, world_size: as a :class:`Loader` takes them.
+    """
+
+    path: str
+    digest: str
+    split: str
+    batch_size: int
+    shuffle: bool
+    seed: int
+    rank: int
+    world_size: int
+
+    @classmethod
+    def of(cls, dataset: EncodedDataset, loader: Loader) -> Source:
+        """What a loader of this dataset gives."""
+        path = str(dataset.path.absolute())
+        return cls(
+            path, dataset.digest, loader.split.name, loader.batch_size, loader.shuffle, loader.seed, *loader.part
+        )
+
+    def loader(self, dataset: EncodedDataset) -> Loader:
+        """The same over this copy of the dataset.
+
+        Raises:
+            DataError: when it has no such split.
+            ConfigError: for what no loader takes.
+        """
+        part = self.rank, self.world_size
+        split = dataset.split(self.split)  # type: ignore[arg-type]  # checked there
+        return Loader(split, self.batch_size, shuffle=self.shuffle, seed=self.seed, part=part)
+
+
+def to_plain(batch: JaggedBatch, is_one_hot: bool) -> Plain:
+    """A loader's batch as tensors and numbers: ids in 4 bytes, no offsets where every bag has one id."""
+    assert batch.position is not None and batch.weights is None, "made by a loader"
+    values, offsets = batch.values.to(torch.int32), None if is_one_hot else batch.offsets
+    place = [batch.position.epoch, batch.position.sample, batch.first_sample]
+    return [batch.dense, values, offsets, batch.labels, place]
+
+
+def from_plain(plain: Plain, keys: tuple[str, ...]) -> JaggedBatch:
+    """The batch that :func:`to_plain` was given."""
+    dense, values, offsets, labels, (epoch, sample, first_sample) = plain
+    if offsets is None:
+        offsets = one_hot_offsets(len(values))
+    position = LoaderPosition(epoch, sample)
+    return JaggedBatch(dense, keys, values.to(torch.int64), offsets, labels, None, position, first_sample)
+
+
+def num_bytes(plain: Plain) -> int:
+    """Bytes of its tensors."""
+    return sum(part.nbytes for part in plain if isinstance(part, Tensor))

@@ -1,0 +1,131 @@
+"""Where the processes of a run meet: one RPC group whose members come and go, at an address that all reach."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from urllib.parse import urlparse
+
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from pibroch import rpc
+from pibroch.errors import ConfigError, TrainingError
+from pibroch.roles.role import FIRST_TRAINER_ID, LARGEST_NUMBER, Role
+from pibroch.rpc.agent import current_agent
+from pibroch.rpc.info import WorkerInfo
+
+JOIN_TIMEOUT_S = 120.0
+LOST_AFTER_S = 15.0
+"""A host that is silent for so long is given up. One that is busy, or stopped for a moment, is to slow the run down only."""
+TLS_VARIABLE = "PIBROCH_SERVERS_TLS"
+
+
+def serve(
+    role: Role, meet: str, number: int, opens: bool, on_lost: Callable[[WorkerInfo, int], None] | None = None
+) -> None:
+    """Be number ``number`` of a role, beside what else this process does, until :func:`leave`.
+
+    Args:
+        role: whose functions trainers may call here.
+        meet: ``tcp://host:port``; the others reach ``host``, and it is this machine's where the meeting place is opened.
+        number: from 0.
+        opens: whether this process opens the meeting place.
+        on_lost: called with a worker and its incarnation when it is gone, on a thread that may wait.
+
+    Raises:
+        ConfigError: for an address that cannot be used, or no secret where one is needed.
+        TrainingError: when nobody opens the meeting place.
+    """
+    if not 0 <= number < LARGEST_NUMBER:
+        raise ConfigError(f"{role.title} {number}", "a number from 0", f"number the {role.title}s 0, 1, 2, ...")
+    store = _store(meet, opens, role, number)
+    options = _options(store, [role.functions])
+    rpc.init_rpc(role.name(number), rank=role.first_id + number, rpc_backend_options=options)
+    agent = current_agent()
+    if on_lost is not None:
+        agent.when_lost(lambda worker, incarnation: agent.submit(lambda: on_lost(worker, incarnation)))
+    store.set(_ready(role, number), "")
+
+
+def join(
+    meet: str, wanted: Mapping[Role, int], rank: int, timeout_s: float = JOIN_TIMEOUT_S
+) -> dict[Role, tuple[str, ...]]:
+    """Be a trainer, until :func:`leave`. Blocks until all that are wanted are there; returns their names.
+
+    Args:
+        meet: as the others got it.
+        wanted: how many of each role there are; one at least.
+        rank: of this trainer.
+        timeout_s: for all of them to come.
+
+    Raises:
+        ConfigError: for an address that cannot be used, or no secret where one is needed.
+        TrainingError: when one does not come in time.
+    """
+    members = [(role, number) for role, count in wanted.items() for number in range(count)]
+    store = _store(meet, False, *members[0], timeout_s)
+    for role, number in members:
+        try:
+            store.wait([_ready(role, number)], timedelta(seconds=timeout_s))
+        except (dist.DistError, RuntimeError) as error:
+            raise _absent(role, number, meet, timeout_s) from error
+    rpc.init_rpc(f"trainer{rank}", rank=FIRST_TRAINER_ID + rank, rpc_backend_options=_options(store, []))
+    return {role: tuple(map(role.name, range(count))) for role, count in wanted.items()}
+
+
+def leave() -> None:
+    """Leave the group, without waiting for anything."""
+    rpc.shutdown(graceful=False)
+
+
+def tls_of(environ: Mapping[str, str]) -> tuple[str, str, str] | None:
+    """Paths of certificate, key and authorities from ``PIBROCH_SERVERS_TLS``, with commas between them.
+
+    Raises:
+        ConfigError: when they are not three.
+    """
+    text = environ.get(TLS_VARIABLE)
+    if not text:
+        return None
+    paths = text.split(",")
+    if len(paths) != 3:
+        raise ConfigError(f"{TLS_VARIABLE}={text}", "CERTIFICATE,KEY,AUTHORITIES: three paths of PEM files")
+    return paths[0], paths[1], paths[2]
+
+
+def _ready(role: Role, number: int) -> str:
+    return f"ready/{role.name(number)}"
+
+
+def _options(store: TCPStore, served: list[str]) -> rpc.RpcBackendOptions:
+    return rpc.RpcBackendOptions(store=store, tls=tls_of(os.environ), lost_after_s=LOST_AFTER_S, allowed_modules=served)
+
+
+def _store(meet: str, is_host: bool, role: Role, number: int, timeout_s: float = JOIN_TIMEOUT_S) -> TCPStore:
+    """The meeting place; ``role`` and ``number`` are who opens it, or who is looked for first."""
+    url = urlparse(meet)
+    try:
+        host, port = url.hostname, url.port
+    except ValueError:
+        host, port = None, None
+    if url.scheme != "tcp" or not host or not port:
+        raise ConfigError(f"meeting place {meet!r}", "tcp://HOST:PORT")
+    try:
+        return TCPStore(host, port, None, is_host, timedelta(seconds=timeout_s), wait_for_workers=False)
+    except (dist.DistError, RuntimeError) as error:
+        if is_host:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(
+                f"{meet}, where {role.title} {number} cannot listen ({reason})", "a free port of this machine"
+            ) from error
+        raise _absent(role, 0, meet, timeout_s) from error
+
+
+def _absent(role: Role, number: int, meet: str, timeout_s: float) -> TrainingError:
+    return TrainingError(
+        f"no {role.title} {number} at {meet} within {timeout_s:g} s",
+        f"all {role.title}s",
+        f"start it: pibroch {role.command} --meet {meet} --number {number}",
+    )

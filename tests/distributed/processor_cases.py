@@ -1,0 +1,73 @@
+"""What a trainer does in the tests of data processors."""
+
+import torch
+
+from pibroch import rpc
+from pibroch.data import EncodedDataset, Loader
+from pibroch.errors import NotAllowedError, PibrochError
+from pibroch.processors import Processors, client
+from pibroch.roles import DATA_PROCESSOR
+from pibroch.roles.group import join, leave
+from pibroch.servers import server
+
+
+def same_batches(channel, meet, path, split, batch_size, shuffle, part, skip, most_bytes):
+    """Whether two epochs from processors are those of the loader, in every field; and the most bytes of a batch."""
+    dataset = EncodedDataset.open(path)
+    here, wanted = (
+        Loader(dataset.split(split), batch_size, shuffle=shuffle, seed=7, part=tuple(part)) for _ in range(2)
+    )
+    client.MOST_BYTES = most_bytes
+    processors = Processors(join(meet, {DATA_PROCESSOR: 2}, 0)[DATA_PROCESSOR], channel.ranks)
+    try:
+        for _, _ in zip(range(skip), here, strict=False):
+            continue
+        wanted.load_state_dict(here.state_dict())
+        num_batches = 2 * len(here) - skip
+        batches = processors.batches(dataset, wanted, num_batches)
+        for _ in range(num_batches):
+            expected = next(iter(here))
+            assert_same(next(batches), expected)
+        assert next(batches, None) is None
+    finally:
+        leave()
+    return processors.num_bytes
+
+
+def assert_same(batch, expected):
+    for name in ("dense", "values", "offsets", "labels"):
+        ours, theirs = getattr(batch, name), getattr(expected, name)
+        assert ours.dtype == theirs.dtype and ours.shape == theirs.shape and torch.equal(ours, theirs), name
+    for name in ("keys", "weights", "position", "first_sample"):
+        assert getattr(batch, name) == getattr(expected, name), name
+    batch.validate()
+
+
+def problem_of(channel, meet, path, told_path, told_digest):
+    """What is raised when processors look for the data elsewhere, or find others."""
+    dataset = EncodedDataset.open(path)
+    loader = Loader(dataset.split("train"), 10)
+    dataset.path = type(dataset.path)(told_path or path)
+    dataset.digest = told_digest or dataset.digest
+    processors = Processors(join(meet, {DATA_PROCESSOR: 2}, 0)[DATA_PROCESSOR], channel.ranks)
+    try:
+        next(processors.batches(dataset, loader, 3))
+    except PibrochError as error:
+        return type(error).__name__, str(error)
+    finally:
+        leave()
+
+
+def is_refused(channel, meet):
+    """Whether a processor runs no function of a server's, and nothing else but its own."""
+    (name, _) = join(meet, {DATA_PROCESSOR: 2}, 0)[DATA_PROCESSOR]
+    refused = []
+    try:
+        for function in (server.track_touched, join, EncodedDataset.open):
+            try:
+                rpc.rpc_sync(name, function, ("x",))
+            except NotAllowedError:
+                refused.append(function)
+    finally:
+        leave()
+    return len(refused) == 3

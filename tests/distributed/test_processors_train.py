@@ -1,0 +1,144 @@
+"""Data processors: batches, checkpoints and curves are those of the loader in the trainer, whoever is killed."""
+
+import json
+import os
+import re
+import signal
+import time
+
+import processor_cases
+import pytest
+import training_cases as cases
+from crew import Crew, lives, processes_of, wait_until
+from role_crew import RoleCrew
+from test_lookahead_train import curve
+
+from pibroch.config import to_toml
+from pibroch.data.synthetic import SyntheticOptions, synthesize
+from pibroch.processors import serve
+from pibroch.train.checkpoint_folder import CheckpointFolder
+from small_run import files_below, make_config
+
+ENDS_S = 15.0
+RAGGED = ["train.batch_size=97", "train.keep=99", "train.evaluate_every=9", "train.log_every=1"]
+"""Of 2,100 samples: the last batch of each epoch holds 63."""
+
+
+@pytest.fixture(scope="module")
+def processors():
+    made = RoleCrew(2, serve)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def expected(worlds, data, tmp_path_factory):
+    """Runs without processors, by number of ranks."""
+    folders = {size: tmp_path_factory.mktemp("expected") / f"{size}" for size in (1, 2)}
+    for size, folder in folders.items():
+        worlds(size).run(cases.train, make_config(data, *RAGGED).model_dump(), str(folder))
+    return folders
+
+
+def saved(folder):
+    """All files of checkpoints; manifests without the parts of the recipe that name who makes batches and holds rows."""
+    files = files_below(folder / "checkpoints")
+    for name in [name for name in files if name.endswith("manifest.json")]:
+        files[name] = json.loads(files[name])
+        del files[name]["config"]["embedding"], files[name]["config"]["data"], files[name]["sha256"]
+    return files
+
+
+def check_same_run(folder, expected):
+    files, others = saved(folder), saved(expected)
+    assert sorted(files) == sorted(others) and "step-00000044" in " ".join(files)
+    assert [name for name in files if files[name] != others[name]] == []
+    assert curve(folder) == curve(expected)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_processors", [1, 2])
+def test_runs_are_those_of_the_loader_in_the_trainer(
+    worlds, data, processors, expected, tmp_path, num_ranks, num_processors
+):
+    own = [f"data.processors={num_processors}", f"data.meet='{processors.meet}'"]
+    told = worlds(num_ranks).run(cases.train, make_config(data, *RAGGED, *own).model_dump(), str(tmp_path / "run"))
+    check_same_run(tmp_path / "run", expected[num_ranks])
+    summary = told[0]["summary"]
+    assert summary.bytes_by_purpose["data"] == 2 * 2100 * 4 * (13 + 26 + 1)
+    assert sum(summary.bytes_by_purpose.values()) == summary.bytes_sent
+
+
+def test_servers_and_processors_are_one_group(worlds, data, server_crew, expected, tmp_path):
+    beside = RoleCrew(1, serve, server_crew.meet)
+    try:
+        own = ["embedding.exchange=lookahead", "embedding.lookahead=5", "embedding.servers=2", "data.processors=1"]
+        meet = [f"{table}.meet='{server_crew.meet}'" for table in ("embedding", "data")]
+        told = worlds(2).run(cases.train, make_config(data, *RAGGED, *own, *meet).model_dump(), str(tmp_path / "run"))
+    finally:
+        beside.close()
+    check_same_run(tmp_path / "run", expected[2])
+    assert {"data", "prefetch", "evict"} <= set(told[0]["summary"].bytes_by_purpose)
+
+
+@pytest.mark.parametrize(
+    ("split", "batch_size", "shuffle", "part", "skip", "most_bytes"),
+    [("train", 97, True, (0, 1), 3, 1 << 28), ("train", 64, True, (1, 3), 0, 1), ("test", 50, False, (2, 3), 1, 1 << 28),
+     ("validation", 10_000, True, (0, 2), 0, 1 << 28), ("train", 2, True, (4, 5), 1000, 1 << 28)],
+)  # fmt: skip
+def test_batches_are_the_loaders_bag_by_bag(
+    worlds, multi_hot, processors, split, batch_size, shuffle, part, skip, most_bytes
+):
+    own = (split, batch_size, shuffle, part, skip, most_bytes)
+    assert worlds(1).run(processor_cases.same_batches, processors.meet, str(multi_hot), *own)[0] >= 0
+
+
+@pytest.fixture(scope="module")
+def multi_hot(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data") / "multi_hot"
+    synthesize(SyntheticOptions(num_samples=3000, max_table_rows=40, multi_hot=True), folder)
+    return folder
+
+
+def test_data_that_are_not_there_or_others_are_refused(worlds, data, processors, tmp_path):
+    def problem(path, digest):
+        return worlds(1).run(processor_cases.problem_of, processors.meet, str(data), path, digest)[0]
+
+    kind, text = problem(str(tmp_path / "none"), None)
+    assert kind == "DataError" and "none, which has no" in text
+    kind, text = problem(None, "0123")
+    assert kind == "DataError" and "not the trainers' dataset" in text and "--data" in text
+
+
+def test_a_processor_runs_its_own_functions_only(worlds, processors):
+    assert worlds(1).run(processor_cases.is_refused, processors.meet) == [True]
+
+
+def test_a_killed_processor_is_named_by_all_and_a_killed_run_resumes(data, expected, tmp_path):
+    recipe, run = tmp_path / "processors.toml", tmp_path / "run"
+    recipe.write_text(to_toml(make_config(data, *RAGGED, "data.processors=2").model_dump()))
+    with Crew(recipe, "--run-dir", run, "--ranks", 2) as crew:
+        ranks = crew.wait_for_step(run, 9)
+        started = processes_of(ranks[0], "data-processor")
+        assert sorted(started) == [0, 1]
+        os.killpg(crew.process.pid, signal.SIGKILL)
+        crew.end()
+        wait_until(lambda: not any(map(lives, started.values())), 60)
+    left_at = CheckpointFolder(run / "checkpoints", 99).steps()
+    assert 7 in left_at and 44 not in left_at
+    with Crew("--run-dir", run, "--resume", "--ranks", 2) as crew:
+        assert crew.end() == 0, crew.output
+    check_same_run(run, expected[2])
+
+    endless = tmp_path / "endless"
+    with Crew(recipe, "--run-dir", endless, "--ranks", 2, "--set", "train.epochs=1000") as crew:
+        started = processes_of(crew.wait_for_step(endless, 5)[0], "data-processor")
+        os.kill(started[1], signal.SIGKILL)
+        start = time.monotonic()
+        assert crew.end() == 1
+        assert time.monotonic() - start < ENDS_S
+        wait_until(crew.is_gone, 5)
+        wait_until(lambda: not lives(started[0]), 60)
+    for text in (crew.output, (endless / "ranks" / "rank-1.log").read_text()):
+        assert re.search(r"data processor 'processor1' out of reach", text), text
+        assert "Traceback" not in text and "a bug" not in text
