@@ -82,6 +82,9 @@ def main() -> NoReturn:
             console.print_exception()
         leave_with(error)
     except _Stopped as stopped:
+        reason = _reason(stopped)
+        if reason is not None:
+            leave_with(reason)
         if not has_launcher():
             console.print("stopped; a training run goes on with --resume")
         leave(stopped.exit_code)
@@ -92,6 +95,14 @@ def main() -> NoReturn:
         console.print("This is a bug in pibroch or in its surroundings. Run again with --debug for the traceback.")
         leave(1)
     leave(0)
+
+
+def _reason(stopped: _Stopped) -> PibrochError | None:
+    """The error that was on its way here: a launcher that stops all processes because of it is no better news."""
+    error: BaseException | None = stopped
+    while error is not None and not isinstance(error, PibrochError):
+        error = error.__context__
+    return error
 
 
 def _add_groups(arguments: Sequence[str]) -> None:

@@ -6,27 +6,40 @@ import os
 
 from rich.table import Table
 
+from pibroch.cli.by_role import split_of
 from pibroch.config import RunConfig
+from pibroch.roles import DATA_PROCESSOR, EMBEDDING_SERVER, ROLES, Role
 
 
-def layout(config: RunConfig, ranks: int) -> Table:
+def layout(config: RunConfig, ranks: int, by_role: bool = False) -> Table:
     """A row for each role of a run.
 
     Args:
         config: of the run.
         ranks: that this command starts; where a launcher has started this process, its number counts.
+        by_role: whether the launcher's processes share all roles out.
+
+    Raises:
+        ConfigError: when roles leave no process to train.
     """
     launched = "WORLD_SIZE" in os.environ
     size = int(os.environ["WORLD_SIZE"]) if launched else ranks
+    starters = dict.fromkeys(ROLES, "trainer 0" if launched else "this command")
     starter = "the launcher" if launched else "this command"
-    rows = [
-        ("trainer", str(size), starter, _of_trainer(config, size)),
-        *_beside(config, size, "trainer 0" if launched else starter),
-    ]
+    if by_role:
+        split = split_of(config, size)
+        size = split.num_trainers
+        starter = f"the launcher: {_ranks(range(size))}"
+        starters = {role: f"the launcher: {_ranks(split.ranks(role))}" for role in ROLES}
+    rows = [("trainer", str(size), starter, _of_trainer(config, size)), *_beside(config, size, starters)]
     table = Table("role", "processes", "started by", "does", box=None, pad_edge=False)
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _ranks(ranks: range) -> str:
+    return f"rank {ranks.start}" if len(ranks) == 1 else f"ranks {ranks.start}-{ranks.stop - 1}"
 
 
 def _of_trainer(config: RunConfig, size: int) -> str:
@@ -39,16 +52,22 @@ def _of_trainer(config: RunConfig, size: int) -> str:
     return f"trains {config.model.name}, {homes}; exchange {exchange}"
 
 
-def _beside(config: RunConfig, size: int, starter: str) -> list[tuple[str, str, str, str]]:
-    embedding, inside = config.embedding, "in each trainer" if size > 1 else "in the trainer"
-    rows = [("data", inside, "", "reads and shuffles the trainer's part of each batch")]
+def _beside(config: RunConfig, size: int, starters: dict[Role, str]) -> list[tuple[str, str, str, str]]:
+    """Who is beside the trainers, started by whom where nobody is met elsewhere."""
+    embedding, data = config.embedding, config.data
+    inside = "in each trainer" if size > 1 else "in the trainer"
+    if data.processors:
+        by = starters[DATA_PROCESSOR] if data.meet is None else f"pibroch data-processor, at {data.meet}"
+        rows = [("data processor", str(data.processors), by, "reads, shuffles and collates batches for all trainers")]
+    else:
+        rows = [("data", inside, "", "reads and shuffles the trainer's part of each batch")]
     if embedding.exchange == "lookahead":
         length = "as far as the cache holds" if embedding.lookahead is None else f"{embedding.lookahead} steps"
         rows.append(
             ("oracle", inside, "", f"plans what travels, {length} ahead; all plan the same, so no plan is sent")
         )
     if embedding.servers is not None:
-        by = starter if embedding.meet is None else f"pibroch embedding-server, at {embedding.meet}"
+        by = starters[EMBEDDING_SERVER] if embedding.meet is None else f"pibroch embedding-server, at {embedding.meet}"
         rows.append(
             (
                 "embedding server",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -40,6 +41,13 @@ Trace = Annotated[
     ),
 ]
 
+ByRole = Annotated[
+    bool,
+    typer.Option(
+        "--by-role",
+        help="Under torchrun: the last ranks are the embedding servers and data processors of the recipe, the others train.",
+    ),
+]
 Roles = Annotated[
     bool, typer.Option("--roles", help="Only show which processes the run would have, and what each would do.")
 ]
@@ -54,6 +62,7 @@ def train(
     tensorboard: TensorBoard = False,
     ranks: Ranks = 1,
     trace: Trace = False,
+    by_role: ByRole = False,
     roles: Roles = False,
 ) -> None:
     """Train a model and evaluate it. Without arguments: a small run on generated data."""
@@ -62,24 +71,39 @@ def train(
         from pibroch.cli.roles import layout
         from pibroch.config import load_recipe
 
-        results.print(layout(load_recipe(recipe or DEFAULT_RECIPE, changes), ranks))
+        if os.environ.get("RANK", "0") == "0":
+            results.print(layout(load_recipe(recipe or DEFAULT_RECIPE, changes), ranks, by_role))
         return
     die_with_launcher()
     tune_process()
     begin = partial(_begin, recipe, changes, run_dir, resume)
+    if by_role:
+        from pibroch.cli.by_role import as_trainer
+
+        with as_trainer(begin) as trainer:
+            if trainer is not None:
+                meet, begun = trainer
+                _join_and_train(begin if begun is None else lambda: begun, tensorboard, trace, meet)
+        return
     known = None if is_rank() else begin()  # before what takes seconds to import
     if known is not None and ranks > 1:
         raise typer.Exit(_launch(ranks, known[1]))
+    _join_and_train(begin if known is None else lambda: known, tensorboard, trace)
 
+
+def _join_and_train(
+    begin: Callable[[], tuple[RunConfig, Path]], tensorboard: bool, trace: bool, meet: str | None = None
+) -> None:
+    """What a rank does once it knows that it is one."""
     from pibroch.collectives.team import team_of_environment
 
     with team_of_environment(leave_with) as team:
         console.quiet = not team.is_first  # until it has a log
-        config, folder = known or _agree(team, begin)
-        _train(config, folder, team, tensorboard, trace)
+        config, folder = begin() if team.ranks.world_size == 1 else _agree(team, begin)
+        _train(config, folder, team, tensorboard, trace, meet)
 
 
-def _train(config: RunConfig, folder: Path, team: Team, tensorboard: bool, trace: bool) -> None:
+def _train(config: RunConfig, folder: Path, team: Team, tensorboard: bool, trace: bool, meet: str | None) -> None:
     """What every rank does; rank 0 shows it."""
     from pibroch.train.run import run_training
     from pibroch.train.run_directory import RunDirectory
@@ -90,7 +114,9 @@ def _train(config: RunConfig, folder: Path, team: Team, tensorboard: bool, trace
         redirect_output(run.log_path(team.ranks.rank))
         console.quiet = False
     console.print(f"run directory: {run.path}", highlight=False, soft_wrap=True)
-    result = run_training(config, dataset, run, lambda total_steps: _sink(run, total_steps, tensorboard), team, trace)
+    result = run_training(
+        config, dataset, run, lambda total_steps: _sink(run, total_steps, tensorboard), team, trace, meet
+    )
     if not team.is_first:
         return
     summary = result.summary

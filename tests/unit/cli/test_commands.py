@@ -55,6 +55,17 @@ def test_roles_are_shown_and_nothing_is_run(tmp_path):
     assert ["trainer", "2", "this", "command"] in [line[:4] for line in cells]
     assert ["embedding", "server", "3", "this", "command"] in [line[:5] for line in cells]
     assert "oracle" in shown.stdout and not (tmp_path / "run").exists()
+    processors = run_command("train", "--roles", "--set", "data.processors=2")
+    assert ["data", "processor", "2", "this", "command"] in [
+        line.split()[:5] for line in processors.stdout.splitlines()
+    ]
+    by_role = {"RANK": "0", "WORLD_SIZE": "6"}
+    shared = run_command("train", "--roles", "--by-role", *lookahead, "--set", "data.processors=1", env=by_role)
+    cells = [line.split() for line in shared.stdout.splitlines()]
+    assert ["trainer", "2", "the", "launcher:", "ranks", "0-1"] in [line[:6] for line in cells]
+    assert ["embedding", "server", "3", "the", "launcher:", "ranks", "2-4"] in [line[:7] for line in cells]
+    assert ["data", "processor", "1", "the", "launcher:", "rank", "5"] in [line[:7] for line in cells]
+    assert run_command("train", "--roles", *lookahead, env={"RANK": "1", "WORLD_SIZE": "6"}).stdout == ""
     alone = run_command("train", "--roles")
     assert "oracle" not in alone.stdout and "keeps all rows" in " ".join(alone.stdout.split())
 
@@ -69,5 +80,5 @@ def test_doctor_checks_the_kernels():
 def test_help_names_every_command():
     ended = run_installed("--help")
     assert ended.returncode == 0
-    for name in ("train", "evaluate", "embedding-server", "report", "doctor", "data", "bench"):
+    for name in ("train", "evaluate", "embedding-server", "data-processor", "report", "doctor", "data", "bench"):
         assert f" {name} " in ended.stdout

@@ -1,0 +1,38 @@
+"""`pibroch train --by-role` under torchrun: some of its processes train, the others serve them, and all end together."""
+
+import json
+import os
+import signal
+import sys
+
+import training_cases as cases
+from crew import Crew, wait_until
+from test_processors_train import RAGGED, check_same_run
+
+from pibroch.config import to_toml
+from small_run import make_config
+
+
+def torchrun(num_processes):
+    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(num_processes), "-m", "pibroch"]
+
+
+def test_roles_under_torchrun_end_with_the_same_bits(worlds, data, tmp_path):
+    recipe, run, expected = tmp_path / "roles.toml", tmp_path / "run", tmp_path / "expected"
+    worlds(2).run(cases.train, make_config(data, *RAGGED).model_dump(), str(expected))
+    own = ["embedding.exchange=lookahead", "embedding.lookahead=5", "embedding.servers=2", "data.processors=1"]
+    recipe.write_text(to_toml(make_config(data, *RAGGED, *own).model_dump()))
+    with Crew(recipe, "--run-dir", run, "--by-role", program=torchrun(5)) as crew:
+        assert crew.end() == 0, crew.output
+    check_same_run(run, expected)
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["world_size"] == 2 and summary["bytes_by_purpose"]["data"] > 0
+    assert crew.output.count("test AUC") == 1 and "stopped" not in crew.output, crew.output
+    assert (run / "servers" / "0.log").exists() and (run / "processors" / "0.log").exists()
+
+    endless = tmp_path / "endless"
+    with Crew(recipe, "--run-dir", endless, "--by-role", "--set", "train.epochs=1000", program=torchrun(4)) as crew:
+        ranks = crew.wait_for_step(endless, 5)
+        os.kill(ranks[3], signal.SIGKILL)
+        assert crew.end() == 1
+        wait_until(crew.is_gone, 5)
