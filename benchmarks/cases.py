@@ -35,6 +35,7 @@ class Case:
         threads: of torch and of pibroch's kernels alike.
         model: name of the dense model; all but ``dlrm`` are pibroch's own, with starting weights drawn from ``seed``.
         exchange_options: of pibroch's exchange between ranks.
+        is_told: whether ranks tell of each step its loss and the parts of its time.
     """
 
     data: str
@@ -51,6 +52,7 @@ class Case:
     seed: int = 2021
     model: str = "dlrm"
     exchange_options: dict[str, Any] = field(default_factory=dict)
+    is_told: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """The case as plain data."""

@@ -47,10 +47,11 @@ class ContenderSpec:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Wall milliseconds of each step; CPU milliseconds of all threads together, a step on average."""
+    """Wall milliseconds of each step; CPU milliseconds of all threads together, a step on average; more of each step."""
 
     step_ms: list[float]
     cpu_ms_per_step: float
+    figures: dict[str, list[float]] = field(default_factory=dict)
 
 
 class Competitor(Protocol):

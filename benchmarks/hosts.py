@@ -61,14 +61,14 @@ def link_mb(carried: Sequence[Carried]) -> tuple[float, float]:
     return float(bytes_per_link[:, 0].mean() / steps / 1e6), float(bytes_per_link.max() / steps / 1e6)
 
 
-def figures(outcome: Outcome, label: str, hosts: int) -> Row:
+def figures(outcome: Outcome, label: str, hosts: int, batch_size: int = BATCH_SIZE) -> Row:
     """One contender's times, its ratios to TorchRec and to the ideal, and its bytes."""
     mine, (sent_mb, worst_link_mb) = outcome.times[label], outcome.link_mb[label]
     p50_ms, to_torchrec = mine.percentile(50), ratios(outcome, label, outcome.torchrec)
     return {
         "p20_ms": mine.percentile(20), "p50_ms": p50_ms, "p80_ms": mine.percentile(80),
         "cpu_ms_per_step": sum(mine.cpu_ms) / len(mine.cpu_ms),
-        "samples_per_second": hosts * BATCH_SIZE / p50_ms * 1e3,
+        "samples_per_second": hosts * batch_size / p50_ms * 1e3,
         "of_torchrec": middle(to_torchrec),
         "of_torchrec_least": min(to_torchrec, default=None), "of_torchrec_most": max(to_torchrec, default=None),
         "of_ideal": middle(ratios(outcome, label, IDEAL)),

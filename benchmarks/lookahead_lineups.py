@@ -1,12 +1,26 @@
-"""Who meets whom in topic ``lookahead``: the sections that are measured in the lab, as data."""
+"""Who meets whom in topic ``lookahead``: what is measured in the lab, as data."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.comparison import Lineup
-from benchmarks.hosts import IDEAL, TORCHREC_FORMS
+from benchmarks.hosts import BATCH_SIZE, IDEAL, TORCHREC_FORMS
+from benchmarks.lookahead_sections import (
+    BATCH,
+    BREAKDOWN,
+    DELAY,
+    DESIGN,
+    HOSTS,
+    LOSS,
+    MODELS,
+    SKEW,
+    STEP_TIME,
+    TABLE_3,
+    Section,
+)
 from benchmarks.workloads import sample_path
 
 LOOKAHEAD, ALLTOALL, TORCHREC = "lookahead", "alltoall", "TorchRec pipelined"
@@ -16,11 +30,10 @@ WORKERS = {
     TORCHREC: TORCHREC_FORMS[TORCHREC],
     IDEAL: "distributed_ideal_pibroch",
 }
-LENGTH, SHORTER, QUICK_LENGTH = 200, 100, 20  # of the lookahead
-BATCHES, SHORTER_BATCHES, QUICK_BATCHES, CRITEO_BATCHES = 256, 128, 40, 33
-STEP_TIME, DESIGN, DELAY, TABLE_3, SKEW, MODELS = (
-    "step time", "cache design", "delayed synchronisation", "lookahead", "skew", "other models",
-)  # fmt: skip
+LENGTH, SHORTER, SHORTEST = 200, 100, 20  # of the lookahead
+BATCHES, SHORTER_BATCHES, SHORTEST_BATCHES, CRITEO_BATCHES = 256, 128, 40, 33
+LENGTHS, LONGEST_BATCHES = (300, 200, 100, 50, 10, 5), 320
+LOSS_BATCH, LOSS_BATCHES = 512, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +44,11 @@ class Entry:
         contender: one of ``WORKERS``.
         variant: what sets it apart from others of its kind.
         options: of the exchange.
-        sections: where its rows belong, when not to the setting's section alone.
     """
 
     contender: str
     variant: str = ""
     options: dict[str, Any] = field(default_factory=dict)
-    sections: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -52,7 +63,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One line-up's common ground, two hosts; the first entry is what the others are compared with.
+    """One line-up's common ground; the first entry is what the others are compared with.
 
     Attributes:
         section: where its rows belong.
@@ -60,12 +71,15 @@ class Setting:
         ids: kind of workload.
         dim: of the embeddings.
         rates: of the links.
-        skew: exponent of Zipf ids.
+        skew: of the ids, see :class:`benchmarks.workloads.Workload`.
         model: on the embeddings.
         num_batches: different global batches.
+        hosts: a rank each.
+        batch_size: of a rank.
+        rounds: turns of each contender.
     """
 
-    section: str
+    section: Section
     entries: tuple[Entry, ...]
     ids: str = "zipf"
     dim: int = 16
@@ -73,51 +87,143 @@ class Setting:
     skew: float = 1.05
     model: str = "dlrm"
     num_batches: int = BATCHES
+    hosts: int = 2
+    batch_size: int = BATCH_SIZE
+    rounds: int = 3
 
     def __str__(self) -> str:
-        ids = f"{self.ids} {self.skew:g} ids" if self.ids == "zipf" else f"{self.ids} ids"
-        return f"{self.section}: {self.model}, {ids}, dim {self.dim}"
+        skew = {"zipf": f" {self.skew:g}", "hot": f" {self.skew:.0%}"}.get(self.ids, "")
+        ranks = f", {self.hosts} hosts, batch {self.batch_size}" if self.section in (HOSTS, BATCH, LOSS) else ""
+        return f"{self.model}, {self.ids}{skew} ids, dim {self.dim}{ranks}"
 
 
-def ours(variant: str = "", sections: tuple[str, ...] = (), **options: Any) -> Entry:
+def ours(variant: str = "", **options: Any) -> Entry:
     """An entry on the exchange ``lookahead``."""
-    return Entry(LOOKAHEAD, variant, {"lookahead": LENGTH} | options, sections)
+    return Entry(LOOKAHEAD, variant, {"lookahead": LENGTH} | options)
 
 
-def settings(quick: bool) -> list[Setting]:
-    """What to measure; the real ids only where the sample is at hand."""
-    ideal, alltoall, torchrec = Entry(IDEAL), Entry(ALLTOALL), Entry(TORCHREC)
-    if quick:
-        return [
-            Setting(STEP_TIME, (ours(lookahead=QUICK_LENGTH), torchrec, ideal, alltoall), num_batches=QUICK_BATCHES)
-        ]
-    everybody = (ours(), torchrec, ideal, alltoall)
+def settings(section: Section, quick: bool) -> list[Setting]:
+    """What to measure of a section; quick: one shortened setting of it."""
+    found = LINEUPS[section.name]()
+    return [shortened(found[0])] if quick else found
+
+
+def shortened(setting: Setting) -> Setting:
+    """The setting at its last rate, with a short lookahead."""
+    entries = tuple(entry for entry in map(shortened_entry, setting.entries) if entry is not None)
+    num_batches = min(setting.num_batches, SHORTEST_BATCHES)
+    return replace(setting, entries=entries, rates=setting.rates[-1:], num_batches=num_batches, rounds=2)
+
+
+def shortened_entry(entry: Entry) -> Entry | None:
+    """The entry with a short lookahead; ``None`` for one that is about a longer one."""
+    if entry.lookahead <= SHORTEST:
+        return entry
+    is_about_length = entry.variant == str(entry.lookahead)
+    return None if is_about_length else replace(entry, options=entry.options | {"lookahead": SHORTEST})
+
+
+def everybody(lookahead: int) -> tuple[Entry, ...]:
+    """The four that are compared; ours is followed by a slow one, in whose turn it ends what it does beside its steps."""
+    return ours(lookahead=lookahead), Entry(TORCHREC), Entry(IDEAL), Entry(ALLTOALL)
+
+
+def step_time() -> list[Setting]:
+    """The real ids only where the sample is at hand."""
     narrow = ours("bfloat16 wire", wire="bfloat16")
     found = [
         Setting(STEP_TIME, entries, dim=dim, rates=("1gbit", "200mbit"))
-        for dim, entries in ((16, everybody), (64, (*everybody, narrow)))
+        for dim, entries in ((16, everybody(LENGTH)), (64, (*everybody(LENGTH), narrow)))
     ]
     if sample_path():
-        found.append(Setting(STEP_TIME, everybody, "criteo", 64, num_batches=CRITEO_BATCHES))
-    designs = (
-        ours("lrpp", (DESIGN, DELAY), cache="lrpp"),
-        ours("partitioned", cache="partitioned"),
-        ours("replicated", cache="replicated"),
-        ours("replicated, not delayed", cache="replicated", delayed_sync=False),
-        ours("not delayed", (DELAY,), delayed_sync=False),
-    )
-    found.append(Setting(DESIGN, designs))
-    found.append(Setting(TABLE_3, tuple(ours(str(length), lookahead=length) for length in (200, 100, 50, 20, 5))))
-    shorter = ours(lookahead=SHORTER)
-    found += [
-        Setting(SKEW, (shorter, ideal), rates=("1gbit",), skew=skew, num_batches=SHORTER_BATCHES)
-        for skew in (0.0, 1.05, 1.5, 2.0, 5.0)
-    ]
-    found += [
-        Setting(MODELS, (shorter, ideal, alltoall), model=model, num_batches=SHORTER_BATCHES)
-        for model in ("dcnv2", "deepfm", "wide_deep")
-    ]
+        found.append(Setting(STEP_TIME, everybody(LENGTH), "criteo", 64, num_batches=CRITEO_BATCHES))
     return found
+
+
+def other_models() -> list[Setting]:
+    """At one rate; rows are 16 wide, the first-order weight included, for FBGEMM takes multiples of four alone."""
+    return [
+        Setting(MODELS, everybody(SHORTER), dim=dim, model=model, num_batches=SHORTER_BATCHES)
+        for model, dim in (("dcnv2", 16), ("deepfm", 15), ("wide_deep", 15))
+    ]
+
+
+def time_breakdown() -> list[Setting]:
+    """Where the network is slow, and where it carries much."""
+    return [
+        Setting(BREAKDOWN, everybody(SHORTER), dim=dim, rates=(rate,), num_batches=SHORTER_BATCHES)
+        for dim, rate in ((16, "200mbit"), (64, "1gbit"))
+    ]
+
+
+def cache_design() -> list[Setting]:
+    """The paper's three, and its replicated one, whose replicas all agree before the next step."""
+    designs = tuple(ours(design, cache=design) for design in ("lrpp", "partitioned", "replicated"))
+    return [Setting(DESIGN, (*designs, ours("replicated, not delayed", cache="replicated", delayed_sync=False)))]
+
+
+def delayed_synchronisation() -> list[Setting]:
+    """With it, and without."""
+    return [Setting(DELAY, (ours("delayed"), ours("not delayed", delayed_sync=False)))]
+
+
+def hosts() -> list[Setting]:
+    """As many samples a rank, on more ranks."""
+    return [
+        Setting(HOSTS, everybody(SHORTEST), hosts=hosts, num_batches=SHORTEST_BATCHES, rounds=2) for hosts in (2, 4)
+    ]
+
+
+def batch_size() -> list[Setting]:
+    """More samples a rank, on as many ranks."""
+    return [
+        Setting(BATCH, everybody(SHORTEST), batch_size=size, num_batches=SHORTEST_BATCHES, rounds=2)
+        for size in (512, 2048, 8192)
+    ]
+
+
+def lookahead() -> list[Setting]:
+    """All lengths in one line-up."""
+    return [
+        Setting(TABLE_3, tuple(ours(str(length), lookahead=length) for length in LENGTHS), num_batches=LONGEST_BATCHES)
+    ]
+
+
+def skew() -> list[Setting]:
+    """From all rows alike, 1 % of them to 1 % of the lookups, to 1 % of them to 90 %; then exponents of Zipf's law."""
+    degrees = [("hot", share) for share in (0.01, 0.4, 0.9)] + [("zipf", power) for power in (1.05, 1.5, 2.0, 3.0, 5.0)]
+    return [
+        Setting(
+            SKEW,
+            (ours(lookahead=SHORTER), Entry(IDEAL)),
+            ids,
+            rates=("1gbit",),
+            skew=degree,
+            num_batches=SHORTER_BATCHES,
+        )
+        for ids, degree in degrees
+    ]
+
+
+def loss() -> list[Setting]:
+    """The sample where it is at hand; random labels fall as well, for rows learn them by heart."""
+    ids = "criteo" if sample_path() else "zipf"
+    pair = (ours(lookahead=SHORTER), Entry(ALLTOALL))
+    return [Setting(LOSS, pair, ids, num_batches=LOSS_BATCHES, batch_size=LOSS_BATCH)]
+
+
+LINEUPS: dict[str, Callable[[], list[Setting]]] = {
+    STEP_TIME.name: step_time,
+    MODELS.name: other_models,
+    BREAKDOWN.name: time_breakdown,
+    DESIGN.name: cache_design,
+    DELAY.name: delayed_synchronisation,
+    HOSTS.name: hosts,
+    BATCH.name: batch_size,
+    TABLE_3.name: lookahead,
+    SKEW.name: skew,
+    LOSS.name: loss,
+}
 
 
 def lineup_of(setting: Setting) -> Lineup:

@@ -88,7 +88,7 @@ def rows_of(setting: OracleSetting, times: Times) -> list[Row]:
     p20_ms, p50_ms, p80_ms = (times.percentile(percent) for percent in (20, 50, 80))
     lookahead = "" if setting.lookahead == 10 else f",\nlookahead {setting.lookahead}"
     return [{
-        "section": "oracle", "batch": setting.batch, "features": setting.features, "lookahead": setting.lookahead,
+        "batch": setting.batch, "features": setting.features, "lookahead": setting.lookahead,
         "contender": "oracle, one core", "p20_ms": p20_ms, "p50_ms": p50_ms, "p80_ms": p80_ms,
         "samples_per_second": setting.batch / p50_ms * 1e3, "ns_per_id": p50_ms * 1e6 / setting.batch / setting.features,
         "panel": "oracle: million samples a second on one core",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,31 +20,58 @@ class Options:
         quick: finish within a minute on two quiet cores.
         scratch: folder for the batches, removed afterwards.
         say: told in a few words what happens, for a progress display.
+        section: the part to measure, of a topic that has sections.
     """
 
     quick: bool
     scratch: Path
     say: Callable[[str], None]
+    section: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A registered benchmark."""
+    """A registered benchmark.
+
+    Attributes:
+        name: on the command line.
+        summary: one line.
+        run: measures; a section of it, where there are sections.
+        sections: parts that are measured and written each for itself, in this order; none for most topics.
+        quick_sections: those that a quick run takes when none is named.
+    """
 
     name: str
     summary: str
     run: Callable[[Options], Report]
+    sections: tuple[str, ...] = ()
+    quick_sections: tuple[str, ...] = ()
+
+    def chosen(self, only: Sequence[str], quick: bool) -> tuple[str, ...]:
+        """The sections to measure, in their order; those named in ``only``, if any are.
+
+        Raises:
+            ConfigError: for a name that is no section.
+        """
+        unknown = [name for name in only if name not in self.sections]
+        if unknown:
+            known = f"one of {', '.join(self.sections)}" if self.sections else "none: this topic has no sections"
+            raise ConfigError(f"section {unknown[0]!r} of benchmark {self.name!r}", known)
+        wanted = only or (self.quick_sections if quick else self.sections)
+        return tuple(name for name in self.sections if name in wanted)
 
 
 _topics: dict[str, Topic] = {}
 
 
-def topic(name: str, summary: str) -> Callable[[Callable[[Options], Report]], Callable[[Options], Report]]:
+def topic(
+    name: str, summary: str, sections: Sequence[str] = (), quick_sections: Sequence[str] = ()
+) -> Callable[[Callable[[Options], Report]], Callable[[Options], Report]]:
     """Register a function as the topic ``name``."""
 
     def register(run: Callable[[Options], Report]) -> Callable[[Options], Report]:
         assert name not in _topics, f"two topics named {name}"
-        _topics[name] = Topic(name, summary, run)
+        _topics[name] = Topic(name, summary, run, tuple(sections), tuple(quick_sections))
         return run
 
     return register

@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.plots import PlotSpec, draw
+from benchmarks.plots import Plot
 
 Row = dict[str, Any]
 
@@ -27,17 +27,15 @@ class Report:
         plot: how to draw the rows.
         notes: lines that belong under the table: what was checked, what was left out, how noisy it was.
         origin: where the numbers come from, see ``provenance`` and the contenders' versions.
-        table_by: column by whose value the rows are told apart, a Markdown table each; one table when absent.
     """
 
     topic: str
     title: str
     rows: list[Row]
     columns: list[str]
-    plot: PlotSpec
+    plot: Plot
     notes: list[str] = field(default_factory=list)
     origin: dict[str, str] = field(default_factory=dict)
-    table_by: str | None = None
 
 
 def write(report: Report, folder: Path) -> list[Path]:
@@ -46,7 +44,7 @@ def write(report: Report, folder: Path) -> list[Path]:
     writers: dict[str, Callable[[Path], None]] = {
         "measurements.csv": lambda path: _write_csv(report.rows, path),
         "table.md": lambda path: _write_text(path, markdown(report)),
-        "plot.png": lambda path: draw(report.plot, report.rows, report.title, path),
+        "plot.png": lambda path: report.plot.draw(report.rows, report.title, path),
         "origin.json": lambda path: _write_text(path, json.dumps(report.origin, indent=2) + "\n"),
     }
     for name, writer in writers.items():
@@ -54,6 +52,20 @@ def write(report: Report, folder: Path) -> list[Path]:
         writer(temporary)
         os.replace(temporary, folder / name)
     return [folder / name for name in writers]
+
+
+def join(folder: Path, title: str, sections: Sequence[str]) -> Path:
+    """Write ``table.md`` of a topic with sections: the pages that are in ``folder``, with their plots."""
+    pages = [f"# {title}"]
+    for section in sections:
+        page = folder / section / "table.md"
+        if page.is_file():
+            heading, _, rest = page.read_text("utf-8").strip().partition("\n")
+            lines = [f"#{line}" if line.startswith("#") else line for line in rest.splitlines()]
+            pages.append("\n".join([f"#{heading}", "", f"![{section}]({section}/plot.png)", *lines]))
+    temporary = folder / ".table.md"
+    _write_text(temporary, "\n\n".join(pages) + "\n")
+    return temporary.replace(folder / "table.md")
 
 
 def markdown(report: Report) -> str:
@@ -64,27 +76,16 @@ def markdown(report: Report) -> str:
 
 
 def table(report: Report) -> str:
-    """The report's columns as a Markdown table, or as one under a heading for each value of ``table_by``.
+    """The report's columns as a Markdown table.
 
-    Of several tables each shows the columns that have a value in it.
-
+    >>> from benchmarks.plots import PlotSpec
     >>> report = Report("t", "T", [{"name": "a", "p50_ms": 1.26}], ["name", "p50_ms"], PlotSpec("", (), "", "", ""))
     >>> print(table(report))
     | name | p50_ms |
     |---|--:|
     | a | 1.3 |
     """
-    if report.table_by is None:
-        return _table(report.rows, report.columns)
-    parts = []
-    for value in dict.fromkeys(row[report.table_by] for row in report.rows):
-        rows = [row for row in report.rows if row[report.table_by] == value]
-        shown = [column for column in report.columns if any(row.get(column) is not None for row in rows)]
-        parts.append(f"## {value}\n\n{_table(rows, [column for column in shown if column != report.table_by])}")
-    return "\n\n".join(parts)
-
-
-def _table(rows: list[Row], columns: list[str]) -> str:
+    rows, columns = report.rows, report.columns
     numeric = [any(isinstance(row.get(column), int | float) for row in rows) for column in columns]
     lines = [_line(columns), "|" + "|".join("--:" if number else "---" for number in numeric) + "|"]
     lines += [_line([_cell(column, row.get(column)) for column in columns]) for row in rows]
@@ -104,7 +105,8 @@ def _cell(column: str, value: Any) -> str:
 
 
 def _short(column: str, value: float) -> str:
-    return f"{value:.1f}" if column.endswith("_ms") else f"{value:.2f}"
+    decimals = 1 if column.endswith("_ms") else 6 if "loss" in column else 2
+    return f"{value:.{decimals}f}"
 
 
 def _code(name: str, value: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.contender import Competitor
+from benchmarks.contender import Competitor, Timing
 from pibroch.errors import ConfigError
 
 MIN_STEPS_PER_ROUND = 10
@@ -43,10 +43,20 @@ QUICK = Schedule(rounds=3, steps_per_round=10, warmup_steps=3)
 
 @dataclass(slots=True)
 class Times:
-    """One contender's times: milliseconds ``[rounds][steps]``, CPU milliseconds a step by round."""
+    """One contender's times: milliseconds ``[rounds][steps]``, CPU milliseconds a step by round, more of each step by name."""
 
     rounds_ms: list[list[float]] = field(default_factory=list)
     cpu_ms: list[float] = field(default_factory=list)
+    figures: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, timing: Timing) -> None:
+        """Add a round."""
+        before = sum(len(steps) for steps in self.rounds_ms)
+        for name in [*self.figures, *(name for name in timing.figures if name not in self.figures)]:
+            earlier = self.figures.setdefault(name, [0.0] * before)
+            earlier += timing.figures.get(name, [0.0] * len(timing.step_ms))
+        self.rounds_ms.append(timing.step_ms)
+        self.cpu_ms.append(timing.cpu_ms_per_step)
 
     def percentile(self, percent: float) -> float:
         """Over all steps of all rounds, in milliseconds."""
@@ -72,6 +82,5 @@ def measure(contenders: Sequence[Competitor], phase: str, schedule: Schedule) ->
             timing = contender.run(phase, first, schedule.steps_per_round)
             if schedule.pause_s:
                 contender.pause(schedule.pause_s)
-            times[contender.spec.label].rounds_ms.append(timing.step_ms)
-            times[contender.spec.label].cpu_ms.append(timing.cpu_ms_per_step)
+            times[contender.spec.label].add(timing)
     return times

@@ -57,7 +57,11 @@ class Team:
         with self._counting_bytes(steps):
             timings = self._ask({"do": "run", "phase": phase, "first": first, "steps": steps})
         step_ms = np.mean([timing["step_ms"] for timing in timings], axis=0).tolist()
-        return Timing(step_ms, float(np.mean([timing["cpu_ms_per_step"] for timing in timings])))
+        told = [timing["figures"] for timing in timings]
+        names = dict.fromkeys(name for each in told for name in each)
+        nothing = [0.0] * steps
+        figures = {name: np.mean([each.get(name, nothing) for each in told], axis=0).tolist() for name in names}
+        return Timing(step_ms, float(np.mean([timing["cpu_ms_per_step"] for timing in timings])), figures)
 
     def pause(self, seconds: float) -> None:
         """See :class:`benchmarks.contender.Competitor`; what the links carry meanwhile counts."""

@@ -24,7 +24,11 @@ NUM_DENSE, NUM_CATEGORICAL = 13, 26
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Which ids: ``kind`` is ``zipf`` (exponent ``skew``, any but 1; 0 is uniform), ``uniform`` or ``criteo``."""
+    """Which ids.
+
+    ``kind`` is ``zipf`` (exponent ``skew``, any but 1; 0 is uniform), ``hot`` (``skew`` of the lookups read 1 % of the rows,
+    which are alike, and so are the others), ``uniform`` or ``criteo``.
+    """
 
     kind: str
     num_batches: int
@@ -37,33 +41,47 @@ class Workload:
     def write(self, folder: Path) -> Path:
         """Write the batches into ``folder`` and return the file; an existing one is used again."""
         shape = f"{self.num_batches}x{self.num_tables}x{self.batch_size}_{self.num_rows}"
-        path = folder / f"{self.kind}{self.skew if self.kind == 'zipf' else ''}_{shape}.npz"
+        path = folder / f"{self.kind}{self.skew if self.kind in ('zipf', 'hot') else ''}_{shape}.npz"
         if not path.exists():
             (criteo_batches(self) if self.kind == "criteo" else drawn_batches(self)).save(path)
         return path
 
 
 def drawn_batches(workload: Workload) -> Arrays:
-    """Uniform or Zipf ids, uniform dense values, 30 % clicks."""
+    """Uniform, hot or Zipf ids, uniform dense values, 30 % clicks."""
     rng = np.random.default_rng([workload.seed, DENSE_STREAM])
     shape = (workload.num_batches, workload.num_tables, workload.batch_size)
     uniform = rng.random(shape)
-    ids = zipf_ids(uniform, workload) if workload.kind == "zipf" else (uniform * workload.num_rows).astype(np.int64)
+    ids = {"zipf": zipf_ids, "hot": hot_ids, "uniform": uniform_ids}[workload.kind](uniform, workload)
     samples = (workload.num_batches, workload.batch_size)
     dense = rng.random((*samples, NUM_DENSE), dtype=np.float32)
     return Arrays(ids, dense, (rng.random(samples) < 0.3).astype(np.float32))
 
 
 def zipf_ids(uniform: NDArray[np.float64], workload: Workload) -> NDArray[np.int64]:
-    """Ranks by inverting the continuous Zipf distribution, then scattered, so that hot rows are not neighbours.
-
-    A multiplication modulo the number of rows scatters; it permutes when the two have no common factor.
-    """
+    """Ranks by inverting the continuous Zipf distribution, then scattered."""
     power = 1.0 - workload.skew
     ranks = (((workload.num_rows + 1) ** power - 1) * uniform + 1) ** (1 / power) - 1
-    clipped = np.minimum(ranks.astype(np.int64), workload.num_rows - 1)
-    scattered: NDArray[np.int64] = clipped * 2_654_435_761 % workload.num_rows
-    return scattered
+    return scattered(np.minimum(ranks.astype(np.int64), workload.num_rows - 1), workload.num_rows)
+
+
+def hot_ids(uniform: NDArray[np.float64], workload: Workload) -> NDArray[np.int64]:
+    """The first hundredth of the rows, then scattered as Zipf's, for ``skew`` of the draws; the other rows for the rest."""
+    num_hot, share = max(1, workload.num_rows // 100), workload.skew
+    hot = uniform / share * num_hot
+    cold = num_hot + (uniform - share) / (1 - share) * (workload.num_rows - num_hot)
+    return scattered(np.where(uniform < share, hot, cold).astype(np.int64), workload.num_rows)
+
+
+def uniform_ids(uniform: NDArray[np.float64], workload: Workload) -> NDArray[np.int64]:
+    """All rows alike."""
+    return (uniform * workload.num_rows).astype(np.int64)
+
+
+def scattered(ranks: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:
+    """Rows by rank, hot ones not neighbours: a multiplication without a factor common with ``num_rows`` permutes."""
+    rows: NDArray[np.int64] = ranks * 2_654_435_761 % num_rows
+    return rows
 
 
 def sample_path() -> Path | None:

@@ -1,33 +1,37 @@
-"""The exchange ``lookahead`` on two hosts with slow links, in the paper's terms (BagPipe, SOSP'23), and its oracle alone.
+"""The exchange ``lookahead`` on hosts with slow links, in the paper's terms (BagPipe, SOSP'23), and its oracle alone.
 
-Step time (Fig. 9, 10, 15), cache designs (Fig. 7), delayed synchronisation (Fig. 8), length of the lookahead (Table 3), the
-oracle (Fig. 17), skew (Fig. 18, 19), other models. Line-ups are in ``benchmarks.lookahead_lineups``.
+A section is measured and written for itself: ``benchmarks.lookahead_sections`` says which there are, ``lookahead_lineups`` who
+takes part.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from benchmarks import oracle_speed
 from benchmarks.agreement import Agreement, check_agreement
+from benchmarks.breakdown import StackedPlot, breakdown_rows, waiting_note
 from benchmarks.cases import Case
 from benchmarks.comparison import noise_note
-from benchmarks.hosts import BATCH_SIZE, IDEAL, Outcome, case_of, comparison, figures, measure_at, middle, ratios
+from benchmarks.hosts import IDEAL, Outcome, case_of, comparison, figures, measure_at, middle, ratios
 from benchmarks.lab import Lab
 from benchmarks.load import ForeignLoad
-from benchmarks.lookahead_lineups import (
-    ALLTOALL,
+from benchmarks.lookahead_lineups import ALLTOALL, LOOKAHEAD, Entry, Setting, lineup_of, settings
+from benchmarks.lookahead_sections import (
+    BATCH,
+    BREAKDOWN,
     DESIGN,
-    LOOKAHEAD,
+    HOSTS,
+    LOSS,
+    ORACLE,
+    SECTIONS,
     SKEW,
     STEP_TIME,
     TABLE_3,
-    Entry,
-    Setting,
-    lineup_of,
-    settings,
+    Section,
 )
-from benchmarks.plots import PlotSpec
+from benchmarks.loss_curves import STEPS_PER_TURN, CurvePlot, check_equal, curve_rows, train_in_turns
+from benchmarks.plots import Plot, PlotSpec
 from benchmarks.provenance import provenance
 from benchmarks.registry import Options, topic
 from benchmarks.results import Report, Row
@@ -36,70 +40,109 @@ from benchmarks.team import Team, teams
 from benchmarks.workloads import Workload
 from pibroch.models.build import MODELS
 
-HOSTS = 2
 SCHEDULE = Schedule(rounds=3, steps_per_round=10, warmup_steps=2, pause_s=0.3)
-QUICK = replace(SCHEDULE, rounds=2)
+LOSS_TURNS, QUICK_TURNS = 24, 3
 PURPOSES = ("critical", "deferred", "prefetch", "evict", "ids")
 COLUMNS = [
-    "section", "model", "ids", "skew", "dim", "rate", "contender", "variant", "batch", "features", "lookahead", "p20_ms",
-    "p50_ms", "p80_ms", "samples_per_second", "ns_per_id", "of_lookahead", "of_torchrec", "of_ideal", "sent_mb_per_step",
-    *(f"{purpose}_mb_per_step" for purpose in PURPOSES), "slots", "read_rows", "fetched_rows", "prefetched_rows", "peak_mb",
+    "model", "ids", "skew", "dim", "hosts", "batch", "features", "rate", "contender", "variant", "lookahead", "part", "step",
+    "seconds", "loss", "last_loss", "equal_losses", "p20_ms", "p50_ms", "p80_ms", "mean_ms", "share", "samples_per_second",
+    "ns_per_id", "of_lookahead", "of_torchrec", "of_ideal", "sent_mb_per_step",
+    *(f"{purpose}_mb_per_step" for purpose in PURPOSES), "slots", "cache_mb", "read_rows", "fetched_rows", "prefetched_rows",
+    "peak_mb",
 ]  # fmt: skip
-PLOT = PlotSpec("height", ("panel",), "group", "contender", "", "low", "high", 1, LOOKAHEAD, shared=False)
-MEANINGS = (
-    "two hosts, one rank each with one thread; batch 2048 a rank, 26 tables of 100,000 rows, row-wise Adagrad, dense layers "
-    "with SGD; more different global batches with Zipf ids than are looked ahead, 33 of the Criteo sample, in turn",
-    "`dlrm`: 13-512-256-D / 512-256-1 with dot interaction; other models: pibroch's, with networks of 512-256",
-    "before a measurement as many steps are taken as are looked ahead, without a limit of the links",
-    "a step: forward, backward, dense and sparse update of a global batch; its time is the mean over the ranks",
-    "`of_lookahead`, `of_torchrec`, `of_ideal`: step time over that of the line-up's first contender, of TorchRec, of the "
-    "ideal; median over the rounds",
-    "`sent_mb_per_step`: millions of bytes that a host's link sent, headers included, dense gradients as well; "
-    "`critical_mb_per_step` and the like: of them, what a rank sent by purpose; `ids` are those of future batches",
-    "`slots`: records whose home is elsewhere that a rank keeps at the end; `read_rows`: different rows that a rank reads a "
-    "step, `fetched_rows`: those that came from other ranks for it; `prefetched_rows`: of them the ones that came early, from "
-    "their bytes as if all were records",
-    "oracle: Zipf ids of a global batch, duplicates included, made addresses and added, and one step planned, of two ranks; in "
-    "this process, on one core, while the window is full",
-)
+BARS = PlotSpec("height", ("panel",), "group", "contender", "", "low", "high", 1, LOOKAHEAD, shared=False)
+PLOTS: dict[Section, Plot] = {BREAKDOWN: StackedPlot(), LOSS: CurvePlot()}
+MEANINGS = {
+    "model": "each host has one rank with one thread; 2048 samples a rank where no other batch is named, 26 tables of 100,000 "
+    "rows, row-wise Adagrad, dense layers with SGD; `dlrm`: 13-512-256-D / 512-256-1 with dot interaction; other models: "
+    "networks of 512-256; a step: forward, backward, dense and sparse update of a global batch; its time is the mean over "
+    "the ranks",
+    "skew": "`skew`: exponent of Zipf ids, none is 0; of `hot` ids the share of lookups that read 1 % of the rows",
+    "of_lookahead": "`of_lookahead`, `of_torchrec`, `of_ideal`: step time over that of the line-up's first contender, of "
+    "TorchRec, of the ideal; median over the rounds",
+    "share": "`share`: of the mean step; `mean_ms`: what the plot shows, for means sum up to the mean step",
+    "loss": "`loss`: mean of the last ten steps' losses of the global batch, `last_loss` that of the last one; `equal_losses`: "
+    "those that are the first contender's to the bit; `seconds`: of all steps so far",
+    "sent_mb_per_step": "`sent_mb_per_step`: millions of bytes that a host's link sent, headers included, dense gradients as "
+    "well; `critical_mb_per_step` and the like: of them, what a rank sent by purpose; `ids` are those of future batches",
+    "slots": "`slots`: records whose home is elsewhere that a rank keeps at the end, `cache_mb` their bytes in millions; "
+    "`read_rows`: different rows that a rank reads a step, `fetched_rows`: those that came from other ranks for it; "
+    "`prefetched_rows`: of them the ones that came early, from their bytes as if all were records",
+}
 
 
-@topic("lookahead", "training with lookahead on two hosts with slow links, and its oracle alone; needs root")
+@dataclass(slots=True)
+class Findings:
+    """What a section's line-ups gave."""
+
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@topic(
+    "lookahead", "training with lookahead on hosts with slow links, and its oracle alone; needs root",
+    sections=list(SECTIONS), quick_sections=[STEP_TIME.name, ORACLE.name],
+)  # fmt: skip
 def run(options: Options) -> Report:
-    """Measure all sections.
+    """Measure one section.
 
     Raises:
         PibrochError: where no lab can be built; says what is missing.
     """
-    load = ForeignLoad()
-    rows: list[Row] = []
-    notes: list[str] = []
-    versions: dict[str, str] = {}
-    for setting in settings(options.quick):
-        lineup = lineup_of(setting)
-        notes += [note for note in lineup.notes if note not in notes]
-        with Lab(HOSTS) as lab, teams(lineup.specs, lab) as running:
-            options.say(f"{setting}: setting up")
+    section, load, found = SECTIONS[options.section], ForeignLoad(), Findings()
+    if section == ORACLE:
+        with oracle_speed.on_one_core():
+            for oracle_setting in oracle_speed.settings(options.quick):
+                options.say(str(oracle_setting))
+                found.rows += oracle_speed.rows_of(oracle_setting, oracle_speed.speed(oracle_setting))
+    else:
+        for setting in settings(section, options.quick):
+            measure_setting(setting, options, load, found)
+    columns = [name for name in COLUMNS if any(row.get(name) is not None for row in found.rows)]
+    meanings = [text for name, text in MEANINGS.items() if name in columns]
+    notes = [f"how: {section.how}", *summary(section, found.rows), *found.notes, noise_note(load), *meanings]
+    origin = provenance() | found.versions
+    return Report("lookahead", section.title, found.rows, columns, PLOTS.get(section, BARS), notes, origin)
+
+
+def measure_setting(setting: Setting, options: Options, load: ForeignLoad, found: Findings) -> None:
+    """Set a line-up up, let its contenders agree, measure it at each rate."""
+    lineup = lineup_of(setting)
+    found.notes += [note for note in lineup.notes if note not in found.notes]
+    with Lab(setting.hosts) as lab, teams(lineup.specs, lab) as running:
+        options.say(f"{setting}: setting up")
+        for team in running:
+            team.count_load(load)
+            found.versions |= team.setup(case_for(entry_of(setting, team), setting, options))
+        if setting.section == LOSS:
+            measure_losses(setting, lab, running, options, found)
+            return
+        found.notes += [f"{setting}: {agreement}" for agreement in check(running)]
+        warm_up(setting, running)
+        for rate in setting.rates:
+            options.say(f"{setting}, {rate}")
+            before = {team.spec.label: team.counts() for team in running}
+            outcome = measure_at(rate, lab, running, replace(SCHEDULE, rounds=setting.rounds))
             for team in running:
-                team.count_load(load)
-                versions |= team.setup(case_for(entry_of(setting, team), setting, options))
-            notes += [f"{setting}: {agreement}" for agreement in check(running)]
-            warm_up(setting, running)
-            for rate in setting.rates:
-                options.say(f"{setting}, {rate}")
-                before = {team.spec.label: team.counts() for team in running}
-                outcome = measure_at(rate, lab, running, QUICK if options.quick else SCHEDULE)
-                for team in running:
-                    counted = figures_of_exchange(before[team.spec.label], team, setting)
-                    rows += case_rows(setting, entry_of(setting, team), outcome, counted)
-                notes += [headline(setting, outcome)] if IDEAL in outcome.times else []
-    with oracle_speed.on_one_core():
-        for oracle_setting in oracle_speed.settings(options.quick):
-            options.say(str(oracle_setting))
-            rows += oracle_speed.rows_of(oracle_setting, oracle_speed.speed(oracle_setting))
-    notes = [*findings(rows), *notes, noise_note(load), *MEANINGS]
-    title, origin = "Training with lookahead", provenance() | versions
-    return Report("lookahead", title, rows, COLUMNS, PLOT, notes, origin, table_by="section")
+                entry = entry_of(setting, team)
+                counted = figures_of_exchange(before[team.spec.label], team, setting)
+                if setting.section == BREAKDOWN:
+                    found.rows += breakdown_rows(basis(setting, entry, rate), outcome.times[entry.label])
+                else:
+                    found.rows.append(case_row(setting, entry, outcome, counted))
+            found.notes += [headline(setting, outcome)] if IDEAL in outcome.times else []
+
+
+def measure_losses(setting: Setting, lab: Lab, running: list[Team], options: Options, found: Findings) -> None:
+    """From the first step on: there is nothing to agree on beforehand, and nothing to warm up."""
+    (rate,) = setting.rates
+    lab.network.shape(rate)
+    turns = QUICK_TURNS if options.quick else LOSS_TURNS
+    curves = train_in_turns(running, turns, options.say)
+    check_equal(curves)
+    found.notes.append(f"**all {turns * STEPS_PER_TURN} losses of {' and '.join(curves)} are equal to the bit**")
+    found.rows += curve_rows({entry.label: basis(setting, entry, rate) for entry in setting.entries}, curves)
 
 
 def entry_of(setting: Setting, team: Team) -> Entry:
@@ -109,9 +152,10 @@ def entry_of(setting: Setting, team: Team) -> Entry:
 
 def case_for(entry: Entry, setting: Setting, options: Options) -> Case:
     """The case of one entry: all have the same but for the options of the exchange."""
-    workload = Workload(setting.ids, setting.num_batches, BATCH_SIZE * HOSTS, skew=setting.skew)
-    case = case_of(workload, HOSTS, MODELS[setting.model].table_dim(setting.dim), options)
-    return replace(case, model=setting.model, exchange_options=entry.options)
+    workload = Workload(setting.ids, setting.num_batches, setting.batch_size * setting.hosts, skew=setting.skew)
+    case = case_of(workload, setting.hosts, MODELS[setting.model].table_dim(setting.dim), options)
+    is_told = setting.section in (BREAKDOWN, LOSS)
+    return replace(case, model=setting.model, exchange_options=entry.options, is_told=is_told)
 
 
 def check(running: list[Team]) -> list[Agreement]:
@@ -146,35 +190,42 @@ def figures_of_exchange(before: dict[str, float], team: Team, setting: Setting) 
         | {f"{purpose}_mb_per_step": a_step.get(f"sent {purpose}", 0) / 1e6 for purpose in PURPOSES}
         | {"prefetched_rows": round(a_step.get("sent prefetch", 0) / record_bytes)}
         | {f"{name}_rows": round(a_step[f"rows {name}"]) for name in ("read", "fetched")}
-        | {"slots": round(after["slots"])}
+        | {"slots": round(after["slots"]), "cache_mb": after["slots"] * record_bytes / 1e6}
     )
 
 
-def case_rows(setting: Setting, entry: Entry, outcome: Outcome, counted: Row) -> list[Row]:
-    """One row of an entry for each section that it belongs to."""
-    measured = figures(outcome, entry.label, HOSTS) | counted
+def basis(setting: Setting, entry: Entry, rate: str) -> Row:
+    """What a row says of its setting and contender."""
+    is_scaled = setting.section in (HOSTS, BATCH, LOSS)
+    return {
+        "model": setting.model, "ids": setting.ids, "skew": setting.skew if setting.ids in ("zipf", "hot") else None,
+        "dim": setting.dim, "hosts": setting.hosts if is_scaled else None,
+        "batch": setting.batch_size if is_scaled else None, "rate": rate,
+        "contender": entry.contender, "variant": entry.variant or None, "lookahead": entry.lookahead or None,
+        "panel": f"{setting.model}, dim {setting.dim}, {rate}" if setting.section == BREAKDOWN else f"{rate}: ms a step",
+    }  # fmt: skip
+
+
+def case_row(setting: Setting, entry: Entry, outcome: Outcome, counted: Row) -> Row:
+    """The row of an entry at one rate."""
+    measured = figures(outcome, entry.label, setting.hosts, setting.batch_size) | counted
     first = middle(ratios(outcome, entry.label, setting.entries[0].label))
-    return [
-        {
-            "section": section, "model": setting.model, "ids": setting.ids,
-            "skew": setting.skew if setting.ids == "zipf" else None, "dim": setting.dim, "rate": outcome.rate,
-            "contender": entry.contender, "variant": entry.variant or None,
-            "lookahead": entry.lookahead or None, **measured, "of_lookahead": first,
-            "panel": f"{section} at {outcome.rate}: ms", "group": group_of(setting, entry),
-            "height": measured["p50_ms"], "low": measured["p20_ms"], "high": measured["p80_ms"],
-        }
-        for section in entry.sections or (setting.section,)
-    ]  # fmt: skip
+    drawn = {
+        "group": group_of(setting, entry), "height": measured["p50_ms"], "low": measured["p20_ms"],
+        "high": measured["p80_ms"],
+    }  # fmt: skip
+    return basis(setting, entry, outcome.rate) | measured | {"of_lookahead": first} | drawn
 
 
 def group_of(setting: Setting, entry: Entry) -> str:
     """Where a row stands on its panel's axis."""
     if entry.variant:
         return entry.variant
+    skew = f"Zipf {setting.skew:g}" if setting.ids == "zipf" else f"1 %: {setting.skew:.0%}"
     names = {
-        STEP_TIME: f"{setting.ids}, dim {setting.dim}",
-        SKEW: f"Zipf {setting.skew:g}" if setting.skew else "uniform",
-    }
+        STEP_TIME: f"{setting.ids}, dim {setting.dim}", SKEW: skew, HOSTS: f"{setting.hosts} hosts",
+        BATCH: f"batch {setting.batch_size}",
+    }  # fmt: skip
     return names.get(setting.section, setting.model)
 
 
@@ -186,25 +237,18 @@ def headline(setting: Setting, outcome: Outcome) -> str:
     return f"**{setting}, {outcome.rate}: lookahead takes {found}{to_alltoall}**"
 
 
-def findings(rows: list[Row]) -> list[str]:
-    """What whole sections show; each only where it was measured."""
-    sections: dict[str, list[Row]] = {}
-    for row in rows:
-        if row["contender"] not in (IDEAL, ALLTOALL):
-            sections.setdefault(row["section"], []).append(row)
-    lines = []
-    if designs := {row["variant"]: row["critical_mb_per_step"] for row in sections.get(DESIGN, [])}:
+def summary(section: Section, rows: list[Row]) -> list[str]:
+    """What a section as a whole shows."""
+    ours = [row for row in rows if row["contender"] not in (IDEAL, ALLTOALL)]
+    if section == DESIGN:
+        designs = {row["variant"]: row["critical_mb_per_step"] for row in ours}
         whole = designs["replicated, not delayed"]  # the paper's: all replicas agree before the next step
         less = ", ".join(f"{1 - designs[name] / whole:.0%} ({name})" for name in ("lrpp", "partitioned", "replicated"))
-        lines.append(
-            f"**{DESIGN}: bytes on the critical path below those of a replicated cache without delay: {less}**"
-        )
-    for section in (TABLE_3, SKEW):
-        if members := sections.get(section):
-            times = [row["p50_ms"] for row in members]
-            lines.append(
-                f"**{section}: the slowest step of lookahead takes {max(times) / min(times):.2f}x the quickest**"
-            )
-    speeds = [row["samples_per_second"] for row in sections.get("oracle", []) if row["features"] == 26]
-    lines.append(f"**oracle: {min(speeds) / 1e6:.2f} to {max(speeds) / 1e6:.2f} million samples/s with 26 features**")
-    return lines
+        return [f"**bytes on the critical path below those of a replicated cache without delay: {less}**"]
+    if section in (TABLE_3, SKEW):
+        times = [row["p50_ms"] for row in ours]
+        return [f"**the slowest step of lookahead takes {max(times) / min(times):.2f}x the quickest**"]
+    if section == ORACLE:
+        speeds = [row["samples_per_second"] for row in ours if row["features"] == 26]
+        return [f"**{min(speeds) / 1e6:.2f} to {max(speeds) / 1e6:.2f} million samples/s with 26 features**"]
+    return [waiting_note(rows)] if section == BREAKDOWN else []

@@ -10,6 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from benchmarks.cases import Case
 from benchmarks.workers.dlrm import PlainDense
+from benchmarks.workers.parts import NO_PARTS, Parts
 from benchmarks.workers.ranks import RankSubject, batch_order, join, rank_batches
 
 
@@ -20,7 +21,9 @@ def build_plain(case: Case) -> RankSubject:
     return RankSubject(train(model, rank_batches(case), case), {"torch": torch.__version__})
 
 
-def train(model: nn.Module, batches: tuple[Tensor, Tensor, Tensor], case: Case) -> Iterator[Tensor]:
+def train(
+    model: nn.Module, batches: tuple[Tensor, Tensor, Tensor], case: Case, parts: Parts = NO_PARTS
+) -> Iterator[Tensor]:
     """Train a batch a turn on embeddings that never change but whose gradients are computed; yields its loss."""
     optimizer = torch.optim.SGD(model.parameters(), lr=case.dense_lr)
     _, dense_NBn, labels_NB = batches
@@ -30,7 +33,10 @@ def train(model: nn.Module, batches: tuple[Tensor, Tensor, Tensor], case: Case) 
     for batch in batch_order(len(dense_NBn)):
         optimizer.zero_grad()
         embedded_BFD.grad = None
-        loss = binary_cross_entropy_with_logits(model(dense_NBn[batch], embedded_BFD), labels_NB[batch])
-        loss.backward()
-        optimizer.step()
+        with parts.part("forward"):
+            loss = binary_cross_entropy_with_logits(model(dense_NBn[batch], embedded_BFD), labels_NB[batch])
+        with parts.part("backward"):
+            loss.backward()
+        with parts.part("dense optimizer"):
+            optimizer.step()
         yield loss.detach()

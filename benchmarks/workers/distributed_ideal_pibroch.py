@@ -13,4 +13,6 @@ from pibroch.collectives import data_parallel
 def build(case: Case) -> RankSubject:
     """This rank's share of the contender."""
     join(case)
-    return RankSubject(train(data_parallel(dense_model(case)), rank_batches(case), case), ours.versions())
+    parts = ours.parts(case)
+    losses = train(data_parallel(dense_model(case)), rank_batches(case), case, parts)
+    return RankSubject(losses, ours.versions(), parts=parts)

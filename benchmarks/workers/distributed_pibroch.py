@@ -13,6 +13,7 @@ import pibroch as pb
 from benchmarks.cases import Case, initial_table
 from benchmarks.workers import pibroch_tables as ours
 from benchmarks.workers.dlrm_pibroch import dense_model
+from benchmarks.workers.parts import Parts
 from benchmarks.workers.ranks import RankSubject, batch_order, join, rank_batches
 from pibroch.collectives import data_parallel
 from pibroch.exchange.base import Exchange
@@ -37,8 +38,9 @@ def build_on(case: Case, exchange: str) -> RankSubject:
     embeddings = pb.Embeddings(ours.tables(case), optimizer=optimizer, exchange=exchange, **case.exchange_options)
     load_pieces(embeddings, case)
     batches = ours.jagged_batches(*rank_batches(case))
-    losses = train(data_parallel(dense_model(case)), embeddings, batches, case)
-    return RankSubject(losses, ours.versions(), partial(counts, embeddings.exchange))
+    parts = ours.parts(case)
+    losses = train(data_parallel(dense_model(case)), embeddings, batches, case, parts)
+    return RankSubject(losses, ours.versions(), partial(counts, embeddings.exchange), parts)
 
 
 def counts(exchange: Exchange) -> dict[str, float]:
@@ -50,15 +52,26 @@ def counts(exchange: Exchange) -> dict[str, float]:
     return sent | {"rows read": done.rows_read, "rows fetched": done.rows_fetched, "slots": slots}
 
 
-def train(model: nn.Module, embeddings: pb.Embeddings, batches: list[pb.JaggedBatch], case: Case) -> Iterator[Tensor]:
+def train(
+    model: nn.Module, embeddings: pb.Embeddings, batches: list[pb.JaggedBatch], case: Case, parts: Parts
+) -> Iterator[Tensor]:
     """Train a batch a turn; yields its loss."""
     optimizer = torch.optim.SGD(model.parameters(), lr=case.dense_lr)
-    for batch in embeddings.feed(batches[number] for number in batch_order(len(batches))):
+
+    def look_up(batch: pb.JaggedBatch) -> Tensor:
+        with parts.part("lookup"):
+            pooled: Tensor = embeddings(batch)
+            parts.in_backward("update", pooled)
+        return pooled
+
+    for batch in parts.each("read", embeddings.feed(batches[number] for number in batch_order(len(batches)))):
         optimizer.zero_grad()
-        logits = model(batch.dense, partial(embeddings, batch))
-        loss = binary_cross_entropy_with_logits(logits, batch.labels)
-        loss.backward()
-        optimizer.step()
+        with parts.part("forward"):
+            loss = binary_cross_entropy_with_logits(model(batch.dense, partial(look_up, batch)), batch.labels)
+        with parts.part("backward"):
+            loss.backward()
+        with parts.part("dense optimizer"):
+            optimizer.step()
         yield loss.detach()
 
 

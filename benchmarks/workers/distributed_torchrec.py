@@ -1,4 +1,4 @@
-"""A rank of TorchRec's DLRM: planner, ``DistributedModelParallel``, with and without its training pipeline."""
+"""A rank of DLRM, or of another model, on TorchRec: planner, ``DistributedModelParallel``, with and without its pipeline."""
 
 from __future__ import annotations
 
@@ -9,20 +9,38 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
-from torchrec import KeyedJaggedTensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.datasets.utils import Batch
 from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-from torchrec.models.dlrm import DLRMTrain
+from torchrec.models.dlrm import DLRMTrain, SparseArch
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import KeyedOptimizerWrapper
 
 from benchmarks.cases import Case, initial_table
 from benchmarks.workers import fbgemm
 from benchmarks.workers.dlrm_torchrec_fused import OPTIMIZERS
+from benchmarks.workers.parts import Parts
+from benchmarks.workers.plain_models import plain_model
 from benchmarks.workers.ranks import RankSubject, batch_order, join, rank_batches
 from benchmarks.workers.torchrec_model import empty_collection, torchrec_dlrm
+from benchmarks.workers.torchrec_parts import record_parts
+
+
+class OtherTrain(nn.Module):
+    """A model that TorchRec does not have, trained as its ``DLRMTrain`` trains DLRM."""
+
+    def __init__(self, collection: EmbeddingBagCollection, case: Case) -> None:
+        super().__init__()
+        self.sparse, self.dense = SparseArch(collection), plain_model(case)
+
+    def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+        """Loss, and what ``DLRMTrain`` gives besides."""
+        logits = self.dense(batch.dense_features, self.sparse(batch.sparse_features))
+        loss = binary_cross_entropy_with_logits(logits, batch.labels)
+        return loss, (loss.detach(), logits.detach(), batch.labels.detach())
 
 
 def build(case: Case) -> RankSubject:
@@ -44,13 +62,15 @@ def build_pipelined(case: Case) -> RankSubject:
     """``TrainPipelineSparseDist``: the ids of the next batch travel beside the current one."""
     (model, optimizer), batches = _sharded(case), _batches(case)
     pipeline = TrainPipelineSparseDist(model, optimizer, device=torch.device("cpu"))
+    parts = Parts(case.is_told)
+    record_parts(pipeline, model, parts)
 
     def losses() -> Iterator[Tensor]:
         while True:
             loss, _, _ = pipeline.progress(batches)
             yield loss
 
-    return RankSubject(losses(), fbgemm.versions())
+    return RankSubject(losses(), fbgemm.versions(), parts=parts)
 
 
 def _sharded(case: Case) -> tuple[DistributedModelParallel, KeyedOptimizerWrapper]:
@@ -58,7 +78,7 @@ def _sharded(case: Case) -> tuple[DistributedModelParallel, KeyedOptimizerWrappe
     logging.disable(logging.WARNING)
     join(case)
     collection = empty_collection(case)
-    model = DLRMTrain(torchrec_dlrm(collection, case))
+    model = DLRMTrain(torchrec_dlrm(collection, case)) if case.model == "dlrm" else OtherTrain(collection, case)
     arguments = {"lr": case.sparse_lr} | ({} if case.sparse_optimizer == "sgd" else {"eps": case.eps})
     apply_optimizer_in_backward(OPTIMIZERS[case.sparse_optimizer], collection.parameters(), arguments)
     sharded = _shard(model, case)

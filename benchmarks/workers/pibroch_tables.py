@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 
 import torch
@@ -9,6 +11,8 @@ from torch import Tensor
 
 import pibroch as pb
 from benchmarks.cases import Case, initial_table
+from benchmarks.workers.parts import Parts
+from pibroch.collectives import Ranks
 from pibroch.embedding import MemoryShard, SparseOptimizer
 
 
@@ -38,6 +42,21 @@ def jagged_batches(ids_NFB: Tensor, dense_NBn: Tensor, labels_NB: Tensor) -> lis
         pb.JaggedBatch.from_one_hot(dense, keys, ids, labels)
         for ids, dense, labels in zip(ids_NFB, dense_NBn, labels_NB, strict=True)
     ]
+
+
+def parts(case: Case) -> Parts:
+    """The parts of this rank's steps; ``wait`` is what pibroch counts as waiting for other ranks."""
+    told, ranks = Parts(case.is_told), Ranks.joined()
+    if told.is_on:
+        waiting = ranks.waiting
+
+        @contextmanager
+        def waiting_told() -> Iterator[None]:
+            with waiting(), told.part("wait"):
+                yield
+
+        ranks.waiting = waiting_told  # type: ignore[method-assign]
+    return told
 
 
 def versions() -> dict[str, str]:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.cases import CHECK_STEPS, Arrays, Case
+from benchmarks.workers.parts import Parts
 
 TIMEOUT = timedelta(seconds=120)
 
@@ -51,16 +52,26 @@ class RankSubject:
             because whoever looks ahead reads further than it trains.
         versions: packages that matter.
         counts: gives what the exchange counted since the set-up.
+        parts: of the steps' time, if it is on.
     """
 
     def __init__(
-        self, losses: Iterator[Tensor], versions: dict[str, str], counts: Callable[[], dict[str, float]] = dict
-    ) -> None:
-        self._losses, self._versions, self._counts = losses, versions, counts
+        self, losses: Iterator[Tensor], versions: dict[str, str], counts: Callable[[], dict[str, float]] = dict,
+        parts: Parts | None = None,
+    ) -> None:  # fmt: skip
+        self._losses, self._versions, self._counts, self._parts = losses, versions, counts, parts or Parts(False)
+        self._loss = torch.tensor(float("nan"))
 
     def phases(self) -> dict[str, Callable[[int], object]]:
         """Training steps; batches come in their own order."""
-        return {"step": lambda _: next(self._losses)}
+        return {"step": self._step}
+
+    def _step(self, _: int) -> None:
+        self._loss = next(self._losses)
+
+    def tell(self) -> dict[str, float]:
+        """Where parts are recorded: of the last step its loss, and milliseconds by part."""
+        return {"loss": float(self._loss)} | self._parts.take_ms() if self._parts.is_on else {}
 
     def check(self, steps: int) -> dict[str, list[float]]:
         """``loss`` of each step, of this rank's samples."""

@@ -42,6 +42,13 @@ class Counting(Protocol):
         """Everything that was counted since the set-up, by name."""
 
 
+class Telling(Protocol):
+    """A contender that has more to say of a step than its time."""
+
+    def tell(self) -> dict[str, float]:
+        """Figures of the last step, by name."""
+
+
 class Session:
     """State between commands: the subject and the memory before it was built."""
 
@@ -65,7 +72,8 @@ class Session:
             values = self._subject.check(command["steps"])
             reset_peak_rss()  # the check's own copies are not the contender's memory
             return {"values": values}
-        return _timed(self._subject.phases()[command["phase"]], command["first"], command["steps"])
+        telling = getattr(self._subject, "tell", dict)
+        return _timed(self._subject.phases()[command["phase"]], command["first"], command["steps"], telling)
 
     def _setup(self, case: Case) -> dict[str, Any]:
         self._subject = None
@@ -75,14 +83,21 @@ class Session:
         return {"versions": self._subject.versions()}
 
 
-def _timed(step: Callable[[int], object], first: int, steps: int) -> dict[str, Any]:
-    """Wall milliseconds of each step, and CPU milliseconds of all threads a step."""
-    times_ms, cpu_start = [], time.process_time()
+def _timed(
+    step: Callable[[int], object], first: int, steps: int, tell: Callable[[], dict[str, float]]
+) -> dict[str, Any]:
+    """Wall milliseconds of each step, CPU milliseconds of all threads a step, and what else is told of each step."""
+    times_ms, told, cpu_start = [], [], time.process_time()
+    tell()
     for batch in range(first, first + steps):
         start = time.perf_counter()
         step(batch)
         times_ms.append((time.perf_counter() - start) * 1e3)
-    return {"step_ms": times_ms, "cpu_ms_per_step": (time.process_time() - cpu_start) * 1e3 / steps}
+        told.append(tell())
+    cpu_ms = (time.process_time() - cpu_start) * 1e3
+    names = dict.fromkeys(name for each in told for name in each)
+    figures = {name: [each.get(name, 0.0) for each in told] for name in names}
+    return {"step_ms": times_ms, "cpu_ms_per_step": cpu_ms / steps, "figures": figures}
 
 
 def serve(load: Callable[[], Build]) -> None:

@@ -9,10 +9,13 @@ import pytest
 CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(CHECKOUT))
 
+from benchmarks.breakdown import DENSE, DENSE_WAIT, LOOKUP, UPDATE, parts_ms  # noqa: E402
 from benchmarks.cases import Case  # noqa: E402
 from benchmarks.hosts import IDEAL, measure_at  # noqa: E402
 from benchmarks.lab import Lab, obstacle  # noqa: E402
-from benchmarks.lookahead_lineups import ALLTOALL, LOOKAHEAD, MODELS, Entry, Setting, lineup_of, ours  # noqa: E402
+from benchmarks.lookahead_lineups import ALLTOALL, LOOKAHEAD, TORCHREC, Entry, Setting, lineup_of, ours  # noqa: E402
+from benchmarks.lookahead_sections import MODELS  # noqa: E402
+from benchmarks.loss_curves import check_equal, train_in_turns  # noqa: E402
 from benchmarks.runner import Schedule  # noqa: E402
 from benchmarks.team import teams  # noqa: E402
 from benchmarks.topics import lookahead as topic  # noqa: E402
@@ -22,38 +25,67 @@ HINDRANCE = obstacle()
 pytestmark = pytest.mark.skipif(HINDRANCE is not None, reason=f"no lab here: {HINDRANCE}")
 
 SHORT = Schedule(rounds=1, steps_per_round=10, warmup_steps=1, pause_s=0.2)
-ENTRIES = (ours(lookahead=3), Entry(IDEAL), Entry(ALLTOALL))
-SETTING = Setting(MODELS, ENTRIES, dim=4, model="deepfm", num_batches=8)
+ENTRIES = (ours(lookahead=3), Entry(TORCHREC), Entry(IDEAL), Entry(ALLTOALL))
+SETTING = Setting(MODELS, ENTRIES, dim=7, model="deepfm", num_batches=8, batch_size=32)
 
 
 @pytest.fixture
 def case(tmp_path):
-    """Three tables for embeddings of dim 4 and a first-order weight, eight global batches of 2 x 32."""
-    path = Workload("zipf", num_batches=8, batch_size=64, num_tables=3, num_rows=2000).write(tmp_path)
-    return Case(str(path), 5, 32, 3, 2000, sparse_optimizer="rowwise_adagrad", threads=1, model="deepfm")
+    """Three tables for embeddings of dim 7 and a first-order weight, eight global batches of 2 x 32.
+
+    Of so many rows that TorchRec's planner does not replicate them.
+    """
+    path = Workload("zipf", num_batches=8, batch_size=64, num_tables=3, num_rows=20_000).write(tmp_path)
+    return Case(
+        str(path), 8, 32, 3, 20_000, sparse_optimizer="rowwise_adagrad", threads=1, model="deepfm", is_told=True
+    )
 
 
 @pytest.mark.slow
 def test_a_line_up_is_checked_and_measured(case):
-    with Lab(topic.HOSTS) as lab, teams(lineup_of(SETTING).specs, lab) as running:
+    with Lab(SETTING.hosts) as lab, teams(lineup_of(SETTING).specs, lab) as running:
         for team in running:
             team.setup(replace(case, exchange_options=topic.entry_of(SETTING, team).options))
         (agreement,) = topic.check(running)
-        assert agreement.contenders == (LOOKAHEAD, ALLTOALL)
-        assert agreement.largest["loss"] == 0.0, "the same bits"
+        assert {LOOKAHEAD, ALLTOALL} <= set(agreement.contenders)
+        assert agreement.largest["loss"] < 1e-5
         topic.warm_up(SETTING, running)
         before = {team.spec.label: team.counts() for team in running}
         outcome = measure_at("100mbit", lab, running, SHORT)
         counted = {
             team.spec.label: topic.figures_of_exchange(before[team.spec.label], team, SETTING) for team in running
         }
-    rows = [row for entry in ENTRIES for row in topic.case_rows(SETTING, entry, outcome, counted[entry.label])]
-    assert [row["contender"] for row in rows] == [LOOKAHEAD, IDEAL, ALLTOALL]
-    for row in rows:
+        check_losses([team for team in running if team.spec.label in (LOOKAHEAD, ALLTOALL)])
+    labels = [entry.label for entry in ENTRIES if entry.label in outcome.times]
+    rows = {
+        entry.label: topic.case_row(SETTING, entry, outcome, counted[entry.label])
+        for entry in ENTRIES
+        if entry.label in labels
+    }
+    for row in rows.values():
         assert 0 < row["p20_ms"] <= row["p50_ms"] <= row["p80_ms"]
         assert row["group"] == "deepfm"
-    check_counts(rows[0])
+    check_counts(rows[LOOKAHEAD])
     assert set(counted[IDEAL]) == {"peak_mb"}, "there is nothing to count"
+    for label in labels:
+        check_parts(label, outcome.times[label])
+
+
+def check_losses(running):
+    """``lookahead`` alone was warmed up; from where it stands both go on alike."""
+    running[1].run("step", 0, ENTRIES[0].lookahead)
+    curves = train_in_turns(running, 2, lambda text: None)
+    check_equal(curves)
+    assert len(set(curves[LOOKAHEAD][0])) == 20, "losses differ from step to step"
+    assert all(ms > 0 for ms in curves[ALLTOALL][1])
+
+
+def check_parts(label, times):
+    found = {part: values.mean() for part, values in parts_ms(times).items()}
+    assert found[DENSE] > 0
+    assert found[DENSE_WAIT] > 0
+    assert (found[LOOKUP] > 0) == (found[UPDATE] > 0) == (label != IDEAL)
+    assert sum(found.values()) == pytest.approx(sum(times.rounds_ms[0]) / 10)
 
 
 def check_counts(row):
@@ -61,4 +93,4 @@ def check_counts(row):
     assert all(value > 0 for value in by_purpose.values()), by_purpose
     assert sum(by_purpose.values()) < row["sent_mb_per_step"], "the link carries dense gradients and headers as well"
     assert 0 < row["prefetched_rows"] <= row["fetched_rows"] <= row["read_rows"] < 3 * 32
-    assert 0 < row["slots"] < 3 * 2000
+    assert 0 < row["slots"] < 3 * 20_000

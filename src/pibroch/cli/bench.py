@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,12 @@ MARK = Path("benchmarks") / "registry.py"
 
 Name = Annotated[str | None, typer.Argument(help="The topic; lists them when absent.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer settings and rounds: under a minute on two quiet cores.")]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--only", metavar="SECTION", help="Measure this section of the topic alone, keep the others' files; repeatable."
+    ),
+]
 Out = Annotated[
     Path | None,
     typer.Option(help="Where CSV, table and plot go; benchmarks/results/NAME when absent, runs/bench/NAME if --quick."),
@@ -31,7 +38,7 @@ Out = Annotated[
 
 
 @app.callback()
-def bench(name: Name = None, quick: Quick = False, out: Out = None) -> None:
+def bench(name: Name = None, quick: Quick = False, only: Only = None, out: Out = None) -> None:
     """Measure a topic beside its baselines: correctness first, then the table, a CSV file and a plot."""
     checkout = find_checkout()
     registry = _load("benchmarks.registry", checkout)
@@ -39,12 +46,21 @@ def bench(name: Name = None, quick: Quick = False, out: Out = None) -> None:
         _list(registry.topics().values())
         return
     topic = registry.find_topic(name)
+    sections = topic.chosen(only or (), quick)
     folder = out or checkout / ("runs/bench" if quick else "benchmarks/results") / name
     _make(folder)
-    with tempfile.TemporaryDirectory(prefix="pibroch-bench-") as scratch, _progress(name) as say:
-        report = topic.run(registry.Options(quick=quick, scratch=Path(scratch), say=say))
     written = _load("benchmarks.results", checkout)
-    paths = written.write(report, folder)
+    with tempfile.TemporaryDirectory(prefix="pibroch-bench-") as scratch, _progress(name) as say:
+        options = registry.Options(quick=quick, scratch=Path(scratch), say=say)
+        for section in sections or ("",):  # written one by one: what is measured stays, whatever comes next
+            report = topic.run(replace(options, section=section))
+            _tell(written, report, written.write(report, folder / section))
+            if section:
+                written.join(folder, f"{topic.name}: {topic.summary}", topic.sections)
+
+
+def _tell(written: Any, report: Any, paths: list[Path]) -> None:
+    """The table on standard output, the rest beside it."""
     results.print(written.table(report), markup=False)
     for note in report.notes:
         console.print(f"- {note}", markup=False, highlight=False, soft_wrap=True)
@@ -88,6 +104,8 @@ def _list(topics: Any) -> None:
     table = Table("topic", "measures", box=None, pad_edge=False)
     for topic in topics:
         table.add_row(topic.name, topic.summary)
+        if topic.sections:
+            table.add_row("", f"--only {', '.join(topic.sections)}")
     results.print(table)
     results.print("run one with `pibroch bench NAME`, or `pibroch bench NAME --quick` for a first look", markup=False)
 

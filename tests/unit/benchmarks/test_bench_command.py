@@ -20,6 +20,7 @@ def test_without_a_name_topics_are_listed():
     assert done.returncode == 0, done.stderr
     assert "single_process" in done.stdout
     assert "kernels" in done.stdout
+    assert "--only step_time" in done.stdout
 
 
 def test_an_unknown_topic_is_wrong_usage(tmp_path):
@@ -27,6 +28,14 @@ def test_an_unknown_topic_is_wrong_usage(tmp_path):
     assert done.returncode == 2
     assert "single_process" in done.stderr
     assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["lookahead", "kernels"])
+def test_an_unknown_section_is_wrong_usage(name, tmp_path):
+    done = pibroch("bench", name, "--only", "nothing", "--out", str(tmp_path / "out"), cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"section 'nothing' of benchmark '{name}'" in " ".join(done.stderr.split())
     assert not (tmp_path / "out").exists()
 
 

@@ -7,7 +7,7 @@ from benchmarks.load import ForeignLoad
 from benchmarks.plots import PlotSpec
 from benchmarks.provenance import provenance
 from benchmarks.registry import find_topic, topics
-from benchmarks.results import Report, markdown, table, write
+from benchmarks.results import Report, join, markdown, table, write
 from benchmarks.runner import Schedule, Times
 from benchmarks.topics import kernels, single_process
 
@@ -45,6 +45,21 @@ def test_a_report_becomes_four_files(tmp_path):
     for needed in ("# A title", "a note", "command", "commit", "hardware", "date"):
         assert needed in page
     assert sorted(path.name for path in paths[0].parent.iterdir()) == sorted(path.name for path in paths)
+
+
+def test_a_page_of_sections_keeps_those_that_were_not_measured_again(tmp_path):
+    for section, value in (("second", 1.0), ("first", 2.0), ("second", 3.0)):
+        report = make_report()
+        report.title, report.rows = f"The {section}", [{"dim": 16, "p50_ms": value}]
+        write(report, tmp_path / section)
+        page = join(tmp_path, "t: a topic", ("first", "second", "never measured")).read_text()
+    headings = [line for line in page.splitlines() if line.startswith("#")]
+    origin = "### Where this comes from"
+    assert headings == ["# t: a topic", "## The first", origin, "## The second", origin]
+    assert "| 16 | – | 2.0 |" in page  # noqa: RUF001
+    assert "| 16 | – | 3.0 |" in page  # noqa: RUF001
+    assert "| 16 | – | 1.0 |" not in page  # noqa: RUF001
+    assert "![first](first/plot.png)" in page
 
 
 def test_a_table_rounds_by_what_a_column_holds():

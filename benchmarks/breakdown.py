@@ -1,0 +1,109 @@
+"""Where a step's time goes: the parts that workers record, as rows and as stacked bars."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from benchmarks.plots import Frame, Row
+from benchmarks.runner import Times
+
+DENSE, DENSE_WAIT, LOOKUP, ROWS_WAIT, UPDATE, GRADIENTS_WAIT, IDS, REST = (
+    "dense layers", "waiting for sums of dense gradients", "lookup", "waiting for rows", "gradients and updates of rows",
+    "waiting for gradients of rows", "ids of later batches", "rest",
+)  # fmt: skip
+COLOURS = {
+    DENSE: "#334155", DENSE_WAIT: "#94a3b8", LOOKUP: "#c2410c", ROWS_WAIT: "#fdba74", UPDATE: "#0f766e",
+    GRADIENTS_WAIT: "#5eead4", IDS: "#a16207", REST: "#d6d3d1",
+}  # fmt: skip
+LAST = {
+    "forward": DENSE, "backward": DENSE, "dense optimizer": DENSE, "lookup": LOOKUP, "update": UPDATE,
+    "wait gradients": GRADIENTS_WAIT, "read": IDS, "ids": IDS,
+}  # fmt: skip
+
+
+def part_of(path: str) -> str:
+    """What a part of :mod:`benchmarks.workers.parts` counts as.
+
+    >>> part_of("forward/lookup/wait"), part_of("backward/wait"), part_of("backward/update")
+    ('waiting for rows', 'waiting for sums of dense gradients', 'gradients and updates of rows')
+    """
+    names = path.split("/")
+    if names[-1] == "wait":
+        return DENSE_WAIT if names[0] == "backward" else ROWS_WAIT
+    return LAST[names[-1]]
+
+
+def parts_ms(times: Times) -> dict[str, np.ndarray]:
+    """Milliseconds ``[steps]`` of each part, the rest included, so that they sum to the steps' times."""
+    steps_ms = np.concatenate(times.rounds_ms)
+    found = {name: np.zeros_like(steps_ms) for name in COLOURS}
+    for path, values in times.figures.items():
+        if path != "loss":
+            found[part_of(path)] += values
+    found[REST] = steps_ms - sum(found.values())
+    return found
+
+
+def breakdown_rows(row: Row, times: Times) -> list[Row]:
+    """A row for each part of a contender's steps; ``row`` is what they have in common."""
+    whole_ms = float(np.concatenate(times.rounds_ms).mean())
+    rows = []
+    for part, values in parts_ms(times).items():
+        p20_ms, p50_ms, p80_ms = (float(np.percentile(values, percent)) for percent in (20, 50, 80))
+        mean_ms = float(values.mean())
+        rows.append(
+            row | {"part": part, "p20_ms": p20_ms, "p50_ms": p50_ms, "p80_ms": p80_ms, "mean_ms": mean_ms}
+            | {"share": mean_ms / whole_ms, "height": mean_ms}
+        )  # fmt: skip
+    return rows
+
+
+def waiting_note(rows: list[Row]) -> str:
+    """One line: which share of its steps each contender's training thread waits for rows, ids and gradients of rows."""
+    shares: dict[str, list[str]] = {}
+    for panel in dict.fromkeys(row["panel"] for row in rows):
+        members = [row for row in rows if row["panel"] == panel]
+        for contender in dict.fromkeys(row["contender"] for row in members):
+            mine = [
+                row for row in members if row["contender"] == contender and row["part"] not in (DENSE, DENSE_WAIT, REST)
+            ]
+            shares.setdefault(panel, []).append(f"{sum(row['share'] for row in mine):.0%} ({contender})")
+    told = "; ".join(f"{panel}: {', '.join(each)}" for panel, each in shares.items())
+    return f"**share of a step that embeddings take on the training thread: {told}**"
+
+
+@dataclass(frozen=True, slots=True)
+class StackedPlot:
+    """A bar a contender, its parts on top of each other: means, so that a bar is as high as the mean step."""
+
+    label: str = "ms a step"
+
+    def draw(self, rows: list[Row], title: str, path: Path) -> None:
+        """See :class:`benchmarks.plots.Plot`."""
+        Frame(("panel",), self.label, legend_columns=2).draw(rows, COLOURS, title, path, self._draw_panel)
+
+    def _draw_panel(self, axes: Axes, rows: list[Row]) -> None:
+        contenders = list(dict.fromkeys(row["contender"] for row in rows))
+        tops = dict.fromkeys(contenders, 0.0)
+        for row in rows:
+            contender = row["contender"]
+            axes.bar(
+                contenders.index(contender),
+                row["height"],
+                0.62,
+                bottom=tops[contender],
+                color=COLOURS[row["part"]],
+                zorder=2,
+            )
+            tops[contender] += row["height"]
+        for place, contender in enumerate(contenders):
+            axes.annotate(
+                f"{tops[contender]:,.0f}", (place, tops[contender]), (0, 2), textcoords="offset points", ha="center",
+                fontsize=7,
+            )  # fmt: skip
+        axes.set_xticks(np.arange(len(contenders)), contenders, fontsize=7)
+        axes.margins(y=0.1)
