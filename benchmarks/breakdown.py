@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
+from benchmarks.hosts import IDEAL
 from benchmarks.plots import Frame, Row
 from benchmarks.runner import Times
 
@@ -49,10 +50,12 @@ def parts_ms(times: Times) -> dict[str, np.ndarray]:
 
 
 def breakdown_rows(row: Row, times: Times) -> list[Row]:
-    """A row for each part of a contender's steps; ``row`` is what they have in common."""
+    """A row for each part that a contender's steps have; ``row`` is what the rows have in common."""
     whole_ms = float(np.concatenate(times.rounds_ms).mean())
     rows = []
     for part, values in parts_ms(times).items():
+        if not values.any():
+            continue
         p20_ms, p50_ms, p80_ms = (float(np.percentile(values, percent)) for percent in (20, 50, 80))
         mean_ms = float(values.mean())
         rows.append(
@@ -62,18 +65,19 @@ def breakdown_rows(row: Row, times: Times) -> list[Row]:
     return rows
 
 
-def waiting_note(rows: list[Row]) -> str:
-    """One line: which share of its steps each contender's training thread waits for rows, ids and gradients of rows."""
-    shares: dict[str, list[str]] = {}
+def beyond_ideal(rows: list[Row]) -> list[str]:
+    """One line a panel: which share of its mean step each contender takes beyond the ideal's, if that was measured."""
+    lines = []
     for panel in dict.fromkeys(row["panel"] for row in rows):
-        members = [row for row in rows if row["panel"] == panel]
-        for contender in dict.fromkeys(row["contender"] for row in members):
-            mine = [
-                row for row in members if row["contender"] == contender and row["part"] not in (DENSE, DENSE_WAIT, REST)
-            ]
-            shares.setdefault(panel, []).append(f"{sum(row['share'] for row in mine):.0%} ({contender})")
-    told = "; ".join(f"{panel}: {', '.join(each)}" for panel, each in shares.items())
-    return f"**share of a step that embeddings take on the training thread: {told}**"
+        step_ms: dict[str, float] = {}
+        for row in rows:
+            if row["panel"] == panel:
+                step_ms[row["contender"]] = step_ms.get(row["contender"], 0.0) + row["mean_ms"]
+        ideal_ms = step_ms.pop(IDEAL, None)
+        if ideal_ms is not None:
+            shares = ", ".join(f"{1 - ideal_ms / ms:.0%} ({contender})" for contender, ms in step_ms.items())
+            lines.append(f"**{panel}: share of a step beyond the ideal's: {shares}**")
+    return lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,8 @@ BREAKDOWN = Section(
     "time_breakdown",
     "Where a step's time goes (Fig. 2)",
     "each moment of a rank's training thread counts for the innermost of the parts that a worker records (three rounds of ten "
-    "steps, 100 steps looked ahead); a part's times are means over the ranks, p20, p50 and p80 are over the steps",
+    "steps, 100 steps looked ahead); a part's times are means over the ranks, p20, p50 and p80 are over the steps; "
+    "messages share the link, so what travels before the sums of dense gradients is waited for with them",
 )
 DESIGN = Section(
     "cache_design",

@@ -177,6 +177,7 @@ def test_the_oracles_section_is_measured_without_a_lab(tmp_path, monkeypatch):
     report = topic.run(Options(True, tmp_path, lambda text: None, section="oracle"))
     assert report.title == ORACLE.title
     assert report.notes[0] == f"how: {ORACLE.how}"
+    assert report.notes[1].startswith("quick")
     assert table(report).startswith("| batch | features | contender | lookahead |")
     report.plot.draw(report.rows, report.title, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from benchmarks import breakdown
 from benchmarks.breakdown import (
     DENSE,
     DENSE_WAIT,
@@ -12,6 +11,7 @@ from benchmarks.breakdown import (
     ROWS_WAIT,
     UPDATE,
     StackedPlot,
+    beyond_ideal,
     breakdown_rows,
     parts_ms,
 )
@@ -92,14 +92,14 @@ def test_parts_and_the_rest_are_the_step():
 
 
 def test_shares_of_a_step_sum_to_one_and_are_drawn(tmp_path):
-    rows = [
-        row
-        for contender in ("lookahead", "alltoall")
-        for row in breakdown_rows({"panel": "dim 16", "contender": contender}, told_times())
-    ]
-    assert sum(row["share"] for row in rows) == pytest.approx(2.0)
-    assert sum(row["height"] for row in rows) == pytest.approx(2 * 14.0)
-    assert "dim 16: 12% (lookahead), 12% (alltoall)" in breakdown.waiting_note(rows)
+    ideal = Times([[7.0, 7.0, 7.0]], [1.0], {"forward": [5.0, 5.0, 5.0], "backward/wait": [1.0, 1.0, 1.0]})
+    rows = breakdown_rows({"panel": "dim 16", "contender": "lookahead"}, told_times())
+    assert sum(row["share"] for row in rows) == pytest.approx(1.0)
+    assert sum(row["height"] for row in rows) == pytest.approx(14.0)
+    assert beyond_ideal(rows) == [], "there is no ideal to compare with"
+    rows += breakdown_rows({"panel": "dim 16", "contender": "ideal"}, ideal)
+    assert [row["part"] for row in rows[-3:]] == [DENSE, DENSE_WAIT, REST], "parts that never happen have no row"
+    assert beyond_ideal(rows) == ["**dim 16: share of a step beyond the ideal's: 50% (lookahead)**"]
     StackedPlot().draw(rows, "title", tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000
 
