@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from benchmarks.results import Row
@@ -56,12 +57,12 @@ def speed(setting: OracleSetting, steps: int = TIMED_STEPS) -> Times:
     num_rows, num_tables_here = setting.features * NUM_ROWS, -(-setting.features // NUM_RANKS)
     bounds = np.array([0, num_tables_here * NUM_ROWS, num_rows], np.int64)
     oracle = Oracle(bounds, 0, lookahead, num_rows)
-    offsets = np.arange(setting.features, dtype=np.int64)[:, None] * NUM_ROWS
-    cut = setting.batch // NUM_RANKS
+    offsets = np.arange(setting.features, dtype=np.int32) * NUM_ROWS
+    cut, seen, room = setting.batch // NUM_RANKS, np.zeros(num_rows, np.uint8), np.empty(batches[0].size, np.int32)
 
     def add(number: int) -> None:
-        addresses_FB = batches[number % len(batches)] + offsets
-        oracle.add([addresses_FB[:, :cut].ravel(), addresses_FB[:, cut:].ravel()])
+        batch = batches[number % len(batches)]
+        oracle.add([distinct_addresses(part, offsets, seen, room) for part in (batch[:, :cut], batch[:, cut:])])
 
     for number in range(lookahead):
         add(number)
@@ -73,6 +74,24 @@ def speed(setting: OracleSetting, steps: int = TIMED_STEPS) -> Times:
         oracle.plan()
         step_ms.append((time.perf_counter() - start) * 1e3)
     return Times([step_ms[lookahead:]], [])
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def distinct_addresses(
+    ids_FB: NDArray[np.int32], offsets: NDArray[np.int32], seen: NDArray[np.uint8], room: NDArray[np.int32]
+) -> NDArray[np.int32]:
+    """The addresses of ids ``[F, B]``, each once; ``seen`` has a 0 for each address, before and after."""
+    num_found = np.uint64(0)
+    for feature in range(len(ids_FB)):
+        ids_B, offset = ids_FB[feature], offsets[feature]
+        for i in range(len(ids_B)):
+            row = np.uint64(ids_B[i] + offset)
+            room[num_found] = row
+            num_found += np.uint64(1 - seen[row])
+            seen[row] = 1
+    for row in room[:num_found]:
+        seen[row] = 0
+    return room[:num_found].copy()
 
 
 def drawn(setting: OracleSetting) -> list[NDArray[np.int32]]:

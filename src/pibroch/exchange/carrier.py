@@ -19,7 +19,7 @@ from pibroch.embedding.rows import NO_SCALE, rising, update_rows
 from pibroch.exchange.wire import narrow, units_of, widen
 from pibroch.kernels.pack import numba as packing
 from pibroch.kernels.scatter_update.numba import Grouped
-from pibroch.kernels.window.numba import Gradients, Ints, Travel
+from pibroch.kernels.window.rules import Gradients, Ints, Travel
 from pibroch.observability.trace import span
 from pibroch.servers.client import Homes, Parcel
 

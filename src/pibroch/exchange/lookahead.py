@@ -39,7 +39,7 @@ from pibroch.exchange.wire import rounded, wire_type
 from pibroch.kernels import parallel
 from pibroch.kernels.pack import numba as packing
 from pibroch.kernels.route import numba as routing
-from pibroch.kernels.window.numba import Ints
+from pibroch.kernels.window.rules import Ints
 from pibroch.lookahead import Oracle, StepPlan
 from pibroch.observability.trace import span
 from pibroch.planner import Plan

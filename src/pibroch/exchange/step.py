@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pibroch.data import JaggedBatch
 from pibroch.exchange.announcement import Announcement
 from pibroch.exchange.carrier import Records
-from pibroch.kernels.window.numba import Ints
+from pibroch.kernels.window.rules import Ints
 from pibroch.lookahead import StepPlan
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,22 @@ from numpy.typing import NDArray
 
 from pibroch.errors import ConfigError
 from pibroch.kernels.window import numba as kernels
-from pibroch.kernels.window.numba import Gradients, Ints, Site, Slots, Travel, Window
+from pibroch.kernels.window.rules import (
+    HOME,
+    LRPP,
+    PARTITIONED,
+    REPLICATED,
+    Gradients,
+    Ints,
+    Places,
+    Site,
+    Slots,
+    Travel,
+    Window,
+)
 
-DESIGNS = {"lrpp": kernels.LRPP, "partitioned": kernels.PARTITIONED, "replicated": kernels.REPLICATED}
+DESIGNS = {"lrpp": LRPP, "partitioned": PARTITIONED, "replicated": REPLICATED}
+EARLY, ALL = 0, 1
 MAX_RANKS = 62  # bits in a mask of readers
 _FIRST_TOUCHES = 1 << 16
 
@@ -109,17 +122,17 @@ class Oracle:
         self._mask_type = next(
             np.dtype(kind) for kind, bits in ((np.uint8, 8), (np.uint16, 16), (np.int64, 64)) if num_ranks <= bits
         )
-        self._window = self._ring(_FIRST_TOUCHES, np.zeros(num_rows, np.int64))
-        self._slots = Slots(np.empty(capacity, np.int32), np.zeros(1, np.int64), np.zeros(num_ranks, np.int64))
-        self._begins: deque[int] = deque()  # first touch of each step from ``step`` on
-        self._mine: deque[Ints] = deque()
-        self._end = 1
+        rows = np.zeros(num_rows, np.int32), np.full(num_rows, HOME, np.int8), np.empty(num_rows, np.int32)
+        self._window = self._ring(_FIRST_TOUCHES, rows)
+        self._slots = Slots(np.empty(capacity + 1, np.int32), np.zeros(1, np.int64), np.zeros(num_ranks, np.int64))
+        self._steps: deque[_Step] = deque()  # from ``step`` on, as many as are in force
+        self._outside: deque[Sequence[NDArray[Any]]] = deque()  # rows of the known steps after these
         self._free_all()
 
     @property
     def num_known(self) -> int:
         """Steps that are known and not planned."""
-        return len(self._begins)
+        return len(self._steps) + len(self._outside)
 
     def add(self, rows_of_rank: Sequence[NDArray[Any]]) -> None:
         """The addresses that each rank touches in one more step; duplicates are allowed.
@@ -128,23 +141,29 @@ class Oracle:
             ConfigError: when no cache of this capacity could hold what one rank reads in the step.
         """
         self._check_fits(rows_of_rank)
-        self._make_room(sum(len(rows) for rows in rows_of_rank))
-        begin = self._end
-        first = np.array([[*self._begins, begin][0], self._begins[-1] if self._begins else begin, begin], np.int64)
-        for rank, rows in enumerate(rows_of_rank):
-            numbers = np.empty(len(rows), np.int64)
-            self._end = kernels.enter(self._window, rows, rank, first, self._end, numbers)
-            if rank == self._site.rank:
-                self._mine.append(numbers)
-        self._begins.append(begin)
+        self._outside.append(rows_of_rank)
+        self._enter()
+
+    def _enter(self) -> None:
+        """Take known steps into the window, until it has the step that is planned next and those in force."""
+        while self._outside and len(self._steps) <= self.in_force:
+            rows_of_rank = self._outside.popleft()
+            number = self._room_for(sum(map(len, rows_of_rank)))
+            begin = end = number & (len(self._window.row) - 1)
+            touches = [np.empty(len(rows), np.int32) for rows in rows_of_rank]
+            for rank, rows in enumerate(rows_of_rank):
+                end = kernels.enter(self._window, rows, rank, begin, end, touches[rank])
+            gap = number - self._steps[-1].number if self._steps else 0
+            fresh, again = kernels.split(self._window, begin, end, gap)
+            self._steps.append(_Step(number, begin, end, touches[self._site.rank], fresh, again))
 
     def _check_fits(self, rows_of_rank: Sequence[NDArray[Any]]) -> None:
         site, read = self._site, rows_of_rank
         if len(site.bounds) == 2:  # all rows are at home
             return
-        if site.design == kernels.REPLICATED:
+        if site.design == REPLICATED:
             read = [np.concatenate(rows_of_rank)]
-        elif site.design == kernels.PARTITIONED and site.num_trainers < len(site.bounds) - 1:
+        elif site.design == PARTITIONED and site.num_trainers < len(site.bounds) - 1:
             everything = np.concatenate(rows_of_rank)
             owner = everything % site.num_trainers
             read = [np.concatenate([rows, everything[owner == rank]]) for rank, rows in enumerate(rows_of_rank)]
@@ -159,30 +178,32 @@ class Oracle:
 
     def open(self) -> Opening:
         """Begin with the step that is planned next, all records being at home."""
-        now = self._arrive(0, kernels.ALL)
-        early = self._early(1) if self.num_known > 1 else None
+        self._enter()
+        now = self._arrive(0, ALL)
+        early = self._early(1) if len(self._steps) > 1 else None
         return Opening(now, early, self._places(0))
 
     def plan(self) -> StepPlan:
         """Plan the next step."""
         window, site, slots = self._window, self._site, self._slots
         self.in_force = min(self.lookahead, self.in_force + 1, max(1, self.num_known - 1))
-        begin, end = self._span(0)
-        soon = self._span(1)[1] if self.delayed else kernels.NEVER
-        critical, deferred, alone = kernels.settle(window, site, begin, end, soon, self._mine[0])
-        done = kernels.close(window, site, slots, begin, end, self._span(self.in_force)[1])
-        is_tight, leaving, early = self._is_full(1, kernels.ALL), list[Travel](), None
+        self._enter()
+        step = self._steps[0]
+        critical, deferred, alone = kernels.settle(
+            window, site, slots, step.begin, step.end, step.here, step.mine, self.delayed
+        )
+        done = kernels.close(window, slots, step.begin, step.end)
+        is_tight, leaving, early = self._is_full(1, ALL), list[Travel](), None
         if is_tight:
-            leaving = [kernels.go_home(window, site, slots, done), *self._shrink(1, kernels.ALL)]
-        arrived = self._arrive(1, kernels.ALL)
+            leaving = [kernels.go_home(window, site, slots, done), *self._shrink(1, ALL)]
+        arrived = self._arrive(1, ALL)
         if not is_tight:
             leaving = [kernels.go_home(window, site, slots, done)]
-            if self.num_known > 2 and self.in_force > 1:
-                leaving += self._shrink(2, kernels.EARLY)
+            if len(self._steps) > 2 and self.in_force > 1:
+                leaving += self._shrink(2, EARLY)
                 early = self._early(2)
         places = self._places(1)
-        self._begins.popleft()
-        self._mine.popleft()
+        self._steps.popleft()
         self.step += 1
         return StepPlan(
             self.step - 1, critical, is_tight, arrived, deferred, alone, leaving, early, places, self.in_force,
@@ -192,74 +213,130 @@ class Oracle:
     def restart(self) -> None:
         """Forget all steps; all records are at home."""
         self.step += self.num_known
-        self._begins.clear()
-        self._mine.clear()
+        for step in self._steps:
+            kernels.forget(self._window, step.begin, step.end)
+        self._steps.clear()
+        self._outside.clear()
         self.in_force = self.lookahead
         self._free_all()
 
-    def _early(self, step: int) -> Travel | None:
+    def _early(self, at: int) -> Travel | None:
         """The early rows of a step, or nothing yet where there is no room for them."""
-        return None if self._is_full(step, kernels.EARLY) else self._arrive(step, kernels.EARLY)
+        return None if self._is_full(at, EARLY) else self._arrive(at, EARLY)
 
-    def _arrive(self, step: int, which: int) -> Travel:
-        travel: Travel = kernels.arrive(self._window, self._site, self._slots, *self._span(step), which)
+    def _arrive(self, at: int, which: int) -> Travel:
+        touches = self._coming(at, which)
+        travel: Travel
+        travel, here = kernels.arrive(self._window, self._site, self._slots, touches)
+        if at < len(self._steps):
+            step = self._steps[at]
+            step.here, step.is_begun = np.concatenate([step.here, here]), True
         return travel
 
-    def _is_full(self, step: int, which: int) -> bool:
+    def _coming(self, at: int, which: int) -> Places:
+        """The touches of a step that arrive: early ones are those that the step before does not touch."""
+        if at >= len(self._steps):
+            return np.empty(0, np.int32)
+        step = self._steps[at]
+        if which == EARLY:
+            return step.fresh
+        return step.again if step.is_begun else np.concatenate([step.fresh, step.again])
+
+    def _is_full(self, at: int, which: int) -> bool:
         """Whether some rank has too few slots for the arrival of a step's rows."""
-        begin, end = self._span(step)
-        used = self._slots.used
-        if used.max() + end - begin <= self.capacity:  # enough, whatever arrives
+        touches, used = self._coming(at, which), self._slots.used
+        if used.max() + len(touches) <= self.capacity:  # enough, whatever arrives
             return False
         needed = np.zeros_like(used)
-        kernels.count_arrivals(self._window, self._site, begin, end, which, needed)
+        kernels.count_arrivals(self._window, self._site, touches, needed)
         return bool((used + needed > self.capacity).any())
 
-    def _shrink(self, step: int, which: int) -> list[Travel]:
+    def _shrink(self, at: int, which: int) -> list[Travel]:
         """Send home what waits for the farthest steps until there is room for a step's arrival, or nothing left to send."""
         leaving = []
-        nearest = step if which == kernels.ALL else step + 1
-        for later in range(self.num_known - 1, nearest - 1, -1):
-            if not self._is_full(step, which):
+        nearest = at if which == ALL else at + 1
+        for later in range(len(self._steps) - 1, nearest - 1, -1):
+            if not self._is_full(at, which):
                 break
-            waiting = kernels.waiting_for(self._window, *self._span(later))
+            step = self._steps[later]
+            gap = step.number - self._steps[1].number
+            waiting = kernels.waiting_for(self._window, self._coming(later, ALL), step.begin, gap)
             if len(waiting):
                 leaving.append(kernels.go_home(self._window, self._site, self._slots, waiting))
                 self.in_force = max(1, later - 1)
         return leaving
 
-    def _places(self, step: int) -> Ints:
-        if step >= self.num_known:
+    def _places(self, at: int) -> Ints:
+        if at >= len(self._steps):
             return np.empty(0, np.int64)
-        places = np.empty(len(self._mine[step]), np.int64)
-        kernels.places_of(self._window, self._mine[step], places)
+        places = np.empty(len(self._steps[at].mine), np.int64)
+        kernels.places_of(self._window, self._steps[at].mine, places)
         return places
 
-    def _span(self, step: int) -> tuple[int, int]:
-        """First touch, and end, of the step that comes ``step`` after the next planned one; empty beyond the last."""
-        begins = [self._begins[i] if i < len(self._begins) else self._end for i in (step, step + 1)]
-        return begins[0], begins[1]
-
     def _free_all(self) -> None:
-        self._slots.free[:] = np.arange(self._site.num_home + self.capacity - 1, self._site.num_home - 1, -1)
+        first = self._site.num_home
+        self._slots.free[: self.capacity] = np.arange(first + self.capacity - 1, first - 1, -1)
         self._slots.depth[0], self._slots.used[:] = self.capacity, 0
 
-    def _make_room(self, num_touches: int) -> None:
-        """A larger ring where the touches do not fit into this one."""
-        begin, size = self._begins[0] if self._begins else self._end, len(self._window.row)
-        if self._end - begin + num_touches <= size:
-            return
-        while self._end - begin + num_touches > size:
+    def _room_for(self, num_touches: int) -> int:
+        """The number of the first of so many touches that lie side by side; the ring grows where there is no room."""
+        size = len(self._window.row)
+        oldest = self._steps[0].number if self._steps else 0
+        number = self._steps[-1].number + self._steps[-1].end - self._steps[-1].begin if self._steps else 0
+        while True:
+            begin = number if (number & (size - 1)) + num_touches <= size else -(-number // size) * size
+            if begin + num_touches - oldest <= size:
+                break
             size *= 2
-        larger = self._ring(size, self._window.newest)
-        kernels.move(self._window, larger, begin, self._end)
+        if size > len(self._window.row):
+            self._grow(size)
+        return begin
+
+    def _grow(self, size: int) -> None:
+        larger = self._ring(size, self._window[:3])
+        for step in self._steps:
+            to = step.number & (size - 1)
+            kernels.move(self._window, larger, step.begin, step.end, to)
+            step.shift(to - step.begin)
         self._window = larger
 
-    def _ring(self, size: int, newest: Ints) -> Window:
+    def _ring(self, size: int, of_rows: tuple[Places, NDArray[np.int8], Places]) -> Window:
         def room(dtype: Any) -> NDArray[Any]:
             return np.empty(size, dtype)
 
         return Window(
-            newest, room(self._row_type), room(self._mask_type), room(np.int32), room(np.int8), room(np.int8),
-            room(np.int32), room(np.uint8),
+            *of_rows, room(self._row_type), room(self._mask_type), room(np.int32), room(np.uint8), room(np.int8),
+            room(self._mask_type), room(np.int32),
         )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step in the window.
+
+    Attributes:
+        number: of its first touch.
+        begin: index of its first touch in the ring.
+        end: index behind its last one.
+        mine: touches of this rank, in the order of its rows.
+        fresh: touches that the step before has not.
+        again: those that it has.
+        here: touches that concern this rank, of those that have arrived.
+        is_begun: whether the fresh ones have arrived.
+    """
+
+    number: int
+    begin: int
+    end: int
+    mine: Places
+    fresh: Places
+    again: Places
+    here: Places = field(default_factory=lambda: np.empty(0, np.int32))
+    is_begun: bool = False
+
+    def shift(self, by: int) -> None:
+        """The touches lie ``by`` further in a larger ring."""
+        self.begin, self.end = self.begin + by, self.end + by
+        self.mine, self.fresh, self.again, self.here = (
+            each + np.int32(by) for each in (self.mine, self.fresh, self.again, self.here)
+        )

@@ -1,8 +1,9 @@
 """The lookahead oracle's bookkeeping: who touches which row when, where its record is, and what must travel.
 
-A **touch** is a row in a step. Touches are numbered from 1 in the order of their steps and lie in a ring; each knows the row's
-next touch. All ranks keep the same touches; only ``place`` is a rank's own. Costs a few nanoseconds a touch, whatever the
-length of the window.
+A **touch** is a row in a step. Touches are numbered in the order of their steps and lie in a ring; kernels name them by their
+index there. All ranks keep the same touches; only ``place``, and ``slot``, are a rank's own. A step's touches are
+walked four times, when they are entered, when they arrive, and twice when the step ends. These loops have next to no branches,
+which nobody could predict, and unsigned indices, which need no look at their sign: each made them a third quicker.
 
 N rows (addresses), C touches in the ring (a power of two), W ranks that train, and servers beyond them that hold homes and
 read nothing: ranks 0 to W - 1 and W to P - 1.
@@ -10,512 +11,400 @@ read nothing: ranks 0 to W - 1 and W to P - 1.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.kernels.bits import lowest
 from pibroch.kernels.memory import prefetch
 from pibroch.kernels.policy import kernel
+from pibroch.kernels.window.rules import (
+    HOME,
+    Gradients,
+    Ints,
+    Places,
+    Site,
+    Slots,
+    Travel,
+    Window,
+    add_bits,
+    always_reading,
+    home_of,
+    owner_of,
+    slots_taken,
+    starts_of,
+)
 
-HOME = -1  # holder of a record that is at its home
-AGAIN, ARRIVED, FROM_HOME = 1, 2, 4  # flags of a touch, see Window
-LRPP, PARTITIONED, REPLICATED = 0, 1, 2
-EARLY, ALL = 0, 1
-CRITICAL, DEFERRED, ALONE = 0, 1, 2
-NEVER = 1 << 62
-AHEAD = 12  # rows between the one that is entered and the one whose last touch is fetched
-
-Ints = NDArray[np.int64]
-
-
-class Window(NamedTuple):
-    """Touches in a ring; touch n has the index ``n & (C - 1)``.
-
-    Attributes:
-        newest: int64 ``[N]``, the number of each row's last touch, 0 for none; it may have left the ring.
-        row: address.
-        readers: bit r for rank r.
-        ahead: how much higher the number of the row's next touch is, 0 for none.
-        holder: the rank whose slot has the record until the step before, or ``HOME``.
-        owner: the rank that updates the row in the step, once it has arrived.
-        place: where this rank reads, or updates, the row in the step; -1 where it does neither.
-        flags: ``AGAIN``: the step before touches the row too; ``ARRIVED``: the row is where it is read; ``FROM_HOME``: it was
-            at home before.
-    """
-
-    newest: Ints
-    row: NDArray[Any]
-    readers: NDArray[Any]
-    ahead: NDArray[np.int32]
-    holder: NDArray[np.int8]
-    owner: NDArray[np.int8]
-    place: NDArray[np.int32]
-    flags: NDArray[np.uint8]
-
-
-class Site(NamedTuple):
-    """What the rules depend on besides the window.
-
-    Attributes:
-        bounds: int64 ``[P + 1]``, first address of each home.
-        rank: whose view is wanted.
-        design: ``LRPP``, ``PARTITIONED`` or ``REPLICATED``.
-        num_home: places below it are rows of this rank's home.
-        num_trainers: W.
-    """
-
-    bounds: Ints
-    rank: int
-    design: int
-    num_home: int
-    num_trainers: int
-
-
-class Slots(NamedTuple):
-    """Places for what is not at home here: a stack of free ones, and how many every rank has in use.
-
-    Attributes:
-        free: int32, a stack.
-        depth: int64 ``[1]``, free places on the stack.
-        used: int64 ``[P]``.
-    """
-
-    free: NDArray[np.int32]
-    depth: Ints
-    used: Ints
-
-
-class Travel(NamedTuple):
-    """Rows that travel; everything is grouped by the other rank, in the order of the touches.
-
-    Attributes:
-        records_out, weights_out: int64 places here of records that leave for good, and of weights that are lent.
-        records_in, weights_in: int64 places here for those that come.
-        counts: int64 ``[4, P]``, how many of these four to or from each rank.
-        rows_in, lent_in: addresses of ``records_in`` and ``weights_in``.
-    """
-
-    records_out: Ints
-    weights_out: Ints
-    records_in: Ints
-    weights_in: Ints
-    counts: Ints
-    rows_in: Ints
-    lent_in: Ints
-
-
-class Gradients(NamedTuple):
-    """Gradients that travel, and the updates made of them.
-
-    Attributes:
-        given: int64, positions among this rank's sums of gradients that leave, grouped by owner.
-        counts: int64 ``[2, P]``, how many go to, and how many come from each rank.
-        places: int64 ``[U]``, places of the records to update here.
-        segments: int32 ``[U + 1]``.
-        source: int32: the contributions to row u are ``source[segments[u]:segments[u + 1]]``, in rank order: numbers of this
-            rank's own sums, or of received gradients, which follow these.
-    """
-
-    given: Ints
-    counts: Ints
-    places: Ints
-    segments: NDArray[np.int32]
-    source: NDArray[np.int32]
+AHEAD = 32  # rows between the one that is looked at and the one that is fetched
 
 
 @kernel
-def enter(window: Window, rows: NDArray[Any], reader: int, first: Ints, last: int, numbers: Ints) -> int:
-    """Note that ``reader`` touches ``rows`` (duplicates allowed) in the newest step; returns the number of the next touch.
+def enter(window: Window, rows: NDArray[Any], reader: int, begin: int, end: int, touches: Places) -> int:
+    """Note that ``reader`` touches ``rows`` (duplicates allowed) in the newest step; returns the step's new end.
 
     Args:
-        window: has room for as many touches.
+        window: has room for as many touches from ``begin`` on, side by side.
         rows: addresses.
         reader: rank.
-        first: int64 ``[3]``, first touch of all steps not yet settled, of the step before the newest, and of the newest.
-        last: number of the next touch.
-        numbers: int64 ``[len(rows)]``, receives the numbers of the touches.
+        begin: index of the step's first touch.
+        end: index behind its last one so far.
+        touches: int32 ``[len(rows)]``, receives the touches.
     """
-    mask, oldest, before, newest = len(window.row) - 1, first[0], first[1], first[2]
-    bit, final = np.int64(1) << np.int64(reader), len(rows) - 1
+    mask, bit, final = len(window.row) - 1, np.int64(1) << np.int64(reader), len(rows) - 1
+    newest, row_of, readers_of, behind_of = window.newest, window.row, window.readers, window.behind
     for i in range(len(rows)):
-        prefetch(window.newest, np.int64(rows[min(i + 2 * AHEAD, final)]))
-        prefetch(window.ahead, window.newest[rows[min(i + AHEAD, final)]] & mask)
-        row = rows[i]
-        number = window.newest[row]
-        if number >= newest:
-            at = number & mask
-            window.readers[at] = window.readers[at] | bit
-        else:
-            at = last & mask
-            window.row[at] = row
-            window.readers[at] = bit
-            window.ahead[at] = 0
-            window.holder[at], window.owner[at] = HOME, HOME
-            window.place[at] = -1
-            window.flags[at] = 0
-            if number >= oldest:
-                window.ahead[number & mask] = last - number
-                if number >= before:
-                    window.flags[at] = AGAIN
-            window.newest[row] = last
-            number = last
-            last += 1
-        numbers[i] = number
-    return last
+        prefetch(newest, np.int64(rows[min(i + AHEAD, final)]))
+        row = np.int64(rows[i])
+        before = np.int64(newest[np.uint64(row)]) - 1
+        is_there = (before >= begin) & (before < end)
+        at = before if is_there else end
+        row_of[at] = row
+        readers_of[at] = (np.int64(readers_of[at]) if is_there else 0) | bit
+        distance = (end - before) & mask if before >= 0 else 0
+        behind_of[at] = behind_of[at] if is_there else distance
+        newest[np.uint64(row)] = np.int64(at) + 1
+        touches[i] = at
+        end += not is_there
+    return end
 
 
 @kernel
-def home_of(bounds: Ints, row: int) -> int:
-    """The rank whose shard has the row."""
-    home = 0
-    while row >= bounds[home + 1]:
-        home += 1
-    return home
+def split(window: Window, begin: int, end: int, gap: int) -> tuple[Places, Places]:
+    """Of a complete step: touches of rows that the step before does not touch, and of those that it does; marks these there.
+
+    Args:
+        window: of all touches.
+        begin: index of the step's first touch.
+        end: index behind its last one.
+        gap: how much lower the number of the first touch of the step before is.
+    """
+    mask = len(window.row) - 1
+    touches = np.empty((2, end - begin), np.int32)
+    num_fresh, num_again, behind_of, goes_on = 0, 0, window.behind, window.goes_on
+    for at in range(begin, end):
+        goes_on[at] = 0
+        behind = np.int64(behind_of[at])
+        is_again = (behind != 0) & (behind <= at - begin + gap)
+        touches[0, num_fresh] = at
+        touches[1, num_again] = at
+        num_fresh += not is_again
+        num_again += is_again
+    again = touches[1, :num_again].copy()
+    for at in again:
+        goes_on[(at - behind_of[at]) & mask] = 1
+    return touches[0, :num_fresh].copy(), again
 
 
 @kernel
-def owner_of(site: Site, readers: int, source: int, home: int, row: int) -> int:
-    """Who updates a row that ``readers`` touch, whose record is at rank ``source``: decision 2 of design note 0005."""
-    if site.design != LRPP:
-        return home if home < site.num_trainers else row % site.num_trainers
-    if (readers >> source) & 1:
-        return source
-    if (readers >> home) & 1:
-        return home
-    count, rest = 0, readers
-    while rest:
-        rest &= rest - 1
-        count += 1
-    chosen = row % count
-    for rank in range(len(site.bounds) - 1):
-        if (readers >> rank) & 1:
-            if chosen == 0:
-                return rank
-            chosen -= 1
-    return home
-
-
-@kernel
-def reading(site: Site, readers: Any) -> Any:
-    """Bits of the ranks that get a row's weights."""
-    return (np.int64(1) << np.int64(site.num_trainers)) - 1 if site.design == REPLICATED else np.int64(readers)
-
-
-@kernel
-def count_arrivals(window: Window, site: Site, begin: int, end: int, which: int, needed: Ints) -> None:
-    """Add to ``needed`` ``[P]`` the slots that the arrival of a step's rows takes on each rank, less those that it frees."""
-    mask, num_ranks = len(window.row) - 1, len(site.bounds) - 1
-    for number in range(begin, end):
-        at = number & mask
-        flags = window.flags[at]
-        if flags & ARRIVED or (which == EARLY and flags & AGAIN):
-            continue
+def count_arrivals(window: Window, site: Site, touches: Places, needed: Ints) -> None:
+    """Add to ``needed`` ``[P]`` the slots that the arrival of touches takes on each rank, less those that it frees."""
+    for at in touches:
         row, readers = np.int64(window.row[at]), np.int64(window.readers[at])
-        home = home_of(site.bounds, row)
-        source = home if window.holder[at] == HOME else np.int64(window.holder[at])
-        owner = owner_of(site, readers, source, home, row)
-        borrowers = reading(site, readers)
-        for rank in range(num_ranks):
-            if rank != source and ((rank == owner and rank != home) or (rank != owner and (borrowers >> rank) & 1)):
-                needed[rank] += 1
-        if owner != source and window.holder[at] != HOME and not (borrowers >> source) & 1:
+        home, holder = home_of(site.bounds, row), np.int64(window.holder[row])
+        source = home if holder == HOME else holder
+        owner = owner_of(site.design, site.num_trainers, readers, source, home, row)
+        borrowers = readers | always_reading(site)
+        taken = slots_taken(borrowers, source, owner, home)
+        for rank in range(len(needed)):
+            needed[rank] += (taken >> rank) & 1
+        if owner != source and holder != HOME and not (borrowers >> source) & 1:
             needed[source] -= 1
 
 
 @kernel
-def arrive(window: Window, site: Site, slots: Slots, begin: int, end: int, which: int) -> Travel:
-    """Decide who owns the rows of a step, give places to those that come here, and list what travels.
+def arrive(window: Window, site: Site, slots: Slots, touches: Places) -> tuple[Travel, Places]:
+    """Decide who owns rows in a step, give places to those that come here, and list what travels.
 
-    ``EARLY`` leaves out the rows that the step before touches too.
+    Returns also the touches that concern this rank: it owns the row, or reads it.
     """
-    mask, num_ranks, here = len(window.row) - 1, len(site.bounds) - 1, site.rank
-    counts, position = np.zeros((4, num_ranks), np.int64), np.zeros((4, num_ranks), np.int64)
-    moving, num_moving = np.empty(end - begin, np.int64), 0
-    for number in range(begin, end):
-        at = number & mask
-        flags = window.flags[at]
-        if flags & ARRIVED or (which == EARLY and flags & AGAIN):
-            continue
-        row, readers = np.int64(window.row[at]), np.int64(window.readers[at])
-        home = home_of(site.bounds, row)
-        is_home = window.holder[at] == HOME
-        source = home if is_home else np.int64(window.holder[at])
-        owner = owner_of(site, readers, source, home, row)
-        borrowers = reading(site, readers)
-        window.owner[at] = owner
-        window.flags[at] = flags | ARRIVED | (FROM_HOME if is_home else 0)
-        if is_home and source == here:
-            window.place[at] = row - site.bounds[here]
-        if owner == source and borrowers == np.int64(1) << owner:
-            continue
-        moving[num_moving] = number
-        num_moving += 1
-        if owner != source and not is_home and not (borrowers >> source) & 1:
-            slots.used[source] -= 1
-        for rank in range(num_ranks):
-            if rank != source and ((rank == owner and rank != home) or (rank != owner and (borrowers >> rank) & 1)):
-                slots.used[rank] += 1
-        if source == here:
-            counts[0, owner] += owner != here
-            for rank in range(num_ranks):
-                counts[1, rank] += rank != owner and rank != here and (borrowers >> rank) & 1
-        elif owner == here:
-            counts[2, source] += 1
-        elif (borrowers >> here) & 1:
-            counts[3, source] += 1
-    for rank in range(1, num_ranks):
-        for kind in range(4):
-            position[kind, rank] = position[kind, rank - 1] + counts[kind, rank - 1]
-    records_out, weights_out = np.empty(counts[0].sum(), np.int64), np.empty(counts[1].sum(), np.int64)
-    records_in, weights_in = np.empty(counts[2].sum(), np.int64), np.empty(counts[3].sum(), np.int64)
-    rows_in, lent_in = np.empty(len(records_in), np.int64), np.empty(len(weights_in), np.int64)
-    for i in range(num_moving):  # what leaves: its places are free for what comes in the same message
-        at = moving[i] & mask
-        is_home = window.flags[at] & FROM_HOME
-        source = home_of(site.bounds, np.int64(window.row[at])) if is_home else np.int64(window.holder[at])
-        if source != here:
-            continue
-        owner, place = np.int64(window.owner[at]), np.int64(window.place[at])
-        borrowers = reading(site, np.int64(window.readers[at]))
-        for rank in range(num_ranks):
-            if rank != owner and rank != here and (borrowers >> rank) & 1:
-                weights_out[position[1, rank]] = place
-                position[1, rank] += 1
-        if owner != here:
-            records_out[position[0, owner]] = place
-            position[0, owner] += 1
-            if not (borrowers >> here) & 1:
-                window.place[at] = -1
-                if not is_home:
-                    slots.free[slots.depth[0]] = place
-                    slots.depth[0] += 1
-    for i in range(num_moving):  # what comes
-        at = moving[i] & mask
-        row, owner = np.int64(window.row[at]), np.int64(window.owner[at])
-        home = home_of(site.bounds, row)
-        source = home if window.flags[at] & FROM_HOME else np.int64(window.holder[at])
-        borrows = owner != here and (reading(site, np.int64(window.readers[at])) >> here) & 1
-        if source == here or not (owner == here or borrows):
-            continue
-        if owner == here and home == here:
-            place = row - site.bounds[here]
-        else:
-            slots.depth[0] -= 1
-            place = np.int64(slots.free[slots.depth[0]])
-        window.place[at] = place
-        if borrows:
-            weights_in[position[3, source]] = place
-            lent_in[position[3, source]] = row
-            position[3, source] += 1
-        else:
-            records_in[position[2, source]] = place
-            rows_in[position[2, source]] = row
-            position[2, source] += 1
-    return Travel(records_out, weights_out, records_in, weights_in, counts, rows_in, lent_in)
+    here, bounds, always, only_here = site.rank, site.bounds, always_reading(site), np.int64(1) << np.int64(site.rank)
+    row_of, readers_of, owners, lent_of = window.row, window.readers, window.owner, window.lent
+    place_of, holders, slot_of, first = window.place, window.holder, window.slot, site.bounds[site.rank]
+    size, final = len(touches), len(touches) - 1
+    mine, num_mine, held, num_held = np.empty(size, np.int32), np.uint64(0), np.empty(size, np.int32), np.uint64(0)
+    taken, freed, num_moving = np.empty(size, readers_of.dtype), np.empty(size, readers_of.dtype), np.uint64(0)
+    lists, lengths = np.empty((4, size), np.int32), np.zeros(4, np.int64)
+    others = np.empty((4, size), readers_of.dtype)
+    leave, lend, come, borrow = np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)
+    for i in range(size):
+        prefetch(holders, np.int64(row_of[touches[min(i + AHEAD, final)]]))
+        at = np.uint64(touches[i])
+        row, readers = np.int64(row_of[at]), np.int64(readers_of[at])
+        home, holder = home_of(bounds, row), np.int64(holders[np.uint64(row)])
+        is_home = holder == HOME
+        source = home if is_home else holder
+        owner, borrowers = owner_of(site.design, site.num_trainers, readers, source, home, row), readers | always
+        owns, had = np.int64(1) << np.int64(owner), np.int64(1) << np.int64(source)
+        reads, is_owner, is_source = (borrowers & only_here) != 0, owner == here, source == here
+        owners[at], place_of[at] = owner, row - first
+        lent = borrowers & ~owns
+        lent_of[at] = lent & ~(np.int64(is_home) << np.int64(home))
+        holders[np.uint64(row)] = HOME if owner == home else owner
+        held[num_held], mine[num_mine] = at, at
+        num_held += np.uint64(holder == here)
+        num_mine += np.uint64(is_owner | reads)
+        taken[num_moving] = slots_taken(borrowers, source, owner, home)
+        freed[num_moving] = had & ~borrowers & ~owns & (np.int64(is_home) - 1)
+        num_moving += np.uint64((owns | borrowers | had) != had)
+        lists[0, leave], others[0, leave] = at, owns
+        leave += np.uint64(is_source & (not is_owner))
+        lists[1, lend], others[1, lend] = at, lent & ~only_here
+        lend += np.uint64(is_source & ((lent & ~only_here) != 0))
+        lists[2, come], others[2, come] = at, had
+        come += np.uint64(is_owner & (not is_source))
+        lists[3, borrow], others[3, borrow] = at, had
+        borrow += np.uint64(reads & (not is_owner) & (not is_source))
+    for i in range(int(num_held)):
+        ahead = min(i + AHEAD, int(num_held) - 1)
+        prefetch(slot_of, np.int64(row_of[held[ahead]]))
+        place_of[held[i]] = slot_of[row_of[held[i]]]
+    add_bits(taken[:num_moving], 1, slots.used)
+    add_bits(freed[:num_moving], -1, slots.used)
+    lengths[:] = leave, lend, come, borrow
+    return _list(window, site, slots, lists, others, lengths), mine[:num_mine].copy()
 
 
 @kernel
-def is_due(ahead: int, number: int, limit: int) -> bool:
-    """Whether a touch is followed by one before ``limit``; before ``NEVER`` even what is not followed at all."""
-    return limit == NEVER or (ahead != 0 and number + ahead < limit)
-
-
-@kernel
-def urgency_of(window: Window, site: Site, number: int, owner: int, readers: int, soon: int) -> int:
-    """Which of a step's three groups a touch belongs to."""
-    if is_due(window.ahead[number & (len(window.row) - 1)], number, soon):
-        return CRITICAL
-    return ALONE if owner == site.rank and readers == np.int64(1) << site.rank else DEFERRED
-
-
-@kernel
-def settle(
-    window: Window, site: Site, begin: int, end: int, soon: int, mine: Ints
-) -> tuple[Gradients, Gradients, Gradients]:
-    """Who gives which gradients to whom after a step, and what is updated of them here: ``CRITICAL``, ``DEFERRED``, ``ALONE``.
-
-    Received gradients are numbered after this rank's own sums, critical ones first.
+def _list(window: Window, site: Site, slots: Slots, lists: Places, others: NDArray[Any], lengths: Ints) -> Travel:
+    """Group by rank what leaves, whose places are free for what comes in the same message, and what comes.
 
     Args:
         window: of all touches.
         site: the rules.
-        begin: first touch of the step.
-        end: of its touches.
-        soon: rows whose next touch is before it are critical: the end of the next step's touches, or ``NEVER`` for all.
-        mine: int64, this rank's touches of the step, in the order of its sums.
+        slots: in use.
+        lists: touches ``[4, .]`` of records and weights that leave, and of those that come.
+        others: bits of the ranks to or from which.
+        lengths: how many there are in each list.
     """
-    mask, num_ranks, here = len(window.row) - 1, len(site.bounds) - 1, site.rank
-    sum_of = np.full(end - begin, -1, np.int32)
-    for i in range(len(mine)):
-        sum_of[mine[i] - begin] = i
-    counts, position = np.zeros((3, 2, num_ranks), np.int64), np.zeros((3, 2, num_ranks), np.int64)
-    num_rows, num_sources = np.zeros(3, np.int64), np.zeros(3, np.int64)
-    for number in range(begin, end):
-        at = number & mask
-        owner, readers = np.int64(window.owner[at]), np.int64(window.readers[at])
-        if owner == here:
-            urgency = urgency_of(window, site, number, owner, readers, soon)
-            num_rows[urgency] += 1
-            if readers == np.int64(1) << here:
-                num_sources[urgency] += 1
-                continue
-            for rank in range(num_ranks):
-                touches = (readers >> rank) & 1
-                num_sources[urgency] += touches
-                if rank != here:
-                    counts[urgency, 1, rank] += touches
-        elif (readers >> here) & 1:
-            counts[urgency_of(window, site, number, owner, readers, soon), 0, owner] += 1
-    for urgency in range(3):
-        for rank in range(1, num_ranks):
-            for way in range(2):
-                position[urgency, way, rank] = position[urgency, way, rank - 1] + counts[urgency, way, rank - 1]
-    position[CRITICAL, 1] += len(mine)
-    position[DEFERRED, 1] += len(mine) + counts[CRITICAL, 1].sum()
-    num_given = counts[:, 0].sum(1)
-    given = (np.empty(num_given[0], np.int64), np.empty(num_given[1], np.int64), np.empty(0, np.int64))
-    places = (np.empty(num_rows[0], np.int64), np.empty(num_rows[1], np.int64), np.empty(num_rows[2], np.int64))
-    segments = (
-        np.zeros(num_rows[0] + 1, np.int32),
-        np.zeros(num_rows[1] + 1, np.int32),
-        np.zeros(num_rows[2] + 1, np.int32),
-    )
-    source = (
-        np.empty(num_sources[0], np.int32),
-        np.empty(num_sources[1], np.int32),
-        np.empty(num_sources[2], np.int32),
-    )
-    num_rows[:], num_sources[:] = 0, 0
-    for number in range(begin, end):
-        at = number & mask
-        owner, readers = np.int64(window.owner[at]), np.int64(window.readers[at])
-        if owner == here:
-            urgency = urgency_of(window, site, number, owner, readers, soon)
-            row, filled = num_rows[urgency], num_sources[urgency]
-            places[urgency][row] = window.place[at]
-            for rank in range(num_ranks):
-                if (readers >> rank) & 1:
-                    if rank == here:
-                        source[urgency][filled] = sum_of[number - begin]
-                    else:
-                        source[urgency][filled] = position[urgency, 1, rank]
-                        position[urgency, 1, rank] += 1
-                    filled += 1
-            segments[urgency][row + 1] = filled
-            num_rows[urgency], num_sources[urgency] = row + 1, filled
-        elif (readers >> here) & 1:
-            urgency = urgency_of(window, site, number, owner, readers, soon)
-            given[urgency][position[urgency, 0, owner]] = sum_of[number - begin]
-            position[urgency, 0, owner] += 1
-    return (
-        Gradients(given[0], counts[0], places[0], segments[0], source[0]),
-        Gradients(given[1], counts[1], places[1], segments[1], source[1]),
-        Gradients(given[2], counts[2], places[2], segments[2], source[2]),
-    )
+    here, first, num_home, free, depth = site.rank, site.bounds[site.rank], site.num_home, slots.free, slots.depth[0]
+    row_of, place_of, slot_of, lent_of = window.row, window.place, window.slot, window.lent
+    counts = np.zeros((4, len(site.bounds) - 1), np.int64)
+    for kind in range(4):
+        add_bits(others[kind, : lengths[kind]], 1, counts[kind])
+    position, sums = starts_of(counts), counts.sum(1)
+    records_out, weights_out = np.empty(sums[0], np.int64), np.empty(sums[1], np.int64)
+    records_in, weights_in = np.empty(sums[2], np.int64), np.empty(sums[3], np.int64)
+    rows_in, lent_in = np.empty(sums[2], np.int64), np.empty(sums[3], np.int64)
+    for i in range(lengths[1]):
+        rest, place = np.int64(others[1, i]), place_of[lists[1, i]]
+        while rest:
+            rank = lowest(rest)
+            weights_out[position[1, rank]] = place
+            position[1, rank] += 1
+            rest &= rest - 1
+    for i in range(lengths[0]):
+        place, rank = place_of[lists[0, i]], lowest(np.int64(others[0, i]))
+        records_out[position[0, rank]] = place
+        position[0, rank] += 1
+        free[depth] = place
+        depth += (place >= num_home) & ((np.int64(lent_of[lists[0, i]]) >> here) & 1 == 0)
+    for i in range(lengths[2]):
+        prefetch(slot_of, np.int64(row_of[lists[2, min(i + AHEAD, lengths[2] - 1)]]))
+        at, rank = lists[2, i], lowest(np.int64(others[2, i]))
+        row = np.int64(row_of[at])
+        is_here = (row >= first) & (row < first + num_home)
+        depth -= not is_here
+        slot = np.int64(free[depth])
+        place = row - first if is_here else slot
+        slot_of[row], place_of[at] = place, place
+        records_in[position[2, rank]], rows_in[position[2, rank]] = place, row
+        position[2, rank] += 1
+    for i in range(lengths[3]):
+        at, rank = lists[3, i], lowest(np.int64(others[3, i]))
+        depth -= 1
+        place = free[depth]
+        place_of[at] = place
+        weights_in[position[3, rank]], lent_in[position[3, rank]] = place, row_of[at]
+        position[3, rank] += 1
+    slots.depth[0] = depth
+    return Travel(records_out, weights_out, records_in, weights_in, counts, rows_in, lent_in)
 
 
 @kernel
-def close(window: Window, site: Site, slots: Slots, begin: int, end: int, horizon: int) -> Ints:
-    """End a step: borrowed weights give their slots back, and records wait where they are for touches before ``horizon``.
+def settle(
+    window: Window, site: Site, slots: Slots, begin: int, end: int, touches: Places, mine: Places, delayed: bool
+) -> tuple[Gradients, Gradients, Gradients]:
+    """Who gives which gradients to whom after a step, and what is updated of them here.
 
-    Returns the touches whose records have to go home.
+    Returns critical ones, deferred ones, and those of rows that this rank alone touched. Received gradients are numbered after
+    this rank's own sums, critical ones first. Slots with weights for this step only are free afterwards.
+
+    Args:
+        window: of all touches.
+        site: the rules.
+        slots: in use.
+        begin: index of the step's first touch.
+        end: index behind its last one.
+        touches: that concern this rank, see :func:`arrive`.
+        mine: this rank's touches, in the order of its sums.
+        delayed: whether rows that the next step does not touch are not critical.
     """
-    mask, num_ranks, here = len(window.row) - 1, len(site.bounds) - 1, site.rank
-    leaving, num_leaving = np.empty(end - begin, np.int64), 0
-    for number in range(begin, end):
-        far = min(number + AHEAD, end - 1)
-        far = (far + window.ahead[far & mask]) & mask
-        prefetch(window.holder, far)
-        prefetch(window.place, far)
-        at = number & mask
-        owner, home = np.int64(window.owner[at]), home_of(site.bounds, np.int64(window.row[at]))
-        borrowers = reading(site, np.int64(window.readers[at])) & ~(np.int64(1) << owner)
-        if borrowers:
-            was_home = window.flags[at] & FROM_HOME
-            for rank in range(num_ranks):
-                if (borrowers >> rank) & 1 and not (rank == home and was_home):
-                    slots.used[rank] -= 1
-                    if rank == here:
-                        slots.free[slots.depth[0]] = window.place[at]
-                        slots.depth[0] += 1
-        if owner == home:
-            continue
-        if is_due(window.ahead[at], number, horizon):
-            then = (number + window.ahead[at]) & mask
-            window.holder[then] = owner
-            if owner == here:
-                window.place[then] = window.place[at]
-        else:
-            leaving[num_leaving] = number
-            num_leaving += 1
+    here, only_here = site.rank, np.int64(1) << np.int64(site.rank)
+    readers_of, owners, goes_on = window.readers, window.owner, window.goes_on
+    lent_of, place_of, free, depth = window.lent, window.place, slots.free, np.uint64(slots.depth[0])
+    sum_of = np.empty(end - begin, np.int32)
+    for i in range(len(mine)):
+        sum_of[mine[i] - begin] = i
+    kinds = np.empty((5, len(touches)), np.int32)  # owned and critical, owned and deferred, given (both), alone
+    num_owned, num_deferred, num_alone = np.uint64(0), np.uint64(0), np.uint64(0)
+    num_given, num_given_later = np.uint64(0), np.uint64(0)
+    for i in range(len(touches)):
+        at = np.uint64(touches[i])
+        readers, owns = np.int64(readers_of[at]), owners[at] == here
+        is_critical = (goes_on[at] != 0) | (not delayed)
+        alone = owns & (readers == only_here) & (not is_critical)
+        gives = (not owns) & ((readers >> here) & 1 != 0)
+        kinds[0, num_owned], kinds[1, num_deferred], kinds[2, num_given] = at, at, at
+        kinds[3, num_given_later], kinds[4, num_alone] = at, at
+        num_owned += np.uint64(owns & is_critical)
+        num_deferred += np.uint64(owns & (not is_critical) & (not alone))
+        num_given += np.uint64(gives & is_critical)
+        num_given_later += np.uint64(gives & (not is_critical))
+        num_alone += np.uint64(alone)
+        free[depth] = place_of[at]
+        depth += np.uint64((np.int64(lent_of[at]) >> here) & 1)
+    slots.depth[0] = depth
+    critical = _sums(window, site, kinds[0, :num_owned], kinds[2, :num_given], sum_of, begin, len(mine))
+    num_received = len(mine) + critical.counts[1].sum()
+    deferred = _sums(window, site, kinds[1, :num_deferred], kinds[3, :num_given_later], sum_of, begin, num_received)
+    places, source = np.empty(num_alone, np.int64), np.empty(num_alone, np.int32)
+    for i in range(len(places)):
+        places[i], source[i] = place_of[kinds[4, i]], sum_of[kinds[4, i] - begin]
+    segments = np.arange(len(places) + 1).astype(np.int32)
+    alone = Gradients(np.empty(0, np.int64), np.zeros_like(critical.counts), places, segments, source)
+    return critical, deferred, alone
+
+
+@kernel
+def _sums(
+    window: Window, site: Site, owned: Places, given_here: Places, sum_of: Places, begin: int, num_before: int
+) -> Gradients:
+    """The gradients that are given for, and received for, some rows; received ones are numbered from ``num_before`` on."""
+    here, num_ranks = site.rank, len(site.bounds) - 1
+    readers_of, owners, place_of = window.readers, window.owner, window.place
+    counts = np.zeros((2, num_ranks), np.int64)
+    to_come = counts[1]
+    for at in given_here:
+        counts[0, owners[at]] += 1
+    add_bits(readers_of[owned], 1, to_come)
+    num_sources, counts[1, here] = counts[1].sum(), 0
+    position = starts_of(counts)
+    position[1] += num_before
+    given, places = np.empty(len(given_here), np.int64), np.empty(len(owned), np.int64)
+    segments, source, filled = np.zeros(len(owned) + 1, np.int32), np.empty(num_sources, np.int32), 0
+    for at in given_here:
+        owner = owners[at]
+        given[position[0, owner]] = sum_of[at - begin]
+        position[0, owner] += 1
+    for i in range(len(owned)):
+        at = owned[i]
+        rest = np.int64(readers_of[at])
+        places[i] = place_of[at]
+        while rest:
+            rank = lowest(rest)
+            source[filled] = sum_of[at - begin] if rank == here else position[1, rank]
+            position[1, rank] += 1
+            filled += 1
+            rest &= rest - 1
+        segments[i + 1] = filled
+    return Gradients(given, counts, places, segments, source)
+
+
+@kernel
+def close(window: Window, slots: Slots, begin: int, end: int) -> Places:
+    """End a step on all ranks: slots with weights for this step only are no longer in use.
+
+    Returns the touches whose records have to go home, as nobody in the window touches the rows again.
+    """
+    add_bits(window.lent[begin:end], -1, slots.used)
+    leaving, num_leaving = np.empty(end - begin, np.int32), np.uint64(0)
+    newest, row_of, holders = window.newest, window.row, window.holder
+    for at in range(begin, end):
+        prefetch(newest, np.int64(row_of[min(at + AHEAD, end - 1)]))
+        leaving[num_leaving] = at
+        num_leaving += np.uint64(newest[np.uint64(row_of[at])] == at + 1)
+    num_last, num_leaving = num_leaving, np.uint64(0)
+    for at in leaving[:num_last]:
+        row = row_of[at]
+        newest[row] = 0
+        leaving[num_leaving] = at
+        num_leaving += np.uint64(holders[row] != HOME)
     return leaving[:num_leaving].copy()
 
 
 @kernel
-def waiting_for(window: Window, begin: int, end: int) -> Ints:
-    """Touches of a step, not arrived, for which records wait in slots; from now on these count as at home."""
-    mask, found, num_found = len(window.row) - 1, np.empty(end - begin, np.int64), 0
-    for number in range(begin, end):
-        at = number & mask
-        if window.holder[at] != HOME and not window.flags[at] & ARRIVED:
-            window.owner[at] = window.holder[at]
-            window.holder[at] = HOME
-            found[num_found] = number
+def waiting_for(window: Window, touches: Places, begin: int, gap: int) -> Places:
+    """Of touches of a step that have not arrived, those for which records wait in slots; the holders own these rows now.
+
+    Args:
+        window: of all touches.
+        touches: of the step.
+        begin: index of its first touch.
+        gap: how much lower the number of the first touch is that has not been trained.
+    """
+    found, num_found = np.empty(len(touches), np.int32), 0
+    for at in touches:
+        row = window.row[at]
+        if window.holder[row] != HOME and window.behind[at] > at - begin + gap:
+            window.owner[at], window.place[at] = window.holder[row], window.slot[row]
+            found[num_found] = at
             num_found += 1
     return found[:num_found].copy()
 
 
 @kernel
-def go_home(window: Window, site: Site, slots: Slots, leaving: Ints) -> Travel:
+def go_home(window: Window, site: Site, slots: Slots, leaving: Places) -> Travel:
     """List the records that go home from the slots of the touches' owners, and free these."""
-    mask, num_ranks, here = len(window.row) - 1, len(site.bounds) - 1, site.rank
-    counts, position = np.zeros((4, num_ranks), np.int64), np.zeros((4, num_ranks), np.int64)
-    for number in leaving:
-        at = number & mask
+    num_ranks, here = len(site.bounds) - 1, site.rank
+    counts = np.zeros((4, num_ranks), np.int64)
+    for at in leaving:
         home, holder = home_of(site.bounds, np.int64(window.row[at])), np.int64(window.owner[at])
         counts[0, home] += holder == here
         counts[2, holder] += home == here
-    for rank in range(1, num_ranks):
-        for kind in (0, 2):
-            position[kind, rank] = position[kind, rank - 1] + counts[kind, rank - 1]
+        slots.used[holder] -= 1
+    position = starts_of(counts)
     records_out, records_in = np.empty(counts[0].sum(), np.int64), np.empty(counts[2].sum(), np.int64)
     rows_in, nothing = np.empty(len(records_in), np.int64), np.empty(0, np.int64)
-    for number in leaving:
-        at = number & mask
+    for at in leaving:
         row, holder = np.int64(window.row[at]), np.int64(window.owner[at])
         home = home_of(site.bounds, row)
-        slots.used[holder] -= 1
+        window.holder[row] = HOME
         if holder == here:
             records_out[position[0, home]] = window.place[at]
             position[0, home] += 1
             slots.free[slots.depth[0]] = window.place[at]
             slots.depth[0] += 1
-            window.place[at] = -1
         if home == here:
-            records_in[position[2, holder]] = row - site.bounds[here]
-            rows_in[position[2, holder]] = row
+            records_in[position[2, holder]], rows_in[position[2, holder]] = row - site.bounds[here], row
             position[2, holder] += 1
     return Travel(records_out, nothing, records_in, nothing, counts, rows_in, nothing)
 
 
 @kernel
-def places_of(window: Window, numbers: Ints, places: Ints) -> None:
+def places_of(window: Window, touches: Places, places: Ints) -> None:
     """Write where this rank reads each of its touches."""
-    mask = len(window.row) - 1
-    for i in range(len(numbers)):
-        places[i] = window.place[numbers[i] & mask]
+    for i in range(len(touches)):
+        places[i] = window.place[touches[i]]
 
 
 @kernel
-def move(window: Window, larger: Window, begin: int, end: int) -> None:
-    """Copy touches into a larger ring."""
-    old, new = len(window.row) - 1, len(larger.row) - 1
-    for number in range(begin, end):
-        larger.row[number & new] = window.row[number & old]
-        larger.readers[number & new] = window.readers[number & old]
-        larger.ahead[number & new] = window.ahead[number & old]
-        larger.holder[number & new] = window.holder[number & old]
-        larger.owner[number & new] = window.owner[number & old]
-        larger.place[number & new] = window.place[number & old]
-        larger.flags[number & new] = window.flags[number & old]
+def forget(window: Window, begin: int, end: int) -> None:
+    """Rows of a step are in nobody's window, and at home."""
+    for at in range(begin, end):
+        window.newest[window.row[at]], window.holder[window.row[at]] = 0, HOME
+
+
+@kernel
+def move(window: Window, larger: Window, begin: int, end: int, to: int) -> None:
+    """Copy a step's touches to index ``to`` of a larger ring; steps are moved in their order."""
+    shift = to - begin
+    for at in range(begin, end):
+        larger.row[at + shift] = window.row[at]
+        larger.readers[at + shift] = window.readers[at]
+        larger.behind[at + shift] = window.behind[at]
+        larger.goes_on[at + shift] = window.goes_on[at]
+        larger.owner[at + shift] = window.owner[at]
+        larger.lent[at + shift] = window.lent[at]
+        larger.place[at + shift] = window.place[at]
+        window.newest[window.row[at]] = at + shift + 1
