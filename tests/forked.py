@@ -1,6 +1,7 @@
 """Processes forked from a server that has loaded torch, numba and pibroch: real ones, but without seconds of imports each.
 
-Nothing of the tests' own process is in them, and the server runs no thread but its own.
+Nothing of the tests' own process is in them, and the server runs no thread but its own. It has trained two steps, too
+(:mod:`warm`; where pytest runs in another folder than the repository's it is not found, and everything takes longer).
 """
 
 import atexit
@@ -19,7 +20,15 @@ from typing import Self
 import torch
 
 HERE = Path(__file__).parent
-PRELOADED = ["torch.distributed", "numba", "typer", "rich.progress", "pibroch.rpc.api", "pibroch.train.run"]
+PRELOADED = [
+    "torch.distributed",
+    "numba",
+    "typer",
+    "rich.progress",
+    "pibroch.rpc.api",
+    "pibroch.train.run",
+    "tests.warm",
+]
 TIMEOUT_S = 120
 
 
@@ -59,6 +68,10 @@ class Program:
         self._process.kill()
         self._process.join()
         self._folder.cleanup()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def poll(self) -> int | None:
         """The exit code, negative for a signal; ``None`` while it runs."""

@@ -6,24 +6,44 @@ import subprocess
 import time
 from pathlib import Path
 
-from small_run import command
+from forked import Program
 
 TIMEOUT_S = 240
 POLL_S = 0.005
 
 
+class Forked:
+    """As far as it is needed here, what ``subprocess.Popen`` of the launcher would be; see :mod:`forked_launcher`."""
+
+    def __init__(self, *arguments):
+        self._program = Program(Path(__file__).with_name("forked_launcher.py"), *arguments)
+        self.pid, self.poll, self.close = self._program.pid, self._program.poll, self._program.__exit__
+
+    @property
+    def returncode(self):
+        return self.poll()
+
+    def communicate(self, timeout):
+        ended = self._program.end(timeout)
+        return ended.stdout + ended.stderr, None
+
+
 class Crew:
     """A launcher and its ranks. Leaving the ``with`` block kills what is left of them.
+
+    Args:
+        arguments: of ``pibroch train``.
+        program: to be started in place of the launcher, which otherwise is forked, and forks its ranks.
 
     Attributes:
         process: the launcher; its output is in ``output`` once it has ended.
     """
 
     def __init__(self, *arguments, program=None):
-        line = [*program, "train", *map(str, arguments)] if program else command("train", *arguments)
-        self.process = subprocess.Popen(
-            line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        )
+        self.process = Forked("train", *arguments) if program is None else subprocess.Popen(
+            [*program, "train", *map(str, arguments)],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
         self.output, self._known = "", {}
 
     def __enter__(self):
@@ -31,12 +51,15 @@ class Crew:
 
     def __exit__(self, *_):
         self.pids()
-        for pid in [self.process.pid, *self._known.values()]:
+        launchers = [self.process.pid] if self.process.poll() is None else []
+        for pid in [*launchers, *self._known.values()]:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
         self.process.communicate(timeout=TIMEOUT_S)
+        if isinstance(self.process, Forked):
+            self.process.close()
 
     def pids(self):
         """Living processes by rank."""
@@ -46,9 +69,11 @@ class Crew:
                 if not folder.name.isdigit() or _parent(folder) != self.process.pid:
                     continue
                 variables = (folder / "environ").read_bytes().split(b"\0")
+                name = (folder / "comm").read_text()
             except (FileNotFoundError, ProcessLookupError):
                 continue
             ranks = [int(variable[5:]) for variable in variables if variable.startswith(b"RANK=")]
+            ranks += [int(name[5:])] if name.startswith("rank ") else []
             found |= {rank: int(folder.name) for rank in ranks}
         self._known |= found
         return found

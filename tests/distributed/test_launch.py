@@ -10,7 +10,7 @@ import pytest
 from crew import Crew, lives, wait_until
 
 from pibroch.config import to_toml
-from small_run import files_below, make_config, run_command
+from small_run import command, files_below, make_config, run_command
 
 STOP_S = 60.0
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "pibroch"]
@@ -26,7 +26,7 @@ def recipe(data, tmp_path):
 def test_ranks_and_torchrun_end_with_the_same_bits(recipe, tmp_path):
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     with (
-        Crew(recipe, "--run-dir", ours, "--ranks", 2) as crew,
+        Crew(recipe, "--run-dir", ours, "--ranks", 2, program=command()) as crew,
         Crew(recipe, "--run-dir", theirs, program=TORCHRUN) as other,
     ):
         assert crew.end() == 0, crew.output

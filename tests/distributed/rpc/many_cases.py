@@ -23,6 +23,6 @@ def add_both(count, values):
 
 
 def memory_bytes():
-    """Memory of this process: its own (where pages are shared after a fork, they count), shared, and mapped from files."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return [int(fields[name].split()[0]) << 10 for name in ("RssAnon", "RssShmem", "RssFile")]
+    """Memory of this process; of pages that several share, its part."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
+    return int(fields["Pss"].split()[0]) << 10

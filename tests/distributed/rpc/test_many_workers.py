@@ -10,7 +10,7 @@ import rpc_crew
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 NUM_WORKERS = 64
-MEMORY_BYTES = 12 << 30
+MEMORY_BYTES = 6 << 30
 LIMIT_S = 180  # generous, for loaded machines
 
 
@@ -22,8 +22,7 @@ def test_sixty_four_workers():
         answers = crew.run_all(many_cases.call_a_neighbour_and_the_owner, NUM_WORKERS)
         assert answers == [(5 * rank + 1, [0, 1, 2]) for rank in range(NUM_WORKERS)]
         assert crew.run_all(cases.settle) == [{}] * NUM_WORKERS
-        own, shared, mapped = zip(*crew.run_all(many_cases.memory_bytes), strict=True)
-        assert sum(own) + sum(shared) + max(mapped) < MEMORY_BYTES
+        assert sum(crew.run_all(many_cases.memory_bytes)) < MEMORY_BYTES
         crew.run_all(rpc_crew.leave)
     finally:
         crew.close()
