@@ -10,6 +10,7 @@ from forked import Program
 
 TIMEOUT_S = 240
 POLL_S = 0.005
+STILL_S = 1.0  # a hundred steps
 
 
 class Forked:
@@ -98,6 +99,13 @@ def steps(run):
     """Steps that rank 0 has reported."""
     path = run / "metrics.jsonl"
     return path.read_text().count('"kind": "training"') if path.exists() else 0
+
+
+def stands_still(run):
+    """Whether no step comes to its end for a while."""
+    before = steps(run)
+    time.sleep(STILL_S)
+    return steps(run) == before
 
 
 def processes_of(process_id, command):

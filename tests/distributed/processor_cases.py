@@ -43,13 +43,13 @@ def assert_same(batch, expected):
     batch.validate()
 
 
-def problem_of(channel, meet, path, told_path, told_digest):
-    """What is raised when processors look for the data elsewhere, or find others."""
+def problem_of(channel, meet, path, told_path, told_digest, num_processors=2):
+    """What is raised when processors are told of other data or another place; ``None`` when they give batches."""
     dataset = EncodedDataset.open(path)
     loader = Loader(dataset.split("train"), 10)
     dataset.path = type(dataset.path)(told_path or path)
     dataset.digest = told_digest or dataset.digest
-    processors = Processors(join(meet, {DATA_PROCESSOR: 2}, 0)[DATA_PROCESSOR], channel.ranks)
+    processors = Processors(join(meet, {DATA_PROCESSOR: num_processors}, 0)[DATA_PROCESSOR], channel.ranks)
     try:
         next(processors.batches(dataset, loader, 3))
     except PibrochError as error:

@@ -4,12 +4,13 @@ import json
 import os
 import re
 import signal
+import socket
 import time
 
 import processor_cases
 import pytest
 import training_cases as cases
-from crew import Crew, lives, processes_of, wait_until
+from crew import Crew, lives, processes_of, stands_still, steps, wait_until
 from role_crew import RoleCrew
 from test_lookahead_train import curve
 
@@ -17,9 +18,9 @@ from pibroch.config import to_toml
 from pibroch.data.synthetic import SyntheticOptions, synthesize
 from pibroch.processors import serve
 from pibroch.train.checkpoint_folder import CheckpointFolder
-from small_run import files_below, make_config
+from small_run import files_below, make_config, start_command
 
-ENDS_S = 15.0
+ENDS_S = 30.0
 RAGGED = ["train.batch_size=97", "train.keep=99", "train.evaluate_every=9", "train.log_every=1"]
 """Of 2,100 samples: the last batch of each epoch holds 63."""
 
@@ -110,11 +111,28 @@ def test_data_that_are_not_there_or_others_are_refused(worlds, data, processors,
     assert kind == "DataError" and "not the trainers' dataset" in text and "--data" in text
 
 
+def test_the_command_reads_data_where_it_is_told(worlds, data, server_crew, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meet = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    told = str(data), str(tmp_path / "nowhere"), None
+    alone = ["--meet", meet, "--number", 0, "--data", data]
+    beside = ["--meet", server_crew.meet, "--number", 0, "--with-servers"]
+    with start_command("data-processor", *alone) as program, start_command("data-processor", *beside) as other:
+        assert worlds(1).run(processor_cases.problem_of, meet, *told, 1) == [None]
+        (problem,) = worlds(1).run(processor_cases.problem_of, server_crew.meet, *told, 1)
+        assert problem[0] == "DataError"
+        for each in (program, other):
+            each.send_signal(signal.SIGTERM)
+            ended = each.end()
+            assert ended.returncode == 128 + signal.SIGTERM and "processor0 is ready at" in ended.stdout, ended
+
+
 def test_a_processor_runs_its_own_functions_only(worlds, processors):
     assert worlds(1).run(processor_cases.is_refused, processors.meet) == [True]
 
 
-def test_a_killed_processor_is_named_by_all_and_a_killed_run_resumes(data, expected, tmp_path):
+def test_a_killed_run_resumes_a_stopped_processor_is_waited_for_and_a_killed_one_named(data, expected, tmp_path):
     recipe, run = tmp_path / "processors.toml", tmp_path / "run"
     recipe.write_text(to_toml(make_config(data, *RAGGED, "data.processors=2").model_dump()))
     with Crew(recipe, "--run-dir", run, "--ranks", 2) as crew:
@@ -133,6 +151,11 @@ def test_a_killed_processor_is_named_by_all_and_a_killed_run_resumes(data, expec
     endless = tmp_path / "endless"
     with Crew(recipe, "--run-dir", endless, "--ranks", 2, "--set", "train.epochs=1000") as crew:
         started = processes_of(crew.wait_for_step(endless, 5)[0], "data-processor")
+        os.kill(started[0], signal.SIGSTOP)
+        wait_until(lambda: stands_still(endless), 60)
+        stopped_at = steps(endless)
+        os.kill(started[0], signal.SIGCONT)
+        crew.wait_for_step(endless, stopped_at + 5)
         os.kill(started[1], signal.SIGKILL)
         start = time.monotonic()
         assert crew.end() == 1

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 import training_cases as cases
-from crew import Crew, lives, processes_of, steps, wait_until
+from crew import Crew, lives, processes_of, stands_still, steps, wait_until
 from test_lookahead_train import COMMON, PURPOSES, check_same_files, curve
 
 from pibroch.config import to_toml
@@ -21,7 +21,6 @@ from small_run import files_below, make_config, start_command
 
 ENDS_S = 30.0
 SERVERS = ["embedding.exchange=lookahead", "embedding.servers=2", "embedding.lookahead=5"]
-STILL_S = 1.0  # a hundred steps
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +35,6 @@ def recipe_of(data, folder, *more):
     path = folder / "servers.toml"
     path.write_text(to_toml(make_config(data, *COMMON, *SERVERS, *more).model_dump()))
     return path
-
-
-def stands_still(run):
-    """Whether no step comes to its end for a while."""
-    before = steps(run)
-    time.sleep(STILL_S)
-    return steps(run) == before
 
 
 def test_a_stopped_server_is_waited_for_and_a_killed_one_is_named_by_all(data, expected, tmp_path):

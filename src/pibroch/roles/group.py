@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from urllib.parse import urlparse
@@ -19,6 +20,7 @@ from pibroch.rpc.info import WorkerInfo
 JOIN_TIMEOUT_S = 120.0
 LOST_AFTER_S = 15.0
 """A host that is silent for so long is given up. One that is busy, or stopped for a moment, is to slow the run down only."""
+_POLL_S = 0.05
 TLS_VARIABLE = "PIBROCH_SERVERS_TLS"
 
 
@@ -65,10 +67,13 @@ def join(
         TrainingError: when one does not come in time.
     """
     members = [(role, number) for role, count in wanted.items() for number in range(count)]
-    store = _store(meet, False, *members[0], timeout_s)
+    store, deadline = _store(meet, False, *members[0], timeout_s), time.monotonic() + timeout_s
     for role, number in members:
         try:
-            store.wait([_ready(role, number)], timedelta(seconds=timeout_s))
+            while not store.check([_ready(role, number)]):  # a wait inside the store would hear no signal
+                if time.monotonic() > deadline:
+                    raise _absent(role, number, meet, timeout_s)
+                time.sleep(_POLL_S)
         except (dist.DistError, RuntimeError) as error:
             raise _absent(role, number, meet, timeout_s) from error
     rpc.init_rpc(f"trainer{rank}", rank=FIRST_TRAINER_ID + rank, rpc_backend_options=_options(store, []))
