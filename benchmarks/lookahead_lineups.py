@@ -151,7 +151,7 @@ def other_models() -> list[Setting]:
 def time_breakdown() -> list[Setting]:
     """Where the network is slow, and where it carries much."""
     return [
-        Setting(BREAKDOWN, everybody(SHORTER), dim=dim, rates=(rate,), num_batches=SHORTER_BATCHES)
+        Setting(BREAKDOWN, everybody(SHORTEST), dim=dim, rates=(rate,), num_batches=SHORTEST_BATCHES)
         for dim, rate in ((16, "200mbit"), (64, "1gbit"))
     ]
 
@@ -170,7 +170,8 @@ def delayed_synchronisation() -> list[Setting]:
 def hosts() -> list[Setting]:
     """As many samples a rank, on more ranks."""
     return [
-        Setting(HOSTS, everybody(SHORTEST), hosts=hosts, num_batches=SHORTEST_BATCHES, rounds=2) for hosts in (2, 4)
+        Setting(HOSTS, everybody(SHORTEST), hosts=hosts, batch_size=1024, num_batches=SHORTEST_BATCHES, rounds=2)
+        for hosts in (2, 4)
     ]
 
 

@@ -34,7 +34,7 @@ BREAKDOWN = Section(
     "time_breakdown",
     "Where a step's time goes (Fig. 2)",
     "each moment of a rank's training thread counts for the innermost of the parts that a worker records (three rounds of ten "
-    "steps, 100 steps looked ahead); a part's times are means over the ranks, p20, p50 and p80 are over the steps; "
+    "steps, 20 steps looked ahead); a part's times are means over the ranks, p20, p50 and p80 are over the steps; "
     "messages share the link, so what travels before the sums of dense gradients is waited for with them",
 )
 DESIGN = Section(
@@ -51,13 +51,14 @@ DELAY = Section(
 HOSTS = Section(
     "hosts",
     "Two and four hosts (Fig. 16a)",
-    "contenders in turn, two rounds of ten steps, with 2048 samples a rank and 20 steps looked ahead; all hosts share this "
+    "contenders in turn, two rounds of ten steps, with 1024 samples a rank and 20 steps looked ahead; all hosts share this "
     "machine's cores, so with four of them computing takes longer, for the ideal as well: compare within a number of hosts",
 )
 BATCH = Section(
     "batch_size",
     "Batch size (Fig. 16b)",
-    "contenders in turn on two hosts, two rounds of ten steps at each batch size, 20 steps looked ahead",
+    "contenders in turn on two hosts, two rounds of ten steps at each batch size, 20 steps looked ahead; the same "
+    "processes measure all sizes, so `peak_mb` has what smaller ones left",
 )
 TABLE_3 = Section(
     "lookahead",

@@ -97,8 +97,8 @@ def run(options: Options) -> Report:
                 options.say(str(oracle_setting))
                 found.rows += oracle_speed.rows_of(oracle_setting, oracle_speed.speed(oracle_setting))
     else:
-        for setting in settings(section, options.quick):
-            measure_setting(setting, options, load, found)
+        for group in groups(settings(section, options.quick)):
+            measure_group(group, options, load, found)
     columns = [name for name in COLUMNS if any(row.get(name) is not None for row in found.rows)]
     meanings = [text for name, text in MEANINGS.items() if name in columns]
     shortened = ["quick: one setting, at most 20 steps looked ahead, two rounds, 30 losses"] if options.quick else []
@@ -114,32 +114,44 @@ def run(options: Options) -> Report:
     return Report("lookahead", section.title, found.rows, columns, PLOTS.get(section, BARS), notes, origin)
 
 
-def measure_setting(setting: Setting, options: Options, load: ForeignLoad, found: Findings) -> None:
-    """Set a line-up up, let its contenders agree, measure it at each rate."""
-    lineup = lineup_of(setting)
+def groups(found: list[Setting]) -> list[list[Setting]]:
+    """Settings that the same processes measure one after the other; those of other sections start afresh, for their memory."""
+    return [found] if found[0].section == BATCH else [[setting] for setting in found]
+
+
+def measure_group(group: list[Setting], options: Options, load: ForeignLoad, found: Findings) -> None:
+    """Start a line-up and measure its settings."""
+    lineup = lineup_of(group[0])
     found.notes += [note for note in lineup.notes if note not in found.notes]
-    with Lab(setting.hosts) as lab, teams(lineup.specs, lab) as running:
-        options.say(f"{setting}: setting up")
-        for team in running:
-            team.count_load(load)
-            found.versions |= team.setup(case_for(entry_of(setting, team), setting, options))
-        if setting.section == LOSS:
-            measure_losses(setting, lab, running, options, found)
-            return
-        found.notes += [f"{setting}: {agreement}" for agreement in check(running)]
-        warm_up(setting, running)
-        for rate in setting.rates:
-            options.say(f"{setting}, {rate}")
-            before = {team.spec.label: team.counts() for team in running}
-            outcome = measure_at(rate, lab, running, replace(SCHEDULE, rounds=setting.rounds))
+    with Lab(group[0].hosts) as lab, teams(lineup.specs, lab) as running:
+        for setting in group:
+            options.say(f"{setting}: setting up")
+            lab.network.shape(None)
             for team in running:
-                entry = entry_of(setting, team)
-                counted = figures_of_exchange(before[team.spec.label], team, setting)
-                if setting.section == BREAKDOWN:
-                    found.rows += breakdown_rows(basis(setting, entry, rate), outcome.times[entry.label])
-                else:
-                    found.rows.append(case_row(setting, entry, outcome, counted))
-            found.notes += [headline(setting, outcome)] if IDEAL in outcome.times else []
+                team.count_load(load)
+                found.versions |= team.setup(case_for(entry_of(setting, team), setting, options))
+            measure_setting(setting, lab, running, options, found)
+
+
+def measure_setting(setting: Setting, lab: Lab, running: list[Team], options: Options, found: Findings) -> None:
+    """Let contenders agree, then measure them at each rate."""
+    if setting.section == LOSS:
+        measure_losses(setting, lab, running, options, found)
+        return
+    found.notes += [f"{setting}: {agreement}" for agreement in check(running)]
+    warm_up(setting, running)
+    for rate in setting.rates:
+        options.say(f"{setting}, {rate}")
+        before = {team.spec.label: team.counts() for team in running}
+        outcome = measure_at(rate, lab, running, replace(SCHEDULE, rounds=setting.rounds))
+        for team in running:
+            entry = entry_of(setting, team)
+            counted = figures_of_exchange(before[team.spec.label], team, setting)
+            if setting.section == BREAKDOWN:
+                found.rows += breakdown_rows(basis(setting, entry, rate), outcome.times[entry.label])
+            else:
+                found.rows.append(case_row(setting, entry, outcome, counted))
+        found.notes += [headline(setting, outcome)] if IDEAL in outcome.times else []
 
 
 def measure_losses(setting: Setting, lab: Lab, running: list[Team], options: Options, found: Findings) -> None:

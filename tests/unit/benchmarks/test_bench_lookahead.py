@@ -75,6 +75,12 @@ def test_every_section_has_its_line_ups():
     assert {(s.ids, s.skew) for s in in_full(SKEW)} >= {("hot", 0.01), ("hot", 0.9), ("zipf", 1.05), ("zipf", 5.0)}
 
 
+def test_only_batch_sizes_are_measured_by_the_same_processes():
+    (sizes,), both = topic.groups(in_full(BATCH)), topic.groups(in_full(HOSTS))
+    assert [setting.batch_size for setting in sizes] == [512, 2048, 8192]
+    assert [[setting.hosts for setting in group] for group in both] == [[2], [4]]
+
+
 def test_fbgemm_can_hold_what_torchrec_trains():
     for section in (STEP_TIME, MODELS, BREAKDOWN, HOSTS, BATCH):
         assert all(ALL_MODELS[s.model].table_dim(s.dim) % 4 == 0 for s in in_full(section))
