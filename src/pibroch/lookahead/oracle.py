@@ -305,7 +305,7 @@ class Oracle:
             return np.empty(size, dtype)
 
         return Window(
-            *of_rows, room(self._row_type), room(self._mask_type), room(np.int32), room(np.uint8), room(np.int8),
+            *of_rows, room(self._row_type), room(self._mask_type), room(np.int32), room(self._mask_type), room(np.int8),
             room(self._mask_type), room(np.int32),
         )  # fmt: skip
 

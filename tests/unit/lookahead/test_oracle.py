@@ -326,8 +326,8 @@ def test_plans_are_those_of_the_naive_rules(seed, num_ranks, lookahead, design, 
         assert journeys(ranks, travels) == (moves.records, moves.weights)
 
     openings = [rank.oracle.open() for rank in ranks]
-    check([opening.now for opening in openings], naive.arrive(0, naive.rows(0)))
-    check([opening.early for opening in openings], naive.early(1))
+    check([opening.now for opening in openings], naive.arrive(0, naive.rows(0), 0))
+    check([opening.early for opening in openings], naive.early(1, 0))
     for step in range(len(stream)):
         plans = [rank.oracle.plan() for rank in ranks]
         assert not plans[0].is_tight
@@ -342,4 +342,4 @@ def test_plans_are_those_of_the_naive_rules(seed, num_ranks, lookahead, design, 
         check([plan.soon for plan in plans], naive.soon(step + 1))
         check([plan.leaving[0] for plan in plans], naive.leaving(step))
         if plans[0].early is not None:
-            check([plan.early for plan in plans], naive.early(step + 2))
+            check([plan.early for plan in plans], naive.early(step + 2, step))

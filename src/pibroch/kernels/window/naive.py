@@ -55,20 +55,24 @@ class Window:
         later = range(step + 1, min(step + self.lookahead, len(self.touches) - 1) + 1)
         return next((each for each in later if row in self.rows(each)), None)
 
-    def choose(self, row: int, source: int, readers: Sequence[int]) -> int:
-        """The owner: the first reader in the order of the rule, or else always the home, or a trainer in place of a server."""
-        home, scattered = self.home(row), readers[row % len(readers)]
+    def choose(self, row: int, source: int, readers: Sequence[int], then: Sequence[int]) -> int:
+        """The owner: by the order of the rule among the readers, or those of them that read the row ``then``, in the next step.
+
+        In other designs it is always the home, or a trainer in place of a server.
+        """
+        home, among = self.home(row), [rank for rank in readers if rank in then] or readers
         if self.design == "lrpp":
-            return next(rank for rank in (source, home, scattered) if rank in readers)
+            return next(rank for rank in (source, home, among[row % len(among)]) if rank in among)
         return home if home in self.trainers else row % len(self.trainers)
 
-    def arrive(self, step: int, rows: set[int]) -> Moves:
-        """Bring rows to their owners and to those that read them in a step."""
+    def arrive(self, step: int, rows: set[int], planned: int) -> Moves:
+        """Bring rows to their owners and to those that read them in a step; no step beyond ``planned + lookahead`` is known."""
+        is_known = step + 1 < len(self.touches) and step + 1 <= planned + self.lookahead
         moves = Moves()
         for row in rows:
             home, readers = self.home(row), self.readers(step, row)
             source = self.holder.get(row, home)
-            owner = self.choose(row, source, readers)
+            owner = self.choose(row, source, readers, self.readers(step + 1, row) if is_known else [])
             self.owner[step, row] = owner
             if owner != source:
                 moves.records.add((row, source, owner))
@@ -79,13 +83,13 @@ class Window:
                 self.holder[row] = owner
         return moves
 
-    def early(self, step: int) -> Moves:
+    def early(self, step: int, planned: int) -> Moves:
         """The rows of a step that the one before does not touch."""
-        return self.arrive(step, self.rows(step) - self.rows(step - 1))
+        return self.arrive(step, self.rows(step) - self.rows(step - 1), planned)
 
     def soon(self, step: int) -> Moves:
-        """The others."""
-        return self.arrive(step, self.rows(step) & self.rows(step - 1))
+        """The others, when the step before is planned."""
+        return self.arrive(step, self.rows(step) & self.rows(step - 1), step - 1)
 
     def gradients(self, step: int, critical: bool) -> Moves:
         """Gradients of the rows that the next step touches, or of the others."""

@@ -71,7 +71,7 @@ def enter(window: Window, rows: NDArray[Any], reader: int, begin: int, end: int,
 
 @kernel
 def split(window: Window, begin: int, end: int, gap: int) -> tuple[Places, Places]:
-    """Of a complete step: touches of rows that the step before does not touch, and of those that it does; marks these there.
+    """Of a complete step: touches of rows that are new, and of those that the step before touches too, to whom it tells this.
 
     Args:
         window: of all touches.
@@ -81,9 +81,9 @@ def split(window: Window, begin: int, end: int, gap: int) -> tuple[Places, Place
     """
     mask = len(window.row) - 1
     touches = np.empty((2, end - begin), np.int32)
-    num_fresh, num_again, behind_of, goes_on = 0, 0, window.behind, window.goes_on
+    num_fresh, num_again, behind_of, then_of = 0, 0, window.behind, window.then
     for at in range(begin, end):
-        goes_on[at] = 0
+        then_of[at] = 0
         behind = np.int64(behind_of[at])
         is_again = (behind != 0) & (behind <= at - begin + gap)
         touches[0, num_fresh] = at
@@ -92,7 +92,7 @@ def split(window: Window, begin: int, end: int, gap: int) -> tuple[Places, Place
         num_again += is_again
     again = touches[1, :num_again].copy()
     for at in again:
-        goes_on[(at - behind_of[at]) & mask] = 1
+        then_of[(at - behind_of[at]) & mask] = window.readers[at]
     return touches[0, :num_fresh].copy(), again
 
 
@@ -103,7 +103,8 @@ def count_arrivals(window: Window, site: Site, touches: Places, needed: Ints) ->
         row, readers = np.int64(window.row[at]), np.int64(window.readers[at])
         home, holder = home_of(site.bounds, row), np.int64(window.holder[row])
         source = home if holder == HOME else holder
-        owner = owner_of(site.design, site.num_trainers, readers, source, home, row)
+        then = np.int64(window.then[at])
+        owner = owner_of(site.design, site.num_trainers, readers, then, source, home, row)
         borrowers = readers | always_reading(site)
         taken = slots_taken(borrowers, source, owner, home)
         for rank in range(len(needed)):
@@ -119,7 +120,7 @@ def arrive(window: Window, site: Site, slots: Slots, touches: Places) -> tuple[T
     Returns also the touches that concern this rank: it owns the row, or reads it.
     """
     here, bounds, always, only_here = site.rank, site.bounds, always_reading(site), np.int64(1) << np.int64(site.rank)
-    row_of, readers_of, owners, lent_of = window.row, window.readers, window.owner, window.lent
+    row_of, readers_of, then_of, owners, lent_of = window.row, window.readers, window.then, window.owner, window.lent
     place_of, holders, slot_of, first = window.place, window.holder, window.slot, site.bounds[site.rank]
     size, final = len(touches), len(touches) - 1
     mine, num_mine, held, num_held = np.empty(size, np.int32), np.uint64(0), np.empty(size, np.int32), np.uint64(0)
@@ -134,7 +135,8 @@ def arrive(window: Window, site: Site, slots: Slots, touches: Places) -> tuple[T
         home, holder = home_of(bounds, row), np.int64(holders[np.uint64(row)])
         is_home = holder == HOME
         source = home if is_home else holder
-        owner, borrowers = owner_of(site.design, site.num_trainers, readers, source, home, row), readers | always
+        owner = owner_of(site.design, site.num_trainers, readers, np.int64(then_of[at]), source, home, row)
+        borrowers = readers | always
         owns, had = np.int64(1) << np.int64(owner), np.int64(1) << np.int64(source)
         reads, is_owner, is_source = (borrowers & only_here) != 0, owner == here, source == here
         owners[at], place_of[at] = owner, row - first
@@ -241,7 +243,7 @@ def settle(
         delayed: whether rows that the next step does not touch are not critical.
     """
     here, only_here = site.rank, np.int64(1) << np.int64(site.rank)
-    readers_of, owners, goes_on = window.readers, window.owner, window.goes_on
+    readers_of, owners, then_of = window.readers, window.owner, window.then
     lent_of, place_of, free, depth = window.lent, window.place, slots.free, np.uint64(slots.depth[0])
     sum_of = np.empty(end - begin, np.int32)
     for i in range(len(mine)):
@@ -252,7 +254,7 @@ def settle(
     for i in range(len(touches)):
         at = np.uint64(touches[i])
         readers, owns = np.int64(readers_of[at]), owners[at] == here
-        is_critical = (goes_on[at] != 0) | (not delayed)
+        is_critical = (then_of[at] != 0) | (not delayed)
         alone = owns & (readers == only_here) & (not is_critical)
         gives = (not owns) & ((readers >> here) & 1 != 0)
         kinds[0, num_owned], kinds[1, num_deferred], kinds[2, num_given] = at, at, at
@@ -403,7 +405,7 @@ def move(window: Window, larger: Window, begin: int, end: int, to: int) -> None:
         larger.row[at + shift] = window.row[at]
         larger.readers[at + shift] = window.readers[at]
         larger.behind[at + shift] = window.behind[at]
-        larger.goes_on[at + shift] = window.goes_on[at]
+        larger.then[at + shift] = window.then[at]
         larger.owner[at + shift] = window.owner[at]
         larger.lent[at + shift] = window.lent[at]
         larger.place[at + shift] = window.place[at]

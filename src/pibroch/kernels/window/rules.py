@@ -27,7 +27,7 @@ class Window(NamedTuple):
         row: address.
         readers: bit r for rank r.
         behind: how much lower the number of the row's touch before is, 0 for none that was in the window with it.
-        goes_on: 1 if the next step touches the row too.
+        then: bits of the ranks that read the row in the next step, 0 when none does, or it is not in the window yet.
         owner: the rank that updates the row in the step, once it has arrived.
         lent: bits of the ranks whose slots have weights for this step only.
         place: where this rank reads, or updates, the row in the step; undefined where it does neither.
@@ -39,7 +39,7 @@ class Window(NamedTuple):
     row: NDArray[Any]
     readers: NDArray[Any]
     behind: Places
-    goes_on: NDArray[np.uint8]
+    then: NDArray[Any]
     owner: NDArray[np.int8]
     lent: NDArray[Any]
     place: Places
@@ -125,21 +125,26 @@ def home_of(bounds: Ints, row: int) -> int:
 
 
 @kernel
-def owner_of(design: int, num_trainers: int, readers: int, source: int, home: int, row: int) -> int:
-    """Who updates a row that ``readers`` touch, whose record is at rank ``source``: decision 2 of design note 0005."""
+def owner_of(design: int, num_trainers: int, readers: int, then: int, source: int, home: int, row: int) -> int:
+    """Who updates a row that ``readers`` touch, and ``then`` in the next step, whose record is at rank ``source``.
+
+    Decision 2 of design note 0005.
+    """
     if design != LRPP:
         return home if home < num_trainers else row % num_trainers
-    is_single, source_reads, home_reads = readers & (readers - 1) == 0, (readers >> source) & 1, (readers >> home) & 1
-    first = lowest(readers)
-    among = source if source_reads else home
-    owner = first if is_single else among
-    if (source_reads | home_reads) != 0 or is_single:
+    both = readers & then
+    among = both if both != 0 else readers
+    is_single, source_fits, home_fits = among & (among - 1) == 0, (among >> source) & 1, (among >> home) & 1
+    first = lowest(among)
+    known = source if source_fits else home
+    owner = first if is_single else known
+    if (source_fits | home_fits) != 0 or is_single:
         return owner
-    count, rest = 0, readers
+    count, rest = 0, among
     while rest:
         rest &= rest - 1
         count += 1
-    rest = readers
+    rest = among
     for _ in range(row % count):
         rest &= rest - 1
     return lowest(rest)
