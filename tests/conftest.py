@@ -54,6 +54,18 @@ def server_crew():
     made.close()
 
 
+@pytest.fixture(scope="session")
+def oracle_crew(server_crew):
+    """A central oracle, which meets with the servers."""
+    from role_crew import RoleCrew
+
+    from pibroch.servers import serve_plans
+
+    made = RoleCrew(1, serve_plans, server_crew.meet)
+    yield made
+    made.close()
+
+
 @pytest.fixture(autouse=True)
 def two_threads():
     """Each test starts with the same number of threads, whatever the one before it set."""

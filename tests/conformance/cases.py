@@ -309,3 +309,27 @@ def name_what_servers_do_not_serve(channel, exchange, servers):
         except NotAllowedError as error:
             said.append(str(error))
     return said
+
+
+def name_what_an_oracle_does_not_serve(channel, oracle, **options):
+    """What an oracle says to such calls."""
+    return name_what_servers_do_not_serve(channel, "lookahead", [oracle])
+
+
+def refuse_other_options(channel, exchange="lookahead", **options):
+    """Ranks that look differently far ahead; what is said on each."""
+    ahead = 3 + channel.ranks.rank
+    try:
+        pb.Embeddings(SHAPES["mean"], pb.SGD(lr=0.1), exchange, channel=channel, lookahead=ahead, **options)
+    except pb.errors.ConfigError as error:
+        return str(error)
+
+
+def count_bytes(channel, exchange="lookahead", **options):
+    """Bytes by purpose of a short run."""
+    tables = SHAPES["odd_dims"]
+    embeddings = pb.Embeddings(tables, pb.SGD(lr=0.1), exchange=exchange, channel=channel, lookahead=3, **options)
+    for batch in embeddings.feed([ragged_batch(tables, 5, seed=10 * i + channel.ranks.rank) for i in range(8)]):
+        loss_of(embeddings(batch)).backward()
+    embeddings.exchange.flush()
+    return embeddings.exchange.report().bytes_by_purpose

@@ -1,4 +1,4 @@
-"""Embedding servers or data processors as processes of the tests' own, which every world of trainers may join in turn."""
+"""Embedding servers, an oracle or data processors as processes of the tests' own, which all worlds of trainers may join."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ import socket
 
 import cases
 from forked import context
-from pibroch.servers.group import join, leave
+from pibroch.servers import ORACLE_NAME, join, leave
 
 TIMEOUT_S = 120
 
@@ -56,10 +56,13 @@ def _serve(pipe, serve, meet, number, opens):
         os._exit(0)
 
 
-def run(channel, meet, num_servers, function, *args, **options):
-    """A function of the cases, by its name, with its rows on servers."""
-    servers = join(meet, num_servers, channel.ranks.rank)
-    result = getattr(cases, function)(channel, *args, exchange="lookahead", servers=servers, **options)
-    channel.barrier()
-    leave()
+def run(channel, meet, num_servers, function, *args, central=False, **options):
+    """A function of the cases, by its name, with its rows on servers, if there are any, and a central oracle if asked for."""
+    servers = join(meet, num_servers, channel.ranks.rank, with_oracle=central)
+    options |= {"oracle": ORACLE_NAME} if central else {}
+    try:
+        result = getattr(cases, function)(channel, *args, exchange="lookahead", servers=servers, **options)
+        channel.barrier()  # nobody leaves while others are at work
+    finally:
+        leave()
     return result

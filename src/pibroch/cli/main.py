@@ -18,7 +18,7 @@ from pibroch.cli.console import console, leave, leave_with, set_up_logging
 from pibroch.cli.doctor import doctor
 from pibroch.cli.launch import has_launcher
 from pibroch.cli.report import report
-from pibroch.cli.servers import data_processor, embedding_server
+from pibroch.cli.servers import data_processor, embedding_server, oracle
 from pibroch.cli.train import evaluate, train
 from pibroch.errors import PibrochError
 from pibroch.version import __version__
@@ -32,6 +32,7 @@ app = typer.Typer(
 app.command()(train)
 app.command()(evaluate)
 app.command()(embedding_server)
+app.command()(oracle)
 app.command()(data_processor)
 app.command()(report)
 app.command()(doctor)

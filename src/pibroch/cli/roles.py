@@ -8,7 +8,7 @@ from rich.table import Table
 
 from pibroch.cli.by_role import split_of
 from pibroch.config import RunConfig
-from pibroch.roles import DATA_PROCESSOR, EMBEDDING_SERVER, ROLES, Role
+from pibroch.roles import DATA_PROCESSOR, EMBEDDING_SERVER, ORACLE, ROLES, Role
 
 
 def layout(config: RunConfig, ranks: int, by_role: bool = False) -> Table:
@@ -63,9 +63,12 @@ def _beside(config: RunConfig, size: int, starters: dict[Role, str]) -> list[tup
         rows = [("data", inside, "", "reads and shuffles the trainer's part of each batch")]
     if embedding.exchange == "lookahead":
         length = "as far as the cache holds" if embedding.lookahead is None else f"{embedding.lookahead} steps"
-        rows.append(
-            ("oracle", inside, "", f"plans what travels, {length} ahead; all plan the same, so no plan is sent")
-        )
+        plans = f"plans what travels, {length} ahead"
+        if embedding.oracle == "central":
+            by = starters[ORACLE] if embedding.meet is None else f"pibroch oracle, at {embedding.meet}"
+            rows.append(("oracle", "1", by, f"{plans}, for all trainers, from the rows that they send"))
+        else:
+            rows.append(("oracle", inside, "", f"{plans}; all plan the same, so no plan is sent"))
     if embedding.servers is not None:
         by = starters[EMBEDDING_SERVER] if embedding.meet is None else f"pibroch embedding-server, at {embedding.meet}"
         rows.append(

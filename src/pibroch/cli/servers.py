@@ -1,4 +1,4 @@
-"""``pibroch embedding-server`` and ``pibroch data-processor``: serve trainers elsewhere."""
+"""``pibroch embedding-server``, ``pibroch oracle`` and ``pibroch data-processor``: serve trainers elsewhere."""
 
 from __future__ import annotations
 
@@ -55,6 +55,39 @@ def embedding_server(
     _stay(f"{EMBEDDING_SERVER.name(number)} is ready at {meet}", until_input_ends)
 
 
+def oracle(
+    meet: Annotated[
+        str, typer.Option(help="tcp://HOST:PORT, the same for all. HOST is this machine, as all others reach it.")
+    ],
+    with_servers: Annotated[
+        bool, typer.Option("--with-servers", help="Meet where embedding server 0 opens the meeting place.")
+    ] = False,
+    number: Annotated[int, typer.Option(min=0, max=0, hidden=True)] = 0,
+    threads: Annotated[int | None, typer.Option(min=1, hidden=True)] = None,
+    until_input_ends: UntilInputEnds = False,
+) -> None:
+    """Plan for all trainers which rows travel when.
+
+    With the exchange `lookahead` each trainer plans for itself, from the ids of all. One oracle for all takes that work from
+    them, and sends each its plan: less computing on trainers, more bytes. It stays until it is stopped, and serves one
+    training run after the other. On one machine `pibroch train` starts it by itself: --set embedding.oracle=central. On
+    several:
+
+    on 10.0.0.5: pibroch oracle --meet tcp://10.0.0.5:29600
+
+    trainers: pibroch train ... --set embedding.exchange=lookahead --set embedding.oracle=central
+    --set embedding.meet=tcp://10.0.0.5:29600
+
+    Where a run has embedding servers too, all meet at one place: give server 0's address everywhere, and the oracle
+    --with-servers. Secret and TLS are as for `pibroch embedding-server`.
+    """
+    _tune(1)  # it has a thread for each trainer
+    from pibroch.servers import ORACLE_NAME, serve_plans
+
+    serve_plans(meet, number, opens=not until_input_ends and not with_servers)
+    _stay(f"{ORACLE_NAME} is ready at {meet}", until_input_ends)
+
+
 def data_processor(
     meet: Annotated[
         str,
@@ -67,7 +100,8 @@ def data_processor(
         Path | None, typer.Option(help="The trainers' dataset, where it lies elsewhere on this machine.")
     ] = None,
     with_servers: Annotated[
-        bool, typer.Option("--with-servers", help="Meet where embedding server 0 opens the meeting place.")
+        bool,
+        typer.Option("--with-servers", help="Meet where embedding server 0, or the oracle, opens the meeting place."),
     ] = False,
     threads: Threads = None,
     until_input_ends: UntilInputEnds = False,

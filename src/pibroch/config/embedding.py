@@ -56,7 +56,8 @@ class EmbeddingConfig(Section):
         delayed_sync: whether updates that the next step does not need cross beside it.
         servers: embedding servers that hold the rows in place of the ranks; started on this machine with the run, unless
             ``meet`` says where they are.
-        meet: ``tcp://host:port`` of servers that run already, see ``pibroch embedding-server --help``.
+        oracle: who plans: every rank for itself (``replicated``), or one process for all (``central``), started as servers are.
+        meet: ``tcp://host:port`` of servers and oracle that run already, see ``pibroch embedding-server --help``.
     """
 
     init: InitializerConfig = NormalConfig(name="normal", std=0.01)
@@ -70,17 +71,20 @@ class EmbeddingConfig(Section):
     cache: Literal["lrpp", "partitioned", "replicated"] = "lrpp"
     delayed_sync: bool = True
     servers: int | None = Field(default=None, ge=1)
+    oracle: Literal["replicated", "central"] = "replicated"
     meet: str | None = None
 
     @model_validator(mode="after")
     def _one_placement(self) -> Self:
         if self.plan is not None and self.placement != "row_wise":
             raise ValueError("takes `placement` or `plan`, not both")
-        if self.meet is not None and self.servers is None:
-            raise ValueError("takes `meet` with `servers`, the number of those that meet there")
+        if self.meet is not None and self.servers is None and self.oracle == "replicated":
+            raise ValueError(
+                "takes `meet` with `servers`, the number of those that meet there, or `oracle = 'central'`"
+            )
         return self
 
-    @field_validator("lookahead", "cache_rows", "cache", "delayed_sync", "servers")
+    @field_validator("lookahead", "cache_rows", "cache", "delayed_sync", "servers", "oracle")
     @classmethod
     def _only_with_lookahead(cls, value: Any, info: ValidationInfo) -> Any:
         assert info.field_name is not None

@@ -49,7 +49,7 @@ class Announcement:
 
     Attributes:
         here: this rank's own part.
-        rows_of_rank: distinct addresses that each rank touches, none of a batch with a problem.
+        rows_of_rank: distinct addresses that each rank touches, none of a batch with a problem; empty where they are not told.
         share: this rank's share of the global batch.
         is_real: whether some rank's part is one of its own batches, and not a filler after its last one.
         problem: with some rank's part, as this rank is to report it.
@@ -75,24 +75,20 @@ def prepare(lane: RowLane, batch: JaggedBatch) -> Prepared:
     return Prepared(ids, grouped, row_of_position, encoded[:num_bytes].copy(), batch.batch_size, problem)
 
 
-def announce(lane: RowLane, here: Prepared, is_real: bool) -> Announcement:
-    """Tell all ranks and hear them; every rank calls it in the same order."""
-    channel, size, own = lane.channel, lane.world_size, lane.rank
+def announce(lane: RowLane, here: Prepared, is_real: bool, tells_rows: bool = True) -> Announcement:
+    """Tell all ranks and hear them; every rank calls it in the same order.
+
+    Args:
+        lane: of the rows.
+        here: this rank's part.
+        is_real: unless it is a filler after this rank's last batch.
+        tells_rows: whether the rows themselves are told; without, nobody hears of others' rows.
+    """
+    channel, size = lane.channel, lane.world_size
     said = [-1 if here.problem else here.num_samples, is_real, len(here.grouped.rows), len(here.encoded)]
     with span("announce"):
         told = channel.exchange_counts(torch.tensor([said] * size)).numpy()
-    is_alone = size == 1
-    received = told[:, 3].tolist()
-    sent = torch.from_numpy(here.encoded if is_alone else np.tile(here.encoded, size))
-    with span("announce rows"):
-        came = channel.all_to_all(sent, [len(here.encoded)] * size, received).numpy()
-    rows, ends = [here.grouped.rows] * size, np.cumsum(received)
-    for rank in range(size):
-        if rank != own:
-            rows[rank] = np.empty(told[rank, 2], np.int64)
-            taken = varint.decode(came[ends[rank] - received[rank] : ends[rank]], rows[rank])
-            if taken != received[rank]:
-                raise ProtocolError(f"{received[rank]} bytes of rows from rank {rank}", "as many rows as it announced")
+    rows = _exchange_rows(lane, here, told) if tells_rows else []
     problem: DataError | None = here.problem
     if (told[:, 0] < 0).any():
         problems = channel.gather(None if here.problem is None else str(here.problem))
@@ -101,7 +97,24 @@ def announce(lane: RowLane, here: Prepared, is_real: bool) -> Announcement:
             problem = DataError(
                 f"a bad batch on rank {rank}: {problems[rank]}", "ids inside their tables on every rank"
             )
-        rows = [np.empty(0, np.int64)] * size
-        here = replace(here, grouped=group_rows(rows[0]))
+        nothing = np.empty(0, np.int64)
+        rows = [nothing] * len(rows)
+        here = replace(here, grouped=group_rows(nothing), encoded=here.encoded[:0])
     share = here.num_samples / max(1, int(told[:, 0].sum()))
     return Announcement(here, rows, share, bool(told[:, 1].any()), problem)
+
+
+def _exchange_rows(lane: RowLane, here: Prepared, told: NDArray[np.int64]) -> list[NDArray[Any]]:
+    """The rows of all ranks, whose numbers and bytes ``told`` says."""
+    size, own, received = lane.world_size, lane.rank, told[:, 3].tolist()
+    sent = torch.from_numpy(here.encoded if size == 1 else np.tile(here.encoded, size))
+    with span("announce rows"):
+        came = lane.channel.all_to_all(sent, [len(here.encoded)] * size, received).numpy()
+    rows, ends = [here.grouped.rows] * size, np.cumsum(received)
+    for rank in range(size):
+        if rank != own:
+            rows[rank] = np.empty(told[rank, 2], np.int64)
+            taken = varint.decode(came[ends[rank] - received[rank] : ends[rank]], rows[rank])
+            if taken != received[rank]:
+                raise ProtocolError(f"{received[rank]} bytes of rows from rank {rank}", "as many rows as it announced")
+    return rows

@@ -9,7 +9,7 @@ written home. ``docs/design/0005-lookahead.md`` explains.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -22,15 +22,17 @@ from torch import Tensor
 
 from pibroch.collectives import Channel
 from pibroch.collectives.courier import Courier
+from pibroch.collectives.ranks import Traffic
 from pibroch.data import JaggedBatch
 from pibroch.embedding import RowSpace, SparseOptimizer
 from pibroch.exchange.alltoall import AllToAllExchange, and_then_fillers
 from pibroch.exchange.announcement import Announcement, Prepared, announce, prepare
 from pibroch.exchange.base import Report
 from pibroch.exchange.cache_size import spare_rows
-from pibroch.exchange.carrier import Carrier, Records, arrivals
+from pibroch.exchange.carrier import Carrier, Purposes, Records, arrivals
 from pibroch.exchange.lane import Lane
 from pibroch.exchange.layout import LaneLayout, behind, plan_for
+from pibroch.exchange.planning import check_same_options, make_planner
 from pibroch.exchange.row_lane import RowLane
 from pibroch.exchange.rows import pool
 from pibroch.exchange.server_lane import ServerLane
@@ -40,7 +42,7 @@ from pibroch.kernels import parallel
 from pibroch.kernels.pack import numba as packing
 from pibroch.kernels.route import numba as routing
 from pibroch.kernels.window.rules import Ints
-from pibroch.lookahead import Oracle, StepPlan
+from pibroch.lookahead import StepPlan
 from pibroch.observability.trace import span
 from pibroch.planner import Plan
 from pibroch.servers.views import RemoteShard
@@ -65,6 +67,8 @@ class LookaheadExchange(AllToAllExchange):
         delayed_sync: whether updates that the next step does not need cross later, beside it.
         servers: names of workers of this process's RPC group that hold the homes, see :mod:`pibroch.servers`; without any
             the ranks hold them.
+        oracle: name of a worker of this process's RPC group that plans for all ranks, see :mod:`pibroch.servers`; without,
+            each rank plans for itself.
         wire: type in which gradients, and weights that are read for one step, travel between ranks: ``float32`` (exact),
             ``bfloat16`` or ``float16``. Records that move for good stay float32.
         channel: between the ranks, for this exchange alone; over all ranks of torch.distributed's group when absent.
@@ -85,31 +89,37 @@ class LookaheadExchange(AllToAllExchange):
         cache: str = "lrpp",
         delayed_sync: bool = True,
         servers: Sequence[str] = (),
+        oracle: str | None = None,
         wire: str = "float32",
         channel: Channel | None = None,
     ) -> None:
         self._cache_rows, self._servers, self._wire = cache_rows, tuple(servers), wire_type(wire)
+        self._lookahead = LOOKAHEAD if lookahead is None else lookahead
+        self._options = {"lookahead": lookahead, "cache": cache, "delayed_sync": delayed_sync, "oracle": oracle}
         super().__init__(row_space, optimizer, seed, placement=placement, wire=wire, channel=channel)
         (lane,) = self._lanes
         assert isinstance(lane, RowLane), "the layout was checked"
         bounds = lane.layout.bounds
-        self._lane, self._lookahead = lane, LOOKAHEAD if lookahead is None else lookahead
+        self._lane = lane
         self._homes = lane.homes if isinstance(lane, ServerLane) else None
         self._carrier = Carrier(lane.shard, bounds, optimizer, self._channel, self._homes, self._wire)
         capacity = len(lane.shard.space) - len(lane.shard.records)
-        self._oracle = Oracle(bounds, lane.rank, self._lookahead, capacity, cache, delayed_sync, lane.world_size)
+        self._clerk = Courier("pibroch-clerk")
+        count = partial(_count, self._courier, self._carrier.purposes, self._ranks.traffic)
+        self._planner = make_planner(
+            self._clerk, oracle, self._channel, bounds, self._lookahead, capacity, cache, delayed_sync, count
+        )  # fmt: skip
         if self._homes is not None:
             held = list(enumerate(lane.layout.pieces[lane.world_size :]))[lane.rank :: lane.world_size]
             self.shards = [RemoteShard(self._homes, server, pieces, optimizer) for server, pieces in held]
-        self._clerk = Courier("pibroch-clerk")
         self._read: list[Step] = []  # read, not announced
         self._window: deque[Step] = deque()  # announced, not looked up
         self._in_flight: Step | None = None  # looked up, not updated
         self._delivering: Step | None = None  # updated, the rest of its plan not yet under way
         self._rates = Rates()
         self._is_open = False  # whether rows are where the oracle thinks
-        self._feed: object = None  # whose steps are planned
-        self._refusal: BaseException | None = None  # of a batch that fits into no cache, say
+        self._num_feeds = self._num_announced = 0
+        self._feed: int | None = None  # whose steps are planned
         self._is_dirty = False  # whether homes lack updates
         self._done = Report(lookahead=self._lookahead)
 
@@ -119,12 +129,13 @@ class LookaheadExchange(AllToAllExchange):
             yield from super().feed(batches, trains)
             return
         self._leave_plan()
-        feed = self._feed = object()
+        self._num_feeds += 1
+        feed = self._feed = self._num_feeds
         ahead: deque[JaggedBatch] = deque()
         for batch, is_real in and_then_fillers(batches, self.row_space.features):
             step = Step(batch, is_real, feed)
             self._read.append(step)
-            if len(ahead) <= self._lookahead + 1 or not is_real or self._feed is not feed:
+            if len(ahead) <= self._lookahead + 1 or not is_real or self._feed != feed:
                 self._announce_read()
                 if not is_real and not step.said.result().is_real:
                     break
@@ -247,8 +258,9 @@ class LookaheadExchange(AllToAllExchange):
         self._courier.send(settle)
         self._announce_read()  # now, as the training thread is about to wait for sums of dense gradients
         if self._window:
-            self._window[0].places = arrived
-            self._window[0].plan = self._ask(self._oracle.plan, self._lookahead + 1)
+            following = self._window[0]
+            following.places = arrived
+            following.plan = self._planner.plan(following.feed, self._farthest(following, self._lookahead + 1))
 
     def report(self) -> Report:
         """See :class:`Exchange`."""
@@ -282,14 +294,11 @@ class LookaheadExchange(AllToAllExchange):
         """From now on, until the next feed, batches are looked up as they come."""
         self._write_home()
         self._announce_read()
-        if self._window:
-            self._window[-1].entered.result()
-            self._window.clear()
+        self._window.clear()
         self._feed = self._in_flight = None
         if self._is_open:
             self._is_open = False
             self._courier.send(self._carrier.clear)
-        self._clerk.send(self._oracle.restart)
 
     def _announce_read(self) -> None:
         """Tell all ranks of the batches that were read, and the oracle if they are to be planned."""
@@ -297,54 +306,28 @@ class LookaheadExchange(AllToAllExchange):
             prepared = self._clerk.send(partial(prepare, self._lane, step.batch))
             said = self._courier.send(partial(self._announce_prepared, prepared, step.is_real))
             said.add_done_callback(partial(_pass_on, step.said))
-            if self._feed is step.feed and (step.is_real or said.result().is_real):
+            if self._feed == step.feed and (step.is_real or said.result().is_real):
+                self._num_announced += 1
+                step.number = self._num_announced
                 self._window.append(step)
-                said.add_done_callback(partial(self._send_in, step))
+                self._planner.add(step.feed, said)
         self._read.clear()
 
     def _announce_prepared(self, prepared: Future[Prepared], is_real: bool) -> Announcement:
-        here = prepared.result()
-        self._carrier.purposes.add("ids", len(here.encoded) * (self._lane.world_size - 1))
-        return announce(self._lane, here, is_real)
+        here, tells_rows = prepared.result(), self._planner.tells_rows
+        if tells_rows:
+            self._carrier.purposes.add("ids", len(here.encoded) * (self._lane.world_size - 1))
+        return announce(self._lane, here, is_real, tells_rows)
 
-    def _send_in(self, step: Step, _: Future[Announcement]) -> None:
-        self._clerk.send(lambda: self._enter(step))
-
-    def _enter(self, step: Step) -> None:
-        """Tell the oracle of a step; the clerk's errand."""
-        try:
-            if self._refusal is None:
-                with span("add"):
-                    self._oracle.add(step.said.result().rows_of_rank)
-            step.said.result().rows_of_rank = ()
-        except BaseException as error:
-            self._refusal = error
-        step.entered.set_result(None)
-
-    def _ask(self, question: Callable[[], T], num_steps: int) -> Future[T]:
-        """Have the clerk ask the oracle as soon as it knows the first ``num_steps`` of the window, or all of it."""
-        answer: Future[T] = Future()
-
-        def ask() -> None:
-            try:
-                if self._refusal is not None:
-                    raise self._refusal
-                with span(question.__name__):
-                    answer.set_result(question())
-            except BaseException as error:
-                answer.set_exception(error)
-
-        if self._window:
-            farthest = self._window[min(num_steps, len(self._window)) - 1]
-            farthest.entered.add_done_callback(lambda _: self._clerk.send(ask))
-        else:
-            self._clerk.send(ask)
-        return answer
+    def _farthest(self, step: Step, num_steps: int) -> int:
+        """How many steps the oracle knows when it knows the first ``num_steps`` of the window, or all of it, and ``step``."""
+        return self._window[min(num_steps, len(self._window)) - 1].number if self._window else step.number
 
     def _open(self, step: Step) -> None:
         self._is_open = True
-        opening = self._ask(self._oracle.open, self._lookahead)
-        step.plan = self._ask(self._oracle.plan, self._lookahead)
+        farthest = self._farthest(step, self._lookahead)
+        opening = self._planner.open(step.feed, farthest)
+        step.plan = self._planner.plan(step.feed, farthest)
         following = self._window[0] if self._window else None
 
         def fetch() -> Ints:
@@ -366,10 +349,22 @@ class LookaheadExchange(AllToAllExchange):
         return behind(plan, self._ranks.world_size)
 
     def _lane_of(self, layout: LaneLayout, optimizer: SparseOptimizer, seed: int, wire: torch.dtype) -> Lane:
+        check_same_options(self._channel, self._options)
         spare = spare_rows(layout, optimizer, self._cache_rows, self._channel)
         if self._servers:
             return ServerLane(layout, optimizer, seed, self._channel, wire, spare, self._servers)
         return RowLane(layout, optimizer, seed, self._channel, wire, spare)
+
+
+def _count(courier: Courier, purposes: Purposes, traffic: Traffic, purpose: str, num_bytes: int) -> None:
+    """Count what travels to and from the oracle, which keeps no account. The courier does it, as it counts all else."""
+
+    def count() -> None:
+        purposes.add(purpose, num_bytes)
+        traffic.sent += num_bytes
+        traffic.received += num_bytes
+
+    courier.send(count)
 
 
 def _pass_on(answer: Future[T], source: Future[T]) -> None:

@@ -21,7 +21,7 @@ class Step:
         is_real: unless it is a filler after this rank's last batch.
         feed: from which it came.
         said: what all ranks told about it.
-        entered: done when the oracle knows it.
+        number: among the steps of which the oracle hears, from 1.
         plan: of what happens after it.
         places: where its rows are read, once they are there.
         num_fetched: of its rows that came, or will come, from other ranks for it.
@@ -31,9 +31,9 @@ class Step:
 
     batch: JaggedBatch
     is_real: bool
-    feed: object
+    feed: int
     said: Future[Announcement] = field(default_factory=Future)
-    entered: Future[None] = field(default_factory=Future)
+    number: int = 0
     plan: Future[StepPlan] | None = None
     places: Future[Ints] | None = None
     num_fetched: int = 0

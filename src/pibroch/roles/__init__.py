@@ -3,6 +3,6 @@
 See docs/roles.md, and docs/design/0007-data-processors.md.
 """
 
-from pibroch.roles.role import DATA_PROCESSOR, EMBEDDING_SERVER, ROLES, Role
+from pibroch.roles.role import DATA_PROCESSOR, EMBEDDING_SERVER, ORACLE, ROLES, Role
 
-__all__ = ["DATA_PROCESSOR", "EMBEDDING_SERVER", "ROLES", "Role"]
+__all__ = ["DATA_PROCESSOR", "EMBEDDING_SERVER", "ORACLE", "ROLES", "Role"]

@@ -35,8 +35,10 @@ class Role:
 
 
 EMBEDDING_SERVER = Role("embedding server", "embedding", "embedding-server", "pibroch.servers.server", 0, "servers")
+ORACLE = Role("oracle", "oracle", "oracle", "pibroch.servers.oracle", 3 * LARGEST_NUMBER, "oracle")
+"""One at most: number 0."""
 DATA_PROCESSOR = Role(
     "data processor", "processor", "data-processor", "pibroch.processors.processor", 2 * LARGEST_NUMBER, "processors"
 )
-ROLES = (EMBEDDING_SERVER, DATA_PROCESSOR)
+ROLES = (EMBEDDING_SERVER, ORACLE, DATA_PROCESSOR)
 """In the order of their ranks, behind the trainers, where a launcher starts them all."""

@@ -1,8 +1,8 @@
-"""Embedding servers: processes that hold the homes of rows for trainers, reached by the tensor RPC.
+"""Processes beside the trainers, reached by the tensor RPC: embedding servers hold the homes of rows, an oracle plans.
 
-See docs/lookahead.md, and docs/design/0006-embedding-servers.md for what is inside.
+See docs/lookahead.md; docs/design/0006-embedding-servers.md and 0008-central-oracle.md for what is inside.
 """
 
-from pibroch.servers.group import join, leave, serve, started
+from pibroch.servers.group import ORACLE_NAME, join, leave, serve, serve_plans, started
 
-__all__ = ["join", "leave", "serve", "started"]
+__all__ = ["ORACLE_NAME", "join", "leave", "serve", "serve_plans", "started"]

@@ -5,12 +5,8 @@ R rows of one server, W floats in a record, D of them weights, S servers.
 
 from __future__ import annotations
 
-import os
-import secrets
-import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -18,24 +14,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pibroch import rpc
 from pibroch.collectives import Channel
 from pibroch.embedding import Piece, SparseOptimizer
-from pibroch.errors import RpcError, TrainingError, WorkerLostError
-from pibroch.rpc.agent import current_agent
 from pibroch.servers import server
+from pibroch.servers.peers import Peers
 from pibroch.servers.spec import Spec
 
 Ints = NDArray[np.int64]
 Records = NDArray[np.float32]
 MOST_UNANSWERED = 8
 """Rounds that may be under way."""
-CONFIGURE_TIMEOUT_S = 3600.0
-"""Initial weights of a large shard take their time."""
-
-_TOKEN = secrets.token_hex(8)
-_forgotten: deque[str] = deque()
-"""Homes whose exchange is gone. The next configuration says so: a collector of garbage must not talk to others."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,24 +68,16 @@ class Homes:
     ) -> None:  # fmt: skip
         self.names, self.bounds, self.dim, self.width = tuple(names), bounds, dim, optimizer.record_width(dim)
         self._ranks = channel.ranks
-        self.timeout_s = channel.ranks.timeout_s
-        run, self.key = channel.gather([f"{_TOKEN}-{os.getpid()}", secrets.token_hex(8)])[0]  # rank 0 names the run
+        self._peers = Peers("embedding server", names, channel)
         self._number = 0
         self._unanswered: deque[tuple[str, torch.futures.Future[Any]]] = deque()
         largest = int(np.diff(bounds).max())
         self.row_type: np.dtype[Any] = np.dtype(np.int32 if largest < 1 << 31 else np.int64)
-        old = [_forgotten.popleft() for _ in range(len(_forgotten))]
-        agent, lost = current_agent(), set[str]()
-        self._lost = lost
-        agent.when_lost(lambda worker, incarnation: lost.add(worker.name))
-        me = [agent.info.name, agent.incarnation]
-        self._workers = {name: self._find(name) for name in self.names}
         for name, held in zip(self.names, pieces, strict=True):
             spec = list(astuple(Spec.of(held, optimizer, seed)))
             wanted = [spec, dim, channel.ranks.world_size]
-            self._call(name, server.configure, run, me, self.key, wanted, old, timeout_s=CONFIGURE_TIMEOUT_S)
+            self._unanswered.append((name, self._peers.configure(name, server.configure, wanted)))
         self._wait(0)
-        weakref.finalize(self, _forgotten.append, self.key)
 
     def exchange(
         self, home: Parcel, records: Records, whole: Parcel, lent: Parcel, averaged_at: int | None = None
@@ -133,7 +113,7 @@ class Homes:
         at = 0
         for name, answer, size in zip(self.names, answers, sizes, strict=True):
             if size:
-                with self._explained(name):
+                with self._peers.explained(name):
                     out[at : at + size] = answer.wait().numpy()
                 at += size
 
@@ -152,8 +132,7 @@ class Homes:
 
     def ask(self, number: int, function: Any, *args: Any) -> Any:
         """What a function says on a server, outside of rounds."""
-        with self._explained(self.names[number]):
-            return rpc.rpc_sync(self._worker(self.names[number]), function, (self.key, *args), timeout=self.timeout_s)
+        return self._peers.ask(self.names[number], function, self._peers.key, *args)
 
     def parcel(self, rows: Ints) -> Parcel:
         """Rising addresses by server."""
@@ -171,43 +150,19 @@ class Homes:
         return torch.from_numpy((rows - self.bounds[number]).astype(self.row_type))
 
     def _send(self, name: str, function: Any, *args: Any) -> torch.futures.Future[Any]:
-        return self._call(name, function, self.key, self._ranks.rank, self._number, *args, timeout_s=self.timeout_s)
-
-    def _call(self, name: str, function: Any, *args: Any, timeout_s: float) -> torch.futures.Future[Any]:
         self._wait(MOST_UNANSWERED * len(self.names))
-        with self._explained(name):
-            answer = rpc.rpc_async(self._worker(name), function, args, timeout=timeout_s)
+        answer = self._peers.call(name, function, self._peers.key, self._ranks.rank, self._number, *args)
         self._unanswered.append((name, answer))
         return answer
-
-    def _find(self, name: str) -> rpc.WorkerInfo:
-        with self._explained(name):
-            return rpc.get_worker_info(name)
-
-    def _worker(self, name: str) -> rpc.WorkerInfo:
-        """A server that was lost once has lost its rows, whether or not another process has its name by now."""
-        if name in self._lost:
-            raise WorkerLostError(name, "it ended, or its host was lost")
-        return self._workers[name]
 
     def _wait(self, most: int) -> None:
         """Until at most so many calls are unanswered; of those that are answered, none has failed."""
         while self._unanswered and (len(self._unanswered) > most or self._unanswered[0][1].done()):
             name, answer = self._unanswered.popleft()
-            with self._explained(name):
+            with self._peers.explained(name):
                 answer.wait()
 
     def _count(self, num_bytes: int) -> None:
         """Servers keep no account: what they send and receive is the trainer's."""
         self._ranks.traffic.sent += num_bytes
         self._ranks.traffic.received += num_bytes
-
-    @contextmanager
-    def _explained(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except RpcError as error:
-            raise TrainingError(
-                f"embedding server {name!r} out of reach: {error.got}", "all servers of the run",
-                "see its log; a training run goes on with --resume",
-            ) from error  # fmt: skip

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pibroch.roles import EMBEDDING_SERVER, group, process
+from pibroch.roles import EMBEDDING_SERVER, ORACLE, group, process
 from pibroch.roles.group import JOIN_TIMEOUT_S, leave
-from pibroch.servers import server
+from pibroch.servers import oracle, server
 
-__all__ = ["join", "leave", "serve", "started"]
+__all__ = ["ORACLE_NAME", "join", "leave", "serve", "serve_plans", "started"]
+
+ORACLE_NAME = ORACLE.name(0)
+"""The worker that a central oracle is."""
 
 
 def serve(meet: str, number: int, opens: bool | None = None) -> None:
@@ -26,10 +29,27 @@ def serve(meet: str, number: int, opens: bool | None = None) -> None:
         TrainingError: when server 0 does not come.
     """
     opens = number == 0 if opens is None else opens
-    group.serve(EMBEDDING_SERVER, meet, number, opens, server.SERVER.on_lost)
+    group.serve(EMBEDDING_SERVER, meet, number, opens, server.HOMES.on_lost)
 
 
-def join(meet: str, num_servers: int, rank: int, timeout_s: float = JOIN_TIMEOUT_S) -> tuple[str, ...]:
+def serve_plans(meet: str, number: int = 0, opens: bool = True) -> None:
+    """Be the central oracle, beside what else this process does, until :func:`leave`.
+
+    Args:
+        meet: as for :func:`serve`.
+        number: 0, as there is one.
+        opens: whether this process opens the meeting place; with embedding servers, server 0 does.
+
+    Raises:
+        ConfigError: for an address that cannot be used, or no secret where one is needed.
+        TrainingError: when nobody opens the meeting place.
+    """
+    group.serve(ORACLE, meet, number, opens, oracle.ORACLES.on_lost)
+
+
+def join(
+    meet: str, num_servers: int, rank: int, timeout_s: float = JOIN_TIMEOUT_S, with_oracle: bool = False
+) -> tuple[str, ...]:
     """Be a trainer, until :func:`leave`. Blocks until all servers are there; returns their names.
 
     Args:
@@ -37,25 +57,32 @@ def join(meet: str, num_servers: int, rank: int, timeout_s: float = JOIN_TIMEOUT
         num_servers: how many there are.
         rank: of this trainer.
         timeout_s: for all of them to come.
+        with_oracle: whether there is a central oracle too, whose name is ``ORACLE_NAME``.
 
     Raises:
         ConfigError: for an address that cannot be used, or no secret where one is needed.
-        TrainingError: when a server does not come in time.
+        TrainingError: when a server or the oracle does not come in time.
     """
-    return group.join(meet, {EMBEDDING_SERVER: num_servers}, rank, timeout_s)[EMBEDDING_SERVER]
+    return group.join(meet, {EMBEDDING_SERVER: num_servers, ORACLE: int(with_oracle)}, rank, timeout_s)[
+        EMBEDDING_SERVER
+    ]
 
 
 @contextmanager
-def started(num_servers: int, logs: Path, threads: int) -> Iterator[str]:
+def started(num_servers: int, logs: Path, threads: int, with_oracle: bool = False) -> Iterator[str]:
     """Within, servers run on this machine; gives their meeting place. They end with this process, however it ends.
 
     Args:
         num_servers: how many.
         logs: folder for what they say.
         threads: of each one's kernels.
+        with_oracle: whether a central oracle runs, too.
 
     Raises:
         TrainingError: when one does not start.
     """
-    with process.started([process.Share(EMBEDDING_SERVER, num_servers, logs)], threads) as meet:
+    shares = [process.Share(EMBEDDING_SERVER, num_servers, logs)]
+    if with_oracle:
+        shares.append(process.Share(ORACLE, 1, logs / ORACLE.folder))
+    with process.started(shares, threads) as meet:
         yield meet

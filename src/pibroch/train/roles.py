@@ -11,7 +11,7 @@ from pibroch.collectives.team import Team
 from pibroch.config import RunConfig
 from pibroch.errors import ConfigError
 from pibroch.process import threads_of_rank
-from pibroch.roles import DATA_PROCESSOR, EMBEDDING_SERVER, Role
+from pibroch.roles import DATA_PROCESSOR, EMBEDDING_SERVER, ORACLE, Role
 from pibroch.roles.group import join, leave
 from pibroch.roles.process import Share, started
 from pibroch.train.agreement import on_first, together
@@ -25,21 +25,29 @@ class Beside:
     Attributes:
         servers: that hold rows.
         processors: that make batches.
+        oracle: that plans for all ranks; each plans for itself when absent.
     """
 
     servers: tuple[str, ...] = ()
     processors: tuple[str, ...] = ()
+    oracle: str | None = None
 
 
 def wanted(config: RunConfig) -> dict[Role, int]:
     """How many processes of each role a recipe asks for; roles of which there are none are left out."""
-    counts = {EMBEDDING_SERVER: config.embedding.servers or 0, DATA_PROCESSOR: config.data.processors}
+    counts = {
+        EMBEDDING_SERVER: config.embedding.servers or 0,
+        ORACLE: int(config.embedding.oracle == "central"),
+        DATA_PROCESSOR: config.data.processors,
+    }
     return {role: count for role, count in counts.items() if count}
 
 
 def meeting_places(config: RunConfig) -> dict[Role, str | None]:
     """Where processes of each role are met, as far as the recipe says that they run already."""
-    return {EMBEDDING_SERVER: config.embedding.meet, DATA_PROCESSOR: config.data.meet}
+    return {
+        EMBEDDING_SERVER: config.embedding.meet, ORACLE: config.embedding.meet, DATA_PROCESSOR: config.data.meet,
+    }  # fmt: skip
 
 
 @contextmanager
@@ -74,14 +82,15 @@ def processes_beside(config: RunConfig, team: Team, run: RunDirectory, meet: str
         found = together(channel, lambda: _names(join(meet, roles, team.ranks.rank)))[0]
         if has_meeting_place:
             stack.callback(leave)
-        yield Beside(*map(tuple, found))
+        servers, processors, oracles = map(tuple, found)
+        yield Beside(servers, processors, oracles[0] if oracles else None)
         channel.barrier()  # nobody ends a process that another one still asks
         if not has_meeting_place:  # after a failure the place may be gone, and so is this process soon
             leave()
 
 
 def _names(found: dict[Role, tuple[str, ...]]) -> list[list[str]]:
-    return [list(found.get(role, ())) for role in (EMBEDDING_SERVER, DATA_PROCESSOR)]
+    return [list(found.get(role, ())) for role in (EMBEDDING_SERVER, DATA_PROCESSOR, ORACLE)]
 
 
 def _local_ranks(team: Team, own: dict[Role, int]) -> int:

@@ -64,7 +64,7 @@ def run_training(
         NonFiniteLossError: when training diverges.
         StorageError: when the disk refuses.
         RankFailedError: when another rank failed or was lost.
-        TrainingError: when an embedding server or a data processor was lost.
+        TrainingError: when an embedding server, the oracle or a data processor was lost.
     """
     for split, count in dataset.samples.items():
         if count == 0:
@@ -113,7 +113,7 @@ def evaluate_checkpoint(path: Path, dataset: EncodedDataset, split: str) -> Metr
 def _for_one_process(config: RunConfig) -> RunConfig:
     """The configuration that predicts in one process, without optimizer state."""
     stateless = SparseSGDConfig(name="sgd", lr=1.0)
-    alone = {"optimizer": stateless, "exchange": "local", "servers": None, "meet": None}
+    alone = {"optimizer": stateless, "exchange": "local", "servers": None, "oracle": "replicated", "meet": None}
     embedding = config.embedding.model_copy(update=alone)
     return config.model_copy(update={"embedding": embedding})
 

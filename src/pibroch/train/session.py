@@ -125,7 +125,7 @@ def build_session(
         build_sparse_optimizer(config.embedding.optimizer, config.train.average),
         exchange,
         config.seed,
-        **_exchange_options(exchange, config.embedding, team, beside.servers),
+        **_exchange_options(exchange, config.embedding, team, beside),
     )
     model = data_parallel(build_model(config.model, len(schema.dense), len(schema.categorical)), team.ranks)
     optimizer = build_dense_optimizer(config.optimizer, model.parameters())
@@ -152,8 +152,8 @@ def exchange_name(config: EmbeddingConfig, team: Team) -> str:
     return config.exchange
 
 
-def _exchange_options(exchange: str, config: EmbeddingConfig, team: Team, servers: tuple[str, ...]) -> dict[str, Any]:
-    assert len(servers) == (config.servers or 0), "servers are started or met before the session is built"
+def _exchange_options(exchange: str, config: EmbeddingConfig, team: Team, beside: Beside) -> dict[str, Any]:
+    assert len(beside.servers) == (config.servers or 0), "servers are started or met before the session is built"
     if exchange == "local":
         return {}
     placement = config.placement if config.plan is None else Plan.load(Path(config.plan))
@@ -161,7 +161,7 @@ def _exchange_options(exchange: str, config: EmbeddingConfig, team: Team, server
     if exchange == "alltoall":
         return common
     own = {name: getattr(config, name) for name in ("lookahead", "cache_rows", "cache", "delayed_sync")}
-    return common | own | {"servers": servers}
+    return common | own | {"servers": beside.servers, "oracle": beside.oracle}
 
 
 def build_tables(config: RunConfig, num_rows: dict[str, int]) -> list[Table]:

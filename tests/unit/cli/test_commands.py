@@ -66,6 +66,8 @@ def test_roles_are_shown_and_nothing_is_run(tmp_path):
     assert ["embedding", "server", "3", "the", "launcher:", "ranks", "2-4"] in [line[:7] for line in cells]
     assert ["data", "processor", "1", "the", "launcher:", "rank", "5"] in [line[:7] for line in cells]
     assert run_command("train", "--roles", *lookahead, env={"RANK": "1", "WORLD_SIZE": "6"}).stdout == ""
+    central = run_command("train", "--roles", "--ranks", 2, *lookahead, "--set", "embedding.oracle=central")
+    assert ["oracle", "1", "this", "command"] in [line.split()[:4] for line in central.stdout.splitlines()]
     alone = run_command("train", "--roles")
     assert "oracle" not in alone.stdout and "keeps all rows" in " ".join(alone.stdout.split())
 
@@ -80,5 +82,15 @@ def test_doctor_checks_the_kernels():
 def test_help_names_every_command():
     ended = run_installed("--help")
     assert ended.returncode == 0
-    for name in ("train", "evaluate", "embedding-server", "data-processor", "report", "doctor", "data", "bench"):
+    for name in (
+        "train",
+        "evaluate",
+        "embedding-server",
+        "oracle",
+        "data-processor",
+        "report",
+        "doctor",
+        "data",
+        "bench",
+    ):
         assert f" {name} " in ended.stdout

@@ -101,7 +101,8 @@ def test_settings_of_lookahead_survive_being_written(recipe):
         (["exchange=lookahead", "placement={C1='replicated'}"], r"`embedding\.placement = \{'C1': 'replicated'\}`"),
         (["servers=2"], r"`embedding\.servers = 2`.*need nothing, or `embedding\.exchange = 'lookahead'`"),
         (["exchange=lookahead", "servers=0"], r"`embedding\.servers = 0`.*greater than or equal to 1"),
-        (["exchange=lookahead", "meet='tcp://a:1'"], r"`meet` with `servers`"),
+        (["exchange=lookahead", "meet='tcp://a:1'"], r"`meet` with `servers`.*or `oracle = .central.`"),
+        (["oracle=central"], r"`embedding\.oracle = .central.`.*need nothing, or `embedding\.exchange = .lookahead.`"),
     ],
 )
 def test_what_lookahead_takes_and_what_only_lookahead_takes(recipe, overrides, message):

@@ -30,4 +30,4 @@ def test_processes_of_a_role_have_numbers(role):
 def test_no_two_workers_have_one_name_or_id():
     names = [role.name(number) for role in ROLES for number in (0, 7)]
     ids = [role.first_id + number for role in ROLES for number in (0, 7)]
-    assert len(set(names)) == len(set(ids)) == 4
+    assert len(set(names)) == len(set(ids)) == 2 * len(ROLES)

@@ -10,8 +10,9 @@ import pibroch as pb
 from pibroch.embedding import MemoryShard
 from pibroch.errors import ConfigError, ProtocolError, TrainingError
 from pibroch.rpc.info import WorkerInfo
+from pibroch.servers import server as served
+from pibroch.servers.holdings import Holdings
 from pibroch.servers.home import Exchange, Home, Sums
-from pibroch.servers.server import Server
 from pibroch.servers.spec import Spec
 
 DIM, WIDTH = 3, 6
@@ -134,42 +135,47 @@ def wanted(tables=TABLES, optimizer=None, seed=1, num_trainers=2):
     return [[spec.tables, spec.pieces, spec.optimizer, spec.seed], tables[0].dim, num_trainers]
 
 
-def test_a_server_makes_what_trainers_want_and_serves_one_run():
-    server = Server()
+@pytest.fixture
+def homes(monkeypatch):
+    """What this process would hold as a server."""
+    monkeypatch.setattr(served, "HOMES", Holdings("an embedding server", "tables, optimizer or seed"))
+    return served.HOMES
+
+
+def test_a_server_makes_what_trainers_want_and_serves_one_run(homes):
     for trainer in TRAINERS:
-        server.configure("run", trainer, "k", wanted(), [])
+        served.configure("run", trainer, "k", wanted(), [])
     expected = MemoryShard.whole(TABLES, pb.Adam(lr=0.1, betas=(0.8, 0.9)), 1)
-    home = server.home("k")
+    home = homes.find("k")
     assert np.array_equal(home.shard.records, expected.records) and home.optimizer.betas == (0.8, 0.9)
     with pytest.raises(ConfigError, match="from trainer1 than"):
-        server.configure("run", TRAINERS[1], "k", wanted(seed=2), [])
-    server.configure("run", TRAINERS[0], "other", wanted(), ["k"])
-    waiting = server.home("other").visit(0, 0, nothing())
+        served.configure("run", TRAINERS[1], "k", wanted(seed=2), [])
+    served.configure("run", TRAINERS[0], "other", wanted(), ["k"])
+    waiting = homes.find("other").visit(0, 0, nothing())
     with pytest.raises(TrainingError, match="holds nothing of this run"):
-        server.home("k")
-    server.configure("next run", TRAINERS[0], "new", wanted(), [])
+        homes.find("k")
+    served.configure("next run", TRAINERS[0], "new", wanted(), [])
     with pytest.raises(TrainingError, match="given way to another"):
         waiting.value()
     with pytest.raises(TrainingError, match="holds nothing of this run"):
-        server.home("other")
+        homes.find("other")
 
 
-def test_a_lost_trainer_ends_rounds_and_the_last_one_the_run():
-    server = Server()
+def test_a_lost_trainer_ends_rounds_and_the_last_one_the_run(homes):
     for trainer in TRAINERS:
-        server.configure("run", trainer, "k", wanted(), [])
-    home = server.home("k")
+        served.configure("run", trainer, "k", wanted(), [])
+    home = homes.find("k")
     waiting = home.visit(0, 0, nothing())
-    server.on_lost(WorkerInfo("trainer1", 1), 10)  # another process of that name
-    server.on_lost(WorkerInfo("somebody", 1), 12)
+    homes.on_lost(WorkerInfo("trainer1", 1), 10)  # another process of that name
+    homes.on_lost(WorkerInfo("somebody", 1), 12)
     assert not waiting.done()
-    server.on_lost(WorkerInfo("trainer1", 1), 12)
+    homes.on_lost(WorkerInfo("trainer1", 1), 12)
     with pytest.raises(TrainingError, match="the end of trainer1"):
         waiting.value()
-    assert server.home("k") is home
-    server.on_lost(WorkerInfo("trainer0", 0), 11)
+    assert homes.find("k") is home
+    homes.on_lost(WorkerInfo("trainer0", 0), 11)
     with pytest.raises(TrainingError, match="holds nothing of this run"):
-        server.home("k")
+        homes.find("k")
 
 
 def test_what_a_server_cannot_make_is_refused():

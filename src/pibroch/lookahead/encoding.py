@@ -1,0 +1,204 @@
+"""Plans as bytes, and back: what sends them sees two arrays.
+
+Each array of a plan travels as differences to its least number, in as few bytes as the greatest needs; where the steps from
+number to number need fewer bytes, these travel instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pibroch.errors import ProtocolError
+from pibroch.kernels.window.rules import Gradients, Travel
+from pibroch.lookahead.oracle import Opening, StepPlan
+
+T = TypeVar("T", Travel, Gradients)
+A = TypeVar("A", Opening, StepPlan)
+MOST_NUMBERS = 1 << 31
+"""In one array: one of equal numbers takes no bytes, so its length is not bounded by what came."""
+_WIDTHS = (0, 1, 2, 3, 4, 8)
+_FIELDS = 7  # numbers in the head for an array, see _described
+
+
+class Parts(NamedTuple):
+    """A plan on its way.
+
+    Attributes:
+        head: int64: numbers, and what must be known of each array.
+        body: uint8: the arrays, one after the other.
+    """
+
+    head: NDArray[np.int64]
+    body: NDArray[np.uint8]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of both."""
+        return sum(part.nbytes for part in self)
+
+
+def encode(answer: Opening | StepPlan) -> Parts:
+    """An answer of the oracle as numbers.
+
+    Example:
+        >>> import numpy as np
+        >>> from pibroch.lookahead import Oracle
+        >>> oracle = Oracle(np.array([0, 4, 8]), rank=0, lookahead=1, capacity=4)
+        >>> oracle.add([np.array([2, 5]), np.array([5])])
+        >>> decode_opening(encode(oracle.open())).places
+        array([2, 4])
+    """
+    return _encode_opening(answer) if isinstance(answer, Opening) else _encode_plan(answer)
+
+
+def _encode_opening(opening: Opening) -> Parts:
+    travels = [opening.now, *([] if opening.early is None else [opening.early])]
+    return _pack([len(travels)], [*_flat(travels), opening.places])
+
+
+def decode_opening(parts: Parts) -> Opening:
+    """What was encoded.
+
+    Raises:
+        ProtocolError: for what is no opening.
+    """
+    reader = _Reader(parts, 1)
+    (num_travels,) = reader.numbers
+    now = reader.take(Travel)
+    early = reader.take(Travel) if num_travels > 1 else None
+    return reader.done(Opening(now, early, reader.array()))
+
+
+def _encode_plan(plan: StepPlan) -> Parts:
+    has_early = plan.early is not None
+    numbers = [plan.number, plan.is_tight, plan.lookahead, len(plan.leaving), has_early]
+    travels = [plan.soon, *plan.leaving, *([] if plan.early is None else [plan.early])]
+    gradients = [plan.critical, plan.deferred, plan.alone]
+    return _pack(numbers, [*_flat(travels), *_flat(gradients), plan.places, plan.used])
+
+
+def decode_plan(parts: Parts) -> StepPlan:
+    """What was encoded.
+
+    Raises:
+        ProtocolError: for what is no plan.
+    """
+    reader = _Reader(parts, 5)
+    number, is_tight, lookahead, num_leaving, has_early = reader.numbers
+    soon, leaving = reader.take(Travel), [reader.take(Travel) for _ in range(num_leaving)]
+    early = reader.take(Travel) if has_early else None
+    critical, deferred, alone = (reader.take(Gradients) for _ in range(3))
+    places, used = reader.array(), reader.array()
+    return reader.done(
+        StepPlan(number, critical, bool(is_tight), soon, deferred, alone, leaving, early, places, lookahead, used)
+    )
+
+
+def _flat(groups: Sequence[Travel] | Sequence[Gradients]) -> list[NDArray[Any]]:
+    return [array for group in groups for array in group]
+
+
+def _pack(numbers: Sequence[int], arrays: Sequence[NDArray[Any]]) -> Parts:
+    head, body = [*map(int, numbers)], [np.empty(0, np.uint8)]
+    for array in arrays:
+        described, data = _packed(array)
+        head += described
+        body.append(data)
+    return Parts(np.array(head), np.concatenate(body))
+
+
+def _packed(array: NDArray[Any]) -> tuple[list[int], NDArray[np.uint8]]:
+    """Rows (0 for one dimension), length, bytes of a number here, whether steps travel, least one, width, first; bytes.
+
+    Example:
+        >>> import numpy as np
+        >>> _packed(np.array([1000, 1007, 1300]))
+        ([0, 3, 8, False, 1000, 2, 0], array([ 0,  0,  7,  0, 44,  1], dtype=uint8))
+    """
+    assert array.dtype in (np.int32, np.int64), f"plans hold integers, not {array.dtype}"
+    flat = array.ravel().astype(np.int64, copy=False)
+    low, width = _range(flat)
+    steps = np.diff(flat, prepend=flat[:1])
+    step_low, step_width = _range(steps[1:])
+    takes_steps = step_width < width
+    described = [array.shape[0] if array.ndim > 1 else 0, flat.size, array.itemsize, takes_steps]
+    if takes_steps:
+        first, steps[0] = int(flat[0]), step_low
+        return [*described, step_low, step_width, first], _bytes(steps - step_low, step_width)
+    return [*described, low, width, 0], _bytes(flat - low, width)
+
+
+def _range(numbers: NDArray[np.int64]) -> tuple[int, int]:
+    """The least number, and how many bytes the distance of the greatest to it takes."""
+    if not len(numbers):
+        return 0, 0
+    low, high = int(numbers.min()), int(numbers.max())
+    return low, next(width for width in _WIDTHS if high - low < 1 << 8 * width)
+
+
+def _bytes(numbers: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
+    """The low bytes of numbers from 0 on."""
+    if width == 8:
+        return numbers.view(np.uint8)
+    return numbers.astype("<u4").view(np.uint8).reshape(-1, 4)[:, :width].ravel()
+
+
+def _numbers(data: NDArray[np.uint8], length: int, width: int) -> NDArray[np.int64]:
+    if width == 8:
+        return data.copy().view(np.int64)
+    padded = np.zeros((length, 4), np.uint8)
+    padded[:, :width] = data.reshape(length, width)
+    return padded.view("<u4").ravel().astype(np.int64)
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Takes arrays out in the order in which they were put in; each a copy of its own."""
+
+    parts: Parts
+    num_numbers: int
+    at: int = 0
+    body_at: int = 0
+
+    @property
+    def numbers(self) -> list[int]:
+        if len(self.parts.head) < self.num_numbers:
+            raise _torn()
+        self.at = self.num_numbers
+        return [int(number) for number in self.parts.head[: self.num_numbers]]
+
+    def take(self, kind: type[T]) -> T:
+        return kind(*(self.array() for _ in kind._fields))
+
+    def array(self) -> NDArray[Any]:
+        described = self.parts.head[self.at : self.at + _FIELDS].tolist()
+        if len(described) < _FIELDS:
+            raise _torn()
+        num_rows, length, itemsize, takes_steps, low, width, first = described
+        end = self.body_at + length * width
+        data = self.parts.body[self.body_at : end]
+        is_whole = length >= 0 and width in _WIDTHS and len(data) == length * width
+        if not is_whole or (num_rows and length % num_rows) or length > MOST_NUMBERS:
+            raise _torn()
+        self.at, self.body_at = self.at + _FIELDS, end
+        numbers = _numbers(data, length, width)
+        numbers += low
+        if takes_steps and length:
+            numbers[0] = first
+            np.cumsum(numbers, out=numbers)
+        array = numbers.astype(np.int32 if itemsize == 4 else np.int64, copy=False)
+        return array.reshape(num_rows, -1) if num_rows else array
+
+    def done(self, answer: A) -> A:
+        if [self.at, self.body_at] != [len(part) for part in self.parts]:
+            raise _torn()
+        return answer
+
+
+def _torn() -> ProtocolError:
+    return ProtocolError("numbers that are no plan", "a plan of the same version of pibroch")

@@ -1,0 +1,105 @@
+"""`pibroch train` with a central oracle: the files of `alltoall`, whoever is stopped or killed; a lost oracle is named."""
+
+import json
+import os
+import re
+import signal
+import socket
+import time
+from contextlib import ExitStack
+
+import pytest
+import training_cases as cases
+from crew import Crew, processes_of, steps, wait_until
+from test_lookahead_train import COMMON, PURPOSES, check_same_files, curve
+from test_servers_train import ENDS_S, stands_still
+
+from pibroch.config import to_toml
+from pibroch.errors import TrainingError
+from pibroch.servers import join
+from small_run import make_config, start_command
+
+CENTRAL = ["embedding.exchange=lookahead", "embedding.oracle=central", "embedding.lookahead=5"]
+
+
+@pytest.fixture(scope="module")
+def expected(worlds, data, tmp_path_factory):
+    """A run of two ranks with `alltoall`."""
+    folder = tmp_path_factory.mktemp("expected") / "run"
+    worlds(2).run(cases.train, make_config(data, *COMMON, "embedding.exchange=alltoall").model_dump(), str(folder))
+    return folder
+
+
+def recipe_of(data, folder, *more):
+    path = folder / "central.toml"
+    path.write_text(to_toml(make_config(data, *COMMON, *CENTRAL, *more).model_dump()))
+    return path
+
+
+def test_a_stopped_oracle_is_waited_for_and_a_killed_one_is_named_by_all(data, expected, tmp_path):
+    run = tmp_path / "run"
+    with Crew(recipe_of(data, tmp_path), "--run-dir", run, "--ranks", 2) as crew:
+        (oracle,) = processes_of(crew.wait_for_step(run, 5)[0], "oracle").values()
+        os.kill(oracle, signal.SIGSTOP)
+        wait_until(lambda: stands_still(run), 60)
+        stopped_at = steps(run)
+        assert stopped_at < 42
+        os.kill(oracle, signal.SIGCONT)
+        wait_until(lambda: steps(run) > stopped_at, 60)
+        os.kill(oracle, signal.SIGKILL)
+        start = time.monotonic()
+        assert crew.end() == 1
+        assert time.monotonic() - start < ENDS_S
+        wait_until(crew.is_gone, 5)
+    assert steps(run) < 42, "the run had ended before"
+    for text in (crew.output, (run / "ranks" / "rank-1.log").read_text()):
+        assert re.search(r"oracle 'oracle0' out of reach", text), text
+        assert "Traceback" not in text and "a bug" not in text and "c10d" not in text
+    with Crew("--run-dir", run, "--resume", "--ranks", 2) as crew:
+        assert crew.end() == 0, crew.output
+    check_same_files(run, expected)
+    assert curve(run) == curve(expected)
+    summary = json.loads((run / "summary.json").read_text())
+    assert set(summary["bytes_by_purpose"]) == {*PURPOSES, "plans"} and min(summary["bytes_by_purpose"].values()) > 0
+    assert sum(summary["bytes_by_purpose"].values()) == summary["bytes_sent"]
+
+
+def test_an_oracle_on_its_own_beside_servers_outlives_trainers(data, expected, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meet = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    recipe, run = recipe_of(data, tmp_path, "embedding.servers=2", f"embedding.meet='{meet}'"), tmp_path / "run"
+    with ExitStack() as stack:
+        beside = [
+            stack.enter_context(start_command(*arguments, "--meet", meet))
+            for arguments in (
+                ("oracle", "--with-servers"),
+                *(("embedding-server", "--number", number) for number in range(2)),
+            )
+        ]
+        with Crew(recipe, "--run-dir", run, "--ranks", 2) as crew:
+            crew.wait_for_step(run, 17)
+            os.killpg(crew.process.pid, signal.SIGKILL)
+            crew.end()
+        with Crew("--run-dir", run, "--resume", "--ranks", 2) as crew:
+            assert crew.end() == 0, crew.output
+        for program in beside:
+            program.send_signal(signal.SIGTERM)
+            ended = program.end()
+            assert ended.returncode == 128 + signal.SIGTERM and "is ready at" in ended.stdout, ended
+    check_same_files(run, expected)
+    assert curve(run) == curve(expected)
+
+
+def test_an_oracle_that_is_not_there_is_said():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        meet = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        with start_command("oracle", "--meet", meet) as program:
+            ended = program.end()
+    assert ended.returncode == 2 and "where oracle 0 cannot listen" in ended.stderr, ended
+    with pytest.raises(
+        TrainingError, match=f"no oracle 0 at {meet} within 1 s.*do: start it: pibroch oracle --meet {meet}"
+    ):
+        join(meet, 0, 0, timeout_s=1, with_oracle=True)
