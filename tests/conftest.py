@@ -26,12 +26,22 @@ sys.path[:0] = [str(HERE), str(HERE / "conformance")]
 
 from world import Worlds  # noqa: E402
 
+from forked import context  # noqa: E402
+
 
 def pytest_collection_modifyitems(items):
     for item in items:
         module = item.path.relative_to(HERE).as_posix()
         if module in ALONE or f"{module}::{item.originalname}" in ALONE:
             item.add_marker("alone")
+
+
+def pytest_collection_finish(session):
+    """Wait for what :mod:`warm` compiles where nothing is cached: half a minute, which no test's limit on time allows for."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        first = context().Process(target=os.getpid)
+        first.start()
+        first.join()
 
 
 @pytest.fixture(scope="session")
