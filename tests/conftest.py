@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items):
 
 def pytest_collection_finish(session):
     """Wait for what :mod:`warm` compiles where nothing is cached: half a minute, which no test's limit on time allows for."""
-    if "PYTEST_XDIST_WORKER" in os.environ:
+    if "PYTEST_XDIST_WORKER" in os.environ and os.environ.get("NUMBA_DISABLE_JIT") != "1":
         first = context().Process(target=os.getpid)
         first.start()
         first.join()
