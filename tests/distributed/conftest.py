@@ -14,6 +14,19 @@ def data(tmp_path_factory):
     return make_dataset(tmp_path_factory.mktemp("data") / "small")
 
 
+@pytest.fixture(scope="package")
+def expected(worlds, data, tmp_path_factory):
+    """A run of two ranks with `alltoall`, the settings of :mod:`test_lookahead_train`."""
+    import training_cases as cases
+    from test_lookahead_train import COMMON
+
+    from small_run import make_config
+
+    folder = tmp_path_factory.mktemp("expected") / "run"
+    worlds(2).run(cases.train, make_config(data, *COMMON, "embedding.exchange=alltoall").model_dump(), str(folder))
+    return folder
+
+
 def pytest_collection_modifyitems(items):
     """Many processes on a loaded machine take their time; waits inside the tests have their own, shorter limits."""
     for item in items:

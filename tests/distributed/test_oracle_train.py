@@ -9,7 +9,6 @@ import time
 from contextlib import ExitStack
 
 import pytest
-import training_cases as cases
 from crew import Crew, processes_of, steps, wait_until
 from test_lookahead_train import COMMON, PURPOSES, check_same_files, curve
 from test_servers_train import ENDS_S, stands_still
@@ -20,14 +19,6 @@ from pibroch.servers import join
 from small_run import make_config, start_command
 
 CENTRAL = ["embedding.exchange=lookahead", "embedding.oracle=central", "embedding.lookahead=5"]
-
-
-@pytest.fixture(scope="module")
-def expected(worlds, data, tmp_path_factory):
-    """A run of two ranks with `alltoall`."""
-    folder = tmp_path_factory.mktemp("expected") / "run"
-    worlds(2).run(cases.train, make_config(data, *COMMON, "embedding.exchange=alltoall").model_dump(), str(folder))
-    return folder
 
 
 def recipe_of(data, folder, *more):

@@ -23,14 +23,6 @@ ENDS_S = 30.0
 SERVERS = ["embedding.exchange=lookahead", "embedding.servers=2", "embedding.lookahead=5"]
 
 
-@pytest.fixture(scope="module")
-def expected(worlds, data, tmp_path_factory):
-    """A run of two ranks with `alltoall`."""
-    folder = tmp_path_factory.mktemp("expected") / "run"
-    worlds(2).run(cases.train, make_config(data, *COMMON, "embedding.exchange=alltoall").model_dump(), str(folder))
-    return folder
-
-
 def recipe_of(data, folder, *more):
     path = folder / "servers.toml"
     path.write_text(to_toml(make_config(data, *COMMON, *SERVERS, *more).model_dump()))
