@@ -104,6 +104,7 @@ class Agent:
             RpcTimeoutError: when not all workers come in time.
             ConfigError: when the name is taken.
         """
+        _settle_autograd()
         self.reactor.start()
         try:
             self._membership.join(self._peers.record)
@@ -280,6 +281,14 @@ class Agent:
             self._requests.on_answer(connection, message)
         elif not self._is_closed:  # who asked will see that this worker has left
             self._service.on_message(connection, message)
+
+
+def _settle_autograd() -> None:
+    """Let torch rebuild its autograd engine now, if this process was forked from one that had it.
+
+    It does so at the first operation that saves a tensor, without a lock: two threads of the pool at once would crash it.
+    """
+    torch.ones(1, requires_grad=True).square()
 
 
 _current: Agent | None = None
