@@ -20,19 +20,22 @@ def torchrun(num_processes):
 def test_roles_under_torchrun_end_with_the_same_bits(worlds, data, tmp_path):
     recipe, run, expected = tmp_path / "roles.toml", tmp_path / "run", tmp_path / "expected"
     worlds(2).run(cases.train, make_config(data, *RAGGED).model_dump(), str(expected))
-    own = ["embedding.exchange=lookahead", "embedding.lookahead=5", "embedding.servers=2", "data.processors=1"]
+    lookahead = ["embedding.exchange=lookahead", "embedding.lookahead=5", "embedding.oracle=central"]
+    own = [*lookahead, "embedding.servers=2", "data.processors=1"]
     recipe.write_text(to_toml(make_config(data, *RAGGED, *own).model_dump()))
-    with Crew(recipe, "--run-dir", run, "--by-role", program=torchrun(5)) as crew:
+    with Crew(recipe, "--run-dir", run, "--by-role", program=torchrun(6)) as crew:
         assert crew.end() == 0, crew.output
     check_same_run(run, expected)
     summary = json.loads((run / "summary.json").read_text())
     assert summary["world_size"] == 2 and summary["bytes_by_purpose"]["data"] > 0
     assert crew.output.count("test AUC") == 1 and "stopped" not in crew.output, crew.output
-    assert (run / "servers" / "0.log").exists() and (run / "processors" / "0.log").exists()
+    assert {path.parent.name for path in run.glob("*/0.log")} == {"servers", "processors", "oracle"}
 
     endless = tmp_path / "endless"
-    with Crew(recipe, "--run-dir", endless, "--by-role", "--set", "train.epochs=1000", program=torchrun(4)) as crew:
+    fewer = ["embedding.servers=1", "data.processors=0", "embedding.oracle=replicated", "train.epochs=1000"]
+    own = [argument for change in fewer for argument in ("--set", change)]
+    with Crew(recipe, "--run-dir", endless, "--by-role", *own, program=torchrun(2)) as crew:
         ranks = crew.wait_for_step(endless, 5)
-        os.kill(ranks[3], signal.SIGKILL)
+        os.kill(ranks[1], signal.SIGKILL)
         assert crew.end() == 1
         wait_until(crew.is_gone, 5)
