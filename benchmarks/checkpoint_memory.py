@@ -11,7 +11,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import socket
 import sys
 import tempfile
 import time
@@ -29,6 +28,7 @@ from pibroch.config.recipes import check_config
 from pibroch.data import EncodedDataset
 from pibroch.data.synthetic import SyntheticOptions, synthesize
 from pibroch.models import build_model
+from pibroch.ports import free_port
 from pibroch.train.checkpoint_folder import CheckpointFolder
 from pibroch.train.manifest import Progress
 from pibroch.train.session import Session
@@ -103,9 +103,7 @@ def worker(rank: int, size: int, port: int, phase: str, arguments: dict[str, Any
 
 def run_phase(phase: str, size: int, arguments: dict[str, Any]) -> list[dict[str, Any]]:
     """All ranks of a phase, each a fresh process; returns their figures."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     context = multiprocessing.get_context("spawn")
     ranks = [context.Process(target=worker, args=(rank, size, port, phase, arguments)) for rank in range(size)]
     for process in ranks:

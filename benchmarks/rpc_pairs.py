@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,6 +19,7 @@ from benchmarks.cases import Case
 from benchmarks.contender import Contender, ContenderSpec, Timing, answers
 from benchmarks.lab import Lab
 from benchmarks.load import CLOCK_TICKS_PER_S, ForeignLoad
+from pibroch.ports import free_port
 
 SPIN_LITTLE = {"GOMP_SPINCOUNT": "1000"}
 """For all alike. Else torch's idle threads spin for milliseconds on the cores that the other process wants; how long depends on
@@ -96,14 +96,6 @@ class Pair:
     def _signal(self, number: int) -> None:
         for member in self.members:
             os.kill(member.pid, number)
-
-
-def free_port() -> int:
-    """One that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def local_environment(rank: int, port: int) -> dict[str, str]:

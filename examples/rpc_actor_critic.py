@@ -9,13 +9,13 @@ torchrun --nnodes 3 --node-rank N --master-addr HOST0 --master-port 29500 exampl
 """
 
 import os
-import socket
 import threading
 
 import torch
 from torch import nn
 
 from pibroch import rpc
+from pibroch.ports import free_port
 
 NUM_ACTORS, NUM_UPDATES = 2, 160  # updates of each actor
 NUM_POLES, STEPS_PER_UPDATE, MAX_STEPS = 16, 20, 200  # P, T
@@ -129,12 +129,6 @@ def work(rank: int) -> None:
     if rank == 0:
         learn()
     rpc.shutdown()  # waits until all are done
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 if __name__ == "__main__":

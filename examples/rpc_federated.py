@@ -11,7 +11,6 @@ torchrun --nnodes 4 --node-rank N --master-addr HOST0 --master-port 29500 exampl
 
 import os
 import queue
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import torch
 from torch import nn
 
 from pibroch import rpc
+from pibroch.ports import free_port
 
 NUM_CLASSES, WIDTH, NUM_ROUNDS = 3, 8, 20
 Weights = dict[str, torch.Tensor]
@@ -161,12 +161,6 @@ def work(rank: int) -> None:
     else:
         take_part(rank)
         rpc.shutdown(graceful=False)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 if __name__ == "__main__":

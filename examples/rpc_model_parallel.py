@@ -9,12 +9,12 @@ torchrun --nnodes 3 --node-rank N --master-addr HOST0 --master-port 29500 exampl
 """
 
 import os
-import socket
 
 import torch
 from torch import nn
 
 from pibroch import rpc
+from pibroch.ports import free_port
 from pibroch.rpc import autograd, optim
 
 NUM_WORKERS = 3
@@ -77,12 +77,6 @@ def work(rank: int) -> None:
         print(f"loss of two layers on two workers: {losses[0]:.4f} in the first step, {losses[-1]:.4f} in the last")
         assert losses[-1] < losses[0] / 4
     rpc.shutdown()  # waits until all are done
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ torchrun --nnodes 3 --node-rank N --master-addr HOST0 --master-port 29500 exampl
 """
 
 import os
-import socket
 
 import torch
 import torch.distributed as dist
@@ -18,6 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pibroch import rpc
+from pibroch.ports import free_port
 from pibroch.rpc import autograd, optim
 
 SERVER, TRAINERS = "server", ("trainer1", "trainer2")  # ranks 0, 1 and 2
@@ -97,12 +97,6 @@ def work(rank: int) -> None:
         serve()
     rpc.shutdown()  # waits until all are done
     dist.destroy_process_group()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 if __name__ == "__main__":

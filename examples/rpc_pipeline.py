@@ -9,7 +9,6 @@ torchrun --nnodes 3 --node-rank N --master-addr HOST0 --master-port 29500 exampl
 """
 
 import os
-import socket
 import threading
 import time
 
@@ -17,6 +16,7 @@ import torch
 from torch import nn
 
 from pibroch import rpc
+from pibroch.ports import free_port
 from pibroch.rpc import autograd, optim
 
 NUM_STAGES, LAYERS_PER_STAGE = 2, 2
@@ -102,12 +102,6 @@ def work(rank: int) -> None:
     if rank == 0:
         train()
     rpc.shutdown()  # waits until all are done
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
 import os
 import signal
-import socket
 
 import cases
 from forked import context
+from pibroch.ports import free_port
 from pibroch.servers import ORACLE_NAME, join, leave
 
 TIMEOUT_S = 120
@@ -20,9 +20,7 @@ class RoleCrew:
 
     def __init__(self, size, serve, meet=None):
         opens = meet is None
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.meet = meet or f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        self.meet = meet or f"tcp://127.0.0.1:{free_port()}"
         self.size, self._processes = size, []
         for number in range(size):
             ours, theirs = context().Pipe()

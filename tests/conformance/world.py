@@ -2,12 +2,12 @@
 
 import os
 import pickle
-import socket
 import sys
 import traceback
 from pathlib import Path
 
 from forked import context
+from pibroch.ports import free_port
 
 HERE = Path(__file__).parent
 MOST_THREADS = 60  # they would take a tenth of a processor while they wait
@@ -19,9 +19,7 @@ class World:
 
     def __init__(self, size):
         self.size = size
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self._pipes, self._processes, self.num_threads = [], [], 0
         for rank in range(size):
             ours, theirs = context().Pipe()

@@ -14,7 +14,16 @@ from small_run import make_config
 
 
 def torchrun(num_processes):
-    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(num_processes), "-m", "pibroch"]
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(num_processes),
+        "-m",
+        "pibroch",
+    ]
 
 
 def test_roles_under_torchrun_end_with_the_same_bits(worlds, data, tmp_path):

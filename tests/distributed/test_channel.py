@@ -1,6 +1,5 @@
 """Channels between one to four ranks: ragged, empty, overlapping; and a channel of one process without any group."""
 
-import socket
 import sys
 
 import channel_cases as cases
@@ -10,6 +9,7 @@ import torch
 from forked import context
 from pibroch.collectives import Channel, Ranks
 from pibroch.errors import ConfigError
+from pibroch.ports import free_port
 
 SIZES = [1, 2, 3, 4]
 
@@ -91,9 +91,7 @@ def test_one_process_needs_no_group():
 @pytest.mark.skipif(sys.platform != "linux", reason="starves gloo's threads by Linux's scheduler")
 def test_a_program_may_end_right_after_a_sum():
     for _ in range(3):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         ranks = [context().Process(target=cases.sum_and_end, args=(rank, port)) for rank in range(2)]
         for process in ranks:
             process.start()

@@ -5,7 +5,6 @@ import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import training_cases as cases
 from crew import Crew, wait_until
 
 from pibroch.config import to_toml
+from pibroch.ports import free_port
 from pibroch.train.checkpoint_folder import CheckpointFolder
 from small_run import files_below, make_config
 
@@ -88,12 +88,6 @@ def test_a_rank_that_waits_for_a_living_one_gives_up():
         finally:
             for process in ranks:
                 process.kill()
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from benchmarks.lab import Lab, LabError, Network, obstacle, processes, sweep  #
 from benchmarks.lab.network import labs  # noqa: E402
 
 from pibroch.errors import ConfigError  # noqa: E402
+from pibroch.ports import free_port  # noqa: E402
 
 HINDRANCE = obstacle()
 pytestmark = pytest.mark.skipif(HINDRANCE is not None, reason=f"no lab here: {HINDRANCE}")
@@ -201,9 +201,7 @@ def test_two_hosts_end_with_the_bits_of_two_ranks_on_loopback():
 
 def on_loopback(program, world_size):
     """Outputs of the ranks as processes of this host, without a lab."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size)}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
     environments = [os.environ | place | {"RANK": str(rank)} for rank in range(world_size)]
     ranks = [
         subprocess.Popen(program, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -15,6 +15,7 @@ from test_servers_train import ENDS_S, stands_still
 
 from pibroch.config import to_toml
 from pibroch.errors import TrainingError
+from pibroch.ports import free_port
 from pibroch.servers import join
 from small_run import make_config, start_command
 
@@ -56,9 +57,7 @@ def test_a_stopped_oracle_is_waited_for_and_a_killed_one_is_named_by_all(data, e
 
 
 def test_an_oracle_on_its_own_beside_servers_outlives_trainers(data, expected, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        meet = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    meet = f"tcp://127.0.0.1:{free_port()}"
     recipe, run = recipe_of(data, tmp_path, "embedding.servers=2", f"embedding.meet='{meet}'"), tmp_path / "run"
     with ExitStack() as stack:
         beside = [

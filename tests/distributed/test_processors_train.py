@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import time
 
 import processor_cases
@@ -16,6 +15,7 @@ from test_lookahead_train import curve
 
 from pibroch.config import to_toml
 from pibroch.data.synthetic import SyntheticOptions, synthesize
+from pibroch.ports import free_port
 from pibroch.processors import serve
 from pibroch.train.checkpoint_folder import CheckpointFolder
 from small_run import files_below, make_config, start_command
@@ -112,9 +112,7 @@ def test_data_that_are_not_there_or_others_are_refused(worlds, data, processors,
 
 
 def test_the_command_reads_data_where_it_is_told(worlds, data, server_crew, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        meet = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    meet = f"tcp://127.0.0.1:{free_port()}"
     told = str(data), str(tmp_path / "nowhere"), None
     alone = ["--meet", meet, "--number", 0, "--data", data]
     beside = ["--meet", server_crew.meet, "--number", 0, "--with-servers"]

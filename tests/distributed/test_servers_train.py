@@ -15,6 +15,7 @@ from test_lookahead_train import COMMON, PURPOSES, check_same_files, curve
 
 from pibroch.config import to_toml
 from pibroch.errors import TrainingError
+from pibroch.ports import free_port
 from pibroch.servers.group import join
 from pibroch.train.checkpoint_folder import CheckpointFolder
 from small_run import files_below, make_config, start_command
@@ -56,9 +57,7 @@ def test_a_stopped_server_is_waited_for_and_a_killed_one_is_named_by_all(data, e
 
 
 def test_servers_outlive_trainers_that_are_killed_and_resume(data, expected, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        meet = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    meet = f"tcp://127.0.0.1:{free_port()}"
     recipe, run = recipe_of(data, tmp_path, f"embedding.meet='{meet}'"), tmp_path / "run"
     with ExitStack() as stack:
         servers = [

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+from pibroch.ports import free_port
 from pibroch.process import threads_of_rank
 
 END_S = 10.0
@@ -102,17 +103,11 @@ class Crew:
 
     def _common_environment(self) -> dict[str, str]:
         size = {"WORLD_SIZE": str(self._num_ranks), "LOCAL_WORLD_SIZE": str(self._num_ranks)}
-        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         threads = os.environ.get("OMP_NUM_THREADS", str(threads_of_rank(self._num_ranks)))
         interfaces = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
         loopback = {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", interfaces[0])} if interfaces else {}
         return {**size, **master, **loopback, "OMP_NUM_THREADS": threads, _LAUNCHER: str(os.getpid())}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def redirect_output(path: Path) -> None:

@@ -146,6 +146,7 @@ class Membership:
         self._store = self._open()
         self._me: Record | None = None
         self._known: dict[str, Record] = {}
+        self._forgotten: dict[str, Record] = {}
         self._name_of_id: dict[int, str] = {}
         self.infos: dict[str | int, WorkerInfo] = {}  # the known workers by name and by id
         self._lock = threading.Lock()
@@ -195,12 +196,17 @@ class Membership:
             self._remember(msgspec.json.decode(entry, type=Record))
 
     def find(self, name: str) -> Record | None:
-        """The worker of this name, ``None`` when there is none."""
+        """The worker of this name, ``None`` when there is none; the one that was lost while the meeting place is away."""
         record = self._known.get(name)
-        if record is None and self._has(f"worker/{name}"):
-            entry = self._get_all([f"worker/{name}"])[0]
-            if entry:  # nothing is there when it left after the check
-                record = self._remember(msgspec.json.decode(entry, type=Record))
+        try:
+            if record is None and self._has(f"worker/{name}"):
+                entry = self._get_all([f"worker/{name}"])[0]
+                if entry:  # nothing is there when it left after the check
+                    record = self._remember(msgspec.json.decode(entry, type=Record))
+        except RpcError:
+            record = self._forgotten.get(name)
+            if record is None:
+                raise
         return record
 
     def find_id(self, worker_id: int) -> Record | None:
@@ -222,6 +228,7 @@ class Membership:
             if record is not None:
                 self.infos.pop(record.name, None)
                 self.infos.pop(record.id, None)
+                self._forgotten[name] = record
 
     def leave(self, me: Record) -> None:
         """Cross this worker out (a group that changes only)."""

@@ -3,21 +3,15 @@
 import importlib
 import os
 import signal
-import socket
 import sys
 import traceback
 from pathlib import Path
 
 from forked import context
+from pibroch.ports import free_port
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 120  # of one function, on a loaded machine
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 class Worker:

@@ -4,11 +4,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from autograd_cases import close, live_counts, scaled, weight
-from rpc_crew import Crew, free_port
+from rpc_crew import Crew
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pibroch import rpc
+from pibroch.ports import free_port
 from pibroch.rpc import autograd, optim
 
 pytestmark = pytest.mark.timeout(120)

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from rpc_crew import free_port
 
 from forked import Program
+from pibroch.ports import free_port
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -6,10 +6,11 @@ import time
 
 import pytest
 import torch
-from rpc_crew import Worker, free_port
+from rpc_crew import Worker
 
 from pibroch import rpc
 from pibroch.errors import ConfigError, NotAllowedError, RpcError, RpcTimeoutError
+from pibroch.ports import free_port
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -4,10 +4,11 @@ import time
 
 import pytest
 import torch
-from rpc_crew import TIMEOUT_S, Crew, Worker, free_port, join, leave
+from rpc_crew import TIMEOUT_S, Crew, Worker, join, leave
 
 from pibroch import rpc
 from pibroch.errors import ConfigError, UnknownWorkerError, WorkerLostError
+from pibroch.ports import free_port
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -86,6 +87,7 @@ def test_the_host_of_the_meeting_place_comes_back():
     try:
         assert crew.run(1, who_is_there, "worker0") == "worker0"
         crew.workers[0].kill()
+        assert crew.run(1, call_until_it_answers, "worker0", 0.5) == (None, {"worker0"}), "and no other error"
         crew.workers[2].start(call_until_it_answers, "worker0", 60)
         crew.replace(0)
         name, failures = crew.workers[2].result()

@@ -1,11 +1,11 @@
 """Which rank does what, and what a launcher's processes tell each other."""
 
-import socket
 import threading
 
 import pytest
 
 from pibroch.errors import ConfigError, TrainingError
+from pibroch.ports import free_port
 from pibroch.roles import DATA_PROCESSOR, EMBEDDING_SERVER
 from pibroch.roles.launched import Launcher, Split
 
@@ -34,10 +34,7 @@ def test_a_launcher_is_needed(monkeypatch):
 @pytest.fixture
 def launchers(monkeypatch):
     """Of two ranks, in two threads of this process."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
     made = []
     for rank in range(2):
         for name, value in {**variables, "RANK": rank}.items():

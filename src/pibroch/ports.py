@@ -1,0 +1,21 @@
+"""Ports for processes that are about to be started on this machine."""
+
+from __future__ import annotations
+
+import random
+import socket
+
+_FROM, _TO = 16_000, 32_000  # outgoing connections are given others: from 32768 on Linux, from 49152 elsewhere
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on, and that is still free when a process has been started that will.
+
+    A port that the system picks (number 0) may be taken by any connection as soon as it was let go.
+    """
+    at_random = random.SystemRandom()  # whatever seeds a program has set
+    while True:
+        port = at_random.randrange(_FROM, _TO)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
