@@ -146,7 +146,7 @@ class Membership:
         self._store = self._open()
         self._me: Record | None = None
         self._known: dict[str, Record] = {}
-        self._forgotten: dict[str, Record] = {}
+        self._lost: dict[str, Record] = {}  # without a goodbye
         self._name_of_id: dict[int, str] = {}
         self.infos: dict[str | int, WorkerInfo] = {}  # the known workers by name and by id
         self._lock = threading.Lock()
@@ -196,18 +196,20 @@ class Membership:
             self._remember(msgspec.json.decode(entry, type=Record))
 
     def find(self, name: str) -> Record | None:
-        """The worker of this name, ``None`` when there is none; the one that was lost while the meeting place is away."""
+        """The worker of this name, ``None`` when there is none. One that was lost stays what it was until it comes back."""
         record = self._known.get(name)
+        if record is not None:
+            return record
+        lost = self._lost.get(name)
         try:
-            if record is None and self._has(f"worker/{name}"):
+            if self._has(f"worker/{name}"):
                 entry = self._get_all([f"worker/{name}"])[0]
                 if entry:  # nothing is there when it left after the check
-                    record = self._remember(msgspec.json.decode(entry, type=Record))
+                    return self._remember(msgspec.json.decode(entry, type=Record))
         except RpcError:
-            record = self._forgotten.get(name)
-            if record is None:
+            if lost is None:
                 raise
-        return record
+        return lost
 
     def find_id(self, worker_id: int) -> Record | None:
         """The worker with this id, ``None`` when there is none."""
@@ -221,14 +223,15 @@ class Membership:
         with self._lock:
             return sorted((record.info for record in self._known.values()), key=lambda info: info.id)
 
-    def forget(self, name: str) -> None:
-        """Look ``name`` up again the next time."""
+    def forget(self, name: str, left: bool) -> None:
+        """Look ``name`` up again the next time; it left, or it was lost."""
         with self._lock:
             record = self._known.pop(name, None)
             if record is not None:
                 self.infos.pop(record.name, None)
                 self.infos.pop(record.id, None)
-                self._forgotten[name] = record
+                if not left:
+                    self._lost[name] = record
 
     def leave(self, me: Record) -> None:
         """Cross this worker out (a group that changes only)."""
@@ -239,6 +242,7 @@ class Membership:
     def _remember(self, record: Record) -> Record:
         with self._lock:
             self._known[record.name] = record
+            self._lost.pop(record.name, None)
             self.infos[record.name] = self.infos[record.id] = record.info
             self._name_of_id[record.id] = record.name
         return record

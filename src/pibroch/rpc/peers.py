@@ -274,7 +274,7 @@ class Peers:
             self._accepted.discard(connection)
             if self._dialled.get(peer.id) is connection:
                 del self._dialled[peer.id]
-        self._membership.forget(peer.name)
+        self._membership.forget(peer.name, connection.left_on_purpose)
         reason = "it left" if connection.left_on_purpose else reason
         self._on_lost(connection, reason)
         others = [each for each in self.connections() if each.peer.id == peer.id and each.incarnation == incarnation]
