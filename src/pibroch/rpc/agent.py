@@ -288,7 +288,8 @@ def _settle_autograd() -> None:
 
     It does so at the first operation that saves a tensor, without a lock: two threads of the pool at once would crash it.
     """
-    torch.ones(1, requires_grad=True).square()
+    with torch.inference_mode(False):  # and with gradients, whatever mode the caller is in
+        torch.ones(1, requires_grad=True).square()
 
 
 _current: Agent | None = None
