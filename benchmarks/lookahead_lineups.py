@@ -19,6 +19,7 @@ from benchmarks.lookahead_sections import (
     SKEW,
     STEP_TIME,
     TABLE_3,
+    WIRE,
     Section,
 )
 from benchmarks.workloads import sample_path
@@ -130,10 +131,10 @@ def everybody(lookahead: int) -> tuple[Entry, ...]:
 
 def step_time() -> list[Setting]:
     """The real ids only where the sample is at hand."""
-    narrow = ours("bfloat16 wire", wire="bfloat16")
+    compressed = ours("compressed", compress=True)
     found = [
         Setting(STEP_TIME, entries, dim=dim, rates=("1gbit", "200mbit"))
-        for dim, entries in ((16, everybody(LENGTH)), (64, (*everybody(LENGTH), narrow)))
+        for dim, entries in ((16, everybody(LENGTH)), (64, (*everybody(LENGTH), compressed)))
     ]
     if sample_path():
         found.append(Setting(STEP_TIME, everybody(LENGTH), "criteo", 64, num_batches=CRITEO_BATCHES))
@@ -159,12 +160,32 @@ def time_breakdown() -> list[Setting]:
 def cache_design() -> list[Setting]:
     """The paper's three, and its replicated one, whose replicas all agree before the next step."""
     designs = tuple(ours(design, cache=design) for design in ("lrpp", "partitioned", "replicated"))
-    return [Setting(DESIGN, (*designs, ours("replicated, not delayed", cache="replicated", delayed_sync=False)))]
+    more = (
+        ours("replicated, not delayed", cache="replicated", delayed_sync=False),
+        ours("lrpp, compressed", compress=True),
+    )
+    return [Setting(DESIGN, (*designs, *more))]
 
 
 def delayed_synchronisation() -> list[Setting]:
     """With it, and without."""
     return [Setting(DELAY, (ours("delayed"), ours("not delayed", delayed_sync=False)))]
+
+
+def wire() -> list[Setting]:
+    """The same numbers in fewer bytes, and fewer digits."""
+    both = {"wire": "bfloat16", "compress": True}
+    entries = (
+        ours(lookahead=SHORTER),
+        ours("compressed", lookahead=SHORTER, compress=True),
+        ours("bfloat16", lookahead=SHORTER, wire="bfloat16"),
+        ours("bfloat16, compressed", lookahead=SHORTER, **both),
+        Entry(IDEAL),
+        Entry(ALLTOALL),
+        Entry(ALLTOALL, "compressed", {"compress": True}),
+        Entry(ALLTOALL, "bfloat16, compressed", both),
+    )
+    return [Setting(WIRE, entries, dim=64, rates=("1gbit", "200mbit"), num_batches=SHORTER_BATCHES)]
 
 
 def hosts() -> list[Setting]:
@@ -219,6 +240,7 @@ LINEUPS: dict[str, Callable[[], list[Setting]]] = {
     BREAKDOWN.name: time_breakdown,
     DESIGN.name: cache_design,
     DELAY.name: delayed_synchronisation,
+    WIRE.name: wire,
     HOSTS.name: hosts,
     BATCH.name: batch_size,
     TABLE_3.name: lookahead,

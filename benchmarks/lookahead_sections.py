@@ -48,6 +48,11 @@ DELAY = Section(
     "exchange `lookahead` with and without delayed synchronisation in turn, three rounds of ten steps on the same batches, "
     "caches full",
 )
+WIRE = Section(
+    "wire",
+    "What travels: 32 or 16 bits, compressed or not",
+    "exchanges `lookahead` and `alltoall`, and the ideal, in turn: three rounds of ten steps at each rate, 100 steps ahead",
+)
 HOSTS = Section(
     "hosts",
     "Two and four hosts (Fig. 16a)",
@@ -84,5 +89,5 @@ ORACLE = Section(
 )
 SECTIONS = {
     section.name: section
-    for section in (STEP_TIME, MODELS, BREAKDOWN, DESIGN, DELAY, HOSTS, BATCH, TABLE_3, SKEW, LOSS, ORACLE)
+    for section in (STEP_TIME, MODELS, BREAKDOWN, DESIGN, DELAY, WIRE, HOSTS, BATCH, TABLE_3, SKEW, LOSS, ORACLE)
 }

@@ -12,6 +12,7 @@ from pibroch.embedding.rows import update_rows
 from pibroch.embedding.tensor_file import write_tensors
 from pibroch.errors import NotAllowedError
 from pibroch.exchange import carrier
+from pibroch.exchange.compression import exchange_compressed
 
 OPTIMIZERS = {
     "sgd": pb.SGD(lr=0.5, weight_decay=0.01),
@@ -168,6 +169,19 @@ def run_stream(channel, name, sizes, exchange="alltoall", look_at=(), forget_at=
 
     After the steps in ``look_at`` the pieces are looked at; after those in ``forget_at`` they are written anew.
     """
+    embeddings, pooled_of_step = _stream(channel, name, sizes, exchange, look_at, forget_at, **options)
+    pieces = [(v.piece, v.weights.copy(), {f: s.copy() for f, s in v.state.items()}) for v in embeddings.pieces()]
+    return pooled_of_step, pieces
+
+
+def bytes_of_a_stream(channel, *args, **options):
+    """Train as :func:`run_stream`; returns the bytes that this rank sent, by purpose."""
+    embeddings, _ = _stream(channel, *args, **options)
+    embeddings.exchange.flush()
+    return embeddings.exchange.report().bytes_by_purpose
+
+
+def _stream(channel, name, sizes, exchange="alltoall", look_at=(), forget_at=(), **options):
     rank, world, tables = channel.ranks.rank, channel.ranks.world_size, SHAPES["odd_dims"]
     embeddings = pb.Embeddings(tables, OPTIMIZERS[name], exchange=exchange, seed=3, channel=channel, **options)
     bounds = [[size * r // world for r in range(world + 1)] for size in sizes]
@@ -187,8 +201,33 @@ def run_stream(channel, name, sizes, exchange="alltoall", look_at=(), forget_at=
                     view.weights[:] *= 1.5
         if step in forget_at:
             embeddings.exchange.forget()
-    pieces = [(v.piece, v.weights.copy(), {f: s.copy() for f, s in v.state.items()}) for v in embeddings.pieces()]
-    return pooled_of_step, pieces
+    return embeddings, pooled_of_step
+
+
+def numbers_between(sender, receiver):
+    """What one rank sends to another: exponents that are alike, in 32 and 16 bits, noise, equal numbers, few, none."""
+    rng = np.random.default_rng([sender, receiver])
+    floats = rng.normal(size=3000 + 100 * sender + 10 * receiver).astype(np.float32)
+    return [
+        [floats.view(np.uint32), (floats.view(np.uint32)[:999] >> 16).astype(np.uint16)],
+        [rng.integers(0, 1 << 32, 700, np.uint32)],
+        [np.zeros(receiver, np.uint32), np.full(5000, 3, np.uint16)],
+        [np.empty(0, np.uint16), np.empty(0, np.uint32)],
+        [] if sender > receiver else [floats.view(np.uint32)[:3]],
+    ]
+
+
+def exchange_numbers(channel):
+    """Exchange them; returns what came of each kind from each rank, and the bytes that were sent, as said and as counted."""
+    here, ranks = channel.ranks.rank, range(channel.ranks.world_size)
+    came, said, traffic = [], [], channel.ranks.traffic
+    for kind in range(5):
+        arriving = [[np.empty_like(part) for part in numbers_between(p, here)[kind]] for p in ranks]
+        before = traffic.sent
+        num_bytes = exchange_compressed(channel, [numbers_between(here, p)[kind] for p in ranks], arriving)
+        came.append(arriving)
+        said.append((num_bytes, traffic.sent - before))
+    return came, said
 
 
 def run_stream_in_small_rounds(channel, *args, **options):

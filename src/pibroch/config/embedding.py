@@ -50,6 +50,7 @@ class EmbeddingConfig(Section):
         plan: a file that says it instead.
         wire: the type in which rows and their gradients travel; ``float32`` is exact. With ``lookahead`` records that move for
             good are float32 always.
+        compress: whether all of it travels compressed: the same numbers in a sixth fewer bytes, for some CPU.
         lookahead: batches that ``lookahead`` reads ahead; when absent as many as the cache holds, 200 at most.
         cache_rows: rows of other ranks that a rank can keep; when absent what fits into half of the free memory.
         cache: which design of the cache (BagPipe, Sec. 3.3); the other two are there to be compared with.
@@ -66,6 +67,7 @@ class EmbeddingConfig(Section):
     placement: PlacementKind | dict[str, PlacementKind] = "row_wise"
     plan: str | None = None
     wire: Literal["float32", "bfloat16", "float16"] = "float32"
+    compress: bool = False
     lookahead: int | None = Field(default=None, ge=1)
     cache_rows: int | None = Field(default=None, ge=0)
     cache: Literal["lrpp", "partitioned", "replicated"] = "lrpp"

@@ -26,7 +26,7 @@ from pibroch.exchange.lane import Lane
 from pibroch.exchange.layout import LaneLayout, lay_out, plan_for
 from pibroch.exchange.pooled_lane import PooledLane
 from pibroch.exchange.row_lane import RowLane
-from pibroch.exchange.wire import wire_type
+from pibroch.exchange.wire import Wire
 from pibroch.planner import Plan
 from pibroch.servers.views import RemoteShard
 
@@ -55,6 +55,7 @@ class AllToAllExchange(Exchange):
         placement: a kind for all tables, kinds by table name (``""`` for those not named), or a :class:`Plan`.
         wire: type in which rows and gradients travel: ``float32`` (exact), ``bfloat16``, ``float16`` (gradients below
             6e-8 vanish).
+        compress: whether they travel compressed, without loss, see :mod:`pibroch.exchange.compression`.
         channel: between the ranks, for this exchange alone; over all ranks of torch.distributed's group when absent.
 
     Raises:
@@ -69,6 +70,7 @@ class AllToAllExchange(Exchange):
         *,
         placement: str | Mapping[str, str] | Plan = "row_wise",
         wire: str = "float32",
+        compress: bool = False,
         channel: Channel | None = None,
     ) -> None:
         channel = Ranks.joined().open_channel() if channel is None else channel
@@ -76,7 +78,8 @@ class AllToAllExchange(Exchange):
         self._channel, self._ranks, self._courier = channel, channel.ranks, channel.ranks.courier
         self.plan = self._plan(placement)
         layouts = lay_out(row_space, self.plan, channel.ranks.rank)
-        self._lanes = [self._lane_of(layout, optimizer, seed, wire_type(wire)) for layout in layouts]
+        self._wire = Wire(channel, wire, compress)
+        self._lanes = [self._lane_of(layout, optimizer, seed) for layout in layouts]
         self.shards: Sequence[MemoryShard | RemoteShard] = [lane.shard for lane in self._lanes]
         self.reads_ahead = channel.ranks.world_size > 1
         self._announced: list[Ticket] = []
@@ -148,9 +151,9 @@ class AllToAllExchange(Exchange):
         """Where rows lie."""
         return plan_for(self.row_space, placement, self._ranks.world_size, "ranks")
 
-    def _lane_of(self, layout: LaneLayout, optimizer: SparseOptimizer, seed: int, wire: torch.dtype) -> Lane:
+    def _lane_of(self, layout: LaneLayout, optimizer: SparseOptimizer, seed: int) -> Lane:
         kind = PooledLane if layout.is_pooled else RowLane
-        return kind(layout, optimizer, seed, self._channel, wire)
+        return kind(layout, optimizer, seed, self._channel, self._wire)
 
     def _announce(self, batch: JaggedBatch, is_real: bool) -> Ticket:
         return Ticket(batch, is_real, self._courier.send(lambda: [lane.route(batch, is_real) for lane in self._lanes]))

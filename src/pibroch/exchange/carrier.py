@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pibroch.collectives import Channel
 from pibroch.embedding import MemoryShard, SparseOptimizer
 from pibroch.embedding.rows import NO_SCALE, rising, update_rows
-from pibroch.exchange.wire import narrow, units_of, widen
+from pibroch.exchange.wire import Wire
 from pibroch.kernels.pack import numba as packing
 from pibroch.kernels.scatter_update.numba import Grouped
 from pibroch.kernels.window.rules import Gradients, Ints, Travel
@@ -46,17 +45,15 @@ class Carrier:
         shard: the home, with spare rows for the slots.
         bounds: int64 ``[P + 1]``, the first address of each rank's home, then of each server's.
         optimizer: of all rows.
-        channel: to the other ranks.
+        wire: to the other ranks.
         homes: on servers, if they are there.
-        wire: type in which gradients and weights without their records travel between ranks.
     """
 
     def __init__(
-        self, shard: MemoryShard, bounds: Ints, optimizer: SparseOptimizer, channel: Channel, homes: Homes | None = None,
-        wire: torch.dtype = torch.float32,
-    ) -> None:  # fmt: skip
-        self.shard, self.bounds, self.optimizer, self.channel, self.homes = shard, bounds, optimizer, channel, homes
-        self.wire, self.num_home = wire, len(shard.records)
+        self, shard: MemoryShard, bounds: Ints, optimizer: SparseOptimizer, wire: Wire, homes: Homes | None = None
+    ) -> None:
+        self.shard, self.bounds, self.optimizer, self.wire, self.homes = shard, bounds, optimizer, wire, homes
+        self.channel, self.num_home = wire.channel, len(shard.records)
         self.purposes = Purposes()
         self._row_of_slot = np.full(len(shard.space) - self.num_home, NOBODY, np.int64)
 
@@ -64,14 +61,12 @@ class Carrier:
         """Send the rows that leave, receive those that come: travels by purpose, in one message to each rank."""
         records, dim = self.shard.space, self.shard.dim
         widths = np.array([records.shape[1], dim])
-        for purpose, each in travels.items():
-            self.purposes.add(purpose, self._num_bytes(each, widths))
         travel = reduce(merged, travels.values())
         going, coming = widths @ travel.counts[:2], widths @ travel.counts[2:]
         message, came = np.empty(int(going.sum()), np.float32), np.empty(int(coming.sum()), np.float32)
         packing.pack(records, travel.records_out, travel.weights_out, travel.counts[:2], dim, message)
         with span(f"carry {', '.join(travels)}"):
-            self._swap(travel, message, going.tolist(), came, coming.tolist(), widths)
+            self._swap(travels, travel, message, came, widths)
         left = travel.records_out[travel.records_out >= self.num_home] - self.num_home
         self._row_of_slot[left] = NOBODY
         packing.unpack(came, travel.records_in, travel.weights_in, travel.counts[2:], dim, records)
@@ -79,26 +74,17 @@ class Carrier:
         self._row_of_slot[travel.records_in[in_slots] - self.num_home] = travel.rows_in[in_slots]
         self._touch(travel.records_in[~in_slots])
 
-    def _swap(
-        self, travel: Travel, message: Records, going: list[int], came: Records, coming: list[int], widths: Ints
-    ) -> None:
+    def _swap(self, travels: dict[str, Travel], travel: Travel, message: Records, came: Records, widths: Ints) -> None:
         """Send a message's parts to ranks and servers, and fill ``came`` with theirs."""
-        size = self.channel.ranks.world_size
-        out, into = sum(going[:size]), sum(coming[:size])
+        size, before = self.channel.ranks.world_size, self.wire.sent
+        spans = (travel.counts.reshape(2, 2, -1) * widths[:, None]).transpose(0, 2, 1)
+        out, into = spans[:, :size].sum((1, 2)).tolist()
         answers = [] if self.homes is None else self._visit(self.homes, travel, message[out:])
-        if self.wire == torch.float32:
-            self.channel.all_to_all(
-                torch.from_numpy(message[:out]), going[:size], coming[:size], torch.from_numpy(came[:into])
-            )
-        else:
-            spans = (travel.counts[:, :size].reshape(2, 2, size) * widths[:, None]).transpose(0, 2, 1).tolist()
-            self._swap_narrowly(message[:out], spans[0], came[:into], spans[1])
+        going, coming = spans[:, :size].tolist()
+        self.wire.carry_mixed(message[:out], going, came[:into], coming)
         if self.homes is not None:
-            self.homes.collect(answers, coming[size:], came[into:])
-
-    def _swap_narrowly(self, message: Records, going: list[list[int]], came: Records, coming: list[list[int]]) -> None:
-        sent, units = narrow(message, going, self.wire)
-        widen(self.channel.all_to_all(sent, units, units_of(coming)), coming, self.wire, came)
+            self.homes.collect(answers, spans[1, size:].sum(1).tolist(), came[into:])
+        self._count(travels, self.wire.sent - before, widths)
 
     def _visit(self, homes: Homes, travel: Travel, records: Records) -> list[torch.futures.Future[Any]]:
         """The servers' part of a message."""
@@ -108,15 +94,20 @@ class Carrier:
         whole, lent = Parcel(travel.rows_in[first[2] :], counts[2]), Parcel(travel.lent_in[first[3] :], counts[3])
         return homes.exchange(Parcel(leaving, counts[0]), records, whole, lent)
 
-    def _num_bytes(self, travel: Travel, widths: Ints) -> int:
-        """What this rank sends; of its traffic with servers, all, with the numbers of the rows."""
+    def _count(self, travels: dict[str, Travel], sent: int, widths: Ints) -> None:
+        """Add the bytes that went to other ranks, shared by what they were before compression, and all traffic with servers."""
         size = self.channel.ranks.world_size
-        num_bytes = int((widths * (4, self.wire.itemsize) @ travel.counts[:2, :size]).sum())
-        if self.homes is not None:
-            counts = travel.counts[:, size:]
-            num_bytes += 4 * int((widths @ counts[:2]).sum())
-            num_bytes += 4 * int((widths @ counts[2:]).sum()) + self.homes.num_row_bytes(int(counts.sum()))
-        return num_bytes
+        shares = [
+            int((widths * (4, self.wire.dtype.itemsize) @ each.counts[:2, :size]).sum()) for each in travels.values()
+        ]
+        for (purpose, each), share in zip(travels.items(), shares, strict=True):
+            num_bytes = round(sent * share / max(1, sum(shares)))
+            if self.homes is not None:
+                counts = each.counts[:, size:]
+                num_bytes += 4 * int((widths @ (counts[:2] + counts[2:])).sum()) + self.homes.num_row_bytes(
+                    int(counts.sum())
+                )
+            self.purposes.add(purpose, num_bytes)
 
     def update(
         self, plan: Gradients, gradients: Records, num_sums: int, learning_rate: float, step: int, purpose: str
@@ -131,15 +122,12 @@ class Carrier:
             step: number of this update, from 1.
             purpose: under which bytes are counted.
         """
-        sent = gradients[plan.given]
+        sent, before = gradients[plan.given], self.wire.sent
         room = torch.from_numpy(gradients[num_sums : num_sums + int(plan.counts[1].sum())])
         with span(f"{purpose} gradients"):
             going, coming = plan.counts[:, : self.channel.ranks.world_size].tolist()
-            if self.wire == torch.float32:
-                self.channel.all_to_all(torch.from_numpy(sent), going, coming, room)
-            else:
-                room.copy_(self.channel.all_to_all(torch.from_numpy(sent).to(self.wire), going, coming))
-        self.purposes.add(purpose, sent.size * self.wire.itemsize)
+            self.wire.carry(torch.from_numpy(sent), going, coming, room)
+        self.purposes.add(purpose, self.wire.sent - before)
         self.apply(plan, gradients, learning_rate, step, purpose)
 
     def apply(self, plan: Gradients, gradients: Records, learning_rate: float, step: int, name: str) -> None:

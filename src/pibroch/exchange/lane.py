@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from pibroch.data import JaggedBatch
 from pibroch.embedding import MemoryShard, SparseOptimizer
 from pibroch.errors import DataError, RowIdError
 from pibroch.exchange.layout import LaneLayout
+from pibroch.exchange.wire import Wire
 
 
 class Lane(ABC):
@@ -29,12 +29,12 @@ class Lane(ABC):
         optimizer: of all tables.
         seed: of the initial weights.
         channel: to the other ranks, for the courier's use.
-        wire: type in which rows and gradients travel.
+        wire: the way of rows and gradients, over the same channel.
         spare_rows: room behind this rank's records.
     """
 
     def __init__(
-        self, layout: LaneLayout, optimizer: SparseOptimizer, seed: int, channel: Channel, wire: torch.dtype,
+        self, layout: LaneLayout, optimizer: SparseOptimizer, seed: int, channel: Channel, wire: Wire,
         spare_rows: int = 0,
     ) -> None:  # fmt: skip
         self.layout, self.optimizer, self.channel, self.wire = layout, optimizer, channel, wire
@@ -81,7 +81,6 @@ class Lane(ABC):
         return told
 
     def _carry(self, rows: Tensor, send_counts: Sequence[int], receive_counts: Sequence[int]) -> NDArray[np.float32]:
-        """Float32 rows to and from all ranks, in the type of the wire."""
-        came = self.channel.all_to_all(rows.to(self.wire), send_counts, receive_counts)
-        numbers: NDArray[np.float32] = came.float().numpy()
+        """Float32 rows to and from all ranks."""
+        numbers: NDArray[np.float32] = self.wire.carry(rows, send_counts, receive_counts).numpy()
         return numbers

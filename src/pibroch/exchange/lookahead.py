@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -37,7 +36,6 @@ from pibroch.exchange.row_lane import RowLane
 from pibroch.exchange.rows import pool
 from pibroch.exchange.server_lane import ServerLane
 from pibroch.exchange.step import Rates, Step
-from pibroch.exchange.wire import rounded, wire_type
 from pibroch.kernels import parallel
 from pibroch.kernels.pack import numba as packing
 from pibroch.kernels.route import numba as routing
@@ -71,6 +69,7 @@ class LookaheadExchange(AllToAllExchange):
             each rank plans for itself.
         wire: type in which gradients, and weights that are read for one step, travel between ranks: ``float32`` (exact),
             ``bfloat16`` or ``float16``. Records that move for good stay float32.
+        compress: whether all of it travels compressed, without loss, see :mod:`pibroch.exchange.compression`.
         channel: between the ranks, for this exchange alone; over all ranks of torch.distributed's group when absent.
 
     Raises:
@@ -91,18 +90,19 @@ class LookaheadExchange(AllToAllExchange):
         servers: Sequence[str] = (),
         oracle: str | None = None,
         wire: str = "float32",
+        compress: bool = False,
         channel: Channel | None = None,
     ) -> None:
-        self._cache_rows, self._servers, self._wire = cache_rows, tuple(servers), wire_type(wire)
+        self._cache_rows, self._servers = cache_rows, tuple(servers)
         self._lookahead = LOOKAHEAD if lookahead is None else lookahead
         self._options = {"lookahead": lookahead, "cache": cache, "delayed_sync": delayed_sync, "oracle": oracle}
-        super().__init__(row_space, optimizer, seed, placement=placement, wire=wire, channel=channel)
+        super().__init__(row_space, optimizer, seed, placement=placement, wire=wire, compress=compress, channel=channel)
         (lane,) = self._lanes
         assert isinstance(lane, RowLane), "the layout was checked"
         bounds = lane.layout.bounds
         self._lane = lane
         self._homes = lane.homes if isinstance(lane, ServerLane) else None
-        self._carrier = Carrier(lane.shard, bounds, optimizer, self._channel, self._homes, self._wire)
+        self._carrier = Carrier(lane.shard, bounds, optimizer, self._wire, self._homes)
         capacity = len(lane.shard.space) - len(lane.shard.records)
         self._clerk = Courier("pibroch-clerk")
         count = partial(_count, self._courier, self._carrier.purposes, self._ranks.traffic)
@@ -176,11 +176,11 @@ class LookaheadExchange(AllToAllExchange):
     def _readable(self, places: Ints, row_of_position: NDArray[Any]) -> tuple[Records, NDArray[Any]]:
         """Records, and which one each position of the batch reads; rounded to the wire's type wherever they are."""
         space, dim = self._lane.shard.space, self._lane.layout.width
-        if self._wire == torch.float32:
+        if self._wire.is_exact:
             return space, places[row_of_position]
         rows = np.empty((len(places), dim), np.float32)
         packing.copy_out(space, places, dim, rows.reshape(-1), 0, 0, len(places))
-        return rounded(rows, self._wire), row_of_position
+        return self._wire.rounded(rows), row_of_position
 
     def update(self, looked_up: Any, gradient_BFD: Tensor, learning_rate: float, step: int) -> None:
         """See :class:`Exchange`; returns when this rank's gradients are summed, the rest goes on beside the caller."""
@@ -209,8 +209,8 @@ class LookaheadExchange(AllToAllExchange):
         sums = step.gradients[:num_sums]
         with span("sum gradients"):
             parallel.run(routing.sum_gradients, num_sums, grouped, gradients, np.float32(said.share), sums)
-            if self._wire != torch.float32:
-                sums[:] = rounded(sums, self._wire)
+            if not self._wire.is_exact:
+                sums[:] = self._wire.rounded(sums)
         self._is_dirty, self._delivering, self._rates = True, step, rates
         rest = (step.gradients, rates.learning_rate, rates.number, "lone")
         step.lone = self._clerk.send(lambda: self._carrier.apply(plan.alone, *rest))
@@ -348,12 +348,12 @@ class LookaheadExchange(AllToAllExchange):
         plan = plan_for(self.row_space, placement, len(self._servers), "servers")
         return behind(plan, self._ranks.world_size)
 
-    def _lane_of(self, layout: LaneLayout, optimizer: SparseOptimizer, seed: int, wire: torch.dtype) -> Lane:
+    def _lane_of(self, layout: LaneLayout, optimizer: SparseOptimizer, seed: int) -> Lane:
         check_same_options(self._channel, self._options)
         spare = spare_rows(layout, optimizer, self._cache_rows, self._channel)
         if self._servers:
-            return ServerLane(layout, optimizer, seed, self._channel, wire, spare, self._servers)
-        return RowLane(layout, optimizer, seed, self._channel, wire, spare)
+            return ServerLane(layout, optimizer, seed, self._channel, self._wire, spare, self._servers)
+        return RowLane(layout, optimizer, seed, self._channel, self._wire, spare)
 
 
 def _count(courier: Courier, purposes: Purposes, traffic: Traffic, purpose: str, num_bytes: int) -> None:

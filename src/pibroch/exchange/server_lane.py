@@ -20,7 +20,7 @@ from pibroch.embedding import SparseOptimizer
 from pibroch.exchange.grouping import BatchIds, group
 from pibroch.exchange.layout import LaneLayout
 from pibroch.exchange.row_lane import RowLane
-from pibroch.exchange.wire import rounded
+from pibroch.exchange.wire import Wire
 from pibroch.kernels import parallel
 from pibroch.kernels.route import numba as routing
 from pibroch.kernels.scatter_update.numba import Grouped
@@ -56,13 +56,13 @@ class ServerLane(RowLane):
         optimizer: of all tables.
         seed: of the initial weights.
         channel: to the other ranks, for the courier's use.
-        wire: type to which rows and gradients are rounded, as between ranks; to and from servers they travel as float32.
+        wire: to whose type rows and gradients are rounded, as between ranks; to and from servers they travel as float32.
         spare_rows: room for rows that are not at home.
         servers: names of workers of this process's RPC group.
     """
 
     def __init__(
-        self, layout: LaneLayout, optimizer: SparseOptimizer, seed: int, channel: Channel, wire: torch.dtype,
+        self, layout: LaneLayout, optimizer: SparseOptimizer, seed: int, channel: Channel, wire: Wire,
         spare_rows: int, servers: Sequence[str],
     ) -> None:  # fmt: skip
         super().__init__(layout, optimizer, seed, channel, wire, spare_rows)
@@ -86,11 +86,11 @@ class ServerLane(RowLane):
         answers = homes.exchange(nothing, np.empty(0, np.float32), nothing, wanted, averaged_at)
         rows = np.empty((len(wanted.rows), self.layout.width), np.float32)
         homes.collect(answers, (self.layout.width * wanted.counts).tolist(), rows.ravel())
-        return rounded(rows, self.wire)
+        return self.wire.rounded(rows)
 
     def update(self, route: Any, totals: Tensor, learning_rate: float, step: int) -> None:
         """See :class:`Lane`."""
-        self.homes.update(self._parcel(route), rounded(totals.numpy(), self.wire), learning_rate, step)
+        self.homes.update(self._parcel(route), self.wire.rounded(totals.numpy()), learning_rate, step)
 
     def _parcel(self, route: Route) -> Parcel:
         return self.homes.parcel(route.grouped.rows)

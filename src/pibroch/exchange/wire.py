@@ -1,7 +1,8 @@
-"""Types in which rows and gradients travel, and messages that mix them: records stay float32, weights alone may be narrow."""
+"""How float32 rows and gradients travel between ranks: as they are, in 16 bits, or compressed without loss."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,60 +10,115 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pibroch.collectives import Channel
 from pibroch.errors import ConfigError
+from pibroch.exchange.compression import Numbers, exchange_compressed
 
 Records = NDArray[np.float32]
+Spans = Sequence[tuple[int, int]]
+"""For each rank the floats of its whole records, and those of its weights."""
 WIRES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-def wire_type(name: str) -> torch.dtype:
-    """The type of this name.
-
-    Raises:
-        ConfigError: when there is none.
-    """
-    if name not in WIRES:
-        raise ConfigError(f"wire {name!r}", f"one of {', '.join(WIRES)}")
-    return WIRES[name]
-
-
-def rounded(rows: Records, wire: torch.dtype) -> Records:
-    """What arrives of rows that travel in this type. Rows that are here already are read the same: places change no bit."""
-    if wire == torch.float32:
-        return rows
-    result: Records = torch.from_numpy(rows).to(wire).float().numpy()
-    return result
-
-
-def narrow(message: Records, spans: Sequence[Sequence[int]], wire: torch.dtype) -> tuple[Tensor, list[int]]:
-    """A message whose weights are of a 16-bit type, as int16 ``[units]``, and its units for each rank.
+class Wire:
+    """The way of one exchange's numbers between ranks; the courier's, all ranks call it in the same order.
 
     Args:
-        message: float32; for each rank in turn whole records, then weights.
-        spans: for each rank the floats of its records, and those of its weights.
-        wire: type of the weights.
+        channel: between the ranks.
+        name: of the type: ``float32``, ``bfloat16`` or ``float16``.
+        compress: whether numbers travel compressed, see :mod:`pibroch.exchange.compression`.
+
+    Attributes:
+        dtype: of this name.
+        sent: bytes to other ranks so far.
+
+    Raises:
+        ConfigError: when there is no such type.
     """
-    parts = []
-    for records, weights in zip(*_split(message, spans), strict=True):
-        parts += [records.view(np.int16), torch.from_numpy(weights).to(wire).view(torch.int16).numpy()]
-    return torch.from_numpy(np.concatenate(parts)), units_of(spans)
+
+    def __init__(self, channel: Channel, name: str = "float32", compress: bool = False) -> None:
+        if name not in WIRES:
+            raise ConfigError(f"wire {name!r}", f"one of {', '.join(WIRES)}")
+        self.channel, self.dtype, self.compress = channel, WIRES[name], compress
+        self.sent = 0
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether numbers arrive as they were."""
+        return self.dtype == torch.float32
+
+    def rounded(self, rows: Records) -> Records:
+        """What arrives of rows. Those that are here already are read the same: places change no bit."""
+        if self.is_exact:
+            return rows
+        result: Records = torch.from_numpy(rows).to(self.dtype).float().numpy()
+        return result
+
+    def carry(self, rows: Tensor, going: Sequence[int], coming: Sequence[int], out: Tensor | None = None) -> Tensor:
+        """Send ``going[p]`` consecutive ones of float32 ``rows`` to each rank p; returns what came, in rank order.
+
+        Args:
+            rows: ``[sum(going), ...]``.
+            going: rows for each rank.
+            coming: rows from each rank.
+            out: receives what came and is returned, if given and there are several ranks.
+        """
+        ranks = self.channel.ranks
+        if ranks.world_size == 1 or not self.compress:
+            narrow = rows.to(self.dtype)
+            self.sent += (sum(going) - going[ranks.rank]) * self.dtype.itemsize * math.prod(rows.shape[1:])
+            came = self.channel.all_to_all(narrow, going, coming, out if self.is_exact else None)
+            return came.float() if out is None or came is out else out.copy_(came)
+        if out is None:
+            out = torch.empty(sum(coming), *rows.shape[1:])
+        width = math.prod(rows.shape[1:])
+        spans = [(0, width * count) for count in going], [(0, width * count) for count in coming]
+        self.carry_mixed(rows.numpy().reshape(-1), spans[0], out.numpy().reshape(-1), spans[1])
+        return out
+
+    def carry_mixed(self, message: Records, going: Spans, came: Records, coming: Spans) -> None:
+        """Send records, which stay float32, and weights, which are of the wire's type, and fill ``came`` with others'.
+
+        Args:
+            message: for each rank in turn its records, then its weights.
+            going: how many floats of both for each rank.
+            came: likewise, from each rank.
+            coming: how many of both from each rank.
+        """
+        if self.is_exact and not self.compress:
+            self.carry(torch.from_numpy(message), [*map(sum, going)], [*map(sum, coming)], torch.from_numpy(came))
+            return
+        sending = [[whole.view(np.uint32), self._narrowed(lent)] for whole, lent in _split(message, going)]
+        places = _split(came, coming)
+        arriving = [[whole.view(np.uint32), self._room_for(lent)] for whole, lent in places]
+        if self.compress:
+            self.sent += exchange_compressed(self.channel, sending, arriving)
+        else:
+            self._exchange(sending, arriving)
+        if not self.is_exact:
+            for (_, lent), (_, narrow) in zip(places, arriving, strict=True):
+                torch.from_numpy(lent).copy_(torch.from_numpy(narrow.view(np.int16)).view(self.dtype))
+
+    def _narrowed(self, weights: Records) -> Numbers:
+        if self.is_exact:
+            return weights.view(np.uint32)
+        narrow: Numbers = torch.from_numpy(weights).to(self.dtype).view(torch.int16).numpy().view(np.uint16)
+        return narrow
+
+    def _room_for(self, weights: Records) -> Numbers:
+        return weights.view(np.uint32) if self.is_exact else np.empty(len(weights), np.uint16)
+
+    def _exchange(self, sending: list[list[Numbers]], arriving: list[list[Numbers]]) -> None:
+        going, coming = ([sum(part.nbytes for part in parts) for parts in each] for each in (sending, arriving))
+        message = np.concatenate([part.view(np.uint8) for parts in sending for part in parts])
+        self.sent += sum(going) - going[self.channel.ranks.rank]
+        came, first = self.channel.all_to_all(torch.from_numpy(message), going, coming).numpy(), 0
+        for part in (part for parts in arriving for part in parts):
+            part.view(np.uint8)[:] = came[first : first + part.nbytes]
+            first += part.nbytes
 
 
-def widen(came: Tensor, spans: Sequence[Sequence[int]], wire: torch.dtype, message: Records) -> None:
-    """The inverse of :func:`narrow`: fill ``message`` from what came."""
-    records, weights = _split(message, spans)
-    units = iter(came.split([unit for whole, lent in spans for unit in (2 * whole, lent)]))
-    for whole, lent in zip(records, weights, strict=True):
-        whole.view(np.int16)[:] = next(units).numpy()
-        torch.from_numpy(lent).copy_(next(units).view(wire))
-
-
-def units_of(spans: Sequence[Sequence[int]]) -> list[int]:
-    """Numbers of 16 bits that a message has for each rank."""
-    return [2 * whole + lent for whole, lent in spans]
-
-
-def _split(floats: Records, spans: Sequence[Sequence[int]]) -> tuple[Sequence[Records], Sequence[Records]]:
-    """Views of all ranks' records, and of their weights."""
+def _split(floats: Records, spans: Spans) -> list[tuple[Records, Records]]:
+    """Views of each rank's records and of its weights."""
     pieces = np.split(floats, np.cumsum([size for span in spans for size in span])[:-1])
-    return pieces[0::2], pieces[1::2]
+    return list(zip(pieces[0::2], pieces[1::2], strict=True))

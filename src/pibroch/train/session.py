@@ -157,7 +157,8 @@ def _exchange_options(exchange: str, config: EmbeddingConfig, team: Team, beside
     if exchange == "local":
         return {}
     placement = config.placement if config.plan is None else Plan.load(Path(config.plan))
-    common = {"placement": placement, "wire": config.wire, "channel": team.ranks.open_channel()}
+    channel = team.ranks.open_channel()
+    common = {"placement": placement, "wire": config.wire, "compress": config.compress, "channel": channel}
     if exchange == "alltoall":
         return common
     own = {name: getattr(config, name) for name in ("lookahead", "cache_rows", "cache", "delayed_sync")}

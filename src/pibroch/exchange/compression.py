@@ -1,0 +1,127 @@
+"""Numbers in fewer bytes, without loss: the highest byte of each, which holds most of its exponent, is Huffman-coded.
+
+The exponents of a batch's rows and gradients have an entropy of 2.5 to 3 bits, sign and mantissa cannot be told from noise: a
+float32 takes about 27 bits, a bfloat16 about 11. The other bytes set out at once, known in number; the codes are made
+meanwhile and follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pibroch.collectives import Channel
+from pibroch.errors import ProtocolError
+from pibroch.kernels.huffman import numba as huffman
+from pibroch.kernels.planes import numba as planes
+from pibroch.observability.trace import span
+
+Bytes = NDArray[np.uint8]
+Numbers = NDArray[Any]  # unsigned
+HEAD = 0.25
+"""The part of the other bytes that sets out first: while it flies, the codes of all are made: 2 ms for 1.5 million numbers."""
+
+
+def exchange_compressed(
+    channel: Channel, sending: Sequence[Sequence[Numbers]], arriving: Sequence[Sequence[Numbers]]
+) -> int:
+    """Send numbers to each rank, and fill arrays by those that come; returns how many bytes went to other ranks.
+
+    Every rank calls it in the same order.
+
+    Args:
+        channel: between several ranks.
+        sending: for each rank arrays of unsigned numbers.
+        arriving: for each rank the arrays to fill, of the types and lengths that it sends.
+
+    Raises:
+        ProtocolError: when what came is not what was announced.
+    """
+    here = channel.ranks.rank
+    for source, target in zip(sending[here], arriving[here], strict=True):
+        target[:] = source
+    sending, arriving = ([[] if p == here else parts for p, parts in enumerate(each)] for each in (sending, arriving))
+    low, room = [_low_of(parts) for parts in sending], [_low_of(parts) for parts in arriving]
+    tops = [_split(parts, each) for parts, each in zip(sending, low, strict=True)]
+    finish = [channel.begin_all_to_all(_heads(low), _heads(room))]  # flies while codes are made
+    with span("compress"):
+        codes = [_compressed(top) for top in tops]
+    lengths = torch.tensor([len(code) for code in codes])
+    their_lengths = torch.empty_like(lengths)
+    tell = channel.begin_all_to_all(lengths.split(1), their_lengths.split(1))
+    finish.append(channel.begin_all_to_all(_tails(low), _tails(room)))  # flies while lengths are told
+    tell()
+    num_tops = [sum(map(len, parts)) for parts in arriving]
+    came = _rooms(their_lengths.tolist(), num_tops)
+    finish.append(channel.begin_all_to_all([*map(torch.from_numpy, codes)], [*map(torch.from_numpy, came)]))
+    for each in finish:
+        each()
+    with span("decompress"):
+        for parts, lower, code, length in zip(arriving, room, came, num_tops, strict=True):
+            _join(parts, lower, _decompressed(code, length))
+    return sum(each.nbytes for each in low) + sum(map(len, codes)) + (len(codes) - 1) * lengths.itemsize
+
+
+def _heads(low: Sequence[Bytes]) -> list[Tensor]:
+    return [torch.from_numpy(each[: int(len(each) * HEAD)]) for each in low]
+
+
+def _tails(low: Sequence[Bytes]) -> list[Tensor]:
+    return [torch.from_numpy(each[int(len(each) * HEAD) :]) for each in low]
+
+
+def _split(parts: Sequence[Numbers], low: Bytes) -> Bytes:
+    """Write all but the highest bytes of the numbers to ``low``, one array after the other; returns the highest ones."""
+    top = np.empty(sum(map(len, parts)), np.uint8)
+    for numbers, lower, highest in _planes(parts, low, top):
+        planes.split(numbers, lower, highest)
+    return top
+
+
+def _join(parts: Sequence[Numbers], low: Bytes, top: Bytes) -> None:
+    for numbers, lower, highest in _planes(parts, low, top):
+        planes.join(lower, highest, numbers)
+
+
+def _planes(parts: Sequence[Numbers], low: Bytes, top: Bytes) -> Iterator[tuple[Numbers, Bytes, Bytes]]:
+    first_low = first = 0
+    for numbers in parts:
+        end_low, end = first_low + (numbers.itemsize - 1) * len(numbers), first + len(numbers)
+        yield numbers, low[first_low:end_low].reshape(numbers.itemsize - 1, len(numbers)), top[first:end]
+        first_low, first = end_low, end
+
+
+def _low_of(parts: Sequence[Numbers]) -> Bytes:
+    """Room for all but the highest bytes."""
+    return np.empty(sum((numbers.itemsize - 1) * len(numbers) for numbers in parts), np.uint8)
+
+
+def _rooms(lengths: Sequence[int], at_most: Sequence[int]) -> list[Bytes]:
+    """For so many bytes of codes from each rank."""
+    for rank, (length, most) in enumerate(zip(lengths, at_most, strict=True)):
+        if not 0 <= length <= most:
+            raise ProtocolError(f"{length} bytes of codes from rank {rank}", f"at most {most}")
+    return [np.empty(length, np.uint8) for length in lengths]
+
+
+def _compressed(top: Bytes) -> Bytes:
+    """Codes of bytes; the bytes themselves where codes are not shorter."""
+    if not len(top):
+        return top
+    code = np.empty(huffman.max_bytes(len(top)), np.uint8)
+    length = huffman.encode(top, code)
+    return code[:length] if length < len(top) else top
+
+
+def _decompressed(code: Bytes, length: int) -> Bytes:
+    if len(code) == length:
+        return code
+    top = np.empty(length, np.uint8)
+    if huffman.decode(code, top) != len(code):
+        raise ProtocolError(f"{len(code)} bytes that are no codes of {length} numbers", "what another rank sent")
+    return top

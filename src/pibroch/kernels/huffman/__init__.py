@@ -1,0 +1,1 @@
+"""Bytes of uneven frequency in few bits."""

@@ -1,0 +1,1 @@
+"""Numbers as planes of bytes."""

@@ -1,0 +1,21 @@
+"""What the plane kernels mean, without a thought of speed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+
+
+def split(numbers: NDArray[Any], low: Bytes, top: Bytes) -> None:
+    """All numbers' lowest bytes, then their second ones, and so on; the highest ones to ``top``."""
+    planes = numbers.view(np.uint8).reshape(len(numbers), numbers.itemsize).T
+    low[:], top[:] = planes[:-1], planes[-1]
+
+
+def join(low: Bytes, top: Bytes, numbers: NDArray[Any]) -> None:
+    """The inverse of :func:`split`."""
+    numbers.view(np.uint8).reshape(len(numbers), numbers.itemsize)[:] = np.concatenate([low, top[None]]).T
