@@ -104,21 +104,30 @@ def _histogram(numbers: Bytes) -> Ints:
         counts[3, numbers[i + 3]] += 1
     for i in range(whole, len(numbers)):
         counts[0, numbers[i]] += 1
-    total: Ints = counts.sum(0)
+    for number in range(256):
+        counts[0, number] += counts[1, number] + counts[2, number] + counts[3, number]
+    total: Ints = counts[0]
     return total
 
 
 @kernel
 def _find_lengths(counts: Ints, lengths: Ints) -> None:
     """Bits of each number's code: Huffman's; where they are too many, others give way."""
-    order = np.argsort(counts, kind="mergesort")
-    order = order[np.searchsorted(counts[order], 1) :]  # those that occur, the rarest first
-    num = len(order)
+    order, num = np.empty(256, np.int64), 0  # those that occur, the rarest first
+    for number in range(256):
+        if counts[number] > 0:
+            at = num
+            while at > 0 and counts[order[at - 1]] > counts[number]:
+                order[at] = order[at - 1]
+                at -= 1
+            order[at] = number
+            num += 1
     if num == 1:
         lengths[order[0]] = 1
         return
     parent, weight = np.zeros(2 * num, np.int64), np.empty(2 * num, np.int64)
-    weight[:num] = counts[order]
+    for each in range(num):
+        weight[each] = counts[order[each]]
     leaf, node = 0, num
     for made in range(num, 2 * num - 1):  # the two lightest of leaves and nodes, both of which are in order of weight
         weight[made] = 0
