@@ -13,6 +13,7 @@ ALONE = {
     "distributed/rpc/test_many_workers.py": "64 processes",
     "distributed/rpc/test_references_many.py": "counts what is in /dev/shm",
     "distributed/rpc/test_life.py::test_nothing_is_left_in_shared_memory": "looks at /dev/shm",
+    "distributed/test_by_role.py::test_roles_on_two_hosts_meet_by_secret_and_tls": "a lab",
     "distributed/test_launch.py::test_all_end_together_and_leave_nothing_behind": "looks at /dev/shm and at all ports",
     "distributed/test_bench_distributed.py": "a lab, and times on its links",
     "distributed/test_bench_lookahead.py": "a lab",

@@ -3,13 +3,13 @@
 import shutil
 import socket
 import ssl
-import subprocess
 import threading
 
 import pytest
 import torch
 from rpc_crew import Crew, Worker, join
 
+from certificates import authority, openssl, signed
 from pibroch import rpc
 from pibroch.errors import ConfigError, RpcError
 from pibroch.rpc.tls import client_context, server_context
@@ -18,68 +18,6 @@ pytestmark = [
     pytest.mark.timeout(120),
     pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl"),
 ]
-
-
-def openssl(*arguments):
-    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=60)
-
-
-def authority(folder, name):
-    """Key and certificate of an authority."""
-    key, certificate = folder / f"{name}.key", folder / f"{name}.pem"
-    openssl(
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-keyout",
-        key,
-        "-out",
-        certificate,
-        "-days",
-        2,
-        "-subj",
-        f"/CN={name}",
-    )
-    return key, certificate
-
-
-def signed(folder, name, by):
-    """Files for ``options.tls``: a certificate signed by ``by``, its key, and ``by``'s certificate."""
-    key, request, certificate = folder / f"{name}.key", folder / f"{name}.csr", folder / f"{name}.pem"
-    openssl(
-        "req",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-keyout",
-        key,
-        "-out",
-        request,
-        "-subj",
-        f"/CN={name}",
-    )
-    openssl(
-        "x509",
-        "-req",
-        "-in",
-        request,
-        "-CA",
-        by[1],
-        "-CAkey",
-        by[0],
-        "-CAcreateserial",
-        "-out",
-        certificate,
-        "-days",
-        2,
-    )
-    return str(certificate), str(key), str(by[1])
 
 
 @pytest.fixture(scope="module")
