@@ -10,7 +10,7 @@ from test_world import KIND_OF, bits, whole_records
 import cases
 from cases import OPTIMIZERS, SHAPES, run_steps, run_stream
 
-SIZES = [9, 4, 12, 0, 1, 7, 30, 2, 8, 8, 8, 5, 3, 20, 0, 0, 6, 6, 6, 11]
+SIZES = [9, 4, 12, 0, 1, 7, 30, 2, 8, 5, 3, 20, 0, 0, 6]
 LARGE = 10**6
 
 
@@ -33,7 +33,8 @@ def check_same(results, first, name, shape="odd_dims"):
 @pytest.mark.parametrize("lookahead", [1, 2, 7, 200])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_same_bits_for_every_optimizer(worlds, size, lookahead, cache):
-    for name in OPTIMIZERS:
+    is_between = cache != "lrpp" and lookahead in (2, 7)  # one optimizer of each kind there: they take the same ways
+    for name in ("row_wise_adagrad", "adam") if is_between else OPTIMIZERS:
         results = worlds(size).run(run_stream, name, SIZES, exchange="lookahead", lookahead=lookahead, cache=cache)
         check_same(results, stream_bits(worlds(size), name), name)
 
