@@ -372,3 +372,12 @@ def count_bytes(channel, exchange="lookahead", **options):
         loss_of(embeddings(batch)).backward()
     embeddings.exchange.flush()
     return embeddings.exchange.report().bytes_by_purpose
+
+
+def refuse_other_wires(channel, exchange, option, values):
+    """Ranks that want their numbers to travel differently; what is said on each."""
+    options = {option: values[channel.ranks.rank]}
+    try:
+        pb.Embeddings(SHAPES["odd_dims"], pb.SGD(lr=0.1), exchange=exchange, channel=channel, **options)
+    except pb.errors.ConfigError as error:
+        return str(error)

@@ -54,3 +54,10 @@ def test_fewer_bytes_are_counted(worlds):
         assert all(after[purpose] <= before[purpose] + 200 for purpose in before)
         assert sum(after.values()) < 0.95 * sum(before.values())
         assert after["ids"] == before["ids"]
+
+
+@pytest.mark.parametrize("exchange", ["alltoall", "lookahead"])
+@pytest.mark.parametrize(("option", "values"), [("compress", (True, False)), ("wire", ("float32", "bfloat16"))])
+def test_ranks_that_want_different_wires_are_refused(worlds, exchange, option, values):
+    for rank, said in enumerate(worlds(2).run(cases.refuse_other_wires, exchange, option, values)):
+        assert said.startswith(f"got {option} {values[rank]!r} on rank {rank}, {values[1 - rank]!r} on rank {1 - rank}")

@@ -24,6 +24,7 @@ from pibroch.embedding import MemoryShard, RowSpace, SparseOptimizer
 from pibroch.exchange.base import Exchange
 from pibroch.exchange.lane import Lane
 from pibroch.exchange.layout import LaneLayout, lay_out, plan_for
+from pibroch.exchange.planning import check_same_options
 from pibroch.exchange.pooled_lane import PooledLane
 from pibroch.exchange.row_lane import RowLane
 from pibroch.exchange.wire import Wire
@@ -59,7 +60,7 @@ class AllToAllExchange(Exchange):
         channel: between the ranks, for this exchange alone; over all ranks of torch.distributed's group when absent.
 
     Raises:
-        ConfigError: for a plan that does not fit, or a wire type unknown.
+        ConfigError: for a plan that does not fit, a wire type unknown, or ranks that want different ways of travelling.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class AllToAllExchange(Exchange):
         channel = Ranks.joined().open_channel() if channel is None else channel
         self.row_space = row_space
         self._channel, self._ranks, self._courier = channel, channel.ranks, channel.ranks.courier
+        check_same_options(channel, {"wire": wire, "compress": compress})
         self.plan = self._plan(placement)
         layouts = lay_out(row_space, self.plan, channel.ranks.rank)
         self._wire = Wire(channel, wire, compress)

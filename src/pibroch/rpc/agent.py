@@ -104,7 +104,7 @@ class Agent:
             RpcTimeoutError: when not all workers come in time.
             ConfigError: when the name is taken.
         """
-        _settle_autograd()
+        _settle_torch()
         self.reactor.start()
         try:
             self._membership.join(self._peers.record)
@@ -283,13 +283,15 @@ class Agent:
             self._service.on_message(connection, message)
 
 
-def _settle_autograd() -> None:
-    """Let torch rebuild its autograd engine now, if this process was forked from one that had it.
+def _settle_torch() -> None:
+    """Let torch rebuild its autograd engine and its pool of threads now, if this process was forked from one that had them.
 
-    It does so at the first operation that saves a tensor, without a lock: two threads of the pool at once would crash it.
+    It does so at the first operation that saves a tensor, and at a thread's first large one, without a lock: two threads of
+    our pool at once would crash the one, and find no other ("Invalid thread pool!").
     """
     with torch.inference_mode(False):  # and with gradients, whatever mode the caller is in
         torch.ones(1, requires_grad=True).square()
+    torch.set_num_threads(torch.get_num_threads())
 
 
 _current: Agent | None = None

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -219,6 +220,26 @@ def test_shutdown_waits_for_what_is_under_way(processes):
     for index, worker in enumerate(workers):
         worker.start(work_then_leave, f"w{(index + 1) % 3}", 100_000)
     assert [worker.result() for worker in workers] == [[100_000.0] * 20] * 3
+
+
+def use_torch_in_new_threads():
+    """What each of eight threads says that compute for the first time, and at once, after init_rpc in a forked process."""
+    together = threading.Barrier(8)
+
+    def compute(_):
+        together.wait(20)
+        return torch.ones(100_000).sum().item()
+
+    with ThreadPoolExecutor(8) as threads:
+        return list(threads.map(compute, range(8)))
+
+
+def test_threads_of_a_forked_worker_may_compute_at_once(processes):
+    """torch rebuilds what it lost by the fork without a lock; agents see to it that this is done before they have threads."""
+    workers = processes(3)
+    join_all(workers, f"tcp://127.0.0.1:{free_port()}", world_size=3)
+    for worker in workers:
+        assert worker.run(use_torch_in_new_threads) == [100_000.0] * 8
 
 
 def chain_then_leave(names, depth):
