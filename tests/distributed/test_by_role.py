@@ -62,17 +62,20 @@ def test_roles_under_torchrun_end_with_the_same_bits(worlds, data, tmp_path):
 
 @pytest.mark.skipif(obstacle() is not None or shutil.which("openssl") is None, reason="needs a lab, and openssl")
 def test_roles_on_two_hosts_meet_by_secret_and_tls(worlds, data, tmp_path):
-    """A launcher that is not torchrun; trainers on one host, who serves them on the other."""
+    """A launcher that is not torchrun; trainers on one host, most of those who serve them on the other."""
     recipe, run, expected = tmp_path / "roles.toml", tmp_path / "run", tmp_path / "expected"
     worlds(2).run(cases.train, make_config(data, *RAGGED).model_dump(), str(expected))
-    own = ["embedding.exchange=lookahead", "embedding.lookahead=5", "embedding.servers=1", "data.processors=1"]
+    lookahead = ["embedding.exchange=lookahead", "embedding.lookahead=5", "embedding.oracle=central"]
+    own = [*lookahead, "embedding.servers=2", "data.processors=1"]
     recipe.write_text(to_toml(make_config(data, *RAGGED, *own).model_dump()))
-    command = [sys.executable, "-m", "pibroch", "train", str(recipe), "--run-dir", str(run), "--by-role"]
+    command = [sys.executable, "-m", "pibroch", "train", str(recipe), "--by-role", "--run-dir"]
     tls = ",".join(map(str, signed(tmp_path, "worker", authority(tmp_path, "job"))))
-    with Lab(hosts=2, ranks_per_host=2) as lab:
-        refused = lab.run(command, timeout_s=60)
-        ended = lab.run(command, env={"PIBROCH_RPC_SECRET": new_secret(), "PIBROCH_SERVERS_TLS": tls}, timeout_s=120)
+    with Lab(hosts=2, ranks_per_host=3) as lab:
+        refused = lab.run([*command, str(tmp_path / "refused")], timeout_s=60)
+        ended = lab.run(
+            [*command, str(run)], env={"PIBROCH_RPC_SECRET": new_secret(), "PIBROCH_SERVERS_TLS": tls}, timeout_s=120
+        )
     first = refused.first_failed
     assert refused.exit_codes[first] == 2 and "no secret for workers on several machines" in refused.outputs[first]
-    assert ended.exit_codes == (0, 0, 0, 0), ended.outputs
+    assert ended.exit_codes == (0,) * 6, ended.outputs
     check_same_run(run, expected)
