@@ -2,6 +2,8 @@
 
 import subprocess
 
+NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+
 
 def openssl(*arguments):
     subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=60)
@@ -10,43 +12,14 @@ def openssl(*arguments):
 def authority(folder, name):
     """Key and certificate of an authority."""
     key, certificate = folder / f"{name}.key", folder / f"{name}.pem"
-    openssl(
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-keyout",
-        key,
-        "-out",
-        certificate,
-        "-days",
-        2,
-        "-subj",
-        f"/CN={name}",
-    )
+    openssl("req", "-x509", *NEW_KEY, "-keyout", key, "-out", certificate, "-days", 2, "-subj", f"/CN={name}")
     return key, certificate
 
 
 def signed(folder, name, by):
     """Files for ``options.tls``: a certificate signed by ``by``, its key, and ``by``'s certificate."""
     key, request, certificate = folder / f"{name}.key", folder / f"{name}.csr", folder / f"{name}.pem"
-    openssl(
-        "req",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-keyout",
-        key,
-        "-out",
-        request,
-        "-subj",
-        f"/CN={name}",
-    )
+    openssl("req", *NEW_KEY, "-keyout", key, "-out", request, "-subj", f"/CN={name}")
     openssl(
         "x509",
         "-req",
