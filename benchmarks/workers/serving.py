@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
 from benchmarks.cases import Case
-from benchmarks.workers.memory import peak_rss_bytes, reset_peak_rss, rss_bytes
+from benchmarks.workers.memory import give_back_freed, peak_rss_bytes, reset_peak_rss, rss_bytes
 
 
 class Subject(Protocol):
@@ -70,7 +70,8 @@ class Session:
             return {"counts": counting.counts()}
         if kind == "check":
             values = self._subject.check(command["steps"])
-            reset_peak_rss()  # the check's own copies are not the contender's memory
+            give_back_freed()  # the check's own copies are not the contender's memory
+            reset_peak_rss()
             return {"values": values}
         telling = getattr(self._subject, "tell", dict)
         return _timed(self._subject.phases()[command["phase"]], command["first"], command["steps"], telling)

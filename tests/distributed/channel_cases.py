@@ -92,6 +92,13 @@ def traffic(channel):
     return found
 
 
+def policies_of_gloo_threads():
+    """By thread."""
+    Ranks.joined().open_channel().close()
+    tasks = Path("/proc/self/task").iterdir()
+    return [os.sched_getscheduler(int(task.name)) for task in tasks if "gloo_tcp" in (task / "comm").read_text()]
+
+
 def sum_and_end(rank, port):
     """Sums, and the end of the interpreter; gloo's threads have their turn when no other thread wants the processor."""
     places = sorted(os.sched_getaffinity(0))

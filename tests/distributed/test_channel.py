@@ -1,5 +1,6 @@
 """Channels between one to four ranks: ragged, empty, overlapping; and a channel of one process without any group."""
 
+import os
 import sys
 
 import channel_cases as cases
@@ -98,6 +99,12 @@ def test_a_program_may_end_right_after_a_sum():
         for process in ranks:
             process.join(120)
         assert [process.exitcode for process in ranks] == [0, 0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux's scheduler")
+def test_gloos_threads_wait_for_their_turn(worlds):
+    for policies in worlds(2).run(cases.policies_of_gloo_threads):
+        assert policies and set(policies) == {os.SCHED_BATCH}
 
 
 def test_ranks_without_a_group_are_refused():

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pibroch.collectives.courier import Courier
+from pibroch.collectives.gloo_threads import let_senders_finish
 from pibroch.errors import ConfigError
 from pibroch.observability.trace import span
 
@@ -137,6 +138,7 @@ class Channel:
                 )  # fmt: skip
             with self._explained():
                 self._group = dist.new_group(timeout=timedelta(seconds=ranks.timeout_s))
+            let_senders_finish()
             if dist.get_backend(self._group) == "nccl":
                 self._device = torch.device("cuda", torch.cuda.current_device())
 
