@@ -92,9 +92,8 @@ def traffic(channel):
     return found
 
 
-def policies_of_gloo_threads():
+def policies_of_gloo_threads(channel):
     """By thread."""
-    Ranks.joined().open_channel().close()
     tasks = Path("/proc/self/task").iterdir()
     return [os.sched_getscheduler(int(task.name)) for task in tasks if "gloo_tcp" in (task / "comm").read_text()]
 
