@@ -5,6 +5,7 @@ Nothing of the tests' own process is in them, and the server runs no thread but 
 """
 
 import atexit
+import ctypes
 import multiprocessing
 import os
 import runpy
@@ -12,12 +13,18 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+import traceback
 from functools import partial
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import Self
+from types import SimpleNamespace
+from typing import IO, Self
 
 import torch
+
+from pibroch.cli import launch
+from pibroch.roles import process
 
 HERE = Path(__file__).parent
 PRELOADED = [
@@ -30,6 +37,7 @@ PRELOADED = [
     "tests.warm",
 ]
 TIMEOUT_S = 120
+PR_SET_NAME = 15
 
 
 def context() -> ForkServerContext:
@@ -42,22 +50,30 @@ def context() -> ForkServerContext:
 class Program:
     """What ``subprocess.Popen([sys.executable, *arguments])`` would be. Leaving the ``with`` block kills what still runs.
 
-    What it starts by ``torch.multiprocessing.spawn`` is forked, too. Variables that libraries read while they are loaded,
+    What it starts by ``torch.multiprocessing.spawn``, and pibroch's ranks, servers and processors (:class:`Child`), are
+    forked, too. Variables that libraries read while they are loaded,
     such as ``OMP_NUM_THREADS``, come too late here.
 
     Args:
         arguments: ``-m``, a module and its arguments, or a script and its arguments.
         env: all variables; by default those of the tests.
         cwd: the folder to run in.
+        leads_session: whether it is the first process of a session of its own.
     """
 
-    def __init__(self, *arguments: object, env: dict[str, str] | None = None, cwd: Path | None = None) -> None:
+    def __init__(
+        self,
+        *arguments: object,
+        env: dict[str, str] | None = None,
+        cwd: Path | None = None,
+        leads_session: bool = False,
+    ) -> None:
         self.arguments = [str(argument) for argument in arguments]
         self._folder = tempfile.TemporaryDirectory()
         places = [str(Path(self._folder.name) / name) for name in ("stdout", "stderr")]
         for place in places:
             Path(place).touch()
-        become = (self.arguments, env or dict(os.environ), str(cwd or Path.cwd()), *places)
+        become = (self.arguments, env or dict(os.environ), str(cwd or Path.cwd()), *places, leads_session)
         self._process = context().Process(target=_become, args=become)
         self._process.start()
 
@@ -90,27 +106,127 @@ class Program:
         return subprocess.CompletedProcess(self.arguments, self.poll(), output, errors)
 
 
-def _become(arguments: list[str], env: dict[str, str], cwd: str, output: str, errors: str) -> None:
+def _become(arguments: list[str], env: dict[str, str], cwd: str, output: str, errors: str, leads_session: bool) -> None:
+    if leads_session:
+        os.setsid()
     for descriptor, place in ((1, output), (2, errors)):
         opened = os.open(place, os.O_WRONLY | os.O_APPEND)
         os.dup2(opened, descriptor)
         os.close(opened)
-    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115, as long as the process
+    os.chdir(cwd)
+    sys.path[:] = [place for place in sys.path if place != str(HERE.parent) and HERE not in (Path(place) / "x").parents]
+    torch.multiprocessing.spawn = partial(torch.multiprocessing.start_processes, start_method="fork")
+    for module in (launch, process):
+        module.subprocess = SimpleNamespace(
+            Popen=Child, TimeoutExpired=subprocess.TimeoutExpired, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL
+        )
+    try:
+        _run(arguments, env)
+    finally:
+        atexit._run_exitfuncs()
+
+
+def _run(arguments: list[str], env: dict[str, str]) -> None:
+    """What ``python`` does with its arguments."""
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115, as long as the process
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", closefd=False, buffering=1)  # noqa: SIM115
     os.environ.clear()
     os.environ |= env
-    os.chdir(cwd)
-    sys.path[:] = [place for place in sys.path if place != str(HERE.parent) and HERE not in (Path(place) / "x").parents]
     sys.orig_argv = [sys.executable, *arguments]
-    torch.multiprocessing.spawn = partial(torch.multiprocessing.start_processes, start_method="fork")
+    if arguments[0] == "-m":
+        sys.path.insert(0, os.getcwd())
+        sys.argv = arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(arguments[0]).parent))
+        sys.argv = arguments
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+class Child:
+    """What ``subprocess.Popen`` would be to pibroch when it starts its own command line: forked from who starts it.
+
+    Like a started process it has no other descriptors than its standard ones. ``/proc`` shows it by a name (:func:`title`).
+    """
+
+    def __init__(
+        self,
+        command: list[str],
+        env: dict[str, str],
+        stdin: int,
+        stdout: int | None = None,
+        stderr: IO[bytes] | None = None,
+        start_new_session: bool = False,
+    ) -> None:
+        assert command[0] == sys.executable
+        theirs: dict[int, int] = {0: os.open(os.devnull, os.O_RDONLY)} if stdin == subprocess.DEVNULL else {}
+        self.stdin = self.stdout = None
+        if stdin == subprocess.PIPE:
+            theirs[0], ours = os.pipe()
+            self.stdin = open(ours, "wb")  # noqa: SIM115, closed by who has the process
+        if stdout == subprocess.PIPE:
+            ours, theirs[1] = os.pipe()
+            self.stdout = open(ours, "rb")  # noqa: SIM115
+        copies = list(theirs.values())
+        theirs |= {} if stderr is None else {2: stderr.fileno()}
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid, self._status = os.fork(), None
+        if self.pid == 0:
+            _be_child(command[1:], env, theirs, start_new_session)
+        for descriptor in copies:
+            os.close(descriptor)
+
+    def poll(self) -> int | None:
+        if self._status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._status = os.waitstatus_to_exitcode(status) if pid else None
+        return self._status
+
+    def wait(self, timeout_s: float = TIMEOUT_S) -> int:
+        deadline = time.monotonic() + timeout_s
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(title(dict(os.environ), []), timeout_s)
+            time.sleep(0.002)
+        return self._status
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def title(env: dict[str, str], arguments: list[str]) -> str:
+    """The name of a child: its rank, or its command and number; 15 letters at most."""
+    if "--number" in arguments:
+        return f"{arguments[2]:.12} {arguments[arguments.index('--number') + 1]}"
+    return f"rank {env.get('RANK')}"
+
+
+def _be_child(arguments: list[str], env: dict[str, str], theirs: dict[int, int], leads_session: bool) -> None:
+    code = 1
     try:
-        if arguments[0] == "-m":
-            sys.path.insert(0, cwd)
-            sys.argv = arguments[1:]
-            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
-        else:
-            sys.path.insert(0, str(Path(arguments[0]).parent))
-            sys.argv = arguments
-            runpy.run_path(arguments[0], run_name="__main__")
+        if leads_session:
+            os.setsid()
+        for number, descriptor in theirs.items():
+            os.dup2(descriptor, number)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        ctypes.CDLL(None).prctl(PR_SET_NAME, title(env, arguments).encode(), 0, 0, 0)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        for name in [name for name in sys.modules if name.startswith("pibroch.cli")]:
+            del sys.modules[name]
+        _run(arguments, env)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
     finally:
         atexit._run_exitfuncs()
+        sys.stdout.flush()
+        os._exit(code)

@@ -14,10 +14,10 @@ STILL_S = 1.0  # a hundred steps
 
 
 class Forked:
-    """As far as it is needed here, what ``subprocess.Popen`` of the launcher would be; see :mod:`forked_launcher`."""
+    """As far as it is needed here, what ``subprocess.Popen`` of the launcher would be."""
 
     def __init__(self, *arguments):
-        self._program = Program(Path(__file__).with_name("forked_launcher.py"), *arguments)
+        self._program = Program("-m", "pibroch", *arguments, leads_session=True)
         self.pid, self.poll, self.close = self._program.pid, self._program.poll, self._program.__exit__
 
     @property
@@ -113,12 +113,12 @@ def processes_of(process_id, command):
     found = {}
     for folder in Path("/proc").iterdir():
         try:
-            line = (folder / "cmdline").read_bytes().split(b"\0")
+            name, _, number = (folder / "comm").read_text().strip().rpartition(" ")
             parent = _parent(folder)
         except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
             continue
-        if command.encode() in line and parent == process_id:
-            found[int(line[line.index(b"--number") + 1])] = int(folder.name)
+        if name and command.startswith(name) and parent == process_id:
+            found[int(number)] = int(folder.name)
     return found
 
 

@@ -1,7 +1,6 @@
 """`pibroch train --by-role` under torchrun: some of its processes train, the others serve them, and all end together."""
 
 import json
-import os
 import shutil
 import signal
 import sys
@@ -9,40 +8,51 @@ from pathlib import Path
 
 import pytest
 import training_cases as cases
-from crew import Crew, wait_until
+from crew import Crew, steps, wait_until
 from test_processors_train import RAGGED, check_same_run
 
 from certificates import authority, signed
 from pibroch.config import to_toml
+from pibroch.ports import free_port
 from pibroch.rpc.secret import new_secret
-from small_run import make_config
+from small_run import make_config, start_command
 
+ENDS_S = 20.0
 CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(CHECKOUT))
 
 from benchmarks.lab import Lab, obstacle  # noqa: E402
 
-
-def torchrun(num_processes):
-    return [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        str(num_processes),
-        "-m",
-        "pibroch",
-    ]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "6", "-m", "pibroch"]
 
 
-def test_roles_under_torchrun_end_with_the_same_bits(worlds, data, tmp_path):
-    recipe, run, expected = tmp_path / "roles.toml", tmp_path / "run", tmp_path / "expected"
-    worlds(2).run(cases.train, make_config(data, *RAGGED).model_dump(), str(expected))
+ONE_SERVER_ALONE = [
+    argument
+    for change in ("embedding.servers=1", "data.processors=0", "embedding.oracle=replicated")
+    for argument in ("--set", change)
+]
+
+
+@pytest.fixture
+def recipe(data, tmp_path):
+    path = tmp_path / "roles.toml"
     lookahead = ["embedding.exchange=lookahead", "embedding.lookahead=5", "embedding.oracle=central"]
     own = [*lookahead, "embedding.servers=2", "data.processors=1"]
-    recipe.write_text(to_toml(make_config(data, *RAGGED, *own).model_dump()))
-    with Crew(recipe, "--run-dir", run, "--by-role", program=torchrun(6)) as crew:
+    path.write_text(to_toml(make_config(data, *RAGGED, *own).model_dump()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(worlds, data, tmp_path_factory):
+    """A run of two ranks that do everything themselves."""
+    folder = tmp_path_factory.mktemp("expected") / "run"
+    worlds(2).run(cases.train, make_config(data, *RAGGED).model_dump(), str(folder))
+    return folder
+
+
+def test_roles_under_torchrun_end_with_the_same_bits(recipe, expected, tmp_path):
+    run = tmp_path / "run"
+    with Crew(recipe, "--run-dir", run, "--by-role", program=TORCHRUN) as crew:
         assert crew.end() == 0, crew.output
     check_same_run(run, expected)
     summary = json.loads((run / "summary.json").read_text())
@@ -50,32 +60,34 @@ def test_roles_under_torchrun_end_with_the_same_bits(worlds, data, tmp_path):
     assert crew.output.count("test AUC") == 1 and "stopped" not in crew.output, crew.output
     assert {path.parent.name for path in run.glob("*/0.log")} == {"servers", "processors", "oracle"}
 
-    endless = tmp_path / "endless"
-    fewer = ["embedding.servers=1", "data.processors=0", "embedding.oracle=replicated", "train.epochs=1000"]
-    own = [argument for change in fewer for argument in ("--set", change)]
-    with Crew(recipe, "--run-dir", endless, "--by-role", *own, program=torchrun(2)) as crew:
-        ranks = crew.wait_for_step(endless, 5)
-        os.kill(ranks[1], signal.SIGKILL)
-        assert crew.end() == 1
-        wait_until(crew.is_gone, 5)
+
+def test_a_killed_server_ends_the_run(recipe, tmp_path):
+    """Under a launcher that is not torchrun."""
+    run = tmp_path / "run"
+    arguments = ["train", recipe, "--run-dir", run, "--by-role", "--set", "train.epochs=1000", *ONE_SERVER_ALONE]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    with (
+        start_command(*arguments, env=place | {"RANK": "0", "LOCAL_RANK": "0"}) as trainer,
+        start_command(*arguments, env=place | {"RANK": "1", "LOCAL_RANK": "1"}) as server,
+    ):
+        wait_until(lambda: steps(run) >= 5 or trainer.poll() is not None)
+        server.send_signal(signal.SIGKILL)
+        ended = trainer.end(ENDS_S)
+    assert ended.returncode == 1 and "'embedding0' out of reach" in ended.stderr, ended.stderr
 
 
 @pytest.mark.skipif(obstacle() is not None or shutil.which("openssl") is None, reason="needs a lab, and openssl")
-def test_roles_on_two_hosts_meet_by_secret_and_tls(worlds, data, tmp_path):
-    """A launcher that is not torchrun; trainers on one host, most of those who serve them on the other."""
-    recipe, run, expected = tmp_path / "roles.toml", tmp_path / "run", tmp_path / "expected"
-    worlds(2).run(cases.train, make_config(data, *RAGGED).model_dump(), str(expected))
-    lookahead = ["embedding.exchange=lookahead", "embedding.lookahead=5", "embedding.oracle=central"]
-    own = [*lookahead, "embedding.servers=2", "data.processors=1"]
-    recipe.write_text(to_toml(make_config(data, *RAGGED, *own).model_dump()))
+def test_roles_on_two_hosts_meet_by_secret_and_tls(recipe, expected, tmp_path):
+    """Trainers on one host, most of those who serve them on the other."""
+    run = tmp_path / "run"
     command = [sys.executable, "-m", "pibroch", "train", str(recipe), "--by-role", "--run-dir"]
     tls = ",".join(map(str, signed(tmp_path, "worker", authority(tmp_path, "job"))))
+    with Lab(hosts=2) as lab:
+        refused = lab.run([*command, str(tmp_path / "refused"), *ONE_SERVER_ALONE], timeout_s=60)
+    assert refused.exit_codes[refused.first_failed] == 2
+    assert "no secret for workers on several machines" in refused.outputs[refused.first_failed]
     with Lab(hosts=2, ranks_per_host=3) as lab:
-        refused = lab.run([*command, str(tmp_path / "refused")], timeout_s=60)
-        ended = lab.run(
-            [*command, str(run)], env={"PIBROCH_RPC_SECRET": new_secret(), "PIBROCH_SERVERS_TLS": tls}, timeout_s=120
-        )
-    first = refused.first_failed
-    assert refused.exit_codes[first] == 2 and "no secret for workers on several machines" in refused.outputs[first]
+        variables = {"PIBROCH_RPC_SECRET": new_secret(), "PIBROCH_SERVERS_TLS": tls}
+        ended = lab.run([*command, str(run)], env=variables, timeout_s=120)
     assert ended.exit_codes == (0,) * 6, ended.outputs
     check_same_run(run, expected)

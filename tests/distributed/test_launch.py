@@ -18,12 +18,18 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 @pytest.fixture
 def recipe(data, tmp_path):
-    path = tmp_path / "recipe.toml"
-    path.write_text(to_toml(make_config(data, "train.steps=12", "train.evaluate_every=6").model_dump()))
+    return written(tmp_path, data)
+
+
+def written(folder, data, *more):
+    path = folder / "recipe.toml"
+    path.write_text(to_toml(make_config(data, "train.steps=12", "train.evaluate_every=6", *more).model_dump()))
     return path
 
 
-def test_ranks_and_torchrun_end_with_the_same_bits(recipe, tmp_path):
+def test_ranks_and_torchrun_end_with_the_same_bits(data, tmp_path):
+    """Nothing is forked here, embedding servers included."""
+    recipe = written(tmp_path, data, "embedding.exchange=lookahead", "embedding.lookahead=2", "embedding.servers=1")
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     with (
         Crew(recipe, "--run-dir", ours, "--ranks", 2, program=command()) as crew,
