@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Sequence
 from functools import partial
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -50,8 +51,8 @@ def context() -> ForkServerContext:
 class Program:
     """What ``subprocess.Popen([sys.executable, *arguments])`` would be. Leaving the ``with`` block kills what still runs.
 
-    What it starts by ``torch.multiprocessing.spawn``, and pibroch's ranks, servers and processors (:class:`Child`), are
-    forked, too. Variables that libraries read while they are loaded,
+    What it starts by ``torch.multiprocessing.spawn``, pibroch's ranks, servers and processors, and what torchrun starts
+    (:class:`Child`), are forked, too. Variables that libraries read while they are loaded,
     such as ``OMP_NUM_THREADS``, come too late here.
 
     Args:
@@ -120,6 +121,10 @@ def _become(arguments: list[str], env: dict[str, str], cwd: str, output: str, er
         module.subprocess = SimpleNamespace(
             Popen=Child, TimeoutExpired=subprocess.TimeoutExpired, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL
         )
+    if "torch.distributed.run" in arguments:
+        from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+        subprocess_handler.Popen = Child
     try:
         _run(arguments, env)
     finally:
@@ -145,21 +150,21 @@ def _run(arguments: list[str], env: dict[str, str]) -> None:
 
 
 class Child:
-    """What ``subprocess.Popen`` would be to pibroch when it starts its own command line: forked from who starts it.
+    """What ``subprocess.Popen`` would be to who starts a program in Python: forked from who starts it.
 
     Like a started process it has no other descriptors than its standard ones. ``/proc`` shows it by a name (:func:`title`).
     """
 
     def __init__(
         self,
-        command: list[str],
+        args: Sequence[str],
         env: dict[str, str],
-        stdin: int,
+        stdin: int | None = None,
         stdout: int | None = None,
         stderr: IO[bytes] | None = None,
         start_new_session: bool = False,
     ) -> None:
-        assert command[0] == sys.executable
+        assert args[0] == sys.executable
         theirs: dict[int, int] = {0: os.open(os.devnull, os.O_RDONLY)} if stdin == subprocess.DEVNULL else {}
         self.stdin = self.stdout = None
         if stdin == subprocess.PIPE:
@@ -174,7 +179,7 @@ class Child:
         sys.stderr.flush()
         self.pid, self._status = os.fork(), None
         if self.pid == 0:
-            _be_child(command[1:], env, theirs, start_new_session)
+            _be_child([each for each in args[1:] if each != "-u"], env, theirs, start_new_session)
         for descriptor in copies:
             os.close(descriptor)
 

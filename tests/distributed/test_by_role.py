@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import training_cases as cases
-from crew import Crew, steps, wait_until
+from crew import steps, wait_until
 from test_processors_train import RAGGED, check_same_run
 
 from certificates import authority, signed
+from forked import Program
 from pibroch.config import to_toml
 from pibroch.ports import free_port
 from pibroch.rpc.secret import new_secret
@@ -23,7 +24,7 @@ sys.path.insert(0, str(CHECKOUT))
 
 from benchmarks.lab import Lab, obstacle  # noqa: E402
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "6", "-m", "pibroch"]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "6", "-m", "pibroch"]
 
 
 ONE_SERVER_ALONE = [
@@ -52,12 +53,14 @@ def expected(worlds, data, tmp_path_factory):
 
 def test_roles_under_torchrun_end_with_the_same_bits(recipe, expected, tmp_path):
     run = tmp_path / "run"
-    with Crew(recipe, "--run-dir", run, "--by-role", program=TORCHRUN) as crew:
-        assert crew.end() == 0, crew.output
+    with Program(*TORCHRUN, "train", recipe, "--run-dir", run, "--by-role") as torchrun:
+        ended = torchrun.end()
+    output = ended.stdout + ended.stderr
+    assert ended.returncode == 0, output
     check_same_run(run, expected)
     summary = json.loads((run / "summary.json").read_text())
     assert summary["world_size"] == 2 and summary["bytes_by_purpose"]["data"] > 0
-    assert crew.output.count("test AUC") == 1 and "stopped" not in crew.output, crew.output
+    assert output.count("test AUC") == 1 and "stopped" not in output, output
     assert {path.parent.name for path in run.glob("*/0.log")} == {"servers", "processors", "oracle"}
 
 

@@ -2,8 +2,6 @@
 
 import ast
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 from forked import Program
@@ -24,8 +22,8 @@ def test_own_model_learns_and_takes_few_lines():
 
 def test_distributed_dlrm_learns_on_two_ranks_and_takes_few_lines():
     path = EXAMPLES / "distributed_dlrm.py"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    ran = subprocess.run([*torchrun, path], capture_output=True, text=True, timeout=200, check=False)
+    with Program("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, path) as torchrun:
+        ran = torchrun.end(200)
     assert ran.returncode == 0, ran.stderr
     losses = {int(rank): float(loss) for rank, loss in re.findall(r"rank (\d): log loss (\d\.\d+)", ran.stdout)}
     assert losses.keys() == {0, 1}

@@ -1,6 +1,6 @@
 """Every example runs, and what it prints shows that it learned.
 
-Two run exactly as a user would run them; the others are forked, which saves each process two seconds of imports.
+Two start as a user starts them; the others are forked, which saves each process two seconds of imports.
 """
 
 import os
@@ -112,7 +112,7 @@ def test_actor_critic():
 
 
 def test_federated():
-    rounds = re.findall(r"round (\d+): accuracy ([\d.]+) with (.*)", run_by_hand("federated"))
+    rounds = re.findall(r"round (\d+): accuracy ([\d.]+) with (.*)", run("federated"))
     assert [int(number) for number, _, _ in rounds] == list(range(20))
     takers = [names.split(", ") for _, _, names in rounds]
     assert takers[0] == ["client1", "client2"]
