@@ -52,7 +52,7 @@ def curve(folder):
 def test_real_ranks_killed_and_resumed_end_with_the_files_of_alltoall(data, tmp_path):
     recipes = {}
     for exchange in ("alltoall", "lookahead"):
-        more = ["embedding.lookahead=5"] if exchange == "lookahead" else []
+        more = ["embedding.lookahead=5", "embedding.compress=true"] if exchange == "lookahead" else []
         config = make_config(data, *COMMON, "train.epochs=4", f"embedding.exchange={exchange}", *more)
         recipes[exchange] = tmp_path / f"{exchange}.toml"
         recipes[exchange].write_text(to_toml(config.model_dump()))
