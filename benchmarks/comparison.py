@@ -52,8 +52,15 @@ class Arena:
         self._contenders = contenders
         self.versions: dict[str, str] = {}
 
-    def compare(self, case: Case, phases: tuple[str, ...], schedule: Schedule, without: frozenset[str]) -> Outcome:
-        """Measure a case with all contenders but those in ``without``.
+    def compare(
+        self,
+        case: Case,
+        phases: tuple[str, ...],
+        schedule: Schedule,
+        without: frozenset[str],
+        unlike: frozenset[str] = frozenset(),
+    ) -> Outcome:
+        """Measure a case with all contenders but those in ``without``; those in ``unlike`` need not agree with the others.
 
         Raises:
             BenchmarkError: when a contender fails or two disagree; nothing is measured then.
@@ -61,7 +68,7 @@ class Arena:
         active = [contender for contender in self._contenders if contender.spec.label not in without]
         for contender in active:
             self.versions |= contender.setup(case)
-        agreement = check_agreement(active)
+        agreement = check_agreement([contender for contender in active if contender.spec.label not in unlike])
         times = {phase: measure(active, phase, schedule) for phase in phases}
         return Outcome(times, {contender.spec.label: contender.memory() for contender in active}, agreement)
 

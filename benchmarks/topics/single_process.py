@@ -1,4 +1,4 @@
-"""Training DLRM in one process: pibroch, plain torch, TorchRec on FBGEMM.
+"""Training DLRM in one process: pibroch, plain torch, TorchRec on FBGEMM, and what no embeddings at all would take.
 
 The same model, starting weights, batches, optimizers and number of threads for all. The peer is shown in three forms: as
 its users train (planner and ``DistributedModelParallel``), as its unsharded fused collection, and as FBGEMM's operator with
@@ -21,7 +21,7 @@ from benchmarks.results import Report, Row
 from benchmarks.runner import QUICK, Schedule, Times
 from benchmarks.workloads import Workload, sample_path
 
-TORCH = "plain torch"
+TORCH, IDEAL = "plain torch", "dense model alone"
 TORCHREC_FORMS = {
     "FBGEMM TBE": "dlrm_fbgemm",
     "TorchRec fused EBC": "dlrm_torchrec_fused",
@@ -61,7 +61,7 @@ def settings(quick: bool) -> list[Setting]:
 def run(options: Options) -> Report:
     """Measure all settings."""
     forms = dict(list(TORCHREC_FORMS.items())[:1]) if options.quick else TORCHREC_FORMS
-    lineup = Lineup.of({OURS: "dlrm_pibroch", TORCH: "dlrm_torch"}, forms)
+    lineup = Lineup.of({OURS: "dlrm_pibroch", TORCH: "dlrm_torch", IDEAL: "dlrm_ideal_pibroch"}, forms)
     schedule = QUICK if options.quick else Schedule()
     load, notes = ForeignLoad(), list(lineup.notes)
     rows: list[Row] = []
@@ -72,7 +72,7 @@ def run(options: Options) -> Report:
         without = frozenset({TORCH} if setting.optimizer == "rowwise_adagrad" else ())
         specs = tuple(spec for spec in lineup.specs if spec.label not in without)
         with arena(specs, load) as contenders:  # a fresh process per setting, so that peak memory is its own
-            outcome = contenders.compare(case, ("step",), schedule, without)
+            outcome = contenders.compare(case, ("step",), schedule, without, unlike=frozenset({IDEAL}))
             versions |= contenders.versions
         rows += case_rows(setting, case, outcome)
         notes += [headline(setting, outcome), f"{setting}: {outcome.agreement}"]
@@ -86,6 +86,7 @@ MEANINGS = (
     "a step: forward, backward, dense and sparse update of a batch that lies in memory",
     "`pibroch_over_it`: how many times as many samples pibroch trained in the same time, median over the rounds",
     "`peak_mb`: most resident memory of the whole process; `over_baseline_mb`: of it, what came after imports",
+    f"{IDEAL}: pibroch's, with embeddings that are there already and never updated; no exchange could train faster with it",
     "`parameters_and_state_mb`: embedding weights and optimizer state, the least there can be",
 )
 
@@ -126,16 +127,20 @@ def case_rows(setting: Setting, case: Case, outcome: Outcome) -> list[Row]:
 
 
 def headline(setting: Setting, outcome: Outcome) -> str:
-    """One line: pibroch against plain torch and against the fastest form of TorchRec."""
+    """One line: pibroch against plain torch and the fastest form of TorchRec, and how far its dense model alone would come."""
     times = outcome.times["step"]
-    parts = [f"{_ratio(times, TORCH)} plain torch"] if TORCH in times else []
+    peers = {TORCH: TORCH} if TORCH in times else {}
     forms = [label for label in times if label in TORCHREC_FORMS]
     if forms:
         fastest = min(forms, key=lambda label: times[label].percentile(50))
-        parts.append(f"{_ratio(times, fastest)} TorchRec ({fastest})")
-    return f"**{setting}: pibroch trains {' and '.join(parts)}**" if parts else f"{setting}: no peer"
+        peers[fastest] = f"TorchRec ({fastest})"
+    if not peers:
+        return f"{setting}: no peer"
+    reached = " and ".join(f"{_ratio(times, label, OURS)} {name}" for label, name in peers.items())
+    possible = " and ".join(_ratio(times, label, IDEAL) for label in peers)
+    return f"**{setting}: pibroch trains {reached}; its {IDEAL} {possible}**"
 
 
-def _ratio(times: dict[str, Times], label: str) -> str:
-    ratios = sorted(times[label].ratios_to(times[OURS]))
+def _ratio(times: dict[str, Times], label: str, to: str) -> str:
+    ratios = sorted(times[label].ratios_to(times[to]))
     return f"{ratios[len(ratios) // 2]:.2f}x ({ratios[0]:.2f} to {ratios[-1]:.2f})"

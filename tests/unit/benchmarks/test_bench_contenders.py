@@ -110,12 +110,14 @@ def test_an_unknown_worker_says_how_to_look(small_case):
 
 def test_rows_of_single_process_reach_the_files(small_case, tmp_path):
     setting = single_process.Setting("zipf", "adagrad", 4)
-    lineup = Lineup.of({OURS: "dlrm_pibroch", single_process.TORCH: "dlrm_torch"}, {})
+    here = {OURS: "dlrm_pibroch", single_process.TORCH: "dlrm_torch", single_process.IDEAL: "dlrm_ideal_pibroch"}
+    lineup = Lineup.of(here, {})
     with arena(lineup.specs, ForeignLoad()) as contenders:
-        outcome = contenders.compare(small_case, ("step",), SHORT, frozenset())
+        unlike = frozenset({single_process.IDEAL})
+        outcome = contenders.compare(small_case, ("step",), SHORT, frozenset(), unlike)
         assert {"pibroch", "torch", "numba"} <= set(contenders.versions)
     rows = single_process.case_rows(setting, small_case, outcome)
-    assert [row["contender"] for row in rows] == [OURS, single_process.TORCH]
+    assert [row["contender"] for row in rows] == list(here)
     assert rows[0]["pibroch_over_it"] == rows[1]["over_torch"] == 1.0
     assert set(single_process.COLUMNS) <= set(rows[0])
     assert "plain torch" in single_process.headline(setting, outcome)
