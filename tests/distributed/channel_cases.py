@@ -93,9 +93,23 @@ def traffic(channel):
 
 
 def policies_of_gloo_threads(channel):
-    """By thread."""
+    """Those of a channel that was just opened, and those that somebody then gave them, after another one was opened."""
+    before = gloo_threads()
+    first = channel.ranks.open_channel()
+    threads = gloo_threads() - before
+    ours = [os.sched_getscheduler(thread) for thread in threads]
+    for thread in threads:
+        os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+    second = channel.ranks.open_channel()
+    chosen = [os.sched_getscheduler(thread) for thread in threads]
+    second.close()
+    first.close()
+    return ours, chosen
+
+
+def gloo_threads():
     tasks = Path("/proc/self/task").iterdir()
-    return [os.sched_getscheduler(int(task.name)) for task in tasks if "gloo_tcp" in (task / "comm").read_text()]
+    return {int(task.name) for task in tasks if "gloo_tcp" in (task / "comm").read_text()}
 
 
 def sum_and_end(rank, port):

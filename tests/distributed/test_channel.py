@@ -103,8 +103,9 @@ def test_a_program_may_end_right_after_a_sum():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux's scheduler")
 def test_gloos_threads_wait_for_their_turn(worlds):
-    for policies in worlds(2).run(cases.policies_of_gloo_threads):
-        assert policies and set(policies) == {os.SCHED_BATCH}
+    for ours, chosen in worlds(2).run(cases.policies_of_gloo_threads):
+        assert ours and set(ours) == {os.SCHED_BATCH}
+        assert set(chosen) == {os.SCHED_IDLE}
 
 
 def test_ranks_without_a_group_are_refused():
