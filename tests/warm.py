@@ -1,5 +1,6 @@
 """Loaded by the server that processes are forked from: a training step, so that they need not load kernels one by one."""
 
+import gc
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -33,3 +34,4 @@ def train_a_step() -> None:
 torch.set_num_threads(1)
 with suppress(Exception):  # whatever is wrong is for the tests to say
     train_a_step()
+gc.freeze()  # forked processes need not walk through a million objects of the libraries, nor copy their pages

@@ -1,9 +1,8 @@
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from forked import Program
 from pibroch.cli import bench
 from pibroch.errors import MissingDependencyError, StorageError
 
@@ -11,8 +10,8 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 def pibroch(*arguments, cwd=CHECKOUT):
-    command = [sys.executable, "-m", "pibroch.cli.main", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+    with Program("-m", "pibroch", *arguments, cwd=cwd) as program:
+        return program.end()
 
 
 def test_without_a_name_topics_are_listed():

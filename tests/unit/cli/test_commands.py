@@ -1,12 +1,11 @@
 import json
 import signal
-import subprocess
 import time
 
 import pytest
 
 from pibroch.config import to_toml
-from small_run import command, make_config, run_command, run_installed
+from small_run import make_config, run_command, run_installed, start_command
 
 
 @pytest.fixture
@@ -36,15 +35,14 @@ def test_train_evaluate_report(recipe, data, tmp_path):
 
 def test_an_interrupted_run_ends_cleanly_and_goes_on(recipe, tmp_path):
     run = tmp_path / "run"
-    arguments = command("train", recipe, "--run-dir", run, "--set", "train.epochs=200")
-    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as process:
+    with start_command("train", recipe, "--run-dir", run, "--set", "train.epochs=200") as process:
         deadline = time.monotonic() + 100
         while not (run / "checkpoints" / "step-00000007").exists() and process.poll() is None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        errors = process.communicate(timeout=60)[1]
-    assert process.returncode == 130 and "--resume" in errors and "Traceback" not in errors
+        ended = process.end()
+    assert ended.returncode == 130 and "--resume" in ended.stderr and "Traceback" not in ended.stderr
 
 
 def test_roles_are_shown_and_nothing_is_run(tmp_path):
