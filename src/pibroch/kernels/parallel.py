@@ -1,8 +1,7 @@
 """Run a kernel on several threads, each on its own range.
 
-Kernels release the GIL, so a few standing Python threads are enough: handing a range over costs about 50 microseconds.
-An OpenMP team would be a second one beside torch's, and two teams that spin on the same cores stall each other for
-milliseconds. Threads take ranges, never shares of a sum, so results do not depend on their number.
+The threads are torch's (:mod:`pibroch.kernels.team`); a few standing Python threads where those cannot be had. Threads take
+ranges, never shares of a sum, so results do not depend on their number.
 """
 
 from __future__ import annotations
@@ -15,6 +14,8 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+
+from pibroch.kernels import team
 
 MIN_ITEMS_PER_THREAD = 512
 
@@ -47,6 +48,8 @@ def run_ranges(kernel: Callable[..., Any], bounds: list[int], *args: Any) -> lis
     """As :func:`run`, with the ranges given: the i-th is ``bounds[i]`` to ``bounds[i + 1]``. Returns their results in order."""
     if len(bounds) <= 2:
         return [kernel(*args, bounds[0], bounds[-1])]
+    if team.can_run(kernel):
+        return team.run(kernel, bounds, *args)
     pool = _pool(num_threads() - 1, os.getpid())
     pending: list[Future[Any]] = [pool.submit(kernel, *args, start, stop) for start, stop in pairwise(bounds[1:])]
     try:
