@@ -11,6 +11,7 @@ after a product of matrices (caches cold, torch's threads asleep) 110 to 140 and
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from collections.abc import Callable
 from functools import cache, lru_cache
@@ -32,6 +33,7 @@ from pibroch.kernels.policy import kernel as compiled
 ENTRIES = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 PREFIX = "pibroch_team_"  # of the names by which compiled code knows torch's OpenMP
 FAILED = np.iinfo(np.int64).min
+_is_lost = False  # in a process forked from one that has used its team
 _INT32, _INT64, _ADDRESS = ir.IntType(32), ir.IntType(64), ir.IntType(8).as_pointer()
 
 
@@ -49,8 +51,12 @@ def is_there() -> bool:
 
 
 def can_run(kernel: Callable[..., Any]) -> bool:
-    """Whether a kernel can run on torch's team: compiled, and called by the main thread (each caller has a team of its own)."""
-    return isinstance(kernel, Dispatcher) and threading.current_thread() is threading.main_thread() and is_there()
+    """Whether a kernel can run on torch's team: compiled, and called by the main thread (each caller has a team of its own).
+
+    Not in a process forked from one that has used its team: the threads are not there, and OpenMP would wait for them.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    return isinstance(kernel, Dispatcher) and is_main and not _is_lost and is_there()
 
 
 def run(kernel: Callable[..., Any], bounds: list[int], *args: Any) -> list[int]:
@@ -80,6 +86,14 @@ def _launcher(kernel: Any) -> Callable[..., None]:
     scope = {"__name__": python.__module__, "kernel": kernel, "run_on_team": run_on_team}
     exec(compile(text, python.__code__.co_filename, "exec"), scope)
     return compiled(scope[name])
+
+
+def _look_for_loss() -> None:
+    global _is_lost
+    _is_lost = _is_lost or _launcher.cache_info().currsize > 0
+
+
+os.register_at_fork(after_in_child=_look_for_loss)
 
 
 def _run_on_team(typingctx: Any, kernel: Any, bounds: Any, results: Any, num_threads: Any, args: Any) -> Any:

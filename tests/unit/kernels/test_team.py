@@ -1,5 +1,7 @@
 import os
+import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -69,6 +71,24 @@ def test_another_thread_than_the_main_one_has_no_team(threads):
     thread.join(60)
     assert found == [False] and team.can_run(fill)
     assert np.array_equal(numbers, np.arange(10_000))
+
+
+def test_a_process_forked_from_one_that_used_its_team_does_without(threads):
+    parallel.run(fill, 10_000, np.zeros(10_000, np.int64))
+    child = os.fork()
+    if child == 0:
+        numbers = np.zeros(10_000, np.int64)
+        parallel.run(fill, 10_000, numbers)
+        os._exit(int(team.can_run(fill) or not np.array_equal(numbers, np.arange(10_000))))
+    deadline = time.monotonic() + 60
+    ended = (0, 0)
+    while ended[0] == 0 and time.monotonic() < deadline:
+        ended = os.waitpid(child, os.WNOHANG)
+        time.sleep(0.01)
+    if ended[0] == 0:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert ended == (child, 0)
 
 
 def test_a_kernel_without_memory_says_so(threads):
