@@ -33,7 +33,7 @@ from pibroch.kernels.policy import kernel as compiled
 ENTRIES = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 PREFIX = "pibroch_team_"  # of the names by which compiled code knows torch's OpenMP
 FAILED = np.iinfo(np.int64).min
-_is_lost = False  # in a process forked from one that has used its team
+_is_lost = False  # in a forked process
 _INT32, _INT64, _ADDRESS = ir.IntType(32), ir.IntType(64), ir.IntType(8).as_pointer()
 
 
@@ -53,7 +53,7 @@ def is_there() -> bool:
 def can_run(kernel: Callable[..., Any]) -> bool:
     """Whether a kernel can run on torch's team: compiled, and called by the main thread (each caller has a team of its own).
 
-    Not in a process forked from one that has used its team: the threads are not there, and OpenMP would wait for them.
+    Not in a forked process: OpenMP would wait for threads that are not there where the parent, torch included, has used them.
     """
     is_main = threading.current_thread() is threading.main_thread()
     return isinstance(kernel, Dispatcher) and is_main and not _is_lost and is_there()
@@ -88,12 +88,12 @@ def _launcher(kernel: Any) -> Callable[..., None]:
     return compiled(scope[name])
 
 
-def _look_for_loss() -> None:
+def _lose() -> None:
     global _is_lost
-    _is_lost = _is_lost or _launcher.cache_info().currsize > 0
+    _is_lost = True
 
 
-os.register_at_fork(after_in_child=_look_for_loss)
+os.register_at_fork(after_in_child=_lose)
 
 
 def _run_on_team(typingctx: Any, kernel: Any, bounds: Any, results: Any, num_threads: Any, args: Any) -> Any:
