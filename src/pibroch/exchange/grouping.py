@@ -69,17 +69,20 @@ def group(ids: BatchIds, bounds: list[int] | None = None) -> Grouped:
         grouping.sample_major_sequence(ids.offsets, ids.num_features, sequence)
     else:
         sequence = rising(num_ids)
-    rows, order, segments = np.empty(num_ids, np.int64), np.empty(num_ids, np.int32), np.empty(num_ids, np.int32)
+    rows, order, segments = np.empty(num_ids, np.int64), np.empty(num_ids, np.int32), np.empty(num_ids + 1, np.int32)
     counts = parallel.run_ranges(grouping.dedupe, bounds, ids.row_ids, sequence, rows, segments, order)
-    spans = [slice(start, start + count) for start, count in zip(bounds, counts, strict=False)]
-    rows = np.concatenate([rows[span] for span in spans])
-    segments = np.concatenate([*(segments[span] for span in spans), [np.int32(num_ids)]], dtype=np.int32)
+    num_rows = 0
+    for start, count in zip(bounds, counts, strict=False):
+        for found in (rows, segments):
+            found[num_rows : num_rows + count] = found[start : start + count]
+        num_rows += count
+    segments[num_rows] = num_ids
     if ids.one_hot:
         source = one_hot_sources(num_ids, ids.num_features)
     else:
         source = np.empty(num_ids, np.int32)
         pooling.gradient_sources(ids.offsets, ids.num_features, source)
-    return Grouped(rows, segments, order, source, ids.scale)
+    return Grouped(rows[:num_rows], segments[: num_rows + 1], order, source, ids.scale)
 
 
 def table_bounds(ids: BatchIds) -> list[int]:
@@ -88,9 +91,13 @@ def table_bounds(ids: BatchIds) -> list[int]:
     parts = 1 if ids.shares_tables else max(1, min(parallel.num_threads(), num_ids // IDS_PER_THREAD))
     if parts == 1:
         return [0, num_ids]
-    begins = ids.offsets[:: ids.num_samples]
-    nearest = np.searchsorted(begins, [num_ids * part // parts for part in range(1, parts)])
-    return [0, *sorted({int(begins[place]) for place in nearest} - {0, num_ids}), num_ids]
+    targets = [num_ids * part // parts for part in range(1, parts)]
+    if ids.one_hot:
+        inner = {-(-target // ids.num_samples) * ids.num_samples for target in targets}
+    else:
+        begins = ids.offsets[:: ids.num_samples]
+        inner = {int(begins[place]) for place in np.searchsorted(begins, targets)}
+    return [0, *sorted(inner - {0, num_ids}), num_ids]
 
 
 def is_one_hot(batch: JaggedBatch) -> bool:

@@ -11,7 +11,10 @@ from pibroch.embedding.rows import read_rows, rising, update_rows
 from pibroch.exchange.base import Exchange
 from pibroch.exchange.grouping import BatchIds, group, is_one_hot, pooling_scale, table_bounds
 from pibroch.exchange.rows import pool, row_id_error
+from pibroch.kernels import parallel
 from pibroch.kernels.gather_pool import numba as pooling
+
+BAGS_PER_THREAD = 8192  # bags below which a further thread is not worth waking to look at their ids
 
 
 class LocalExchange(Exchange):
@@ -28,9 +31,13 @@ class LocalExchange(Exchange):
         space = self.row_space
         offsets, values = batch.offsets.numpy(), batch.values.numpy()
         row_ids = np.empty(len(values), np.int64)
-        bad = pooling.resolve_rows(values, offsets, space.first_row_of_feature, space.num_rows_of_feature, row_ids)
-        if bad >= 0:
-            raise row_id_error(space.features, space.num_rows_of_feature, batch, int(bad))
+        bad = parallel.run(
+            pooling.resolve_rows, len(offsets) - 1, values, offsets, space.first_row_of_feature,
+            space.num_rows_of_feature, row_ids, grain=BAGS_PER_THREAD,
+        )  # fmt: skip
+        if max(bad) >= 0:
+            first_bad = min(position for position in bad if position >= 0)
+            raise row_id_error(space.features, space.num_rows_of_feature, batch, first_bad)
         scale = pooling_scale(batch, space.mean_of_feature)
         ids = BatchIds(row_ids, offsets, scale, is_one_hot(batch), len(space.features), space.shares_tables)
         records, rows = self.shard.records, row_ids

@@ -30,7 +30,7 @@ def _pool(num_workers: int, process_id: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(num_workers, thread_name_prefix="pibroch-kernel")
 
 
-def run(kernel: Callable[..., Any], num_items: int, *args: Any, grain: int = MIN_ITEMS_PER_THREAD) -> None:
+def run(kernel: Callable[..., Any], num_items: int, *args: Any, grain: int = MIN_ITEMS_PER_THREAD) -> list[Any]:
     """Call ``kernel(*args, start, stop)`` for disjoint ranges that cover ``range(num_items)``; blocks until all are done.
 
     Args:
@@ -38,10 +38,13 @@ def run(kernel: Callable[..., Any], num_items: int, *args: Any, grain: int = MIN
         num_items: length of the range.
         args: the kernel's arguments before ``start`` and ``stop``.
         grain: items below which a further thread is not worth waking.
+
+    Returns:
+        The kernel's results, in the order of the ranges.
     """
     parts = max(1, min(num_threads(), num_items // grain))
     bounds = [num_items * part // parts for part in range(parts + 1)]
-    run_ranges(kernel, bounds, *args)
+    return run_ranges(kernel, bounds, *args)
 
 
 def run_ranges(kernel: Callable[..., Any], bounds: list[int], *args: Any) -> list[Any]:

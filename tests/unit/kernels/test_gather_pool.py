@@ -75,13 +75,30 @@ def test_resolve_finds_the_first_bad_id(bad):
     values = np.array([0, 1, 2, 9, 8, 7])
     first, limit = np.array([0, 100]), np.array([10, 10])
     rows = np.empty(6, np.int64)
-    assert fast.resolve_rows(values, offsets, first, limit, rows) == -1
+    assert fast.resolve_rows(values, offsets, first, limit, rows, 0, 6) == -1
     expected, position = naive.resolve_rows(values, offsets, first, limit)
     assert position == -1
     assert rows.tolist() == expected.tolist() == [0, 1, 2, 109, 108, 107]
     values[4] = values[5] = bad
-    assert fast.resolve_rows(values, offsets, first, limit, rows) == 4
+    assert fast.resolve_rows(values, offsets, first, limit, rows, 0, 6) == 4
     assert naive.resolve_rows(values, offsets, first, limit)[1] == 4
+
+
+def test_resolve_looks_at_the_bags_of_its_range_alone():
+    offsets = np.array([0, 2, 2, 3, 3, 5, 7])  # three features, two samples
+    values = np.array([0, 99, 1, 1, 99, 2, 2])
+    first, limit = np.array([0, 10, 20]), np.array([10, 10, 10])
+    expected = np.array([0, 99, 11, 11, 119, 22, 22])
+    for start in range(7):
+        for stop in range(start, 7):
+            rows = np.full(7, -7)
+            found = fast.resolve_rows(values, offsets, first, limit, rows, start, stop)
+            begin, end = offsets[start], offsets[stop]
+            assert found == next((place for place in (1, 4) if begin <= place < end), -1)
+            if found < 0:
+                assert rows[begin:end].tolist() == expected[begin:end].tolist()
+            assert (rows[:begin] == -7).all()
+            assert (rows[end:] == -7).all()
 
 
 @pytest.mark.parametrize("weighted", [False, True])

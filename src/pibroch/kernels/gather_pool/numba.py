@@ -22,13 +22,20 @@ def resolve_rows(
     first_row: NDArray[np.int64],
     num_rows: NDArray[np.int64],
     row_ids: NDArray[np.int64],
+    start: int,
+    stop: int,
 ) -> int:
-    """Write the row id of each value to ``row_ids``; return the position of the first id out of range, or -1."""
+    """Write the row id of each value of the bags ``start`` to ``stop`` to ``row_ids``.
+
+    Returns:
+        The position of the first id out of range, or -1.
+    """
     num_features = len(first_row)
     num_samples = (len(offsets) - 1) // num_features
     for feature in range(num_features):
         first, limit = first_row[feature], num_rows[feature]
-        begin, end = offsets[feature * num_samples], offsets[(feature + 1) * num_samples]
+        begin = offsets[min(max(start, feature * num_samples), stop)]
+        end = offsets[min(max(start, (feature + 1) * num_samples), stop)]
         num_bad = 0
         for position in range(begin, end):
             value = values[position]

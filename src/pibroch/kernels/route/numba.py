@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pibroch.kernels.memory import prefetch_row
 from pibroch.kernels.policy import kernel
-from pibroch.kernels.scatter_update.numba import AHEAD, Grouped
+from pibroch.kernels.scatter_update.numba import POSITIONS_AHEAD, ROWS_AHEAD, Grouped
 
 Records = NDArray[np.float32]
 
@@ -77,7 +77,7 @@ def gather_rows(records: Records, rows: NDArray[np.int64], out: Records, start: 
     """Copy the weights of ``rows[start:stop]`` to ``out`` ``[U, D]``."""
     dim, last = out.shape[1], len(rows) - 1
     for u in range(start, stop):
-        prefetch_row(records, rows[min(u + AHEAD, last)])
+        prefetch_row(records, rows[min(u + ROWS_AHEAD, last)])
         row = rows[u]
         for d in range(dim):
             out[u, d] = records[row, d]
@@ -89,16 +89,16 @@ def sum_gradients(
 ) -> None:
     """Write to ``totals`` ``[U, D]`` the gradient of each distinct row, summed in the group's order, times ``share``."""
     segments, order, source, scale = grouped.segments, grouped.order, grouped.source, grouped.scale
-    dim, num_rows, scaled = gradients.shape[1], len(grouped.rows), len(scale) > 0
+    dim, last_place, scaled = gradients.shape[1], len(order) - 1, len(scale) > 0
     for u in range(start, stop):
-        if u + AHEAD < num_rows:
-            prefetch_row(gradients, np.int64(source[order[segments[u + AHEAD]]]))
         begin, end = segments[u], segments[u + 1]
+        prefetch_row(gradients, np.int64(source[order[min(begin + POSITIONS_AHEAD, last_place)]]))
         bag = source[order[begin]]
         factor = scale[order[begin]] if scaled else np.float32(1.0)
         for d in range(dim):
             totals[u, d] = factor * gradients[bag, d]
         for place in range(begin + 1, end):
+            prefetch_row(gradients, np.int64(source[order[min(place + POSITIONS_AHEAD, last_place)]]))
             bag = source[order[place]]
             factor = scale[order[place]] if scaled else np.float32(1.0)
             for d in range(dim):
