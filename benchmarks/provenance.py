@@ -18,12 +18,19 @@ def provenance() -> dict[str, str]:
     """Name to value, ready to print."""
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": _command(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": _commit(),
         "hardware": f"{_processor()}, {len(os.sched_getaffinity(0))} cores, {memory_bytes / 2**30:.0f} GiB",
         "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
     }
+
+
+def _command() -> str:
+    """As it was given, but for ``--out``: where its files went says nothing about them."""
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    kept = [word for word, before in zip(words, ["", *words], strict=False) if before != "--out"]
+    return shlex.join(word for word in kept if word != "--out" and not word.startswith("--out="))
 
 
 def _processor() -> str:

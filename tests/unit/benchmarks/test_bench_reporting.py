@@ -105,3 +105,9 @@ def test_foreign_load_tells_workers_from_others():
         child.communicate(b"\n", timeout=60)
     assert difference > 0.02
     assert 0.0 <= as_worker.share() <= 1.0
+
+
+@pytest.mark.parametrize("out", [["--out", "/somewhere"], ["--out=/somewhere"], []])
+def test_provenance_says_what_was_run_and_not_where_it_went(monkeypatch, out):
+    monkeypatch.setattr("sys.argv", ["/bin/pibroch", "bench", *out, "kernels", "--only", "a b"])
+    assert provenance()["command"] == "pibroch bench kernels --only 'a b'"
