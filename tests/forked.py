@@ -51,9 +51,9 @@ def context() -> ForkServerContext:
 class Program:
     """What ``subprocess.Popen([sys.executable, *arguments])`` would be. Leaving the ``with`` block kills what still runs.
 
-    What it starts by ``torch.multiprocessing.spawn``, pibroch's ranks, servers and processors, and what torchrun starts
-    (:class:`Child`), are forked, too. Variables that libraries read while they are loaded,
-    such as ``OMP_NUM_THREADS``, come too late here.
+    What it starts by ``torch.multiprocessing.spawn``, and pibroch's ranks, servers and processors (:class:`Child`), are
+    forked, too. What torchrun starts is not: it has threads by then, that of its store among them. Variables that libraries
+    read while they are loaded, such as ``OMP_NUM_THREADS``, come too late here.
 
     Args:
         arguments: ``-m``, a module and its arguments, or a script and its arguments.
@@ -121,10 +121,6 @@ def _become(arguments: list[str], env: dict[str, str], cwd: str, output: str, er
         module.subprocess = SimpleNamespace(
             Popen=Child, TimeoutExpired=subprocess.TimeoutExpired, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL
         )
-    if "torch.distributed.run" in arguments:
-        from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
-
-        subprocess_handler.Popen = Child
     try:
         _run(arguments, env)
     finally:
