@@ -100,6 +100,14 @@ def test_a_rank_that_runs_out_of_batches_gets_empty_ones(worlds):
         np.testing.assert_equal(worlds(3).run(cases.run_out_of_batches, num_batches, exchange="lookahead"), expected)
 
 
+@pytest.mark.parametrize("lookahead", [1, 2, 5])
+def test_a_rank_may_run_out_long_after_the_window_is_full(worlds, lookahead):
+    for num_batches in ([12, 9, 10], [8, 12, 12], [12, 1, 11]):
+        expected = worlds(3).run(cases.run_out_of_batches, num_batches)
+        found = worlds(3).run(cases.run_out_of_batches, num_batches, exchange="lookahead", lookahead=lookahead)
+        np.testing.assert_equal(found, expected)
+
+
 @pytest.mark.parametrize("lookahead", [1, 2, 9])
 def test_a_bad_batch_is_named_on_every_rank_and_left_out(worlds, lookahead):
     for bad_rank in range(3):

@@ -135,13 +135,15 @@ class LookaheadExchange(AllToAllExchange):
         for batch, is_real in and_then_fillers(batches, self.row_space.features):
             step = Step(batch, is_real, feed)
             self._read.append(step)
-            if len(ahead) <= self._lookahead + 1 or not is_real or self._feed != feed:
+            if len(ahead) <= self._lookahead + 1 or self._feed != feed:
                 self._announce_read()
-                if not is_real and not step.said.result().is_real:
-                    break
             ahead.append(batch)
             if len(ahead) > self._lookahead + 2:  # a step's plan is made one step early, and waits for no message
                 yield ahead.popleft()
+                self._announce_read()  # at the same place on all ranks, whose batches may end at different steps
+            if not is_real and not step.said.result().is_real:
+                ahead.pop()
+                break
         while ahead:
             yield ahead.popleft()
 
