@@ -55,11 +55,12 @@ def _serve(pipe, serve, meet, number, opens):
 
 
 def run(channel, meet, num_servers, function, *args, central=False, **options):
-    """A function of the cases, by its name, with its rows on servers, if there are any, and a central oracle if asked for."""
+    """A function, of the cases if by name, with its rows on servers, if there are any, and a central oracle if asked for."""
     servers = join(meet, num_servers, channel.ranks.rank, with_oracle=central)
     options |= {"oracle": ORACLE_NAME} if central else {}
     try:
-        result = getattr(cases, function)(channel, *args, exchange="lookahead", servers=servers, **options)
+        called = getattr(cases, function) if isinstance(function, str) else function
+        result = called(channel, *args, exchange="lookahead", servers=servers, **options)
         channel.barrier()  # nobody leaves while others are at work
     finally:
         leave()

@@ -21,6 +21,7 @@ from torch import Tensor
 from pibroch.collectives import Channel, Ranks
 from pibroch.data import JaggedBatch
 from pibroch.embedding import MemoryShard, RowSpace, SparseOptimizer
+from pibroch.errors import DataError
 from pibroch.exchange.base import Exchange
 from pibroch.exchange.lane import Lane
 from pibroch.exchange.layout import LaneLayout, lay_out, plan_for
@@ -95,7 +96,7 @@ class AllToAllExchange(Exchange):
         before: Ticket | None = None
         try:
             for batch, is_real in and_then_fillers(batches, self.row_space.features):
-                if before is not None and not before.is_real and not before.routes.result()[0].is_real:
+                if before is not None and not before.is_real and not _is_real_elsewhere(before):
                     return
                 ticket = self._announce(batch, is_real)
                 mine = [*mine[-1:], ticket]
@@ -194,6 +195,13 @@ class AllToAllExchange(Exchange):
     def _is_simple(self) -> bool:
         """Whether one lane has all features in their order."""
         return len(self._lanes) == 1 and self._lanes[0].layout.places == tuple(range(len(self.row_space.features)))
+
+
+def _is_real_elsewhere(filler: Ticket) -> bool:
+    try:
+        return bool(filler.routes.result()[0].is_real)
+    except DataError:  # a bad batch is no filler; the lookup says what is wrong
+        return True
 
 
 def and_then_fillers(batches: Iterable[JaggedBatch], keys: tuple[str, ...]) -> Iterator[tuple[JaggedBatch, bool]]:

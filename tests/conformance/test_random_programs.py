@@ -1,0 +1,53 @@
+"""Whatever a program does, and in whichever order: ``lookahead`` gives the bits of ``alltoall``."""
+
+import numpy as np
+import programs
+import pytest
+import role_crew as on_servers
+import torch
+from test_world import whole_records
+
+from cases import OPTIMIZERS, SHAPES
+
+PROGRAMS_PER_TEST = 12
+
+
+def check_same(seed, found, expected):
+    """What all ranks saw; a program for which the cache was too small stopped on all ranks at the same place."""
+    shape, name, _ = programs.setting_of(seed)
+    whole = {}
+    for rank, (mine, other) in enumerate(zip(found, expected, strict=True)):
+        is_cut = isinstance(mine[-1], str) and mine[-1] == programs.NO_ROOM
+        assert len(mine) - is_cut <= len(other)
+        assert len(mine) == len(found[0])
+        for place, (what, expected_one) in enumerate(zip(mine[: len(mine) - is_cut], other, strict=False)):
+            where = f"program {seed}, rank {rank}, at {place}: {[w for w in mine[: place + 1] if isinstance(w, str)]}"
+            if isinstance(what, str):
+                assert what == expected_one, where
+            elif isinstance(what, torch.Tensor):
+                assert torch.equal(what, expected_one), where
+            elif place not in whole:
+                whole[place] = [
+                    whole_records([(None, seen[place]) for seen in each], SHAPES[shape], OPTIMIZERS[name])
+                    for each in (found, expected)
+                ]
+                assert np.array_equal(*whole[place]), where
+
+
+@pytest.mark.parametrize("first", range(0, 60, PROGRAMS_PER_TEST))
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_lookahead_sees_what_alltoall_sees(worlds, size, first):
+    for seed in range(first, first + PROGRAMS_PER_TEST):
+        seed, options = seed + 1000 * size, programs.setting_of(seed + 1000 * size)[2]
+        expected = worlds(size).run(programs.run_program, seed, wire=options["wire"])
+        found = worlds(size).run(programs.run_program, seed, exchange="lookahead", **options)
+        check_same(seed, found, expected)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_servers_see_what_alltoall_sees(worlds, server_crew, size):
+    for seed in range(4000 + 1000 * size, 4000 + 1000 * size + PROGRAMS_PER_TEST):
+        options, run = programs.setting_of(seed)[2], programs.run_program
+        expected = worlds(size).run(run, seed, wire=options["wire"])
+        found = worlds(size).run(on_servers.run, server_crew.meet, 1 + seed % 3, run, seed, **options)
+        check_same(seed, found, expected)
