@@ -313,6 +313,7 @@ def overfill(channel, exchange="lookahead", **options):
             loss_of(embeddings(batch)).backward()
             step += 1
     except pb.errors.ConfigError as error:
+        channel.ranks.courier.flush()  # batches are still announced; what comes next shares the channel
         return str(error), step
     return None, step
 
