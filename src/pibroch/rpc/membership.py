@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from datetime import timedelta
 from urllib.parse import urlparse
 
@@ -23,6 +24,7 @@ _num_joined = (
     0  # by this process; workers that join a second time together must not meet what they wrote the first time
 )
 _LOOPBACK = ("localhost", "127.", "::1")
+KILLED_S = 3.0
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -286,8 +288,18 @@ class Membership:
                 continue
             name = me.name if key.startswith("worker") else self._store.get(key).decode()
             before = self._read(name)
-            if (before.name, before.id) != (me.name, me.id) or _listens(before):
+            if (before.name, before.id) != (me.name, me.id) or _goes_on_listening(before):
                 raise ConfigError(f"{what}, which worker {before.name!r} (id {before.id}) has", "a free one")
+
+
+def _goes_on_listening(record: Record) -> bool:
+    """Whether a worker still listens after a moment: one that was killed just now takes that long to be gone."""
+    deadline = time.monotonic() + KILLED_S
+    while _listens(record):
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(0.02)
+    return False
 
 
 def _listens(record: Record) -> bool:
