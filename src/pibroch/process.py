@@ -30,7 +30,7 @@ def tune_process() -> None:
 
     *malloc*: activations would be given back to the kernel and faulted in again in each step: of a DLRM step with batch
     2048 and dim 16, 1,600 page faults and 4 ms of 40; with batch 4096 and dim 128, 26,900 faults and 31 ms of 134. None with
-    this setting, and the same peak. The price: up to 1 GiB of freed memory is kept.
+    this setting, and the same peak. The price: up to 1 GiB of freed memory is kept, and all that lies below memory in use.
 
     *Python's collector of cycles* looks again and again at the million objects that imports make, 0.6 s of the 3.3 s that a
     start takes; it does so after 50,000 new objects, not 700.
