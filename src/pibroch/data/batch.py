@@ -115,7 +115,13 @@ class JaggedBatch:
         labels: Tensor,
         position: LoaderPosition | None = None,
     ) -> JaggedBatch:
-        """A batch in which each bag holds exactly one id; ``ids_FB`` is int64 ``[F, B]`` and is not copied."""
+        """A batch in which each bag holds exactly one id; ``ids_FB`` is int64 ``[F, B]`` and is not copied.
+
+        Raises:
+            DataError: for ids that do not have one row a key.
+        """
+        if ids_FB.ndim != 2 or len(ids_FB) != len(keys):
+            raise DataError(f"ids {list(ids_FB.shape)} for {len(keys)} keys", "ids [F, B], one row a key", "transpose")
         return cls(dense, tuple(keys), ids_FB.reshape(-1), one_hot_offsets(ids_FB.numel()), labels, None, position)
 
     @classmethod
