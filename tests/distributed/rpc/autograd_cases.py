@@ -14,7 +14,7 @@ from pibroch.rpc import autograd
 from pibroch.rpc.agent import current_agent
 
 _messages = []
-_kept = {}
+_kept, _lock = {}, threading.Lock()
 
 
 def live_counts():
@@ -42,10 +42,11 @@ def num_messages():
 
 def weight(name, worker, size=3):
     """A leaf that stays, the same on all workers."""
-    if (name, worker) not in _kept:
-        generator = torch.Generator().manual_seed(worker)
-        _kept[name, worker] = torch.randn(size, generator=generator, dtype=torch.float64).requires_grad_()
-    return _kept[name, worker]
+    with _lock:  # calls run side by side
+        if (name, worker) not in _kept:
+            generator = torch.Generator().manual_seed(worker)
+            _kept[name, worker] = torch.randn(size, generator=generator, dtype=torch.float64).requires_grad_()
+        return _kept[name, worker]
 
 
 def gradient_of(context, name, worker):

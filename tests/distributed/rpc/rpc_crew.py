@@ -1,10 +1,13 @@
 """Worker processes that stay joined by RPC and run functions of test modules when asked."""
 
+import faulthandler
 import importlib
 import os
 import signal
 import sys
+import time
 import traceback
+from contextlib import contextmanager
 from pathlib import Path
 
 from forked import context
@@ -42,6 +45,13 @@ class Worker:
         self.start(function, *args, **kwargs)
         return self.result()
 
+    def print_stacks(self):
+        """On its standard error, of all its threads, whatever they wait for."""
+        if self.process.is_alive():
+            print(f"stacks of process {self.pid}:", file=sys.stderr, flush=True)
+            os.kill(self.pid, signal.SIGUSR1)
+            time.sleep(0.5)
+
     def kill(self):
         os.kill(self.process.pid, signal.SIGKILL)
         self.process.join(10)
@@ -68,13 +78,26 @@ class Crew:
 
     def run(self, rank, function, *args, **kwargs):
         """The result of ``function(*args, **kwargs)`` in worker ``rank``."""
-        return self.workers[rank].run(function, *args, **kwargs)
+        with self._explained():
+            return self.workers[rank].run(function, *args, **kwargs)
 
     def run_all(self, function, *args, **kwargs):
         """It runs in all workers at once; the results in the order of their ranks."""
-        for worker in self.workers:
-            worker.start(function, *args, **kwargs)
-        return [worker.result() for worker in self.workers]
+        with self._explained():
+            for worker in self.workers:
+                worker.start(function, *args, **kwargs)
+            return [worker.result() for worker in self.workers]
+
+    @contextmanager
+    def _explained(self):
+        """Show where all workers are when one has waited too long."""
+        try:
+            yield
+        except AssertionError as error:
+            if "no result within" in str(error) or "RpcTimeoutError" in str(error):
+                for worker in self.workers:
+                    worker.print_stacks()
+            raise
 
     def replace(self, rank):
         """Another process comes back under the name of worker ``rank``."""
@@ -106,6 +129,7 @@ def leave():
 
 
 def _serve(pipe):
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     sys.path.insert(0, str(HERE))
     while True:
         try:
