@@ -1,6 +1,7 @@
 """The batches, tables and optimizers of the conformance suite, and one run of a case on one rank."""
 
 import logging
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -12,7 +13,9 @@ from pibroch.embedding.rows import update_rows
 from pibroch.embedding.tensor_file import write_tensors
 from pibroch.errors import NotAllowedError
 from pibroch.exchange import carrier
+from pibroch.exchange.announcement import Announcer, Prepared
 from pibroch.exchange.compression import exchange_compressed
+from pibroch.kernels.varint import numba as varint
 
 OPTIMIZERS = {
     "sgd": pb.SGD(lr=0.5, weight_decay=0.01),
@@ -110,6 +113,28 @@ def run_steps(channel, name, shape, kind, exchange="alltoall", **options):
         loss_of(pooled, SIZES[step], bounds[step][rank]).backward()
     pieces = [(v.piece, v.weights.copy(), {f: s.copy() for f, s in v.state.items()}) for v in embeddings.pieces()]
     return pooled_of_step, pieces
+
+
+def announce(channel, num_rows):
+    """Tell of batches with so many rows each, on each rank; returns whether all rows were heard, and messages a batch."""
+    sent, rank, size = [], channel.ranks.rank, channel.ranks.world_size
+
+    def all_to_all(*args):
+        sent[-1] += 1
+        return channel.all_to_all(*args)
+
+    lane = SimpleNamespace(channel=SimpleNamespace(all_to_all=all_to_all), rank=rank, world_size=size)
+    announcer, is_right = Announcer(lane, True), True
+    for number, of_rank in enumerate(num_rows):
+        rows = [np.unique(np.random.default_rng([number, r]).integers(1 << 40, size=of_rank[r])) for r in range(size)]
+        encoded = np.empty(varint.MAX_BYTES * len(rows[rank]), np.uint8)
+        encoded = encoded[: varint.encode(rows[rank], encoded)]
+        here = Prepared(None, SimpleNamespace(rows=rows[rank]), None, encoded, number + rank, None)
+        sent.append(0)
+        heard = announcer.announce(here, rank == 0)
+        is_right &= heard.is_real and all(map(np.array_equal, heard.rows_of_rank, rows))
+        is_right &= heard.share == (number + rank) / max(1, sum(number + r for r in range(size)))
+    return is_right, sent
 
 
 def meet_a_bad_batch(channel, bad_rank, exchange="alltoall", **options):

@@ -90,7 +90,7 @@ def test_ranks_tell_rows_to_the_oracle_alone(run, worlds):
     """Each rank sends its rows once, in place of once to every other one; it gets plans."""
     central, replicated = run(4, 0, cases.count_bytes), worlds(4).run(cases.count_bytes)
     for one, other in zip(central, replicated, strict=True):
-        assert 3 * one["ids"] == other["ids"] > 0
+        assert 0 < 3 * one["ids"] <= other["ids"] < 4 * 3 * one["ids"]  # to three ranks, in messages with room to spare
         assert one["plans"] > 0 and "plans" not in other
         assert {name: one[name] for name in other if name != "ids"} == {
             name: other[name] for name in other if name != "ids"

@@ -94,6 +94,13 @@ def test_programs_that_leave_the_order_of_the_feed(worlds, lookahead):
             np.testing.assert_equal(mine, right)
 
 
+def test_a_batch_is_announced_in_one_message_unless_it_is_much_larger_than_the_one_before(worlds):
+    num_rows = [(9, 0, 5), (9, 0, 5), (0, 1, 0), (0, 0, 0), (0, 0, 0), (5000, 3, 5000), (5000, 3, 5000), (10, 4000, 9)]
+    for is_right, messages in worlds(3).run(cases.announce, num_rows):
+        assert is_right
+        assert messages == [2, 1, 2, 1, 1, 2, 1, 2]
+
+
 def test_a_rank_that_runs_out_of_batches_gets_empty_ones(worlds):
     for num_batches in ([3, 1, 0], [0, 0, 2], [2, 2, 2], [0, 0, 0]):
         expected = worlds(3).run(cases.run_out_of_batches, num_batches)

@@ -21,6 +21,8 @@ from pibroch.kernels.scatter_update.numba import Grouped
 from pibroch.kernels.varint import numba as varint
 from pibroch.observability.trace import span
 
+Bytes = NDArray[np.uint8]
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -38,7 +40,7 @@ class Prepared:
     ids: BatchIds
     grouped: Grouped
     row_of_position: NDArray[np.int32]
-    encoded: NDArray[np.uint8]
+    encoded: Bytes
     num_samples: int
     problem: RowIdError | None
 
@@ -75,46 +77,83 @@ def prepare(lane: RowLane, batch: JaggedBatch) -> Prepared:
     return Prepared(ids, grouped, row_of_position, encoded[:num_bytes].copy(), batch.batch_size, problem)
 
 
-def announce(lane: RowLane, here: Prepared, is_real: bool, tells_rows: bool = True) -> Announcement:
-    """Tell all ranks and hear them; every rank calls it in the same order.
+class Announcer:
+    """Tells all ranks of batches and hears of theirs; every rank does so in the same order, with as many batches.
+
+    A batch takes one message to each rank, in which there is as much room for rows as the batch before would have needed,
+    and a sixteenth more: how large a message is must be known to who receives it. What has no room follows in a second one.
 
     Args:
         lane: of the rows.
-        here: this rank's part.
-        is_real: unless it is a filler after this rank's last batch.
         tells_rows: whether the rows themselves are told; without, nobody hears of others' rows.
+
+    Attributes:
+        sent: bytes of rows to other ranks so far, with the room that was left empty.
     """
-    channel, size = lane.channel, lane.world_size
-    said = [-1 if here.problem else here.num_samples, is_real, len(here.grouped.rows), len(here.encoded)]
-    with span("announce"):
-        told = channel.exchange_counts(torch.tensor([said] * size)).numpy()
-    rows = _exchange_rows(lane, here, told) if tells_rows else []
-    problem: DataError | None = here.problem
-    if (told[:, 0] < 0).any():
-        problems = channel.gather(None if here.problem is None else str(here.problem))
-        if problem is None:
-            rank = next(rank for rank, text in enumerate(problems) if text is not None)
-            problem = DataError(
-                f"a bad batch on rank {rank}: {problems[rank]}", "ids inside their tables on every rank"
-            )
-        nothing = np.empty(0, np.int64)
-        rows = [nothing] * len(rows)
-        here = replace(here, grouped=group_rows(nothing), encoded=here.encoded[:0])
-    share = here.num_samples / max(1, int(told[:, 0].sum()))
-    return Announcement(here, rows, share, bool(told[:, 1].any()), problem)
 
+    def __init__(self, lane: RowLane, tells_rows: bool) -> None:
+        self._lane, self._tells_rows = lane, tells_rows
+        self._room = np.zeros(lane.world_size, np.int64)  # for each rank's rows
+        self.sent = 0
 
-def _exchange_rows(lane: RowLane, here: Prepared, told: NDArray[np.int64]) -> list[NDArray[Any]]:
-    """The rows of all ranks, whose numbers and bytes ``told`` says."""
-    size, own, received = lane.world_size, lane.rank, told[:, 3].tolist()
-    sent = torch.from_numpy(here.encoded if size == 1 else np.tile(here.encoded, size))
-    with span("announce rows"):
-        came = lane.channel.all_to_all(sent, [len(here.encoded)] * size, received).numpy()
-    rows, ends = [here.grouped.rows] * size, np.cumsum(received)
-    for rank in range(size):
-        if rank != own:
-            rows[rank] = np.empty(told[rank, 2], np.int64)
-            taken = varint.decode(came[ends[rank] - received[rank] : ends[rank]], rows[rank])
-            if taken != received[rank]:
-                raise ProtocolError(f"{received[rank]} bytes of rows from rank {rank}", "as many rows as it announced")
-    return rows
+    def announce(self, here: Prepared, is_real: bool) -> Announcement:
+        """Tell this rank's part of a batch, and hear the others'.
+
+        Args:
+            here: this rank's part.
+            is_real: unless it is a filler after this rank's last batch.
+        """
+        with span("announce"):
+            told, pieces = self._exchange(here, is_real)
+        rows = self._decoded(here, told, pieces) if self._tells_rows else []
+        problem: DataError | None = here.problem
+        if (told[:, 0] < 0).any():
+            problems = self._lane.channel.gather(None if here.problem is None else str(here.problem))
+            if problem is None:
+                rank = next(rank for rank, text in enumerate(problems) if text is not None)
+                problem = DataError(
+                    f"a bad batch on rank {rank}: {problems[rank]}", "ids inside their tables on every rank"
+                )
+            nothing = np.empty(0, np.int64)
+            rows = [nothing] * len(rows)
+            here = replace(here, grouped=group_rows(nothing), encoded=here.encoded[:0])
+        share = here.num_samples / max(1, int(told[:, 0].sum()))
+        return Announcement(here, rows, share, bool(told[:, 1].any()), problem)
+
+    def _exchange(self, here: Prepared, is_real: bool) -> tuple[NDArray[np.int64], list[list[Bytes]]]:
+        """For each rank the four numbers that head its message, and its encoded rows in two pieces."""
+        size, own, encoded = self._lane.world_size, self._lane.rank, here.encoded
+        head = np.array([-1 if here.problem else here.num_samples, is_real, len(here.grouped.rows), len(encoded)])
+        room = int(self._room[own])
+        self.sent += (size - 1) * max(room, len(encoded)) if self._tells_rows else 0
+        message = np.zeros(head.nbytes + room, np.uint8)
+        message[: head.nbytes] = head.view(np.uint8)
+        message[head.nbytes : head.nbytes + len(encoded)] = encoded[:room]
+        came = self._to_all(message, head.nbytes + self._room)
+        told = np.stack([each[: head.nbytes].view(np.int64) for each in came])
+        if not self._tells_rows:
+            return told, []
+        rest = np.maximum(told[:, 3] - self._room, 0)
+        more = self._to_all(encoded[room:], rest) if rest.any() else [encoded[:0]] * size
+        self._room = told[:, 3] + told[:, 3] // 16
+        return told, [[first[head.nbytes :], second] for first, second in zip(came, more, strict=True)]
+
+    def _to_all(self, message: Bytes, sizes: NDArray[np.int64]) -> list[Bytes]:
+        """Send ``message`` to every rank; returns what came from each, of these sizes."""
+        lane, size = self._lane, self._lane.world_size
+        sent = torch.from_numpy(message if size == 1 else np.tile(message, size))
+        came = lane.channel.all_to_all(sent, [len(message)] * size, sizes.tolist())
+        return [piece.numpy() for piece in came.split(sizes.tolist())]
+
+    def _decoded(self, here: Prepared, told: NDArray[np.int64], pieces: list[list[Bytes]]) -> list[NDArray[Any]]:
+        """The rows of all ranks."""
+        rows = [here.grouped.rows] * self._lane.world_size
+        for rank, (first, rest) in enumerate(pieces):
+            if rank == self._lane.rank:
+                continue
+            num_rows, num_bytes = told[rank, 2:].tolist()
+            encoded = np.concatenate([first, rest]) if len(rest) else first[:num_bytes]
+            rows[rank] = np.empty(num_rows, np.int64)
+            if varint.decode(encoded, rows[rank]) != num_bytes:
+                raise ProtocolError(f"{num_bytes} bytes of rows from rank {rank}", "as many rows as it announced")
+        return rows

@@ -25,7 +25,7 @@ from pibroch.collectives.ranks import Traffic
 from pibroch.data import JaggedBatch
 from pibroch.embedding import RowSpace, SparseOptimizer
 from pibroch.exchange.alltoall import AllToAllExchange, and_then_fillers
-from pibroch.exchange.announcement import Announcement, Prepared, announce, prepare
+from pibroch.exchange.announcement import Announcement, Announcer, Prepared, prepare
 from pibroch.exchange.base import Report
 from pibroch.exchange.cache_size import spare_rows
 from pibroch.exchange.carrier import Carrier, Purposes, Records, arrivals
@@ -109,6 +109,7 @@ class LookaheadExchange(AllToAllExchange):
         self._planner = make_planner(
             self._clerk, oracle, self._channel, bounds, self._lookahead, capacity, cache, delayed_sync, count
         )  # fmt: skip
+        self._announcer = Announcer(lane, self._planner.tells_rows)
         if self._homes is not None:
             held = list(enumerate(lane.layout.pieces[lane.world_size :]))[lane.rank :: lane.world_size]
             self.shards = [RemoteShard(self._homes, server, pieces, optimizer) for server, pieces in held]
@@ -316,10 +317,11 @@ class LookaheadExchange(AllToAllExchange):
         self._read.clear()
 
     def _announce_prepared(self, prepared: Future[Prepared], is_real: bool) -> Announcement:
-        here, tells_rows = prepared.result(), self._planner.tells_rows
-        if tells_rows:
-            self._carrier.purposes.add("ids", len(here.encoded) * (self._lane.world_size - 1))
-        return announce(self._lane, here, is_real, tells_rows)
+        before = self._announcer.sent
+        try:
+            return self._announcer.announce(prepared.result(), is_real)
+        finally:
+            self._carrier.purposes.add("ids", self._announcer.sent - before)
 
     def _farthest(self, step: Step, num_steps: int) -> int:
         """How many steps the oracle knows when it knows the first ``num_steps`` of the window, or all of it, and ``step``."""
