@@ -121,6 +121,6 @@ def sum_and_end(rank, port):
     for task in Path("/proc/self/task").iterdir():
         if "gloo" in (task / "comm").read_text():
             os.sched_setscheduler(int(task.name), os.SCHED_IDLE, os.sched_param(0))
-    for _ in range(2):
+    for _ in range(8):
         channel.all_reduce(torch.ones(1000))()
     ctypes.pythonapi.Py_Exit(0)

@@ -10,6 +10,7 @@ import atexit
 import ctypes
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -108,14 +109,15 @@ class Ranks:
 
 
 _JOINED: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
-_LAST_SUM: WeakKeyDictionary[Ranks, dist.Work] = WeakKeyDictionary()
+_LAST_SUMS: WeakKeyDictionary[Ranks, deque[dist.Work]] = WeakKeyDictionary()
+_NUM_KEPT = 16  # sums, which gloo's threads let go in any order, and late when they do not get a processor
 
 
 @atexit.register
 def _keep_last_sums() -> None:
     """Never free them: gloo's thread, if it is the last to let go, needs the interpreter for it, and aborts without one."""
-    for work in _LAST_SUM.values():
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(work))
+    for works in _LAST_SUMS.values():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(works))
 
 
 class Channel:
@@ -231,8 +233,8 @@ class Channel:
         """
         with self._explained():
             work: dist.Work = dist.all_reduce(tensor, group=self._group, async_op=True)
-        _LAST_SUM[self.ranks] = work
         if self._device.type == "cpu":  # NCCL's wait would end the group when its time is over
+            _LAST_SUMS.setdefault(self.ranks, deque(maxlen=_NUM_KEPT)).append(work)
             with span("sum dense gradients"), suppress(RuntimeError):  # whoever wants the sum is told what went wrong
                 work.wait(timedelta(seconds=COURTESY_S))
         return work
