@@ -133,7 +133,7 @@ def data_processor(
 
 
 def _tune(threads: int | None) -> None:
-    tune_process()
+    tune_process(is_alone=False)
     import torch
 
     torch.set_num_threads(threads or threads_of_rank(1))

@@ -75,7 +75,7 @@ def train(
             results.print(layout(load_recipe(recipe or DEFAULT_RECIPE, changes), ranks, by_role))
         return
     die_with_launcher()
-    tune_process()
+    tune_process(is_alone=False if ranks > 1 else None)
     begin = partial(_begin, recipe, changes, run_dir, resume)
     if by_role:
         from pibroch.cli.by_role import as_trainer
