@@ -136,13 +136,14 @@ class Reactor:
         if not self.is_here():
             thread.join(_SHUTDOWN_TIMEOUT_S)
         self._epoll.close()
-        fd, self._wake_fd = self._wake_fd, -1
-        os.close(fd)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        """Close what others may still write to after the end: its number could be that of somebody else's pipe by then."""
+        with contextlib.suppress(AttributeError):  # there was no descriptor left for it
+            close(self._wake_fd)
 
     def _wake(self) -> None:
-        fd = self._wake_fd
-        if fd >= 0:
-            os.eventfd_write(fd, 1)
+        os.eventfd_write(self._wake_fd, 1)
 
     def _wake_deputy(self) -> None:
         with contextlib.suppress(RuntimeError):  # it was woken already

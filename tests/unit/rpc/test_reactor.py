@@ -1,5 +1,6 @@
 """The loop: order, timers, handing over when it is held up, and sleeping when there is nothing to do."""
 
+import os
 import threading
 import time
 
@@ -37,6 +38,25 @@ def test_functions_run_in_order_on_one_thread(loop):
     here = run_on(loop, threading.get_ident)
     assert ran == [(i, here) for i in range(1000)] and here != threading.get_ident()
     assert not loop.is_here() and run_on(loop, loop.is_here)
+
+
+def test_who_wakes_a_loop_that_has_just_ended_writes_into_no_descriptor_of_others(monkeypatch):
+    loop, write, pipes = Reactor("ending"), os.eventfd_write, []
+    loop.start()
+
+    def end_first(fd, value):
+        monkeypatch.undo()
+        loop.stop()
+        pipes.extend(os.pipe2(os.O_NONBLOCK)[::-1] for _ in range(10))
+        write(fd, value)
+
+    monkeypatch.setattr(os, "eventfd_write", end_first)
+    loop.call_soon(lambda: None)
+    for writer, reader in pipes:
+        with pytest.raises(BlockingIOError):
+            os.read(reader, 8)
+        os.close(writer)
+        os.close(reader)
 
 
 def test_timers_run_in_the_order_of_their_times(loop):
