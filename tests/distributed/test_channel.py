@@ -1,6 +1,7 @@
 """Channels between one to four ranks: ragged, empty, overlapping; and a channel of one process without any group."""
 
 import os
+import subprocess
 import sys
 
 import channel_cases as cases
@@ -99,6 +100,35 @@ def test_a_program_may_end_right_after_a_sum():
         for process in ranks:
             process.join(120)
         assert [process.exitcode for process in ranks] == [0, 0]
+
+
+ENDS_AFTER_BACKWARD = """
+import torch, torch.distributed as dist
+from pibroch import Adagrad, Embeddings, JaggedBatch, Table
+dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank())
+embeddings = Embeddings([Table(f"C{i}", 20000, 64) for i in range(8)], Adagrad(lr=0.02), exchange="alltoall")
+ids = torch.randint(20000, (8, 2048))
+batch = JaggedBatch.from_one_hot(torch.zeros(2048, 1), embeddings.row_space.features, ids, torch.zeros(2048))
+embeddings(batch).sum().backward()
+print("the end")
+"""
+
+
+def test_a_program_may_end_right_after_backward():
+    """Its last gradients still travel then, and no thread may come back into an interpreter that is gone."""
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    program = [sys.executable, "-c", ENDS_AFTER_BACKWARD]
+    ranks = [subprocess.Popen(program, env=os.environ | place | {"RANK": str(rank)}, **pipes) for rank in range(2)]
+    try:
+        said = [rank.communicate(timeout=120) for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0, 0], said
+        assert [output for output, _ in said] == ["the end\n"] * 2
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux's scheduler")
