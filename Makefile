@@ -23,6 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 train: $(STAMP) ## train a small DLRM on generated Criteo-shaped data; ends with AUC beside the best possible AUC
 	$(VENV)/bin/pibroch train
 
+test: export PYTHONDONTWRITEBYTECODE = # bytecode is kept: the suite starts a hundred programs
 test: $(STAMP) check ## style, types and the whole suite: two tests at a time, then those that must be alone
 	$(VENV)/bin/python -m pytest -m 'not alone' -n 2 --dist worksteal
 	$(VENV)/bin/python -m pytest -m alone
