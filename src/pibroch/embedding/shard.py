@@ -11,6 +11,7 @@ from pibroch.embedding.initializers import stream_key
 from pibroch.embedding.optimizers import SparseOptimizer
 from pibroch.embedding.piece import Piece, PieceView
 from pibroch.embedding.table import Table
+from pibroch.kernels.memory import empty_rows
 
 ROWS_PER_FILL = 1 << 18
 
@@ -35,7 +36,7 @@ class MemoryShard:
         self.pieces, self.dim = tuple(pieces), dim
         self.fields = optimizer.state_fields(dim)
         self._bounds = np.cumsum([0, *(len(piece.rows) for piece in pieces)]).tolist()
-        self.space: Records = np.empty((self._bounds[-1] + spare_rows, optimizer.record_width(dim)), np.float32)
+        self.space: Records = empty_rows(self._bounds[-1] + spare_rows, optimizer.record_width(dim))
         self.records = self.space[: self._bounds[-1]]
         self.touched: NDArray[np.bool_] | None = None
         for piece, first in zip(self.pieces, self._bounds, strict=False):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pibroch.kernels.memory import FLOATS_PER_LINE, prefetch_row, stream_line
 from pibroch.kernels.policy import kernel
 
-AHEAD = 12  # rows between the one that is read and the one that is fetched: covers a DRAM access at either width
+AHEAD = 24  # rows between the one that is read and the one that is fetched: covers a DRAM access at either width
 
 
 @kernel
@@ -75,7 +75,7 @@ def gather_pool(
             for d in range(dim):
                 pooled_BFD[sample, feature, d] = 0.0
             continue
-        prefetch_row(records, row_ids[min(begin + AHEAD, last)])
+        prefetch_row(records, row_ids[min(begin + AHEAD, last)], dim)
         row = row_ids[begin]
         if stream and not scaled and end == begin + 1:
             place = (sample * num_features + feature) * dim
@@ -86,7 +86,7 @@ def gather_pool(
         for d in range(dim):
             pooled_BFD[sample, feature, d] = factor * records[row, d]
         for position in range(begin + 1, end):
-            prefetch_row(records, row_ids[min(position + AHEAD, last)])
+            prefetch_row(records, row_ids[min(position + AHEAD, last)], dim)
             row = row_ids[position]
             factor = scale[position] if scaled else np.float32(1.0)
             for d in range(dim):

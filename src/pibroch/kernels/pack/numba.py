@@ -21,7 +21,7 @@ def copy_out(records: Records, places: Ints, width: int, out: Records, at: int, 
     """Write ``width`` floats of each of ``places[begin:end]`` to ``out`` from ``at`` on; returns where they end."""
     last = len(places) - 1
     for i in range(begin, end):
-        prefetch_row(records, places[min(i + AHEAD, last)])
+        prefetch_row(records, places[min(i + AHEAD, last)], width)
         place = places[i]
         for d in range(width):
             out[at + d] = records[place, d]

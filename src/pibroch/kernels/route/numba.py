@@ -77,7 +77,7 @@ def gather_rows(records: Records, rows: NDArray[np.int64], out: Records, start: 
     """Copy the weights of ``rows[start:stop]`` to ``out`` ``[U, D]``."""
     dim, last = out.shape[1], len(rows) - 1
     for u in range(start, stop):
-        prefetch_row(records, rows[min(u + ROWS_AHEAD, last)])
+        prefetch_row(records, rows[min(u + ROWS_AHEAD, last)], dim)
         row = rows[u]
         for d in range(dim):
             out[u, d] = records[row, d]
@@ -92,13 +92,13 @@ def sum_gradients(
     dim, last_place, scaled = gradients.shape[1], len(order) - 1, len(scale) > 0
     for u in range(start, stop):
         begin, end = segments[u], segments[u + 1]
-        prefetch_row(gradients, np.int64(source[order[min(begin + POSITIONS_AHEAD, last_place)]]))
+        prefetch_row(gradients, np.int64(source[order[min(begin + POSITIONS_AHEAD, last_place)]]), dim)
         bag = source[order[begin]]
         factor = scale[order[begin]] if scaled else np.float32(1.0)
         for d in range(dim):
             totals[u, d] = factor * gradients[bag, d]
         for place in range(begin + 1, end):
-            prefetch_row(gradients, np.int64(source[order[min(place + POSITIONS_AHEAD, last_place)]]))
+            prefetch_row(gradients, np.int64(source[order[min(place + POSITIONS_AHEAD, last_place)]]), dim)
             bag = source[order[place]]
             factor = scale[order[place]] if scaled else np.float32(1.0)
             for d in range(dim):

@@ -21,8 +21,8 @@ from pibroch.kernels.memory import prefetch_row
 from pibroch.kernels.policy import kernel
 from pibroch.kernels.scatter_update.hyper import Hyper
 
-ROWS_AHEAD = 8  # rows between the one that is updated and the one that is fetched
-POSITIONS_AHEAD = 12  # positions between the gradient that is added and the one that is fetched
+ROWS_AHEAD = 12  # rows between the one that is updated and the one that is fetched
+POSITIONS_AHEAD = 16  # positions between the gradient that is added and the one that is fetched
 ROWS_AT_ONCE = 8
 Records = NDArray[np.float32]
 
@@ -54,17 +54,18 @@ def combine(
 ) -> None:
     """Write the gradients of the rows ``first`` to ``last``, clipped and with weight decay, to ``totals`` ``[rows, D]``."""
     rows, segments, order, source, scale, _ = grouped
-    dim, num_rows, last_place, scaled = gradients.shape[1], len(rows), len(order) - 1, len(scale) > 0
+    dim, width, num_rows, last_place = gradients.shape[1], records.shape[1], len(rows), len(order) - 1
+    scaled = len(scale) > 0
     for u in range(first, last):
-        prefetch_row(records, rows[min(u + ROWS_AHEAD, num_rows - 1)])
+        prefetch_row(records, rows[min(u + ROWS_AHEAD, num_rows - 1)], width)
         begin, end, i = segments[u], segments[u + 1], u - first
-        prefetch_row(gradients, np.int64(source[order[min(begin + POSITIONS_AHEAD, last_place)]]))
+        prefetch_row(gradients, np.int64(source[order[min(begin + POSITIONS_AHEAD, last_place)]]), dim)
         bag = source[order[begin]]
         factor = scale[order[begin]] if scaled else np.float32(1.0)
         for d in range(dim):
             totals[i, d] = factor * gradients[bag, d]
         for place in range(begin + 1, end):
-            prefetch_row(gradients, np.int64(source[order[min(place + POSITIONS_AHEAD, last_place)]]))
+            prefetch_row(gradients, np.int64(source[order[min(place + POSITIONS_AHEAD, last_place)]]), dim)
             bag = source[order[place]]
             factor = scale[order[place]] if scaled else np.float32(1.0)
             for d in range(dim):
