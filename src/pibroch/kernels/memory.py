@@ -14,19 +14,16 @@ from numpy.typing import NDArray
 
 FLOATS_PER_LINE = 16
 MAX_LINES = 16  # of a row are fetched; the hardware's own prefetcher follows longer ones
-TO_SECOND_LEVEL = 2
+TO_SECOND_LEVEL, TO_FIRST_LEVEL = 2, 3
+MAX_SHORT_DIM = 32  # of rows that are fetched into the first level
 
 
-def _hint(builder: Any) -> tuple[Any, list[Any]]:
-    """The function ``llvm.prefetch`` and its arguments after the address: for reading, to which cache, data.
-
-    Lines go to the second-level cache: on the way to the first they queue for its few miss buffers. Two cores of Zen 4 update
-    53,000 random rows of 256 bytes in 1.7 ms this way, in 3.1 with the first level as the target.
-    """
+def _hint(builder: Any, level: int) -> tuple[Any, list[Any]]:
+    """The function ``llvm.prefetch`` and its arguments after the address: for reading, to which cache, data."""
     int32, byte = ir.IntType(32), ir.IntType(8).as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [byte, int32, int32, int32])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-    return function, [int32(0), int32(TO_SECOND_LEVEL), int32(1)]
+    return function, [int32(0), int32(level), int32(1)]
 
 
 def _prefetch(typingctx: Any, numbers: Any, place: Any) -> Any:
@@ -35,14 +32,14 @@ def _prefetch(typingctx: Any, numbers: Any, place: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, args[0])
         target = builder.bitcast(builder.gep(array.data, [args[1]]), ir.IntType(8).as_pointer())
-        hint, flags = _hint(builder)
+        hint, flags = _hint(builder, TO_FIRST_LEVEL)
         builder.call(hint, [target, *flags])
         return context.get_dummy_value()
 
     return types.void(numbers, types.int64), generate
 
 
-def _prefetch_row(typingctx: Any, records: Any, row: Any, width: Any) -> Any:
+def _prefetch_row(typingctx: Any, records: Any, row: Any, width: Any, is_long: Any) -> Any:
     """Typing and code of :func:`prefetch_row`: one ``llvm.prefetch`` a cache line, and one for the last float."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -50,18 +47,24 @@ def _prefetch_row(typingctx: Any, records: Any, row: Any, width: Any) -> Any:
         row_stride = cgutils.unpack_tuple(builder, array.strides)[0]
         byte, int64 = ir.IntType(8).as_pointer(), ir.IntType(64)
         base = builder.gep(builder.bitcast(array.data, byte), [builder.mul(row_stride, args[1])])
-        hint, flags = _hint(builder)
 
-        def fetch(place: Any) -> None:
-            builder.call(hint, [builder.gep(base, [builder.mul(place, int64(4))]), *flags])
+        def fetch(level: int) -> None:
+            hint, flags = _hint(builder, level)
+            starts = [int64(line * FLOATS_PER_LINE) for line in range(MAX_LINES)]
+            for start in starts:
+                with builder.if_then(builder.icmp_signed(">", args[2], start)):
+                    builder.call(hint, [builder.gep(base, [builder.mul(start, int64(4))]), *flags])
+            last = builder.sub(args[2], int64(1))
+            builder.call(hint, [builder.gep(base, [builder.mul(last, int64(4))]), *flags])
 
-        for line in range(MAX_LINES):
-            with builder.if_then(builder.icmp_signed(">", args[2], int64(line * FLOATS_PER_LINE))):
-                fetch(int64(line * FLOATS_PER_LINE))
-        fetch(builder.sub(args[2], int64(1)))
+        with builder.if_else(args[3]) as (long, short):
+            with long:
+                fetch(TO_SECOND_LEVEL)
+            with short:
+                fetch(TO_FIRST_LEVEL)
         return context.get_dummy_value()
 
-    return types.void(records, types.int64, types.int64), generate
+    return types.void(records, types.int64, types.int64, types.boolean), generate
 
 
 def _stream_line(typingctx: Any, source: Any, start: Any, target: Any, place: Any) -> Any:
@@ -84,13 +87,9 @@ def _stream_line(typingctx: Any, source: Any, start: Any, target: Any, place: An
 
 
 def empty_rows(num_rows: int, width: int) -> NDArray[np.float32]:
-    """Uninitialised float32 ``[num_rows, width]``; where rows are whole cache lines, none is split.
-
-    It begins with a line of odd number: where nothing but even ones is read, as weights of 64 bytes in records of 128 would
-    be, Zen 4 makes nothing of hints for the second-level cache (53,000 rows, two cores: 1.8 ms; 0.5 ms this way).
-    """
-    flat = np.empty(num_rows * width + 2 * FLOATS_PER_LINE, np.float32)
-    first = (FLOATS_PER_LINE - flat.ctypes.data // flat.itemsize) % (2 * FLOATS_PER_LINE)
+    """Uninitialised float32 ``[num_rows, width]`` that begins with a cache line: no row of whole lines is split."""
+    flat = np.empty(num_rows * width + FLOATS_PER_LINE, np.float32)
+    first = -(flat.ctypes.data // flat.itemsize) % FLOATS_PER_LINE
     return flat[first : first + num_rows * width].reshape(num_rows, width)
 
 
@@ -112,7 +111,13 @@ def _copy_line(source: Any, start: int, target: Any, place: int) -> None:
 prefetch: Callable[..., None] = _no_hint
 """``prefetch(numbers, place)``: begin to fetch the line with ``numbers[place]`` of a contiguous array ``[N]``."""
 prefetch_row: Callable[..., None] = _no_hint
-"""``prefetch_row(records, row, width)``: begin to fetch the first floats of a row of ``records`` ``[rows, W]``."""
+"""``prefetch_row(records, row, width, is_long)``: begin to fetch the first floats of a row of ``records`` ``[rows, W]``.
+
+``is_long`` says that they may go to the second-level cache; one answer, ``dim > MAX_SHORT_DIM``, for all a kernel reads. On
+the way to the first they queue for its few miss buffers: two cores of Zen 4 update 53,000 random rows of 256 bytes in 1.7 ms
+this way, in 3.1 otherwise. Of short rows they make nothing of the hint where most lines are of the same parity, as those of
+one feature's gradients are, or where only some of the lines have it: 1.5 ms for an update of 64-byte rows that takes 0.7.
+"""
 stream_line: Callable[..., None] = _copy_line
 """``stream_line(source, start, target, place)``: copy 16 floats past the caches.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.kernels.memory import FLOATS_PER_LINE, prefetch_row, stream_line
+from pibroch.kernels.memory import FLOATS_PER_LINE, MAX_SHORT_DIM, prefetch_row, stream_line
 from pibroch.kernels.policy import kernel
 
 AHEAD = 24  # rows between the one that is read and the one that is fetched: covers a DRAM access at either width
@@ -66,7 +66,7 @@ def gather_pool(
     """
     num_samples, num_features, dim = pooled_BFD.shape
     last, width = len(row_ids) - 1, records.shape[1]
-    scaled = len(scale) > 0
+    scaled, is_long = len(scale) > 0, dim > MAX_SHORT_DIM
     for bag in range(start, stop):
         feature = bag // num_samples
         sample = bag - feature * num_samples
@@ -75,7 +75,7 @@ def gather_pool(
             for d in range(dim):
                 pooled_BFD[sample, feature, d] = 0.0
             continue
-        prefetch_row(records, row_ids[min(begin + AHEAD, last)], dim)
+        prefetch_row(records, row_ids[min(begin + AHEAD, last)], dim, is_long)
         row = row_ids[begin]
         if stream and not scaled and end == begin + 1:
             place = (sample * num_features + feature) * dim
@@ -86,7 +86,7 @@ def gather_pool(
         for d in range(dim):
             pooled_BFD[sample, feature, d] = factor * records[row, d]
         for position in range(begin + 1, end):
-            prefetch_row(records, row_ids[min(position + AHEAD, last)], dim)
+            prefetch_row(records, row_ids[min(position + AHEAD, last)], dim, is_long)
             row = row_ids[position]
             factor = scale[position] if scaled else np.float32(1.0)
             for d in range(dim):

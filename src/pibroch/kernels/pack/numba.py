@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.kernels.memory import prefetch_row
+from pibroch.kernels.memory import MAX_SHORT_DIM, prefetch_row
 from pibroch.kernels.policy import kernel
 
 AHEAD = 8
@@ -19,9 +19,9 @@ Ints = NDArray[np.int64]
 @kernel
 def copy_out(records: Records, places: Ints, width: int, out: Records, at: int, begin: int, end: int) -> int:
     """Write ``width`` floats of each of ``places[begin:end]`` to ``out`` from ``at`` on; returns where they end."""
-    last = len(places) - 1
+    last, is_long = len(places) - 1, width > MAX_SHORT_DIM
     for i in range(begin, end):
-        prefetch_row(records, places[min(i + AHEAD, last)], width)
+        prefetch_row(records, places[min(i + AHEAD, last)], width, is_long)
         place = places[i]
         for d in range(width):
             out[at + d] = records[place, d]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.kernels.memory import prefetch_row
+from pibroch.kernels.memory import MAX_SHORT_DIM, prefetch_row
 from pibroch.kernels.policy import kernel
 from pibroch.kernels.scatter_update.numba import POSITIONS_AHEAD, ROWS_AHEAD, Grouped
 
@@ -76,8 +76,9 @@ def places(grouped: Grouped, out: NDArray[np.int64], start: int, stop: int) -> N
 def gather_rows(records: Records, rows: NDArray[np.int64], out: Records, start: int, stop: int) -> None:
     """Copy the weights of ``rows[start:stop]`` to ``out`` ``[U, D]``."""
     dim, last = out.shape[1], len(rows) - 1
+    is_long = dim > MAX_SHORT_DIM
     for u in range(start, stop):
-        prefetch_row(records, rows[min(u + ROWS_AHEAD, last)], dim)
+        prefetch_row(records, rows[min(u + ROWS_AHEAD, last)], dim, is_long)
         row = rows[u]
         for d in range(dim):
             out[u, d] = records[row, d]
@@ -90,15 +91,16 @@ def sum_gradients(
     """Write to ``totals`` ``[U, D]`` the gradient of each distinct row, summed in the group's order, times ``share``."""
     segments, order, source, scale = grouped.segments, grouped.order, grouped.source, grouped.scale
     dim, last_place, scaled = gradients.shape[1], len(order) - 1, len(scale) > 0
+    is_long = dim > MAX_SHORT_DIM
     for u in range(start, stop):
         begin, end = segments[u], segments[u + 1]
-        prefetch_row(gradients, np.int64(source[order[min(begin + POSITIONS_AHEAD, last_place)]]), dim)
+        prefetch_row(gradients, np.int64(source[order[min(begin + POSITIONS_AHEAD, last_place)]]), dim, is_long)
         bag = source[order[begin]]
         factor = scale[order[begin]] if scaled else np.float32(1.0)
         for d in range(dim):
             totals[u, d] = factor * gradients[bag, d]
         for place in range(begin + 1, end):
-            prefetch_row(gradients, np.int64(source[order[min(place + POSITIONS_AHEAD, last_place)]]), dim)
+            prefetch_row(gradients, np.int64(source[order[min(place + POSITIONS_AHEAD, last_place)]]), dim, is_long)
             bag = source[order[place]]
             factor = scale[order[place]] if scaled else np.float32(1.0)
             for d in range(dim):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.kernels.memory import prefetch_row
+from pibroch.kernels.memory import MAX_SHORT_DIM, prefetch_row
 from pibroch.kernels.policy import kernel
 from pibroch.kernels.scatter_update.hyper import Hyper
 
@@ -55,17 +55,17 @@ def combine(
     """Write the gradients of the rows ``first`` to ``last``, clipped and with weight decay, to ``totals`` ``[rows, D]``."""
     rows, segments, order, source, scale, _ = grouped
     dim, width, num_rows, last_place = gradients.shape[1], records.shape[1], len(rows), len(order) - 1
-    scaled = len(scale) > 0
+    scaled, is_long = len(scale) > 0, dim > MAX_SHORT_DIM
     for u in range(first, last):
-        prefetch_row(records, rows[min(u + ROWS_AHEAD, num_rows - 1)], width)
+        prefetch_row(records, rows[min(u + ROWS_AHEAD, num_rows - 1)], width, is_long)
         begin, end, i = segments[u], segments[u + 1], u - first
-        prefetch_row(gradients, np.int64(source[order[min(begin + POSITIONS_AHEAD, last_place)]]), dim)
+        prefetch_row(gradients, np.int64(source[order[min(begin + POSITIONS_AHEAD, last_place)]]), dim, is_long)
         bag = source[order[begin]]
         factor = scale[order[begin]] if scaled else np.float32(1.0)
         for d in range(dim):
             totals[i, d] = factor * gradients[bag, d]
         for place in range(begin + 1, end):
-            prefetch_row(gradients, np.int64(source[order[min(place + POSITIONS_AHEAD, last_place)]]), dim)
+            prefetch_row(gradients, np.int64(source[order[min(place + POSITIONS_AHEAD, last_place)]]), dim, is_long)
             bag = source[order[place]]
             factor = scale[order[place]] if scaled else np.float32(1.0)
             for d in range(dim):
