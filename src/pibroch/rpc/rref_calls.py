@@ -139,8 +139,8 @@ def run_backward(root: object, context: int, retain_graph: bool) -> None:
 
 def check_method_name(name: str) -> None:
     """Raise NotAllowedError for a private name; the owner looks more closely."""
-    if name.startswith("_") and not (name.startswith("__") and name.endswith("__")):
-        raise NotAllowedError(f"{name!r}, which is private", "names without a leading underscore", "make it public")
+    if name.startswith("__") and not name.endswith("__"):
+        raise NotAllowedError(f"{name!r}, which is private", "names with one underscore at most", "make it public")
 
 
 def lost(rref: RRef[Any]) -> ReferenceLostError:

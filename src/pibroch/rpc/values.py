@@ -193,7 +193,12 @@ def _tensor(encoding: _Encoding, tensor: torch.Tensor) -> Any:
 def _sparse(encoding: _Encoding, tensor: torch.Tensor) -> Any:
     if tensor.layout != torch.sparse_coo:
         raise NotAllowedError(f"a tensor of layout {tensor.layout}", "dense or COO", "send its parts, or .to_dense()")
-    encoding.tensors += [tensor._indices(), tensor._values()]
+    if tensor.requires_grad:  # its values stand for it in the graph; each place once, else it would get its gradient twice
+        with torch.enable_grad():
+            tensor = tensor.coalesce()
+            encoding.tensors += [tensor.indices(), tensor.values()]
+    else:
+        encoding.tensors += [tensor._indices(), tensor._values()]
     count = len(encoding.tensors)
     return encoding.ext(Code.SPARSE, [count - 2, count - 1, list(tensor.shape), tensor.is_coalesced()])
 
@@ -321,11 +326,17 @@ class _Decoding:
         return np.frombuffer(raw, dtype)[0]
 
     def sparse(self, data: memoryview) -> torch.Tensor:
-        indices, values, shape, coalesced = self.value(data)
+        indices, at, shape, coalesced = self.value(data)
+        values = self._tensor(at)
+        is_leaf = values.requires_grad and values.grad_fn is None  # outside of a distributed graph: so it was sent
         tensor = torch.sparse_coo_tensor(
-            self._tensor(indices), self._tensor(values), shape, check_invariants=True, is_coalesced=bool(coalesced)
+            self._tensor(indices),
+            values.detach() if is_leaf else values,
+            shape,
+            check_invariants=True,
+            is_coalesced=bool(coalesced),
         )
-        return tensor
+        return tensor.requires_grad_() if is_leaf else tensor
 
     def parameter(self, data: memoryview) -> torch.Tensor:
         index, requires_grad = self.value(data)
