@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from pibroch.errors import NotAllowedError
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -43,17 +45,19 @@ def run(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
     """What a function returns; for one marked ``async_execution`` a future, for others never.
 
     Raises:
-        TypeError: when an unmarked function returns a future.
+        NotAllowedError: when an unmarked function returns a future.
         RuntimeError: when a marked one returns something else.
     """
     result = function(*args, **kwargs)
     if is_future(result) and not is_async(function):
-        raise TypeError(
-            f"got a Future from {name}; need a value; do: mark the function with rpc.functions.async_execution"
+        raise NotAllowedError(
+            f"a Future from {name} (Can not pickle torch.futures.Future)",
+            "a value",
+            "mark the function with rpc.functions.async_execution",
         )
     if is_async(function) and not is_future(result):
         raise RuntimeError(
-            "Functions decorated with @rpc.functions.async_execution must return a torch.futures.Future object, "
-            f"{name} gave {type(result)}"
+            "Functions decorated with @rpc.async_function must return a torch.futures.Future object, "
+            f"but {name}, decorated with @rpc.functions.async_execution, returned {type(result)}"
         )
     return result

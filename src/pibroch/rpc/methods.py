@@ -50,6 +50,8 @@ def find_method(value: object, name: str, callables: Callables) -> AnyCallable[.
     """
     if name.startswith("_") and name not in _SPECIAL and not _is_own(value, name, callables):
         raise _refused(value, name, "public methods, or with one underscore those of classes in allowed modules")
+    if not _has(value, name):
+        raise AttributeError(f"{type(value).__qualname__!r} object has no attribute {name!r}")
     closed = any(isinstance(value, base) and name in names for base, names in _CLOSED.items())
     if closed or not _is_open(value, name, callables):
         raise _refused(value, name, "public methods of classes in allowed modules, of containers, tensors and torch.nn")
@@ -61,6 +63,13 @@ def find_method(value: object, name: str, callables: Callables) -> AnyCallable[.
         raise _refused(value, name, "a method, or a function or object of an allowed module")
     result: AnyCallable[..., Any] = method
     return result
+
+
+def _has(value: object, name: str) -> bool:
+    """Whether there may be an attribute of that name; runs no code of the value's."""
+    classes = type(value).__mro__
+    made = any("__getattr__" in vars(base) for base in classes)  # such as the submodules of a module
+    return made or any(name in vars(base) for base in classes) or name in getattr(value, "__dict__", ())
 
 
 def _is_own(value: object, name: str, callables: Callables) -> bool:

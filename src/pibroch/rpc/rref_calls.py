@@ -50,12 +50,12 @@ class Calls:
         if owner.id == agent.info.id:
             owned = OwnedValue()
             reference, number = references.own(owned), 0
-            rref: RRef[Any] = RRef.of_owner(references, reference, owned)
+            rref: RRef[Any] = RRef.of_owner(references, reference, owned, _deadline(timeout_s))
             receiver = _OwnCreation(owned, keeps)
         else:
             fork = references.create(owner)
             reference, number = fork.reference, fork.number
-            rref = RRef.of_user(references, owner, fork, time.monotonic() + timeout_s if timeout_s else None)
+            rref = RRef.of_user(references, owner, fork, _deadline(timeout_s))
             receiver = _Creation(references, fork, owner, keeps)
         body = Create(reference, number, agent.incarnation, what)
         try:  # without a timeout: whether the owner has it must be known; ``RRef`` looks at the time when it is used
@@ -148,6 +148,10 @@ def lost(rref: RRef[Any]) -> ReferenceLostError:
     return ReferenceLostError(
         f"{rref!r}, whose owner {rref.owner_name()!r} is lost", "a living owner", "make the value again"
     )
+
+
+def _deadline(timeout_s: float) -> float | None:
+    return time.monotonic() + timeout_s if timeout_s else None
 
 
 class _Creation:

@@ -193,7 +193,9 @@ def _tensor(encoding: _Encoding, tensor: torch.Tensor) -> Any:
 def _sparse(encoding: _Encoding, tensor: torch.Tensor) -> Any:
     if tensor.layout != torch.sparse_coo:
         raise NotAllowedError(f"a tensor of layout {tensor.layout}", "dense or COO", "send its parts, or .to_dense()")
-    if tensor.requires_grad:  # its values stand for it in the graph; each place once, else it would get its gradient twice
+    if (
+        tensor.requires_grad
+    ):  # its values stand for it in the graph; each place once, else it would get its gradient twice
         with torch.enable_grad():
             tensor = tensor.coalesce()
             encoding.tensors += [tensor.indices(), tensor.values()]

@@ -1,16 +1,15 @@
-"""``pibroch.rpc`` under the names that torch's own RPC suites use: ``torch.distributed.rpc``, ``.autograd``, ``.optim``, ``.nn``.
+"""``pibroch.rpc`` under the names that torch's own RPC suites use, those of ``torch.distributed.rpc`` and its neighbours.
 
 The suites (``torch.testing._internal.distributed``) are in every torch wheel. They are executed from there as they are, as
 modules of a package ``wheel`` of their own: they stand for a user's program, and of torch's modules peers may name little.
-Private helpers of ``torch.distributed.rpc.api`` that the suites call (``_all_gather``, ``_barrier``, ``_wait_all``) stay torch's,
-on top of our calls.
+Private helpers of ``torch.distributed.rpc.api`` that the suites call (``_all_gather``, ``_barrier``, ``_wait_all``, ...) stay
+torch's, on top of our calls; for private names that lead into torch's C++ there are views of what we have.
 """
 
 import importlib.util
 import sys
 import types
 import unittest
-from collections import namedtuple
 from pathlib import Path
 
 WHEEL = "wheel"
@@ -26,7 +25,10 @@ FILES = (
     "distributed.rpc.faulty_agent_rpc_test",
     "distributed.rpc.rpc_test",
 )
-RPC_NAMES = "RRef WorkerInfo get_rpc_timeout get_worker_info is_available remote rpc_async rpc_sync shutdown".split()
+RPC_NAMES = (
+    *("RRef", "WorkerInfo", "get_rpc_timeout", "get_worker_info"),
+    *("is_available", "remote", "rpc_async", "rpc_sync", "shutdown"),
+)
 AUTOGRAD_NAMES = ("backward", "context", "get_gradients")
 
 
@@ -43,6 +45,7 @@ def install():
 
     from pibroch import rpc
     from pibroch.rpc import autograd
+    from pibroch.rpc.agent import is_initialized
     from pibroch.rpc.optim import DistributedOptimizer
 
     for name in RPC_NAMES:
@@ -53,7 +56,7 @@ def install():
     for module in (torch_rpc, api):
         module.PyRRef = rpc.RRef
         module._get_current_rpc_agent = agent
-        module._is_current_rpc_agent_set = rpc.api._is_initialized
+        module._is_current_rpc_agent_set = is_initialized
     torch_rpc._set_rpc_timeout = set_rpc_timeout
     torch_rpc._rref_context_get_debug_info = reference_counts
     torch_rpc._get_debug_info = lambda: reference_counts() | agent().get_debug_info() | autograd_counts()
@@ -69,7 +72,7 @@ def install():
         setattr(torch_autograd, name, getattr(autograd, name))
     torch_autograd._get_debug_info = autograd_counts
     torch.distributed.optim.DistributedOptimizer = DistributedOptimizer
-    if hasattr(rpc, 'RemoteModule'):
+    if hasattr(rpc, "RemoteModule"):
         torch.distributed.nn.RemoteModule = torch_remote_module.RemoteModule = rpc.RemoteModule
     for name in ("_gather_to_leader", "_broadcast_to_followers"):  # run on other workers: under a name of ours
         helper = getattr(api, name)
@@ -112,12 +115,12 @@ def make_options():
 ALLOWED = (WHEEL, __name__)
 
 
-def joining(api, Options):  # noqa: N803, a class
+def joining(api, options_class):
     """``init_rpc``, after which ``_all_gather`` knows all workers."""
     from pibroch import rpc
 
     def init_rpc(name, backend=None, rank=-1, world_size=None, rpc_backend_options=None):
-        options = Options() if rpc_backend_options is None else rpc_backend_options
+        options = options_class() if rpc_backend_options is None else rpc_backend_options
         rpc.init_rpc(name, backend, rank, world_size, options)
         api._ALL_WORKER_NAMES = {info.name for info in agent().get_worker_infos()}
 
