@@ -15,12 +15,14 @@ from pibroch.rpc.api import (
 )
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.options import BackendType, Limits, RpcBackendOptions, TensorPipeRpcBackendOptions
+from pibroch.rpc.remote_module import RemoteModule
 from pibroch.rpc.rref import RRef, remote
 
 __all__ = [
     "BackendType",
     "Limits",
     "RRef",
+    "RemoteModule",
     "RpcBackendOptions",
     "TensorPipeRpcBackendOptions",
     "WorkerInfo",

@@ -26,6 +26,7 @@ from pibroch.rpc.options import (
     RpcBackendOptions,
 )
 from pibroch.rpc.rref import References, RRef
+from pibroch.rpc.rref_calls import call_of
 from pibroch.rpc.secret import find_secret
 
 _T = TypeVar("_T")
@@ -120,8 +121,8 @@ def rpc_sync(
         Exception: what ``func`` raised, with its type and message.
     """
     agent = current_agent()
-    call, value = Call(agent.callables.name(func)), [[*args] if args else [], dict(kwargs) if kwargs else {}]
-    result: _T = agent.request_sync(agent.find(to), call, value, timeout=timeout, context=agent.current_context())
+    name, value = call_of(agent, func, args, kwargs)
+    result: _T = agent.request_sync(agent.find(to), Call(name), value, timeout=timeout, context=agent.current_context())
     return result
 
 
@@ -137,8 +138,8 @@ def rpc_async(
     Argument tensors must stay as they are until the future is done. Otherwise as ``rpc_sync``, whose errors the future raises.
     """
     agent = current_agent()
-    call, value = Call(agent.callables.name(func)), [[*args] if args else [], dict(kwargs) if kwargs else {}]
-    return agent.request(agent.find(to), call, value, timeout=timeout, context=agent.current_context())
+    name, value = call_of(agent, func, args, kwargs)
+    return agent.request(agent.find(to), Call(name), value, timeout=timeout, context=agent.current_context())
 
 
 def get_worker_info(worker_name: str | None = None) -> WorkerInfo:

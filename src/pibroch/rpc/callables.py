@@ -27,7 +27,8 @@ _MAIN, _SPAWNED_MAIN = "__main__", "__mp_main__"
 _OWN = "pibroch.rpc"
 # of the package itself: what users call, and what its parts run on each other; not the agent, the sockets or the secret
 _OWN_MODULES = tuple(
-    f"{_OWN}.{name}" for name in ("api", "autograd", "functions", "info", "optim", "references", "rref")
+    f"{_OWN}.{name}"
+    for name in ("api", "autograd", "functions", "info", "optim", "references", "remote_module", "rref")
 )
 _LIBRARIES = ("torch", "numpy", "builtins", "operator", "_operator", "pibroch")  # their private names stay private
 _LISTED = ("torch", "builtins", "operator", "_operator")  # modules of which only the listed names count

@@ -41,6 +41,11 @@ def is_future(value: object) -> bool:
     return isinstance(value, torch._C.Future)
 
 
+def apply(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call a function that came as a value: a pickle, of one that has no name."""
+    return run(function, getattr(function, "__qualname__", repr(function)), args, kwargs)
+
+
 def run(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
     """What a function returns; for one marked ``async_execution`` a future, for others never.
 
@@ -49,7 +54,7 @@ def run(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
         RuntimeError: when a marked one returns something else.
     """
     result = function(*args, **kwargs)
-    if is_future(result) and not is_async(function):
+    if is_future(result) and not is_async(function) and function is not apply:
         raise NotAllowedError(
             f"a Future from {name} (Can not pickle torch.futures.Future)",
             "a value",

@@ -12,7 +12,7 @@ from pibroch.rpc.failures import copy_of
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.options import UNSET_RPC_TIMEOUT
 from pibroch.rpc.references import Fork, Place, State
-from pibroch.rpc.rref_calls import lost, run_backward
+from pibroch.rpc.rref_calls import call_of, lost, run_backward
 from pibroch.rpc.rref_messages import FunctionCall
 from pibroch.rpc.rref_proxy import AsyncProxy, RemoteProxy, SyncProxy
 from pibroch.rpc.rref_runtime import References
@@ -260,9 +260,8 @@ def remote(
     """
     references = _current_references()
     agent = references.agent
-    value = [[*args] if args else [], dict(kwargs) if kwargs else {}]
-    call = FunctionCall(agent.callables.name(func))
-    return references.calls.remote(agent.find(to), call, value, timeout)
+    name, value = call_of(agent, func, args, kwargs)
+    return references.calls.remote(agent.find(to), FunctionCall(name), value, timeout)
 
 
 def _current_references() -> References:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pibroch.errors import NotAllowedError, ReferenceLostError, WorkerLostError
-from pibroch.rpc.functions import run
+from pibroch.rpc.functions import apply, run
 from pibroch.rpc.futures import Future
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.methods import find_method
@@ -17,6 +18,7 @@ from pibroch.rpc.rref_messages import Backward, Create, Fetch, FunctionCall, Met
 from pibroch.rpc.rref_values import OwnedValue, fill
 
 if TYPE_CHECKING:
+    from pibroch.rpc.agent import Agent
     from pibroch.rpc.rref import RRef
     from pibroch.rpc.rref_runtime import References
 
@@ -119,6 +121,19 @@ class Calls:
     def _on_backward(self, origin: WorkerInfo, body: Backward, value: object) -> None:
         root = self._references.value_at(body.place).wait(self._agent, 0.0)
         run_backward(root, body.context, body.retain_graph)
+
+
+def call_of(
+    agent: Agent, function: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+) -> tuple[str, list[Any]]:
+    """The name of a function and ``[args, kwargs]``; what has no name travels as a pickle, where pickles are allowed."""
+    value: list[Any] = [[*args] if args else [], dict(kwargs) if kwargs else {}]
+    try:
+        return agent.callables.name(function), value
+    except NotAllowedError:
+        if not agent.options.allow_pickle or not callable(function):
+            raise
+        return agent.callables.name(apply), [[function, *value], {}]
 
 
 def run_backward(root: object, context: int, retain_graph: bool) -> None:

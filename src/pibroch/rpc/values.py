@@ -157,7 +157,14 @@ class _Encoding:
             state = self.plain(value.value) if isinstance(value, enum.Flag) else value.name
             return self.ext(Code.OBJECT, [codec._names.name(type(value)), state])
         if isinstance(value, type) or _is_function(value):
-            return self.ext(Code.NAMED, codec._names.name(value))
+            try:
+                return self.ext(Code.NAMED, codec._names.name(value))
+            except NotAllowedError:
+                if not codec._allow_pickle:
+                    raise
+                return _Ext(Code.PICKLE, pickle.dumps(value))  # such as a bound method
+        if hasattr(type(value), "__rpc_state__"):  # says itself what of it travels
+            return self.ext(Code.OBJECT, [codec._names.name(type(value)), self.plain(value.__rpc_state__())])
         if dataclasses.is_dataclass(value):
             fields = {field.name: self.plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
             return self.ext(Code.OBJECT, [codec._names.name(type(value)), fields])
@@ -314,6 +321,8 @@ class _Decoding:
             return cls[state]
         if isinstance(cls, type) and issubclass(cls, enum.Flag):
             return cls(state)
+        if isinstance(cls, type) and hasattr(cls, "__rpc_made__"):
+            return cls.__rpc_made__(state)
         if isinstance(cls, type) and dataclasses.is_dataclass(cls) and isinstance(state, dict):
             return _made(cls, state)
         if isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields") and isinstance(state, list):

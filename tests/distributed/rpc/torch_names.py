@@ -6,8 +6,11 @@ Private helpers of ``torch.distributed.rpc.api`` that the suites call (``_all_ga
 torch's, on top of our calls; for private names that lead into torch's C++ there are views of what we have.
 """
 
+import gc
 import importlib.util
 import sys
+import threading
+import time
 import types
 import unittest
 from pathlib import Path
@@ -29,6 +32,7 @@ RPC_NAMES = (
     *("RRef", "WorkerInfo", "get_rpc_timeout", "get_worker_info"),
     *("is_available", "remote", "rpc_async", "rpc_sync", "shutdown"),
 )
+REMOTE_HELPERS = ("_gather_to_leader", "_broadcast_to_followers", "_rref_typeof_on_owner")  # other workers run them
 AUTOGRAD_NAMES = ("backward", "context", "get_gradients")
 
 
@@ -71,10 +75,21 @@ def install():
     for name in AUTOGRAD_NAMES:
         setattr(torch_autograd, name, getattr(autograd, name))
     torch_autograd._get_debug_info = autograd_counts
+    torch_autograd._retrieve_context = retrieve_context
+    torch_autograd._current_context = current_context
+    torch_autograd._new_context = new_context
+    torch_autograd._release_context = lambda context_id: agent()._agent.autograd.release(context_id)
+    rpc.RRef._get_type = type_of(api)
+    rpc.RRef._get_future = rpc.RRef._get_profiling_future = creation_of
+    for module in (torch_rpc, api):
+        module._delete_all_user_and_unforked_owner_rrefs = gc.collect
     torch.distributed.optim.DistributedOptimizer = DistributedOptimizer
-    if hasattr(rpc, "RemoteModule"):
-        torch.distributed.nn.RemoteModule = torch_remote_module.RemoteModule = rpc.RemoteModule
-    for name in ("_gather_to_leader", "_broadcast_to_followers"):  # run on other workers: under a name of ours
+    torch.distributed.nn.RemoteModule = torch_remote_module.RemoteModule = rpc.RemoteModule
+    for name in (
+        "_gather_to_leader",
+        "_broadcast_to_followers",
+        "_rref_typeof_on_owner",
+    ):  # run on other workers: under a name of ours
         helper = getattr(api, name)
         helper.__module__ = __name__
         globals()[name] = helper
@@ -145,10 +160,48 @@ class AgentView:
         return self._agent.workers()
 
     def get_debug_info(self):
-        return {"agent.num_pending_requests": str(self._agent._requests.num_pending)}
+        options, requests = self._agent.options, self._agent._requests
+        return {
+            "agent.num_pending_requests": str(requests.num_pending),
+            "agent.thread_pool_size": str(options.num_worker_threads),
+        }
 
-    def join(self, *_, **__):
-        pass
+    def _get_device_map(self, worker):
+        return self._agent.options.device_maps.get(worker.name, {})
+
+
+class ContextView:
+    """What torch's object of an autograd context shows."""
+
+    def __init__(self, context):
+        self._context = context
+
+    def _context_id(self):
+        return self._context.id
+
+    def _known_worker_ids(self):
+        return {worker.id for worker in self._context.met} - {agent()._agent.info.id}
+
+    def _send_functions(self):
+        from pibroch.rpc.autograd.gates import behind
+
+        def view(sent):
+            tensors = [behind(gate)[-1] for gate in sent.gates.values()]
+            return types.SimpleNamespace(next_functions=tuple(tensors))
+
+        return {message: view(sent) for message, sent in self._context.sent.items()}
+
+
+def retrieve_context(context_id):
+    return ContextView(agent()._agent.autograd._contexts.get(context_id))
+
+
+def current_context():
+    return retrieve_context(agent()._agent.autograd.current_context() or -1)
+
+
+def new_context():
+    return retrieve_context(agent()._agent.autograd.open())
 
 
 def set_rpc_timeout(timeout_s):
@@ -156,9 +209,11 @@ def set_rpc_timeout(timeout_s):
 
 
 def reference_counts():
-    counts = agent()._agent.references.live_counts()
+    references = agent()._agent.references
+    counts = references.live_counts()
+    shared = [entry for entry in references._book.owners.entries.values() if entry.forks]
     return {
-        "num_owner_rrefs": str(counts["values"]),
+        "num_owner_rrefs": str(len(shared)),
         "num_forks": str(counts["forks_of_others"]),
         "num_pending_futures": str(counts["pending"]),
         "num_pending_users": str(counts["pending"]),
@@ -168,6 +223,37 @@ def reference_counts():
 def autograd_counts():
     counts = agent()._agent.autograd.live_counts()
     return {"num_autograd_contexts": str(counts["contexts"]), "num_current_backward_passes": str(counts["passes"])}
+
+
+def type_of(api):
+    """``RRef._get_type``: by torch's own helpers, over our calls."""
+
+    def get_type(rref, timeout=api.UNSET_RPC_TIMEOUT, blocking=True):
+        if rref.is_owner():
+            return api._rref_typeof_on_owner(rref, blocking)
+        return api._rref_typeof_on_user(rref, timeout, blocking)
+
+    return get_type
+
+
+def creation_of(rref):
+    """``RRef._get_future``: done when the owner has answered, or the timeout of ``remote`` is over."""
+    import torch
+
+    future = torch.futures.Future()
+
+    def watch():
+        while not rref.confirmed_by_owner():
+            try:
+                rref.check_usable()
+            except Exception as error:
+                future.set_exception(error)
+                return
+            time.sleep(0.005)
+        future.set_result(None)
+
+    threading.Thread(target=watch, daemon=True).start()
+    return future
 
 
 def collecting(api):

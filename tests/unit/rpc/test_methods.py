@@ -177,6 +177,6 @@ def test_private_methods_of_libraries_stay_private(value):
 
 
 @pytest.mark.parametrize("value", [torch.ones(1), torch.nn.Linear(1, 1), np.ones(1), 3, {}], ids=type)
-def test_what_is_not_there_is_an_attribute_error(value):
+def test_what_libraries_do_not_have_is_an_attribute_error(value):
     with pytest.raises(AttributeError, match="no attribute 'non_exist'"):
         find(value, "non_exist")
