@@ -38,6 +38,10 @@ class Address:
     host: str
     port: int
 
+    def is_reached_locally(self, here: str) -> bool:
+        """Whether a worker of machine ``here`` uses the Unix socket."""
+        return self.unix is not None and self.machine == here
+
 
 def this_machine() -> str:
     """What two workers have in common that can share memory: the kernel's boot and the network namespace."""
@@ -68,7 +72,7 @@ class Admission:
         reactor: the loop.
         sock: connected or connecting, non-blocking.
         core: our side of the handshake.
-        timeout_s: for all of it.
+        timeout_s: for a server all of it, for a client to be connected: then it waits as long as the connection lives.
         on_admitted: gets the socket; what was received after the handshake is in ``core.surplus``.
         on_refused: gets the reason; the socket is closed.
         tls: wraps the socket first.
@@ -101,7 +105,10 @@ class Admission:
             self._on_refused(error)
 
     def _expire(self) -> None:
-        self.refuse(TimeoutError("no handshake in time"))
+        if isinstance(self._core, Server):
+            self.refuse(TimeoutError("no handshake in time"))
+        elif self._is_connecting:
+            self.refuse(TimeoutError("no connection in time: its host does not answer"))
 
     def _on_events(self, events: int) -> None:
         try:
@@ -177,9 +184,9 @@ def dial(address: Address, here: str, lost_after_s: float) -> socket.socket:
     Raises:
         OSError: when it is clear at once that nobody is there.
     """
-    if address.unix is not None and address.machine == here:
+    if address.is_reached_locally(here):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        target: str | tuple[str, int] = "\0" + address.unix
+        target: str | tuple[str, int] = f"\0{address.unix}"
     else:
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
