@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pibroch.errors import ConfigError, ProtocolError
+from pibroch.rpc import profiling
 from pibroch.rpc.agent import Agent, current_agent, is_initialized, set_current_agent
 from pibroch.rpc.autograd.engine import Autograd
 from pibroch.rpc.callables import Callables, default_modules
@@ -122,7 +123,14 @@ def rpc_sync(
     """
     agent = current_agent()
     name, value = call_of(agent, func, args, kwargs)
-    result: _T = agent.request_sync(agent.find(to), Call(name), value, timeout=timeout, context=agent.current_context())
+    callee, context = agent.find(to), agent.current_context()
+    result: _T
+    if profiling.is_on():
+        result = profiling.sync_call(
+            agent, callee, func, lambda: agent.request_sync(callee, Call(name), value, timeout=timeout, context=context)
+        )
+        return result
+    result = agent.request_sync(callee, Call(name), value, timeout=timeout, context=context)
     return result
 
 
@@ -139,7 +147,12 @@ def rpc_async(
     """
     agent = current_agent()
     name, value = call_of(agent, func, args, kwargs)
-    return agent.request(agent.find(to), Call(name), value, timeout=timeout, context=agent.current_context())
+    callee, context = agent.find(to), agent.current_context()
+    if profiling.is_on():
+        return profiling.async_call(
+            agent, callee, func, lambda: agent.request(callee, Call(name), value, timeout=timeout, context=context)
+        )
+    return agent.request(callee, Call(name), value, timeout=timeout, context=context)
 
 
 def get_worker_info(worker_name: str | None = None) -> WorkerInfo:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
 from pibroch.errors import RpcTimeoutError, WorkerLostError
+from pibroch.rpc import profiling
 from pibroch.rpc.agent import current_agent, is_initialized
 from pibroch.rpc.failures import copy_of
 from pibroch.rpc.info import WorkerInfo
@@ -261,7 +262,15 @@ def remote(
     references = _current_references()
     agent = references.agent
     name, value = call_of(agent, func, args, kwargs)
-    return references.calls.remote(agent.find(to), FunctionCall(name), value, timeout)
+    owner, calls = agent.find(to), references.calls
+    if profiling.is_on():
+        return profiling.remote_call(
+            agent,
+            owner,
+            func,
+            lambda answered: calls.remote(owner, FunctionCall(name), value, timeout, answered=answered),
+        )
+    return calls.remote(owner, FunctionCall(name), value, timeout)
 
 
 def _current_references() -> References:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,8 +42,9 @@ class Calls:
         value: list[Any],
         timeout: float,
         keeps: RRef[Any] | None = None,
+        answered: Callable[[], None] | None = None,
     ) -> RRef[Any]:
-        """Have ``owner`` make a value; returns at once. ``keeps`` lives until it has."""
+        """Have ``owner`` make a value; returns at once. ``keeps`` lives until it has; then ``answered()`` is called."""
         from pibroch.rpc.rref import RRef
 
         agent, references = self._agent, self._references
@@ -53,12 +54,12 @@ class Calls:
             owned = OwnedValue()
             reference, number = references.own(owned), 0
             rref: RRef[Any] = RRef.of_owner(references, reference, owned, _deadline(timeout_s))
-            receiver = _OwnCreation(owned, keeps)
+            receiver = _OwnCreation(owned, keeps, answered)
         else:
             fork = references.create(owner)
             reference, number = fork.reference, fork.number
             rref = RRef.of_user(references, owner, fork, _deadline(timeout_s))
-            receiver = _Creation(references, fork, owner, keeps)
+            receiver = _Creation(references, fork, owner, keeps, answered)
         body = Create(reference, number, agent.incarnation, what)
         try:  # without a timeout: whether the owner has it must be known; ``RRef`` looks at the time when it is used
             agent.ask(receiver, owner, body, value, 0.0, agent.current_context())
@@ -172,18 +173,28 @@ def _deadline(timeout_s: float) -> float | None:
 class _Creation:
     """Waits for the owner's answer to a request for a value (``calls.Receiver``, on the loop)."""
 
-    __slots__ = ("_fork", "_keeps", "_owner", "_references")
+    __slots__ = ("_answered", "_fork", "_keeps", "_owner", "_references")
 
-    def __init__(self, references: References, fork: Fork, owner: WorkerInfo, keeps: RRef[Any] | None) -> None:
+    def __init__(
+        self,
+        references: References,
+        fork: Fork,
+        owner: WorkerInfo,
+        keeps: RRef[Any] | None,
+        answered: Callable[[], None] | None,
+    ) -> None:
         self._references, self._fork, self._owner, self._keeps = references, fork, owner, keeps
+        self._answered = answered
 
     def succeed(self, value: object) -> None:
+        _tell(self)
         if isinstance(value, int):
             self._references.created(self._fork, Peer(self._owner.id, value))
         else:
             self.fail(RuntimeError(f"got {value!r} from the owner; need its incarnation"))
 
     def fail(self, error: BaseException) -> None:
+        _tell(self)
         is_lost = isinstance(error, WorkerLostError)
         failure = error if isinstance(error, Exception) else RuntimeError(str(error))
         self._references.creation_failed(self._fork, failure, owner_lives=not is_lost)
@@ -192,16 +203,25 @@ class _Creation:
 class _OwnCreation:
     """The same where the owner is this worker."""
 
-    __slots__ = ("_keeps", "_owned")
+    __slots__ = ("_answered", "_keeps", "_owned")
 
-    def __init__(self, owned: OwnedValue, keeps: RRef[Any] | None) -> None:
-        self._owned, self._keeps = owned, keeps
+    def __init__(self, owned: OwnedValue, keeps: RRef[Any] | None, answered: Callable[[], None] | None) -> None:
+        self._owned, self._keeps, self._answered = owned, keeps, answered
 
     def succeed(self, value: object) -> None:
         """The value was put into its place already."""
+        _tell(self)
 
     def fail(self, error: BaseException) -> None:
+        _tell(self)
         self._owned.fail(error if isinstance(error, Exception) else RuntimeError(str(error)))
+
+
+def _tell(creation: _Creation | _OwnCreation) -> None:
+    """There was an answer (once)."""
+    answered, creation._answered = creation._answered, None
+    if answered is not None:
+        answered()
 
 
 class _Keeping:

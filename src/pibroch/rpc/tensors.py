@@ -25,7 +25,7 @@ def describe(tensor: torch.Tensor) -> TensorInfo:
         raise NotAllowedError(
             f"a tensor of type {tensor.dtype}", f"one of {', '.join(map(str, CODE_OF_DTYPE))}", "convert it first"
         )
-    if tensor.is_contiguous():
+    if tensor.is_contiguous() or _repeats(tensor):
         return TensorInfo(code, tuple(tensor.shape), requires_grad=tensor.requires_grad)
     order, strides = layout_of(tensor)
     shape = tuple(tensor.shape[dim] for dim in order)
@@ -35,7 +35,7 @@ def describe(tensor: torch.Tensor) -> TensorInfo:
 def layout_of(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The dims of a tensor from the largest stride to the smallest, and their strides if there is room between the rows.
 
-    Not kept: more room than ``MAX_SPREAD`` times the elements need, and elements that lie in one place.
+    More room than ``MAX_SPREAD`` times what the elements need is not kept.
 
     >>> layout_of(torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last))
     ((0, 2, 3, 1), ())
@@ -46,6 +46,11 @@ def layout_of(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     order = tuple(sorted(range(tensor.dim()), key=lambda dim: -strides[dim]))
     ordered, shape = tuple(strides[dim] for dim in order), tuple(tensor.shape[dim] for dim in order)
     return order, ordered if _has_room(shape, ordered) else ()
+
+
+def _repeats(tensor: torch.Tensor) -> bool:
+    """Whether it was expanded; what arrives has elements of its own."""
+    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _has_room(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
