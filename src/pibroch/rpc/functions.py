@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 
 from pibroch.errors import NotAllowedError
+
+log = logging.getLogger(__name__)
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -47,13 +50,17 @@ def apply(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 def run(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
-    """What a function returns; for one marked ``async_execution`` a future, for others never.
+    """What a function returns; for one marked ``async_execution`` a future, for others never. What it raises is logged.
 
     Raises:
         NotAllowedError: when an unmarked function returns a future.
         RuntimeError: when a marked one returns something else.
     """
-    result = function(*args, **kwargs)
+    try:
+        result = function(*args, **kwargs)
+    except BaseException:
+        log.warning("%s, which another worker called, raised", name, exc_info=True)
+        raise
     if is_future(result) and not is_async(function) and function is not apply:
         raise NotAllowedError(
             f"a Future from {name} (Can not pickle torch.futures.Future)",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import traceback
 from collections.abc import Callable
@@ -17,8 +16,6 @@ from pibroch.rpc.options import UNSET_RPC_TIMEOUT
 
 if TYPE_CHECKING:
     from pibroch.rpc.agent import Agent
-
-log = logging.getLogger(__name__)
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, bool, int, float, str, bytes, type(None))
 
@@ -117,7 +114,6 @@ def fill(owned: OwnedValue, make: Callable[[], Any]) -> None:
     except BaseException as error:
         # without this frame, which holds the arguments and cannot be cleared yet
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
-        log.warning("what was to make the value of a reference raised", exc_info=error)
         owned.fail(error if isinstance(error, Exception) else RemoteError(f"{type(error).__name__}: {error}"))
         return
     if is_future(result):

@@ -67,7 +67,7 @@ class Service:
             return
         with self._running_lock:
             self.num_running += 1
-        task = _Task(self, connection, origin, message, references, body, handler, in_pool)
+        task = _Task(self, connection, origin, message, references, body, handler)
         if not in_pool:
             task()
         elif type(body) is Call and self._is_short(body.function):
@@ -102,16 +102,12 @@ class Service:
             with self._running_lock:
                 self.num_running -= 1
 
-    def finish_failed(
-        self, connection: Connection | None, message: Message, error: BaseException, *, is_users: bool
-    ) -> None:
-        """A message could not be handled: answer with the error, if it was a request. ``is_users``: it ran the user's code."""
+    def finish_failed(self, connection: Connection | None, message: Message, error: BaseException) -> None:
+        """A message could not be handled: answer with the error, if it was a request."""
         if message.kind == Kind.REQUEST:
-            origin = self.me if connection is None else connection.peer
             if isinstance(error, ProtocolError | NotAllowedError):
+                origin = self.me if connection is None else connection.peer
                 log.warning("refused a request of worker %r: %s", origin.name, error)
-            elif is_users:
-                log.warning("a function that worker %r called raised", origin.name, exc_info=error)
             self._answer_failure(connection, message, error)
         else:
             log.error("a note could not be handled", exc_info=error)
@@ -131,7 +127,7 @@ class Service:
 class _Task:
     """One message being handled."""
 
-    __slots__ = ("body", "connection", "handler", "in_pool", "message", "origin", "references", "service")
+    __slots__ = ("body", "connection", "handler", "message", "origin", "references", "service")
 
     def __init__(
         self,
@@ -142,17 +138,16 @@ class _Task:
         references: list[Any],
         body: msgspec.Struct,
         handler: Handler,
-        in_pool: bool,
     ) -> None:
         self.service, self.connection, self.origin, self.message = service, connection, origin, message
-        self.references, self.body, self.handler, self.in_pool = references, body, handler, in_pool
+        self.references, self.body, self.handler = references, body, handler
 
     def __call__(self) -> None:
         service = self.service
         try:
             box = [self._run()]
         except BaseException as error:  # SystemExit, too: who asked must not wait in vain
-            service.finish_failed(self.connection, self.message, error, is_users=self.in_pool)
+            service.finish_failed(self.connection, self.message, error)
             return
         if isinstance(box[0], torch._C.Future):
             box[0].add_done_callback(self._finish_later)
@@ -179,7 +174,7 @@ class _Task:
         try:
             box = [future.value()]
         except Exception as error:
-            self.service.finish_failed(self.connection, self.message, error, is_users=self.in_pool)
+            self.service.finish_failed(self.connection, self.message, error)
             error.__traceback__ = None  # the future keeps the error, and would keep all these frames
             return
         self.service.finish(self.connection, self.message, box)
