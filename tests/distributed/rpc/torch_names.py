@@ -18,7 +18,6 @@ from pathlib import Path
 WHEEL = "wheel"
 FILES = (
     "dist_utils",
-    "distributed.ddp_under_dist_autograd_test",
     "distributed.nn.api.remote_module_test",
     "distributed.rpc.rpc_agent_test_fixture",
     "distributed.rpc.dist_autograd_test",
@@ -201,7 +200,9 @@ def current_context():
 
 
 def new_context():
-    return retrieve_context(agent()._agent.autograd.open())
+    autograd = agent()._agent.autograd
+    context_id = autograd._contexts._here.context = autograd.open()
+    return retrieve_context(context_id)
 
 
 def set_rpc_timeout(timeout_s):
