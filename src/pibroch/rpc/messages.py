@@ -128,6 +128,10 @@ class Arrived(msgspec.Struct, frozen=True, array_like=True, tag="arrived"):
     num_started: int
 
 
+class Absent(msgspec.Struct, frozen=True, array_like=True, tag="absent"):
+    """Who has not arrived? Answered with names; for the error of one that has waited too long."""
+
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Envelope)
 encode = _encoder.encode

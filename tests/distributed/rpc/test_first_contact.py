@@ -67,3 +67,22 @@ def test_a_connection_that_cannot_be_opened_does_not_end_one_that_is():
     with contextlib.closing(Crew(2)) as crew:
         assert crew.run(1, call_who_fails_to_call_back) == ("answered", 2)
         assert crew.run(0, outcome, "worker1", 60.0)[0] == "worker1"
+
+
+def leave_within(timeout_s):
+    try:
+        rpc.shutdown(timeout=timeout_s)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize(("stopped", "leaving"), [(1, 0), (1, 2), (0, 1)])
+def test_a_stopped_worker_that_others_wait_for_in_vain_is_named(stopped, leaving):
+    crew = Crew(3)
+    try:
+        os.kill(crew.workers[stopped].pid, signal.SIGSTOP)
+        error = crew.run(leaving, leave_within, 1.0)
+        assert error.startswith("RpcTimeoutError") and f"worker 'worker{stopped}'" in error
+    finally:
+        os.kill(crew.workers[stopped].pid, signal.SIGKILL)
+        crew.close()
