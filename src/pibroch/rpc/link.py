@@ -107,7 +107,7 @@ class Admission:
     def _expire(self) -> None:
         if isinstance(self._core, Server):
             self.refuse(TimeoutError("no handshake in time"))
-        elif self._is_connecting:
+        elif self._is_connecting and not _is_connected(self._sock):
             self.refuse(TimeoutError("no connection in time: its host does not answer"))
 
     def _on_events(self, events: int) -> None:
@@ -172,6 +172,15 @@ class Admission:
                 self._sock.send(refusal)
             except OSError as error:
                 log.debug("could not say why a connection is refused: %s", error)
+
+
+def _is_connected(sock: socket.socket) -> bool:
+    """What the kernel says; a loop that is late may not have heard of it."""
+    try:
+        sock.getpeername()
+    except OSError:
+        return False
+    return True
 
 
 def _nothing(_: object) -> None:

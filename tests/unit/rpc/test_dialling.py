@@ -10,7 +10,7 @@ from pibroch.errors import AuthenticationError
 from pibroch.rpc import dialling
 from pibroch.rpc.dialling import Dialling, is_final
 from pibroch.rpc.handshake import Client, Identity, Purpose, Server
-from pibroch.rpc.link import Address, dial
+from pibroch.rpc.link import Address, Admission, dial
 from pibroch.rpc.reactor import Reactor
 
 PATIENCE_S = 30.0
@@ -93,6 +93,31 @@ def test_who_is_silent_is_waited_for(loop, listener):
             first.sendall(core.receive(first.recv(4096)))
         assert outcome.wait().error is None
         outcome.admitted.close()
+
+
+class LateLoop:
+    """A loop that has no time for sockets, only for timers."""
+
+    def __init__(self):
+        self.timers = []
+
+    def call_at(self, when, function):
+        self.timers.append(function)
+
+    def watch(self, *_):
+        pass
+
+    forget = watch
+
+
+def test_a_loop_that_is_late_does_not_take_a_connection_for_none(listener):
+    loop, refused = LateLoop(), []
+    sock = socket.create_connection(listener.getsockname())
+    core = Client(SECRET, Identity("ann", 1, 1), "ben", Purpose(1))
+    admission = Admission(loop, sock, core, 1.0, lambda sock: None, refused.append)
+    loop.timers.pop()()
+    assert refused == []
+    admission.refuse(ConnectionError("over"))
 
 
 def test_who_closes_for_too_long_is_given_up(loop, listener, monkeypatch):
