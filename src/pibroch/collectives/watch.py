@@ -29,6 +29,8 @@ STUCK_S = 3.0
 """How long after the news a rank may take to leave what it does; one that waits for a living rank in vain never does."""
 STOPPED_NEWS_S = 0.5
 """How long a rank that was told to stop looks for a failure as the cause: launchers stop all ranks when one fails."""
+ROLL_S = 5.0
+"""How long a rank may take to answer when the others want to know who is there; one that is stopped, or hangs, does not."""
 _OPEN_TIMEOUT_S = 60.0
 _LONGEST_REASON = 1000
 
@@ -73,6 +75,8 @@ class Watch:
         self.rank, self._lifelines, self._on_stuck = rank, lifelines, on_stuck
         self._steps: dict[int, int] = {}
         self._ended: set[int] = set()
+        self._there: set[int] = set()  # those that have answered since the roll was called
+        self._roll = threading.Condition()
         self._news: News | None = None
         self._told, self._has_news = threading.Lock(), threading.Event()
         self._wake, self._woken = socket.socketpair()
@@ -115,8 +119,14 @@ class Watch:
             lifeline.send({"step": step})
 
     def explain(self, error: Exception) -> Exception:
-        """The error to raise for a collective's: the failure that broke it, waiting some seconds for news of one."""
+        """The error to raise for a collective's: the failure that broke it, waiting some seconds for news of one.
+
+        Without news the ranks call the roll: one that lives but does not answer is the one that was waited for in vain.
+        """
         news = self.news(NEWS_TIMEOUT_S)
+        if news is None and self._call_roll() and self.rank != 0:
+            self._has_news.wait(NEWS_TIMEOUT_S + ROLL_S)  # rank 0 is there, and asks the others
+        news = self.news()
         if news is not None:
             return news.error()
         return TrainingError(
@@ -128,6 +138,21 @@ class Watch:
         """The first failure of another rank, waiting for one; ``None`` when there is none."""
         self._has_news.wait(timeout_s)
         return None if self._news is None or self._news.rank == self.rank else self._news
+
+    def _call_roll(self) -> bool:
+        """Ask whom this rank has a lifeline to whether they are there; all others hear who is not. Whether all are."""
+        asked = sorted(set(self._lifelines) - self._ended)
+        with self._roll:
+            self._there.clear()
+        for rank in asked:
+            self._lifelines[rank].send({"roll": True})
+        with self._roll:
+            self._roll.wait_for(lambda: self._there.issuperset(asked), ROLL_S)
+            silent = [rank for rank in asked if rank not in self._there]
+        for rank in silent[:1]:
+            reason = f"it was waited for in vain, and has not answered for {ROLL_S:g} s: it is stopped, or hangs"
+            self._tell(News(rank, self._steps.get(rank), reason))
+        return not silent
 
     def report(self, error: BaseException) -> RankFailedError | None:
         """Tell the others why this rank ends, unless it is they who told it.
@@ -192,6 +217,12 @@ class Watch:
         elif "news" in message:
             news = News(**message["news"])
             self._tell(news if rank == 0 else replace(news, rank=rank))
+        elif "roll" in message:
+            self._lifelines[rank].send({"there": True})
+        elif "there" in message:
+            with self._roll:
+                self._there.add(rank)
+                self._roll.notify_all()
         elif "ended" in message:
             self._ended.add(rank)
 
