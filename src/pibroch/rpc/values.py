@@ -35,7 +35,9 @@ class Code:
     FROZENSET = 4
     REFERENCE = 5  # index in the message's references
     NAMED = 6  # "module:qualname" of a function or class
-    OBJECT = 7  # [name of the class, state]: dataclass, named tuple, enum member
+    OBJECT = (
+        7  # [name of the class, state]: dataclass, named tuple, enum member, or what says itself what of it travels
+    )
     BIG_INT = 8  # two's complement, little endian
     COMPLEX = 9  # [real, imaginary]
     ARRAY = 10  # numpy: index in the message's tensors
