@@ -199,6 +199,18 @@ def run_stream(channel, name, sizes, exchange="alltoall", look_at=(), forget_at=
     return pooled_of_step, pieces
 
 
+def run_alone(channel, name, sizes, exchange, look_at=()):
+    """As :func:`run_stream`, by an exchange of one process."""
+    embeddings = pb.Embeddings(SHAPES["odd_dims"], OPTIMIZERS[name], exchange=exchange, seed=3)
+    pooled_of_step = []
+    for step, size in enumerate(sizes):
+        pooled = embeddings(ragged_batch(SHAPES["odd_dims"], size, step, weighted=True))
+        pooled_of_step.append(pooled.detach())
+        loss_of(pooled).backward()
+    pieces = [(v.piece, v.weights.copy(), {f: s.copy() for f, s in v.state.items()}) for v in embeddings.pieces()]
+    return pooled_of_step, pieces
+
+
 def bytes_of_a_stream(channel, *args, **options):
     """Train as :func:`run_stream`; returns the bytes that this rank sent, by purpose."""
     embeddings, _ = _stream(channel, *args, **options)
@@ -338,7 +350,7 @@ def overfill(channel, exchange="lookahead", **options):
             loss_of(embeddings(batch)).backward()
             step += 1
     except pb.errors.ConfigError as error:
-        channel.ranks.courier.flush()  # batches are still announced; what comes next shares the channel
+        channel.ranks.communication.flush()  # batches are still announced; what comes next shares the channel
         return str(error), step
     return None, step
 

@@ -77,7 +77,7 @@ class AllToAllExchange(Exchange):
     ) -> None:
         channel = Ranks.joined().open_channel() if channel is None else channel
         self.row_space = row_space
-        self._channel, self._ranks, self._courier = channel, channel.ranks, channel.ranks.courier
+        self._channel, self._ranks, self._communication = channel, channel.ranks, channel.ranks.communication
         check_same_options(channel, {"wire": wire, "compress": compress})
         self.plan = self._plan(placement)
         layouts = lay_out(row_space, self.plan, channel.ranks.rank)
@@ -130,7 +130,7 @@ class AllToAllExchange(Exchange):
             for lane, route, totals in sums:
                 lane.update(route, totals, learning_rate, step)
 
-        self._courier.send(deliver)
+        self._communication.submit(deliver)
         self._fetch_again()
 
     def fetch_next(self) -> None:
@@ -140,7 +140,7 @@ class AllToAllExchange(Exchange):
 
     def flush(self) -> None:
         """See :class:`Exchange`."""
-        self._courier.flush()
+        self._communication.flush()
 
     def forget(self) -> None:
         """See :class:`Exchange`."""
@@ -159,14 +159,16 @@ class AllToAllExchange(Exchange):
         return kind(layout, optimizer, seed, self._channel, self._wire)
 
     def _announce(self, batch: JaggedBatch, is_real: bool) -> Ticket:
-        return Ticket(batch, is_real, self._courier.send(lambda: [lane.route(batch, is_real) for lane in self._lanes]))
+        return Ticket(
+            batch, is_real, self._communication.submit(lambda: [lane.route(batch, is_real) for lane in self._lanes])
+        )
 
     def _fetch(self, ticket: Ticket, averaged_at: int | None) -> Future[list[Records]]:
         def fetch() -> list[Records]:
             ways = zip(self._lanes, ticket.routes.result(), strict=True)
             return [lane.fetch(route, averaged_at) for lane, route in ways]
 
-        return self._courier.send(fetch)
+        return self._communication.submit(fetch)
 
     def _assemble(self, num_samples: int, pooled: list[Tensor]) -> Tensor:
         """The lanes' ``[B, F_lane, width]`` as one ``[B, F, D]``."""

@@ -1,6 +1,6 @@
 """Carries out the oracle's plans: rows travel between ranks and servers, gradients to the owners, updates are applied.
 
-Everything here runs on the courier's thread, on all ranks in the same order.
+Everything here runs on the communication thread, on all ranks in the same order.
 """
 
 from __future__ import annotations

@@ -22,13 +22,13 @@ class Lane(ABC):
     """The blocks of one width: this rank's shard of them and the way to the others'.
 
     Methods are called in the order of their definition, `pool` and `combine` by the thread that trains, the others by the
-    courier. All but these two are collective: every rank calls them in the same order.
+    communication thread. All but these two are collective: every rank calls them in the same order.
 
     Args:
         layout: of the lane.
         optimizer: of all tables.
         seed: of the initial weights.
-        channel: to the other ranks, for the courier's use.
+        channel: to the other ranks, for the communication thread's use.
         wire: the way of rows and gradients, over the same channel.
         spare_rows: room behind this rank's records.
     """

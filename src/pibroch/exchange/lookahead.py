@@ -1,9 +1,9 @@
 """Lookahead training (BagPipe, SOSP'23): rows wait where they are needed next, and little is waited for.
 
 What travels and when is decided in :mod:`pibroch.lookahead`, carried out by :mod:`pibroch.exchange.carrier`; here is the
-order of things in time. Two threads work beside the one that trains: the courier, which talks to the other ranks, and the
-clerk, which keeps the oracle. What is not planned takes the path of :class:`AllToAllExchange`, after all records were
-written home. ``docs/design/0005-lookahead.md`` explains.
+order of things in time. Two threads work beside the one that trains: the communication thread, which talks to the other
+ranks, and the planner thread, which keeps the oracle. What is not planned takes the path of :class:`AllToAllExchange`,
+after all records were written home. ``docs/design/0005-lookahead.md`` explains.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pibroch.collectives import Channel
-from pibroch.collectives.courier import Courier
 from pibroch.collectives.ranks import Traffic
+from pibroch.collectives.task_thread import TaskThread
 from pibroch.data import JaggedBatch
 from pibroch.embedding import RowSpace, SparseOptimizer
 from pibroch.exchange.alltoall import AllToAllExchange, and_then_fillers
@@ -104,10 +104,10 @@ class LookaheadExchange(AllToAllExchange):
         self._homes = lane.homes if isinstance(lane, ServerLane) else None
         self._carrier = Carrier(lane.shard, bounds, optimizer, self._wire, self._homes)
         capacity = len(lane.shard.space) - len(lane.shard.records)
-        self._clerk = Courier("pibroch-clerk")
-        count = partial(_count, self._courier, self._carrier.purposes, self._ranks.traffic)
+        self._planner_thread = TaskThread("pibroch-planner")
+        count = partial(_count, self._communication, self._carrier.purposes, self._ranks.traffic)
         self._planner = make_planner(
-            self._clerk, oracle, self._channel, bounds, self._lookahead, capacity, cache, delayed_sync, count
+            self._planner_thread, oracle, self._channel, bounds, self._lookahead, capacity, cache, delayed_sync, count
         )  # fmt: skip
         self._announcer = Announcer(lane, self._planner.tells_rows)
         if self._homes is not None:
@@ -216,8 +216,8 @@ class LookaheadExchange(AllToAllExchange):
                 sums[:] = self._wire.rounded(sums)
         self._is_dirty, self._delivering, self._rates = True, step, rates
         rest = (step.gradients, rates.learning_rate, rates.number, "lone")
-        step.lone = self._clerk.send(lambda: self._carrier.apply(plan.alone, *rest))
-        self._courier.send(lambda: self._synchronise(step, rates))
+        step.lone = self._planner_thread.submit(lambda: self._carrier.apply(plan.alone, *rest))
+        self._communication.submit(lambda: self._synchronise(step, rates))
 
     def _synchronise(self, step: Step, rates: Rates) -> None:
         plan, carrier = step.plan.result(), self._carrier  # type: ignore[union-attr]
@@ -257,8 +257,8 @@ class LookaheadExchange(AllToAllExchange):
             if not plan.result().is_tight:
                 self._settle(step, rates)
 
-        arrived = self._courier.send(deliver)
-        self._courier.send(settle)
+        arrived = self._communication.submit(deliver)
+        self._communication.submit(settle)
         self._announce_read()  # now, as the training thread is about to wait for sums of dense gradients
         if self._window:
             following = self._window[0]
@@ -280,8 +280,8 @@ class LookaheadExchange(AllToAllExchange):
         """See :class:`Exchange`; every rank calls it. Rows stay in the caches, and are at their homes as well."""
         self._write_home()
         if self._homes is not None:
-            self._courier.send(self._homes.flush)
-        self._courier.flush()
+            self._communication.submit(self._homes.flush)
+        self._communication.flush()
 
     def forget(self) -> None:
         """See :class:`Exchange`; the rest of a feed that is under way is trained without a plan."""
@@ -291,7 +291,7 @@ class LookaheadExchange(AllToAllExchange):
     def _write_home(self) -> None:
         if self._is_dirty:
             self._is_dirty = False
-            self._courier.send(self._carrier.write_home)
+            self._communication.submit(self._carrier.write_home)
 
     def _leave_plan(self) -> None:
         """From now on, until the next feed, batches are looked up as they come."""
@@ -301,13 +301,13 @@ class LookaheadExchange(AllToAllExchange):
         self._feed = self._in_flight = None
         if self._is_open:
             self._is_open = False
-            self._courier.send(self._carrier.clear)
+            self._communication.submit(self._carrier.clear)
 
     def _announce_read(self) -> None:
         """Tell all ranks of the batches that were read, and the oracle if they are to be planned."""
         for step in self._read:
-            prepared = self._clerk.send(partial(prepare, self._lane, step.batch))
-            said = self._courier.send(partial(self._announce_prepared, prepared, step.is_real))
+            prepared = self._planner_thread.submit(partial(prepare, self._lane, step.batch))
+            said = self._communication.submit(partial(self._announce_prepared, prepared, step.is_real))
             said.add_done_callback(partial(_pass_on, step.said))
             if self._feed == step.feed and (step.is_real or said.result().is_real):
                 self._num_announced += 1
@@ -344,7 +344,7 @@ class LookaheadExchange(AllToAllExchange):
                 self._carrier.carry({"prefetch": opened.early})
             return opened.places
 
-        step.places = self._courier.send(fetch)
+        step.places = self._communication.submit(fetch)
 
     def _plan(self, placement: str | Mapping[str, str] | Plan) -> Plan:
         if not self._servers:
@@ -360,15 +360,15 @@ class LookaheadExchange(AllToAllExchange):
         return RowLane(layout, optimizer, seed, self._channel, self._wire, spare)
 
 
-def _count(courier: Courier, purposes: Purposes, traffic: Traffic, purpose: str, num_bytes: int) -> None:
-    """Count what travels to and from the oracle, which keeps no account. The courier does it, as it counts all else."""
+def _count(thread: TaskThread, purposes: Purposes, traffic: Traffic, purpose: str, num_bytes: int) -> None:
+    """Count what travels to and from the oracle, which keeps no account; on the thread that counts all else."""
 
     def count() -> None:
         purposes.add(purpose, num_bytes)
         traffic.sent += num_bytes
         traffic.received += num_bytes
 
-    courier.send(count)
+    thread.submit(count)
 
 
 def _pass_on(answer: Future[T], source: Future[T]) -> None:

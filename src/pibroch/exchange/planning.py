@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from pibroch.collectives import Channel
-from pibroch.collectives.courier import Courier
+from pibroch.collectives.task_thread import TaskThread
 from pibroch.errors import ConfigError
 from pibroch.exchange.announcement import Announcement
 from pibroch.kernels.window.rules import Ints
@@ -42,8 +42,8 @@ class Planner(ABC):
     tells_rows: bool
     """Whether the oracle needs the rows of all ranks here."""
 
-    def __init__(self, clerk: Courier) -> None:
-        self._clerk = clerk
+    def __init__(self, clerk: TaskThread) -> None:
+        self._planner_thread = clerk
         self._num_questions = 0
         self._open: dict[int, Future[Any]] = {}
         self._failure: BaseException | None = None
@@ -107,7 +107,7 @@ class Planner(ABC):
                 answer.set_result(value)
 
     def _send(self, errand: Callable[[], None]) -> None:
-        self._clerk.send(errand).add_done_callback(self._notice)
+        self._planner_thread.submit(errand).add_done_callback(self._notice)
 
     def _notice(self, done: Future[None]) -> None:
         error = done.exception()
@@ -125,7 +125,7 @@ class LocalPlanner(Planner):
 
     tells_rows = True
 
-    def __init__(self, clerk: Courier, oracle: Oracle) -> None:
+    def __init__(self, clerk: TaskThread, oracle: Oracle) -> None:
         super().__init__(clerk)
         self._questions = Questions(oracle)
 
@@ -167,7 +167,7 @@ class RemotePlanner(Planner):
 
     tells_rows = False
 
-    def __init__(self, clerk: Courier, name: str, channel: Channel, settings: list[Any], count: Count) -> None:
+    def __init__(self, clerk: TaskThread, name: str, channel: Channel, settings: list[Any], count: Count) -> None:
         super().__init__(clerk)
         self._name, self._rank, self._count = name, channel.ranks.rank, count
         self._peers = Peers("oracle", [name], channel)
@@ -221,7 +221,7 @@ def check_same_options(channel: Channel, options: Mapping[str, Any]) -> None:
 
 
 def make_planner(
-    clerk: Courier, name: str | None, channel: Channel, bounds: Ints, lookahead: int, capacity: int, design: str,
+    clerk: TaskThread, name: str | None, channel: Channel, bounds: Ints, lookahead: int, capacity: int, design: str,
     delayed: bool, count: Count,
 ) -> Planner:  # fmt: skip
     """The way to the central oracle ``name``, or an oracle of this rank's own where there is none. Every rank calls it.

@@ -55,7 +55,7 @@ class ServerLane(RowLane):
         layout: of the lane.
         optimizer: of all tables.
         seed: of the initial weights.
-        channel: to the other ranks, for the courier's use.
+        channel: to the other ranks, for the communication thread's use.
         wire: to whose type rows and gradients are rounded, as between ranks; to and from servers they travel as float32.
         spare_rows: room for rows that are not at home.
         servers: names of workers of this process's RPC group.

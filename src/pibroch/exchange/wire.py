@@ -21,7 +21,7 @@ WIRES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.b
 
 
 class Wire:
-    """The way of one exchange's numbers between ranks; the courier's, all ranks call it in the same order.
+    """The way of one exchange's numbers between ranks; the communication thread's, all ranks call it in the same order.
 
     Args:
         channel: between the ranks.

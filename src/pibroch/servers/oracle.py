@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.futures import Future
 
-from pibroch.collectives.courier import Courier
+from pibroch.collectives.task_thread import TaskThread
 from pibroch.errors import ProtocolError
 from pibroch.kernels.varint import numba as varint
 from pibroch.lookahead import Oracle, Question, Questions
@@ -54,7 +54,7 @@ class View:
     """
 
     def __init__(self, oracle: Oracle, name: str) -> None:
-        self._questions, self._thread = Questions(oracle), Courier(name)
+        self._questions, self._thread = Questions(oracle), TaskThread(name)
         self._lock = threading.Lock()
         self._answers: dict[int, Future[Plan]] = {}
         self._failure: Exception | None = None
@@ -89,7 +89,7 @@ class View:
             if error is not None:
                 self.fail(RuntimeError(f"an oracle's thread ended: {error!r}"))
 
-        self._thread.send(errand).add_done_callback(notice)
+        self._thread.submit(errand).add_done_callback(notice)
 
     def _add(self, feed: int, rows_of_rank: list[Ints]) -> None:
         self._questions.add(feed, rows_of_rank)

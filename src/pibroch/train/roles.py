@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from pibroch.collectives.team import Team
+from pibroch.collectives.world import World
 from pibroch.config import RunConfig
 from pibroch.errors import ConfigError
 from pibroch.process import threads_of_rank
@@ -51,12 +51,12 @@ def meeting_places(config: RunConfig) -> dict[Role, str | None]:
 
 
 @contextmanager
-def processes_beside(config: RunConfig, team: Team, run: RunDirectory, meet: str | None = None) -> Iterator[Beside]:
+def processes_beside(config: RunConfig, world: World, run: RunDirectory, meet: str | None = None) -> Iterator[Beside]:
     """Within, this rank is joined with the processes that the recipe asks for. Every rank enters it.
 
     Args:
         config: asks for some, or for none.
-        team: the ranks.
+        world: the ranks.
         run: keeps what the processes say that the run starts.
         meet: where a launcher's processes meet; then none are started here.
 
@@ -64,22 +64,22 @@ def processes_beside(config: RunConfig, team: Team, run: RunDirectory, meet: str
         ConfigError: for processes to be started by a run on several machines, or an address that cannot be used.
         TrainingError: when one does not come.
     """
-    roles, channel = wanted(config), team.control
+    roles, channel = wanted(config), world.control
     if not roles:
         yield Beside()
         return
     places = meeting_places(config)
     own = {role: count for role, count in roles.items() if meet is None and places[role] is None}
     meet = meet or next((place for place in places.values() if place is not None), None)
-    has_meeting_place = meet is None and team.is_first
+    has_meeting_place = meet is None and world.is_first
     with ExitStack() as stack:
         if own:
-            threads = threads_of_rank(_local_ranks(team, own) + sum(own.values()))
+            threads = threads_of_rank(_local_ranks(world, own) + sum(own.values()))
             shares = [Share(role, count, run.path / role.folder) for role, count in own.items()]
             where = meet
             meet = on_first(channel, lambda: stack.enter_context(started(shares, threads, where)))
         assert meet is not None, "given, or opened just now"
-        found = together(channel, lambda: _names(join(meet, roles, team.ranks.rank)))[0]
+        found = together(channel, lambda: _names(join(meet, roles, world.ranks.rank)))[0]
         if has_meeting_place:
             stack.callback(leave)
         servers, processors, oracles = map(tuple, found)
@@ -93,8 +93,8 @@ def _names(found: dict[Role, tuple[str, ...]]) -> list[list[str]]:
     return [list(found.get(role, ())) for role in (EMBEDDING_SERVER, DATA_PROCESSOR, ORACLE)]
 
 
-def _local_ranks(team: Team, own: dict[Role, int]) -> int:
-    size = team.ranks.world_size
+def _local_ranks(world: World, own: dict[Role, int]) -> int:
+    size = world.ranks.world_size
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", size))
     if local_ranks < size:
         commands = " and ".join(f"`pibroch {role.command}`" for role in own)

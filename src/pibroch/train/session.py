@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from pibroch.collectives import data_parallel
-from pibroch.collectives.team import Team
+from pibroch.collectives.world import World
 from pibroch.config import RunConfig
 from pibroch.config.embedding import EmbeddingConfig, NormalConfig, UniformConfig
 from pibroch.data import EncodedDataset, JaggedBatch
@@ -43,7 +43,7 @@ class Session:
         model: the dense layers.
         optimizer: of the dense layers.
         averages: moving averages of the dense layers, when the recipe asks for averages.
-        team: the ranks that hold the same session; they take each step, prediction and checkpoint together.
+        world: the ranks that hold the same session; they take each step, prediction and checkpoint together.
         processors: that make the training batches; this process does when absent.
     """
 
@@ -53,7 +53,7 @@ class Session:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     averages: AveragedModel | None
-    team: Team
+    world: World
     processors: Processors | None = None
 
     def loss(self, batch: JaggedBatch, step: int) -> Tensor:
@@ -104,43 +104,43 @@ class Session:
 
 
 def build_session(
-    config: RunConfig, dataset: EncodedDataset, team: Team | None = None, beside: Beside | None = None
+    config: RunConfig, dataset: EncodedDataset, world: World | None = None, beside: Beside | None = None
 ) -> Session:
-    """Freshly initialised; the seed decides every initial weight and the dropout after it. Every rank of a team calls it.
+    """Freshly initialised; the seed decides every initial weight and the dropout after it. Every rank of a world calls it.
 
     Args:
         config: the resolved configuration.
         dataset: the data.
-        team: one process when absent.
+        world: one process when absent.
         beside: the processes that the configuration asks for, see :mod:`pibroch.train.roles`; none when absent.
     """
-    team, beside = team or Team.alone(), beside or Beside()
-    if config.train.threads is not None or team.ranks.world_size > 1:
+    world, beside = world or World.alone(), beside or Beside()
+    if config.train.threads is not None or world.ranks.world_size > 1:
         torch.set_num_threads(config.train.threads or threads_of_rank())
     torch.manual_seed(config.seed)
     schema = dataset.schema
-    exchange = exchange_name(config.embedding, team)
+    exchange = exchange_name(config.embedding, world)
     embeddings = Embeddings(
         build_tables(config, dataset.num_rows),
         build_sparse_optimizer(config.embedding.optimizer, config.train.average),
         exchange,
         config.seed,
-        **_exchange_options(exchange, config.embedding, team, beside),
+        **_exchange_options(exchange, config.embedding, world, beside),
     )
-    model = data_parallel(build_model(config.model, len(schema.dense), len(schema.categorical)), team.ranks)
+    model = data_parallel(build_model(config.model, len(schema.dense), len(schema.categorical)), world.ranks)
     optimizer = build_dense_optimizer(config.optimizer, model.parameters())
     averages = _averages(model, config.train.average)
-    processors = Processors(beside.processors, team.ranks) if beside.processors else None
-    return Session(config, dataset, embeddings, model, optimizer, averages, team, processors)
+    processors = Processors(beside.processors, world.ranks) if beside.processors else None
+    return Session(config, dataset, embeddings, model, optimizer, averages, world, processors)
 
 
-def exchange_name(config: EmbeddingConfig, team: Team) -> str:
+def exchange_name(config: EmbeddingConfig, world: World) -> str:
     """The exchange that a recipe asks for.
 
     Raises:
         ConfigError: for one that several ranks cannot use.
     """
-    size = team.ranks.world_size
+    size = world.ranks.world_size
     if config.exchange == "local" and size > 1:
         raise ConfigError(
             f"embedding.exchange 'local' with {size} ranks",
@@ -152,12 +152,12 @@ def exchange_name(config: EmbeddingConfig, team: Team) -> str:
     return config.exchange
 
 
-def _exchange_options(exchange: str, config: EmbeddingConfig, team: Team, beside: Beside) -> dict[str, Any]:
+def _exchange_options(exchange: str, config: EmbeddingConfig, world: World, beside: Beside) -> dict[str, Any]:
     assert len(beside.servers) == (config.servers or 0), "servers are started or met before the session is built"
     if exchange == "local":
         return {}
     placement = config.placement if config.plan is None else Plan.load(Path(config.plan))
-    channel = team.ranks.open_channel()
+    channel = world.ranks.open_channel()
     common = {"placement": placement, "wire": config.wire, "compress": config.compress, "channel": channel}
     if exchange == "alltoall":
         return common

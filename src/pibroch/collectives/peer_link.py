@@ -1,4 +1,4 @@
-"""A lifeline: a socket between two processes that carries a few short lines and whose end says that the other one is gone."""
+"""A link: a socket between two processes that carries a few short lines and whose end says that the other one is gone."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ LOST_HOST_S = 6
 Message = dict[str, Any]
 
 
-class Lifeline:
-    """JSON objects, one a line, over a connected TCP socket, which belongs to the lifeline from now on."""
+class PeerLink:
+    """JSON objects, one a line, over a connected TCP socket, which belongs to the link from now on."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket, self._buffer, self._lock = connection, bytearray(), threading.Lock()

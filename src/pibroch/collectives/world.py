@@ -1,4 +1,4 @@
-"""A run's ranks: who they are, a channel to agree on things, and the watch over them all."""
+"""The ranks of a run: who they are, a channel to agree on things, and the detector of failures over them all."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from pibroch.collectives.failure_detector import FailureDetector, OnStuck
 from pibroch.collectives.ranks import Channel, Ranks
-from pibroch.collectives.watch import OnStuck, Watch
 from pibroch.errors import ConfigError, PibrochError, TrainingError
 
 RENDEZVOUS_TIMEOUT_S = 120.0
@@ -20,21 +20,21 @@ CONTROL_TIMEOUT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Team:
+class World:
     """The ranks of a run.
 
     Attributes:
         ranks: who they are; open further channels from it.
         control: a channel for what is no part of a step; for the training thread alone.
-        watch: over all of them; ``None`` for one process.
+        detector: over all of them; ``None`` for one process.
     """
 
     ranks: Ranks
     control: Channel
-    watch: Watch | None = None
+    detector: FailureDetector | None = None
 
     @classmethod
-    def alone(cls) -> Team:
+    def alone(cls) -> World:
         """One process."""
         ranks = Ranks.alone()
         return cls(ranks, ranks.open_channel())
@@ -46,12 +46,12 @@ class Team:
 
     def enter(self, step: int) -> None:
         """Let the others know in which step this rank is."""
-        if self.watch is not None:
-            self.watch.enter(step)
+        if self.detector is not None:
+            self.detector.enter(step)
 
 
 @contextmanager
-def team_of_environment(on_stuck: OnStuck | None = None) -> Iterator[Team]:
+def world_of_environment(on_stuck: OnStuck | None = None) -> Iterator[World]:
     """The processes that ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT`` speak of, joined over gloo.
 
     torchrun sets these variables; without them there is one process. Leaving waits for all ranks. When one of them fails,
@@ -59,7 +59,7 @@ def team_of_environment(on_stuck: OnStuck | None = None) -> Iterator[Team]:
     process should end without waiting for them (`os._exit`).
 
     Args:
-        on_stuck: ends the process when another rank failed and this one does not come back, see :class:`Watch`.
+        on_stuck: ends the process when another rank failed and this one does not come back, see :class:`FailureDetector`.
 
     Raises:
         ConfigError: when the variables make no sense.
@@ -70,30 +70,30 @@ def team_of_environment(on_stuck: OnStuck | None = None) -> Iterator[Team]:
     if not 0 <= rank < size:
         raise ConfigError(f"RANK {rank} and WORLD_SIZE {size}", "a rank from 0 to WORLD_SIZE - 1", "use torchrun")
     if size == 1:
-        yield Team.alone()
+        yield World.alone()
         return
-    team, watch = _join(on_stuck)
+    world, detector = _join(on_stuck)
     try:
-        yield team
-        team.control.barrier()
+        yield world
+        world.control.barrier()
     except BaseException as error:
-        cause = watch.report(error)
+        cause = detector.report(error)
         if cause is not None:
             raise cause from error
         raise
     finally:
-        watch.close()
+        detector.close()
     dist.destroy_process_group()
 
 
-def _join(on_stuck: OnStuck | None) -> tuple[Team, Watch]:
+def _join(on_stuck: OnStuck | None) -> tuple[World, FailureDetector]:
     try:
         dist.init_process_group("gloo", timeout=timedelta(seconds=RENDEZVOUS_TIMEOUT_S))
         ranks = Ranks.joined()
         patient = Ranks(ranks.rank, ranks.world_size, CONTROL_TIMEOUT_S)
         patient.traffic = ranks.traffic
         control = patient.open_channel()
-        watch = Watch.over(control, on_stuck)
+        detector = FailureDetector.over(control, on_stuck)
     except PibrochError:
         raise
     except (RuntimeError, ValueError) as error:  # what torch.distributed raises
@@ -102,8 +102,8 @@ def _join(on_stuck: OnStuck | None) -> tuple[Team, Watch]:
             f"no meeting of {os.environ['WORLD_SIZE']} ranks at {where}: {error}",
             "all ranks started, each reaching that address", "check MASTER_ADDR, MASTER_PORT and the logs of all ranks",
         ) from error  # fmt: skip
-    ranks.explain = patient.explain = watch.explain
-    return Team(ranks, control, watch), watch
+    ranks.explain = patient.explain = detector.explain
+    return World(ranks, control, detector), detector
 
 
 def _number(variable: str, default: int) -> int:

@@ -3,8 +3,8 @@
 import pytest
 import torch.distributed as dist
 
-from pibroch.collectives import team as joining
-from pibroch.collectives.team import team_of_environment
+from pibroch.collectives import world as joining
+from pibroch.collectives.world import world_of_environment
 from pibroch.errors import ConfigError, TrainingError
 
 
@@ -19,9 +19,9 @@ def test_one_process_needs_nothing(environment):
     for variables in ({}, {"RANK": "0", "WORLD_SIZE": "1"}):
         for name, value in variables.items():
             environment.setenv(name, value)
-        with team_of_environment() as team:
-            assert team.is_first and team.ranks.world_size == 1 and team.control.gather("a") == ["a"]
-            team.enter(1)
+        with world_of_environment() as world:
+            assert world.is_first and world.ranks.world_size == 1 and world.control.gather("a") == ["a"]
+            world.enter(1)
             assert not dist.is_initialized()
 
 
@@ -29,7 +29,7 @@ def test_one_process_needs_nothing(environment):
 def test_odd_variables(environment, rank, size):
     environment.setenv("RANK", rank)
     environment.setenv("WORLD_SIZE", size)
-    with pytest.raises(ConfigError, match=r"RANK|WORLD_SIZE"), team_of_environment():
+    with pytest.raises(ConfigError, match=r"RANK|WORLD_SIZE"), world_of_environment():
         pass
 
 
@@ -37,10 +37,10 @@ def test_ranks_that_do_not_find_each_other(environment):
     environment.setattr(joining, "RENDEZVOUS_TIMEOUT_S", 1.0)
     environment.setenv("RANK", "1")
     environment.setenv("WORLD_SIZE", "2")
-    with pytest.raises(TrainingError, match=r"no meeting of 2 ranks at \(no MASTER_ADDR\)"), team_of_environment():
+    with pytest.raises(TrainingError, match=r"no meeting of 2 ranks at \(no MASTER_ADDR\)"), world_of_environment():
         pass
     environment.setenv("MASTER_ADDR", "127.0.0.1")
     environment.setenv("MASTER_PORT", "9")
-    with pytest.raises(TrainingError, match=r"no meeting of 2 ranks at 127\.0\.0\.1:9"), team_of_environment():
+    with pytest.raises(TrainingError, match=r"no meeting of 2 ranks at 127\.0\.0\.1:9"), world_of_environment():
         pass
     assert not dist.is_initialized()

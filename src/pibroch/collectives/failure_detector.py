@@ -1,8 +1,8 @@
-"""Ranks watch one another through lifelines to rank 0, so that a failure has a name, a step and a reason on all of them.
+"""Ranks watch one another through links to rank 0, so that a failure has a name, a step and a reason on all of them.
 
 A collective alone knows only that a connection broke, or nothing at all when it waits for a third rank. Rank 0 hears of each
-failure first (a rank says why it fails; the end of its lifeline says that it died) and tells all others. Without rank 0's
-lifeline the others know that it is rank 0 that failed.
+failure first (a rank says why it fails; the end of its link says that it died) and tells all others. Without rank 0's
+link the others know that it is rank 0 that failed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Self
 
-from pibroch.collectives.lifeline import Lifeline, Message, listen
+from pibroch.collectives.peer_link import Message, PeerLink, listen
 from pibroch.collectives.ranks import Channel
 from pibroch.errors import PibrochError, RankFailedError, TrainingError
 
@@ -58,30 +58,30 @@ class News:
         return error
 
 
-class Watch:
-    """This rank's end of the lifelines, with a thread that listens to them. Open it with :meth:`over`; close it.
+class FailureDetector:
+    """This rank's end of the links, with a thread that listens to them. Open it with :meth:`over`; close it.
 
     The step that a rank is in costs a line of 15 bytes to rank 0, and rank 0 one to each other rank.
 
     Args:
         rank: of this process.
-        lifelines: by rank: to all others on rank 0, to rank 0 elsewhere.
-        on_stuck: called, on the watch's thread, when a rank failed and this process does not come back to close the watch.
+        links: by rank: to all others on rank 0, to rank 0 elsewhere.
+        on_stuck: called, on the detector's thread, when a rank failed and this process does not come back to close it.
     """
 
-    def __init__(self, rank: int, lifelines: dict[int, Lifeline], on_stuck: OnStuck | None = None) -> None:
-        self.rank, self._lifelines, self._on_stuck = rank, lifelines, on_stuck
+    def __init__(self, rank: int, links: dict[int, PeerLink], on_stuck: OnStuck | None = None) -> None:
+        self.rank, self._links, self._on_stuck = rank, links, on_stuck
         self._steps: dict[int, int] = {}
         self._ended: set[int] = set()
         self._news: News | None = None
         self._told, self._has_news = threading.Lock(), threading.Event()
         self._wake, self._woken = socket.socketpair()
-        self._thread = threading.Thread(target=self._listen, name="pibroch-watch", daemon=True)
+        self._thread = threading.Thread(target=self._listen, name="pibroch-failure-detector", daemon=True)
         self._thread.start()
 
     @classmethod
     def over(cls, channel: Channel, on_stuck: OnStuck | None = None) -> Self:
-        """Open the lifelines of all ranks of a channel; every rank calls it. Blocks, for a minute at most.
+        """Open the links of all ranks of a channel; every rank calls it. Blocks, for a minute at most.
 
         Rank 0 listens on the interface of ``MASTER_ADDR``, or on loopback, and admits who knows a secret that went over
         the channel.
@@ -95,24 +95,24 @@ class Watch:
                 with listen(os.environ.get("MASTER_ADDR")) as server:
                     token = secrets.token_hex(16)
                     channel.gather([*server.getsockname()[:2], token])
-                    lifelines = _admit(server, token, size)
+                    links = _admit(server, token, size)
             else:
                 host, port, token = channel.gather(None)[0]
-                lifelines = {0: Lifeline(socket.create_connection((host, port), _OPEN_TIMEOUT_S))}
-                lifelines[0].send({"rank": rank, "token": token})
+                links = {0: PeerLink(socket.create_connection((host, port), _OPEN_TIMEOUT_S))}
+                links[0].send({"rank": rank, "token": token})
             channel.barrier()  # nothing comes with the greeting
         except OSError as error:
             raise TrainingError(
-                f"no lifeline between rank {rank} and {'the others' if rank == 0 else 'rank 0'}: {error}",
+                f"no link between rank {rank} and {'the others' if rank == 0 else 'rank 0'}: {error}",
                 "TCP between all ranks", "open the firewall, or set MASTER_ADDR to an address that all reach",
             ) from error  # fmt: skip
-        return cls(rank, lifelines, on_stuck)
+        return cls(rank, links, on_stuck)
 
     def enter(self, step: int) -> None:
         """Say that this rank is in a step from now on."""
         self._steps[self.rank] = step
-        for lifeline in self._lifelines.values():
-            lifeline.send({"step": step})
+        for link in self._links.values():
+            link.send({"step": step})
 
     def explain(self, error: Exception) -> Exception:
         """The error to raise for a collective's: the failure that broke it, waiting some seconds for news of one."""
@@ -146,19 +146,19 @@ class Watch:
 
     def close(self) -> None:
         """Say goodbye and end the thread; blocks for a second at most. What becomes of other ranks is not heard any more."""
-        for lifeline in self._lifelines.values():
-            lifeline.send({"ended": True})
+        for link in self._links.values():
+            link.send({"ended": True})
         self._wake.close()
         self._thread.join(2.0)
-        for lifeline in self._lifelines.values():
-            lifeline.close()
+        for link in self._links.values():
+            link.close()
         self._woken.close()
 
     def _listen(self) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._woken, selectors.EVENT_READ)
-            for rank, lifeline in self._lifelines.items():
-                selector.register(lifeline, selectors.EVENT_READ, rank)
+            for rank, link in self._links.items():
+                selector.register(link, selectors.EVENT_READ, rank)
             stuck_at: float | None = None  # when to give up on the other threads, once there is news
             while self._on_stuck is not None or stuck_at is None:
                 timeout_s = None if stuck_at is None else max(0.0, stuck_at - time.monotonic())
@@ -174,9 +174,9 @@ class Watch:
                     return self._give_up()
 
     def _hear(self, rank: int) -> bool:
-        """Take what a lifeline brings; false when it has ended."""
+        """Take what a link brings; false when it has ended."""
         try:
-            messages = self._lifelines[rank].receive()
+            messages = self._links[rank].receive()
             for message in messages or []:
                 self._take(rank, message)
         except (ValueError, TypeError, KeyError):
@@ -202,9 +202,9 @@ class Watch:
                 return
             self._news = news
         self._has_news.set()
-        for rank, lifeline in self._lifelines.items():
+        for rank, link in self._links.items():
             if rank != news.rank and (self.rank == 0 or news.rank == self.rank):
-                lifeline.send({"news": asdict(news)})
+                link.send({"news": asdict(news)})
 
     def _give_up(self) -> None:
         news = self.news()
@@ -212,33 +212,33 @@ class Watch:
             self._on_stuck(news.error())
 
 
-def _admit(server: socket.socket, token: str, size: int) -> dict[int, Lifeline]:
-    """The lifelines of all other ranks; strangers are turned away.
+def _admit(server: socket.socket, token: str, size: int) -> dict[int, PeerLink]:
+    """The links of all other ranks; strangers are turned away.
 
     Raises:
         TimeoutError: names the ranks that did not come.
     """
-    lifelines: dict[int, Lifeline] = {}
+    links: dict[int, PeerLink] = {}
     deadline = time.monotonic() + _OPEN_TIMEOUT_S
-    while len(lifelines) < size - 1:
+    while len(links) < size - 1:
         server.settimeout(max(0.01, deadline - time.monotonic()))
         try:
-            lifeline = Lifeline(server.accept()[0])
+            link = PeerLink(server.accept()[0])
         except TimeoutError as error:
-            absent = sorted(set(range(1, size)) - set(lifelines))
+            absent = sorted(set(range(1, size)) - set(links))
             raise TimeoutError(f"ranks {absent} did not come within {_OPEN_TIMEOUT_S:.0f} s") from error
-        rank = _hello(lifeline, token)
-        if rank is None or rank in lifelines or not 0 < rank < size:
-            lifeline.close()
+        rank = _hello(link, token)
+        if rank is None or rank in links or not 0 < rank < size:
+            link.close()
         else:
-            lifelines[rank] = lifeline
-    return lifelines
+            links[rank] = link
+    return links
 
 
-def _hello(lifeline: Lifeline, token: str) -> int | None:
+def _hello(link: PeerLink, token: str) -> int | None:
     """The rank that a newcomer says it has, if it knows the secret."""
     with contextlib.suppress(ValueError, TypeError, KeyError, IndexError):
-        hello = (lifeline.receive() or [])[0]
+        hello = (link.receive() or [])[0]
         if hmac.compare_digest(str(hello["token"]), token):
             return int(hello["rank"])
     return None
