@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,20 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
+from pibroch.collectives import Channel
+from pibroch.config.exchange import find_exchange
 from pibroch.data import JaggedBatch
 from pibroch.embedding import MemoryShard, PieceView, RowSpace, SparseOptimizer, Table
 from pibroch.errors import ConfigError, TrainingError
-from pibroch.exchange.alltoall import AllToAllExchange
-from pibroch.exchange.base import Exchange
-from pibroch.exchange.local import LocalExchange
-from pibroch.exchange.lookahead import LookaheadExchange
+from pibroch.exchange.base import Exchange, Setup
 
 logger = logging.getLogger(__name__)
-EXCHANGES: dict[str, Callable[..., Exchange]] = {
-    "local": LocalExchange,
-    "alltoall": AllToAllExchange,
-    "lookahead": LookaheadExchange,
-}
 
 
 class Embeddings(nn.Module):
@@ -38,10 +32,12 @@ class Embeddings(nn.Module):
     Args:
         tables: of one ``dim``.
         optimizer: the sparse optimizer, explicit always.
-        exchange: strategy by name: ``"local"`` (one process), ``"alltoall"`` or ``"lookahead"`` (all ranks of
-            torch.distributed's group).
+        exchange: strategy by name: ``"local"`` (one process), ``"alltoall"``, ``"lookahead"`` (all ranks of
+            torch.distributed's group), or another that :func:`pibroch.config.exchange.exchanges` lists.
         seed: of the initial weights, which depend on nothing else but the tables' names.
-        **options: of the exchange, see :class:`AllToAllExchange` and :class:`LookaheadExchange`.
+        channel: between the ranks, for this module alone; over all ranks of torch.distributed's group when absent.
+        **options: of the exchange, see :class:`pibroch.exchange.alltoall.build.PlacedOptions` and
+            :class:`pibroch.exchange.lookahead.build.LookaheadOptions`.
 
     Example:
         >>> import torch, pibroch as pb
@@ -58,11 +54,11 @@ class Embeddings(nn.Module):
         optimizer: SparseOptimizer,
         exchange: str = "local",
         seed: int = 0,
+        channel: Channel | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
-        if exchange not in EXCHANGES:
-            raise ConfigError(f"exchange {exchange!r}", f"one of {sorted(EXCHANGES)}")
+        spec = find_exchange(exchange)
         if not isinstance(optimizer, SparseOptimizer):
             raise ConfigError(
                 f"a {type(optimizer).__name__} as sparse optimizer",
@@ -70,7 +66,7 @@ class Embeddings(nn.Module):
             )
         self.row_space = RowSpace(tables)
         self.optimizer = optimizer
-        self.exchange: Exchange = EXCHANGES[exchange](self.row_space, optimizer, seed, **options)
+        self.exchange: Exchange[Any] = spec.build(Setup(self.row_space, optimizer, seed, channel), **options)
         self.learning_rate = optimizer.lr
         self.step = 0
         self._averaged = False
@@ -116,7 +112,7 @@ class Embeddings(nn.Module):
     @property
     def num_bytes(self) -> int:
         """Bytes of all row records in this process's care: weights and optimizer state."""
-        return sum(int(shard.records.nbytes) for shard in self.exchange.shards)
+        return sum(shard.num_bytes for shard in self.exchange.shards)
 
     def feed(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Iterate over ``batches`` as the exchange wants it: strategies read ahead, so that ids and rows travel early.
@@ -223,21 +219,21 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, embeddings: Embeddings, batch: JaggedBatch) -> Tensor:
-        pooled_BFD, looked_up = embeddings.exchange.lookup(batch, True)
-        ctx.embeddings, ctx.looked_up = embeddings, looked_up
+        pooled_BFD, handle = embeddings.exchange.lookup(batch, True)
+        ctx.embeddings, ctx.handle = embeddings, handle
         return pooled_BFD
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
         embeddings: Embeddings = ctx.embeddings
-        if ctx.looked_up is None:
+        if ctx.handle is None:
             raise TrainingError(
                 "a second backward through one embeddings(batch)", "one backward a call: each updates the rows",
                 "sum the losses and call backward once",
             )  # fmt: skip
         gradient_BFD = gradients[0].contiguous().float()
         embeddings.step += 1
-        embeddings.exchange.update(ctx.looked_up, gradient_BFD, embeddings.learning_rate, embeddings.step)
-        ctx.looked_up = None
+        embeddings.exchange.update(ctx.handle, gradient_BFD, embeddings.learning_rate, embeddings.step)
+        ctx.handle = None
         Variable._execution_engine.queue_callback(embeddings.exchange.fetch_next)
         return None, None, None

@@ -6,9 +6,9 @@ import os
 import secrets
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,6 +17,7 @@ from pibroch.collectives import Channel
 from pibroch.errors import RpcError, TrainingError, WorkerLostError
 from pibroch.rpc.agent import current_agent
 
+T = TypeVar("T")
 CONFIGURE_TIMEOUT_S = 3600.0
 """Initial weights of a large shard take their time."""
 
@@ -52,12 +53,16 @@ class Peers:
         self._forgotten = [forgotten.popleft() for _ in range(len(forgotten))]
         weakref.finalize(self, forgotten.append, self.key)
 
-    def configure(self, name: str, function: Any, wanted: list[Any]) -> torch.futures.Future[Any]:
+    def configure(
+        self, name: str, function: Callable[..., None], wanted: Sequence[object]
+    ) -> torch.futures.Future[None]:
         """Say what one is to hold, under ``key``, for all trainers."""
         args = (self._run, self._me, self.key, wanted, self._forgotten)
         return self.call(name, function, *args, timeout_s=CONFIGURE_TIMEOUT_S)
 
-    def call(self, name: str, function: Any, *args: Any, timeout_s: float | None = None) -> torch.futures.Future[Any]:
+    def call(
+        self, name: str, function: Callable[..., object], *args: object, timeout_s: float | None = None
+    ) -> torch.futures.Future[Any]:
         """Call a function there; returns at once.
 
         Raises:
@@ -66,14 +71,15 @@ class Peers:
         with self.explained(name):
             return rpc.rpc_async(self._worker(name), function, args, timeout=timeout_s or self.timeout_s)
 
-    def ask(self, name: str, function: Any, *args: Any) -> Any:
+    def ask(self, name: str, function: Callable[..., T], *args: object) -> T:
         """What a function says there.
 
         Raises:
             TrainingError: when it cannot be reached.
         """
         with self.explained(name):
-            return rpc.rpc_sync(self._worker(name), function, args, timeout=self.timeout_s)
+            answer: T = rpc.rpc_sync(self._worker(name), function, args, timeout=self.timeout_s)
+            return answer
 
     @contextmanager
     def explained(self, name: str) -> Iterator[None]:

@@ -12,6 +12,7 @@ from typing import Any, cast
 from pibroch.collectives import Ranks
 from pibroch.collectives.world import World
 from pibroch.config import RunConfig
+from pibroch.config.exchange import find_exchange
 from pibroch.config.optimizer import SparseSGDConfig
 from pibroch.data import EncodedDataset
 from pibroch.data.dataset import SplitName
@@ -29,7 +30,7 @@ from pibroch.train.meter import hit_rate
 from pibroch.train.metrics import Metrics, finite_or_none
 from pibroch.train.roles import processes_beside
 from pibroch.train.run_directory import RunDirectory
-from pibroch.train.session import Session, build_session, exchange_name
+from pibroch.train.session import Session, build_session
 from pibroch.train.stopwatch import Stopwatch
 from pibroch.train.summary import Summary
 
@@ -113,7 +114,7 @@ def evaluate_checkpoint(path: Path, dataset: EncodedDataset, split: str) -> Metr
 def _for_one_process(config: RunConfig) -> RunConfig:
     """The configuration that predicts in one process, without optimizer state."""
     stateless = SparseSGDConfig(name="sgd", lr=1.0)
-    alone = {"optimizer": stateless, "exchange": "local", "servers": None, "oracle": "replicated", "meet": None}
+    alone = {"optimizer": stateless, "exchange": find_exchange("local").section(name="local")}
     embedding = config.embedding.model_copy(update=alone)
     return config.model_copy(update={"embedding": embedding})
 
@@ -156,7 +157,7 @@ def _summary(session: Session, trainer: Trainer, metrics: Metrics) -> Summary:
         auc=finite_or_none(metrics.auc),
         logloss=finite_or_none(metrics.logloss),
         normalized_entropy=finite_or_none(metrics.normalized_entropy),
-        exchange=exchange_name(session.config.embedding, world),
+        exchange=session.config.embedding.exchange.for_ranks(world.ranks.world_size).name,
         world_size=world.ranks.world_size,
         bytes_sent=sum(sent),
         bytes_received=sum(received),

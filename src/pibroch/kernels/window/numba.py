@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.kernels.arrays import Ints
 from pibroch.kernels.bits import lowest
 from pibroch.kernels.memory import prefetch
 from pibroch.kernels.policy import kernel
 from pibroch.kernels.window.rules import (
     HOME,
     Gradients,
-    Ints,
     Places,
     Site,
     Slots,
-    Travel,
+    Transfer,
     Window,
     add_bits,
     always_reading,
@@ -114,7 +114,7 @@ def count_arrivals(window: Window, site: Site, touches: Places, needed: Ints) ->
 
 
 @kernel
-def arrive(window: Window, site: Site, slots: Slots, touches: Places) -> tuple[Travel, Places]:
+def arrive(window: Window, site: Site, slots: Slots, touches: Places) -> tuple[Transfer, Places]:
     """Decide who owns rows in a step, give places to those that come here, and list what travels.
 
     Returns also the touches that concern this rank: it owns the row, or reads it.
@@ -168,7 +168,7 @@ def arrive(window: Window, site: Site, slots: Slots, touches: Places) -> tuple[T
 
 
 @kernel
-def _list(window: Window, site: Site, slots: Slots, lists: Places, others: NDArray[Any], lengths: Ints) -> Travel:
+def _list(window: Window, site: Site, slots: Slots, lists: Places, others: NDArray[Any], lengths: Ints) -> Transfer:
     """Group by rank what leaves, whose places are free for what comes in the same message, and what comes.
 
     Args:
@@ -220,7 +220,7 @@ def _list(window: Window, site: Site, slots: Slots, lists: Places, others: NDArr
         weights_in[position[3, rank]], lent_in[position[3, rank]] = place, row_of[at]
         position[3, rank] += 1
     slots.depth[0] = depth
-    return Travel(records_out, weights_out, records_in, weights_in, counts, rows_in, lent_in)
+    return Transfer(records_out, weights_out, records_in, weights_in, counts, rows_in, lent_in)
 
 
 @kernel
@@ -356,7 +356,7 @@ def waiting_for(window: Window, touches: Places, begin: int, gap: int) -> Places
 
 
 @kernel
-def go_home(window: Window, site: Site, slots: Slots, leaving: Places) -> Travel:
+def go_home(window: Window, site: Site, slots: Slots, leaving: Places) -> Transfer:
     """List the records that go home from the slots of the touches' owners, and free these."""
     num_ranks, here = len(site.bounds) - 1, site.rank
     counts = np.zeros((4, num_ranks), np.int64)
@@ -380,7 +380,7 @@ def go_home(window: Window, site: Site, slots: Slots, leaving: Places) -> Travel
         if home == here:
             records_in[position[2, holder]], rows_in[position[2, holder]] = row - site.bounds[here], row
             position[2, holder] += 1
-    return Travel(records_out, nothing, records_in, nothing, counts, rows_in, nothing)
+    return Transfer(records_out, nothing, records_in, nothing, counts, rows_in, nothing)
 
 
 @kernel

@@ -1,27 +1,43 @@
-"""What ranks tell each other about a batch when they have read it: how large it is and which rows it touches."""
+"""What ranks tell each other about a batch when they have read it: how large it is and which rows it touches.
+
+A message to each rank::
+
+    int64 samples (-1: a bad batch) | int64 1 unless a filler | int64 distinct rows | int64 bytes of rows | rows | room left
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pibroch.collectives import Channel
 from pibroch.data import JaggedBatch
 from pibroch.embedding.rows import group_rows
 from pibroch.errors import DataError, ProtocolError, RowIdError
-from pibroch.exchange.grouping import BatchIds, group
-from pibroch.exchange.row_lane import RowLane
+from pibroch.exchange.agreement import bad_batch
+from pibroch.exchange.alltoall.row_lane import RowLane
+from pibroch.exchange.rows import BatchIds, group
 from pibroch.kernels import parallel
+from pibroch.kernels.arrays import Bytes, Ints
 from pibroch.kernels.route import numba as routing
 from pibroch.kernels.scatter_update.numba import Grouped
 from pibroch.kernels.varint import numba as varint
 from pibroch.observability.trace import span
 
-Bytes = NDArray[np.uint8]
+
+@dataclass(slots=True)
+class BytesByPurpose:
+    """Bytes that this rank sent, by purpose."""
+
+    sent: dict[str, int] = field(default_factory=dict)
+
+    def add(self, purpose: str, num_bytes: int) -> None:
+        """Count."""
+        self.sent[purpose] = self.sent.get(purpose, 0) + num_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +74,7 @@ class Announcement:
     """
 
     here: Prepared
-    rows_of_rank: Sequence[NDArray[Any]]
+    rows_of_rank: Sequence[Ints]
     share: float
     is_real: bool
     problem: DataError | None
@@ -84,17 +100,15 @@ class Announcer:
     and a sixteenth more: how large a message is must be known to who receives it. What has no room follows in a second one.
 
     Args:
-        lane: of the rows.
+        channel: between the ranks.
         tells_rows: whether the rows themselves are told; without, nobody hears of others' rows.
-
-    Attributes:
-        sent: bytes of rows to other ranks so far, with the room that was left empty.
+        purposes: counts the bytes of rows to other ranks, with the room that was left empty.
     """
 
-    def __init__(self, lane: RowLane, tells_rows: bool) -> None:
-        self._lane, self._tells_rows = lane, tells_rows
-        self._room = np.zeros(lane.world_size, np.int64)  # for each rank's rows
-        self.sent = 0
+    def __init__(self, channel: Channel, tells_rows: bool, purposes: BytesByPurpose) -> None:
+        self._channel, self._tells_rows, self._purposes = channel, tells_rows, purposes
+        self._rank, self._world_size = channel.ranks.rank, channel.ranks.world_size
+        self._room = np.zeros(self._world_size, np.int64)  # for each rank's rows
 
     def announce(self, here: Prepared, is_real: bool) -> Announcement:
         """Tell this rank's part of a batch, and hear the others'.
@@ -104,54 +118,49 @@ class Announcer:
             is_real: unless it is a filler after this rank's last batch.
         """
         with span("announce"):
-            told, pieces = self._exchange(here, is_real)
-        rows = self._decoded(here, told, pieces) if self._tells_rows else []
+            heads, pieces = self._exchange(here, is_real)
+        rows = self._decoded(here, heads, pieces) if self._tells_rows else []
         problem: DataError | None = here.problem
-        if (told[:, 0] < 0).any():
-            problems = self._lane.channel.gather(None if here.problem is None else str(here.problem))
-            if problem is None:
-                rank = next(rank for rank, text in enumerate(problems) if text is not None)
-                problem = DataError(
-                    f"a bad batch on rank {rank}: {problems[rank]}", "ids inside their tables on every rank"
-                )
+        if (heads[:, 0] < 0).any():
+            problem = bad_batch(self._channel, here.problem)
             nothing = np.empty(0, np.int64)
             rows = [nothing] * len(rows)
             here = replace(here, grouped=group_rows(nothing), encoded=here.encoded[:0])
-        share = here.num_samples / max(1, int(told[:, 0].sum()))
-        return Announcement(here, rows, share, bool(told[:, 1].any()), problem)
+        share = here.num_samples / max(1, int(heads[:, 0].sum()))
+        return Announcement(here, rows, share, bool(heads[:, 1].any()), problem)
 
-    def _exchange(self, here: Prepared, is_real: bool) -> tuple[NDArray[np.int64], list[list[Bytes]]]:
+    def _exchange(self, here: Prepared, is_real: bool) -> tuple[Ints, list[list[Bytes]]]:
         """For each rank the four numbers that head its message, and its encoded rows in two pieces."""
-        size, own, encoded = self._lane.world_size, self._lane.rank, here.encoded
+        size, encoded = self._world_size, here.encoded
         head = np.array([-1 if here.problem else here.num_samples, is_real, len(here.grouped.rows), len(encoded)])
-        room = int(self._room[own])
-        self.sent += (size - 1) * max(room, len(encoded)) if self._tells_rows else 0
+        room = int(self._room[self._rank])
+        self._purposes.add("ids", (size - 1) * max(room, len(encoded)) if self._tells_rows else 0)
         message = np.zeros(head.nbytes + room, np.uint8)
         message[: head.nbytes] = head.view(np.uint8)
         message[head.nbytes : head.nbytes + len(encoded)] = encoded[:room]
-        came = self._to_all(message, head.nbytes + self._room)
-        told = np.stack([each[: head.nbytes].view(np.int64) for each in came])
+        received = self._to_all(message, head.nbytes + self._room)
+        heads = np.stack([each[: head.nbytes].view(np.int64) for each in received])
         if not self._tells_rows:
-            return told, []
-        rest = np.maximum(told[:, 3] - self._room, 0)
+            return heads, []
+        rest = np.maximum(heads[:, 3] - self._room, 0)
         more = self._to_all(encoded[room:], rest) if rest.any() else [encoded[:0]] * size
-        self._room = told[:, 3] + told[:, 3] // 16
-        return told, [[first[head.nbytes :], second] for first, second in zip(came, more, strict=True)]
+        self._room = heads[:, 3] + heads[:, 3] // 16
+        return heads, [[first[head.nbytes :], second] for first, second in zip(received, more, strict=True)]
 
-    def _to_all(self, message: Bytes, sizes: NDArray[np.int64]) -> list[Bytes]:
+    def _to_all(self, message: Bytes, sizes: Ints) -> list[Bytes]:
         """Send ``message`` to every rank; returns what came from each, of these sizes."""
-        lane, size = self._lane, self._lane.world_size
+        size = self._world_size
         sent = torch.from_numpy(message if size == 1 else np.tile(message, size))
-        came = lane.channel.all_to_all(sent, [len(message)] * size, sizes.tolist())
-        return [piece.numpy() for piece in came.split(sizes.tolist())]
+        received = self._channel.all_to_all(sent, [len(message)] * size, sizes.tolist())
+        return [piece.numpy() for piece in received.split(sizes.tolist())]
 
-    def _decoded(self, here: Prepared, told: NDArray[np.int64], pieces: list[list[Bytes]]) -> list[NDArray[Any]]:
+    def _decoded(self, here: Prepared, heads: Ints, pieces: list[list[Bytes]]) -> list[Ints]:
         """The rows of all ranks."""
-        rows = [here.grouped.rows] * self._lane.world_size
+        rows = [here.grouped.rows] * self._world_size
         for rank, (first, rest) in enumerate(pieces):
-            if rank == self._lane.rank:
+            if rank == self._rank:
                 continue
-            num_rows, num_bytes = told[rank, 2:].tolist()
+            num_rows, num_bytes = heads[rank, 2:].tolist()
             encoded = np.concatenate([first, rest]) if len(rest) else first[:num_bytes]
             rows[rank] = np.empty(num_rows, np.int64)
             if varint.decode(encoded, rows[rank]) != num_bytes:

@@ -9,8 +9,8 @@ from pibroch.kernels.varint import naive as varint
 from pibroch.lookahead import Oracle
 from pibroch.lookahead.encoding import Parts, decode_opening, decode_plan
 from pibroch.rpc.info import WorkerInfo
-from pibroch.servers import oracle as served
-from pibroch.servers.holdings import Holdings
+from pibroch.servers import plan_service as served
+from pibroch.servers.runs import Runs
 
 BOUNDS = [0, 10, 20]
 WANTED = [BOUNDS, 2, 1, 20, "lrpp", True]
@@ -20,7 +20,7 @@ STEPS = [([1, 12], [3, 12]), ([12], [1, 4]), ([], [1]), ([1, 2, 15], [])]
 @pytest.fixture
 def oracles(monkeypatch):
     """What this process would hold as an oracle, for two trainers."""
-    monkeypatch.setattr(served, "ORACLES", Holdings("an oracle", "homes, lookahead or cache"))
+    monkeypatch.setattr(served, "ORACLES", Runs("an oracle", "homes, lookahead or cache"))
     for rank in range(2):
         served.configure("run", [f"trainer{rank}", rank], "k", WANTED, [])
     return served.ORACLES
@@ -84,7 +84,7 @@ def test_messages_that_make_no_sense_are_refused(oracles, order):
         with pytest.raises(ProtocolError):
             ask(trainer, 0, what, 1)
     ask(0, 0, "open", 9)
-    with pytest.raises(ProtocolError, match="second question"):
+    with pytest.raises(ProtocolError, match="second request"):
         ask(0, 0, "open", 9)
 
 
@@ -99,7 +99,7 @@ def test_who_waits_hears_of_a_lost_trainer_and_whoever_comes_later(oracles):
     oracles.on_lost(WorkerInfo("trainer0", 0), 0)
     with pytest.raises(TrainingError, match="the end of trainer0"):
         waiting.wait()
-    for call in (lambda: tell(1, 0), lambda: ask(1, 1, "plan", 1)):
+    for call in (lambda: tell(1, 0), lambda: ask(1, 1, "plan", 1).wait()):
         with pytest.raises(TrainingError, match="the end of trainer0"):
             call()
     oracles.on_lost(WorkerInfo("trainer1", 1), 1)

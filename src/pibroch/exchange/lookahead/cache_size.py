@@ -13,21 +13,25 @@ from pibroch.exchange.layout import LaneLayout
 SHARE_OF_FREE_MEMORY = 0.5
 
 
-def spare_rows(layout: LaneLayout, optimizer: SparseOptimizer, wanted: int | None, channel: Channel) -> int:
-    """The cache's slots, the same number on all ranks; every rank calls it.
-
-    Args:
-        layout: of the rows; refused when they are cut into columns, copied, or pooled by their owners.
-        optimizer: whose state the records have.
-        wanted: by the user; ``None`` for as many as fit.
-        channel: to the other ranks.
-    """
+def check_whole_rows(layout: LaneLayout) -> None:
+    """Raise ConfigError where rows are cut into columns, copied, or pooled by their owners."""
     whole = all(len(piece.columns) == piece.table.dim for held in layout.pieces for piece in held)
     if layout.is_pooled or layout.num_replicated or not whole:
         raise ConfigError(
             "a placement that cuts, copies or pools rows", "row_wise or table_wise for exchange='lookahead'",
             "leave placement out",
         )  # fmt: skip
+
+
+def spare_rows(layout: LaneLayout, optimizer: SparseOptimizer, wanted: int | None, channel: Channel) -> int:
+    """The cache's slots, the same number on all ranks; every rank calls it.
+
+    Args:
+        layout: of the rows.
+        optimizer: whose state the records have.
+        wanted: by the user; ``None`` for as many as fit.
+        channel: to the other ranks.
+    """
     if wanted is not None and wanted < 0:
         raise ConfigError(f"cache_rows {wanted}", "at least 0")
     if len(layout.pieces) == 1:  # all rows are at home

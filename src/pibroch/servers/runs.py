@@ -1,27 +1,27 @@
-"""What a server holds for trainers, by key: all of one run, at whose end it goes."""
+"""What a server keeps for trainers, by key: all of one run, at whose end it goes."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from pibroch.errors import ConfigError, TrainingError
 from pibroch.rpc.info import WorkerInfo
 
 
-class Held(Protocol):
+class Served(Protocol):
     """Something that trainers wait for."""
 
     def fail(self, error: Exception) -> None:
         """Fail what waits, and whoever comes later."""
 
 
-H = TypeVar("H", bound=Held)
+S = TypeVar("S", bound=Served)
 
 
-class Holdings(Generic[H]):
-    """Threads may call it at once.
+class Runs(Generic[S]):
+    """One run after the other. Threads may call it at once.
 
     Args:
         role: of this process, in messages.
@@ -32,22 +32,17 @@ class Holdings(Generic[H]):
         self._role, self._what = role, what
         self._lock = threading.Lock()
         self._run = ""
-        self._held: dict[str, tuple[H, list[Any]]] = {}
+        self._kept: dict[str, tuple[S, Sequence[object]]] = {}
         self._trainers: set[tuple[str, int]] = set()
 
     def configure(
-        self,
-        run: str,
-        trainer: Sequence[Any],
-        key: str,
-        wanted: list[Any],
-        forgotten: Sequence[str],
-        make: Callable[[], H],
-    ) -> None:
+        self, run: str, trainer: Sequence[str | int], key: str, wanted: Sequence[object], forgotten: Sequence[str],
+        make: Callable[[], S],
+    ) -> None:  # fmt: skip
         """Make what is wanted, or make sure that what has this key is what is wanted.
 
         Args:
-            run: whose trainers these are; what is held for another run goes.
+            run: whose trainers these are; what is kept for another run goes.
             trainer: name of the caller, and its incarnation: another one may come under the same name.
             key: of what is wanted.
             wanted: the same from every trainer.
@@ -57,28 +52,28 @@ class Holdings(Generic[H]):
         Raises:
             ConfigError: for what cannot be, or is not what another trainer wanted.
         """
+        name, incarnation = trainer
         with self._lock:
             if run != self._run:
                 self._end_run()
             self._run = run
-            self._trainers.add((trainer[0], trainer[1]))
+            self._trainers.add((str(name), int(incarnation)))
             for old in forgotten:
-                self._held.pop(old, None)
-            if key not in self._held:
-                self._held[key] = make(), wanted
-            elif self._held[key][1] != wanted:
+                self._kept.pop(old, None)
+            if key not in self._kept:
+                self._kept[key] = make(), wanted
+            elif self._kept[key][1] != wanted:
                 raise ConfigError(
-                    f"other {self._what} from {trainer[0]} than from another trainer",
-                    "the same program on all trainers",
+                    f"other {self._what} from {name} than from another trainer", "the same program on all trainers"
                 )
 
-    def find(self, key: str) -> H:
+    def find(self, key: str) -> S:
         """What has this key.
 
         Raises:
             TrainingError: when nothing has.
         """
-        found = self._held.get(key)
+        found = self._kept.get(key)
         if found is None:
             raise TrainingError(
                 f"{self._role} that holds nothing of this run: it was started anew, or serves another run",
@@ -93,13 +88,13 @@ class Holdings(Generic[H]):
             if (worker.name, incarnation) not in self._trainers:
                 return
             self._trainers.remove((worker.name, incarnation))
-            for held, _ in self._held.values():
-                held.fail(TrainingError(f"the end of {worker.name} while others go on", "all trainers", "see its log"))
+            for kept, _ in self._kept.values():
+                kept.fail(TrainingError(f"the end of {worker.name} while others go on", "all trainers", "see its log"))
             if not self._trainers:
                 self._end_run()
 
     def _end_run(self) -> None:
-        ended, self._held = list(self._held.values()), {}
+        ended, self._kept = list(self._kept.values()), {}
         self._trainers.clear()
-        for held, _ in ended:
-            held.fail(TrainingError(f"{self._role} where this run has given way to another", "one of its own"))
+        for kept, _ in ended:
+            kept.fail(TrainingError(f"{self._role} where this run has given way to another", "one of its own"))

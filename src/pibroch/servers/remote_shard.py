@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pibroch.embedding import Piece, PieceView, SparseOptimizer
 from pibroch.embedding.tensor_file import rows_that_fit
 from pibroch.servers import server
-from pibroch.servers.client import Homes
+from pibroch.servers.client import EmbeddingServers
 
 Array = NDArray[Any]
 
@@ -21,34 +21,16 @@ Array = NDArray[Any]
 class RemoteRows:
     """Columns of consecutive rows on a server, ``[rows, columns]``; of whether rows were touched, ``[rows]``.
 
-    Understands what files and programs do with an array: its shape, slices and lists of rows, read and written, in pieces
-    that fit a buffer. ``numpy`` functions get a copy.
+    A :class:`~pibroch.embedding.RowArray`: slices and lists of rows are read and written in pieces that fit a buffer.
     """
 
-    def __init__(self, homes: Homes, number: int, rows: range, columns: range | None) -> None:
-        self._homes, self._number, self._rows, self._columns = homes, number, rows, columns
-        self.dtype: np.dtype[Any] = np.dtype(np.bool_ if columns is None else np.float32)
+    def __init__(self, servers: EmbeddingServers, number: int, rows: range, columns: range | None) -> None:
+        self._servers, self._number, self._rows, self._columns = servers, number, rows, columns
+        self.dtype = np.dtype(np.bool_ if columns is None else np.float32)
         self.shape = (len(rows),) if columns is None else (len(rows), len(columns))
-
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return int(np.prod(self.shape, dtype=np.int64))
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of an element."""
-        return self.dtype.itemsize
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all elements."""
-        return self.size * self.itemsize
+        self.ndim, self.itemsize = len(self.shape), self.dtype.itemsize
+        self.size = int(np.prod(self.shape, dtype=np.int64))
+        self.nbytes = self.size * self.itemsize
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -65,10 +47,10 @@ class RemoteRows:
         out = np.empty((len(rows), *self.shape[1:]), self.dtype)
         for at, part in self._parts(rows):
             if self._columns is None:
-                came = self._homes.ask(self._number, server.read_touched, part)
+                found = self._servers.ask(self._number, server.read_touched, part)
             else:
-                came = self._homes.ask(self._number, server.read, part, _slice(self._columns))
-            out[at] = came.numpy()
+                found = self._servers.ask(self._number, server.read, part, _slice(self._columns))
+            out[at] = found.numpy()
         return out
 
     def __setitem__(self, chosen: Any, values: Any) -> None:
@@ -85,12 +67,12 @@ class RemoteRows:
         for at, part in self._parts(rows_):
             self._write(part, columns, values[at] if values.ndim and len(values) == len(rows_) else values)
 
-    def _write(self, rows: Any, columns: range | None, values: Any) -> None:
+    def _write(self, rows: slice | torch.Tensor, columns: range | None, values: Any) -> None:
         if columns is None:
-            self._homes.ask(self._number, server.write_touched, rows, bool(values))
+            self._servers.ask(self._number, server.write_touched, rows, bool(values))
         else:
             given = torch.from_numpy(np.ascontiguousarray(values, np.float32))
-            self._homes.ask(self._number, server.write, rows, _slice(columns), given)
+            self._servers.ask(self._number, server.write, rows, _slice(columns), given)
 
     def _parts(self, rows: range) -> list[tuple[slice, slice]]:
         """Pieces of rows that fit a buffer: their places among ``rows``, and in the shard."""
@@ -100,46 +82,43 @@ class RemoteRows:
 
 
 class RemoteShard:
-    """A server's shard, in the care of one trainer; what a :class:`MemoryShard` offers to those who save and load.
+    """A server's shard, in the care of one trainer: a :class:`~pibroch.embedding.Shard`.
 
     Args:
-        homes: the way to it.
+        servers: the way to it.
         number: of the server.
         pieces: that it holds.
         optimizer: of all rows.
     """
 
-    def __init__(self, homes: Homes, number: int, pieces: Sequence[Piece], optimizer: SparseOptimizer) -> None:
-        self.pieces, self.dim, self.fields = tuple(pieces), homes.dim, optimizer.state_fields(homes.dim)
-        self._homes, self._number, self._is_tracking = homes, number, False
+    def __init__(
+        self, servers: EmbeddingServers, number: int, pieces: Sequence[Piece], optimizer: SparseOptimizer
+    ) -> None:
+        self.pieces, self._dim, self._fields = tuple(pieces), servers.dim, optimizer.state_fields(servers.dim)
+        self._servers, self._number, self._is_tracking = servers, number, False
         bounds = np.cumsum([0, *(len(piece.rows) for piece in pieces)]).tolist()
         self._spans = [range(begin, end) for begin, end in pairwise(bounds)]
-        self.records = RemoteRows(homes, number, range(bounds[-1]), range(homes.width))
+        self.num_bytes = RemoteRows(servers, number, range(bounds[-1]), range(servers.width)).nbytes
 
     def track_touched(self) -> None:
         """Mark updated rows from now on."""
         self._is_tracking = True
-        self._homes.ask(self._number, server.track_touched)
+        self._servers.ask(self._number, server.track_touched)
 
     def views(self) -> list[PieceView]:
         """The pieces with views of their numbers; what is written to these changes the server's rows."""
         return [self._view(piece, span) for piece, span in zip(self.pieces, self._spans, strict=True)]
 
-    def weights(self, table: str) -> Array:
-        """View of a table's weights as far as they are here."""
-        return next(view for view in self.views() if view.piece.table.name == table).weights
-
     def _view(self, piece: Piece, rows: range) -> PieceView:
-        at, columns = self.dim, {}
-        for name, width in self.fields.items():
-            columns[name] = range(at, at + width)
+        at, state = self._dim, {}
+        for name, width in self._fields.items():
+            state[name] = self._rows(rows, range(at, at + width))
             at += width
-        weights = self._rows(rows, range(self.dim))
-        state = {name: self._rows(rows, span) for name, span in columns.items()}
-        return PieceView(piece, weights, state, self._rows(rows, None) if self._is_tracking else None)
+        touched = self._rows(rows, None) if self._is_tracking else None
+        return PieceView(piece, self._rows(rows, range(self._dim)), state, touched)
 
-    def _rows(self, rows: range, columns: range | None) -> Array:
-        return cast(Array, RemoteRows(self._homes, self._number, rows, columns))
+    def _rows(self, rows: range, columns: range | None) -> RemoteRows:
+        return RemoteRows(self._servers, self._number, rows, columns)
 
 
 def _slice(numbers: range) -> slice:

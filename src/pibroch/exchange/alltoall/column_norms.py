@@ -18,11 +18,11 @@ from pibroch.embedding import MemoryShard, RowWiseAdagrad, RowWiseAdam, SparseOp
 from pibroch.embedding.rows import NO_SCALE, rising
 from pibroch.exchange.layout import LaneLayout
 from pibroch.kernels import parallel
+from pibroch.kernels.arrays import Records
 from pibroch.kernels.route import numba as routing
 from pibroch.kernels.scatter_update.hyper import Hyper
 from pibroch.kernels.scatter_update.numba import Grouped
 
-Records = NDArray[np.float32]
 Sums = NDArray[np.float64]
 
 
@@ -46,7 +46,7 @@ def with_whole_rows(
         hyper: of this step.
 
     Returns:
-        ``updates``, ``gradients`` and ``hyper`` for :func:`pibroch.exchange.rows.update_rows`.
+        ``updates``, ``gradients`` and ``hyper`` for :func:`pibroch.embedding.rows.update_rows`.
     """
     num_rows = len(updates.rows)
     totals = np.empty((num_rows, layout.width), np.float32)
