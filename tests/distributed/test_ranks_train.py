@@ -6,8 +6,7 @@ from typing import get_args
 import pytest
 import training_cases as cases
 
-from pibroch.config.embedding import PlacementKind
-from pibroch.config.exchange import PLACEMENTS
+from pibroch.config.exchange import PLACEMENTS, PlacementKind
 from pibroch.data import EncodedDataset
 from pibroch.errors import ConfigError
 from pibroch.planner import Plan

@@ -19,7 +19,7 @@ Spans = Sequence[tuple[int, int]]
 WIRES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-class Wire:
+class RowWire:
     """The way of one exchange's numbers between ranks; the communication thread's, all ranks call it in the same order.
 
     Args:

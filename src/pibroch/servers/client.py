@@ -17,8 +17,8 @@ from pibroch.collectives import Channel
 from pibroch.embedding import Piece, SparseOptimizer
 from pibroch.kernels.arrays import Ints, Records
 from pibroch.servers import server
-from pibroch.servers.peers import Peers
 from pibroch.servers.spec import ShardSpec
+from pibroch.servers.workers import ServingWorkers
 
 T = TypeVar("T")
 Awaited = torch.futures.Future[torch.Tensor] | torch.futures.Future[None]
@@ -68,7 +68,7 @@ class EmbeddingServers:
     ) -> None:  # fmt: skip
         self.names, self.bounds, self.dim, self.width = tuple(names), bounds, dim, optimizer.record_width(dim)
         self._ranks = channel.ranks
-        self._peers = Peers("embedding server", names, channel)
+        self._workers = ServingWorkers("embedding server", names, channel)
         self._number = 0
         self._unanswered: deque[tuple[str, Awaited]] = deque()
         largest = int(np.diff(bounds).max())
@@ -76,7 +76,7 @@ class EmbeddingServers:
         for name, held in zip(self.names, pieces, strict=True):
             spec = list(astuple(ShardSpec.of(held, optimizer, seed)))
             wanted = [spec, dim, channel.ranks.world_size]
-            self._unanswered.append((name, self._peers.configure(name, server.configure, wanted)))
+            self._unanswered.append((name, self._workers.configure(name, server.configure, wanted)))
         self._wait(0)
 
     def exchange(
@@ -120,7 +120,7 @@ class EmbeddingServers:
         at = 0
         for name, answer, size in zip(self.names, answers, sizes, strict=True):
             if size:
-                with self._peers.explained(name):
+                with self._workers.explained(name):
                     out[at : at + size] = answer.wait().numpy()
                 at += size
 
@@ -139,7 +139,7 @@ class EmbeddingServers:
 
     def ask(self, number: int, function: Callable[..., T], *args: object) -> T:
         """What a function says on a server, outside of rounds."""
-        return self._peers.ask(self.names[number], function, self._peers.key, *args)
+        return self._workers.ask(self.names[number], function, self._workers.key, *args)
 
     def rows_by_server(self, rows: Ints) -> RowsByServer:
         """Rising addresses by server."""
@@ -160,8 +160,8 @@ class EmbeddingServers:
         self, name: str, function: Callable[..., torch.futures.Future[torch.Tensor]], *args: object
     ) -> torch.futures.Future[torch.Tensor]:
         self._wait(MOST_UNANSWERED * len(self.names))
-        answer: torch.futures.Future[torch.Tensor] = self._peers.call(
-            name, function, self._peers.key, self._ranks.rank, self._number, *args
+        answer: torch.futures.Future[torch.Tensor] = self._workers.call(
+            name, function, self._workers.key, self._ranks.rank, self._number, *args
         )
         self._unanswered.append((name, answer))
         return answer
@@ -170,7 +170,7 @@ class EmbeddingServers:
         """Until at most so many calls are unanswered; of those that are answered, none has failed."""
         while self._unanswered and (len(self._unanswered) > most or self._unanswered[0][1].done()):
             name, answer = self._unanswered.popleft()
-            with self._peers.explained(name):
+            with self._workers.explained(name):
                 answer.wait()
 
     def _count(self, num_bytes: int) -> None:

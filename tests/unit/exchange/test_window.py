@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pibroch.exchange.lookahead.window import Window
+from pibroch.exchange.lookahead.window import FeedWindow
 
 ACTIONS = ["read", "announce", "next", "next", "update", "update", "deliver", "other", "write", "leave", "feed"]
 
@@ -21,7 +21,7 @@ class Driver:
     """Does to a window what an exchange does, and keeps count of what must be true."""
 
     def __init__(self, lookahead):
-        self.window = Window(lookahead)
+        self.window = FeedWindow(lookahead)
         self.feed = None
         self.unannounced, self.admitted, self.looked_up = [], [], []
         self.num_numbers = 0

@@ -12,7 +12,7 @@ from pibroch.exchange.alltoall.pooled_lane import PooledLane
 from pibroch.exchange.alltoall.row_lane import RowLane
 from pibroch.exchange.base import Setup, options_of
 from pibroch.exchange.layout import lay_out, plan_for
-from pibroch.exchange.wire import Wire
+from pibroch.exchange.wire import RowWire
 from pibroch.planner import Plan
 
 
@@ -42,14 +42,14 @@ class PlacedOptions:
         chosen = self.placement if self.plan is None else Plan.load(Path(self.plan))
         return plan_for(setup.row_space, chosen, num_shards, what)
 
-    def wire_on(self, setup: Setup) -> Wire:
+    def wire_on(self, setup: Setup) -> RowWire:
         """The way of rows and gradients; every rank calls it.
 
         Raises:
             ConfigError: for a type unknown, or ranks that want different ways.
         """
         check_same_options(setup.channel, {"wire": self.wire, "compress": self.compress})
-        return Wire(setup.channel, self.wire, self.compress)
+        return RowWire(setup.channel, self.wire, self.compress)
 
 
 def build(setup: Setup, **options: object) -> AllToAllExchange:

@@ -76,21 +76,23 @@ def _over_columns(
     spans = {piece: slice(bounds[i], bounds[i + 1]) for i, piece in enumerate(shard.pieces)}
     num_touched = {piece.table.name: span.stop - span.start for piece, span in spans.items()}
     tables = [{piece.table.name for piece in held} for held in pieces]
-    told = [[piece for piece in shard.pieces if p != here and piece.table.name in t] for p, t in enumerate(tables)]
-    heard = [
+    for_others = [
+        [piece for piece in shard.pieces if p != here and piece.table.name in t] for p, t in enumerate(tables)
+    ]
+    from_others = [
         [piece for piece in held if p != here and piece.table.name in tables[here]] for p, held in enumerate(pieces)
     ]
-    sent = np.concatenate([parts[:0], *(parts[spans[piece]] for to_one in told for piece in to_one)])
-    came = channel.all_to_all(
+    sent = np.concatenate([parts[:0], *(parts[spans[piece]] for to_one in for_others for piece in to_one)])
+    received = channel.all_to_all(
         torch.from_numpy(sent),
-        [sum(num_touched[piece.table.name] for piece in to_one) for to_one in told],
-        [sum(num_touched[piece.table.name] for piece in from_one) for from_one in heard],
+        [sum(num_touched[piece.table.name] for piece in to_one) for to_one in for_others],
+        [sum(num_touched[piece.table.name] for piece in from_one) for from_one in from_others],
     )
     found: dict[str, dict[int, Sums]] = defaultdict(dict)  # table -> first column -> sums
     for piece, span in spans.items():
         found[piece.table.name][piece.columns.start] = parts[span]
-    sizes = [num_touched[piece.table.name] for from_one in heard for piece in from_one]
-    for piece, sums in zip((p for from_one in heard for p in from_one), came.split(sizes), strict=True):
+    sizes = [num_touched[piece.table.name] for from_one in from_others for piece in from_one]
+    for piece, sums in zip((p for from_one in from_others for p in from_one), received.split(sizes), strict=True):
         found[piece.table.name][piece.columns.start] = sums.numpy()
     whole = {name: sum(blocks[first] for first in sorted(blocks)) for name, blocks in found.items()}
     dims = [np.full(span.stop - span.start, piece.table.dim) for piece, span in spans.items()]

@@ -13,7 +13,7 @@ from pibroch.embedding import MemoryShard, SparseOptimizer
 from pibroch.errors import RowIdError
 from pibroch.exchange.agreement import bad_batch
 from pibroch.exchange.layout import LaneLayout
-from pibroch.exchange.wire import Wire
+from pibroch.exchange.wire import RowWire
 from pibroch.kernels.arrays import Ints, Records
 
 
@@ -58,7 +58,7 @@ class Lane(ABC):
     """
 
     def __init__(
-        self, layout: LaneLayout, optimizer: SparseOptimizer, seed: int, wire: Wire, spare_rows: int = 0
+        self, layout: LaneLayout, optimizer: SparseOptimizer, seed: int, wire: RowWire, spare_rows: int = 0
     ) -> None:
         self.layout, self.optimizer, self.channel, self.wire = layout, optimizer, wire.channel, wire
         self.rank, self.world_size = self.channel.ranks.rank, self.channel.ranks.world_size

@@ -20,7 +20,7 @@ from pibroch.exchange.lookahead.cache_size import check_whole_rows, spare_rows
 from pibroch.exchange.lookahead.carrier import Carrier
 from pibroch.exchange.lookahead.exchange import LookaheadExchange
 from pibroch.exchange.lookahead.planners import LocalPlanner, Planner
-from pibroch.exchange.wire import Wire
+from pibroch.exchange.wire import RowWire
 from pibroch.lookahead import Oracle
 
 LOOKAHEAD = 200
@@ -89,7 +89,7 @@ def _steps(chosen: LookaheadOptions) -> int:
 
 
 def _held(
-    setup: Setup, chosen: LookaheadOptions, layout: LaneLayout, wire: Wire
+    setup: Setup, chosen: LookaheadOptions, layout: LaneLayout, wire: RowWire
 ) -> tuple[RowLane, Sequence[Shard], Carrier]:
     """The way of rows that nothing was planned for, the shards in this rank's care, and the way of the others."""
     optimizer, seed = setup.optimizer, setup.seed

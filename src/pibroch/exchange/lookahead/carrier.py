@@ -20,7 +20,7 @@ from pibroch.embedding import MemoryShard, SparseOptimizer
 from pibroch.embedding.rows import NO_SCALE, rising, update_rows
 from pibroch.exchange.lookahead.announcement import BytesByPurpose
 from pibroch.exchange.lookahead.step import Rates
-from pibroch.exchange.wire import Wire
+from pibroch.exchange.wire import RowWire
 from pibroch.kernels.arrays import Ints, Records
 from pibroch.kernels.pack import numba as packing
 from pibroch.kernels.scatter_update.numba import Grouped
@@ -45,7 +45,12 @@ class Carrier:
     """
 
     def __init__(
-        self, shard: MemoryShard, bounds: Ints, optimizer: SparseOptimizer, wire: Wire, homes: ServerHomes | None = None
+        self,
+        shard: MemoryShard,
+        bounds: Ints,
+        optimizer: SparseOptimizer,
+        wire: RowWire,
+        homes: ServerHomes | None = None,
     ) -> None:
         self.shard, self.wire, self._bounds, self._optimizer, self._homes = shard, wire, bounds, optimizer, homes
         self._channel, self._num_home = wire.channel, len(shard.records)

@@ -30,7 +30,7 @@ from pibroch.exchange.lookahead.announcement import Announcement, Announcer, Pre
 from pibroch.exchange.lookahead.carrier import Carrier, arrivals
 from pibroch.exchange.lookahead.planners import Planner
 from pibroch.exchange.lookahead.step import Rates, Step
-from pibroch.exchange.lookahead.window import Window
+from pibroch.exchange.lookahead.window import FeedWindow
 from pibroch.exchange.rows import pool
 from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Ints, Records
@@ -64,7 +64,7 @@ class LookaheadExchange(Exchange[Step | Routes]):
         self._carrier, self._planner, self._announcer = carrier, planner, announcer
         self._ranks, self._planner_thread = lane.channel.ranks, planner_thread
         self._communication = self._ranks.communication
-        self._window: Window[Step] = Window(lookahead)
+        self._window: FeedWindow[Step] = FeedWindow(lookahead)
         self._done = Report(lookahead=lookahead)
 
     def feed(self, batches: Iterable[JaggedBatch], trains: bool) -> Iterator[JaggedBatch]:

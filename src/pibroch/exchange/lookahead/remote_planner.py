@@ -19,7 +19,7 @@ from pibroch.lookahead.oracle_thread import Answers
 from pibroch.lookahead.requests import RequestKind
 from pibroch.observability.trace import span
 from pibroch.servers import plan_service
-from pibroch.servers.peers import Peers
+from pibroch.servers.workers import ServingWorkers
 
 
 class RemotePlanner(Planner):
@@ -46,10 +46,10 @@ class RemotePlanner(Planner):
         super().__init__()
         self._thread, self._name, self._rank, self._count = thread, name, channel.ranks.rank, count
         self._answers = Answers()
-        self._peers = Peers("oracle", [name], channel)
+        self._workers = ServingWorkers("oracle", [name], channel)
         self._num_steps = 0
-        with self._peers.explained(name):
-            self._peers.configure(name, plan_service.configure, settings).wait()
+        with self._workers.explained(name):
+            self._workers.configure(name, plan_service.configure, settings).wait()
 
     def fail(self, error: BaseException) -> None:
         """See :class:`Planner`."""
@@ -81,17 +81,17 @@ class RemotePlanner(Planner):
         called.add_done_callback(lambda _: self._answers.submit(self._thread, give))
 
     def _decoded(self, kind: RequestKind, called: torch.futures.Future[Any]) -> Opening | StepPlan:
-        with self._peers.explained(self._name), span(kind):
+        with self._workers.explained(self._name), span(kind):
             parts = Parts(*(part.numpy() for part in called.value()))
             self._count("plans", parts.num_bytes)
             return decode_plan(parts) if kind == "plan" else decode_opening(parts)
 
     def _call(self, function: Callable[..., object], *args: object) -> torch.futures.Future[Any]:
-        return self._peers.call(self._name, function, self._peers.key, self._rank, *args)
+        return self._workers.call(self._name, function, self._workers.key, self._rank, *args)
 
     def _notice(self, called: torch.futures.Future[None]) -> None:
         try:
-            with self._peers.explained(self._name):
+            with self._workers.explained(self._name):
                 called.value()
         except Exception as error:
             self.fail(error)

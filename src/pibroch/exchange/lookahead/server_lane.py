@@ -18,7 +18,7 @@ from pibroch.exchange.alltoall.lane import Route
 from pibroch.exchange.alltoall.row_lane import RowLane
 from pibroch.exchange.layout import LaneLayout
 from pibroch.exchange.rows import DistinctRows, pool
-from pibroch.exchange.wire import Wire
+from pibroch.exchange.wire import RowWire
 from pibroch.kernels.arrays import Records
 from pibroch.servers.client import EmbeddingServers, RowsByServer
 
@@ -77,7 +77,7 @@ class ServerLane(RowLane):
     """
 
     def __init__(
-        self, layout: LaneLayout, optimizer: SparseOptimizer, seed: int, wire: Wire, spare_rows: int,
+        self, layout: LaneLayout, optimizer: SparseOptimizer, seed: int, wire: RowWire, spare_rows: int,
         names: Sequence[str],
     ) -> None:  # fmt: skip
         super().__init__(layout, optimizer, seed, wire, spare_rows)

@@ -34,7 +34,7 @@ class FedBatch(Protocol):
 S = TypeVar("S", bound=FedBatch)
 
 
-class Window(Generic[S]):
+class FeedWindow(Generic[S]):
     """Where all batches are on their way.
 
     Args:
@@ -46,7 +46,7 @@ class Window(Generic[S]):
 
     Example:
         >>> from types import SimpleNamespace
-        >>> window, feed = Window(lookahead=1), 1
+        >>> window, feed = FeedWindow(lookahead=1), 1
         >>> window.begin_feed()
         1
         >>> batches = ["one", "another"]

@@ -26,7 +26,7 @@ _forgotten: defaultdict[str, deque[str]] = defaultdict(deque)
 """By role, what nobody here needs any more. The next configuration says so: a collector of garbage must not talk to others."""
 
 
-class Peers:
+class ServingWorkers:
     """The servers of one kind. Whoever is lost stays lost, though another process may have its name by now.
 
     Args:
