@@ -97,6 +97,7 @@ class RowWire:
         sending = [[whole.view(np.uint32), self._narrowed(lent)] for whole, lent in _split(message, send_counts)]
         places = _split(received, receive_counts)
         arriving = [[whole.view(np.uint32), self._room_for(lent)] for whole, lent in places]
+        # spans of all parts are known on both sides, so they lie behind each other without a word about them
         if self.compress:
             self.sent += exchange_compressed(self.channel, sending, arriving)
         else:

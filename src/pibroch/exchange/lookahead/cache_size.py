@@ -38,15 +38,25 @@ def spare_rows(layout: LaneLayout, optimizer: SparseOptimizer, wanted: int | Non
         return 0
     if wanted is None:
         neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", channel.ranks.world_size))
-        bytes_here = int(free_memory() * SHARE_OF_FREE_MEMORY) // neighbours
-        wanted = bytes_here // (4 * optimizer.record_width(layout.width))
+        record_bytes = 4 * optimizer.record_width(layout.width)
+        own_bytes = record_bytes * sum(len(piece.rows) for piece in layout.pieces[channel.ranks.rank])
+        free_bytes = max(0, free_memory() // neighbours - own_bytes)  # its own rows, which are still to be made
+        wanted = int(free_bytes * SHARE_OF_FREE_MEMORY) // record_bytes
     offered: list[int] = channel.gather(wanted)
     return min(int(layout.bounds[-1]), *offered)
 
 
-def free_memory() -> int:
-    """Bytes that processes of this machine can still take."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+def free_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that processes of this machine can still take, or of this container where it has a limit of its own.
+
+    Args:
+        proc: where the system says what is available; half of the memory is assumed where it says nothing.
+        groups: where the limits of process groups are (version 2).
+    """
+    lines = (proc / "meminfo").read_text().splitlines() if (proc / "meminfo").exists() else []
+    available = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+    free = available[0] if available else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    limit, used = groups / "memory.max", groups / "memory.current"
+    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
+        free = min(free, max(0, int(text) - int(used.read_text())))
+    return free
