@@ -411,3 +411,12 @@ def refuse_other_wires(channel, exchange, option, values):
         pb.Embeddings(SHAPES["odd_dims"], pb.SGD(lr=0.1), exchange=exchange, channel=channel, **options)
     except pb.errors.ConfigError as error:
         return str(error)
+
+
+def name_what_a_state_dict_lacks(channel, exchange, **options):
+    """What ``state_dict`` says where tables lie on several ranks, and its shapes where each is whole."""
+    embeddings = pb.Embeddings(SHAPES["odd_dims"], pb.SGD(lr=0.1), exchange=exchange, channel=channel, **options)
+    try:
+        return {name: list(tensor.shape) for name, tensor in embeddings.state_dict().items()}
+    except pb.errors.ConfigError as error:
+        return str(error)

@@ -123,3 +123,15 @@ def test_a_narrow_wire_is_near_and_the_same_for_every_placement(worlds, name, wi
                 assert torch.equal(pooled, first[rank][0][step]), placement
                 torch.testing.assert_close(pooled, exact[rank][0][step], rtol=tolerance, atol=tolerance)
     assert not torch.equal(first[0][0][0], exact[0][0][0])
+
+
+def test_a_state_dict_never_has_a_part_under_a_whole_tables_name(worlds):
+    whole = {f"embedding_bags.{table.name}.weight": [table.num_rows, table.dim] for table in SHAPES["odd_dims"]}
+    for exchange, placement in CASES:
+        options = options_of(exchange, placement, SHAPES["odd_dims"])
+        said = worlds(2).run(cases.name_what_a_state_dict_lacks, **options)
+        if options.get("placement") == "replicated":
+            assert said == [whole, whole]
+        else:
+            assert all(each == whole or "on several ranks" in each or "shards" in each for each in said), said
+            assert said != [whole, whole]

@@ -23,45 +23,54 @@ from pibroch.kernels.scatter_update.numba import Grouped
 
 
 @dataclass(frozen=True, slots=True)
-class RowRoute(Route):
-    """What a batch's ids led to.
+class DistinctRoute(Route):
+    """What a batch's ids led to where each distinct row travels once and is pooled by its reader.
+
+    Attributes:
+        here: this rank's part of the batch.
+        share: this rank's share of the global batch.
+        is_real: see :class:`Route`.
+    """
+
+    here: DistinctRows
+    share: float
+    is_real: bool
+
+    def pool(self, fetched: Records) -> Tensor:
+        """See :class:`Route`."""
+        return pool(self.here.ids, fetched, self.here.places, fetched.shape[1])
+
+    def combine(self, gradient_BFD: Tensor) -> Tensor:
+        """One gradient for each distinct row, see :meth:`DistinctRows.sums`."""
+        return torch.from_numpy(self.here.sums(gradient_BFD, self.share))
+
+
+@dataclass(frozen=True, slots=True)
+class RowRoute(DistinctRoute):
+    """What it led to on the ranks.
 
     Attributes:
         lane: of the rows.
-        here: this rank's part of the batch.
         wanted: distinct rows that this rank wants of each rank, itself included.
         asked: int64, offsets of this rank's rows that all ranks want, in rank order.
         asked_counts: how many of them for each rank.
         updates: rows of this shard that the step updates, and the gradients that will come for them in rank order.
         update_counts: gradients from each rank.
         num_replicated: distinct replicated rows in this rank's part, the first of its own ones.
-        share: this rank's share of the global batch.
-        is_real: see :class:`Route`.
     """
 
     lane: RowLane
-    here: DistinctRows
     wanted: list[int]
     asked: Ints
     asked_counts: list[int]
     updates: Grouped
     update_counts: list[int]
     num_replicated: int
-    share: float
-    is_real: bool
 
     def fetch(self, averaged_at: int | None) -> Records:
         """The distinct rows ``[U, D]``, in the order of their addresses."""
         rows = torch.from_numpy(read_rows(self.lane.shard, self.lane.optimizer, self.asked, averaged_at))
         return self.lane.carry(rows, self.asked_counts, self.wanted)
-
-    def pool(self, fetched: Records) -> Tensor:
-        """See :class:`Route`."""
-        return pool(self.here.ids, fetched, self.here.places, self.lane.layout.width)
-
-    def combine(self, gradient_BFD: Tensor) -> Tensor:
-        """One gradient for each distinct row, see :meth:`DistinctRows.sums`."""
-        return torch.from_numpy(self.here.sums(gradient_BFD, self.share))
 
     def update(self, gradients: Tensor, learning_rate: float, step: int) -> None:
         """See :class:`Route`."""
@@ -105,8 +114,8 @@ class RowLane(Lane):
         sent = torch.from_numpy(np.concatenate(parts))
         updated = self.channel.all_to_all(sent, [len(part) for part in parts], update_counts).numpy().astype(np.int64)
         return RowRoute(
-            self, here, wanted, _without(updated, asked_counts, replicated_counts), asked_counts, group_rows(updated),
-            update_counts, replicated, batch.batch_size / max(1, int(received[:, 0].sum())), bool(received[:, 1].any()),
+            here, batch.batch_size / max(1, int(received[:, 0].sum())), bool(received[:, 1].any()), self, wanted,
+            _without(updated, asked_counts, replicated_counts), asked_counts, group_rows(updated), update_counts, replicated,
         )  # fmt: skip
 
     def resolve(self, batch: JaggedBatch) -> tuple[BatchIds, RowIdError | None]:

@@ -15,29 +15,19 @@ from torch import Tensor
 from pibroch.data import JaggedBatch
 from pibroch.embedding import SparseOptimizer
 from pibroch.exchange.alltoall.lane import Route
-from pibroch.exchange.alltoall.row_lane import RowLane
+from pibroch.exchange.alltoall.row_lane import DistinctRoute, RowLane
 from pibroch.exchange.layout import LaneLayout
-from pibroch.exchange.rows import DistinctRows, pool
+from pibroch.exchange.rows import DistinctRows
 from pibroch.exchange.wire import RowWire
 from pibroch.kernels.arrays import Records
 from pibroch.servers.client import EmbeddingServers, RowsByServer
 
 
 @dataclass(frozen=True, slots=True)
-class ServerRoute(Route):
-    """What a batch's ids led to.
-
-    Attributes:
-        lane: of the rows.
-        here: this rank's part of the batch.
-        share: this rank's share of the global batch.
-        is_real: see :class:`Route`.
-    """
+class ServerRoute(DistinctRoute):
+    """What a batch's ids led to on the servers of a lane."""
 
     lane: ServerLane
-    here: DistinctRows
-    share: float
-    is_real: bool
 
     def fetch(self, averaged_at: int | None) -> Records:
         """The distinct rows ``[U, D]``, in the order of their addresses."""
@@ -47,14 +37,6 @@ class ServerRoute(Route):
         rows = np.empty((len(wanted.rows), width), np.float32)
         servers.collect(answers, (width * wanted.counts).tolist(), rows.ravel())
         return self.lane.wire.rounded(rows)
-
-    def pool(self, fetched: Records) -> Tensor:
-        """See :class:`Route`."""
-        return pool(self.here.ids, fetched, self.here.places, self.lane.layout.width)
-
-    def combine(self, gradient_BFD: Tensor) -> Tensor:
-        """One gradient for each distinct row, see :meth:`DistinctRows.sums`."""
-        return torch.from_numpy(self.here.sums(gradient_BFD, self.share))
 
     def update(self, gradients: Tensor, learning_rate: float, step: int) -> None:
         """See :class:`Route`."""
@@ -90,4 +72,4 @@ class ServerLane(RowLane):
         heads = [[-1 if problem else batch.batch_size, is_real]] * self.world_size
         received = self.exchange_heads(torch.tensor(heads), problem)
         share = batch.batch_size / max(1, int(received[:, 0].sum()))
-        return ServerRoute(self, DistinctRows.of(ids), share, bool(received[:, 1].any()))
+        return ServerRoute(DistinctRows.of(ids), share, bool(received[:, 1].any()), self)
