@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pibroch.collectives import Channel, Ranks
 from pibroch.embedding.storage import explained_refusal, remove_leftovers
@@ -14,7 +15,9 @@ from pibroch.errors import CheckpointError, StorageError
 from pibroch.train.agreement import on_first
 from pibroch.train.checkpoint import Base, restore_checkpoint, restore_weights, save_checkpoint
 from pibroch.train.manifest import MANIFEST, Progress, read_manifest
-from pibroch.train.session import Session
+
+if TYPE_CHECKING:
+    from pibroch.train.session import Session
 
 logger = logging.getLogger(__name__)
 
