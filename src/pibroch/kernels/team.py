@@ -101,7 +101,8 @@ def _lose() -> None:
     _is_lost = True
 
 
-os.register_at_fork(after_in_child=_lose)
+if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+    os.register_at_fork(after_in_child=_lose)
 
 
 def _run_on_team(typingctx: Any, kernel: Any, bounds: Any, results: Any, num_threads: Any, args: Any) -> Any:

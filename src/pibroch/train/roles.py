@@ -12,8 +12,6 @@ from pibroch.config import RunConfig
 from pibroch.errors import ConfigError
 from pibroch.process import threads_of_rank
 from pibroch.roles import DATA_PROCESSOR, EMBEDDING_SERVER, ORACLE, Role
-from pibroch.roles.group import join, leave
-from pibroch.roles.process import Share, started
 from pibroch.train.agreement import on_first, together
 from pibroch.train.run_directory import RunDirectory
 
@@ -68,6 +66,9 @@ def processes_beside(config: RunConfig, world: World, run: RunDirectory, meet: s
     if not roles:
         yield Beside()
         return
+    from pibroch.roles.group import join, leave  # these stand on RPC, which a run in one process does without
+    from pibroch.roles.process import Share, started
+
     places = meeting_places(config)
     own = {role: count for role, count in roles.items() if meet is None and places[role] is None}
     meet = meet or next((place for place in places.values() if place is not None), None)

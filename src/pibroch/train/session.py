@@ -7,14 +7,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from pibroch.collectives import data_parallel
+from pibroch.collectives import Ranks, data_parallel
 from pibroch.collectives.world import World
 from pibroch.config import RunConfig
 from pibroch.config.embedding import EmbeddingConfig, NormalConfig, UniformConfig
@@ -26,10 +26,12 @@ from pibroch.models import build_model, set_place
 from pibroch.models.build import MODELS
 from pibroch.planner import Plan
 from pibroch.process import threads_of_rank
-from pibroch.processors import Processors
 from pibroch.train.optimizers import build_dense_optimizer, build_sparse_optimizer
 from pibroch.train.roles import Beside
 from pibroch.train.schedule import learning_rate_factor
+
+if TYPE_CHECKING:
+    from pibroch.processors import Processors
 
 
 @dataclass(slots=True)
@@ -130,8 +132,14 @@ def build_session(
     model = data_parallel(build_model(config.model, len(schema.dense), len(schema.categorical)), world.ranks)
     optimizer = build_dense_optimizer(config.optimizer, model.parameters())
     averages = _averages(model, config.train.average)
-    processors = Processors(beside.processors, world.ranks) if beside.processors else None
+    processors = _join_processors(beside.processors, world.ranks) if beside.processors else None
     return Session(config, dataset, embeddings, model, optimizer, averages, world, processors)
+
+
+def _join_processors(names: tuple[str, ...], ranks: Ranks) -> Processors:
+    from pibroch.processors import Processors  # stands on RPC, which a run in one process does without
+
+    return Processors(names, ranks)
 
 
 def exchange_name(config: EmbeddingConfig, world: World) -> str:
