@@ -1,6 +1,7 @@
 """What ranks do together: process groups, failure of a peer, synchronised dense layers."""
 
+from pibroch.collectives.channel import Channel
 from pibroch.collectives.data_parallel import data_parallel
-from pibroch.collectives.ranks import Channel, Ranks
+from pibroch.collectives.ranks import Ranks
 
 __all__ = ["Channel", "Ranks", "data_parallel"]

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pibroch.collectives.ranks import Channel, Ranks
+from pibroch.collectives.channel import Channel
+from pibroch.collectives.ranks import Ranks
 from pibroch.errors import ConfigError, TrainingError
 from pibroch.models.batch_norm import BatchNorm
 

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Self
 
+from pibroch.collectives.channel import Channel
 from pibroch.collectives.peer_link import Message, PeerLink, listen
-from pibroch.collectives.ranks import Channel
 from pibroch.errors import PibrochError, RankFailedError, TrainingError
 
 NEWS_TIMEOUT_S = 5.0
