@@ -35,16 +35,14 @@ class _Group(Protocol):
 
 
 _NUM_KEPT = 16  # sums, which gloo's threads let go in any order, and late when they do not get a processor
-_LAST_SUMS: deque[dist.Work] = deque(maxlen=_NUM_KEPT)
-_OPEN: set[_Group] = set()  # the destructor may wait, with the interpreter, for a thread that needs the interpreter
+_OPEN: dict[_Group, deque[dist.Work]] = {}  # and the last sums of each
 _NUM_OPENED: WeakKeyDictionary[dist.ProcessGroup, Counter[tuple[int, ...]]] = WeakKeyDictionary()
 
 
 @atexit.register
-def _keep_last_sums() -> None:
-    """Never free them: gloo's thread, if it is the last to let go, needs the interpreter for it, and aborts without one."""
-    for kept in (_LAST_SUMS, _OPEN):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+def _keep_to_the_end() -> None:
+    """Never free them: a thread of gloo's that is the last to let go of a sum needs the interpreter, and aborts without one."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_OPEN))
 
 
 class GlooTransport(Transport):
@@ -64,7 +62,7 @@ class GlooTransport(Transport):
         self._others = [rank for rank in range(ranks.world_size) if rank != ranks.rank]
         group = cast(_Group, dist.ProcessGroupGloo(store, ranks.rank, ranks.world_size, timeout))
         self._group: _Group | None = group
-        _OPEN.add(group)
+        self._last_sums = _OPEN[group] = deque[dist.Work](maxlen=_NUM_KEPT)
         let_senders_finish()
 
     def post(self, going: Sequence[Tensor], coming: Sequence[Tensor]) -> Wait:
@@ -90,7 +88,7 @@ class GlooTransport(Transport):
         gloo's would need the interpreter once more, to let go of the callback; one that ends just then aborts.
         """
         work = self._open_group().allreduce([tensor])
-        _LAST_SUMS.append(work)
+        self._last_sums.append(work)
         with span("sum dense gradients"), suppress(RuntimeError):  # whoever wants the sum is told what went wrong
             work.wait(timedelta(seconds=COURTESY_S))
 
@@ -102,8 +100,9 @@ class GlooTransport(Transport):
     def close(self) -> None:
         """Let gloo end its threads and close its sockets."""
         if self._group is not None:
-            _OPEN.discard(self._group)
-            self._group = None
+            del _OPEN[self._group]
+            self._group = None  # ends its threads, so none is the last to let go of a sum
+            self._last_sums.clear()
 
     def _open_group(self) -> _Group:
         if self._group is None:
