@@ -23,9 +23,10 @@ from pibroch.models.batch_norm import BatchNorm
 
 logger = logging.getLogger(__name__)
 M = TypeVar("M", bound=nn.Module)
+Reduction = Literal["mean", "sum"]
 
 
-def data_parallel(model: M, ranks: Ranks | None = None, reduction: Literal["mean", "sum"] = "mean") -> M:
+def data_parallel(model: M, ranks: Ranks | None = None, reduction: Reduction = "mean") -> M:
     """Make ``model`` one model of all ranks; returns it, with hooks attached and nothing renamed.
 
     Parameters and buffers become those of rank 0, now. From then on each backward leaves in ``grad``, on all ranks the same
