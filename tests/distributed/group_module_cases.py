@@ -10,8 +10,7 @@ from torch import nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from pibroch.collectives import Ranks, data_parallel, ownership
-from pibroch.collectives.clipping import clip_grad_norm
+from pibroch.collectives import Ranks, clip_grad_norm, data_parallel, ownership
 from pibroch.errors import ConfigError
 from pibroch.models import BatchNorm
 from pibroch.train.manifest import Progress

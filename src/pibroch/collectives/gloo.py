@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
+from hashlib import sha256
 from typing import TYPE_CHECKING, Protocol, cast
 from weakref import WeakKeyDictionary
 
@@ -48,8 +49,8 @@ def _keep_to_the_end() -> None:
 class GlooTransport(Transport):
     """One gloo context between the members of a group, in their order. Needs torch.distributed's default group.
 
-    torch's `new_group` must be called by all ranks of the run, sorts the members and numbers groups by how many there are;
-    this is the object that it makes inside, for members alone.
+    It is what `torch.distributed.new_group` makes inside. That function must be called by all ranks of the run and sorts the
+    members; this is opened by the members alone and keeps their order.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -57,7 +58,7 @@ class GlooTransport(Transport):
         assert world is not None
         opened = _NUM_OPENED.setdefault(world, Counter())
         opened[ranks.members] += 1
-        name = f"pibroch/{'-'.join(map(str, ranks.members))}/{opened[ranks.members]}"
+        name = f"pibroch/{sha256(repr(ranks.members).encode()).hexdigest()}/{opened[ranks.members]}"
         store, timeout = PrefixStore(name, _get_default_store()), timedelta(seconds=ranks.timeout_s)
         self._others = [rank for rank in range(ranks.world_size) if rank != ranks.rank]
         group = cast(_Group, dist.ProcessGroupGloo(store, ranks.rank, ranks.world_size, timeout))

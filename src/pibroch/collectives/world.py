@@ -26,7 +26,7 @@ class World:
 
     Attributes:
         ranks: who they are; open further channels from it.
-        control: a channel for what is no part of a step; for the training thread alone.
+        control: a channel of the training thread for small messages, on which a rank may be late by an hour.
         detector: over all of them; ``None`` for one process.
     """
 

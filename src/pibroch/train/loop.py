@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from itertools import chain, islice, repeat
 
-from pibroch.collectives.clipping import clip_grad_norm
+from pibroch.collectives import clip_grad_norm
 from pibroch.data import JaggedBatch, Loader
 from pibroch.errors import NonFiniteLossError
 from pibroch.observability.notice import notice_when_slow
