@@ -2,12 +2,13 @@
 
 import ctypes
 import os
+from collections import Counter
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from pibroch.collectives import Ranks
+from pibroch.collectives import Ranks, Topology
 
 DTYPES = (torch.float32, torch.int64, torch.uint8, torch.bfloat16)
 
@@ -72,7 +73,7 @@ def overlapping(channel):
 
 
 def traffic(channel):
-    """Bytes that each kind of collective counts, as (sent, received)."""
+    """Bytes that each kind of collective counts, as (sent, received); those of rows and of a sum by rank."""
     ranks = Ranks(channel.ranks.rank, channel.ranks.world_size)
     mine = ranks.open_channel()
     rank, size = ranks.rank, ranks.world_size
@@ -80,16 +81,50 @@ def traffic(channel):
 
     def measure(collective):
         sent, received = ranks.traffic.sent, ranks.traffic.received
+        before = Counter(ranks.traffic.sent_to), Counter(ranks.traffic.received_from)
         collective()
         found.append((ranks.traffic.sent - sent, ranks.traffic.received - received))
+        return ranks.traffic.sent_to - before[0], ranks.traffic.received_from - before[1]
 
     send_counts = [rows_from_to(rank, p) for p in range(size)]
     receive_counts = [rows_from_to(p, rank) for p in range(size)]
-    measure(lambda: mine.all_to_all(torch.zeros(sum(send_counts), 2), send_counts, receive_counts))
-    measure(lambda: mine.all_reduce(torch.zeros(12, dtype=torch.float64))())
+    rows = measure(lambda: mine.all_to_all(torch.zeros(sum(send_counts), 2), send_counts, receive_counts))
+    total = measure(lambda: mine.all_reduce(torch.zeros(12, dtype=torch.float64))())
     measure(lambda: mine.exchange_counts(torch.zeros(size, 3, dtype=torch.int64)))
     mine.close()
-    return found
+    return found, rows, total
+
+
+def groups(channel):
+    """A partition, its peers' groups and a group of one: who is where, what is shared, what travelled to whom."""
+    run = Ranks(channel.ranks.rank, 4)
+    run.explain = lambda error: error
+    tower, peers = run.groups([[0, 1], [3, 2]]), run.groups([[0, 2], [1, 3]])
+    alone, patient = run.group([1]), run.patient(7.0)
+    told = []
+    for group in (tower, peers, patient):
+        mine = group.open_channel()
+        told.append(mine.gather([group.rank, group.rank_in_run, group.are_all]))
+        total = torch.full((4,), float(run.rank))
+        mine.all_reduce(total)()
+        told.append(total.tolist())
+        mine.close()
+    inner = tower.group([1])  # ranks of a group are numbered within it
+    shared = all(
+        (each.traffic, each.communication, each.explain) == (run.traffic, run.communication, run.explain)
+        for each in (tower, peers, patient)
+    )
+    limits = tower.timeout_s, peers.timeout_s, patient.timeout_s
+    members = [None if each is None else each.members for each in (tower, peers, alone, inner)]
+    traffic = run.traffic
+    totals = traffic.sent, traffic.received
+    run.communication.end()
+    return told, shared, limits, members, dict(traffic.sent_to), dict(traffic.received_from), totals
+
+
+def topology(channel):
+    """Of this machine, and what a group of ranks makes of it."""
+    return Topology.gather(channel)
 
 
 def policies_of_gloo_threads(channel):

@@ -12,7 +12,7 @@ import pibroch
 
 PACKAGE = Path(pibroch.__file__).parent
 LAYERS = [
-    {"errors", "version", "process", "ports", "config"},
+    {"errors", "version", "process", "ports", "host", "config"},
     {"data", "kernels", "observability"},
     {"embedding", "models"},
     {"planner", "lookahead", "rpc", "collectives"},

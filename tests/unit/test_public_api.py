@@ -25,7 +25,7 @@ SNAPSHOT = {
     " initializer: Initializer = <factory>) -> None",
     "Uniform": "(bound: float | None = None) -> None",
     "Zeros": "() -> None",
-    "data_parallel": "(model: M, ranks: Ranks | None = None) -> M",
+    "data_parallel": "(model: M, ranks: Ranks | None = None, reduction: Reduction = mean) -> M",
 }
 
 

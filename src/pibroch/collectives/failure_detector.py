@@ -19,15 +19,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Self
 
+from pibroch.collectives.channel import Channel
 from pibroch.collectives.peer_link import Message, PeerLink, listen
-from pibroch.collectives.ranks import Channel
 from pibroch.errors import PibrochError, RankFailedError, TrainingError
 
-NEWS_TIMEOUT_S = 5.0
+REASON_TIMEOUT_S = 5.0
 """How long a rank whose collective failed waits to hear why."""
 STUCK_S = 3.0
-"""How long after the news a rank may take to leave what it does; one that waits for a living rank in vain never does."""
-STOPPED_NEWS_S = 0.5
+"""How long after a failure a rank may take to leave what it does; one that waits in vain for a living rank never does."""
+STOPPED_REASON_S = 0.5
 """How long a rank that was told to stop looks for a failure as the cause: launchers stop all ranks when one fails."""
 _OPEN_TIMEOUT_S = 60.0
 _LONGEST_REASON = 1000
@@ -36,7 +36,7 @@ OnStuck = Callable[[RankFailedError], None]
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class RankFailure:
     """What became of a rank.
 
     Attributes:
@@ -73,8 +73,8 @@ class FailureDetector:
         self.rank, self._links, self._on_stuck = rank, links, on_stuck
         self._steps: dict[int, int] = {}
         self._ended: set[int] = set()
-        self._news: News | None = None
-        self._told, self._has_news = threading.Lock(), threading.Event()
+        self._failure: RankFailure | None = None
+        self._telling, self._has_failure = threading.Lock(), threading.Event()
         self._wake, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._listen, name="pibroch-failure-detector", daemon=True)
         self._thread.start()
@@ -116,18 +116,18 @@ class FailureDetector:
 
     def explain(self, error: Exception) -> Exception:
         """The error to raise for a collective's: the failure that broke it, waiting some seconds for news of one."""
-        news = self.news(NEWS_TIMEOUT_S)
-        if news is not None:
-            return news.error()
+        failure = self.failure(REASON_TIMEOUT_S)
+        if failure is not None:
+            return failure.error()
         return TrainingError(
             f"a collective that failed in step {self._steps.get(self.rank)}: {error}", "all ranks, at the same step",
             "look at the other ranks' logs; a training run goes on with --resume",
         )  # fmt: skip
 
-    def news(self, timeout_s: float = 0.0) -> News | None:
+    def failure(self, timeout_s: float = 0.0) -> RankFailure | None:
         """The first failure of another rank, waiting for one; ``None`` when there is none."""
-        self._has_news.wait(timeout_s)
-        return None if self._news is None or self._news.rank == self.rank else self._news
+        self._has_failure.wait(timeout_s)
+        return None if self._failure is None or self._failure.rank == self.rank else self._failure
 
     def report(self, error: BaseException) -> RankFailedError | None:
         """Tell the others why this rank ends, unless it is they who told it.
@@ -136,12 +136,12 @@ class FailureDetector:
             For an ``error`` that is no Exception, as a signal's: the failure of another rank that led to it, if there is one.
         """
         stopped = not isinstance(error, Exception)
-        news = self.news(STOPPED_NEWS_S if stopped else 0.0)
-        if news is not None:
-            return news.error() if stopped and not news.stopped else None
+        failure = self.failure(STOPPED_REASON_S if stopped else 0.0)
+        if failure is not None:
+            return failure.error() if stopped and not failure.stopped else None
         exit_code = error.exit_code if isinstance(error, PibrochError) else 1
         reason = "it was told to stop" if stopped else f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
-        self._tell(News(self.rank, self._steps.get(self.rank), reason, exit_code, stopped))
+        self._tell(RankFailure(self.rank, self._steps.get(self.rank), reason, exit_code, stopped))
         return None
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ class FailureDetector:
             selector.register(self._woken, selectors.EVENT_READ)
             for rank, link in self._links.items():
                 selector.register(link, selectors.EVENT_READ, rank)
-            stuck_at: float | None = None  # when to give up on the other threads, once there is news
+            stuck_at: float | None = None  # when to give up on the other threads, once there was a failure
             while self._on_stuck is not None or stuck_at is None:
                 timeout_s = None if stuck_at is None else max(0.0, stuck_at - time.monotonic())
                 ready = selector.select(timeout_s)
@@ -168,7 +168,7 @@ class FailureDetector:
                         return
                     if not self._hear(key.data):
                         selector.unregister(key.fileobj)
-                if stuck_at is None and self._has_news.is_set():
+                if stuck_at is None and self._has_failure.is_set():
                     stuck_at = time.monotonic() + STUCK_S
                 elif stuck_at is not None and time.monotonic() >= stuck_at:
                     return self._give_up()
@@ -183,33 +183,33 @@ class FailureDetector:
             messages = None
         if messages is None and rank not in self._ended:
             reason = "its process ended without a word, or its host was lost"
-            self._tell(News(rank, self._steps.get(rank), reason))
+            self._tell(RankFailure(rank, self._steps.get(rank), reason))
         return messages is not None
 
     def _take(self, rank: int, message: Message) -> None:
         if "step" in message:
             self._steps[rank] = int(message["step"])
-        elif "news" in message:
-            news = News(**message["news"])
-            self._tell(news if rank == 0 else replace(news, rank=rank))
+        elif "failure" in message:
+            failure = RankFailure(**message["failure"])
+            self._tell(failure if rank == 0 else replace(failure, rank=rank))
         elif "ended" in message:
             self._ended.add(rank)
 
-    def _tell(self, news: News) -> None:
-        """Keep the first news, and tell those who hear it from here."""
-        with self._told:
-            if self._news is not None:
+    def _tell(self, failure: RankFailure) -> None:
+        """Keep the first failure, and tell those who hear of it from here."""
+        with self._telling:
+            if self._failure is not None:
                 return
-            self._news = news
-        self._has_news.set()
+            self._failure = failure
+        self._has_failure.set()
         for rank, link in self._links.items():
-            if rank != news.rank and (self.rank == 0 or news.rank == self.rank):
-                link.send({"news": asdict(news)})
+            if rank != failure.rank and (self.rank == 0 or failure.rank == self.rank):
+                link.send({"failure": asdict(failure)})
 
     def _give_up(self) -> None:
-        news = self.news()
-        if news is not None and self._on_stuck is not None:
-            self._on_stuck(news.error())
+        failure = self.failure()
+        if failure is not None and self._on_stuck is not None:
+            self._on_stuck(failure.error())
 
 
 def _admit(server: socket.socket, token: str, size: int) -> dict[int, PeerLink]:

@@ -29,7 +29,7 @@ class PeerLink:
         """For selectors."""
         return self._socket.fileno()
 
-    def send(self, message: Mapping[str, Any]) -> bool:
+    def send(self, message: Mapping[str, object]) -> bool:
         """Send a message, from any thread; false when nobody hears it."""
         try:
             with self._lock:

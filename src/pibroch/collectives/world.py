@@ -10,8 +10,9 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from pibroch.collectives.channel import Channel
 from pibroch.collectives.failure_detector import FailureDetector, OnStuck
-from pibroch.collectives.ranks import Channel, Ranks
+from pibroch.collectives.ranks import Ranks
 from pibroch.errors import ConfigError, PibrochError, TrainingError
 
 RENDEZVOUS_TIMEOUT_S = 120.0
@@ -25,7 +26,7 @@ class World:
 
     Attributes:
         ranks: who they are; open further channels from it.
-        control: a channel for what is no part of a step; for the training thread alone.
+        control: a channel of the training thread for small messages, on which a rank may be late by an hour.
         detector: over all of them; ``None`` for one process.
     """
 
@@ -90,9 +91,7 @@ def _join(on_stuck: OnStuck | None) -> tuple[World, FailureDetector]:
     try:
         dist.init_process_group("gloo", timeout=timedelta(seconds=RENDEZVOUS_TIMEOUT_S))
         ranks = Ranks.joined()
-        patient = Ranks(ranks.rank, ranks.world_size, CONTROL_TIMEOUT_S)
-        patient.traffic = ranks.traffic
-        control = patient.open_channel()
+        control = ranks.patient(CONTROL_TIMEOUT_S).open_channel()
         detector = FailureDetector.over(control, on_stuck)
     except PibrochError:
         raise
@@ -102,7 +101,7 @@ def _join(on_stuck: OnStuck | None) -> tuple[World, FailureDetector]:
             f"no meeting of {os.environ['WORLD_SIZE']} ranks at {where}: {error}",
             "all ranks started, each reaching that address", "check MASTER_ADDR, MASTER_PORT and the logs of all ranks",
         ) from error  # fmt: skip
-    ranks.explain = patient.explain = detector.explain
+    ranks.explain = detector.explain
     return World(ranks, control, detector), detector
 
 

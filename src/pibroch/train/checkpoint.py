@@ -40,7 +40,7 @@ from pibroch.embedding.storage import (
 )
 from pibroch.errors import CheckpointError, StorageError
 from pibroch.train.agreement import on_first, together
-from pibroch.train.dense_state import load_dense_optimizer, load_dense_weights, save_dense
+from pibroch.train.dense_state import gather_dense, load_dense_optimizer, load_dense_weights, save_dense
 from pibroch.train.manifest import FORMAT_VERSION, MANIFEST, Manifest, Progress
 
 if TYPE_CHECKING:
@@ -90,11 +90,12 @@ def save_checkpoint(
     extents = TypeAdapter(list[list[Extent]]).validate_python(channel.gather(own))
     names = part_names([extent for rank in extents for extent in rank], shapes)
     temporary = folder.with_name(channel.gather(temporary_name(folder))[0])
+    dense = gather_dense(session, channel)
 
     def write() -> dict[str, Any]:
         with explained_refusal(folder):
             _must_be_shared(temporary)
-            files = save_dense(temporary, session) if channel.ranks.rank == 0 else {}
+            files = save_dense(temporary, dense)
             parts = save_tables(temporary, views, names, only_touched=base is not None)
             for file in [*files, *(written.part.file for written in parts)]:
                 flush_to_disk(temporary / file)

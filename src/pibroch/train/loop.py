@@ -9,8 +9,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from itertools import chain, islice, repeat
 
-import torch
-
+from pibroch.collectives import clip_grad_norm
 from pibroch.data import JaggedBatch, Loader
 from pibroch.errors import NonFiniteLossError
 from pibroch.observability.notice import notice_when_slow
@@ -118,7 +117,7 @@ class Trainer:
             loss.backward()
         with span("dense optimizer"):
             if self.settings.clip_norm is not None:
-                torch.nn.utils.clip_grad_norm_(session.model.parameters(), self.settings.clip_norm)
+                clip_grad_norm(session.model, self.settings.clip_norm, session.world.control)
             session.update_dense()
         self.step = step
         if batch.position is not None:

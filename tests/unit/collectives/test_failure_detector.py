@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from pibroch.collectives import failure_detector as watching
-from pibroch.collectives.failure_detector import FailureDetector, News
+from pibroch.collectives.failure_detector import FailureDetector, RankFailure
 from pibroch.collectives.peer_link import MAX_LINE_BYTES, PeerLink, listen
 from pibroch.errors import DataError, RankFailedError, TrainingError
 
@@ -79,22 +79,22 @@ def test_a_rank_says_why_it_fails_and_the_first_reason_counts(three):
     first, second, third = three.detectors
     third.enter(7)
     assert third.report(DataError("a bad thing", "a good one")) is None
-    news = [each.news(TIMEOUT_S) for each in (first, second)]
-    assert news == [News(2, 7, "DataError: got a bad thing; need a good one", exit_code=2)] * 2
-    assert third.news() is None, "its own failure is no news to it"
-    assert second.report(news[1].error()) is None
+    failures = [each.failure(TIMEOUT_S) for each in (first, second)]
+    assert failures == [RankFailure(2, 7, "DataError: got a bad thing; need a good one", exit_code=2)] * 2
+    assert third.failure() is None, "its own failure is no news to it"
+    assert second.report(failures[1].error()) is None
     three.die(1)
     assert first.report(RuntimeError("a consequence")) is None
-    assert first.news() == news[0]
+    assert first.failure() == failures[0]
 
 
 def test_long_reasons_are_cut(three):
     three.detectors[1].report(ValueError("é" * 9999))
-    assert len(three.detectors[2].news(TIMEOUT_S).reason) == 1000
+    assert len(three.detectors[2].failure(TIMEOUT_S).reason) == 1000
 
 
 def test_who_said_goodbye_has_not_failed(three, monkeypatch):
-    monkeypatch.setattr(watching, "NEWS_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(watching, "REASON_TIMEOUT_S", 0.2)
     three.detectors[0].enter(3)
     three.detectors[1].close()
     error = three.detectors[0].explain(RuntimeError("timed out"))
@@ -104,16 +104,16 @@ def test_who_said_goodbye_has_not_failed(three, monkeypatch):
 def test_told_to_stop_it_looks_for_a_failure_first(three):
     first, second, third = three.detectors
     second.report(DataError("a bad thing"))
-    assert third.news(TIMEOUT_S) and first.news(TIMEOUT_S)
+    assert third.failure(TIMEOUT_S) and first.failure(TIMEOUT_S)
     cause = third.report(KeyboardInterrupt())
     assert described(cause) == (RankFailedError, 1, None, cause.got, 2) and "before the first step" in cause.got
 
 
 def test_stopped_ranks_are_no_failure_to_each_other(three, monkeypatch):
-    monkeypatch.setattr(watching, "STOPPED_NEWS_S", 0.0)
+    monkeypatch.setattr(watching, "STOPPED_REASON_S", 0.0)
     assert three.detectors[1].report(KeyboardInterrupt()) is None
-    news = three.detectors[2].news(TIMEOUT_S)
-    assert news.stopped and news.rank == 1
+    failure = three.detectors[2].failure(TIMEOUT_S)
+    assert failure.stopped and failure.rank == 1
     assert three.detectors[2].report(KeyboardInterrupt()) is None
 
 
@@ -127,10 +127,10 @@ def test_who_does_not_come_back_is_told(three, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("line", [b"nonsense\n", b"[1]\n", b'{"news": 5}\n', b"x" * (MAX_LINE_BYTES + 1)])
+@pytest.mark.parametrize("line", [b"nonsense\n", b"[1]\n", b'{"failure": 5}\n', b"x" * (MAX_LINE_BYTES + 1)])
 def test_garbage_counts_as_death(three, line):
     three.ends[1][0]._socket.sendall(line)
-    assert three.detectors[2].news(TIMEOUT_S) == News(1, None, SILENCE)
+    assert three.detectors[2].failure(TIMEOUT_S) == RankFailure(1, None, SILENCE)
 
 
 def test_strangers_are_turned_away():
