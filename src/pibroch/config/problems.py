@@ -54,6 +54,8 @@ def recipe_path(loc: tuple[int | str, ...], raw: Mapping[str, Any]) -> tuple[str
         if may_be_tag and isinstance(at, Mapping) and at.get("name") == part:
             may_be_tag = False
             continue
+        if "[" in str(part):  # a type of which a value may be: `literal[...]`, `dict[...]`
+            continue
         path.append(str(part))
         at, may_be_tag = at.get(part) if isinstance(at, Mapping) else None, True
     return tuple(path)
