@@ -24,11 +24,12 @@ from rich.progress import (
 from rich.table import Table
 
 from pibroch.data.dataset import EncodedDataset
+from pibroch.data.parquet import ParquetSource
 from pibroch.data.prepare import PrepareOptions, PrepareReport, prepare
 from pibroch.data.prepare import Progress as ProgressCallback
 from pibroch.data.presets import avazu_schema, criteo_schema
 from pibroch.data.schema import Schema
-from pibroch.data.sources import ParquetSource, Source, TextSource
+from pibroch.data.sources import Source, TextSource
 from pibroch.data.splits import SplitRule
 from pibroch.data.synthetic import SyntheticOptions, synthesize
 from pibroch.errors import ConfigError
@@ -166,8 +167,7 @@ def _sources(format_: Format, paths: list[Path], schema_path: Path | None, bins:
             "pass --schema FILE, see docs/data.md",
         )
     if format_ is Format.PARQUET:
-        delimiters = {f.column: f.delimiter for f in schema.categorical if f.multi_hot}
-        return schema, [ParquetSource(path, schema.separator, delimiters) for path in paths]
+        return schema, [ParquetSource(path, schema) for path in paths]
     return schema, [TextSource(path, schema.separator, schema.quotes, schema.columns) for path in paths]
 
 

@@ -130,11 +130,11 @@ def _parse(
     for number, source in enumerate(sources):
         if last is not None and number < last.source:
             continue
-        parser = PieceParser(schema, source.columns)
+        parser = PieceParser(schema, source.columns, source.layout)
         start = last.end if last is not None and number == last.source else Place()
         for piece in source.pieces(start, options.piece_bytes):
             parsed = parser.parse(piece.text, piece.start.line + 1)
-            spool.append(parsed, number, source.path, piece.end)
+            spool.append(parsed, number, f"{source.path} {source.layout.unit}", piece.end)
             if parsed.num_bad > _HOPELESS * (parsed.num_bad + len(parsed.labels)):
                 _refuse_bad(spool, options.max_bad_fraction)
             progress("parse", (number + piece.fraction) / len(sources))
