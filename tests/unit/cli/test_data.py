@@ -87,7 +87,7 @@ def test_ids_that_are_all_unknown_do_not_go_unsaid(csv_file, tmp_path):
     assert warning in described.stdout
     row = next(line for line in described.stdout.splitlines() if " user " in line)
     assert row.split("│")[4:6] == [" 100.0%  ", " 0.0%    "]
-    assert "click rate: train 0.5000, validation 0.5333, test 0.4667" in described.stdout
+    assert "click rate: train 0.5000, validation 0.4667, test 0.5333" in described.stdout
 
 
 def test_ctrl_c_says_how_preparation_goes_on(csv_file, tmp_path, monkeypatch, capsys):
