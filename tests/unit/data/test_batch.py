@@ -11,7 +11,7 @@ from forked import context
 from pibroch.data import JaggedBatch
 from pibroch.errors import DataError
 
-TIMEOUT_S = 120
+TIMEOUT_S = 250
 
 
 def weighted_batch(**changes):
@@ -39,7 +39,7 @@ def test_no_malformed_batch_crashes_or_gives_nan(tmp_path):
     process = context().Process(target=malformed_batches.run, args=(tmp_path,))
     process.start()
     process.join(TIMEOUT_S)
-    last = (tmp_path / "last").read_text() if (tmp_path / "last").exists() else ""
+    last = (tmp_path / "last").read_text().splitlines()[0]
     assert process.exitcode == 0, f"exit code {process.exitcode} at {last}"
     assert not (tmp_path / "failed").exists(), (tmp_path / "failed").read_text()
     num_sound, num_malformed = map(int, (tmp_path / "done").read_text().split())
