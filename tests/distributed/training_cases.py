@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pibroch.collectives.team import Team
+from pibroch.collectives.world import World
 from pibroch.config import RunConfig
 from pibroch.observability.records import FanOut
 from pibroch.train.data_source import open_dataset
@@ -19,7 +19,7 @@ def train(channel, config, folder):
     channel.barrier()
     sent = channel.ranks.traffic.sent
     result = run_training(
-        config, open_dataset(config.data), run, lambda total_steps: FanOut([]), Team(channel.ranks, channel)
+        config, open_dataset(config.data), run, lambda total_steps: FanOut([]), World(channel.ranks, channel)
     )
     evaluations = [
         [record[name] for name in ("step", "auc", "logloss", "is_best")]

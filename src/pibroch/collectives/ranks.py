@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pibroch.collectives.courier import Courier
 from pibroch.collectives.gloo_threads import let_senders_finish
+from pibroch.collectives.task_thread import TaskThread
 from pibroch.errors import ConfigError
 from pibroch.observability.trace import span
 
@@ -66,14 +66,14 @@ class Ranks:
         self.rank, self.world_size, self.timeout_s = rank, world_size, timeout_s
         self.explain = explain
         self.traffic = Traffic()
-        self._courier: Courier | None = None
+        self._communication: TaskThread | None = None
 
     @property
-    def courier(self) -> Courier:
+    def communication(self) -> TaskThread:
         """The thread that sends this process's large messages."""
-        if self._courier is None:
-            self._courier = Courier()
-        return self._courier
+        if self._communication is None:
+            self._communication = TaskThread()
+        return self._communication
 
     @classmethod
     def alone(cls) -> Ranks:
@@ -208,7 +208,7 @@ class Channel:
     def all_reduce(self, tensor: Tensor) -> Callable[[], None]:
         """Sum ``tensor`` over all ranks in place; returns at once with a function that blocks until it is done.
 
-        The courier sends it, so that it shares the link with no other large message.
+        The communication thread sends it, so that it shares the link with no other large message.
         """
         if self.ranks.world_size == 1:
             return lambda: None
@@ -216,7 +216,7 @@ class Channel:
         share = 2 * (self.ranks.world_size - 1) / self.ranks.world_size
         self.ranks.traffic.sent += int(share * tensor.nbytes)
         self.ranks.traffic.received += int(share * tensor.nbytes)
-        started = self.ranks.courier.send(lambda: self._reduce(staged))
+        started = self.ranks.communication.submit(lambda: self._reduce(staged))
 
         def wait() -> None:
             with self.ranks.waiting(), self._explained(), span("wait for dense gradients"):

@@ -32,16 +32,16 @@ class AccessSkew:
 def evaluate(session: Session, split: SplitName) -> tuple[Metrics, Curves]:
     """Metrics over a whole split, the same on all ranks; weights, optimizer state and random numbers stay untouched.
 
-    Each rank of the session's team predicts its part of each batch and calls this at the same time as the others.
+    Each rank of the session's world predicts its part of each batch and calls this at the same time as the others.
     """
-    predictions, ranks = Predictions(), session.team.ranks
+    predictions, ranks = Predictions(), session.world.ranks
     loader = Loader(
         session.dataset.split(split), session.config.train.evaluate_batch_size, part=(ranks.rank, ranks.world_size)
     )
     with session.predicting() as logits:
         for batch in loader:
             predictions.add(logits(batch).numpy(), batch.labels.numpy())
-    return predictions.result() if ranks.world_size == 1 else _result_of_all(predictions, session.team.control)
+    return predictions.result() if ranks.world_size == 1 else _result_of_all(predictions, session.world.control)
 
 
 def _result_of_all(predictions: Predictions, channel: Channel) -> tuple[Metrics, Curves]:

@@ -31,7 +31,7 @@ _COMPILING = "compiling kernels, on first use only"
 
 
 class Trainer:
-    """Trains a session to its end; every rank of its team has one, and all go the same way.
+    """Trains a session to its end; every rank of its world has one, and all go the same way.
 
     Args:
         session: what is trained.
@@ -51,7 +51,7 @@ class Trainer:
         self.step = progress.step
         self.monitor = replace(progress.monitor)
         split = session.dataset.split("train")
-        ranks, seed = session.team.ranks, session.config.seed
+        ranks, seed = session.world.ranks, session.config.seed
         part = ranks.rank, ranks.world_size
         self.loader = Loader(split, self.settings.batch_size, shuffle=True, seed=seed, part=part)
         if progress.loader is not None:
@@ -60,7 +60,7 @@ class Trainer:
         self.steps_per_epoch = len(self.loader)
         self.total_steps = total_steps(session)
         self._trace = trace
-        self._meter = Meter(session.team, stopwatch, session.embeddings.exchange)
+        self._meter = Meter(session.world, stopwatch, session.embeddings.exchange)
 
     @property
     def is_finished(self) -> bool:
@@ -102,7 +102,7 @@ class Trainer:
         session, step = self.session, self.step + 1
         if self._trace is not None:
             self._trace.next_step()
-        session.team.enter(step)
+        session.world.enter(step)
         session.set_learning_rates(step, self.total_steps, self.monitor.plateaus)
         session.optimizer.zero_grad(set_to_none=True)
         with span("forward"):

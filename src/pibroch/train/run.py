@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from pibroch.collectives import Ranks
-from pibroch.collectives.team import Team
+from pibroch.collectives.world import World
 from pibroch.config import RunConfig
+from pibroch.config.exchange import find_exchange
 from pibroch.config.optimizer import SparseSGDConfig
 from pibroch.data import EncodedDataset
 from pibroch.data.dataset import SplitName
@@ -29,7 +30,7 @@ from pibroch.train.meter import hit_rate
 from pibroch.train.metrics import Metrics, finite_or_none
 from pibroch.train.roles import processes_beside
 from pibroch.train.run_directory import RunDirectory
-from pibroch.train.session import Session, build_session, exchange_name
+from pibroch.train.session import Session, build_session
 from pibroch.train.stopwatch import Stopwatch
 from pibroch.train.summary import Summary
 
@@ -45,7 +46,7 @@ class RunResult:
 
 
 def run_training(
-    config: RunConfig, dataset: EncodedDataset, run: RunDirectory, make_sink: MakeSink, team: Team | None = None,
+    config: RunConfig, dataset: EncodedDataset, run: RunDirectory, make_sink: MakeSink, world: World | None = None,
     traces: bool = False, meet: str | None = None,
 ) -> RunResult:  # fmt: skip
     """Train in a run directory, from its latest checkpoint when there is one, and evaluate the best model.
@@ -55,7 +56,7 @@ def run_training(
         dataset: the data to train on.
         run: a directory that was created for this configuration.
         make_sink: given the number of steps, what shows progress; metrics are kept in any case.
-        team: the ranks that train together, each of which calls this; one process when absent.
+        world: the ranks that train together, each of which calls this; one process when absent.
         traces: whether to write a trace of some steps, see :class:`StepTrace`.
         meet: where the processes beside the ranks meet that a launcher has started, see :mod:`pibroch.roles.launched`.
 
@@ -69,14 +70,14 @@ def run_training(
     for split, count in dataset.samples.items():
         if count == 0:
             raise DataError(f"an empty {split} split in {dataset.path}", "samples in each split", "prepare more data")
-    team = team or Team.alone()
-    with processes_beside(config, team, run, meet) as beside:
-        session = build_session(config, dataset, team, beside)
+    world = world or World.alone()
+    with processes_beside(config, world, run, meet) as beside:
+        session = build_session(config, dataset, world, beside)
         return _train(session, run, make_sink, traces)
 
 
 def _train(session: Session, run: RunDirectory, make_sink: MakeSink, traces: bool) -> RunResult:
-    settings, channel = session.config.train, session.team.control
+    settings, channel = session.config.train, session.world.control
     checkpoints = CheckpointFolder(run.checkpoints_path, settings.keep, settings.full_checkpoint_every, channel)
     progress = checkpoints.resume(session)
     stopwatch = Stopwatch(run.truncate_metrics(progress.step))
@@ -113,7 +114,7 @@ def evaluate_checkpoint(path: Path, dataset: EncodedDataset, split: str) -> Metr
 def _for_one_process(config: RunConfig) -> RunConfig:
     """The configuration that predicts in one process, without optimizer state."""
     stateless = SparseSGDConfig(name="sgd", lr=1.0)
-    alone = {"optimizer": stateless, "exchange": "local", "servers": None, "oracle": "replicated", "meet": None}
+    alone = {"optimizer": stateless, "exchange": find_exchange("local").section(name="local")}
     embedding = config.embedding.model_copy(update=alone)
     return config.model_copy(update={"embedding": embedding})
 
@@ -125,7 +126,7 @@ def _conclude(session: Session, run: RunDirectory, trainer: Trainer, sink: Sink)
     sink.evaluation(record)
     possible = session.dataset.best_possible_auc
     best_possible_auc = None if possible is None else possible["test"]
-    if session.team.is_first:
+    if session.world.is_first:
         evaluation: dict[str, Any] = {
             **asdict(record),
             "best_possible_auc": best_possible_auc,
@@ -139,14 +140,14 @@ def _conclude(session: Session, run: RunDirectory, trainer: Trainer, sink: Sink)
 
 def _summary(session: Session, trainer: Trainer, metrics: Metrics) -> Summary:
     """The run in figures, the same on all ranks but for the time that each has measured."""
-    team, traffic = session.team, session.team.ranks.traffic
+    world, traffic = session.world, session.world.ranks.traffic
     seconds, own_samples = trainer.stopwatch.read()
     report = session.embeddings.exchange.report()
     figures = [own_samples, traffic.sent, traffic.received, peak_rss_bytes(), report.rows_read, report.rows_fetched]
     purposes_here = dict(report.bytes_by_purpose)
     if session.processors is not None:
         purposes_here["data"] = session.processors.num_bytes
-    told = team.control.gather([*figures, purposes_here])
+    told = world.control.gather([*figures, purposes_here])
     samples, sent, received, peaks, read, fetched, purposes = zip(*told, strict=True)
     return Summary(
         steps=trainer.step,
@@ -156,8 +157,8 @@ def _summary(session: Session, trainer: Trainer, metrics: Metrics) -> Summary:
         auc=finite_or_none(metrics.auc),
         logloss=finite_or_none(metrics.logloss),
         normalized_entropy=finite_or_none(metrics.normalized_entropy),
-        exchange=exchange_name(session.config.embedding, team),
-        world_size=team.ranks.world_size,
+        exchange=session.config.embedding.exchange.for_ranks(world.ranks.world_size).name,
+        world_size=world.ranks.world_size,
         bytes_sent=sum(sent),
         bytes_received=sum(received),
         cache_hit_rate=hit_rate(sum(read), sum(fetched)),
