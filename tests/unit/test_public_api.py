@@ -23,7 +23,7 @@ SNAPSHOT = {
     "SGD": f"({OPTIMIZER}) -> None",
     "Table": "(name: str, num_rows: int, dim: int, features: tuple[str, ...] = (), pooling: Pooling = sum,"
     " initializer: Initializer = <factory>) -> None",
-    "Uniform": "(bound: float | None = None) -> None",
+    "Uniform": "(bound: float | None = None, center: float = 0.0) -> None",
     "Zeros": "() -> None",
     "data_parallel": "(model: M, ranks: Ranks | None = None, reduction: Reduction = mean) -> M",
 }
