@@ -6,11 +6,10 @@ from typing import get_args
 import pytest
 import training_cases as cases
 
-from pibroch.config.embedding import PlacementKind
+from pibroch.config.exchange import PLACEMENTS, PlacementKind
 from pibroch.data import EncodedDataset
 from pibroch.errors import ConfigError
 from pibroch.planner import Plan
-from pibroch.planner.plan import KINDS
 from pibroch.train.run_directory import RunDirectory
 from pibroch.train.session import build_tables
 from small_run import files_below, make_config, train_here
@@ -107,7 +106,7 @@ def test_a_plan_from_a_file(worlds, data, tmp_path):
 
 
 def test_settings_of_placement(data, tmp_path):
-    assert set(get_args(PlacementKind)) == set(KINDS)
+    assert set(get_args(PlacementKind)) == set(PLACEMENTS)
     with pytest.raises(ConfigError, match="placement` or `plan"):
         make_config(data, "embedding.plan=p.json", "embedding.placement=table_wise")
     with pytest.raises(ConfigError, match=r"embedding\.placement"):

@@ -5,11 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 PROGRAM = Path(__file__).with_name("one_process.py")
-
-pytestmark = pytest.mark.xfail(reason="pibroch.exchange imports pibroch.rpc, which needs epoll", strict=False)
 
 
 def run(*arguments):

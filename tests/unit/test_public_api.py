@@ -11,7 +11,7 @@ SNAPSHOT = {
     "Adagrad": ADAGRAD,
     "Adam": ADAM,
     "Embeddings": "(tables: Sequence[Table], optimizer: SparseOptimizer, exchange: str = local, seed: int = 0,"
-    " **options: Any) -> None",
+    " channel: Channel | None = None, **options: Any) -> None",
     "JaggedBatch": "(dense: Tensor, keys: tuple[str, ...], values: Tensor, offsets: Tensor, labels: Tensor,"
     " weights: Tensor | None = None, position: LoaderPosition | None = None,"
     " first_sample: int = 0) -> None",

@@ -24,7 +24,7 @@ _SIMD = ("avx512f", "avx512_bf16", "amx_bf16", "avx2", "fma", "sha_ni", "asimd",
 def doctor() -> None:
     """Say what this machine can do, and check that the kernels compute what they should."""
     table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in (*_software(), *_hardware(), *_optional_parts()):
+    for name, value in (*_software(), *_hardware(), *_exchanges(), *_optional_parts()):
         table.add_row(name, value)
     is_right, message = _check_kernels()
     table.add_row("kernels agree with their definitions", f"{_OK if is_right else _BAD}  {message}")
@@ -52,6 +52,13 @@ def _hardware() -> Iterator[tuple[str, str]]:
     yield "shared memory", f"{shutil.disk_usage('/dev/shm').free / 2**30:.1f} GiB" if Path("/dev/shm").exists() else _NO
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     yield "GPU", ", ".join(gpus) or _NO
+
+
+def _exchanges() -> Iterator[tuple[str, str]]:
+    from pibroch.config.exchange import exchanges
+
+    for name, spec in exchanges().items():
+        yield f"exchange {name}", spec.summary
 
 
 def _optional_parts() -> Iterator[tuple[str, str]]:

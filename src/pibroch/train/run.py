@@ -31,7 +31,7 @@ from pibroch.train.metrics import Metrics, finite_or_none
 from pibroch.train.predictor import Predictor
 from pibroch.train.roles import processes_beside
 from pibroch.train.run_directory import RunDirectory
-from pibroch.train.session import Session, build_session, build_tables, exchange_name
+from pibroch.train.session import Session, build_session, build_tables
 from pibroch.train.stopwatch import Stopwatch
 from pibroch.train.summary import Summary
 
@@ -166,7 +166,7 @@ def _summary(session: Session, trainer: Trainer, metrics: Metrics) -> Summary:
         auc=finite_or_none(metrics.auc),
         logloss=finite_or_none(metrics.logloss),
         normalized_entropy=finite_or_none(metrics.normalized_entropy),
-        exchange=exchange_name(session.config.embedding, world),
+        exchange=session.config.embedding.exchange.for_ranks(world.ranks.world_size).name,
         world_size=world.ranks.world_size,
         bytes_sent=sum(sent),
         bytes_received=sum(received),
