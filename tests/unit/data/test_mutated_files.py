@@ -7,6 +7,7 @@ import os
 import random
 import re
 import shutil
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,14 +41,15 @@ class Wounded:
     """A file of text, which records the wound has touched, and on which lines these are."""
 
     data: bytes
-    touched: range
-    lines: range
+    touched: Collection[int]
+    lines: Collection[int]
 
 
-def records(generator: random.Random) -> list[list[str]]:
-    """Records with a number of their own, so that each can be found again."""
+def records(generator: random.Random, plain: bool = False) -> list[list[str]]:
+    """Records with a number of their own, so that each can be found again; in plain ones nothing has to be quoted."""
     texts = ["red", "", "a b", "blue,green", 'say "hi"', 'say "a,b"', "two\nlines", "1,5\nx,y", 'a "q"\n"b",c\n,', "12"]
-    tags = ["a|b", "", "c", "a||b", "x,y|z"]
+    texts = ["red", "", "a b", "12"] if plain else texts
+    tags = ["a|b", "", "c", "a||b", *([] if plain else ["x,y|z"])]
     return [
         [str(generator.randint(0, 1)), str(i), *(generator.choice(texts) for _ in "c"), generator.choice(tags), "end"]
         for i in range(NUM_RECORDS)
@@ -68,8 +70,35 @@ def as_text(rows: list[list[str]], separator: str, quoting: int, newline: str) -
     return written
 
 
-def wound(generator: random.Random, parts: list[bytes]) -> Wounded:
+def place_of_column(part: bytes, column: str, separator: bytes) -> tuple[int, int]:
+    """Where a field begins and ends in the text of its record."""
+    label, number, _ = part.split(separator, 2)
+    begin = {"y": 0, "n": len(label) + 1, "other": part.rindex(b"end")}[column]
+    return begin, begin + {"y": len(label), "n": len(number), "other": len(b"end")}[column]
+
+
+def open_quote(generator: random.Random, parts: list[bytes], separator: bytes) -> Wounded:
+    """A quote before a field, and perhaps one behind the same field of a later record: between them all is text."""
+    column = generator.choice(["y", "n", "other", "other"])
+    first, last = sorted(generator.sample(range(1, len(parts)), 2))
+    begin, _ = place_of_column(parts[first], column, separator)
+    _, end = place_of_column(parts[last], column, separator)
+    changed, touched = list(parts), {first}
+    changed[first] = parts[first][:begin] + b'"' + parts[first][begin:]
+    if generator.random() < 0.5:
+        changed[last] = parts[last][:end] + b'"' + parts[last][end:]
+        touched.add(last)
+    lines: set[int] = set()
+    for record in touched:
+        line = b"".join(changed[:record]).count(b"\n") + 1
+        lines |= set(range(line, line + parts[record].count(b"\n") + 1))
+    return Wounded(b"".join(changed), touched, lines)
+
+
+def wound(generator: random.Random, parts: list[bytes], separator: bytes) -> Wounded:
     """Change, insert or remove some bytes."""
+    if generator.random() < 0.25:
+        return open_quote(generator, parts, separator)
     data = b"".join(parts)
     start = generator.randrange(len(data))
     quotes = [place for place, byte in enumerate(data) if byte == ord('"')]
@@ -126,7 +155,7 @@ def rows(tmp_path_factory):
 
 TEXT_KINDS = [
     (kind, quoting, newline)
-    for kind, quoting in [("csv", csv.QUOTE_MINIMAL), ("csv", csv.QUOTE_ALL), ("csv", csv.QUOTE_NONNUMERIC), ("tsv", 0)]
+    for kind, quoting in [("csv", csv.QUOTE_MINIMAL), ("csv", csv.QUOTE_ALL), ("plain", csv.QUOTE_MINIMAL), ("tsv", 0)]
     for newline in ("\n", "\r\n")
 ]
 
@@ -134,14 +163,14 @@ TEXT_KINDS = [
 @pytest.mark.parametrize(("kind", "quoting", "newline"), TEXT_KINDS)
 def test_text_with_a_wound(tmp_path, rows, kind, quoting, newline):
     generator = random.Random(f"{kind}{quoting}{newline}")
-    parts = as_text(records(generator), "\t" if kind == "tsv" else ",", quoting, newline)
+    parts = as_text(records(generator, kind == "plain"), "\t" if kind == "tsv" else ",", quoting, newline)
     path = tmp_path / f"clicks.{kind}"
     path.write_bytes(b"".join(parts))
     whole = rows(path, kind)
     assert [number for number, _ in whole] == list(range(NUM_RECORDS))
     num_errors = 0
     for number in range(NUM_WOUNDS):
-        wounded = wound(generator, parts)
+        wounded = wound(generator, parts, b"\t" if kind == "tsv" else b",")
         path.write_bytes(gzip.compress(wounded.data) if number % 3 == 0 else wounded.data)
         try:
             found = rows(path, kind)
@@ -151,7 +180,7 @@ def test_text_with_a_wound(tmp_path, rows, kind, quoting, newline):
             continue
         lost = [row for i, row in enumerate(whole) if i + 1 not in wounded.touched and row not in found]
         assert not lost, (wounded, lost)
-    assert 2 < num_errors < NUM_WOUNDS - 2
+    assert 0 < num_errors < NUM_WOUNDS
 
 
 def check_place(message: str, wounded: Wounded, path: Path) -> None:
