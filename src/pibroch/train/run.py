@@ -115,7 +115,7 @@ def evaluate_checkpoint(path: Path, dataset: EncodedDataset, split: str) -> Metr
 
 
 def _must_fit(manifest: Manifest, dataset: EncodedDataset) -> Manifest:
-    """The manifest, when its tables and dense features are those of the data."""
+    """The manifest, when its tables, dense features and vocabularies are those of the data."""
     tables = build_tables(manifest.config, dataset.num_rows)
     check_tables_match(manifest.tables, saved_tables(tables, SGD(lr=1.0)), same_state=False)
     names = schema_of(manifest).dense_names
@@ -124,6 +124,14 @@ def _must_fit(manifest: Manifest, dataset: EncodedDataset) -> Manifest:
             f"dense features {', '.join(dataset.schema.dense_names) or 'none'} in the data",
             f"{', '.join(names) or 'none'}, as the checkpoint was trained on",
             "prepare the data with the schema that it was trained on",
+        )
+    if (
+        manifest.dataset_fingerprint != dataset.fingerprint
+    ):  # equal sizes, other vocabularies: ids would mean other rows
+        raise CheckpointError(
+            f"data {dataset.fingerprint[:12]}, whose vocabularies or encodings are not the checkpoint's",
+            f"data {manifest.dataset_fingerprint[:12]}, on which it was trained",
+            "evaluate on that data, or on such as was encoded with the same vocabularies",
         )
     return manifest
 

@@ -1,11 +1,15 @@
 import json
 import tomllib
 
+import numpy as np
 import pytest
 import torch
 
 from pibroch.config.recipes import check_config
 from pibroch.data import EncodedDataset
+from pibroch.data.prepare import PrepareOptions, prepare
+from pibroch.data.schema import Schema
+from pibroch.data.sources import TextSource
 from pibroch.errors import CheckpointError, ConfigError, NonFiniteLossError
 from pibroch.train.checkpoint_folder import CheckpointFolder
 from pibroch.train.manifest import read_manifest
@@ -150,3 +154,24 @@ def test_metrics_survive_a_cut_line_and_forget_what_comes_after(tmp_path):
     run.metrics_path.write_text("\n".join(lines) + '\n{"kind": "tra')
     assert run.truncate_metrics(2) == 1.0
     assert [record["step"] for record in run.metrics()] == [1, 2]
+
+
+def test_data_of_equal_sizes_and_other_vocabularies_are_refused(tmp_path):
+    """Each value has another row there: scores would be noise, with an exit code of 0."""
+    schema = Schema(
+        label="click", columns=("click", "city"), separator=",",
+        categorical=[{"name": "city", "column": "city", "max_rows": 12, "min_count": 1}],
+    )  # fmt: skip
+    datasets = []
+    for number, towns in enumerate((range(20), range(20, 40))):
+        random, path = np.random.default_rng(number), tmp_path / f"{number}.csv"
+        path.write_text("".join(f"{int(town % 3 == 0)},town{town}\n" for town in random.choice(towns, 2000)))
+        source = TextSource(path, schema.separator, schema.quotes, schema.columns)
+        prepare([source], schema, tmp_path / f"data{number}", PrepareOptions(), lambda stage, fraction: None)
+        datasets.append(tmp_path / f"data{number}")
+    mine, other = map(EncodedDataset.open, datasets)
+    assert mine.num_rows == other.num_rows == {"city": 12}
+    run, _ = train_here(make_config(datasets[0], "train.epochs=1", "model.bottom=[4]"), tmp_path / "run")
+    assert evaluate_checkpoint(run.path, mine, "test").num_samples > 0
+    with pytest.raises(CheckpointError, match="whose vocabularies or encodings are not the checkpoint's"):
+        evaluate_checkpoint(run.path, other, "test")
