@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from pibroch.collectives.gloo_threads import let_senders_finish
 from pibroch.collectives.transport import Transport, Wait
@@ -71,6 +70,8 @@ class GlooTransport(Transport):
     """
 
     def __init__(self, ranks: Ranks) -> None:
+        from torch.distributed.distributed_c10d import PrefixStore, _get_default_store  # not in every build of torch
+
         world = dist.group.WORLD
         assert world is not None
         self._opened = _OPENED.setdefault(world, _Opened())
