@@ -11,21 +11,21 @@ from matplotlib.axes import Axes
 
 from benchmarks.contender import BenchmarkError
 from benchmarks.plots import OURS_COLOUR, PEER_COLOURS, Frame, Row
-from benchmarks.world import World
+from benchmarks.team import Team
 
 STEPS_PER_TURN = 10
 Curve = tuple[list[float], list[float]]
 """Loss of the global batch, and milliseconds, step by step."""
 
 
-def train_in_turns(running: list[World], turns: int, say: Callable[[str], None]) -> dict[str, Curve]:
+def train_in_turns(running: list[Team], turns: int, say: Callable[[str], None]) -> dict[str, Curve]:
     """Let teams train in turns of ten steps; they tell losses, see ``Case.is_told``."""
-    curves: dict[str, Curve] = {world.spec.label: ([], []) for world in running}
+    curves: dict[str, Curve] = {team.spec.label: ([], []) for team in running}
     for turn in range(turns):
         say(f"loss: steps {turn * STEPS_PER_TURN + 1} to {(turn + 1) * STEPS_PER_TURN}")
-        for world in running:
-            timing = world.run("step", turn * STEPS_PER_TURN, STEPS_PER_TURN)
-            losses, times_ms = curves[world.spec.label]
+        for team in running:
+            timing = team.run("step", turn * STEPS_PER_TURN, STEPS_PER_TURN)
+            losses, times_ms = curves[team.spec.label]
             losses += timing.figures["loss"]
             times_ms += timing.step_ms
     return curves

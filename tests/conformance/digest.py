@@ -1,6 +1,6 @@
 """One line for the bits of twenty runs: exchanges, optimizers and ranks. Two versions that print the same train alike.
 
-``PYTHONPATH=src python tests/conformance/digest.py``; ``test_digest.py`` compares it with what is written down.
+``python tests/conformance/digest.py``; figures of some versions stand in docs/design/0009-a-door-for-every-exchange.md.
 """
 
 import hashlib

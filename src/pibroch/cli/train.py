@@ -83,33 +83,36 @@ def train(
         with as_trainer(begin) as trainer:
             if trainer is not None:
                 meet, begun = trainer
-                _join_and_train(begin if begun is None else lambda: begun, tensorboard, trace, meet)
+                _join_and_train(begin if begun is None else lambda: begun, resume, tensorboard, trace, meet)
         return
     known = None if is_rank() else begin()  # before what takes seconds to import
     if known is not None and ranks > 1:
         raise typer.Exit(_launch(ranks, known[1]))
-    _join_and_train(begin if known is None else lambda: known, tensorboard, trace)
+    _join_and_train(begin if known is None else lambda: known, resume, tensorboard, trace)
 
 
 def _join_and_train(
-    begin: Callable[[], tuple[RunConfig, Path]], tensorboard: bool, trace: bool, meet: str | None = None
+    begin: Callable[[], tuple[RunConfig, Path]], resume: bool, tensorboard: bool, trace: bool, meet: str | None = None
 ) -> None:
     """What a rank does once it knows that it is one."""
     from pibroch.collectives.world import world_of_environment
+    from pibroch.train.run_directory import RunDirectory
 
     with world_of_environment(leave_with) as world:
         console.quiet = not world.is_first  # until it has a log
         config, folder = begin() if world.ranks.world_size == 1 else _agree(world, begin)
-        _train(config, folder, world, tensorboard, trace, meet)
+        run = RunDirectory(folder, world.ranks.rank)
+        dataset = _open(config, run, world, resume)
+        _train(config, dataset, run, world, tensorboard, trace, meet)
 
 
-def _train(config: RunConfig, folder: Path, world: World, tensorboard: bool, trace: bool, meet: str | None) -> None:
+def _train(
+    config: RunConfig, dataset: EncodedDataset, run: RunDirectory, world: World, tensorboard: bool, trace: bool,
+    meet: str | None,
+) -> None:  # fmt: skip
     """What every rank does; rank 0 shows it."""
     from pibroch.train.run import run_training
-    from pibroch.train.run_directory import RunDirectory
 
-    run = RunDirectory(folder, world.ranks.rank)
-    dataset = _open(config, run, world)
     if not world.is_first:
         redirect_output(run.log_path(world.ranks.rank))
         console.quiet = False
@@ -181,15 +184,18 @@ def _agree(world: World, begin: Callable[[], tuple[RunConfig, Path]]) -> tuple[R
     return check_config(config, "rank 0's configuration"), Path(folder)
 
 
-def _open(config: RunConfig, run: RunDirectory, world: World) -> EncodedDataset:
-    """The data, and the run's folder on the disk; both may have to be made, by rank 0."""
+def _open(config: RunConfig, run: RunDirectory, world: World, resume: bool) -> EncodedDataset:
+    """The data, and the run's folder on the disk, which is this run's from now on; both may have to be made, by rank 0."""
     from pibroch.train.agreement import on_first
     from pibroch.train.data_source import open_dataset
 
     def make() -> None:
         open_dataset(config.data)
+        run.claim()
         if not run.exists():
             run.create(config)
+        elif not resume:  # another run began here since this one looked
+            run.must_be_new()
 
     on_first(world.control, make)
     return open_dataset(config.data)

@@ -74,7 +74,7 @@ class FailureDetector:
         self._steps: dict[int, int] = {}
         self._ended: set[int] = set()
         self._failure: RankFailure | None = None
-        self._told, self._has_failure = threading.Lock(), threading.Event()
+        self._telling, self._has_failure = threading.Lock(), threading.Event()
         self._wake, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._listen, name="pibroch-failure-detector", daemon=True)
         self._thread.start()
@@ -197,7 +197,7 @@ class FailureDetector:
 
     def _tell(self, failure: RankFailure) -> None:
         """Keep the first failure, and tell those who hear of it from here."""
-        with self._told:
+        with self._telling:
             if self._failure is not None:
                 return
             self._failure = failure

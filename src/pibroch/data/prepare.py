@@ -10,7 +10,6 @@ All happens in ``OUT.partial``; the dataset appears under its name in one step a
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 
 from pibroch.data.encode import FeatureEncoder
 from pibroch.data.parse import ParsedPiece, PieceParser
-from pibroch.data.publish import publish, refuse_existing, work_folder
+from pibroch.data.publish import clear, publish, refuse_existing, work_folder
 from pibroch.data.schema import Schema
 from pibroch.data.sources import Place, Source
 from pibroch.data.splits import SPLITS, SplitRule
@@ -107,7 +106,7 @@ def prepare(
         writer.finish(num_rows, provenance)
         (work / "dataset" / _DONE).unlink(missing_ok=True)
         publish(work / "dataset", out)
-        shutil.rmtree(work)
+        clear(work)
     return PrepareReport(dict(writer.totals.samples), num_rows, spool.num_bad, bad)
 
 

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
@@ -42,7 +42,9 @@ from pibroch.errors import CheckpointError, StorageError
 from pibroch.train.agreement import on_first, together
 from pibroch.train.dense_state import gather_dense, load_dense_optimizer, load_dense_weights, save_dense
 from pibroch.train.manifest import FORMAT_VERSION, MANIFEST, Manifest, Progress
-from pibroch.train.session import Session
+
+if TYPE_CHECKING:
+    from pibroch.train.session import Session
 
 
 @dataclass(frozen=True, slots=True)

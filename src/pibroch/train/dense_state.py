@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,7 +19,9 @@ from pibroch.collectives import Channel
 from pibroch.collectives.ownership import all_parts, is_within, own_parts
 from pibroch.embedding.storage import FileDigest
 from pibroch.embedding.tensor_file import write_tensors
-from pibroch.train.session import Session
+
+if TYPE_CHECKING:
+    from pibroch.train.session import Session
 
 WEIGHTS, OPTIMIZER = "dense.safetensors", "dense_optimizer.safetensors"
 AVERAGES, RANDOM = "dense_average.safetensors", "random.safetensors"

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from pibroch.config import RunConfig
 from pibroch.config.base import Section
+from pibroch.data.schema import Schema
 from pibroch.embedding.checkpoint import SavedTable
 from pibroch.embedding.storage import FileDigest
 from pibroch.errors import CheckpointError
@@ -87,6 +88,22 @@ def read_manifest(folder: Path) -> Manifest:
         problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
         raise CheckpointError(
             f"{path}, which is damaged: {problem}", "an undamaged file", "use another checkpoint"
+        ) from error
+
+
+def schema_of(manifest: Manifest) -> Schema:
+    """The schema of the data that a checkpoint was trained on.
+
+    Raises:
+        CheckpointError: when this version does not understand it.
+    """
+    try:
+        return Schema.model_validate(manifest.data_schema)
+    except ValidationError as error:
+        raise CheckpointError(
+            f"a checkpoint whose schema is not understood: {error.errors()[0]['msg']}",
+            "a schema of this version",
+            "load it with the version of pibroch that wrote it",
         ) from error
 
 

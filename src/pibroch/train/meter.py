@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from pibroch.collectives.world import World
 from pibroch.exchange.base import Exchange
@@ -33,7 +34,7 @@ class Meter:
         exchange: whose hits are counted.
     """
 
-    def __init__(self, world: World, stopwatch: Stopwatch, exchange: Exchange) -> None:
+    def __init__(self, world: World, stopwatch: Stopwatch, exchange: Exchange[Any]) -> None:
         self._world, self._stopwatch, self._exchange = world, stopwatch, exchange
         self._loss_sum, self._num_samples = 0.0, 0
         self._seconds, self._samples = stopwatch.read()

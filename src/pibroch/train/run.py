@@ -9,27 +9,29 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from pibroch.collectives import Ranks
+import torch
+
 from pibroch.collectives.world import World
 from pibroch.config import RunConfig
-from pibroch.config.optimizer import SparseSGDConfig
-from pibroch.data import EncodedDataset
+from pibroch.data import EncodedDataset, Loader
 from pibroch.data.dataset import SplitName
-from pibroch.errors import ConfigError, DataError
+from pibroch.embedding import SGD
+from pibroch.embedding.checkpoint import check_tables_match, saved_tables
+from pibroch.errors import CheckpointError, ConfigError, DataError
 from pibroch.observability.memory import peak_rss_bytes
 from pibroch.observability.records import FanOut, Sink
 from pibroch.observability.sinks import JsonLines
 from pibroch.observability.step_trace import StepTrace
-from pibroch.train.checkpoint import restore_weights
 from pibroch.train.checkpoint_folder import CheckpointFolder, find_checkpoint
-from pibroch.train.evaluation import access_skew, evaluate
+from pibroch.train.evaluation import access_skew, evaluate, predict
 from pibroch.train.loop import Trainer, evaluation_record, total_steps
-from pibroch.train.manifest import read_manifest
+from pibroch.train.manifest import Manifest, read_manifest, schema_of
 from pibroch.train.meter import hit_rate
 from pibroch.train.metrics import Metrics, finite_or_none
+from pibroch.train.predictor import Predictor
 from pibroch.train.roles import processes_beside
 from pibroch.train.run_directory import RunDirectory
-from pibroch.train.session import Session, build_session, exchange_name
+from pibroch.train.session import Session, build_session, build_tables
 from pibroch.train.stopwatch import Stopwatch
 from pibroch.train.summary import Summary
 
@@ -95,27 +97,35 @@ def _train(session: Session, run: RunDirectory, make_sink: MakeSink, traces: boo
 
 
 def evaluate_checkpoint(path: Path, dataset: EncodedDataset, split: str) -> Metrics:
-    """Metrics of a checkpoint, or of a run directory's best one, over a split.
+    """Metrics of a checkpoint, or of a run directory's best one, over a split; on the threads that the recipe asks for.
 
     Raises:
-        CheckpointError: when it is missing, damaged, or of other table sizes.
+        CheckpointError: when it is missing, damaged, or of other tables or dense features.
         ConfigError: when there is no such split.
     """
     if split not in dataset.samples:
         raise ConfigError(f"split {split!r}", f"one of {', '.join(dataset.samples)}", "change --split")
-    path = find_checkpoint(path)
-    manifest = read_manifest(path)
-    session = build_session(_for_one_process(manifest.config), dataset)
-    restore_weights(path, manifest, session, Ranks.alone().open_channel())
-    return evaluate(session, cast(SplitName, split))[0]
+    folder = find_checkpoint(path)
+    config = _must_fit(read_manifest(folder), dataset).config
+    if config.train.threads is not None:
+        torch.set_num_threads(config.train.threads)
+    predictor = Predictor.open(folder)
+    loader = Loader(dataset.split(cast(SplitName, split)), config.train.evaluate_batch_size)
+    return predict(loader, predictor.logits).result()[0]
 
 
-def _for_one_process(config: RunConfig) -> RunConfig:
-    """The configuration that predicts in one process, without optimizer state."""
-    stateless = SparseSGDConfig(name="sgd", lr=1.0)
-    alone = {"optimizer": stateless, "exchange": "local", "servers": None, "oracle": "replicated", "meet": None}
-    embedding = config.embedding.model_copy(update=alone)
-    return config.model_copy(update={"embedding": embedding})
+def _must_fit(manifest: Manifest, dataset: EncodedDataset) -> Manifest:
+    """The manifest, when its tables and dense features are those of the data."""
+    tables = build_tables(manifest.config, dataset.num_rows)
+    check_tables_match(manifest.tables, saved_tables(tables, SGD(lr=1.0)), same_state=False)
+    names = schema_of(manifest).dense_names
+    if names != dataset.schema.dense_names:
+        raise CheckpointError(
+            f"dense features {', '.join(dataset.schema.dense_names) or 'none'} in the data",
+            f"{', '.join(names) or 'none'}, as the checkpoint was trained on",
+            "prepare the data with the schema that it was trained on",
+        )
+    return manifest
 
 
 def _conclude(session: Session, run: RunDirectory, trainer: Trainer, sink: Sink) -> RunResult:
@@ -156,7 +166,7 @@ def _summary(session: Session, trainer: Trainer, metrics: Metrics) -> Summary:
         auc=finite_or_none(metrics.auc),
         logloss=finite_or_none(metrics.logloss),
         normalized_entropy=finite_or_none(metrics.normalized_entropy),
-        exchange=exchange_name(session.config.embedding, world),
+        exchange=session.config.embedding.exchange.for_ranks(world.ranks.world_size).name,
         world_size=world.ranks.world_size,
         bytes_sent=sum(sent),
         bytes_received=sum(received),

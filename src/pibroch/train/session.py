@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,19 +16,19 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from pibroch.collectives import data_parallel
 from pibroch.collectives.world import World
 from pibroch.config import RunConfig
-from pibroch.config.embedding import EmbeddingConfig, NormalConfig, UniformConfig
+from pibroch.config.embedding import NormalConfig, UniformConfig
 from pibroch.data import EncodedDataset, JaggedBatch
 from pibroch.embedding import Initializer, Normal, Table, Uniform, Zeros
-from pibroch.errors import ConfigError
 from pibroch.exchange import Embeddings
 from pibroch.models import build_model, set_place
 from pibroch.models.build import MODELS
-from pibroch.planner import Plan
 from pibroch.process import threads_of_rank
-from pibroch.processors import Processors
 from pibroch.train.optimizers import build_dense_optimizer, build_sparse_optimizer
 from pibroch.train.roles import Beside
 from pibroch.train.schedule import learning_rate_factor
+
+if TYPE_CHECKING:
+    from pibroch.processors import Processors
 
 
 @dataclass(slots=True)
@@ -119,50 +118,28 @@ def build_session(
         torch.set_num_threads(config.train.threads or threads_of_rank())
     torch.manual_seed(config.seed)
     schema = dataset.schema
-    exchange = exchange_name(config.embedding, world)
+    exchange = config.embedding.exchange.for_ranks(world.ranks.world_size)
     embeddings = Embeddings(
         build_tables(config, dataset.num_rows),
         build_sparse_optimizer(config.embedding.optimizer, config.train.average),
-        exchange,
+        exchange.name,
         config.seed,
-        **_exchange_options(exchange, config.embedding, world, beside),
+        world.ranks.open_channel(),
+        **exchange.options(beside.workers),
     )
     model = data_parallel(build_model(config.model, len(schema.dense), len(schema.categorical)), world.ranks)
     optimizer = build_dense_optimizer(config.optimizer, model.parameters())
     averages = _averages(model, config.train.average)
-    processors = Processors(beside.processors, world.ranks) if beside.processors else None
+    processors = _processors(beside.processors, world)
     return Session(config, dataset, embeddings, model, optimizer, averages, world, processors)
 
 
-def exchange_name(config: EmbeddingConfig, world: World) -> str:
-    """The exchange that a recipe asks for.
+def _processors(names: tuple[str, ...], world: World) -> Processors | None:
+    if not names:
+        return None
+    from pibroch.processors import Processors  # with all of RPC, which nobody else needs
 
-    Raises:
-        ConfigError: for one that several ranks cannot use.
-    """
-    size = world.ranks.world_size
-    if config.exchange == "local" and size > 1:
-        raise ConfigError(
-            f"embedding.exchange 'local' with {size} ranks",
-            "'alltoall', 'lookahead' or 'auto'",
-            "--set embedding.exchange=auto",
-        )
-    if config.exchange == "auto":
-        return "local" if size == 1 else "alltoall"
-    return config.exchange
-
-
-def _exchange_options(exchange: str, config: EmbeddingConfig, world: World, beside: Beside) -> dict[str, Any]:
-    assert len(beside.servers) == (config.servers or 0), "servers are started or met before the session is built"
-    if exchange == "local":
-        return {}
-    placement = config.placement if config.plan is None else Plan.load(Path(config.plan))
-    channel = world.ranks.open_channel()
-    common = {"placement": placement, "wire": config.wire, "compress": config.compress, "channel": channel}
-    if exchange == "alltoall":
-        return common
-    own = {name: getattr(config, name) for name in ("lookahead", "cache_rows", "cache", "delayed_sync")}
-    return common | own | {"servers": beside.servers, "oracle": beside.oracle}
+    return Processors(names, world.ranks)
 
 
 def build_tables(config: RunConfig, num_rows: dict[str, int]) -> list[Table]:
