@@ -10,6 +10,7 @@ from pibroch.collectives.channel import TRANSPORTS
 
 DTYPES = (torch.float32, torch.int64, torch.uint8, torch.bfloat16)
 LARGE = 300_000
+SECONDS_TO_END = 10.0
 
 
 def rows_from_to(sender, receiver):
@@ -89,7 +90,9 @@ def close(channel, name):
     channel.barrier()
     transport.close()
     transport.close()
-    after = threads_and_sockets()
+    deadline = time.monotonic() + SECONDS_TO_END
+    while (after := threads_and_sockets()) != before and time.monotonic() < deadline:
+        pass  # the system still shows a thread that has just been joined
     said = []
     for call in (lambda: pairs(transport, channel.ranks), lambda: transport.reduce(torch.ones(1))):
         try:

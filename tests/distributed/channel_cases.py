@@ -1,8 +1,11 @@
 """What each rank does in the tests of channels."""
 
 import ctypes
+import gc
 import os
+import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -143,8 +146,12 @@ def policies_of_gloo_threads(channel):
 
 
 def gloo_threads():
-    tasks = Path("/proc/self/task").iterdir()
-    return {int(task.name) for task in tasks if "gloo_tcp" in (task / "comm").read_text()}
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # one that has ended meanwhile
+            if "gloo_tcp" in (task / "comm").read_text():
+                found.add(int(task.name))
+    return found
 
 
 def sum_and_end(rank, port):
@@ -159,3 +166,20 @@ def sum_and_end(rank, port):
     for _ in range(8):
         channel.all_reduce(torch.ones(1000))()
     ctypes.pythonapi.Py_Exit(0)
+
+
+def join_again(rank, port):
+    """Join, sum and leave, three times over one port; nothing of the time before is left."""
+    for _ in range(3):
+        dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+        channel = Ranks.joined().open_channel()
+        total = torch.ones(5)
+        channel.all_reduce(total)()
+        assert total.tolist() == [2.0] * 5
+        dist.barrier()
+        del channel
+        dist.destroy_process_group()
+        gc.collect()
+        deadline = time.monotonic() + 10.0
+        while gloo_threads():
+            assert time.monotonic() < deadline  # the system still shows a thread that has just been joined

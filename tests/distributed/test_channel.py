@@ -122,16 +122,25 @@ def test_one_process_needs_no_group():
     assert (ranks.traffic.sent, ranks.traffic.received) == (0, 0)
 
 
+def exit_codes_of_two(target):
+    port = free_port()
+    ranks = [context().Process(target=target, args=(rank, port)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(120)
+    return [process.exitcode for process in ranks]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="starves gloo's threads by Linux's scheduler")
 def test_a_program_may_end_right_after_a_sum():
     for _ in range(3):
-        port = free_port()
-        ranks = [context().Process(target=cases.sum_and_end, args=(rank, port)) for rank in range(2)]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join(120)
-        assert [process.exitcode for process in ranks] == [0, 0]
+        assert exit_codes_of_two(cases.sum_and_end) == [0, 0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at threads as Linux shows them")
+def test_a_program_may_leave_its_ranks_and_join_them_again():
+    assert exit_codes_of_two(cases.join_again) == [0, 0]
 
 
 ENDS_AFTER_BACKWARD = """

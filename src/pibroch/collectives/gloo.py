@@ -7,14 +7,14 @@ import ctypes
 from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from hashlib import sha256
 from typing import TYPE_CHECKING, Protocol, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from pibroch.collectives.gloo_threads import let_senders_finish
 from pibroch.collectives.transport import Transport, Wait
@@ -36,14 +36,30 @@ class _Group(Protocol):
 
 
 _NUM_KEPT = 16  # sums, which gloo's threads let go in any order, and late when they do not get a processor
-_OPEN: dict[_Group, deque[dist.Work]] = {}  # and the last sums of each
-_NUM_OPENED: WeakKeyDictionary[dist.ProcessGroup, Counter[tuple[int, ...]]] = WeakKeyDictionary()
+
+
+@dataclass(slots=True)
+class _Opened:
+    """What was opened while a default group lasts.
+
+    Attributes:
+        groups: those not closed, and the last sums of each.
+        count: how many were opened, by members.
+    """
+
+    groups: dict[_Group, deque[dist.Work]] = field(default_factory=dict)
+    count: Counter[tuple[int, ...]] = field(default_factory=Counter)
+
+
+_OPENED: WeakKeyDictionary[dist.ProcessGroup, _Opened] = WeakKeyDictionary()
+_TRANSPORTS: WeakSet[GlooTransport] = WeakSet()
 
 
 @atexit.register
 def _keep_to_the_end() -> None:
     """Never free them: a thread of gloo's that is the last to let go of a sum needs the interpreter, and aborts without one."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_OPEN))
+    for kept in (*_OPENED.values(), *_TRANSPORTS):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
 class GlooTransport(Transport):
@@ -54,16 +70,19 @@ class GlooTransport(Transport):
     """
 
     def __init__(self, ranks: Ranks) -> None:
+        from torch.distributed.distributed_c10d import PrefixStore, _get_default_store  # not in every build of torch
+
         world = dist.group.WORLD
         assert world is not None
-        opened = _NUM_OPENED.setdefault(world, Counter())
-        opened[ranks.members] += 1
-        name = f"pibroch/{sha256(repr(ranks.members).encode()).hexdigest()}/{opened[ranks.members]}"
+        self._opened = _OPENED.setdefault(world, _Opened())
+        self._opened.count[ranks.members] += 1
+        name = f"pibroch/{sha256(repr(ranks.members).encode()).hexdigest()}/{self._opened.count[ranks.members]}"
         store, timeout = PrefixStore(name, _get_default_store()), timedelta(seconds=ranks.timeout_s)
         self._others = [rank for rank in range(ranks.world_size) if rank != ranks.rank]
         group = cast(_Group, dist.ProcessGroupGloo(store, ranks.rank, ranks.world_size, timeout))
         self._group: _Group | None = group
-        self._last_sums = _OPEN[group] = deque[dist.Work](maxlen=_NUM_KEPT)
+        self._last_sums = self._opened.groups[group] = deque[dist.Work](maxlen=_NUM_KEPT)
+        _TRANSPORTS.add(self)
         let_senders_finish()
 
     def post(self, going: Sequence[Tensor], coming: Sequence[Tensor]) -> Wait:
@@ -101,7 +120,7 @@ class GlooTransport(Transport):
     def close(self) -> None:
         """Let gloo end its threads and close its sockets."""
         if self._group is not None:
-            del _OPEN[self._group]
+            del self._opened.groups[self._group]
             self._group = None  # ends its threads, so none is the last to let go of a sum
             self._last_sums.clear()
 
