@@ -126,6 +126,12 @@ def restore_checkpoint(folder: Path, manifest: Manifest, session: Session, chann
             f"one of dataset {session.dataset.fingerprint[:12]}, which this run reads",
             "resume with the data that the run began with",
         )
+    if manifest.dataset_digest not in (None, session.dataset.digest):
+        raise CheckpointError(
+            f"{session.dataset.path}, which has the checkpoint's vocabularies and other samples or labels",
+            "the data that the run began with, byte for byte",
+            "resume with that data, or start anew",
+        )
 
     def load() -> None:
         _load_weights(folder, manifest, session)
@@ -177,6 +183,7 @@ def _manifest(
         format_version=FORMAT_VERSION,
         increments=0 if base is None else base.manifest.increments + 1,
         dataset_fingerprint=session.dataset.fingerprint,
+        dataset_digest=session.dataset.digest,
         data_schema=session.dataset.schema.model_dump(mode="json"),
         tables=tables,
         config=session.config,

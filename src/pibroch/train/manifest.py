@@ -35,7 +35,8 @@ class Manifest(Section):
 
     Attributes:
         increments: incremental checkpoints since the last full one, this one included; 0 for a full one.
-        dataset_fingerprint: of the data that it was trained on.
+        dataset_fingerprint: of the data that it was trained on: schema and vocabularies.
+        dataset_digest: of all its contents; ``None`` in checkpoints that do not have it.
         data_schema: the dataset's schema; serving encodes requests with it.
         tables: by name, with their parts.
         learning_rates: in the last step, of ``dense`` layers and ``embedding`` rows.
@@ -45,6 +46,7 @@ class Manifest(Section):
     format_version: int
     increments: int
     dataset_fingerprint: str
+    dataset_digest: str | None = None
     data_schema: dict[str, Any]
     tables: dict[str, SavedTable]
     config: RunConfig

@@ -31,6 +31,7 @@ from pibroch.train.metrics import Metrics, finite_or_none
 from pibroch.train.predictor import Predictor
 from pibroch.train.roles import processes_beside
 from pibroch.train.run_directory import RunDirectory
+from pibroch.train.sameness import check_same_run
 from pibroch.train.session import Session, build_session, build_tables
 from pibroch.train.stopwatch import Stopwatch
 from pibroch.train.summary import Summary
@@ -62,6 +63,7 @@ def run_training(
         meet: where the processes beside the ranks meet that a launcher has started, see :mod:`pibroch.roles.launched`.
 
     Raises:
+        ConfigError: when ranks have other data, code, versions or settings than rank 0.
         CheckpointError: when the latest checkpoint is damaged or belongs to other data.
         NonFiniteLossError: when training diverges.
         StorageError: when the disk refuses.
@@ -72,6 +74,7 @@ def run_training(
         if count == 0:
             raise DataError(f"an empty {split} split in {dataset.path}", "samples in each split", "prepare more data")
     world = world or World.alone()
+    check_same_run(world.control, config, dataset)
     with processes_beside(config, world, run, meet) as beside:
         session = build_session(config, dataset, world, beside)
         return _train(session, run, make_sink, traces)

@@ -1,5 +1,7 @@
 import json
+import shutil
 import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from pibroch.data import EncodedDataset
 from pibroch.data.prepare import PrepareOptions, prepare
 from pibroch.data.schema import Schema
 from pibroch.data.sources import TextSource
+from pibroch.data.storage import checksum
 from pibroch.errors import CheckpointError, ConfigError, NonFiniteLossError
 from pibroch.train.checkpoint_folder import CheckpointFolder
 from pibroch.train.manifest import read_manifest
@@ -175,3 +178,20 @@ def test_data_of_equal_sizes_and_other_vocabularies_are_refused(tmp_path):
     assert evaluate_checkpoint(run.path, mine, "test").num_samples > 0
     with pytest.raises(CheckpointError, match="whose vocabularies or encodings are not the checkpoint's"):
         evaluate_checkpoint(run.path, other, "test")
+
+
+def test_a_run_does_not_go_on_with_flipped_labels(data, tmp_path):
+    run, _ = train_here(make_config(data, "train.steps=4"), tmp_path / "run")
+    copy = Path(shutil.copytree(data, tmp_path / "copy"))
+    longer = make_config(copy, "train.steps=6")
+    labels = copy / "train" / "labels.u8"
+    labels.write_bytes(bytes(1 - label for label in labels.read_bytes()))
+    manifest = json.loads((copy / "dataset.json").read_text())
+    manifest["files"]["train/labels.u8"][1] = checksum(labels)
+    (copy / "dataset.json").write_text(json.dumps(manifest))
+    assert EncodedDataset.open(copy).fingerprint == EncodedDataset.open(data).fingerprint
+    with pytest.raises(CheckpointError, match="other samples or labels"):
+        train_here(longer, run.path)
+    shutil.rmtree(copy)
+    shutil.copytree(data, copy)
+    assert train_here(longer, run.path)[1].summary.steps == 6, "a true copy is as good"
