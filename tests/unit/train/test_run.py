@@ -15,7 +15,7 @@ from pibroch.data.sources import TextSource
 from pibroch.data.storage import checksum
 from pibroch.errors import CheckpointError, ConfigError, NonFiniteLossError
 from pibroch.train.checkpoint_folder import CheckpointFolder
-from pibroch.train.manifest import read_manifest
+from pibroch.train.manifest import _checksum, read_manifest
 from pibroch.train.run import evaluate_checkpoint
 from pibroch.train.run_directory import RunDirectory
 from small_run import files_below, make_config, make_dataset, train_here
@@ -195,3 +195,21 @@ def test_a_run_does_not_go_on_with_flipped_labels(data, tmp_path):
     shutil.rmtree(copy)
     shutil.copytree(data, copy)
     assert train_here(longer, run.path)[1].summary.steps == 6, "a true copy is as good"
+
+
+def test_a_checkpoint_of_before_exchanges_had_sections_is_read(data, tmp_path):
+    """Its configuration has all settings of all exchanges beside ``exchange``, its manifest no digest of the data."""
+    run, _ = train_here(make_config(data, "train.steps=4", "embedding.exchange=auto"), tmp_path / "run")
+    path = run.checkpoints_path / "step-00000004" / "manifest.json"
+    content = json.loads(path.read_text())
+    old = {
+        "exchange": "auto", "placement": "table_wise", "plan": None, "wire": "bfloat16", "compress": False,
+        "lookahead": None, "cache_rows": None, "cache": "lrpp", "delayed_sync": True, "servers": None,
+        "oracle": "replicated", "meet": None,
+    }  # fmt: skip
+    del content["sha256"], content["dataset_digest"]
+    content["config"]["embedding"] |= old
+    path.write_text(json.dumps(content | {"sha256": _checksum(content)}))
+    section = read_manifest(path.parent).config.embedding.exchange
+    assert (section.name, section.placement, section.wire) == ("auto", "table_wise", "bfloat16")
+    assert train_here(make_config(data, "train.steps=6"), run.path)[1].summary.steps == 6
