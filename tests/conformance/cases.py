@@ -420,3 +420,25 @@ def name_what_a_state_dict_lacks(channel, exchange, **options):
         return {name: list(tensor.shape) for name, tensor in embeddings.state_dict().items()}
     except pb.errors.ConfigError as error:
         return str(error)
+
+
+def train_two_modules(channel, num_batches, exchange, **options):
+    """Two modules of other widths, one fed, on ranks with so many batches; what a feed of a feed says, steps and pieces."""
+    tables = [pb.Table("a", 9, 4)], [pb.Table("b", 30, 8)]
+    first, second = (
+        pb.Embeddings(
+            each, pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel.ranks.open_channel(), **options
+        )
+        for each in tables
+    )
+    rank = channel.ranks.rank
+    batches = [ragged_batch([*tables[0], *tables[1]], 3 + i, seed=[i, rank]) for i in range(num_batches[rank])]
+    said = None
+    try:
+        next(iter(first.feed(second.feed(batches))), None)
+    except pb.errors.ConfigError as error:
+        said = str(error)
+    for batch in first.feed(batches):
+        (loss_of(first(batch)) + loss_of(second(batch))).backward()
+    pieces = [view.weights.copy() for each in (first, second) for view in each.pieces()]
+    return said, (first.step, second.step), pieces

@@ -135,3 +135,15 @@ def test_a_state_dict_never_has_a_part_under_a_whole_tables_name(worlds):
         else:
             assert all(each == whole or "on several ranks" in each or "shards" in each for each in said), said
             assert said != [whole, whole]
+
+
+def test_of_two_modules_one_reads_ahead_and_ragged_ranks_take_every_step_of_both(worlds, exchange):
+    results = worlds(2).run(cases.train_two_modules, [5, 3], exchange=exchange)
+    for said, steps, _ in results:
+        assert steps == (5, 5)
+        assert (said is None) if exchange == "ask_first" else "got a feed of another module's feed" in said
+    if exchange not in ("alltoall", "ask_first"):  # which holds other pieces
+        for (*_, mine), (*_, right) in zip(
+            results, worlds(2).run(cases.train_two_modules, [5, 3], "alltoall"), strict=True
+        ):
+            np.testing.assert_equal(mine, right)

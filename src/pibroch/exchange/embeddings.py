@@ -119,8 +119,16 @@ class Embeddings(nn.Module):
         """Iterate over ``batches`` as the exchange wants it: strategies read ahead, so that ids and rows travel early.
 
         Between ranks, one that runs out of batches before the others gets empty ones (each a :class:`JaggedBatch` of no
-        samples) until all have run out.
+        samples) until all have run out. Of several modules one reads ahead, and the others are called with its batches.
+
+        Raises:
+            ConfigError: for the feed of another module, where both would read ahead.
         """
+        if self.exchange.reads_ahead and getattr(batches, "gi_code", None) is Embeddings.feed.__code__:
+            raise ConfigError(
+                "a feed of another module's feed", "one module that reads ahead",
+                "feed the one with the most bytes, and call the others with its batches",
+            )  # fmt: skip
         read: deque[Any] = deque()
 
         def prepared() -> Iterator[JaggedBatch]:
@@ -159,8 +167,10 @@ class Embeddings(nn.Module):
         """The batch as exchanges know it: this module's features in their order."""
         known = batch if isinstance(batch, JaggedBatch) else JaggedBatch.from_keyed_jagged(batch)
         absent = tuple(feature for feature in self.row_space.features if feature not in known.keys)
-        if absent and len(absent) < len(self.row_space.features):
-            self._warn_of(absent)
+        is_filler = known.batch_size == 0  # perhaps of another module's feed, which knows its own features
+        if absent and (is_filler or len(absent) < len(self.row_space.features)):
+            if not is_filler:
+                self._warn_of(absent)
             known = known.with_empty(absent)
         return known.select(self.row_space.features)
 
