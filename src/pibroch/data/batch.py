@@ -76,7 +76,7 @@ class JaggedBatch:
         self.validate()
 
     def select(self, keys: tuple[str, ...]) -> JaggedBatch:
-        """The batch with exactly these features in this order; itself when that is what it holds.
+        """The batch with exactly these features in this order; itself when that is what it holds. One may stand there twice.
 
         Raises:
             DataError: when a feature is not in the batch, or :meth:`validate` refuses it.
@@ -95,7 +95,18 @@ class JaggedBatch:
         torch.cumsum(lengths, 0, out=offsets[1:])
         values = torch.cat([self.values[begin:end] for begin, end in spans])
         weights = None if self.weights is None else torch.cat([self.weights[begin:end] for begin, end in spans])
-        return replace(self, keys=keys, values=values, offsets=offsets, weights=weights)
+        return self._with_parts(keys, values, offsets, weights)
+
+    def _with_parts(
+        self, keys: tuple[str, ...], values: Tensor, offsets: Tensor, weights: Tensor | None
+    ) -> JaggedBatch:
+        """Parts of this batch, which was checked, are not checked again: a table in blocks of columns reads a feature twice."""
+        made = object.__new__(JaggedBatch)
+        for name in self.__slots__:
+            object.__setattr__(made, name, getattr(self, name))
+        for name, part in (("keys", keys), ("values", values), ("offsets", offsets), ("weights", weights)):
+            object.__setattr__(made, name, part)
+        return made
 
     def with_empty(self, keys: tuple[str, ...]) -> JaggedBatch:
         """The batch with further features, all of whose bags are empty."""

@@ -128,3 +128,11 @@ def test_keyed_jagged_tensors_that_would_put_ids_to_the_wrong_sample(keyed, mess
 def test_keyed_jagged_tensors_of_one_batch_size_are_taken():
     keyed = Keyed(stride=2, stride_per_key=[2, 2], variable_stride_per_key=False, inverse_indices_or_none=None)
     assert JaggedBatch.from_keyed_jagged(keyed).offsets.tolist() == [0, 2, 2, 2, 3]
+
+
+def test_a_feature_may_be_selected_twice():
+    """As by a table in blocks of columns; a batch of the user's has each feature once."""
+    batch = pb.JaggedBatch.from_one_hot(torch.zeros(2, 0), ["a", "b"], torch.tensor([[1, 2], [3, 4]]), torch.zeros(2))
+    twice = batch.select(("b", "a", "b"))
+    assert twice.keys == ("b", "a", "b") and twice.values.tolist() == [3, 4, 1, 2, 3, 4]
+    assert twice.offsets.tolist() == list(range(7)) and twice.labels is batch.labels
