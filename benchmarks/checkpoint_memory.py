@@ -23,7 +23,7 @@ import torch
 
 import pibroch as pb
 from benchmarks.workers.memory import peak_rss_bytes
-from pibroch.collectives.team import Team, team_of_environment
+from pibroch.collectives.world import World, world_of_environment
 from pibroch.config.recipes import check_config
 from pibroch.data import EncodedDataset
 from pibroch.data.synthetic import SyntheticOptions, synthesize
@@ -41,12 +41,12 @@ DIM, ALLOWED_BYTES, GIB = 16, 1 << 30, 1 << 30
 TOUCHED_SHARE = 0.05
 
 
-def build(dataset: EncodedDataset, team: Team, placement: str, scale: float) -> Session:
+def build(dataset: EncodedDataset, world: World, placement: str, scale: float) -> Session:
     """The session of one rank."""
     tables = [pb.Table(f"C{i + 1}", max(1, int(rows * scale)), DIM) for i, rows in enumerate(KAGGLE_ROWS)]
     exchange: dict[str, Any] = {"exchange": "local"}
-    if team.ranks.world_size > 1:
-        exchange = {"exchange": "alltoall", "placement": placement, "channel": team.ranks.open_channel()}
+    if world.ranks.world_size > 1:
+        exchange = {"exchange": "alltoall", "placement": placement, "channel": world.ranks.open_channel()}
     embeddings = pb.Embeddings(tables, pb.Adagrad(lr=0.01), **exchange)
     model = build_model("dlrm", 13, len(tables), dim=DIM)
     raw = {
@@ -58,12 +58,12 @@ def build(dataset: EncodedDataset, team: Team, placement: str, scale: float) -> 
     }
     config = check_config(raw, "the benchmark")
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
-    return Session(config, dataset, embeddings, model, optimizer, None, team)
+    return Session(config, dataset, embeddings, model, optimizer, None, world)
 
 
 def save(session: Session, folder: Path) -> dict[str, float]:
     """A full checkpoint, then an incremental one; seconds of each."""
-    checkpoints = CheckpointFolder(folder, 2, 2, session.team.control)
+    checkpoints = CheckpointFolder(folder, 2, 2, session.world.control)
     seconds = {"save_s": timed(lambda: checkpoints.save(session, Progress(step=1)))}
     generator = np.random.default_rng(0)
     for view in session.embeddings.pieces():
@@ -74,7 +74,7 @@ def save(session: Session, folder: Path) -> dict[str, float]:
 
 def load(session: Session, folder: Path) -> dict[str, float]:
     """The incremental checkpoint, verified; seconds."""
-    checkpoints = CheckpointFolder(folder, 2, 2, session.team.control)
+    checkpoints = CheckpointFolder(folder, 2, 2, session.world.control)
     return {"load_s": timed(lambda: checkpoints.resume(session))}
 
 
@@ -90,8 +90,8 @@ def worker(rank: int, size: int, port: int, phase: str, arguments: dict[str, Any
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     work, placement = (save, "row_wise") if phase == "save" else (load, "table_wise")
-    with team_of_environment() as team:
-        session = build(EncodedDataset.open(arguments["data"]), team, placement, arguments["scale"])
+    with world_of_environment() as world:
+        session = build(EncodedDataset.open(arguments["data"]), world, placement, arguments["scale"])
         tables = session.embeddings.num_bytes
         before = peak_rss_bytes() - tables
         figures = work(session, Path(arguments["out"]) / "checkpoints")

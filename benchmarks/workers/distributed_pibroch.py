@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +18,7 @@ from benchmarks.workers.parts import Parts
 from benchmarks.workers.ranks import RankSubject, batch_order, join, rank_batches
 from pibroch.collectives import data_parallel
 from pibroch.exchange.base import Exchange
-from pibroch.exchange.carrier import NOBODY
-from pibroch.exchange.lookahead import LookaheadExchange
+from pibroch.exchange.lookahead.exchange import LookaheadExchange
 
 
 def build(case: Case) -> RankSubject:
@@ -43,11 +43,11 @@ def build_on(case: Case, exchange: str) -> RankSubject:
     return RankSubject(losses, ours.versions(), partial(counts, embeddings.exchange), parts)
 
 
-def counts(exchange: Exchange) -> dict[str, float]:
+def counts(exchange: Exchange[Any]) -> dict[str, float]:
     """Of ``lookahead``: bytes sent by purpose, rows read and fetched, slots in use now."""
     if not isinstance(exchange, LookaheadExchange):
         return {}
-    done, slots = exchange.report(), int((exchange._carrier._row_of_slot != NOBODY).sum())
+    done, slots = exchange.report(), exchange.num_cached
     sent: dict[str, float] = {f"sent {purpose}": count for purpose, count in done.bytes_by_purpose.items()}
     return sent | {"rows read": done.rows_read, "rows fetched": done.rows_fetched, "slots": slots}
 

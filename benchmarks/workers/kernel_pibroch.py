@@ -11,7 +11,7 @@ from benchmarks.workers import pibroch_tables as ours
 from benchmarks.workers.dlrm import torch_batches
 from benchmarks.workers.kernel import KernelSubject, output_gradient
 from pibroch.embedding import RowSpace
-from pibroch.exchange.local import LocalExchange
+from pibroch.exchange.local.exchange import LocalExchange
 
 
 def build(case: Case) -> KernelSubject:

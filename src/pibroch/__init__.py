@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pibroch.embedding import SGD, Adagrad, Adam, Normal, RowWiseAdagrad, RowWiseAdam, Table, Uniform, Zeros
     from pibroch.exchange import Embeddings
     from pibroch.planner import Plan
+    from pibroch.train.predictor import Predictor
 
 __all__ = [
     "SGD",
@@ -26,6 +27,7 @@ __all__ = [
     "JaggedBatch",
     "Normal",
     "Plan",
+    "Predictor",
     "RowWiseAdagrad",
     "RowWiseAdam",
     "Table",
@@ -40,6 +42,7 @@ _HOMES = {
     "Embeddings": "pibroch.exchange",
     "JaggedBatch": "pibroch.data",
     "Plan": "pibroch.planner",
+    "Predictor": "pibroch.train.predictor",
     "data_parallel": "pibroch.collectives",
 }
 

@@ -14,10 +14,14 @@ _OBJECTS_BETWEEN_COLLECTIONS = 50_000
 _SPINS_ALONE, _SPINS_BESIDE_OTHERS = 10_000, 1_000  # of OpenMP's threads before they sleep, some 30 ns each
 
 
+def num_processors() -> int:
+    """Processors that this process may use; all of the machine where the system does not say."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def threads_of_rank(local_ranks: int | None = None) -> int:
     """Threads for each of the ranks on this machine, by default ``LOCAL_WORLD_SIZE``, that share its processors evenly."""
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, processors // (local_ranks or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    return max(1, num_processors() // (local_ranks or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
 def tune_process(is_alone: bool | None = None) -> None:

@@ -3,6 +3,7 @@
 import logging
 from types import SimpleNamespace
 
+import exchanges  # noqa: F401, registers the example's
 import numpy as np
 import torch
 
@@ -12,9 +13,9 @@ from pibroch.data import JaggedBatch
 from pibroch.embedding.rows import update_rows
 from pibroch.embedding.tensor_file import write_tensors
 from pibroch.errors import NotAllowedError
-from pibroch.exchange import carrier
-from pibroch.exchange.announcement import Announcer, Prepared
 from pibroch.exchange.compression import exchange_compressed
+from pibroch.exchange.lookahead import server_homes
+from pibroch.exchange.lookahead.announcement import Announcer, BytesByPurpose, Prepared
 from pibroch.kernels.varint import numba as varint
 
 OPTIMIZERS = {
@@ -32,15 +33,6 @@ SHAPES = {
         pb.Table("a", 9, 8, features=("x", "y"), initializer=pb.Normal(1.0)),
         pb.Table("b", 30, 8, pooling="mean"),
     ],
-}
-PLACEMENTS = {
-    "row_wise": "row_wise",
-    "table_wise": "table_wise",
-    "pooled": "table_wise_pooled",
-    "column_wise": "column_wise",
-    "replicated": "replicated",
-    "mixed": {"a": "replicated", "b": "table_wise", "c": "column_wise"},
-    "halves": {"a": "column_wise", "b": "table_wise_pooled", "": "row_wise"},
 }
 SIZES = [8, 3, 1, 0, 13, 2]  # of global batches: the last of an epoch is ragged, and one may be empty
 
@@ -123,8 +115,8 @@ def announce(channel, num_rows):
         sent[-1] += 1
         return channel.all_to_all(*args)
 
-    lane = SimpleNamespace(channel=SimpleNamespace(all_to_all=all_to_all), rank=rank, world_size=size)
-    announcer, is_right = Announcer(lane, True), True
+    counting = SimpleNamespace(all_to_all=all_to_all, ranks=channel.ranks)
+    announcer, is_right = Announcer(counting, True, BytesByPurpose()), True
     for number, of_rank in enumerate(num_rows):
         rows = [np.unique(np.random.default_rng([number, r]).integers(1 << 40, size=of_rank[r])) for r in range(size)]
         encoded = np.empty(varint.MAX_BYTES * len(rows[rank]), np.uint8)
@@ -172,7 +164,7 @@ def lookup_twice_then_update_twice(channel, exchange="alltoall", **options):
             for loss in losses:
                 loss.backward()
         pieces.append([view.weights.copy() for view in embeddings.pieces()])
-        assert sum("embeddings.feed" in text for text in said) == 1  # of the run without feed, once
+        assert sum("embeddings.feed" in text for text in said) == embeddings.exchange.reads_ahead  # once, without feed
     logger.removeFilter(listen)
     return pieces
 
@@ -195,6 +187,18 @@ def run_stream(channel, name, sizes, exchange="alltoall", look_at=(), forget_at=
     After the steps in ``look_at`` the pieces are looked at; after those in ``forget_at`` they are written anew.
     """
     embeddings, pooled_of_step = _stream(channel, name, sizes, exchange, look_at, forget_at, **options)
+    pieces = [(v.piece, v.weights.copy(), {f: s.copy() for f, s in v.state.items()}) for v in embeddings.pieces()]
+    return pooled_of_step, pieces
+
+
+def run_alone(channel, name, sizes, exchange, look_at=()):
+    """As :func:`run_stream`, by an exchange of one process."""
+    embeddings = pb.Embeddings(SHAPES["odd_dims"], OPTIMIZERS[name], exchange=exchange, seed=3)
+    pooled_of_step = []
+    for step, size in enumerate(sizes):
+        pooled = embeddings(ragged_batch(SHAPES["odd_dims"], size, step, weighted=True))
+        pooled_of_step.append(pooled.detach())
+        loss_of(pooled).backward()
     pieces = [(v.piece, v.weights.copy(), {f: s.copy() for f, s in v.state.items()}) for v in embeddings.pieces()]
     return pooled_of_step, pieces
 
@@ -257,11 +261,11 @@ def exchange_numbers(channel):
 
 def run_stream_in_small_rounds(channel, *args, **options):
     """As :func:`run_stream`, but what is written to servers goes row by row."""
-    carrier.ROUND_BYTES, usual = 1, carrier.ROUND_BYTES
+    server_homes.ROUND_BYTES, usual = 1, server_homes.ROUND_BYTES
     try:
         return run_stream(channel, *args, **options)
     finally:
-        carrier.ROUND_BYTES = usual
+        server_homes.ROUND_BYTES = usual
 
 
 def rows_of_largest_part(world, sizes):
@@ -338,7 +342,7 @@ def overfill(channel, exchange="lookahead", **options):
             loss_of(embeddings(batch)).backward()
             step += 1
     except pb.errors.ConfigError as error:
-        channel.ranks.courier.flush()  # batches are still announced; what comes next shares the channel
+        channel.ranks.communication.flush()  # batches are still announced; what comes next shares the channel
         return str(error), step
     return None, step
 
@@ -407,3 +411,34 @@ def refuse_other_wires(channel, exchange, option, values):
         pb.Embeddings(SHAPES["odd_dims"], pb.SGD(lr=0.1), exchange=exchange, channel=channel, **options)
     except pb.errors.ConfigError as error:
         return str(error)
+
+
+def name_what_a_state_dict_lacks(channel, exchange, **options):
+    """What ``state_dict`` says where tables lie on several ranks, and its shapes where each is whole."""
+    embeddings = pb.Embeddings(SHAPES["odd_dims"], pb.SGD(lr=0.1), exchange=exchange, channel=channel, **options)
+    try:
+        return {name: list(tensor.shape) for name, tensor in embeddings.state_dict().items()}
+    except pb.errors.ConfigError as error:
+        return str(error)
+
+
+def train_two_modules(channel, num_batches, exchange, **options):
+    """Two modules of other widths, one fed, on ranks with so many batches; what a feed of a feed says, steps and pieces."""
+    tables = [pb.Table("a", 9, 4)], [pb.Table("b", 30, 8)]
+    first, second = (
+        pb.Embeddings(
+            each, pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel.ranks.open_channel(), **options
+        )
+        for each in tables
+    )
+    rank = channel.ranks.rank
+    batches = [ragged_batch([*tables[0], *tables[1]], 3 + i, seed=[i, rank]) for i in range(num_batches[rank])]
+    said = None
+    try:
+        next(iter(first.feed(second.feed(batches))), None)
+    except pb.errors.ConfigError as error:
+        said = str(error)
+    for batch in first.feed(batches):
+        (loss_of(first(batch)) + loss_of(second(batch))).backward()
+    pieces = [view.weights.copy() for each in (first, second) for view in each.pieces()]
+    return said, (first.step, second.step), pieces

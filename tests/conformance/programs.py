@@ -40,7 +40,7 @@ def run_program(channel, seed, exchange="alltoall", **options):
         _run(channel, np.random.default_rng(seed), seen, setting_of(seed), {"exchange": exchange} | options)
     except pb.errors.ConfigError as error:
         assert "room for the rows of one batch" in str(error)
-        channel.ranks.courier.flush()  # batches are still announced; what comes next shares the channel
+        channel.ranks.communication.flush()  # batches are still announced; what comes next shares the channel
         seen.append(NO_ROOM)
     return seen
 

@@ -1,4 +1,7 @@
-"""What every exchange is held to (design, section 2). A new exchange adds its factory to FACTORIES and nothing else."""
+"""What every exchange is held to (design, section 2), of one rank here; of several in test_world.py.
+
+A new exchange registers itself and adds nothing here.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -6,24 +9,16 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from exchanges import EXCHANGES
 from reference import Reference
 
 import pibroch as pb
 from cases import OPTIMIZERS, SHAPES, loss_of, ragged_batch
 
-FACTORIES = {
-    name: partial(pb.Embeddings, exchange=name, seed=3)
-    for name in (
-        "local",
-        "alltoall",
-        "lookahead",
-    )  # of one rank here; of several in test_world.py and test_lookahead.py
-}
 
-
-@pytest.fixture(params=FACTORIES)
+@pytest.fixture(params=EXCHANGES)
 def factory(request):
-    return FACTORIES[request.param]
+    return partial(pb.Embeddings, exchange=request.param, seed=3)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

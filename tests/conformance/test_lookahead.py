@@ -68,14 +68,13 @@ def test_same_bits_with_a_cache_barely_large_enough(worlds, size, lookahead, del
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("placement", ["row_wise", "table_wise"])
-@pytest.mark.parametrize("size", [2, 3])
-def test_same_bits_with_lookups_between_a_lookup_and_its_update(worlds, size, placement, shape):
-    for name in OPTIMIZERS:
-        results = worlds(size).run(
+def test_same_bits_with_lookups_between_a_lookup_and_its_update(worlds, shape):
+    for number, name in enumerate(OPTIMIZERS):
+        placement = ("row_wise", "table_wise")[number % 2]
+        results = worlds(3).run(
             run_steps, name, shape, KIND_OF[name], exchange="lookahead", lookahead=3, placement=placement
         )
-        check_same(results, bits(worlds(size), name, shape), name, shape)
+        check_same(results, bits(worlds(3), name, shape), name, shape)
 
 
 def test_pieces_can_be_looked_at_and_written_between_steps(worlds):
@@ -101,12 +100,6 @@ def test_a_batch_is_announced_in_one_message_unless_it_is_much_larger_than_the_o
         assert messages == [2, 1, 2, 1, 1, 2, 1, 2]
 
 
-def test_a_rank_that_runs_out_of_batches_gets_empty_ones(worlds):
-    for num_batches in ([3, 1, 0], [0, 0, 2], [2, 2, 2], [0, 0, 0]):
-        expected = worlds(3).run(cases.run_out_of_batches, num_batches)
-        np.testing.assert_equal(worlds(3).run(cases.run_out_of_batches, num_batches, exchange="lookahead"), expected)
-
-
 @pytest.mark.parametrize("lookahead", [1, 2, 5])
 def test_a_rank_may_run_out_long_after_the_window_is_full(worlds, lookahead):
     for num_batches in ([12, 9, 10], [8, 12, 12], [12, 1, 11]):
@@ -118,12 +111,6 @@ def test_a_rank_may_run_out_long_after_the_window_is_full(worlds, lookahead):
 @pytest.mark.parametrize("lookahead", [1, 2, 9])
 def test_a_bad_batch_is_named_on_every_rank_and_left_out(worlds, lookahead):
     for bad_rank in range(3):
-        for rank, (said, unchanged, goes_on) in enumerate(
-            worlds(3).run(cases.meet_a_bad_batch, bad_rank, exchange="lookahead")
-        ):
-            assert said[0] == ("RowIdError" if rank == bad_rank else "DataError")
-            assert unchanged
-            assert goes_on
         expected = worlds(3).run(cases.meet_a_bad_batch_in_the_feed, bad_rank)
         found = worlds(3).run(cases.meet_a_bad_batch_in_the_feed, bad_rank, exchange="lookahead", lookahead=lookahead)
         np.testing.assert_equal(found, expected)

@@ -1,15 +1,16 @@
-"""Every placement at every number of ranks: within rounding of one process, and the same bits at one number of ranks."""
+"""Every exchange and placement at every number of ranks: within rounding of one process, equal bits at one number of ranks."""
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import pytest
 import torch
+from exchanges import CASES, OF_SEVERAL_RANKS, options_of, placements_of, takes
 from reference import Reference
 
 import cases
 import pibroch as pb
-from cases import OPTIMIZERS, PLACEMENTS, SHAPES, SIZES, batch_of_kind, loss_of, run_steps
+from cases import OPTIMIZERS, SHAPES, SIZES, batch_of_kind, loss_of, run_steps
 from pibroch.embedding import MemoryShard
 
 ROW_WISE_OPTIMIZERS = ("row_wise_adagrad", "row_wise_adam")
@@ -56,24 +57,22 @@ def bits(world, name, shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize(("exchange", "placement"), CASES)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_steps_equal_the_reference_and_each_other(worlds, size, placement, shape):
-    names = {table.name for table in SHAPES[shape]}
-    chosen = PLACEMENTS[placement]
-    if not isinstance(chosen, str):
-        chosen = {name: kind for name, kind in chosen.items() if name in names or not name}
+def test_steps_equal_the_reference_and_each_other(worlds, size, exchange, placement, shape):
+    options = options_of(exchange, placement, SHAPES[shape])
     for name, optimizer in OPTIMIZERS.items():
         first, first_records = bits(worlds(size), name, shape)
         results, records = first, first_records
-        if chosen != "row_wise":
-            results = worlds(size).run(run_steps, name, shape, KIND_OF[name], placement=chosen)
+        if options != {"exchange": "alltoall", "placement": "row_wise"}:
+            results = worlds(size).run(run_steps, name, shape, KIND_OF[name], **options)
             records = whole_records(results, SHAPES[shape], optimizer)
         pooled_of_step, reference_records = expected(name, shape)
         for step, right in enumerate(pooled_of_step):
             pooled = torch.cat([pooled_of_step[step] for pooled_of_step, _ in results])
             torch.testing.assert_close(pooled.double(), right, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(records, reference_records, rtol=5e-4, atol=5e-5)
+        chosen = options.get("placement", "")
         kinds = {chosen} if isinstance(chosen, str) else set(chosen.values())
         if not ("column_wise" in kinds and name in ROW_WISE_OPTIMIZERS and size > 1):
             assert np.array_equal(records, first_records), f"{name}: other bits than row-wise placement"
@@ -81,40 +80,70 @@ def test_steps_equal_the_reference_and_each_other(worlds, size, placement, shape
                 assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
 
 
-def test_an_id_outside_its_table_is_named_on_every_rank_and_changes_nothing(worlds):
+@pytest.fixture(params=OF_SEVERAL_RANKS)
+def exchange(request):
+    return request.param
+
+
+def test_an_id_outside_its_table_is_named_on_every_rank_and_changes_nothing(worlds, exchange):
     for bad_rank in range(3):
-        results = worlds(3).run(cases.meet_a_bad_batch, bad_rank)
-        for rank, (said, unchanged, goes_on) in enumerate(results):
+        results = worlds(3).run(cases.meet_a_bad_batch, bad_rank, exchange=exchange)
+        assert any(goes_on for *_, goes_on in results)
+        for rank, (said, unchanged, _) in enumerate(results):
             kind, text = said
             assert kind == ("RowIdError" if rank == bad_rank else "DataError")
             assert "id 9 for feature 'y' in sample 4" in text
             assert rank == bad_rank or f"rank {bad_rank}" in text
             assert unchanged
-            assert goes_on
 
 
-def test_reading_ahead_changes_nothing_for_programs_that_look_up_out_of_turn(worlds):
-    for plain, fed in worlds(2).run(cases.lookup_twice_then_update_twice):
+def test_reading_ahead_changes_nothing_for_programs_that_look_up_out_of_turn(worlds, exchange):
+    for plain, fed in worlds(2).run(cases.lookup_twice_then_update_twice, exchange=exchange):
         assert all(np.array_equal(a, b) for a, b in zip(plain, fed, strict=True))
 
 
-def test_a_rank_that_runs_out_of_batches_gets_empty_ones(worlds):
+def test_a_rank_that_runs_out_of_batches_gets_empty_ones(worlds, exchange):
     for num_batches in ([3, 1, 0], [0, 0, 2], [2, 2, 2], [0, 0, 0]):
-        for rank, (sizes, _, steps) in enumerate(worlds(3).run(cases.run_out_of_batches, num_batches)):
+        found = worlds(3).run(cases.run_out_of_batches, num_batches, exchange=exchange)
+        for rank, (sizes, _, steps) in enumerate(found):
             assert sizes == [3 + i if i < num_batches[rank] else 0 for i in range(max(num_batches))]
             assert steps == max(num_batches)
 
 
 @pytest.mark.parametrize(("wire", "tolerance"), [("bfloat16", 0.1), ("float16", 0.02)])
-def test_a_narrow_wire_is_near_and_the_same_for_every_placement(worlds, wire, tolerance):
+@pytest.mark.parametrize("name", [name for name in OF_SEVERAL_RANKS if takes(name, "wire")])
+def test_a_narrow_wire_is_near_and_the_same_for_every_placement(worlds, name, wire, tolerance):
     exact, _ = bits(worlds(2), "adagrad", "odd_dims")
-    runs = {
-        placement: worlds(2).run(run_steps, "adagrad", "odd_dims", "weighted", placement=placement, wire=wire)
-        for placement in ("row_wise", "table_wise", "replicated", "column_wise")
-    }
-    for placement, results in runs.items():
-        for rank, (pooled_of_step, _) in enumerate(results):
+    run = partial(worlds(2).run, run_steps, "adagrad", "odd_dims", "weighted", wire=wire)
+    first = run(placement="row_wise")
+    kinds = [kind for kind in placements_of(name).values() if isinstance(kind, str) and kind != "table_wise_pooled"]
+    for placement in kinds:
+        for rank, (pooled_of_step, _) in enumerate(run(exchange=name, placement=placement)):
             for step, pooled in enumerate(pooled_of_step):
-                assert torch.equal(pooled, runs["row_wise"][rank][0][step]), placement
+                assert torch.equal(pooled, first[rank][0][step]), placement
                 torch.testing.assert_close(pooled, exact[rank][0][step], rtol=tolerance, atol=tolerance)
-    assert not torch.equal(runs["row_wise"][0][0][0], exact[0][0][0])
+    assert not torch.equal(first[0][0][0], exact[0][0][0])
+
+
+def test_a_state_dict_never_has_a_part_under_a_whole_tables_name(worlds):
+    whole = {f"embedding_bags.{table.name}.weight": [table.num_rows, table.dim] for table in SHAPES["odd_dims"]}
+    for exchange, placement in CASES:
+        options = options_of(exchange, placement, SHAPES["odd_dims"])
+        said = worlds(2).run(cases.name_what_a_state_dict_lacks, **options)
+        if options.get("placement") == "replicated":
+            assert said == [whole, whole]
+        else:
+            assert all(each == whole or "on several ranks" in each or "shards" in each for each in said), said
+            assert said != [whole, whole]
+
+
+def test_of_two_modules_one_reads_ahead_and_ragged_ranks_take_every_step_of_both(worlds, exchange):
+    results = worlds(2).run(cases.train_two_modules, [5, 3], exchange=exchange)
+    for said, steps, _ in results:
+        assert steps == (5, 5)
+        assert (said is None) if exchange == "ask_first" else "got a feed of another module's feed" in said
+    if exchange not in ("alltoall", "ask_first"):  # which holds other pieces
+        for (*_, mine), (*_, right) in zip(
+            results, worlds(2).run(cases.train_two_modules, [5, 3], "alltoall"), strict=True
+        ):
+            np.testing.assert_equal(mine, right)

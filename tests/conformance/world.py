@@ -39,16 +39,28 @@ class World:
 
     def run(self, function, *args, **kwargs):
         """``function(channel, *args, **kwargs)`` on all ranks; returns the results in rank order."""
+        self.ask(function, *args, **kwargs)
+        answers = [self._receive(rank) for rank in range(self.size)]
+        self.num_threads = max(num_threads for *_, num_threads in answers)
+        return [self._checked(rank, answer) for rank, answer in enumerate(answers)]
+
+    def ask(self, function, *args, **kwargs):
+        """Let all ranks begin."""
         for pipe in self._pipes:
             pipe.send((function.__module__, function.__name__, args, kwargs))
-        answers = []
-        for rank, pipe in enumerate(self._pipes):
-            assert pipe.poll(TIMEOUT_S), f"rank {rank} of {self.size} did not answer"
-            answers.append(pickle.loads(pipe.recv_bytes()))
-        self.num_threads = max(num_threads for *_, num_threads in answers)
-        for rank, (_, trace, _) in enumerate(answers):
-            assert trace is None, f"rank {rank} of {self.size}:\n{trace}"
-        return [result for result, *_ in answers]
+
+    def answer(self, rank):
+        """What the function returned on a rank."""
+        return self._checked(rank, self._receive(rank))
+
+    def _receive(self, rank):
+        assert self._pipes[rank].poll(TIMEOUT_S), f"rank {rank} of {self.size} did not answer"
+        return pickle.loads(self._pipes[rank].recv_bytes())
+
+    def _checked(self, rank, answer):
+        result, trace, _ = answer
+        assert trace is None, f"rank {rank} of {self.size}:\n{trace}"
+        return result
 
 
 class Worlds:

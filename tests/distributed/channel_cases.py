@@ -1,13 +1,17 @@
 """What each rank does in the tests of channels."""
 
 import ctypes
+import gc
 import os
+import time
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from pibroch.collectives import Ranks
+from pibroch.collectives import Ranks, Topology
 
 DTYPES = (torch.float32, torch.int64, torch.uint8, torch.bfloat16)
 
@@ -72,7 +76,7 @@ def overlapping(channel):
 
 
 def traffic(channel):
-    """Bytes that each kind of collective counts, as (sent, received)."""
+    """Bytes that each kind of collective counts, as (sent, received); those of rows and of a sum by rank."""
     ranks = Ranks(channel.ranks.rank, channel.ranks.world_size)
     mine = ranks.open_channel()
     rank, size = ranks.rank, ranks.world_size
@@ -80,16 +84,50 @@ def traffic(channel):
 
     def measure(collective):
         sent, received = ranks.traffic.sent, ranks.traffic.received
+        before = Counter(ranks.traffic.sent_to), Counter(ranks.traffic.received_from)
         collective()
         found.append((ranks.traffic.sent - sent, ranks.traffic.received - received))
+        return ranks.traffic.sent_to - before[0], ranks.traffic.received_from - before[1]
 
     send_counts = [rows_from_to(rank, p) for p in range(size)]
     receive_counts = [rows_from_to(p, rank) for p in range(size)]
-    measure(lambda: mine.all_to_all(torch.zeros(sum(send_counts), 2), send_counts, receive_counts))
-    measure(lambda: mine.all_reduce(torch.zeros(12, dtype=torch.float64))())
+    rows = measure(lambda: mine.all_to_all(torch.zeros(sum(send_counts), 2), send_counts, receive_counts))
+    total = measure(lambda: mine.all_reduce(torch.zeros(12, dtype=torch.float64))())
     measure(lambda: mine.exchange_counts(torch.zeros(size, 3, dtype=torch.int64)))
     mine.close()
-    return found
+    return found, rows, total
+
+
+def groups(channel):
+    """A partition, its peers' groups and a group of one: who is where, what is shared, what travelled to whom."""
+    run = Ranks(channel.ranks.rank, 4)
+    run.explain = lambda error: error
+    tower, peers = run.groups([[0, 1], [3, 2]]), run.groups([[0, 2], [1, 3]])
+    alone, patient = run.group([1]), run.patient(7.0)
+    told = []
+    for group in (tower, peers, patient):
+        mine = group.open_channel()
+        told.append(mine.gather([group.rank, group.rank_in_run, group.are_all]))
+        total = torch.full((4,), float(run.rank))
+        mine.all_reduce(total)()
+        told.append(total.tolist())
+        mine.close()
+    inner = tower.group([1])  # ranks of a group are numbered within it
+    shared = all(
+        (each.traffic, each.communication, each.explain) == (run.traffic, run.communication, run.explain)
+        for each in (tower, peers, patient)
+    )
+    limits = tower.timeout_s, peers.timeout_s, patient.timeout_s
+    members = [None if each is None else each.members for each in (tower, peers, alone, inner)]
+    traffic = run.traffic
+    totals = traffic.sent, traffic.received
+    run.communication.end()
+    return told, shared, limits, members, dict(traffic.sent_to), dict(traffic.received_from), totals
+
+
+def topology(channel):
+    """Of this machine, and what a group of ranks makes of it."""
+    return Topology.gather(channel)
 
 
 def policies_of_gloo_threads(channel):
@@ -108,8 +146,12 @@ def policies_of_gloo_threads(channel):
 
 
 def gloo_threads():
-    tasks = Path("/proc/self/task").iterdir()
-    return {int(task.name) for task in tasks if "gloo_tcp" in (task / "comm").read_text()}
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # one that has ended meanwhile
+            if "gloo_tcp" in (task / "comm").read_text():
+                found.add(int(task.name))
+    return found
 
 
 def sum_and_end(rank, port):
@@ -124,3 +166,20 @@ def sum_and_end(rank, port):
     for _ in range(8):
         channel.all_reduce(torch.ones(1000))()
     ctypes.pythonapi.Py_Exit(0)
+
+
+def join_again(rank, port):
+    """Join, sum and leave, three times over one port; nothing of the time before is left."""
+    for _ in range(3):
+        dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+        channel = Ranks.joined().open_channel()
+        total = torch.ones(5)
+        channel.all_reduce(total)()
+        assert total.tolist() == [2.0] * 5
+        dist.barrier()
+        del channel
+        dist.destroy_process_group()
+        gc.collect()
+        deadline = time.monotonic() + 10.0
+        while gloo_threads():
+            assert time.monotonic() < deadline  # the system still shows a thread that has just been joined

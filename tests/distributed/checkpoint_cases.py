@@ -42,7 +42,9 @@ class Run:
         model = build_model("dlrm", len(dataset.schema.dense), len(tables), dim=4, bottom=(8,), top=(8,))
         model = data_parallel(model, channel.ranks)
         dense_optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        self.session = Session(make_config(data), dataset, embeddings, model, dense_optimizer, averages=None, team=None)
+        self.session = Session(
+            make_config(data), dataset, embeddings, model, dense_optimizer, averages=None, world=None
+        )
         self.channel, self.folder = channel, CheckpointFolder(Path(folder), keep, full_every, channel)
 
     def train(self, first, last):

@@ -8,17 +8,17 @@ import torch
 import torch.distributed as dist
 
 from pibroch.cli.console import leave_with
-from pibroch.collectives import watch
-from pibroch.collectives.team import team_of_environment
+from pibroch.collectives import failure_detector
+from pibroch.collectives.world import world_of_environment
 
-watch.STUCK_S = 0.5
-with team_of_environment(leave_with) as team:
-    team.enter(3)
-    team.control.barrier()
-    if team.ranks.rank == 0:
+failure_detector.STUCK_S = 0.5
+with world_of_environment(leave_with) as world:
+    world.enter(3)
+    world.control.barrier()
+    if world.ranks.rank == 0:
         print("waits", flush=True)
         dist.recv(torch.empty(1), 2)
-    elif team.ranks.rank == 1:
+    elif world.ranks.rank == 1:
         sys.stdin.readline()
         os._exit(9)
     else:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 
 import channel_cases as cases
 import pytest
@@ -64,7 +65,7 @@ def test_channels_overlap(worlds, size):
 
 
 def test_traffic_counts_what_goes_to_others(worlds, size):
-    for rank, (rows, reduced, counts) in enumerate(worlds(size).run(cases.traffic)):
+    for rank, ((rows, reduced, counts), by_rows, by_sum) in enumerate(worlds(size).run(cases.traffic)):
         others = [p for p in range(size) if p != rank]
         assert rows == (
             8 * sum(cases.rows_from_to(rank, p) for p in others),
@@ -72,6 +73,37 @@ def test_traffic_counts_what_goes_to_others(worlds, size):
         )
         assert reduced == (int(2 * (size - 1) / size * 96),) * 2
         assert counts == (24 * (size - 1),) * 2
+        sent = {p: 8 * cases.rows_from_to(rank, p) for p in others}
+        received = {p: 8 * cases.rows_from_to(p, rank) for p in others}
+        assert [+counter for counter in by_rows] == [+Counter(sent), +Counter(received)]
+        if size > 1:  # gloo sums in a ring
+            assert by_sum == ({(rank - 1) % size: reduced[0]}, {(rank + 1) % size: reduced[1]})
+
+
+def test_groups_share_one_account_of_traffic_and_keep_their_order(worlds):
+    results = worlds(4).run(cases.groups)
+    for rank, (told, shared, limits, members, sent_to, received_from, totals) in enumerate(results):
+        tower, peers = ((0, 1) if rank < 2 else (3, 2)), ((0, 2) if rank % 2 == 0 else (1, 3))
+        assert shared and limits == (300.0, 300.0, 7.0)
+        assert members == [tower, peers, (1,) if rank == 1 else None, (tower[1],) if rank == tower[1] else None]
+        for group, who, total in zip((tower, peers, range(4)), told[::2], told[1::2], strict=True):
+            assert who == [[place, member, len(group) == 4] for place, member in enumerate(group)]
+            assert total == [sum(group)] * 4
+        assert totals == (sum(sent_to.values()), sum(received_from.values()))
+        for peer in {0, 1, 2, 3} - {rank}:
+            assert sent_to[peer] == results[peer][5][rank] > 0
+        assert rank not in sent_to
+
+
+@pytest.mark.parametrize("groups", [[[0, 3]], [[0, 1], [1, 2]], [[0, 0]], [[-1]], [[]]])
+def test_groups_of_ranks_that_do_not_exist_are_refused(groups):
+    with pytest.raises(ConfigError, match="of 3 ranks"):
+        Ranks(0, 3).groups(groups)
+
+
+def test_ranks_of_one_machine_share_a_host(worlds):
+    for topology in worlds(3).run(cases.topology):
+        assert topology.is_one_host and topology.ranks_by_host == ((0, 1, 2),)
 
 
 def test_one_process_needs_no_group():
@@ -90,16 +122,25 @@ def test_one_process_needs_no_group():
     assert (ranks.traffic.sent, ranks.traffic.received) == (0, 0)
 
 
+def exit_codes_of_two(target):
+    port = free_port()
+    ranks = [context().Process(target=target, args=(rank, port)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(120)
+    return [process.exitcode for process in ranks]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="starves gloo's threads by Linux's scheduler")
 def test_a_program_may_end_right_after_a_sum():
     for _ in range(3):
-        port = free_port()
-        ranks = [context().Process(target=cases.sum_and_end, args=(rank, port)) for rank in range(2)]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join(120)
-        assert [process.exitcode for process in ranks] == [0, 0]
+        assert exit_codes_of_two(cases.sum_and_end) == [0, 0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at threads as Linux shows them")
+def test_a_program_may_leave_its_ranks_and_join_them_again():
+    assert exit_codes_of_two(cases.join_again) == [0, 0]
 
 
 ENDS_AFTER_BACKWARD = """

@@ -92,8 +92,8 @@ def check_trace(events, rank, num_steps):
     }
     loop = {"read batch", "forward", "backward", "dense optimizer", "evaluate", "checkpoint", "wait for rows"}
     assert names["MainThread"] >= loop
-    assert names["pibroch-courier"] >= {"critical gradients", "carry critical", "announce"}
-    assert names["pibroch-clerk"] >= {"plan", "group"}
+    assert names["pibroch-communication"] >= {"critical gradients", "carry critical", "announce"}
+    assert names["pibroch-planner"] >= {"plan", "group"}
     forwards = [event for event in spans if event["name"] == "forward"]
     assert len(forwards) == num_steps - 10, "all but the first ten"
     waits = [event for event in spans if event["name"] == "wait for rows"]

@@ -1,19 +1,17 @@
 """Whole runs at one, two and three ranks: the same figures within rounding; twice the same ranks: the same bits."""
 
 import json
-from typing import get_args
+import re
 
 import pytest
 import training_cases as cases
 
-from pibroch.config.embedding import PlacementKind
 from pibroch.data import EncodedDataset
 from pibroch.errors import ConfigError
 from pibroch.planner import Plan
-from pibroch.planner.plan import KINDS
 from pibroch.train.run_directory import RunDirectory
 from pibroch.train.session import build_tables
-from small_run import files_below, make_config, train_here
+from small_run import files_below, make_config, make_dataset, train_here
 
 # Batch norm takes away the bias before it; Adam turns that bias's rounding noise into steps of full size.
 PLAIN = ["model.batch_norm=false", "train.epochs=1", "train.evaluate_every=7", "train.log_every=3"]
@@ -107,17 +105,31 @@ def test_a_plan_from_a_file(worlds, data, tmp_path):
 
 
 def test_settings_of_placement(data, tmp_path):
-    assert set(get_args(PlacementKind)) == set(KINDS)
     with pytest.raises(ConfigError, match="placement` or `plan"):
         make_config(data, "embedding.plan=p.json", "embedding.placement=table_wise")
-    with pytest.raises(ConfigError, match=r"embedding\.placement"):
+    with pytest.raises(ConfigError, match=r"`embedding\.exchange\.placement = "):
         make_config(data, "embedding.placement={C1='diagonal'}")
     config = make_config(data, "embedding.placement={'C 1'='table_wise', ''='replicated'}")
     run = RunDirectory(tmp_path / "run")
     run.create(config)
-    assert run.config() == config and config.embedding.placement == {"C 1": "table_wise", "": "replicated"}
+    assert run.config() == config and config.embedding.exchange.placement == {"C 1": "table_wise", "": "replicated"}
 
 
 def test_one_process_only(worlds, data, tmp_path):
     with pytest.raises(AssertionError, match="'local' with 2 ranks"):
         run(worlds(2), make_config(data, "embedding.exchange=local"), tmp_path / "run")
+
+
+def test_ranks_that_have_different_things_are_refused_before_a_step(worlds, data, tmp_path):
+    """Shapes agree in each case: without a look at the rest they would train a model that nobody meant."""
+    other = make_dataset(tmp_path / "other", num_samples=2000)
+    plain, settings = make_config(data).model_dump(), make_config(data, "optimizer.lr=0.02").model_dump()
+    elsewhere = make_config(other).model_dump()
+    for configs, code, what in (
+        ([plain, elsewhere], None, r"got data set \w+ \(2,100 training samples\) on rank 0 and \w+ \(1,400 "),
+        ([plain, settings], None, r"got configuration \w+ on rank 0 and \w+ on rank 1"),
+        ([plain, plain], "0" * 64, r"got pibroch \S+ \(\w+\) on rank 0 and \S+ \(000000000000\) on rank 1"),
+    ):
+        for said in worlds(2).run(cases.name_what_differs, configs, str(tmp_path / "run"), code=code):
+            assert re.match(what, said), said
+    assert not (tmp_path / "run").exists()

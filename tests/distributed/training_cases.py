@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
-from pibroch.collectives.team import Team
+from pibroch.collectives.world import World
 from pibroch.config import RunConfig
+from pibroch.errors import ConfigError
 from pibroch.observability.records import FanOut
+from pibroch.train import sameness
 from pibroch.train.data_source import open_dataset
 from pibroch.train.run import run_training
 from pibroch.train.run_directory import RunDirectory
@@ -19,7 +21,7 @@ def train(channel, config, folder):
     channel.barrier()
     sent = channel.ranks.traffic.sent
     result = run_training(
-        config, open_dataset(config.data), run, lambda total_steps: FanOut([]), Team(channel.ranks, channel)
+        config, open_dataset(config.data), run, lambda total_steps: FanOut([]), World(channel.ranks, channel)
     )
     evaluations = [
         [record[name] for name in ("step", "auc", "logloss", "is_best")]
@@ -33,3 +35,20 @@ def train(channel, config, folder):
         "summary": result.summary,
         "sent": channel.ranks.traffic.sent - sent,
     }
+
+
+def name_what_differs(channel, configs, folder, code=None):
+    """What a run says whose ranks have these configurations each, and the last rank other code, if asked for."""
+    config = RunConfig.model_validate(configs[channel.ranks.rank])
+    usual = sameness.code_digest
+    if code is not None and channel.ranks.rank == channel.ranks.world_size - 1:
+        sameness.code_digest = lambda: code
+    try:
+        run_training(
+            config, open_dataset(config.data), RunDirectory(Path(folder), channel.ranks.rank),
+            lambda total_steps: FanOut([]), World(channel.ranks, channel),
+        )  # fmt: skip
+    except ConfigError as error:
+        return str(error)
+    finally:
+        sameness.code_digest = usual

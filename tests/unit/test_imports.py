@@ -1,6 +1,9 @@
 """Imports point one way (design, section 3); pure cores touch no clock, thread, socket or process group."""
 
 import ast
+import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,7 @@ import pibroch
 
 PACKAGE = Path(pibroch.__file__).parent
 LAYERS = [
-    {"errors", "version", "process", "ports", "config"},
+    {"errors", "version", "process", "ports", "host", "config"},
     {"data", "kernels", "observability"},
     {"embedding", "models"},
     {"planner", "lookahead", "rpc", "collectives"},
@@ -47,3 +50,97 @@ def test_imports_point_down(path):
     room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     for other, line in rooms_imported(path):
         assert LEVEL[other] <= LEVEL[room], f"{path}:{line}: {room} imports {other}, which stands above it"
+
+
+PURE = [
+    "pibroch.exchange.lookahead.window", "pibroch.kernels.window.naive", "pibroch.kernels.window.numba",
+    "pibroch.lookahead.encoding", "pibroch.lookahead.oracle", "pibroch.lookahead.requests",
+    "pibroch.rpc.autograd.discovery",
+]  # fmt: skip
+"""Algorithms: events in, instructions out. Nothing that they import, at any distance, may be one of IMPURE."""
+IMPURE = {
+    "asyncio", "concurrent", "multiprocessing", "queue", "select", "selectors", "socket", "subprocess", "threading", "time",
+    "torch.distributed",
+}  # fmt: skip
+
+
+def modules_imported(name):
+    """Names of modules that a module imports when it is loaded, those under TYPE_CHECKING left out."""
+    tree = ast.parse(Path(importlib.util.find_spec(name).origin).read_text())
+    for node in [*tree.body]:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def is_module(name):
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_pure_cores_know_no_sockets_threads_clocks_or_process_groups(name):
+    seen, left = set(), [name]
+    while left:
+        module = left.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        for imported in modules_imported(module):
+            assert not {imported, imported.partition(".")[0]} & IMPURE, f"{module} imports {imported}"
+            if imported.startswith("pibroch.") and is_module(imported):
+                left.append(imported)
+
+
+EXCHANGE_PACKAGES = sorted(path.parent for path in (PACKAGE / "exchange").glob("*/__init__.py"))
+
+
+@pytest.mark.parametrize("package", EXCHANGE_PACKAGES, ids=lambda path: path.name)
+def test_what_an_exchange_says_of_itself_loads_nothing_of_it(package):
+    imported = {name for name in modules_imported(f"pibroch.exchange.{package.name}") if name.startswith("pibroch")}
+    assert {".".join(name.split(".")[:3]) for name in imported} == {"pibroch.config.exchange"}
+
+
+WITHOUT = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[:2] in [["pibroch", room] for room in {rooms!r}]:
+            raise ImportError(f"{{name}} is not here")
+sys.meta_path.insert(0, Refuse())
+"""
+PROGRAM = """
+import torch, pibroch as pb
+embeddings = pb.Embeddings([pb.Table("item", 50, 8)], pb.Adagrad(lr=0.5), exchange="local")
+ids = torch.arange(400).view(1, -1) % 50
+batch = pb.JaggedBatch.from_one_hot(torch.zeros(400, 0), ["item"], ids, (ids[0] % 3 == 0).float())
+for _ in range(20):
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(embeddings(batch)[:, 0].sum(1), batch.labels)
+    loss.backward()
+print(loss.item())
+"""
+TRAIN = """
+from pibroch.cli.main import main
+sys.argv = ["pibroch", "train", "--run-dir", {run!r}, "--set", "train.epochs=1", "--set", "data.synthesize.rows=2000"]
+main()
+"""
+
+
+def run_without(rooms, program):
+    command = [sys.executable, "-c", WITHOUT.format(rooms=rooms) + program]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def test_one_process_trains_without_rpc_servers_roles_and_processors():
+    assert float(run_without(["rpc", "servers", "roles", "processors", "lookahead"], PROGRAM)) < 0.4
+
+
+def test_the_command_line_trains_in_one_process_without_rpc(tmp_path):
+    said = run_without(["rpc", "servers", "processors", "lookahead"], TRAIN.format(run=str(tmp_path / "run")))
+    assert "AUC" in said

@@ -1,3 +1,5 @@
+import os
+import select
 import subprocess
 import sys
 
@@ -27,3 +29,28 @@ def test_large_arrays_of_a_tuned_process_are_not_faulted_in_again():
         for how in ("tuned", "as it is")
     }
     assert faults["tuned"] < 8 < faults["as it is"]
+
+
+LAUNCHER = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", '''
+import time
+from pibroch.cli.launch import die_with_launcher
+die_with_launcher()
+print("ready", flush=True)
+time.sleep(100)
+'''], stdout=subprocess.PIPE, env=os.environ | {"TORCHELASTIC_RUN_ID": "x"})
+child.stdout.readline()
+print(child.pid, flush=True)
+time.sleep(100)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+def test_a_rank_that_torchrun_started_dies_with_it():
+    with subprocess.Popen([sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE) as launcher:
+        rank = int(launcher.stdout.readline())
+        handle = os.pidfd_open(rank)
+        launcher.kill()
+    with os.fdopen(handle):
+        assert select.select([handle], [], [], 60)[0], "it lives on"

@@ -11,20 +11,21 @@ SNAPSHOT = {
     "Adagrad": ADAGRAD,
     "Adam": ADAM,
     "Embeddings": "(tables: Sequence[Table], optimizer: SparseOptimizer, exchange: str = local, seed: int = 0,"
-    " **options: Any) -> None",
+    " channel: Channel | None = None, **options: Any) -> None",
     "JaggedBatch": "(dense: Tensor, keys: tuple[str, ...], values: Tensor, offsets: Tensor, labels: Tensor,"
     " weights: Tensor | None = None, position: LoaderPosition | None = None,"
     " first_sample: int = 0) -> None",
     "Normal": "(std: float = 0.01, zero_columns: int = 0) -> None",
     "Plan": "(*, num_shards: int, placements: dict[str, pibroch.planner.plan.Placement]) -> None",
+    "Predictor": "(manifest: Manifest, embeddings: Embeddings, model: nn.Module) -> None",
     "RowWiseAdagrad": ADAGRAD,
     "RowWiseAdam": ADAM,
     "SGD": f"({OPTIMIZER}) -> None",
     "Table": "(name: str, num_rows: int, dim: int, features: tuple[str, ...] = (), pooling: Pooling = sum,"
     " initializer: Initializer = <factory>) -> None",
-    "Uniform": "(bound: float | None = None) -> None",
+    "Uniform": "(bound: float | None = None, center: float = 0.0) -> None",
     "Zeros": "() -> None",
-    "data_parallel": "(model: M, ranks: Ranks | None = None) -> M",
+    "data_parallel": "(model: M, ranks: Ranks | None = None, reduction: Reduction = mean) -> M",
 }
 
 

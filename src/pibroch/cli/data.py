@@ -23,12 +23,14 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from pibroch.data import health
 from pibroch.data.dataset import EncodedDataset
+from pibroch.data.parquet import ParquetSource
 from pibroch.data.prepare import PrepareOptions, PrepareReport, prepare
 from pibroch.data.prepare import Progress as ProgressCallback
 from pibroch.data.presets import avazu_schema, criteo_schema
 from pibroch.data.schema import Schema
-from pibroch.data.sources import ParquetSource, Source, TextSource
+from pibroch.data.sources import Source, TextSource
 from pibroch.data.splits import SplitRule
 from pibroch.data.synthetic import SyntheticOptions, synthesize
 from pibroch.errors import ConfigError
@@ -130,7 +132,7 @@ def describe_command(
     verify: Annotated[bool, typer.Option(help="Also compare all contents with their checksums.")] = False,
     as_toml: Annotated[bool, typer.Option("--schema", help="Print the schema as TOML, to edit and reuse.")] = False,
 ) -> None:
-    """Show what an encoded dataset holds: samples, tables, and how skewed their accesses are."""
+    """Show what an encoded dataset holds: samples, click rates, tables, how skewed their accesses are, what ids are lost."""
     dataset = EncodedDataset.open(path)
     if verify:
         dataset.verify()
@@ -138,13 +140,19 @@ def describe_command(
         typer.echo(dataset.schema.to_toml(), nl=False)
         return
     splits = ", ".join(f"{name} {count:,}" for name, count in dataset.samples.items())
-    table = Table("table", "rows", "top 1 % of rows take", title=f"{path}: {splits}")
+    table = Table("table", "rows", "top 1 % of rows take", "unknown", "missing", title=f"{path}: {splits}")
     for feature, rows in dataset.num_rows.items():
         counts = dataset.access_counts(feature)
         top = sorted(counts.tolist(), reverse=True)[: max(1, round(rows / 100))]
-        table.add_row(feature, f"{rows:,}", f"{sum(top) / max(1, counts.sum()):.1%}")
+        share = health.shares(dataset, feature)
+        of_ids = (sum(top) / max(1, share.num_ids), share.unknown, share.missing)
+        table.add_row(feature, f"{rows:,}", *(f"{value:.1%}" for value in of_ids))
     console = Console()
     console.print(table)
+    rates = health.click_rates(dataset).items()
+    console.print("click rate: " + ", ".join(f"{name} {rate:.4f}" for name, rate in rates if rate is not None))
+    for warning in health.warnings(dataset):
+        console.print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"{len(dataset.schema.dense)} dense features, {sum(dataset.num_rows.values()):,} rows in all tables")
     if dataset.best_possible_auc:
         best = ", ".join(f"{name} {auc:.4f}" for name, auc in dataset.best_possible_auc.items())
@@ -166,8 +174,7 @@ def _sources(format_: Format, paths: list[Path], schema_path: Path | None, bins:
             "pass --schema FILE, see docs/data.md",
         )
     if format_ is Format.PARQUET:
-        delimiters = {f.column: f.delimiter for f in schema.categorical if f.multi_hot}
-        return schema, [ParquetSource(path, schema.separator, delimiters) for path in paths]
+        return schema, [ParquetSource(path, schema) for path in paths]
     return schema, [TextSource(path, schema.separator, schema.quotes, schema.columns) for path in paths]
 
 

@@ -15,6 +15,7 @@ import typer
 from rich.table import Table
 
 from pibroch.cli.console import results
+from pibroch.process import num_processors
 
 _OK, _NO, _BAD = "[green]yes[/green]", "[yellow]no[/yellow]", "[bold red]failed[/bold red]"
 _SIMD = ("avx512f", "avx512_bf16", "amx_bf16", "avx2", "fma", "sha_ni", "asimd", "sve")
@@ -23,7 +24,7 @@ _SIMD = ("avx512f", "avx512_bf16", "amx_bf16", "avx2", "fma", "sha_ni", "asimd",
 def doctor() -> None:
     """Say what this machine can do, and check that the kernels compute what they should."""
     table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in (*_software(), *_hardware(), *_optional_parts()):
+    for name, value in (*_software(), *_hardware(), *_exchanges(), *_optional_parts()):
         table.add_row(name, value)
     is_right, message = _check_kernels()
     table.add_row("kernels agree with their definitions", f"{_OK if is_right else _BAD}  {message}")
@@ -42,16 +43,22 @@ def _hardware() -> Iterator[tuple[str, str]]:
     import torch
 
     flags = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     yield "platform", platform.platform()
-    yield "processors this process may use", str(len(os.sched_getaffinity(0)))
+    yield "processors this process may use", str(num_processors())
     yield "threads for kernels and dense layers", str(torch.get_num_threads())
     yield "SIMD", " ".join(flag for flag in _SIMD if flag in flags) or "unknown"
-    yield "memory", f"{memory_bytes / 2**30:.1f} GiB, limit of this process group {_memory_limit()}"
+    yield "memory", f"{_memory()}, limit of this process group {_memory_limit()}"
     yield "free disk here", f"{shutil.disk_usage('.').free / 2**30:.1f} GiB"
     yield "shared memory", f"{shutil.disk_usage('/dev/shm').free / 2**30:.1f} GiB" if Path("/dev/shm").exists() else _NO
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     yield "GPU", ", ".join(gpus) or _NO
+
+
+def _exchanges() -> Iterator[tuple[str, str]]:
+    from pibroch.config.exchange import exchanges
+
+    for name, spec in exchanges().items():
+        yield f"exchange {name}", spec.summary
 
 
 def _optional_parts() -> Iterator[tuple[str, str]]:
@@ -79,6 +86,12 @@ def _version_of(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def _memory() -> str:
+    if not hasattr(os, "sysconf"):
+        return "unknown"
+    return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB"
 
 
 def _memory_limit() -> str:

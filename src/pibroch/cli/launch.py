@@ -37,13 +37,13 @@ def has_launcher() -> bool:
 
 
 def die_with_launcher() -> None:
-    """Have the system kill this process when the launcher that started it is gone; without one nothing is done."""
+    """Have the system kill this process when the launcher that started it, torchrun too, is gone; without one do nothing."""
     launcher = os.environ.get(_LAUNCHER)
-    if launcher is None:
+    if launcher is None and "TORCHELASTIC_RUN_ID" not in os.environ:
         return
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(launcher):
+    if launcher is not None and os.getppid() != int(launcher):
         os._exit(1)
 
 

@@ -44,6 +44,8 @@ _GROUPS = {
     "bench": "Measure against what others use: correctness first, then a table, CSV, Markdown and a plot.",
 }
 
+_ENDED_FOR_GOOD = (*_GROUPS, "evaluate", "report", "doctor")  # commands that begin anew when they are given again
+
 
 class _Stopped(BaseException):
     """A signal asked the process to end; passes through everything that catches errors."""
@@ -87,7 +89,7 @@ def main() -> NoReturn:
         if reason is not None:
             leave_with(reason)
         if not has_launcher():
-            console.print("stopped; a training run goes on with --resume")
+            console.print(_how_to_go_on(sys.argv[1:]), markup=False)
         leave(stopped.exit_code)
     except Exception as error:
         if debug:
@@ -104,6 +106,13 @@ def _reason(stopped: _Stopped) -> PibrochError | None:
     while error is not None and not isinstance(error, PibrochError):
         error = error.__context__
     return error
+
+
+def _how_to_go_on(arguments: Sequence[str]) -> str:
+    named = [argument for argument in arguments if not argument.startswith("-")]
+    if named[:2] == ["data", "prepare"]:
+        return "stopped; the same command goes on where it was"
+    return "stopped" if named and named[0] in _ENDED_FOR_GOOD else "stopped; a training run goes on with --resume"
 
 
 def _add_groups(arguments: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from pibroch.cli.by_role import split_of
 from pibroch.config import RunConfig
-from pibroch.roles import DATA_PROCESSOR, EMBEDDING_SERVER, ORACLE, ROLES, Role
+from pibroch.roles import DATA_PROCESSOR, EMBEDDING_SERVER, ROLES, Role
 
 
 def layout(config: RunConfig, ranks: int, by_role: bool = False) -> Table:
@@ -43,40 +43,31 @@ def _ranks(ranks: range) -> str:
 
 
 def _of_trainer(config: RunConfig, size: int) -> str:
-    embedding = config.embedding
-    exchange = embedding.exchange if embedding.exchange != "auto" else "local" if size == 1 else "alltoall"
-    placement = embedding.plan or embedding.placement
-    homes = "keeps all rows" if size == 1 else f"keeps its part of the rows ({placement})"
-    if embedding.servers is not None:
+    exchange = config.embedding.exchange.for_ranks(size)
+    homes = "keeps all rows" if size == 1 else f"keeps its part of the rows ({exchange.placed()})"
+    if EMBEDDING_SERVER.command in exchange.helpers():
         homes = "keeps the rows that it reads soon"
-    return f"trains {config.model.name}, {homes}; exchange {exchange}"
+    return f"trains {config.model.name}, {homes}; exchange {exchange.name}"
 
 
 def _beside(config: RunConfig, size: int, starters: dict[Role, str]) -> list[tuple[str, str, str, str]]:
     """Who is beside the trainers, started by whom where nobody is met elsewhere."""
-    embedding, data = config.embedding, config.data
+    data, exchange = config.data, config.embedding.exchange
     inside = "in each trainer" if size > 1 else "in the trainer"
     if data.processors:
-        by = starters[DATA_PROCESSOR] if data.meet is None else f"pibroch data-processor, at {data.meet}"
+        by = _starter(DATA_PROCESSOR, starters, data.meet)
         rows = [("data processor", str(data.processors), by, "reads, shuffles and collates batches for all trainers")]
     else:
         rows = [("data", inside, "", "reads and shuffles the trainer's part of each batch")]
-    if embedding.exchange == "lookahead":
-        length = "as far as the cache holds" if embedding.lookahead is None else f"{embedding.lookahead} steps"
-        plans = f"plans what travels, {length} ahead"
-        if embedding.oracle == "central":
-            by = starters[ORACLE] if embedding.meet is None else f"pibroch oracle, at {embedding.meet}"
-            rows.append(("oracle", "1", by, f"{plans}, for all trainers, from the rows that they send"))
+    roles, counts = {role.command: role for role in ROLES}, exchange.helpers()
+    for command, duty in exchange.duties().items():
+        role = roles[command]
+        if command in counts:
+            rows.append((role.title, str(counts[command]), _starter(role, starters, exchange.rendezvous()), duty))
         else:
-            rows.append(("oracle", inside, "", f"{plans}; all plan the same, so no plan is sent"))
-    if embedding.servers is not None:
-        by = starters[EMBEDDING_SERVER] if embedding.meet is None else f"pibroch embedding-server, at {embedding.meet}"
-        rows.append(
-            (
-                "embedding server",
-                str(embedding.servers),
-                by,
-                f"keeps the records of its part of the rows ({embedding.placement})",
-            )
-        )
+            rows.append((role.title, inside, "", duty))
     return rows
+
+
+def _starter(role: Role, starters: dict[Role, str], meet: str | None) -> str:
+    return starters[role] if meet is None else f"pibroch {role.command}, at {meet}"

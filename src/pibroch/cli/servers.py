@@ -34,14 +34,15 @@ def embedding_server(
     """Hold embedding tables for trainers.
 
     A server starts empty: trainers say what it holds. It stays until it is stopped, and serves one training run after the
-    other, one at a time. On one machine `pibroch train` starts servers by itself: --set embedding.servers=2. On several:
+    other, one at a time. On one machine `pibroch train` starts servers by itself: --set
+    embedding.exchange.servers=2. On several:
 
     on 10.0.0.5: pibroch embedding-server --meet tcp://10.0.0.5:29600 --number 0
 
     on 10.0.0.6: pibroch embedding-server --meet tcp://10.0.0.5:29600 --number 1
 
-    trainers: pibroch train ... --set embedding.exchange=lookahead --set embedding.servers=2
-    --set embedding.meet=tcp://10.0.0.5:29600
+    trainers: pibroch train ... --set embedding.exchange=lookahead --set embedding.exchange.servers=2
+    --set embedding.exchange.meet=tcp://10.0.0.5:29600
 
     All of them need the same secret in PIBROCH_RPC_SECRET, or the name of a file that holds it in PIBROCH_RPC_SECRET_FILE,
     unless they meet at a loopback address. PIBROCH_SERVERS_TLS=CERTIFICATE,KEY,AUTHORITIES (paths of PEM files, on
@@ -70,13 +71,13 @@ def oracle(
 
     With the exchange `lookahead` each trainer plans for itself, from the ids of all. One oracle for all takes that work from
     them, and sends each its plan: less computing on trainers, more bytes. It stays until it is stopped, and serves one
-    training run after the other. On one machine `pibroch train` starts it by itself: --set embedding.oracle=central. On
-    several:
+    training run after the other. On one machine `pibroch train` starts it by itself: --set
+    embedding.exchange.oracle=central. On several:
 
     on 10.0.0.5: pibroch oracle --meet tcp://10.0.0.5:29600
 
-    trainers: pibroch train ... --set embedding.exchange=lookahead --set embedding.oracle=central
-    --set embedding.meet=tcp://10.0.0.5:29600
+    trainers: pibroch train ... --set embedding.exchange=lookahead --set embedding.exchange.oracle=central
+    --set embedding.exchange.meet=tcp://10.0.0.5:29600
 
     Where a run has embedding servers too, all meet at one place: give server 0's address everywhere, and the oracle
     --with-servers. Secret and TLS are as for `pibroch embedding-server`.

@@ -17,7 +17,7 @@ from pibroch.cli.launch import Crew, die_with_launcher, is_rank, redirect_output
 from pibroch.process import tune_process
 
 if TYPE_CHECKING:
-    from pibroch.collectives.team import Team
+    from pibroch.collectives.world import World
     from pibroch.config import RunConfig
     from pibroch.data import EncodedDataset
     from pibroch.observability.records import Sink
@@ -83,41 +83,44 @@ def train(
         with as_trainer(begin) as trainer:
             if trainer is not None:
                 meet, begun = trainer
-                _join_and_train(begin if begun is None else lambda: begun, tensorboard, trace, meet)
+                _join_and_train(begin if begun is None else lambda: begun, resume, tensorboard, trace, meet)
         return
     known = None if is_rank() else begin()  # before what takes seconds to import
     if known is not None and ranks > 1:
         raise typer.Exit(_launch(ranks, known[1]))
-    _join_and_train(begin if known is None else lambda: known, tensorboard, trace)
+    _join_and_train(begin if known is None else lambda: known, resume, tensorboard, trace)
 
 
 def _join_and_train(
-    begin: Callable[[], tuple[RunConfig, Path]], tensorboard: bool, trace: bool, meet: str | None = None
+    begin: Callable[[], tuple[RunConfig, Path]], resume: bool, tensorboard: bool, trace: bool, meet: str | None = None
 ) -> None:
     """What a rank does once it knows that it is one."""
-    from pibroch.collectives.team import team_of_environment
-
-    with team_of_environment(leave_with) as team:
-        console.quiet = not team.is_first  # until it has a log
-        config, folder = begin() if team.ranks.world_size == 1 else _agree(team, begin)
-        _train(config, folder, team, tensorboard, trace, meet)
-
-
-def _train(config: RunConfig, folder: Path, team: Team, tensorboard: bool, trace: bool, meet: str | None) -> None:
-    """What every rank does; rank 0 shows it."""
-    from pibroch.train.run import run_training
+    from pibroch.collectives.world import world_of_environment
     from pibroch.train.run_directory import RunDirectory
 
-    run = RunDirectory(folder, team.ranks.rank)
-    dataset = _open(config, run, team)
-    if not team.is_first:
-        redirect_output(run.log_path(team.ranks.rank))
+    with world_of_environment(leave_with) as world:
+        console.quiet = not world.is_first  # until it has a log
+        config, folder = begin() if world.ranks.world_size == 1 else _agree(world, begin)
+        run = RunDirectory(folder, world.ranks.rank)
+        dataset = _open(config, run, world, resume)
+        _train(config, dataset, run, world, tensorboard, trace, meet)
+
+
+def _train(
+    config: RunConfig, dataset: EncodedDataset, run: RunDirectory, world: World, tensorboard: bool, trace: bool,
+    meet: str | None,
+) -> None:  # fmt: skip
+    """What every rank does; rank 0 shows it."""
+    from pibroch.train.run import run_training
+
+    if not world.is_first:
+        redirect_output(run.log_path(world.ranks.rank))
         console.quiet = False
     console.print(f"run directory: {run.path}", highlight=False, soft_wrap=True)
     result = run_training(
-        config, dataset, run, lambda total_steps: _sink(run, total_steps, tensorboard), team, trace, meet
+        config, dataset, run, lambda total_steps: _sink(run, total_steps, tensorboard), world, trace, meet
     )
-    if not team.is_first:
+    if not world.is_first:
         return
     summary = result.summary
     best = "" if result.best_possible_auc is None else f"  best possible AUC {result.best_possible_auc:.4f}"
@@ -168,7 +171,7 @@ def _begin(recipe: str | None, changes: list[str], run_dir: Path | None, resume:
     return load_recipe(name, changes), run.must_be_new().path
 
 
-def _agree(team: Team, begin: Callable[[], tuple[RunConfig, Path]]) -> tuple[RunConfig, Path]:
+def _agree(world: World, begin: Callable[[], tuple[RunConfig, Path]]) -> tuple[RunConfig, Path]:
     """What `begin` says on rank 0, on all ranks: names may hold the time, and recipes may lie on rank 0's machine only."""
     from pibroch.config.recipes import check_config
     from pibroch.train.agreement import on_first
@@ -177,21 +180,24 @@ def _agree(team: Team, begin: Callable[[], tuple[RunConfig, Path]]) -> tuple[Run
         config, folder = begin()
         return [config.model_dump(mode="json"), str(folder)]
 
-    config, folder = on_first(team.control, plain)
+    config, folder = on_first(world.control, plain)
     return check_config(config, "rank 0's configuration"), Path(folder)
 
 
-def _open(config: RunConfig, run: RunDirectory, team: Team) -> EncodedDataset:
-    """The data, and the run's folder on the disk; both may have to be made, by rank 0."""
+def _open(config: RunConfig, run: RunDirectory, world: World, resume: bool) -> EncodedDataset:
+    """The data, and the run's folder on the disk, which is this run's from now on; both may have to be made, by rank 0."""
     from pibroch.train.agreement import on_first
     from pibroch.train.data_source import open_dataset
 
     def make() -> None:
         open_dataset(config.data)
+        run.claim()
         if not run.exists():
             run.create(config)
+        elif not resume:  # another run began here since this one looked
+            run.must_be_new()
 
-    on_first(team.control, make)
+    on_first(world.control, make)
     return open_dataset(config.data)
 
 

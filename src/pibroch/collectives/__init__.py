@@ -1,6 +1,9 @@
-"""What ranks do together: process groups, failure of a peer, synchronised dense layers."""
+"""What ranks do together: groups of them, channels between them, failure of one, synchronised dense layers."""
 
+from pibroch.collectives.channel import Channel
+from pibroch.collectives.clipping import clip_grad_norm
 from pibroch.collectives.data_parallel import data_parallel
-from pibroch.collectives.ranks import Channel, Ranks
+from pibroch.collectives.ranks import Ranks
+from pibroch.collectives.topology import Topology
 
-__all__ = ["Channel", "Ranks", "data_parallel"]
+__all__ = ["Channel", "Ranks", "Topology", "clip_grad_norm", "data_parallel"]

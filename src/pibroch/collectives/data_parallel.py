@@ -2,36 +2,31 @@
 
 torch's DistributedDataParallel gives each rank the same weight, however many samples it has, renames the parameters, and
 hangs or stops where a rank has no samples. What is here weights ranks by their samples and keeps names.
-
-Shape legend: B_r samples of rank r, B of all ranks.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import groupby
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Variable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pibroch.collectives.ranks import Channel, Ranks
-from pibroch.errors import ConfigError, TrainingError
+from pibroch.collectives import ownership
+from pibroch.collectives.channel import Channel
+from pibroch.collectives.gradients import GradientReducer
+from pibroch.collectives.ranks import Ranks
+from pibroch.errors import ConfigError
 from pibroch.models.batch_norm import BatchNorm
 
 logger = logging.getLogger(__name__)
 M = TypeVar("M", bound=nn.Module)
-
-BUCKET_BYTES = 1 << 20
-"""Gradients that travel together, at least. DLRM's top network (13-512-256-64, 512-256-1) fills one bucket, which travels
-while the rest is computed. Between two ranks on loopback a step took as long as under torch's DDP, within noise; buckets of
-256 KiB cost 2 to 14 ms more."""
+Reduction = Literal["mean", "sum"]
 
 
-def data_parallel(model: M, ranks: Ranks | None = None) -> M:
+def data_parallel(model: M, ranks: Ranks | None = None, reduction: Reduction = "mean") -> M:
     """Make ``model`` one model of all ranks; returns it, with hooks attached and nothing renamed.
 
     Parameters and buffers become those of rank 0, now. From then on each backward leaves in ``grad``, on all ranks the same
@@ -46,39 +41,59 @@ def data_parallel(model: M, ranks: Ranks | None = None) -> M:
     among the arguments of the model's last call. Parameters to be trained must require gradients now; freezing some
     later is fine. Reentrant activation checkpointing is not supported.
 
+    *A module that some ranks hold*: with a group as ``ranks`` (:meth:`Ranks.group`) the group's members call this for a
+    module that they alone have, and all of the above is about them. Where the module is a part of a larger model, all ranks
+    then call this for the model: it leaves the part alone. Parts of different groups have different names in the model.
+
     Args:
-        model: the same on all ranks but for its numbers.
+        model: the same on all ranks but for its numbers, and for parts that belong to groups.
         ranks: which processes; those of torch.distributed's default group when not given.
+        reduction: ``"sum"`` where gradients are weighted already: they come out of an exchange whose backward delivers those
+            of the mean over the global batch, and are only to be added. They count from every rank then, and must be numbers.
 
     Raises:
         ConfigError: on all ranks, when their models differ in names, shapes or types.
         RankFailedError: here and in each backward, when another rank failed or was lost.
     """
     ranks = Ranks.joined() if ranks is None else ranks
+    if not ranks.are_all:
+        ownership.assign(model, ranks.members)
     if ranks.world_size == 1:
         return model
-    channel = ranks.open_channel()
-    _check_same(channel, model)
-    _broadcast(channel, [tensor for _, tensor in _tensors(model)])
-    _share_moments(model, ranks)
-    gradients = _Gradients(channel, [parameter for parameter in model.parameters() if parameter.requires_grad])
-    # lambdas: a deep copy of the model, for averages say, shares them and does not copy what they hold
-    model.register_forward_pre_hook(lambda _, args, kwargs: gradients.count(args, kwargs), with_kwargs=True)
+    channel, parts = ranks.open_channel(), ownership.own_parts(model)
+    ownership.note_parts(model, _check_same(channel, model, parts))
+    _broadcast(channel, [tensor for _, tensor in _tensors(model, parts)])
+    _share_moments(model, ranks, parts, is_mean=reduction == "mean")
+    parameters = [p for name, p in model.named_parameters() if p.requires_grad and not ownership.is_within(name, parts)]
+    gradients = GradientReducer(channel, parameters, is_mean=reduction == "mean")
+    if reduction == "mean":
+        # lambdas: a deep copy of the model, for averages say, shares them and does not copy what they hold
+        model.register_forward_pre_hook(lambda _, args, kwargs: gradients.count(args, kwargs), with_kwargs=True)
     return model
 
 
-def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()
+def _tensors(model: nn.Module, parts: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers by name, without those of parts."""
+    for named in (model.named_parameters(), model.named_buffers()):
+        yield from ((name, tensor) for name, tensor in named if not ownership.is_within(name, parts))
 
 
-def _check_same(channel: Channel, model: nn.Module) -> None:
-    found = channel.gather({name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in _tensors(model)})
+def _check_same(channel: Channel, model: nn.Module, parts: ownership.Parts) -> ownership.Parts:
+    """Returns the parts that groups hold on any rank."""
+    shapes = {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in _tensors(model, parts)}
+    found: list[Mapping[str, str | list[int]]] = channel.gather({**shapes, **parts})
+    held = {name: tuple(there) for other in found for name, there in other.items() if not isinstance(there, str)}
     for rank, other in enumerate(found):
-        for name in sorted(found[0].keys() | other.keys()):
-            here, there = found[0].get(name, "absent"), other.get(name, "absent")
-            if here != there:
+        for name in sorted(found[0].keys() | other.keys() | held.keys()):
+            here, there, members = found[0].get(name, "absent"), other.get(name, "absent"), held.get(name)
+            if members is None and here != there:
                 raise ConfigError(f"{name}, on rank 0 {here} and on rank {rank} {there}", "one model on all ranks")
+            if members is not None and there != ([*members] if channel.ranks.members[rank] in members else "absent"):
+                raise ConfigError(
+                    f"{name}, which belongs to ranks {[*members]}, on rank {rank}: {there}",
+                    "each part of a model on its group's ranks alone", "give parts of different groups different names",
+                )  # fmt: skip
+    return held
 
 
 def _broadcast(channel: Channel, tensors: Iterable[Tensor]) -> None:
@@ -97,151 +112,18 @@ def _broadcast(channel: Channel, tensors: Iterable[Tensor]) -> None:
             tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
 
 
-def _share_moments(model: nn.Module, ranks: Ranks) -> None:
-    norms = [module for module in model.modules() if isinstance(module, BatchNorm)]
+def _share_moments(model: nn.Module, ranks: Ranks, parts: Iterable[str], is_mean: bool) -> None:
+    modules = [module for name, module in model.named_modules() if not ownership.is_within(f"{name}.", parts)]
+    norms = [module for module in modules if isinstance(module, BatchNorm)]
     if norms:
         channel, ones = ranks.open_channel(), [1] * ranks.world_size
         for norm in norms:
+            norm.gradients_are_weighted = not is_mean
             norm.gather = lambda vector: channel.all_to_all(
                 vector.expand(ranks.world_size, -1).contiguous(), ones, ones
             )
-    if any(isinstance(module, _BatchNorm) and not isinstance(module, BatchNorm) for module in model.modules()):
+    if any(isinstance(module, _BatchNorm) and not isinstance(module, BatchNorm) for module in modules):
         logger.warning(
             "torch's batch norm in the model takes the moments of each rank's own samples; "
             "pibroch.models.BatchNorm takes those of the global batch"
         )
-
-
-class _Gradients:
-    """Sums gradients over ranks while backward runs.
-
-    Args:
-        channel: for this alone.
-        parameters: in the order in which the model uses them, about.
-    """
-
-    def __init__(self, channel: Channel, parameters: list[nn.Parameter]) -> None:
-        self.channel = channel
-        self.buckets = [_Bucket(group) for group in _groups(parameters)]
-        self.num_samples: int | None = None
-        self._backward: int | None = None
-        self._num_sent = 0
-        for bucket in self.buckets:
-            for parameter in bucket.parameters:
-                parameter.register_post_accumulate_grad_hook(_arrival(self, bucket))
-
-    def count(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Note the samples of a forward pass; evaluation does not count."""
-        if torch.is_grad_enabled():
-            self.num_samples = _num_samples((*args, *kwargs.values()))
-
-    def arrived(self, bucket: _Bucket, parameter: nn.Parameter) -> None:
-        """A gradient is complete: send all buckets that now are, in their order, which is the same on all ranks."""
-        backward = torch._C._current_graph_task_id()
-        if backward != self._backward:
-            self._begin(backward)
-        bucket.reached.add(parameter)
-        while self._num_sent < len(self.buckets) and self.buckets[self._num_sent].is_complete:
-            self._send()
-
-    def _begin(self, backward: int) -> None:
-        if self.num_samples is None:
-            raise TrainingError(
-                "a backward pass before any forward pass of a data-parallel model", "a call of the model itself",
-                "call model(...), which counts the samples, not a part of it",
-            )  # fmt: skip
-        self._backward, self._num_sent = backward, 0
-        for bucket in self.buckets:
-            bucket.reached.clear()
-        Variable._execution_engine.queue_callback(self._send_rest)
-
-    def _send(self) -> None:
-        assert self.num_samples is not None
-        self.buckets[self._num_sent].send(self.channel, self.num_samples)
-        self._num_sent += 1
-
-    def _send_rest(self) -> None:
-        while self._num_sent < len(self.buckets):
-            self._send()
-        Variable._execution_engine.queue_callback(self._receive)  # last: what others start now runs beside the waiting
-
-    def _receive(self) -> None:
-        for bucket in self.buckets:
-            bucket.receive()
-        self._backward = None
-
-
-def _arrival(gradients: _Gradients, bucket: _Bucket) -> Callable[[nn.Parameter], None]:
-    return lambda parameter: gradients.arrived(bucket, parameter)
-
-
-def _groups(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """From the last parameter to the first, groups of one device and type of at least BUCKET_BYTES where they can be."""
-    for _, alike in groupby(reversed(parameters), key=lambda parameter: (parameter.device, _wire_dtype(parameter))):
-        group: list[nn.Parameter] = []
-        for parameter in alike:
-            group.append(parameter)
-            if sum(each.numel() for each in group) * _wire_dtype(parameter).itemsize >= BUCKET_BYTES:
-                yield group
-                group = []
-        if group:
-            yield group
-
-
-def _wire_dtype(parameter: nn.Parameter) -> torch.dtype:
-    return torch.float64 if parameter.dtype == torch.float64 else torch.float32
-
-
-class _Bucket:
-    """Parameters whose gradients travel together.
-
-    ``flat`` holds their gradients times B_r, for each whether backward reached it here, and B_r: what is needed comes in
-    one sum over ranks.
-    """
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.parameters, self.reached = parameters, set[nn.Parameter]()
-        sizes = [parameter.numel() for parameter in parameters]
-        count, first = len(parameters), parameters[0]
-        self.flat = torch.zeros(sum(sizes) + count + 1, dtype=_wire_dtype(first), device=first.device)
-        self._gradients, self._tail = self.flat[: sum(sizes)], self.flat[sum(sizes) :]
-        views = self._gradients.split(sizes)
-        self._views = [view.view_as(parameter) for view, parameter in zip(views, parameters, strict=True)]
-        self._wait: Callable[[], None] = lambda: None
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every gradient is there."""
-        return len(self.reached) == len(self.parameters)
-
-    @torch.no_grad()
-    def send(self, channel: Channel, num_samples: int) -> None:
-        """Start the sum over ranks."""
-        self.flat.zero_()
-        for view, parameter in zip(self._views, self.parameters, strict=True):
-            if num_samples and parameter.grad is not None:
-                view.copy_(parameter.grad).mul_(num_samples)
-        reached = [float(parameter in self.reached) for parameter in self.parameters]
-        self._tail.copy_(torch.tensor([*reached, num_samples]))
-        self._wait = channel.all_reduce(self.flat)
-
-    @torch.no_grad()
-    def receive(self) -> None:
-        """Wait for the sum and write the means back."""
-        self._wait()
-        *reached, num_samples = self._tail.tolist()
-        self._gradients.div_(max(1.0, num_samples))
-        for view, parameter, is_reached in zip(self._views, self.parameters, reached, strict=True):
-            if is_reached and parameter.grad is not None:
-                parameter.grad.copy_(view)
-            elif is_reached:
-                parameter.grad = view.to(parameter.dtype, copy=True)
-
-
-def _num_samples(arguments: Iterable[Any]) -> int:
-    for argument in arguments:
-        if isinstance(argument, Tensor) and argument.ndim:
-            return len(argument)
-        if isinstance(size := getattr(argument, "batch_size", None), int):
-            return size
-    raise ConfigError("a data-parallel model called without a tensor", "samples along a tensor's first dimension")

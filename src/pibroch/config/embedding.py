@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+import logging
+from collections.abc import Mapping
+from functools import lru_cache, reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, model_validator
 
 from pibroch.config.base import Section
+from pibroch.config.exchange import ExchangeSection, exchanges
 from pibroch.config.optimizer import SparseAdamConfig, SparseOptimizerConfig
+from pibroch.errors import ConfigError
 
 
 class UniformConfig(Section):
@@ -33,8 +39,20 @@ class ZerosConfig(Section):
 InitializerConfig = Annotated[UniformConfig | NormalConfig | ZerosConfig, Field(discriminator="name")]
 
 
-LOOKAHEAD_PLACEMENTS = ("row_wise", "table_wise")
-PlacementKind = Literal["table_wise", "table_wise_pooled", "row_wise", "column_wise", "replicated"]
+if TYPE_CHECKING:
+    ExchangeConfig = ExchangeSection
+else:
+    ExchangeConfig = Annotated[
+        reduce(or_, (spec.section for spec in exchanges().values())), Field(discriminator="name")
+    ]
+
+MOVED = {
+    "placement": "row_wise", "plan": None, "wire": "float32", "compress": False, "lookahead": None, "cache_rows": None,
+    "cache": "lrpp", "delayed_sync": True, "servers": None, "oracle": "replicated", "meet": None,
+}  # fmt: skip
+"""Keys that stood beside ``exchange`` before exchanges had sections of their own, and their defaults then."""
+
+logger = logging.getLogger(__name__)
 
 
 class EmbeddingConfig(Section):
@@ -43,61 +61,55 @@ class EmbeddingConfig(Section):
     Attributes:
         init: initial weights.
         optimizer: applied to each touched row; its ``weight_decay`` is the embedding regularisation.
-        exchange: how a minibatch gets its rows; ``auto`` is ``local`` for one process and ``alltoall`` for several;
-            ``lookahead`` reads batches ahead and keeps the rows that they need where they are needed next.
-        placement: which rank holds what, see :mod:`pibroch.planner.plan`: a kind for all tables, or kinds by table (``""`` for
-            those not named).
-        plan: a file that says it instead.
-        wire: the type in which rows and their gradients travel; ``float32`` is exact. With ``lookahead`` records that move for
-            good are float32 always.
-        compress: whether all of it travels compressed: the same numbers in a sixth fewer bytes, for some CPU.
-        lookahead: batches that ``lookahead`` reads ahead; when absent as many as the cache holds, 200 at most.
-        cache_rows: rows of other ranks that a rank can keep; when absent what fits into half of the free memory.
-        cache: which design of the cache (BagPipe, Sec. 3.3); the other two are there to be compared with.
-        delayed_sync: whether updates that the next step does not need cross beside it.
-        servers: embedding servers that hold the rows in place of the ranks; started on this machine with the run, unless
-            ``meet`` says where they are.
-        oracle: who plans: every rank for itself (``replicated``), or one process for all (``central``), started as servers are.
-        meet: ``tcp://host:port`` of servers and oracle that run already, see ``pibroch embedding-server --help``.
+        exchange: how a minibatch gets its rows, by name or as a table with the settings of that exchange: ``auto`` is ``local``
+            for one process and ``alltoall`` for several; ``lookahead`` reads batches ahead and keeps the rows that they need
+            where they are needed next.
     """
 
     init: InitializerConfig = NormalConfig(name="normal", std=0.01)
     optimizer: SparseOptimizerConfig = SparseAdamConfig(name="adam", lr=1e-3)
-    exchange: Literal["auto", "local", "alltoall", "lookahead"] = "auto"
-    placement: PlacementKind | dict[str, PlacementKind] = "row_wise"
-    plan: str | None = None
-    wire: Literal["float32", "bfloat16", "float16"] = "float32"
-    compress: bool = False
-    lookahead: int | None = Field(default=None, ge=1)
-    cache_rows: int | None = Field(default=None, ge=0)
-    cache: Literal["lrpp", "partitioned", "replicated"] = "lrpp"
-    delayed_sync: bool = True
-    servers: int | None = Field(default=None, ge=1)
-    oracle: Literal["replicated", "central"] = "replicated"
-    meet: str | None = None
+    exchange: SerializeAsAny[ExchangeConfig] = Field(default={"name": "auto"}, validate_default=True)
 
-    @model_validator(mode="after")
-    def _one_placement(self) -> Self:
-        if self.plan is not None and self.placement != "row_wise":
-            raise ValueError("takes `placement` or `plan`, not both")
-        if self.meet is not None and self.servers is None and self.oracle == "replicated":
-            raise ValueError(
-                "takes `meet` with `servers`, the number of those that meet there, or `oracle = 'central'`"
+    @model_validator(mode="before")
+    @classmethod
+    def _with_section(cls, raw: Any) -> Any:
+        return with_exchange_section(raw) if isinstance(raw, Mapping) else raw
+
+
+def with_exchange_section(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """An ``[embedding]`` table with a section for the exchange: a name alone becomes one, keys of earlier recipes move into it.
+
+    Raises:
+        ConfigError: for such a key that belongs to another exchange.
+    """
+    table = dict(raw)
+    section = table.get("exchange", {})
+    section = {"name": section} if isinstance(section, str) else section
+    if isinstance(section, Mapping):
+        section = {"name": "auto", **section}
+        moved = {key: table.pop(key) for key in MOVED if key in table}
+        table["exchange"] = section | _known(section["name"], moved)
+    return table
+
+
+def _known(name: str, moved: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the moved keys those that an exchange has; others may only have their defaults, or concern other exchanges alike."""
+    sections = {each: spec.section.model_fields for each, spec in exchanges().items()}
+    kept = {}
+    for key, value in moved.items():
+        owners = [each for each, fields in sections.items() if key in fields]
+        if key in sections.get(name, {}):
+            kept[key] = value
+        elif value != MOVED[key] and len(owners) == 1:
+            raise ConfigError(
+                f"`embedding.{key} = {value!r}`",
+                f"nothing, or `embedding.exchange = {owners[0]!r}`, which alone has it",
             )
-        return self
+        if value != MOVED[key]:
+            _warn_of_moved(key)
+    return kept
 
-    @field_validator("lookahead", "cache_rows", "cache", "delayed_sync", "servers", "oracle")
-    @classmethod
-    def _only_with_lookahead(cls, value: Any, info: ValidationInfo) -> Any:
-        assert info.field_name is not None
-        if value != cls.model_fields[info.field_name].default and info.data.get("exchange") != "lookahead":
-            raise ValueError("nothing, or `embedding.exchange = 'lookahead'`, which alone reads ahead")
-        return value
 
-    @field_validator("placement")
-    @classmethod
-    def _whole_rows(cls, value: Any, info: ValidationInfo) -> Any:
-        kinds = set(value.values()) if isinstance(value, dict) else {value}
-        if info.data.get("exchange") == "lookahead" and not kinds.issubset(LOOKAHEAD_PLACEMENTS):
-            raise ValueError(f"{' or '.join(LOOKAHEAD_PLACEMENTS)} with `embedding.exchange = 'lookahead'`")
-        return value
+@lru_cache
+def _warn_of_moved(key: str) -> None:
+    logger.warning("the recipe key `embedding.%s` is `embedding.exchange.%s` now; it is still read", key, key)

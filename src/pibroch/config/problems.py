@@ -49,12 +49,15 @@ def recipe_path(loc: tuple[int | str, ...], raw: Mapping[str, Any]) -> tuple[str
     """
     path: list[str] = []
     at: Any = raw
+    may_be_tag = True  # of the table that was entered last
     for part in loc:
-        is_tag = isinstance(at, Mapping) and part not in at and at.get("name") == part
-        if is_tag:
+        if may_be_tag and isinstance(at, Mapping) and at.get("name") == part:
+            may_be_tag = False
+            continue
+        if "[" in str(part):  # a type of which a value may be: `literal[...]`, `dict[...]`
             continue
         path.append(str(part))
-        at = at.get(part) if isinstance(at, Mapping) else None
+        at, may_be_tag = at.get(part) if isinstance(at, Mapping) else None, True
     return tuple(path)
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from pibroch.config.embedding import with_exchange_section
+from pibroch.config.exchange import exchanges
 from pibroch.config.problems import config_error
 from pibroch.config.run import RunConfig
 from pibroch.errors import ConfigError
@@ -18,7 +20,7 @@ _PACKAGE = Path(__file__).parents[1]
 # In a wheel the recipes lie inside the package, in a checkout at its root.
 _FOLDERS = (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes")
 # Tables whose keys depend on their `name`; all others keep their keys when it changes.
-_VARIANTS = ("optimizer", "init")
+_VARIANTS = ("optimizer", "init", "exchange")
 
 
 def recipe_names() -> list[str]:
@@ -67,6 +69,8 @@ def change_config(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 
 def check_config(raw: Mapping[str, Any], source: str) -> RunConfig:
     """Turn a merged recipe into a RunConfig; ``source`` names it in errors."""
+    if isinstance(embedding := raw.get("embedding"), Mapping):
+        raw = {**raw, "embedding": with_exchange_section(embedding)}
     try:
         return RunConfig.model_validate(raw)
     except ValidationError as error:
@@ -96,7 +100,8 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     """``base`` with the values of ``change``; tables are merged key by key.
 
-    An optimizer or initialiser whose ``name`` changes is replaced whole: the settings of one mean nothing to another.
+    An optimizer or initialiser whose ``name`` changes is replaced whole: the settings of one mean nothing to another. Of an
+    exchange's settings those stay that the other one has too.
     Of ``epochs`` and ``steps``, which exclude each other, the change's wins.
 
     >>> merge({"optimizer": {"name": "adam", "lr": 0.1}, "seed": 2}, {"optimizer": {"name": "sgd", "lr": 1.0}})
@@ -108,8 +113,15 @@ def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
             result.pop(other, None)
     for key, value in change.items():
         old = result.get(key)
+        if key in _VARIANTS and isinstance(old, str):
+            old = {"name": old}  # a name alone is a section without settings
+        if key in _VARIANTS and isinstance(value, str) and isinstance(old, Mapping):
+            value = {"name": value}
         if isinstance(old, Mapping) and isinstance(value, Mapping):
             is_other_variant = key in _VARIANTS and value.get("name", old.get("name")) != old.get("name")
+            if is_other_variant and key == "exchange" and value["name"] in exchanges():
+                shared = exchanges()[value["name"]].section.model_fields.keys() & old.keys()
+                value = {name: old[name] for name in shared} | dict(value)
             result[key] = value if is_other_variant else merge(old, value)
         else:
             result[key] = value

@@ -33,9 +33,9 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _one_meeting_place(self) -> Self:
-        places = {self.data.meet, self.embedding.meet} - {None}
+        places = {self.data.meet, self.embedding.exchange.rendezvous()} - {None}
         if len(places) > 1:
             raise ValueError(
-                "one meeting place for servers and processors, in `embedding.meet` and `data.meet` or in one of them"
+                "one meeting place for servers and processors, in `embedding.exchange.meet` and `data.meet` or in one of them"
             )
         return self

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pibroch.data.batch_check import check_batch, check_keyed
 from pibroch.errors import DataError
 
 
@@ -61,31 +62,26 @@ class JaggedBatch:
         return self.offsets[1:] - self.offsets[:-1]
 
     def validate(self) -> None:
-        """Check shapes and types.
+        """Check that kernels can read the batch: types, shapes, finite weights, offsets that rise from 0 to V.
+
+        Done when a batch is made and again by :meth:`select`, through which every batch enters an exchange: its tensors may
+        have been written to in between.
 
         Raises:
-            DataError: when a field does not fit the others.
+            DataError: when a field does not fit the others, or weights ask for a gradient that they would not get.
         """
-        size, bags = self.batch_size, len(self.keys) * self.batch_size
-        _need(self.dense.ndim == 2 and len(self.dense) == size, f"dense {list(self.dense.shape)}", f"[{size}, n]")
-        _need(self.dense.dtype == torch.float32, f"dense of {self.dense.dtype}", "float32")
-        _need(self.labels.ndim == 1, f"labels {list(self.labels.shape)}", "[B]")
-        _need(self.values.dtype == torch.int64 and self.values.ndim == 1, f"values of {self.values.dtype}", "int64 [V]")
-        _need(self.offsets.dtype == torch.int64, f"offsets of {self.offsets.dtype}", "int64")
-        _need(self.offsets.numel() == bags + 1, f"{self.offsets.numel()} offsets", f"F * B + 1 = {bags + 1}")
-        _need(int(self.offsets[0]) == 0, f"first offset {int(self.offsets[0])}", "0")
-        _need(bool((self.lengths() >= 0).all()), "falling offsets", "offsets that never fall")
-        _need(int(self.offsets[-1]) == self.values.numel(), f"last offset {int(self.offsets[-1])}",
-              f"the number of values, {self.values.numel()}")  # fmt: skip
-        if self.weights is not None:
-            _need(self.weights.shape == self.values.shape, f"weights {list(self.weights.shape)}", "one per value")
+        check_batch(self)
+
+    def __post_init__(self) -> None:
+        self.validate()
 
     def select(self, keys: tuple[str, ...]) -> JaggedBatch:
-        """The batch with exactly these features in this order; itself when that is what it holds.
+        """The batch with exactly these features in this order; itself when that is what it holds. One may stand there twice.
 
         Raises:
-            DataError: when a feature is not in the batch.
+            DataError: when a feature is not in the batch, or :meth:`validate` refuses it.
         """
+        self.validate()
         if keys == self.keys:
             return self
         place = {key: index for index, key in enumerate(self.keys)}
@@ -99,7 +95,18 @@ class JaggedBatch:
         torch.cumsum(lengths, 0, out=offsets[1:])
         values = torch.cat([self.values[begin:end] for begin, end in spans])
         weights = None if self.weights is None else torch.cat([self.weights[begin:end] for begin, end in spans])
-        return replace(self, keys=keys, values=values, offsets=offsets, weights=weights)
+        return self._with_parts(keys, values, offsets, weights)
+
+    def _with_parts(
+        self, keys: tuple[str, ...], values: Tensor, offsets: Tensor, weights: Tensor | None
+    ) -> JaggedBatch:
+        """Parts of this batch, which was checked, are not checked again: a table in blocks of columns reads a feature twice."""
+        made = object.__new__(JaggedBatch)
+        for name in self.__slots__:
+            object.__setattr__(made, name, getattr(self, name))
+        for name, part in (("keys", keys), ("values", values), ("offsets", offsets), ("weights", weights)):
+            object.__setattr__(made, name, part)
+        return made
 
     def with_empty(self, keys: tuple[str, ...]) -> JaggedBatch:
         """The batch with further features, all of whose bags are empty."""
@@ -131,7 +138,8 @@ class JaggedBatch:
         Missing ``dense`` becomes ``[B, 0]``, missing ``labels`` zeros.
 
         Raises:
-            DataError: when the object lacks one of these methods or its lengths do not divide by its keys.
+            DataError: when the object lacks one of these methods, its keys differ in their number of samples, or
+                :meth:`validate` refuses what it holds.
         """
         methods: list[Callable[[], Any] | None] = [
             getattr(jagged, name, None) for name in ("keys", "values", "lengths")
@@ -143,16 +151,13 @@ class JaggedBatch:
                 "wrap the ids in pibroch.JaggedBatch or torchrec.KeyedJaggedTensor",
             )
         keys, values, lengths = (method() for method in methods if method is not None)
-        if len(keys) == 0 or lengths.numel() % len(keys):
-            raise DataError(
-                f"{lengths.numel()} lengths for {len(keys)} keys", "the same number of samples for each key"
-            )
+        check_keyed(jagged, keys, values, lengths)
         size = lengths.numel() // len(keys)
         offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int64)
         torch.cumsum(lengths, 0, out=offsets[1:])
         weights_or_none = getattr(jagged, "weights_or_none", None)
         weights = weights_or_none() if callable(weights_or_none) else None
-        batch = cls(
+        return cls(
             torch.empty(size, 0) if dense is None else dense,
             tuple(keys),
             values.to(torch.int64),
@@ -160,13 +165,6 @@ class JaggedBatch:
             torch.zeros(size) if labels is None else labels,
             weights,
         )
-        batch.validate()
-        return batch
-
-
-def _need(right: bool, got: str, need: str) -> None:
-    if not right:
-        raise DataError(f"a batch with {got}", need, "build batches with pibroch's loader or JaggedBatch.from_*")
 
 
 @lru_cache(maxsize=64)

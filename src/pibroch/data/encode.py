@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.data.parse import field_codes
+from pibroch.data.parse import Fields, item_codes
 from pibroch.data.schema import CategoricalFeature
-from pibroch.data.text import EMPTY_CODE, Bytes, Positions, parse_numbers
+from pibroch.data.text import EMPTY_CODE, parse_numbers
 from pibroch.data.transform import FIRST_ROW, MISSING_ROW, UNKNOWN_ROW, log_bin_rows
 from pibroch.errors import DataError
 from pibroch.kernels.policy import kernel
 
 _EMPTY_SLOT = -1
+_LISTS = (list, tuple, np.ndarray)
 
 
 class FeatureEncoder:
@@ -54,15 +55,19 @@ class FeatureEncoder:
     def encode(self, values: Iterable[object]) -> tuple[NDArray[np.int32], NDArray[np.int64] | None]:
         """Rows of raw values, and ids per value where the feature is multi-hot (else ``None``).
 
-        ``None`` and the empty string are missing. A multi-hot value is a list, or text with the feature's delimiter.
+        ``None`` and the empty string are missing. A multi-hot value is a list, whose items are taken as they are, or text with
+        the feature's delimiter.
 
         Raises:
-            DataError: when a binned feature gets what is no finite number.
+            DataError: when a binned feature gets what is no finite number, or a feature that is not multi-hot a list.
         """
         if self.feature.binning is not None:
             return log_bin_rows(raw_numbers(self.feature.column, values)).astype(np.int32), None
-        codes = field_codes(self.feature, _fields(values, self.feature.delimiter))
-        return self.rows(codes.values), codes.lengths
+        if not self.feature.multi_hot:
+            return self.rows(item_codes(self.feature, _fields(self.feature.column, values))), None
+        bags = [_items(value, self.feature.delimiter) for value in values]
+        fields = _fields(self.feature.column, [item for bag in bags for item in bag])
+        return self.rows(item_codes(self.feature, fields)), np.array([len(bag) for bag in bags], np.int64)
 
 
 def raw_numbers(column: str, values: Iterable[object]) -> NDArray[np.float64]:
@@ -72,7 +77,7 @@ def raw_numbers(column: str, values: Iterable[object]) -> NDArray[np.float64]:
         DataError: when a value is no finite number; names ``column``, the sample and the value.
     """
     values = list(values)
-    numbers, good = parse_numbers(*_fields(values))
+    numbers, good = parse_numbers(*_fields(column, values))
     if not good.all():
         wrong = int(np.flatnonzero(~good)[0])
         raise DataError(
@@ -84,25 +89,34 @@ def raw_numbers(column: str, values: Iterable[object]) -> NDArray[np.float64]:
     return found
 
 
-def _fields(values: Iterable[object], delimiter: str = "|") -> tuple[Bytes, Positions, Positions]:
+def _fields(column: str, values: Iterable[object]) -> Fields:
     """Values as fields of one text: the text, starts and ends."""
-    texts = [raw_text(value, delimiter) for value in values]
+    values = list(values)
+    if lists := [place for place, value in enumerate(values) if isinstance(value, _LISTS)]:
+        need = "one value a sample, or `multi_hot = true` in the schema"
+        raise DataError(f"a list as {column} of sample {lists[0]}", need, "correct the value or the schema")
+    texts = [raw_text(value) for value in values]
     borders = np.concatenate([[0], np.cumsum([len(text) for text in texts])]).astype(np.int64)
     return np.frombuffer(b"".join(texts) or b" ", np.uint8), borders[:-1], borders[1:]
 
 
-def raw_text(value: object, delimiter: str = "|") -> bytes:
-    """A value as a text file would hold it.
+def _items(value: object, delimiter: str) -> Sequence[object]:
+    if isinstance(value, _LISTS):
+        return list(value)
+    text = raw_text(value).decode()
+    return text.split(delimiter) if text else []
 
-    >>> raw_text(None), raw_text(True), raw_text(1.5), raw_text(["a", 2])
-    (b'', b'1', b'1.5', b'a|2')
+
+def raw_text(value: object) -> bytes:
+    """A single value as a text file would hold it.
+
+    >>> raw_text(None), raw_text(True), raw_text(1.5)
+    (b'', b'1', b'1.5')
     """
     if value is None:
         return b""
     if isinstance(value, bool):
         return b"1" if value else b"0"
-    if isinstance(value, list | tuple):
-        return delimiter.encode().join(raw_text(item) for item in value)
     return str(value).encode()
 
 

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.data.layout import ITEM_END, Layout, hint_for_header, hint_for_record, shown
+from pibroch.data.quotes import find_swallowed
 from pibroch.data.schema import CategoricalFeature, Schema
-from pibroch.data.text import Bytes, Positions, find_fields, hash_fields, parse_numbers, split_items
+from pibroch.data.text import RECORD_ITEMS, Bytes, Positions, find_fields, hash_fields, parse_numbers, split_items
 from pibroch.data.transform import FIRST_ROW, MISSING_ROW, UNKNOWN_ROW, log_bin_rows, transform_dense
 from pibroch.errors import DataError
 
 _SHOWN_BAD_RECORDS = 5
-_Fields = tuple[Bytes, Positions, Positions]
+Fields = tuple[Bytes, Positions, Positions]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class Codes:
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:
-    """A record that was left out, and why."""
+    """A record that was left out, where it begins, and why."""
 
     line: int
     reason: str
@@ -39,7 +41,10 @@ class BadRecord:
 
 @dataclass(frozen=True, slots=True)
 class ParsedPiece:
-    """The good records of a piece, and what is known of the bad ones (the first few are kept)."""
+    """The good records of a piece, and what is known of the bad ones.
+
+    The first few bad ones are kept. Where quotes that are not closed have swallowed records, ``num_bad`` counts these.
+    """
 
     labels: NDArray[np.uint8]
     dense: tuple[NDArray[np.float32], ...]
@@ -54,17 +59,21 @@ class PieceParser:
     Args:
         schema: the features wanted.
         columns: the columns of the source, in order.
+        layout: of the source's text; by default as the schema says.
 
     Raises:
-        DataError: when the source lacks a column.
+        DataError: when the source lacks a column, or has two of that name.
     """
 
-    def __init__(self, schema: Schema, columns: tuple[str, ...]) -> None:
+    def __init__(self, schema: Schema, columns: tuple[str, ...], layout: Layout | None = None) -> None:
+        self._layout = layout or Layout(schema.separator, schema.quotes)
         used = schema.used_columns()
+        got = f"the columns {shown(', '.join(columns), 160)}"
         if missing := [column for column in used if column not in columns]:
-            raise DataError(
-                f"the columns {', '.join(columns)[:160]}", f"a column `{missing[0]}`", "correct the schema or the file"
-            )
+            hint = hint_for_header(columns, self._layout.separator, used)
+            raise DataError(got, f"a column `{missing[0]}`", hint or "correct the schema or the file")
+        if twice := [column for column in used if columns.count(column) > 1]:
+            raise DataError(got, f"one column `{twice[0]}`, not {columns.count(twice[0])}", "rename the others")
         self._schema, self._columns = schema, columns
         self._place = {column: place for place, column in enumerate(used)}
         self._wanted = np.array([self._place.get(column, -1) for column in columns], np.int64)
@@ -73,19 +82,28 @@ class PieceParser:
         self._numeric = tuple(dict.fromkeys([schema.label, *numeric]))
 
     def parse(self, text: bytes, first_line: int = 1) -> ParsedPiece:
-        """Parse whole records; ``first_line`` is the number of the first line, for messages."""
+        """Parse whole records; ``first_line`` is the number of the first line, or row, for messages."""
         buffer = np.frombuffer(text, np.uint8).copy()
         capacity = text.count(b"\n") + 1
         bounds = np.zeros((capacity, len(self._place), 2), np.int64)
-        records = np.empty((capacity, 4), np.int64)
-        separator = ord(self._schema.separator)
-        count = find_fields(buffer, separator, self._schema.quotes, self._wanted, bounds, records)
+        records = np.empty((capacity, RECORD_ITEMS), np.int64)
+        separator, is_text = ord(self._layout.separator), self._layout.unit == "line"
+        count = find_fields(buffer, separator, self._layout.quotes, self._wanted, bounds, records)
         bounds, records = bounds[:count], records[:count]
         numbers, checks = self._numbers(buffer, bounds, records)
+        num_inside = np.ones(count, np.int64)
+        if is_text and self._layout.quotes:
+            numeric = [self._columns.index(column) for column in self._numeric]
+            swallowed = find_swallowed(text, records, separator, len(self._columns), numeric)
+            checks.insert(0, (~swallowed.records, swallowed.why))
+            num_inside = swallowed.num_inside
         good = np.logical_and.reduce([passed for passed, _ in checks])
         bad = np.flatnonzero(~good)
-        shown = tuple(
-            BadRecord(first_line + int(records[i, 3]), next(why(i) for passed, why in checks if not passed[i]))
+        kept = tuple(
+            BadRecord(
+                first_line + int(records[i, 3] if is_text else i),
+                next(why(i) for passed, why in checks if not passed[i]),
+            )
             for i in bad[:_SHOWN_BAD_RECORDS]
         )
         if len(bad):
@@ -95,8 +113,8 @@ class PieceParser:
             numbers[schema.label].astype(np.uint8),
             tuple(transform_dense(numbers[feature.column], feature.transform) for feature in schema.dense),
             tuple(self._codes(feature, buffer, bounds, numbers) for feature in schema.categorical),
-            len(bad),
-            shown,
+            int(num_inside[bad].sum()),
+            kept,
         )
 
     def _numbers(self, buffer: Bytes, bounds: Positions, records: Positions) -> tuple[
@@ -105,22 +123,26 @@ class PieceParser:
         """The numeric columns, and for each check its result per record with the reason when it failed."""
         need = len(self._columns)
         checks: list[tuple[NDArray[np.bool_], Callable[[int], str]]] = [
-            (records[:, 2] == need, lambda i: f"{records[i, 2]} columns instead of {need}")
+            (records[:, 2] == need, lambda i: f"{records[i, 2]} columns instead of {need}{hint(i)}")
         ]
         values: dict[str, NDArray[np.float64]] = {}
 
-        def shown(i: int, column: str) -> str:
+        def value(i: int, column: str) -> str:
             start, end = bounds[i, self._place[column]]
-            return f"`{buffer[start : min(end, start + 40)].tobytes().decode('utf-8', 'replace')}` as {column}"
+            return f"`{shown(buffer[start : min(end, start + 80)].tobytes().decode('utf-8', 'replace'))}` as {column}"
+
+        def hint(i: int) -> str:
+            record = buffer[records[i, 0] : records[i, 1]].tobytes().decode("utf-8", "replace")
+            return hint_for_record(record, self._layout.separator, need)
 
         for column in self._numeric:
             place = self._place[column]
             values[column], good = parse_numbers(buffer, bounds[:, place, 0], bounds[:, place, 1])
             if column == self._schema.label:
                 is_label = good & ((values[column] == 0) | (values[column] == 1))
-                checks.append((is_label, lambda i, c=column: f"{shown(i, c)}, a label must be 0 or 1"))  # type: ignore[misc]
+                checks.append((is_label, lambda i, c=column: f"{value(i, c)}, a label must be 0 or 1"))  # type: ignore[misc]
             else:
-                checks.append((good, lambda i, c=column: f"{shown(i, c)}, a finite number is needed"))  # type: ignore[misc]
+                checks.append((good, lambda i, c=column: f"{value(i, c)}, a finite number is needed"))  # type: ignore[misc]
         return values, checks
 
     def _codes(
@@ -129,21 +151,34 @@ class PieceParser:
         if feature.binning == "log":
             return Codes(log_bin_rows(numbers[feature.column]).astype(np.uint64))
         place = self._place[feature.column]
-        return field_codes(feature, (buffer, bounds[:, place, 0], bounds[:, place, 1]))
+        is_list = feature.column in self._layout.lists
+        return field_codes(feature, (buffer, bounds[:, place, 0], bounds[:, place, 1]), is_list)
 
 
-def field_codes(feature: CategoricalFeature, fields: _Fields) -> Codes:
-    """Codes of raw fields ``(text, starts [R], ends [R])``; the one path for preparation and serving."""
-    text, starts, ends = fields
-    lengths = None
-    if feature.multi_hot:
-        lengths, starts, ends = split_items(text, starts, ends, ord(feature.delimiter))
+def field_codes(feature: CategoricalFeature, fields: Fields, is_list: bool = False) -> Codes:
+    """Codes of raw fields ``(text, starts [R], ends [R])``.
+
+    Args:
+        feature: what the schema says of them.
+        fields: split into items where the feature is multi-hot.
+        is_list: each item ends with ``ITEM_END``, whatever the feature's delimiter is.
+    """
+    if not feature.multi_hot:
+        return Codes(item_codes(feature, fields))
+    lengths, starts, ends = split_items(*fields, ord(ITEM_END if is_list else feature.delimiter), is_list)
+    return Codes(item_codes(feature, (fields[0], starts, ends)), lengths)
+
+
+def item_codes(feature: CategoricalFeature, items: Fields) -> NDArray[np.uint64]:
+    """Codes of single values; the one path for preparation and serving."""
+    text, starts, ends = items
     if feature.characters is not None:
         first, last = feature.characters
         starts, ends = np.minimum(starts + first, ends), np.minimum(starts + last, ends)
     if feature.encoding == "integer":
-        return Codes(_integer_rows(feature, text, starts, ends), lengths)
-    return Codes(hash_fields(text, starts, ends), lengths)
+        return _integer_rows(feature, text, starts, ends)
+    codes: NDArray[np.uint64] = hash_fields(text, starts, ends)
+    return codes
 
 
 def _integer_rows(feature: CategoricalFeature, text: Bytes, starts: Positions, ends: Positions) -> NDArray[np.uint64]:

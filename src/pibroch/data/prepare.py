@@ -10,7 +10,7 @@ All happens in ``OUT.partial``; the dataset appears under its name in one step a
 
 from __future__ import annotations
 
-import shutil
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -20,9 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.data import health
+from pibroch.data.dataset import EncodedDataset
 from pibroch.data.encode import FeatureEncoder
 from pibroch.data.parse import ParsedPiece, PieceParser
-from pibroch.data.publish import publish, refuse_existing, work_folder
+from pibroch.data.publish import clear, publish, refuse_existing, work_folder
 from pibroch.data.schema import Schema
 from pibroch.data.sources import Place, Source
 from pibroch.data.splits import SPLITS, SplitRule
@@ -33,6 +35,7 @@ from pibroch.data.writer import DatasetWriter, EncodedRows, Totals
 from pibroch.errors import DataError
 from pibroch.version import __version__
 
+logger = logging.getLogger(__name__)
 Progress = Callable[[str, float], None]
 """Called with the stage's name and the fraction of it that is done."""
 
@@ -69,12 +72,14 @@ class PrepareReport:
         num_rows: of each feature's table.
         num_bad: malformed records that were left out.
         bad: the first of them, with file, line and reason.
+        warnings: what is probably not meant so, see :mod:`pibroch.data.health`; logged, too.
     """
 
     samples: dict[str, int]
     num_rows: dict[str, int]
     num_bad: int
     bad: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 def prepare(
@@ -107,8 +112,11 @@ def prepare(
         writer.finish(num_rows, provenance)
         (work / "dataset" / _DONE).unlink(missing_ok=True)
         publish(work / "dataset", out)
-        shutil.rmtree(work)
-    return PrepareReport(dict(writer.totals.samples), num_rows, spool.num_bad, bad)
+        clear(work)
+    warnings = tuple(health.warnings(EncodedDataset.open(out)))
+    for warning in warnings:
+        logger.warning(warning)
+    return PrepareReport(dict(writer.totals.samples), num_rows, spool.num_bad, bad, warnings)
 
 
 def _signature(sources: Sequence[Source], schema: Schema, options: PrepareOptions) -> dict[str, Any]:
@@ -130,11 +138,11 @@ def _parse(
     for number, source in enumerate(sources):
         if last is not None and number < last.source:
             continue
-        parser = PieceParser(schema, source.columns)
+        parser = PieceParser(schema, source.columns, source.layout)
         start = last.end if last is not None and number == last.source else Place()
         for piece in source.pieces(start, options.piece_bytes):
             parsed = parser.parse(piece.text, piece.start.line + 1)
-            spool.append(parsed, number, source.path, piece.end)
+            spool.append(parsed, number, f"{source.path} {source.layout.unit}", piece.end)
             if parsed.num_bad > _HOPELESS * (parsed.num_bad + len(parsed.labels)):
                 _refuse_bad(spool, options.max_bad_fraction)
             progress("parse", (number + piece.fraction) / len(sources))

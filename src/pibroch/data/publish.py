@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +16,7 @@ from pibroch.data.writer import MANIFEST
 from pibroch.errors import DataError
 
 log = logging.getLogger(__name__)
+_LOCK = "lock"
 
 
 def refuse_existing(out: Path, overwrite: bool) -> None:
@@ -45,10 +46,10 @@ def work_folder(work: Path, signature: dict[str, Any] | None) -> Iterator[None]:
     plan = work / "plan.json"
     with storage_errors(work):
         work.mkdir(parents=True, exist_ok=True)
-        lock = os.open(work / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        lock = os.open(work / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take(lock)
         except OSError as error:
             raise DataError(f"{work}, in which another process works", "one at a time", "wait for it") from error
         if signature is None or read_json_lines(plan) != [signature]:
@@ -64,3 +65,33 @@ def work_folder(work: Path, signature: dict[str, Any] | None) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
+        if work.exists() and all(path.name == _LOCK for path in work.iterdir()):
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def clear(work: Path) -> None:
+    """Remove what a finished preparation leaves in its work folder, and the folder; within :func:`work_folder`."""
+    with storage_errors(work):
+        for path in work.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != _LOCK:
+                path.unlink()
+        if sys.platform != "win32":  # where an open file cannot be removed: the folder goes when its lock is closed
+            shutil.rmtree(work)
+
+
+def _take(lock: int) -> None:
+    """Lock a file for this process until it is closed.
+
+    Raises:
+        OSError: when another process has it.
+    """
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(lock, msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

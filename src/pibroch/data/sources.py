@@ -1,4 +1,4 @@
-"""Raw files as pieces of text that hold whole records: plain, gzip, zstd (told apart by their first bytes) and Parquet.
+"""Raw text files as pieces that hold whole records: plain, gzip and zstd, told apart by their first bytes.
 
 Memory is bounded by the piece, whatever the file's size. A piece says where the next one begins, so that reading can
 go on there in another process.
@@ -14,17 +14,27 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 import numpy as np
-import polars as pl
 import zstandard
 
+from pibroch.data.layout import Layout
 from pibroch.data.text import complete_records_end
 from pibroch.errors import DataError
 
 _READ_BYTES = 1 << 18
 _LONGEST_RECORD_PIECES = 4
-_PARQUET_ROWS = 65_536
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_OTHER_FORMATS = {
+    b"PAR1": ("a Parquet file", "use `pibroch data prepare parquet`"),
+    b"\xff\xfe": ("UTF-16 text", "convert it to UTF-8"),
+    b"\xfe\xff": ("UTF-16 text", "convert it to UTF-8"),
+    b"PK\x03\x04": ("a zip archive or a spreadsheet", "unpack it, or export it as CSV"),
+    b"BZh": ("compressed by bzip2", "unpack it, or compress it with gzip or zstd"),
+    b"\xfd7zXZ": ("compressed by xz", "unpack it, or compress it with gzip or zstd"),
+    b"ARROW1": ("an Arrow file", "convert it to Parquet"),
+    b"ORC": ("an ORC file", "convert it to Parquet"),
+    b"Obj\x01": ("an Avro file", "convert it to Parquet"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +61,17 @@ class Piece:
 
 
 class Source(Protocol):
-    """A file of records."""
+    """A file of records.
+
+    Attributes:
+        path: of the file.
+        columns: names of the columns of the text, in their order.
+        layout: of the text.
+    """
 
     path: Path
     columns: tuple[str, ...]
+    layout: Layout
 
     def pieces(self, start: Place, piece_bytes: int) -> Iterator[Piece]:
         """Whole records from ``start`` on, in pieces of about ``piece_bytes``."""
@@ -71,13 +88,14 @@ class TextSource:
         columns: names of the columns where the file has no header.
 
     Raises:
-        DataError: when the file is missing, a folder, empty, or damaged.
+        DataError: when the file is missing, a folder, empty, damaged, or no text.
     """
 
     def __init__(self, path: Path, separator: str, quotes: bool, columns: tuple[str, ...] | None = None) -> None:
-        self.path, self._separator, self._quotes = path, separator, quotes
-        self._size = _existing(path).stat().st_size
+        self.path, self.layout = path, Layout(separator, quotes)
+        self._size = existing(path).stat().st_size
         self._start = Place()
+        self._refuse_other_formats()
         if columns is not None:
             self.columns = columns
             return
@@ -87,13 +105,13 @@ class TextSource:
 
     def first_records(self, count: int) -> list[list[str]]:
         """The fields of the first lines, the header's among them (for inference; quoted newlines are not honoured)."""
-        return [split_record(line, self._separator, self._quotes) for line in self._lines(count)]
+        return [split_record(line, self.layout.separator, self.layout.quotes) for line in self._lines(count)]
 
     def pieces(self, start: Place, piece_bytes: int) -> Iterator[Piece]:
         """See :class:`Source`. Going on in a compressed file reads it from its start without parsing.
 
         Raises:
-            DataError: when the file is damaged or one record is longer than four pieces.
+            DataError: when the file is damaged or one record is longer than four pieces; names the line where it begins.
         """
         start = max(start, self._start, key=lambda place: place.offset)
         with self.path.open("rb") as file:
@@ -106,9 +124,9 @@ class TextSource:
                 end = len(data) if is_last else self._records_end(data)
                 if end == 0 and not is_last and len(data) >= _LONGEST_RECORD_PIECES * piece_bytes:
                     raise DataError(
-                        f"a record of more than {len(data):,} bytes in {self.path} after line {start.line}",
+                        f"a record of more than {len(data):,} bytes that begins in line {start.line + 1} of {self.path}",
                         "records of ordinary length",
-                        "look for an opening quote that is never closed",
+                        "look there for an opening quote that is never closed",
                     )
                 if end:
                     text, rest = data[:end], data[end:]
@@ -121,9 +139,22 @@ class TextSource:
                     return
 
     def _records_end(self, data: bytes) -> int:
-        if self._quotes and b'"' in data:
-            return int(complete_records_end(np.frombuffer(data, np.uint8), ord(self._separator)))
+        if self.layout.quotes and b'"' in data:
+            return int(complete_records_end(np.frombuffer(data, np.uint8), ord(self.layout.separator)))
         return data.rfind(b"\n") + 1
+
+    def _refuse_other_formats(self) -> None:
+        with self.path.open("rb") as file:
+            begin = _Stream(file, self.path).read(_READ_BYTES)
+        for magic, (kind, do) in _OTHER_FORMATS.items():
+            if begin.startswith(magic):
+                raise DataError(f"{self.path}, which is {kind}", "delimited text, plain or by gzip or zstd", do)
+        if b"\0" in begin.partition(b"\n")[0]:
+            raise DataError(
+                f"{self.path}, which has zero bytes in its first line",
+                "delimited text in UTF-8",
+                "check the file's format",
+            )
 
     def _lines(self, count: int) -> Iterator[bytes]:
         with self.path.open("rb") as file:
@@ -132,45 +163,6 @@ class TextSource:
         if not data.strip():
             raise DataError(f"{self.path}, which is empty", "at least one record", "check how the file was made")
         yield from data.splitlines(keepends=True)[:count]
-
-
-class ParquetSource:
-    """A Parquet file; each batch of rows becomes CSV text, so that a value has the same code as in a CSV file.
-
-    Args:
-        path: the file.
-        separator: the byte between columns of the text.
-        delimiters: the delimiter of each multi-hot column; lists are joined with it.
-
-    Raises:
-        DataError: when the file is missing or no Parquet.
-    """
-
-    def __init__(self, path: Path, separator: str, delimiters: dict[str, str]) -> None:
-        self.path, self._separator = _existing(path), separator
-        try:
-            self._frame = pl.scan_parquet(path, glob=False)
-            types = self._frame.collect_schema()
-            self._num_rows = int(self._frame.select(pl.len()).collect().item())
-        except (pl.exceptions.PolarsError, OSError) as error:
-            raise _no_parquet(path, error) from error
-        self.columns = tuple(types.names())
-        self._expressions = [_as_text(name, kind, delimiters.get(name, "|")) for name, kind in types.items()]
-        if not self._num_rows:
-            raise DataError(f"{path}, which has no rows", "at least one record", "check how the file was made")
-
-    def pieces(self, start: Place, piece_bytes: int) -> Iterator[Piece]:
-        """See :class:`Source`; rows that follow each other are read together, about ``piece_bytes`` of text."""
-        row, num_rows = start.offset, min(_PARQUET_ROWS, max(1, piece_bytes // 256))
-        while row < self._num_rows:
-            try:
-                batch = self._frame.slice(row, num_rows).select(self._expressions).collect()
-            except (pl.exceptions.PolarsError, OSError) as error:
-                raise _no_parquet(self.path, error) from error
-            text = batch.write_csv(separator=self._separator, include_header=False).encode()
-            end = Place(row + batch.height, row + batch.height)
-            yield Piece(text, Place(row, row), end, end.offset / self._num_rows)
-            row = end.offset
 
 
 class _Decoder(Protocol):
@@ -247,7 +239,8 @@ def _new_zstd_decoder() -> Any:
     return zstandard.ZstdDecompressor().decompressobj()
 
 
-def _existing(path: Path) -> Path:
+def existing(path: Path) -> Path:
+    """The path of a file that is there, else a DataError."""
     if not path.is_file():
         got = f"{path}, which is a folder" if path.is_dir() else f"no file {path}"
         raise DataError(got, "a readable file", "check the path")
@@ -264,20 +257,3 @@ def split_record(line: bytes, separator: str, quotes: bool) -> list[str]:
     if not quotes or '"' not in text:
         return text.split(separator)
     return next(csv.reader([text], delimiter=separator))
-
-
-def _no_parquet(path: Path, error: Exception) -> DataError:
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    return DataError(
-        f"{path}: {reason}", "a sound Parquet file", "check the file and the format given to `data prepare`"
-    )
-
-
-def _as_text(name: str, kind: pl.DataType, delimiter: str) -> pl.Expr:
-    column = pl.col(name)
-    if isinstance(kind, pl.List | pl.Array):
-        items = column.arr.to_list() if isinstance(kind, pl.Array) else column
-        return items.list.eval(pl.element().cast(pl.String)).list.join(delimiter)
-    if isinstance(kind, pl.Boolean):
-        return column.cast(pl.Int8)
-    return column

@@ -62,8 +62,8 @@ class Spool:
         """The first records that were left out."""
         return [text for piece in self.pieces for text in piece.bad][:count]
 
-    def append(self, parsed: ParsedPiece, source: int, path: Path, end: Place) -> None:
-        """Write a piece and note that it is whole.
+    def append(self, parsed: ParsedPiece, source: int, place: str, end: Place) -> None:
+        """Write a piece and note that it is whole; ``place`` goes before the number of a bad record's line or row.
 
         Raises:
             StorageError: when the disk refuses.
@@ -77,7 +77,7 @@ class Spool:
         target = self._path(len(self.pieces))
         with storage_errors(target):
             np.savez(target, **arrays)  # type: ignore[arg-type] # arrays are keywords
-        bad = tuple(f"{path} line {record.line}: {record.reason}" for record in parsed.bad)
+        bad = tuple(f"{place} {record.line}: {record.reason}" for record in parsed.bad)
         piece = SpooledPiece(source, end, len(parsed.labels), parsed.num_bad, bad)
         append_json_line(self._index, asdict(piece))
         self.pieces.append(piece)

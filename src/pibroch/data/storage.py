@@ -41,7 +41,7 @@ class ArrayFile:
         self.path, self._dtype = path, np.dtype(dtype).newbyteorder("<")
         with storage_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
 
     def write_at(self, position: int, values: NDArray[Any]) -> None:
         """Write items from item ``position`` on."""
@@ -49,7 +49,7 @@ class ArrayFile:
         offset = position * self._dtype.itemsize
         with storage_errors(self.path):
             while data:
-                written = os.pwrite(self._descriptor, data, offset)
+                written = _write_at(self._descriptor, data, offset)
                 data, offset = data[written:], offset + written
 
     def close(self, num_items: int) -> None:
@@ -58,6 +58,13 @@ class ArrayFile:
             os.ftruncate(self._descriptor, num_items * self._dtype.itemsize)
             os.fsync(self._descriptor)
             os.close(self._descriptor)
+
+
+def _write_at(descriptor: int, data: memoryview, offset: int) -> int:
+    if hasattr(os, "pwrite"):
+        return int(os.pwrite(descriptor, data, offset))
+    os.lseek(descriptor, offset, os.SEEK_SET)  # Windows
+    return os.write(descriptor, data)
 
 
 def write_json(path: Path, content: Any) -> None:

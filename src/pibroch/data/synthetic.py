@@ -7,7 +7,6 @@ are ordered by popularity.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from itertools import cycle
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.data.planted import Planted, calibrated, draw_effects, sigmoid
-from pibroch.data.publish import publish, refuse_existing, work_folder
+from pibroch.data.publish import clear, publish, refuse_existing, work_folder
 from pibroch.data.sampling import alias_table, draw_ids, stream_keys, uniform
 from pibroch.data.schema import CategoricalFeature, DenseFeature, Schema
 from pibroch.data.skew import CRITEO_SKEW, rank_probabilities
@@ -104,7 +103,7 @@ def synthesize(
         writer.finish(generator.num_rows, provenance, truth)
         write_json(work / "dataset" / "truth.json", truth)
         publish(work / "dataset", out)
-        shutil.rmtree(work)
+        clear(work)
     return truth
 
 

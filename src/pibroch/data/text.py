@@ -26,20 +26,34 @@ _MIX_1 = np.uint64(0xFF51AFD7ED558CCD)
 _MIX_2 = np.uint64(0xC4CEB9FE1A85EC53)
 _SHIFT = np.uint64(33)
 _MAX_MANTISSA = 10**17
+_FIELD_START, _PLAIN, _QUOTED, _QUOTE_SEEN = range(4)
+
+RECORD_ITEMS = 6
+"""Numbers that :func:`find_fields` gives for each record."""
+NOT_CLOSED, TEXT_AFTER_QUOTE = 1, 2
+"""What may be wrong with a record's quotes."""
 
 
 @kernel
 def complete_records_end(text: Bytes, separator: int) -> int:
-    """End of the last complete record of quoted text, 0 when there is none: a newline inside quotes ends nothing."""
-    end, at_start, quoted_field, quoted = 0, True, False, False
+    """End of the last complete record of quoted text, 0 when there is none: a newline inside quotes ends nothing.
+
+    Reads quotes as :func:`find_fields` does, so that both see the same records.
+    """
+    end, state = 0, _FIELD_START
     for position in range(len(text)):
         byte = text[position]
-        if byte == QUOTE and (at_start or quoted_field):
-            quoted_field, quoted = True, not quoted  # a doubled quote closes and opens again
-        elif not quoted and byte == NEWLINE:
-            end = position + 1
-        at_start = not quoted and byte in (separator, NEWLINE)
-        quoted_field = quoted_field and not at_start
+        if state == _QUOTED:
+            if byte == QUOTE:
+                state = _QUOTE_SEEN
+        elif byte == QUOTE and state != _PLAIN:
+            state = _QUOTED  # opens a field, or is the second of a doubled quote
+        elif byte in (separator, NEWLINE):
+            state = _FIELD_START
+            if byte == NEWLINE:
+                end = position + 1
+        else:
+            state = _PLAIN
     return end
 
 
@@ -55,18 +69,21 @@ def find_fields(
         quotes: whether a field may stand in double quotes.
         wanted: for each column of the file its place among the wanted ones or -1, int64 ``[C]``.
         bounds: out, starts and ends, ``[R, W, 2]``.
-        records: out, per record its first byte, one past its last byte, its number of columns and its line, ``[R, 4]``.
+        records: out, per record its first byte, one past its last byte, its number of columns, its first line, its number of
+            lines, and what is wrong with its quotes: 0 for nothing, ``NOT_CLOSED`` before the text ends, or
+            ``TEXT_AFTER_QUOTE`` of a field with newlines; ``[R, 6]``.
 
     Returns:
         The number of records.
     """
     position, line, record = 0, 0, 0
     while position < len(text):
-        first, first_line, column = position, line, 0
+        first, first_line, column, problem = position, line, 0, 0
         while True:
             start = position
             if quotes and position < len(text) and text[position] == QUOTE:
-                end, position, line = _quoted_field(text, position, separator, line)
+                end, position, line, found = _quoted_field(text, position, separator, line)
+                problem = problem or found
             else:
                 while position < len(text) and text[position] != separator and text[position] != NEWLINE:
                     position += 1
@@ -83,6 +100,7 @@ def find_fields(
         if column > 1 or end > start:
             records[record, 0], records[record, 1] = first, position
             records[record, 2], records[record, 3] = column, first_line
+            records[record, 4], records[record, 5] = line - first_line + 1, problem
             record += 1
         position += 1
         line += 1
@@ -90,9 +108,13 @@ def find_fields(
 
 
 @kernel
-def _quoted_field(text: Bytes, position: int, separator: int, line: int) -> tuple[int, int, int]:
-    """Unescape the quoted field that opens at ``position``; returns the field's end, where reading goes on, the line."""
-    out, quoted = position, True
+def _quoted_field(text: Bytes, position: int, separator: int, line: int) -> tuple[int, int, int, int]:
+    """Unescape the quoted field that opens at ``position``.
+
+    Returns:
+        The field's end, where reading goes on, the line there, and what is wrong with the quotes.
+    """
+    out, quoted, first_line, problem = position, True, line, 0
     position += 1
     while position < len(text):
         byte = text[position]
@@ -105,13 +127,15 @@ def _quoted_field(text: Bytes, position: int, separator: int, line: int) -> tupl
                 continue
         elif not quoted and byte in (separator, NEWLINE):
             break
+        elif not quoted and line > first_line and byte not in (32, RETURN):
+            problem = TEXT_AFTER_QUOTE
         line += byte == NEWLINE
         text[out] = byte
         out += 1
         position += 1
     if out > 0 and not quoted and text[out - 1] == RETURN and text[position - 1] == RETURN:
         out -= 1
-    return out, position, line
+    return out, position, line, (NOT_CLOSED if quoted else problem)
 
 
 @kernel
@@ -133,26 +157,33 @@ def hash_fields(text: Bytes, starts: Positions, ends: Positions) -> NDArray[np.u
 
 
 @kernel
-def split_items(text: Bytes, starts: Positions, ends: Positions, delimiter: int) -> tuple[Any, Any, Any]:
-    """Split fields into items: items per field ``[R]``, starts and ends of all items ``[V]``; an empty field has none."""
+def split_items(text: Bytes, starts: Positions, ends: Positions, delimiter: int, ended: bool) -> tuple[Any, Any, Any]:
+    """Split fields into items: items per field ``[R]``, starts and ends of all items ``[V]``.
+
+    Args:
+        text: holds the fields.
+        starts: of the fields.
+        ends: of the fields.
+        delimiter: stands between the items of a field; an empty field has none.
+        ended: the delimiter stands after each item instead, so that one empty item differs from none.
+    """
     total, lengths = 0, np.zeros(len(starts), np.int64)
     for record in range(len(starts)):
-        if ends[record] > starts[record]:
-            lengths[record] = 1
-            for position in range(starts[record], ends[record]):
-                lengths[record] += text[position] == delimiter
+        lengths[record] = not ended and ends[record] > starts[record]
+        for position in range(starts[record], ends[record]):
+            lengths[record] += text[position] == delimiter
         total += lengths[record]
     item_starts, item_ends = np.empty(total, np.int64), np.empty(total, np.int64)
     item = 0
     for record in range(len(starts)):
-        if lengths[record]:
-            item_starts[item] = starts[record]
-            for position in range(starts[record], ends[record]):
-                if text[position] == delimiter:
-                    item_ends[item] = position
-                    item += 1
-                    item_starts[item] = position + 1
-            item_ends[item] = ends[record]
+        first = starts[record]
+        for position in range(starts[record], ends[record]):
+            if text[position] == delimiter:
+                item_starts[item], item_ends[item] = first, position
+                item += 1
+                first = position + 1
+        if not ended and ends[record] > starts[record]:
+            item_starts[item], item_ends[item] = first, ends[record]
             item += 1
     return lengths, item_starts, item_ends
 

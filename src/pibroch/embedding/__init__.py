@@ -2,7 +2,7 @@
 
 from pibroch.embedding.initializers import Initializer, Normal, Uniform, Zeros
 from pibroch.embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam, SparseOptimizer
-from pibroch.embedding.piece import Piece, PieceView
+from pibroch.embedding.piece import Piece, PieceView, RowArray, Shard
 from pibroch.embedding.row_space import RowSpace
 from pibroch.embedding.shard import MemoryShard
 from pibroch.embedding.table import Table
@@ -16,9 +16,11 @@ __all__ = [
     "Normal",
     "Piece",
     "PieceView",
+    "RowArray",
     "RowSpace",
     "RowWiseAdagrad",
     "RowWiseAdam",
+    "Shard",
     "SparseOptimizer",
     "Table",
     "Uniform",

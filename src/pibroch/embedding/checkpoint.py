@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Self
 from urllib.parse import quote
 
-from pibroch.embedding.optimizers import SparseOptimizer
+import numpy as np
+
+from pibroch.embedding.initializers import Zeros
+from pibroch.embedding.optimizers import SGD, SparseOptimizer
 from pibroch.embedding.parts import (
     WEIGHT,
     SavedPart,
@@ -20,10 +23,13 @@ from pibroch.embedding.parts import (
     write_touched,
 )
 from pibroch.embedding.piece import Piece, PieceView
+from pibroch.embedding.rows import read_rows
+from pibroch.embedding.shard import MemoryShard
 from pibroch.embedding.table import Table
 from pibroch.errors import CheckpointError
 
 FOLDER = "tables"
+AVERAGING_BYTES = 256 << 20  # of weights with what their averages need, while averages are worked out
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +147,36 @@ def load_tables(folder: Path, saved: Mapping[str, SavedTable], views: Sequence[P
             read_part(folder, part, table.by_columns, view)
         if view.touched is not None:
             view.touched[:] = True
+
+
+def load_averages(
+    folder: Path, saved: Mapping[str, SavedTable], views: Sequence[PieceView], decay: float, step: int
+) -> None:
+    """As :func:`load_tables`, but give the pieces the moving averages of their weights as of ``step``, and no state.
+
+    Works on so many rows at a time that memory does not grow with the tables.
+
+    Args:
+        folder: the checkpoint.
+        saved: its tables, with averages.
+        views: of whole rows.
+        decay: of the averages.
+        step: of the checkpoint.
+
+    Raises:
+        CheckpointError: when a tensor is missing or of another shape.
+    """
+    for view in views:
+        table, rows = view.piece.table, view.piece.rows
+        optimizer = SGD(lr=1.0, average=decay)
+        rows_at_once = max(1, AVERAGING_BYTES // (4 * optimizer.record_width(table.dim)))
+        plain = replace(table, initializer=Zeros())
+        for start in range(0, len(rows), rows_at_once):
+            some = Piece(plain, rows[start : start + rows_at_once], range(table.dim))
+            shard = MemoryShard([some], table.dim, optimizer, 0)
+            load_tables(folder, saved, shard.views())
+            found = read_rows(shard, optimizer, np.arange(len(some.rows)), step)
+            view.weights[start : start + rows_at_once] = found
 
 
 def load_touched(folder: Path, saved: Mapping[str, SavedTable], views: Sequence[PieceView]) -> None:

@@ -44,15 +44,18 @@ class Zeros:
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Uniform in ``[-bound, bound)``; without a bound, ``1 / sqrt(num_rows)`` as the reference dlrm does."""
+    """Uniform in ``[center - bound, center + bound)``; without a bound, ``1 / sqrt(num_rows)`` as the reference dlrm does."""
 
     bound: float | None = None
+    center: float = 0.0
 
     def fill(self, weights: Weights, rows: range, key: int) -> None:
         """See :class:`Initializer`."""
         if self.bound is None:
             raise ConfigError("Uniform without a bound", "a bound", "let Table.resolved_initializer() set it")
         parallel.run(fill_uniform, len(weights), weights, rows.start, rows.step, np.uint64(key), np.float32(self.bound))
+        if self.center:
+            weights += np.float32(self.center)
 
 
 @dataclass(frozen=True, slots=True)

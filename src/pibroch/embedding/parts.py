@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.embedding.piece import Piece, PieceView
+from pibroch.embedding.piece import Piece, PieceView, RowArray
 from pibroch.embedding.storage import FileDigest
 from pibroch.embedding.tensor_file import Stream, TensorFile, rows_that_fit, write_tensors
 from pibroch.errors import CheckpointError
@@ -70,13 +70,14 @@ def write_touched(folder: Path, file: str, view: PieceView) -> WrittenPart | Non
         OSError: when the disk refuses.
     """
     assert view.touched is not None, "rows are tracked from the start of a run with incremental checkpoints"
-    num_rows = int(np.count_nonzero(view.touched))
+    touched: NDArray[np.bool_] = np.asarray(view.touched)
+    num_rows = int(np.count_nonzero(touched))
     if num_rows == 0:
         return None
     piece, tensors = view.piece, {WEIGHT: view.weights, **view.state}
-    streams = {ROW_IDS: Stream(np.dtype(np.int64), (num_rows,), _touched_ids(piece, view.touched))}
+    streams = {ROW_IDS: Stream(np.dtype(np.int64), (num_rows,), _touched_ids(piece, touched))}
     for name, array in tensors.items():
-        streams[name] = Stream(array.dtype, (num_rows, *array.shape[1:]), _touched_rows(array, view.touched))
+        streams[name] = Stream(array.dtype, (num_rows, *array.shape[1:]), _touched_rows(array, touched))
     digest = write_tensors(folder / file, streams)
     return WrittenPart(piece.table.name, SavedPart(file, _bounds(piece), None), digest)
 
@@ -189,7 +190,7 @@ def _touched_ids(piece: Piece, touched: NDArray[np.bool_]) -> Iterator[NDArray[n
         yield piece.rows.start + piece.rows.step * places.astype(np.int64)
 
 
-def _touched_rows(array: Array, touched: NDArray[np.bool_]) -> Iterator[Array]:
+def _touched_rows(array: RowArray, touched: NDArray[np.bool_]) -> Iterator[Array]:
     rows_per_chunk = rows_that_fit(array.itemsize * math.prod(array.shape[1:]))
     for start in range(0, len(touched), rows_per_chunk):
         chunk = slice(start, start + rows_per_chunk)

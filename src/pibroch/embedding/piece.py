@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +29,44 @@ class Piece:
     is_primary: bool = True
 
 
+class RowArray(Protocol):
+    """Numbers of rows: an array in memory, or one that reads and writes through to where the rows are.
+
+    ``numpy`` functions get a copy of one that is elsewhere.
+    """
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of an element."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``[rows]`` or ``[rows, columns]``."""
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: Any, /) -> NDArray[Any]: ...
+
+    def __setitem__(self, chosen: Any, values: Any, /) -> None: ...
+
+    def __array__(self) -> NDArray[Any]: ...
+
+    def copy(self) -> NDArray[Any]:
+        """All of it, in memory of its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class PieceView:
     """The numbers of a piece; writing to the views changes the shard.
@@ -40,6 +80,24 @@ class PieceView:
     """
 
     piece: Piece
-    weights: NDArray[np.float32]
-    state: dict[str, NDArray[np.float32]]
-    touched: NDArray[np.bool_] | None = None
+    weights: RowArray
+    state: Mapping[str, RowArray]
+    touched: RowArray | None = None
+
+
+class Shard(Protocol):
+    """Row records that a process holds, or has in its care elsewhere: what saves, loads and moves rows needs to know of it."""
+
+    @property
+    def pieces(self) -> Sequence[Piece]:
+        """Which parts of which tables, in the order of their rows."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all records: weights and optimizer state."""
+
+    def views(self) -> list[PieceView]:
+        """The pieces with their numbers."""
+
+    def track_touched(self) -> None:
+        """Mark updated rows from now on, see :attr:`PieceView.touched`."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pibroch.embedding.optimizers import SparseOptimizer
 from pibroch.embedding.shard import MemoryShard
 from pibroch.kernels import parallel
+from pibroch.kernels.arrays import Records
 from pibroch.kernels.average import numba as averaging
 from pibroch.kernels.dedupe import numba as grouping
 from pibroch.kernels.route import numba as routing
@@ -18,8 +19,6 @@ from pibroch.kernels.scatter_update.numba import Grouped
 
 ROWS_PER_THREAD = 128  # rows below which a further thread is not worth waking
 NO_SCALE: NDArray[np.float32] = np.empty(0, np.float32)
-
-Records = NDArray[np.float32]
 
 
 def group_rows(row_ids: NDArray[np.int64]) -> Grouped:

@@ -11,11 +11,10 @@ from pibroch.embedding.initializers import stream_key
 from pibroch.embedding.optimizers import SparseOptimizer
 from pibroch.embedding.piece import Piece, PieceView
 from pibroch.embedding.table import Table
+from pibroch.kernels.arrays import Records
 from pibroch.kernels.memory import empty_rows
 
 ROWS_PER_FILL = 1 << 18
-
-Records = NDArray[np.float32]
 
 
 class MemoryShard:
@@ -65,6 +64,11 @@ class MemoryShard:
                 initializer.fill(whole, rows, key)
                 target[:] = whole[:, columns.start : columns.stop]
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all records: weights and optimizer state."""
+        return int(self.records.nbytes)
+
     def track_touched(self) -> None:
         """Mark updated rows in ``touched`` from now on."""
         if self.touched is None:
@@ -85,19 +89,21 @@ class MemoryShard:
         for piece, first in zip(self.pieces, self._bounds, strict=False):
             here = slice(first, first + len(piece.rows))
             rows = self.records[here]
-            state = {name: rows[:, self.column(name) : self.column(name) + w] for name, w in self.fields.items()}
-            views.append(
-                PieceView(piece, rows[:, : self.dim], state, None if self.touched is None else self.touched[here])
-            )
+            touched = None if self.touched is None else self.touched[here]
+            views.append(PieceView(piece, rows[:, : self.dim], self._fields_of(rows), touched))
         return views
-
-    def _view(self, table: str) -> PieceView:
-        return next(view for view in self.views() if view.piece.table.name == table)
 
     def weights(self, table: str) -> Records:
         """View of a table's weights as far as they are here, ``[rows, D]``; writing to it changes the table."""
-        return self._view(table).weights
+        return self._rows_of(table)[:, : self.dim]
 
     def state(self, table: str) -> dict[str, Records]:
         """Views of a table's optimizer state by field, each ``[rows, floats]``."""
-        return self._view(table).state
+        return self._fields_of(self._rows_of(table))
+
+    def _rows_of(self, table: str) -> Records:
+        number = next(number for number, piece in enumerate(self.pieces) if piece.table.name == table)
+        return self.records[self._bounds[number] : self._bounds[number + 1]]
+
+    def _fields_of(self, rows: Records) -> dict[str, Records]:
+        return {name: rows[:, self.column(name) : self.column(name) + width] for name, width in self.fields.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,8 +80,11 @@ def verify_file(path: Path, digest: FileDigest) -> None:
 
 
 def flush_to_disk(path: Path) -> None:
-    """Block until a file's bytes, or a folder's names, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Block until a file's bytes, or a folder's names, are on the disk; Windows has no such thing for folders."""
+    is_windows = sys.platform == "win32"
+    if is_windows and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if is_windows else os.O_RDONLY)  # Windows flushes what may be written to
     try:
         os.fsync(descriptor)
     finally:

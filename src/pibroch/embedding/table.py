@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from pibroch.embedding.initializers import Initializer, Uniform
+from pibroch.embedding.torchrec_config import initializer_of, refuse_unsupported
 from pibroch.errors import ConfigError
 
 Pooling = Literal["sum", "mean"]
@@ -43,14 +44,21 @@ class Table:
 
     @classmethod
     def from_config(cls, config: Any) -> Table:
-        """A table from TorchRec's ``EmbeddingBagConfig`` or anything with its fields."""
-        pooling: Any = getattr(getattr(config, "pooling", None), "value", "SUM").lower()
-        return cls(config.name, config.num_embeddings, config.embedding_dim, tuple(config.feature_names), pooling)
+        """A table from TorchRec's ``EmbeddingBagConfig`` or anything with its fields, initial weights alike.
+
+        Raises:
+            ConfigError: for what a table cannot do: embeddings that are not pooled, other types than float32, functions that
+                initialise in ways of their own, virtual tables.
+        """
+        refuse_unsupported(config)
+        pooling: Any = str(getattr(config.pooling, "value", config.pooling)).lower()
+        features, initializer = tuple(config.feature_names), initializer_of(config)
+        return cls(config.name, config.num_embeddings, config.embedding_dim, features, pooling, initializer)
 
     def resolved_initializer(self) -> Initializer:
         """The initializer with what it takes from the table filled in."""
         if isinstance(self.initializer, Uniform) and self.initializer.bound is None:
-            return Uniform(self.num_rows**-0.5)
+            return Uniform(self.num_rows**-0.5, self.initializer.center)
         return self.initializer
 
 

@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.embedding.piece import RowArray
 from pibroch.embedding.storage import FileDigest
 from pibroch.errors import CheckpointError, TrainingError
 
@@ -41,12 +42,12 @@ class Stream:
     chunks: Iterable[Array]
 
     @classmethod
-    def of(cls, array: Array) -> Stream:
+    def of(cls, array: RowArray) -> Stream:
         """An array, which may be a strided view, in views of consecutive rows."""
         return cls(array.dtype, array.shape, _chunks(array))
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Array | Stream]) -> FileDigest:
+def write_tensors(path: Path, tensors: Mapping[str, RowArray | Stream]) -> FileDigest:
     """Write a safetensors file; arrays may be strided views and are never copied whole.
 
     Raises:
@@ -144,9 +145,9 @@ def rows_that_fit(row_bytes: int) -> int:
     return max(1, BUFFER_BYTES // max(1, row_bytes))
 
 
-def _chunks(array: Array) -> Iterator[Array]:
+def _chunks(array: RowArray) -> Iterator[Array]:
     """Views of consecutive rows, each of at most the buffer's size unless one row is larger."""
-    rows = array.reshape(1, 1) if array.ndim == 0 else array
+    rows = np.asarray(array).reshape(1, 1) if array.ndim == 0 else array
     rows_per_chunk = rows_that_fit(rows.nbytes // max(1, len(rows)))
-    for start in range(0, len(rows) if array.size else 0, rows_per_chunk):
+    for start in range(0, len(rows) if array.nbytes else 0, rows_per_chunk):
         yield rows[start : start + rows_per_chunk]

@@ -1,6 +1,19 @@
-"""The Embeddings module and the strategies behind it."""
+"""The Embeddings module and the strategies behind it, which load when they are chosen."""
 
-from pibroch.exchange.base import Exchange
-from pibroch.exchange.embeddings import Embeddings
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pibroch.exchange.base import Exchange
+    from pibroch.exchange.embeddings import Embeddings
 
 __all__ = ["Embeddings", "Exchange"]
+_HOMES = {"Embeddings": "pibroch.exchange.embeddings", "Exchange": "pibroch.exchange.base"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'pibroch.exchange' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -3,15 +3,43 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Generic, TypeVar
 
 from torch import Tensor
 
+from pibroch.collectives import Channel, Ranks
 from pibroch.data import JaggedBatch
-from pibroch.embedding import MemoryShard
-from pibroch.servers.views import RemoteShard
+from pibroch.embedding import RowSpace, Shard, SparseOptimizer
+from pibroch.errors import ConfigError
+
+Handle = TypeVar("Handle")
+O = TypeVar("O")  # noqa: E741
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What every exchange is made from.
+
+    Attributes:
+        row_space: of all tables.
+        optimizer: of all tables.
+        seed: of the initial weights.
+        given_channel: between the ranks, for this exchange alone; when absent one over all ranks of torch.distributed's group
+            is opened as soon as somebody asks for it.
+    """
+
+    row_space: RowSpace
+    optimizer: SparseOptimizer
+    seed: int
+    given_channel: Channel | None = None
+
+    @cached_property
+    def channel(self) -> Channel:
+        """Between the ranks; every rank asks for it."""
+        return Ranks.joined().open_channel() if self.given_channel is None else self.given_channel
 
 
 @dataclass(slots=True)
@@ -35,8 +63,10 @@ class Report:
     bytes_by_purpose: dict[str, int] = field(default_factory=dict)
 
 
-class Exchange(ABC):
+class Exchange(ABC, Generic[Handle]):
     """A strategy behind :class:`pibroch.exchange.Embeddings`; all strategies give the same numbers.
+
+    ``Handle`` is what a lookup leaves for its update. ``docs/extending.md`` writes one.
 
     Attributes:
         shards: the row records that this process holds, or has in its care on servers; tables of one width, or blocks of
@@ -44,11 +74,11 @@ class Exchange(ABC):
         reads_ahead: whether batches that come through :meth:`feed` are looked up sooner than others.
     """
 
-    shards: Sequence[MemoryShard | RemoteShard]
+    shards: Sequence[Shard]
     reads_ahead: bool = False
 
     @abstractmethod
-    def lookup(self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None) -> tuple[Tensor, Any]:
+    def lookup(self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None) -> tuple[Tensor, Handle]:
         """Pooled embeddings float32 ``[B, F, D]``, and what :meth:`update` will need to know of this batch.
 
         Blocks until the embeddings are there. The caller owns the tensor.
@@ -63,23 +93,23 @@ class Exchange(ABC):
         """
 
     @abstractmethod
-    def update(self, looked_up: Any, gradient_BFD: Tensor, learning_rate: float, step: int) -> None:
+    def update(self, handle: Handle, gradient_BFD: Tensor, learning_rate: float, step: int) -> None:
         """Combine the gradients of each touched row and apply the optimizer once to it.
 
         Args:
-            looked_up: the second result of the batch's :meth:`lookup`.
+            handle: the second result of the batch's :meth:`lookup`.
             gradient_BFD: float32 ``[B, F, D]``, contiguous; only read.
             learning_rate: of this step.
             step: number of this update, from 1.
         """
 
-    def fetch_next(self) -> None:  # noqa: B027
+    def fetch_next(self) -> None:
         """Called at the end of a backward pass: what the next lookup needs may be fetched from now on."""
 
-    def flush(self) -> None:  # noqa: B027, nothing to wait for unless a strategy says so
+    def flush(self) -> None:
         """Wait until all updates are in the shards; whoever reads or writes records in between calls it first."""
 
-    def forget(self) -> None:  # noqa: B027
+    def forget(self) -> None:
         """Fetch again what was fetched ahead; whoever has written records calls it, on all ranks."""
 
     def report(self) -> Report:
@@ -94,3 +124,23 @@ class Exchange(ABC):
             trains: whether each is looked up once, in turn, and then updated.
         """
         yield from batches
+
+
+@dataclass(frozen=True, slots=True)
+class NoOptions:
+    """Of an exchange that has none."""
+
+
+def options_of(kind: type[O], exchange: str, given: Mapping[str, object]) -> O:
+    """A dataclass of an exchange's options, from what a user gave by name.
+
+    Raises:
+        ConfigError: for an option that it does not have.
+    """
+    known = [each.name for each in fields(kind)]  # type: ignore[arg-type]  # a dataclass, by contract
+    for name in given:
+        if name not in known:
+            raise ConfigError(
+                f"option {name!r} of exchange {exchange!r}", f"one of {', '.join(known)}" if known else "none"
+            )
+    return kind(**given)

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from pibroch.collectives import Channel
 from pibroch.errors import ProtocolError
+from pibroch.kernels.arrays import Bytes
 from pibroch.kernels.huffman import numba as huffman
 from pibroch.kernels.planes import numba as planes
 from pibroch.observability.trace import span
 
-Bytes = NDArray[np.uint8]
 Numbers = NDArray[Any]  # unsigned
 HEAD = 0.25
 """The part of the other bytes that sets out first: while it flies, the codes of all are made: 2 ms for 1.5 million numbers."""
@@ -57,12 +57,12 @@ def exchange_compressed(
     finish.append(channel.begin_all_to_all(_tails(low), _tails(room)))  # flies while lengths are told
     tell()
     num_tops = [sum(map(len, parts)) for parts in arriving]
-    came = _rooms(their_lengths.tolist(), num_tops)
-    finish.append(channel.begin_all_to_all([*map(torch.from_numpy, codes)], [*map(torch.from_numpy, came)]))
+    received = _rooms(their_lengths.tolist(), num_tops)
+    finish.append(channel.begin_all_to_all([*map(torch.from_numpy, codes)], [*map(torch.from_numpy, received)]))
     for each in finish:
         each()
     with span("decompress"):
-        for parts, lower, code, length in zip(arriving, room, came, num_tops, strict=True):
+        for parts, lower, code, length in zip(arriving, room, received, num_tops, strict=True):
             _join(parts, lower, _decompressed(code, length))
     return sum(each.nbytes for each in low) + sum(map(len, codes)) + (len(codes) - 1) * lengths.itemsize
 

@@ -6,26 +6,21 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
+from pibroch.collectives import Channel
+from pibroch.config.exchange import find_exchange
 from pibroch.data import JaggedBatch
 from pibroch.embedding import MemoryShard, PieceView, RowSpace, SparseOptimizer, Table
 from pibroch.errors import ConfigError, TrainingError
-from pibroch.exchange.alltoall import AllToAllExchange
-from pibroch.exchange.base import Exchange
-from pibroch.exchange.local import LocalExchange
-from pibroch.exchange.lookahead import LookaheadExchange
+from pibroch.exchange.base import Exchange, Setup
+from pibroch.kernels.arrays import Records
 
 logger = logging.getLogger(__name__)
-EXCHANGES: dict[str, Callable[..., Exchange]] = {
-    "local": LocalExchange,
-    "alltoall": AllToAllExchange,
-    "lookahead": LookaheadExchange,
-}
 
 
 class Embeddings(nn.Module):
@@ -38,10 +33,12 @@ class Embeddings(nn.Module):
     Args:
         tables: of one ``dim``.
         optimizer: the sparse optimizer, explicit always.
-        exchange: strategy by name: ``"local"`` (one process), ``"alltoall"`` or ``"lookahead"`` (all ranks of
-            torch.distributed's group).
+        exchange: strategy by name: ``"local"`` (one process), ``"alltoall"``, ``"lookahead"`` (all ranks of
+            torch.distributed's group), or another that :func:`pibroch.config.exchange.exchanges` lists.
         seed: of the initial weights, which depend on nothing else but the tables' names.
-        **options: of the exchange, see :class:`AllToAllExchange` and :class:`LookaheadExchange`.
+        channel: between the ranks, for this module alone; over all ranks of torch.distributed's group when absent.
+        **options: of the exchange, see :class:`pibroch.exchange.alltoall.build.PlacedOptions` and
+            :class:`pibroch.exchange.lookahead.build.LookaheadOptions`.
 
     Example:
         >>> import torch, pibroch as pb
@@ -58,11 +55,11 @@ class Embeddings(nn.Module):
         optimizer: SparseOptimizer,
         exchange: str = "local",
         seed: int = 0,
+        channel: Channel | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
-        if exchange not in EXCHANGES:
-            raise ConfigError(f"exchange {exchange!r}", f"one of {sorted(EXCHANGES)}")
+        spec = find_exchange(exchange)
         if not isinstance(optimizer, SparseOptimizer):
             raise ConfigError(
                 f"a {type(optimizer).__name__} as sparse optimizer",
@@ -70,10 +67,10 @@ class Embeddings(nn.Module):
             )
         self.row_space = RowSpace(tables)
         self.optimizer = optimizer
-        self.exchange: Exchange = EXCHANGES[exchange](self.row_space, optimizer, seed, **options)
+        self.exchange: Exchange[Any] = spec.build(Setup(self.row_space, optimizer, seed, channel), **options)
         self.learning_rate = optimizer.lr
         self.step = 0
-        self._averaged = False
+        self._averaged = self._is_frozen = False
         self._absent: set[str] = set()
         self._handed_out: deque[tuple[Any, JaggedBatch]] = deque(
             maxlen=4
@@ -116,14 +113,22 @@ class Embeddings(nn.Module):
     @property
     def num_bytes(self) -> int:
         """Bytes of all row records in this process's care: weights and optimizer state."""
-        return sum(int(shard.records.nbytes) for shard in self.exchange.shards)
+        return sum(shard.num_bytes for shard in self.exchange.shards)
 
     def feed(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Iterate over ``batches`` as the exchange wants it: strategies read ahead, so that ids and rows travel early.
 
         Between ranks, one that runs out of batches before the others gets empty ones (each a :class:`JaggedBatch` of no
-        samples) until all have run out.
+        samples) until all have run out. Of several modules one reads ahead, and the others are called with its batches.
+
+        Raises:
+            ConfigError: for the feed of another module, where both would read ahead.
         """
+        if self.exchange.reads_ahead and getattr(batches, "gi_code", None) is Embeddings.feed.__code__:
+            raise ConfigError(
+                "a feed of another module's feed", "one module that reads ahead",
+                "feed the one with the most bytes, and call the others with its batches",
+            )  # fmt: skip
         read: deque[Any] = deque()
 
         def prepared() -> Iterator[JaggedBatch]:
@@ -131,7 +136,7 @@ class Embeddings(nn.Module):
                 read.append(batch)
                 yield self._prepare(batch)
 
-        for known in self.exchange.feed(prepared(), self.training and torch.is_grad_enabled()):
+        for known in self.exchange.feed(prepared(), self.training and torch.is_grad_enabled() and not self._is_frozen):
             batch = read.popleft() if read else known
             self._handed_out.append((batch, known))
             yield batch
@@ -151,7 +156,7 @@ class Embeddings(nn.Module):
         """
         fed = next((handed for handed in self._handed_out if handed[0] is batch), None)
         known = self._prepare(batch) if fed is None else fed[1]
-        if torch.is_grad_enabled() and self.training:
+        if torch.is_grad_enabled() and self.training and not self._is_frozen:
             if fed is None:
                 self._warn_of_waiting()
             pooled: Tensor = _Lookup.apply(self._anchor, self, known)
@@ -162,8 +167,10 @@ class Embeddings(nn.Module):
         """The batch as exchanges know it: this module's features in their order."""
         known = batch if isinstance(batch, JaggedBatch) else JaggedBatch.from_keyed_jagged(batch)
         absent = tuple(feature for feature in self.row_space.features if feature not in known.keys)
-        if absent and len(absent) < len(self.row_space.features):
-            self._warn_of(absent)
+        is_filler = known.batch_size == 0  # perhaps of another module's feed, which knows its own features
+        if absent and (is_filler or len(absent) < len(self.row_space.features)):
+            if not is_filler:
+                self._warn_of(absent)
             known = known.with_empty(absent)
         return known.select(self.row_space.features)
 
@@ -195,10 +202,36 @@ class Embeddings(nn.Module):
         finally:
             self._averaged = False
 
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Freeze the tables, or thaw them: frozen rows are looked up and not updated. Takes effect from the next feed on.
+
+        Between ranks every rank calls it at the same place. A module around this one knows parameters alone: freeze this one.
+        """
+        self._is_frozen = not requires_grad
+        return super().requires_grad_(requires_grad)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """What ``to``, ``half``, ``cuda`` and their like do: rows are float32 in this process's memory, and stay so.
+
+        Raises:
+            ConfigError: for another type or device.
+        """
+        wanted = fn(torch.zeros(()))
+        if wanted.dtype != torch.float32 or wanted.device.type != "cpu":
+            raise ConfigError(
+                f"embedding tables to be {wanted.dtype} on {wanted.device}", "float32 on the CPU",
+                "move the dense model alone, and embeddings(batch).to(...) with it",
+            )  # fmt: skip
+        return self
+
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        """TorchRec's names; the tensors are views into the records, not copies."""
+        """TorchRec's names; the tensors are views into the records, not copies.
+
+        Raises:
+            ConfigError: where this process does not hold whole tables.
+        """
         for table in self.tables:
-            weights = torch.from_numpy(self.shard.weights(table.name))
+            weights = torch.from_numpy(self._whole(table))
             destination[f"{prefix}embedding_bags.{table.name}.weight"] = weights
 
     def _load_from_state_dict(
@@ -214,8 +247,19 @@ class Embeddings(nn.Module):
             elif tuple(state_dict[name].shape) != (table.num_rows, table.dim):
                 errors.append(f"{name}: got {list(state_dict[name].shape)}, need {[table.num_rows, table.dim]}")
             else:
-                self.shard.weights(table.name)[:] = state_dict[name].detach().cpu().numpy()
+                self._whole(table)[:] = state_dict[name].detach().cpu().numpy()
         unexpected += [key for key in state_dict if key.startswith(f"{prefix}embedding_bags.") and key not in names]
+
+    def _whole(self, table: Table) -> Records:
+        """A table's weights, ``[num_rows, dim]``, if they are all here."""
+        pieces = {piece.table.name: piece for piece in self.shard.pieces}
+        piece = pieces.get(table.name)
+        if piece is None or (len(piece.rows), len(piece.columns)) != (table.num_rows, table.dim):
+            raise ConfigError(
+                f"state of table {table.name!r}, which lies on several ranks", "all of it in this process",
+                "use pieces() for what is here, or a checkpoint of `pibroch train`, which knows of no ranks",
+            )  # fmt: skip
+        return self.shard.weights(table.name)
 
 
 class _Lookup(torch.autograd.Function):
@@ -223,21 +267,21 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, embeddings: Embeddings, batch: JaggedBatch) -> Tensor:
-        pooled_BFD, looked_up = embeddings.exchange.lookup(batch, True)
-        ctx.embeddings, ctx.looked_up = embeddings, looked_up
+        pooled_BFD, handle = embeddings.exchange.lookup(batch, True)
+        ctx.embeddings, ctx.handle = embeddings, handle
         return pooled_BFD
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
         embeddings: Embeddings = ctx.embeddings
-        if ctx.looked_up is None:
+        if ctx.handle is None:
             raise TrainingError(
                 "a second backward through one embeddings(batch)", "one backward a call: each updates the rows",
                 "sum the losses and call backward once",
             )  # fmt: skip
         gradient_BFD = gradients[0].contiguous().float()
         embeddings.step += 1
-        embeddings.exchange.update(ctx.looked_up, gradient_BFD, embeddings.learning_rate, embeddings.step)
-        ctx.looked_up = None
+        embeddings.exchange.update(ctx.handle, gradient_BFD, embeddings.learning_rate, embeddings.step)
+        ctx.handle = None
         Variable._execution_engine.queue_callback(embeddings.exchange.fetch_next)
         return None, None, None

@@ -115,17 +115,18 @@ def _lane(space: RowSpace, blocks: list[Block], num_shards: int, rank: int) -> L
     pieces: list[list[Piece]] = [[] for _ in range(num_shards)]
     sizes = [0] * num_shards
     offset_of: dict[tuple[tuple[str, int], int], int] = {}
-    for block in sorted(blocks, key=lambda block: not block.is_replicated):
+    for block in sorted(blocks, key=lambda block: not block.is_replicated):  # replicated ones first, at equal offsets
         for shard, piece in block.parts:
             offset_of[block.key, shard] = sizes[shard]
             pieces[shard].append(piece)
             sizes[shard] += len(piece.rows)
     bounds = np.cumsum([0, *sizes], dtype=np.int64)
     is_pooled = blocks[0].is_pooled
-    if is_pooled:
+    if is_pooled:  # so that what goes to one owner is one span of a batch's bags
         blocks = sorted(blocks, key=lambda block: block.parts[0][0])
     readers = [(feature, block) for block in blocks for feature in block.table.features]
     homes = [[rank] if block.is_replicated else [shard for shard, _ in block.parts] for _, block in readers]
+    # row r of a reader lies in part r % k, at offset r // k behind the first address of its block there
     first_address = np.zeros((len(readers), max(len(shards) for shards in homes)), np.int64)
     for reader, (_, block) in enumerate(readers):
         for part, shard in enumerate(homes[reader]):

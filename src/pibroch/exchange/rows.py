@@ -1,6 +1,9 @@
-"""What every exchange does with rows once they are there: pool them, or say that an id has none."""
+"""What every exchange does with a minibatch's ids: resolve them, pool their rows, group them by row for the update."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -8,26 +11,65 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pibroch.data import JaggedBatch
+from pibroch.data.batch import one_hot_offsets
+from pibroch.embedding import RowSpace
+from pibroch.embedding.rows import NO_SCALE, rising
 from pibroch.errors import RowIdError
-from pibroch.exchange.grouping import BatchIds
 from pibroch.kernels import parallel
+from pibroch.kernels.arrays import Ints, Records
+from pibroch.kernels.dedupe import numba as grouping
 from pibroch.kernels.gather_pool import numba as pooling
 from pibroch.kernels.memory import can_stream
+from pibroch.kernels.route import numba as routing
+from pibroch.kernels.scatter_update.numba import Grouped
 
-Records = NDArray[np.float32]
-
-
-def pool(ids: BatchIds, records: Records, rows: NDArray[np.int64], dim: int) -> Tensor:
-    """Pooled embeddings float32 ``[B, F, D]`` from ``records`` ``[rows, W]``, position v from record ``rows[v]``."""
-    pooled_BFD = torch.empty(ids.num_samples, ids.num_features, dim)
-    out, num_bags = pooled_BFD.numpy(), len(ids.offsets) - 1
-    parallel.run(pooling.gather_pool, num_bags, records, rows, ids.offsets, ids.scale, out, can_stream(out))
-    return pooled_BFD
+BAGS_PER_THREAD = 8192  # bags below which a further thread is not worth waking to look at their ids
+IDS_PER_THREAD = 4096  # ids below which a further thread is not worth waking to group them
 
 
-def row_id_error(
-    features: tuple[str, ...], num_rows: NDArray[np.int64], batch: JaggedBatch, position: int
-) -> RowIdError:
+@dataclass(frozen=True, slots=True)
+class BatchIds:
+    """The ids of a batch as rows; shapes as in :mod:`pibroch.kernels.gather_pool.numba`.
+
+    Attributes:
+        row_ids: int64 ``[V]``; between ranks, addresses.
+        offsets: int64 ``[F * B + 1]``.
+        scale: float32 ``[V]``, factor of each id in its bag's sum, or empty when all are 1.
+        one_hot: whether each bag holds exactly one id.
+        num_features: F.
+        shares_tables: whether some table is read by several features.
+    """
+
+    row_ids: Ints
+    offsets: Ints
+    scale: Records
+    one_hot: bool
+    num_features: int
+    shares_tables: bool
+
+    @property
+    def num_samples(self) -> int:
+        """B."""
+        return (len(self.offsets) - 1) // self.num_features
+
+
+def resolve(space: RowSpace, batch: JaggedBatch) -> tuple[BatchIds, RowIdError | None]:
+    """A batch's ids as row ids of the row space; the error for one outside its table."""
+    offsets, values = batch.offsets.numpy(), batch.values.numpy()
+    row_ids, problem = np.empty(len(values), np.int64), None
+    bad = parallel.run(
+        pooling.resolve_rows, len(offsets) - 1, values, offsets, space.first_row_of_feature, space.num_rows_of_feature,
+        row_ids, grain=BAGS_PER_THREAD,
+    )  # fmt: skip
+    if max(bad) >= 0:
+        first_bad = min(position for position in bad if position >= 0)
+        problem = row_id_error(space.features, space.num_rows_of_feature, batch, first_bad)
+    scale = pooling_scale(batch, space.mean_of_feature)
+    ids = BatchIds(row_ids, offsets, scale, is_one_hot(batch), len(space.features), space.shares_tables)
+    return ids, problem
+
+
+def row_id_error(features: tuple[str, ...], num_rows: Ints, batch: JaggedBatch, position: int) -> RowIdError:
     """The error for the id at ``position`` of the batch's values; ``num_rows`` ``[F]`` of the features' tables."""
     bag = int(np.searchsorted(batch.offsets.numpy(), position, side="right")) - 1
     feature, sample = divmod(bag, batch.batch_size)
@@ -36,3 +78,109 @@ def row_id_error(
         f"an id from 0 to {int(num_rows[feature]) - 1}",
         "encode the data with the table's vocabulary, or give the table more rows",
     )
+
+
+def pool(ids: BatchIds, records: Records, rows: NDArray[np.signedinteger], dim: int) -> Tensor:
+    """Pooled embeddings float32 ``[B, F, D]`` from ``records`` ``[rows, W]``, position v from record ``rows[v]``."""
+    pooled_BFD = torch.empty(ids.num_samples, ids.num_features, dim)
+    out, num_bags = pooled_BFD.numpy(), len(ids.offsets) - 1
+    parallel.run(pooling.gather_pool, num_bags, records, rows, ids.offsets, ids.scale, out, can_stream(out))
+    return pooled_BFD
+
+
+def pooling_scale(batch: JaggedBatch, mean_of_feature: NDArray[np.bool_]) -> Records:
+    """Factor of each id in its bag's sum, or empty when all are 1."""
+    if batch.weights is None and not mean_of_feature.any():
+        return NO_SCALE
+    weights = NO_SCALE if batch.weights is None else batch.weights.detach().contiguous().float().numpy()
+    scale = np.empty(batch.values.numel(), np.float32)
+    pooling.pooling_scale(batch.offsets.numpy(), weights, mean_of_feature, scale)
+    return scale
+
+
+def group(ids: BatchIds, bounds: list[int] | None = None) -> Grouped:
+    """Group a batch's positions by row, each row's in sample order; rows rise within each of the ``bounds``.
+
+    Args:
+        ids: of the batch.
+        bounds: of positions for each thread, which may share no row; one range when absent, so that all rows rise.
+    """
+    num_ids = len(ids.row_ids)
+    bounds = [0, num_ids] if bounds is None else bounds
+    if ids.shares_tables:
+        sequence = np.empty(num_ids, np.int32)
+        grouping.sample_major_sequence(ids.offsets, ids.num_features, sequence)
+    else:
+        sequence = rising(num_ids)
+    rows, order, segments = np.empty(num_ids, np.int64), np.empty(num_ids, np.int32), np.empty(num_ids + 1, np.int32)
+    counts = parallel.run_ranges(grouping.dedupe, bounds, ids.row_ids, sequence, rows, segments, order)
+    num_rows = 0
+    for start, count in zip(bounds, counts, strict=False):
+        for found in (rows, segments):
+            found[num_rows : num_rows + count] = found[start : start + count]
+        num_rows += count
+    segments[num_rows] = num_ids
+    if ids.one_hot:
+        source = one_hot_sources(num_ids, ids.num_features)
+    else:
+        source = np.empty(num_ids, np.int32)
+        pooling.gradient_sources(ids.offsets, ids.num_features, source)
+    return Grouped(rows[:num_rows], segments[: num_rows + 1], order, source, ids.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class DistinctRows:
+    """This rank's part of a batch, by distinct row.
+
+    Attributes:
+        ids: of it; rows are addresses.
+        grouped: the same by distinct address, rising, so that each owner's are consecutive.
+        places: int64 ``[V]``, the number of each position's address among the distinct ones.
+    """
+
+    ids: BatchIds
+    grouped: Grouped
+    places: Ints
+
+    @classmethod
+    def of(cls, ids: BatchIds) -> DistinctRows:
+        """Group a batch's ids."""
+        grouped, places = group(ids), np.empty(len(ids.row_ids), np.int64)
+        parallel.run(routing.places, len(grouped.rows), grouped, places)
+        return cls(ids, grouped, places)
+
+    def sums(self, gradient_BFD: Tensor, share: float) -> Records:
+        """One gradient for each distinct row, ``[U, D]``, summed in sample order and weighted."""
+        gradients = gradient_BFD.numpy().reshape(-1, gradient_BFD.shape[-1])
+        totals = np.empty((len(self.grouped.rows), gradients.shape[1]), np.float32)
+        parallel.run(routing.sum_gradients, len(totals), self.grouped, gradients, np.float32(share), totals)
+        return totals
+
+
+def table_bounds(ids: BatchIds) -> list[int]:
+    """Bounds of positions for each thread to group: whole tables, about as many ids each."""
+    num_ids = len(ids.row_ids)
+    parts = 1 if ids.shares_tables else max(1, min(parallel.num_threads(), num_ids // IDS_PER_THREAD))
+    if parts == 1:
+        return [0, num_ids]
+    targets = [num_ids * part // parts for part in range(1, parts)]
+    if ids.one_hot:
+        inner = {-(-target // ids.num_samples) * ids.num_samples for target in targets}
+    else:
+        begins = ids.offsets[:: ids.num_samples]
+        inner = {int(begins[place]) for place in np.searchsorted(begins, targets)}
+    return [0, *sorted(inner - {0, num_ids}), num_ids]
+
+
+def is_one_hot(batch: JaggedBatch) -> bool:
+    """Whether every bag holds exactly one id; at once for batches whose offsets are the shared ones of such batches."""
+    offsets = batch.offsets
+    if offsets.data_ptr() == one_hot_offsets(offsets.numel() - 1).data_ptr():
+        return True
+    return batch.values.numel() == offsets.numel() - 1 and bool((batch.lengths() == 1).all())
+
+
+@lru_cache(maxsize=16)
+def one_hot_sources(num_ids: int, num_features: int) -> NDArray[np.int32]:
+    """:func:`~pibroch.kernels.gather_pool.numba.gradient_sources` of bags with one id each; shared."""
+    return np.ascontiguousarray(np.arange(num_ids, dtype=np.int32).reshape(-1, num_features).T).ravel()

@@ -7,21 +7,20 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pibroch.collectives import Channel
 from pibroch.errors import ConfigError
 from pibroch.exchange.compression import Numbers, exchange_compressed
+from pibroch.kernels.arrays import Records
 
-Records = NDArray[np.float32]
 Spans = Sequence[tuple[int, int]]
 """For each rank the floats of its whole records, and those of its weights."""
 WIRES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-class Wire:
-    """The way of one exchange's numbers between ranks; the courier's, all ranks call it in the same order.
+class RowWire:
+    """The way of one exchange's numbers between ranks; the communication thread's, all ranks call it in the same order.
 
     Args:
         channel: between the ranks.
@@ -54,43 +53,51 @@ class Wire:
         result: Records = torch.from_numpy(rows).to(self.dtype).float().numpy()
         return result
 
-    def carry(self, rows: Tensor, going: Sequence[int], coming: Sequence[int], out: Tensor | None = None) -> Tensor:
-        """Send ``going[p]`` consecutive ones of float32 ``rows`` to each rank p; returns what came, in rank order.
+    def carry(
+        self, rows: Tensor, send_counts: Sequence[int], receive_counts: Sequence[int], out: Tensor | None = None
+    ) -> Tensor:
+        """Send ``send_counts[p]`` consecutive ones of float32 ``rows`` to each rank p; returns what comes, in rank order.
 
         Args:
-            rows: ``[sum(going), ...]``.
-            going: rows for each rank.
-            coming: rows from each rank.
-            out: receives what came and is returned, if given and there are several ranks.
+            rows: ``[sum(send_counts), ...]``.
+            send_counts: rows for each rank.
+            receive_counts: rows from each rank.
+            out: receives what comes and is returned, if given and there are several ranks.
         """
         ranks = self.channel.ranks
         if ranks.world_size == 1 or not self.compress:
             narrow = rows.to(self.dtype)
-            self.sent += (sum(going) - going[ranks.rank]) * self.dtype.itemsize * math.prod(rows.shape[1:])
-            came = self.channel.all_to_all(narrow, going, coming, out if self.is_exact else None)
-            return came.float() if out is None or came is out else out.copy_(came)
+            self.sent += (sum(send_counts) - send_counts[ranks.rank]) * self.dtype.itemsize * math.prod(rows.shape[1:])
+            received = self.channel.all_to_all(narrow, send_counts, receive_counts, out if self.is_exact else None)
+            return received.float() if out is None or received is out else out.copy_(received)
         if out is None:
-            out = torch.empty(sum(coming), *rows.shape[1:])
+            out = torch.empty(sum(receive_counts), *rows.shape[1:])
         width = math.prod(rows.shape[1:])
-        spans = [(0, width * count) for count in going], [(0, width * count) for count in coming]
+        spans = [(0, width * count) for count in send_counts], [(0, width * count) for count in receive_counts]
         self.carry_mixed(rows.numpy().reshape(-1), spans[0], out.numpy().reshape(-1), spans[1])
         return out
 
-    def carry_mixed(self, message: Records, going: Spans, came: Records, coming: Spans) -> None:
-        """Send records, which stay float32, and weights, which are of the wire's type, and fill ``came`` with others'.
+    def carry_mixed(self, message: Records, send_counts: Spans, received: Records, receive_counts: Spans) -> None:
+        """Send records, which stay float32, and weights, which are of the wire's type, and fill ``received`` with others'.
 
         Args:
             message: for each rank in turn its records, then its weights.
-            going: how many floats of both for each rank.
-            came: likewise, from each rank.
-            coming: how many of both from each rank.
+            send_counts: how many floats of both for each rank.
+            received: likewise, from each rank.
+            receive_counts: how many of both from each rank.
         """
         if self.is_exact and not self.compress:
-            self.carry(torch.from_numpy(message), [*map(sum, going)], [*map(sum, coming)], torch.from_numpy(came))
+            self.carry(
+                torch.from_numpy(message),
+                [*map(sum, send_counts)],
+                [*map(sum, receive_counts)],
+                torch.from_numpy(received),
+            )
             return
-        sending = [[whole.view(np.uint32), self._narrowed(lent)] for whole, lent in _split(message, going)]
-        places = _split(came, coming)
+        sending = [[whole.view(np.uint32), self._narrowed(lent)] for whole, lent in _split(message, send_counts)]
+        places = _split(received, receive_counts)
         arriving = [[whole.view(np.uint32), self._room_for(lent)] for whole, lent in places]
+        # spans of all parts are known on both sides, so they lie behind each other without a word about them
         if self.compress:
             self.sent += exchange_compressed(self.channel, sending, arriving)
         else:
@@ -109,12 +116,14 @@ class Wire:
         return weights.view(np.uint32) if self.is_exact else np.empty(len(weights), np.uint16)
 
     def _exchange(self, sending: list[list[Numbers]], arriving: list[list[Numbers]]) -> None:
-        going, coming = ([sum(part.nbytes for part in parts) for parts in each] for each in (sending, arriving))
+        send_counts, receive_counts = (
+            [sum(part.nbytes for part in parts) for parts in each] for each in (sending, arriving)
+        )
         message = np.concatenate([part.view(np.uint8) for parts in sending for part in parts])
-        self.sent += sum(going) - going[self.channel.ranks.rank]
-        came, first = self.channel.all_to_all(torch.from_numpy(message), going, coming).numpy(), 0
+        self.sent += sum(send_counts) - send_counts[self.channel.ranks.rank]
+        received, first = self.channel.all_to_all(torch.from_numpy(message), send_counts, receive_counts).numpy(), 0
         for part in (part for parts in arriving for part in parts):
-            part.view(np.uint8)[:] = came[first : first + part.nbytes]
+            part.view(np.uint8)[:] = received[first : first + part.nbytes]
             first += part.nbytes
 
 

@@ -1,12 +1,14 @@
 """Run a kernel on several threads, each on its own range.
 
 The threads are torch's (:mod:`pibroch.kernels.team`); a few standing Python threads where those cannot be had. Threads take
-ranges, never shares of a sum, so results do not depend on their number.
+ranges, never shares of a sum, so results do not depend on their number. Of threads beside the main one, only one at a time
+has others work for it: the cores of the rest are taken.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
@@ -18,6 +20,7 @@ import torch
 from pibroch.kernels import team
 
 MIN_ITEMS_PER_THREAD = 512
+_beside_main = threading.Lock()  # held by the one that has its team
 
 
 def num_threads() -> int:
@@ -51,8 +54,19 @@ def run_ranges(kernel: Callable[..., Any], bounds: list[int], *args: Any) -> lis
     """As :func:`run`, with the ranges given: the i-th is ``bounds[i]`` to ``bounds[i + 1]``. Returns their results in order."""
     if len(bounds) <= 2:
         return [kernel(*args, bounds[0], bounds[-1])]
-    if team.can_run(kernel):
+    if not team.can_run(kernel):
+        return _run_on_pool(kernel, bounds, *args)
+    if threading.current_thread() is threading.main_thread():
         return team.run(kernel, bounds, *args)
+    if not _beside_main.acquire(blocking=False):
+        return [kernel(*args, start, stop) for start, stop in pairwise(bounds)]
+    try:
+        return team.run(kernel, bounds, *args)
+    finally:
+        _beside_main.release()
+
+
+def _run_on_pool(kernel: Callable[..., Any], bounds: list[int], *args: Any) -> list[Any]:
     pool = _pool(num_threads() - 1, os.getpid())
     pending: list[Future[Any]] = [pool.submit(kernel, *args, start, stop) for start, stop in pairwise(bounds[1:])]
     try:

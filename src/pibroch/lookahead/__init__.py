@@ -1,6 +1,6 @@
-"""Who needs which row when, where it is and what must travel. Plain objects: ids in, plans out."""
+"""Who needs which row when, where it is and what must travel. Plain objects: ids in, plans out; and a thread that keeps one."""
 
 from pibroch.lookahead.oracle import DESIGNS, Opening, Oracle, StepPlan
-from pibroch.lookahead.questions import Question, Questions
+from pibroch.lookahead.requests import PlanQueue, PlanRequest
 
-__all__ = ["DESIGNS", "Opening", "Oracle", "Question", "Questions", "StepPlan"]
+__all__ = ["DESIGNS", "Opening", "Oracle", "PlanQueue", "PlanRequest", "StepPlan"]

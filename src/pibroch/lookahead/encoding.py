@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.errors import ProtocolError
-from pibroch.kernels.window.rules import Gradients, Travel
+from pibroch.kernels.window.rules import Gradients, Transfer
 from pibroch.lookahead.oracle import Opening, StepPlan
 
-T = TypeVar("T", Travel, Gradients)
+T = TypeVar("T", Transfer, Gradients)
 A = TypeVar("A", Opening, StepPlan)
+Integers = NDArray[np.signedinteger]
 MOST_NUMBERS = 1 << 31
 """In one array: one of equal numbers takes no bytes, so its length is not bounded by what came."""
 _WIDTHS = (0, 1, 2, 3, 4, 8)
@@ -57,8 +58,8 @@ def encode(answer: Opening | StepPlan) -> Parts:
 
 
 def _encode_opening(opening: Opening) -> Parts:
-    travels = [opening.now, *([] if opening.early is None else [opening.early])]
-    return _pack([len(travels)], [*_flat(travels), opening.places])
+    transfers = [opening.now, *([] if opening.prefetch is None else [opening.prefetch])]
+    return _pack([len(transfers)], [*_flat(transfers), opening.places])
 
 
 def decode_opening(parts: Parts) -> Opening:
@@ -68,18 +69,18 @@ def decode_opening(parts: Parts) -> Opening:
         ProtocolError: for what is no opening.
     """
     reader = _Reader(parts, 1)
-    (num_travels,) = reader.numbers
-    now = reader.take(Travel)
-    early = reader.take(Travel) if num_travels > 1 else None
-    return reader.done(Opening(now, early, reader.array()))
+    (num_transfers,) = reader.numbers
+    now = reader.take(Transfer)
+    prefetch = reader.take(Transfer) if num_transfers > 1 else None
+    return reader.done(Opening(now, prefetch, reader.array()))
 
 
 def _encode_plan(plan: StepPlan) -> Parts:
-    has_early = plan.early is not None
-    numbers = [plan.number, plan.is_tight, plan.lookahead, len(plan.leaving), has_early]
-    travels = [plan.soon, *plan.leaving, *([] if plan.early is None else [plan.early])]
-    gradients = [plan.critical, plan.deferred, plan.alone]
-    return _pack(numbers, [*_flat(travels), *_flat(gradients), plan.places, plan.used])
+    has_prefetch = plan.prefetch is not None
+    numbers = [plan.number, plan.is_tight, plan.lookahead, len(plan.evicted), has_prefetch]
+    transfers = [plan.next_step, *plan.evicted, *([] if plan.prefetch is None else [plan.prefetch])]
+    gradients = [plan.critical, plan.deferred, plan.local]
+    return _pack(numbers, [*_flat(transfers), *_flat(gradients), plan.places, plan.used])
 
 
 def decode_plan(parts: Parts) -> StepPlan:
@@ -89,21 +90,23 @@ def decode_plan(parts: Parts) -> StepPlan:
         ProtocolError: for what is no plan.
     """
     reader = _Reader(parts, 5)
-    number, is_tight, lookahead, num_leaving, has_early = reader.numbers
-    soon, leaving = reader.take(Travel), [reader.take(Travel) for _ in range(num_leaving)]
-    early = reader.take(Travel) if has_early else None
-    critical, deferred, alone = (reader.take(Gradients) for _ in range(3))
+    number, is_tight, lookahead, num_evicted, has_prefetch = reader.numbers
+    next_step, evicted = reader.take(Transfer), [reader.take(Transfer) for _ in range(num_evicted)]
+    prefetch = reader.take(Transfer) if has_prefetch else None
+    critical, deferred, local = (reader.take(Gradients) for _ in range(3))
     places, used = reader.array(), reader.array()
     return reader.done(
-        StepPlan(number, critical, bool(is_tight), soon, deferred, alone, leaving, early, places, lookahead, used)
+        StepPlan(
+            number, critical, bool(is_tight), next_step, deferred, local, evicted, prefetch, places, lookahead, used
+        )
     )
 
 
-def _flat(groups: Sequence[Travel] | Sequence[Gradients]) -> list[NDArray[Any]]:
+def _flat(groups: Sequence[Transfer] | Sequence[Gradients]) -> list[Integers]:
     return [array for group in groups for array in group]
 
 
-def _pack(numbers: Sequence[int], arrays: Sequence[NDArray[Any]]) -> Parts:
+def _pack(numbers: Sequence[int], arrays: Sequence[Integers]) -> Parts:
     head, body = [*map(int, numbers)], [np.empty(0, np.uint8)]
     for array in arrays:
         described, data = _packed(array)
@@ -112,7 +115,7 @@ def _pack(numbers: Sequence[int], arrays: Sequence[NDArray[Any]]) -> Parts:
     return Parts(np.array(head), np.concatenate(body))
 
 
-def _packed(array: NDArray[Any]) -> tuple[list[int], NDArray[np.uint8]]:
+def _packed(array: Integers) -> tuple[list[int], NDArray[np.uint8]]:
     """Rows (0 for one dimension), length, bytes of a number here, whether steps travel, least one, width, first; bytes.
 
     Example:
@@ -175,7 +178,7 @@ class _Reader:
     def take(self, kind: type[T]) -> T:
         return kind(*(self.array() for _ in kind._fields))
 
-    def array(self) -> NDArray[Any]:
+    def array(self) -> Integers:
         described = self.parts.head[self.at : self.at + _FIELDS].tolist()
         if len(described) < _FIELDS:
             raise _torn()
@@ -191,7 +194,7 @@ class _Reader:
         if takes_steps and length:
             numbers[0] = first
             np.cumsum(numbers, out=numbers)
-        array = numbers.astype(np.int32 if itemsize == 4 else np.int64, copy=False)
+        array: Integers = numbers.astype(np.int32) if itemsize == 4 else numbers
         return array.reshape(num_rows, -1) if num_rows else array
 
     def done(self, answer: A) -> A:

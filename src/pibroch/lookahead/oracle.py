@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.errors import ConfigError
+from pibroch.kernels.arrays import Ints, RowIds
 from pibroch.kernels.window import numba as kernels
 from pibroch.kernels.window.rules import (
     HOME,
@@ -22,11 +23,10 @@ from pibroch.kernels.window.rules import (
     PARTITIONED,
     REPLICATED,
     Gradients,
-    Ints,
     Places,
     Site,
     Slots,
-    Travel,
+    Transfer,
     Window,
 )
 
@@ -38,16 +38,16 @@ _FIRST_TOUCHES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What travels before the first step that the oracle plans.
+    """What transfers before the first step that the oracle plans.
 
     Attributes:
         now: rows of the step.
-        early: rows of the one after it, but for those that the step touches.
+        prefetch: rows of the one after it, but for those that the step touches.
         places: int64 ``[U]``, where this rank reads the step's rows, in the order in which they were given.
     """
 
-    now: Travel
-    early: Travel | None
+    now: Transfer
+    prefetch: Transfer | None
     places: Ints
 
 
@@ -58,12 +58,12 @@ class StepPlan:
     Attributes:
         number: of the step.
         critical: gradients and updates of rows that the next step touches.
-        is_tight: whether ``deferred`` and ``leaving`` come before ``soon``, for want of slots.
-        soon: rows of the next step that this step has updated.
+        is_tight: whether ``deferred`` and ``evicted`` come before ``next_step``, for want of slots.
+        next_step: rows of the next step that this step has updated.
         deferred: the gradients and updates of other rows that several ranks touched.
-        alone: updates of rows that this rank alone touched, and that are not critical: any time before ``leaving``.
-        leaving: records that go home, one message each.
-        early: rows of the step after next, but for those that the next step touches; ``None`` when they come later.
+        local: updates of rows that this rank alone touched, and that are not critical: any time before ``evicted``.
+        evicted: records that go home, one message each.
+        prefetch: rows of the step after next, but for those that the next step touches; ``None`` when they come later.
         places: int64, where this rank reads the rows of the next step.
         lookahead: steps in force.
         used: int64 ``[P]``, slots in use on each rank afterwards.
@@ -72,11 +72,11 @@ class StepPlan:
     number: int
     critical: Gradients
     is_tight: bool
-    soon: Travel
+    next_step: Transfer
     deferred: Gradients
-    alone: Gradients
-    leaving: list[Travel]
-    early: Travel | None
+    local: Gradients
+    evicted: list[Transfer]
+    prefetch: Transfer | None
     places: Ints
     lookahead: int
     used: Ints
@@ -126,7 +126,7 @@ class Oracle:
         self._window = self._ring(_FIRST_TOUCHES, rows)
         self._slots = Slots(np.empty(capacity + 1, np.int32), np.zeros(1, np.int64), np.zeros(num_ranks, np.int64))
         self._steps: deque[_Step] = deque()  # from ``step`` on, as many as are in force
-        self._outside: deque[Sequence[NDArray[Any]]] = deque()  # rows of the known steps after these
+        self._outside: deque[Sequence[RowIds]] = deque()  # rows of the known steps after these
         self._free_all()
 
     @property
@@ -134,7 +134,7 @@ class Oracle:
         """Steps that are known and not planned."""
         return len(self._steps) + len(self._outside)
 
-    def add(self, rows_of_rank: Sequence[NDArray[Any]]) -> None:
+    def add(self, rows_of_rank: Sequence[RowIds]) -> None:
         """The addresses that each rank touches in one more step; duplicates are allowed.
 
         Raises:
@@ -157,7 +157,7 @@ class Oracle:
             fresh, again = kernels.split(self._window, begin, end, gap)
             self._steps.append(_Step(number, begin, end, touches[self._site.rank], fresh, again))
 
-    def _check_fits(self, rows_of_rank: Sequence[NDArray[Any]]) -> None:
+    def _check_fits(self, rows_of_rank: Sequence[RowIds]) -> None:
         site, read = self._site, rows_of_rank
         if len(site.bounds) == 2:  # all rows are at home
             return
@@ -180,8 +180,8 @@ class Oracle:
         """Begin with the step that is planned next, all records being at home."""
         self._enter()
         now = self._arrive(0, ALL)
-        early = self._early(1) if len(self._steps) > 1 else None
-        return Opening(now, early, self._places(0))
+        prefetch = self._early(1) if len(self._steps) > 1 else None
+        return Opening(now, prefetch, self._places(0))
 
     def plan(self) -> StepPlan:
         """Plan the next step."""
@@ -189,24 +189,24 @@ class Oracle:
         self.in_force = min(self.lookahead, self.in_force + 1, max(1, self.num_known - 1))
         self._enter()
         step = self._steps[0]
-        critical, deferred, alone = kernels.settle(
+        critical, deferred, local = kernels.settle(
             window, site, slots, step.begin, step.end, step.here, step.mine, self.delayed
         )
         done = kernels.close(window, slots, step.begin, step.end)
-        is_tight, leaving, early = self._is_full(1, ALL), list[Travel](), None
+        is_tight, evicted, prefetch = self._is_full(1, ALL), list[Transfer](), None
         if is_tight:
-            leaving = [kernels.go_home(window, site, slots, done), *self._shrink(1, ALL)]
+            evicted = [kernels.go_home(window, site, slots, done), *self._shrink(1, ALL)]
         arrived = self._arrive(1, ALL)
         if not is_tight:
-            leaving = [kernels.go_home(window, site, slots, done)]
+            evicted = [kernels.go_home(window, site, slots, done)]
             if len(self._steps) > 2 and self.in_force > 1:
-                leaving += self._shrink(2, EARLY)
-                early = self._early(2)
+                evicted += self._shrink(2, EARLY)
+                prefetch = self._early(2)
         places = self._places(1)
         self._steps.popleft()
         self.step += 1
         return StepPlan(
-            self.step - 1, critical, is_tight, arrived, deferred, alone, leaving, early, places, self.in_force,
+            self.step - 1, critical, is_tight, arrived, deferred, local, evicted, prefetch, places, self.in_force,
             slots.used.copy(),
         )  # fmt: skip
 
@@ -220,18 +220,18 @@ class Oracle:
         self.in_force = self.lookahead
         self._free_all()
 
-    def _early(self, at: int) -> Travel | None:
+    def _early(self, at: int) -> Transfer | None:
         """The early rows of a step, or nothing yet where there is no room for them."""
         return None if self._is_full(at, EARLY) else self._arrive(at, EARLY)
 
-    def _arrive(self, at: int, which: int) -> Travel:
+    def _arrive(self, at: int, which: int) -> Transfer:
         touches = self._coming(at, which)
-        travel: Travel
-        travel, here = kernels.arrive(self._window, self._site, self._slots, touches)
+        transfer: Transfer
+        transfer, here = kernels.arrive(self._window, self._site, self._slots, touches)
         if at < len(self._steps):
             step = self._steps[at]
             step.here, step.is_begun = np.concatenate([step.here, here]), True
-        return travel
+        return transfer
 
     def _coming(self, at: int, which: int) -> Places:
         """The touches of a step that arrive: early ones are those that the step before does not touch."""
@@ -251,9 +251,9 @@ class Oracle:
         kernels.count_arrivals(self._window, self._site, touches, needed)
         return bool((used + needed > self.capacity).any())
 
-    def _shrink(self, at: int, which: int) -> list[Travel]:
+    def _shrink(self, at: int, which: int) -> list[Transfer]:
         """Send home what waits for the farthest steps until there is room for a step's arrival, or nothing left to send."""
-        leaving = []
+        evicted = []
         nearest = at if which == ALL else at + 1
         for later in range(len(self._steps) - 1, nearest - 1, -1):
             if not self._is_full(at, which):
@@ -262,9 +262,9 @@ class Oracle:
             gap = step.number - self._steps[1].number
             waiting = kernels.waiting_for(self._window, self._coming(later, ALL), step.begin, gap)
             if len(waiting):
-                leaving.append(kernels.go_home(self._window, self._site, self._slots, waiting))
+                evicted.append(kernels.go_home(self._window, self._site, self._slots, waiting))
                 self.in_force = max(1, later - 1)
-        return leaving
+        return evicted
 
     def _places(self, at: int) -> Ints:
         if at >= len(self._steps):
@@ -301,7 +301,7 @@ class Oracle:
         self._window = larger
 
     def _ring(self, size: int, of_rows: tuple[Places, NDArray[np.int8], Places]) -> Window:
-        def room(dtype: Any) -> NDArray[Any]:
+        def room(dtype: Any) -> RowIds:
             return np.empty(size, dtype)
 
         return Window(

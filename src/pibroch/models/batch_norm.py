@@ -27,11 +27,13 @@ class BatchNorm(nn.BatchNorm1d):
 
     Attributes:
         gather: set by :func:`pibroch.data_parallel`; ``None`` for one process.
+        gradients_are_weighted: whether those that come in are of the mean over the global batch, not over a rank's own.
     """
 
     def __init__(self, num_features: int, **options: Any) -> None:
         super().__init__(num_features, **options)
         self.gather: Gather | None = None
+        self.gradients_are_weighted = False
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, C]`` to the same.
@@ -51,8 +53,9 @@ class BatchNorm(nn.BatchNorm1d):
         self._update_running_statistics(mean, squares / (count - 1))
         inverse_std = (squares / count + self.eps).rsqrt()
         out: Tensor = _Normalise.apply(
-            x, self.weight, self.bias, mean.to(x.device), inverse_std.to(x.device), count, self.gather
-        )
+            x, self.weight, self.bias, mean.to(x.device), inverse_std.to(x.device), count, self.gather,
+            self.gradients_are_weighted,
+        )  # fmt: skip
         return out
 
     def _by_running_statistics(self, x: Tensor) -> Tensor:
@@ -91,17 +94,18 @@ class _Normalise(torch.autograd.Function):
     """Normalise by moments to which the samples of all ranks contributed; float64 moments in, gradients float32.
 
     A rank's loss is the mean over its own samples, and its gradients are later weighted with its share of the global batch
-    (``n_r / N``). So with g the gradient of the output, ``x_hat`` the normalised input and sums over all ranks:
-    ``dx = weight / std * (g - (S + x_hat T) / n_r)`` where ``S = sum_r (n_r / N) sum g``, ``T = sum_r (n_r / N) sum g x_hat``.
+    (``n_r / N``), or weighted already. So with g the gradient of the output, ``x_hat`` the normalised input, sums over ranks:
+    ``dx = weight / std * (g - (S + x_hat T) / n_r)`` where ``S = sum_r (n_r / N) sum g``, ``T = sum_r (n_r / N) sum g x_hat``;
+    of weighted ones ``dx = weight / std * (g - (S + x_hat T) / N)`` where ``S = sum_r sum g``, ``T = sum_r sum g x_hat``.
     """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, inverse_std: Tensor, count: int,
-        gather: Gather,
+        gather: Gather, is_weighted: bool,
     ) -> Tensor:  # fmt: skip
         normalised = (x.float() - mean.float()).mul_(inverse_std.float()).to(x.dtype)
-        ctx.count, ctx.gather = count, gather
+        ctx.count, ctx.gather, ctx.is_weighted = count, gather, is_weighted
         ctx.save_for_backward(normalised, weight, inverse_std)
         if weight is None or bias is None:
             return normalised
@@ -114,10 +118,10 @@ class _Normalise(torch.autograd.Function):
         wide_grad, x_hat = grad.float(), normalised.float()
         product = wide_grad * x_hat
         grad_bias, grad_weight = wide_grad.sum(0), product.sum(0)
-        share = len(grad) / ctx.count
+        share, of_samples = (1.0, ctx.count) if ctx.is_weighted else (len(grad) / ctx.count, max(1, len(grad)))
         sums = ctx.gather(torch.cat([grad_bias, grad_weight]).double().cpu() * share).sum(0).to(grad.device)
-        by_sample, by_value = (sums / max(1, len(grad))).float().chunk(2)
+        by_sample, by_value = (sums / of_samples).float().chunk(2)
         scale = (inverse_std if weight is None else inverse_std * weight).float()
         grad_x = torch.mul(x_hat, by_value, out=product).add_(by_sample).sub_(wide_grad).mul_(-scale).to(grad.dtype)
         needs = ctx.needs_input_grad
-        return grad_x, grad_weight if needs[1] else None, grad_bias if needs[2] else None, None, None, None, None
+        return grad_x, grad_weight if needs[1] else None, grad_bias if needs[2] else None, None, None, None, None, None

@@ -1,5 +1,5 @@
 """Where rows live: plans, and later what makes them."""
 
-from pibroch.planner.plan import KINDS, Placement, Plan
+from pibroch.planner.plan import Placement, Plan
 
-__all__ = ["KINDS", "Placement", "Plan"]
+__all__ = ["Placement", "Plan"]

@@ -14,15 +14,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Self, get_args
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from pibroch.config.exchange import PLACEMENTS, PlacementKind
 from pibroch.embedding import Piece, Table
 from pibroch.errors import ConfigError
 
-Kind = Literal["table_wise", "table_wise_pooled", "row_wise", "column_wise", "replicated"]
-KINDS: tuple[str, ...] = get_args(Kind)
 ROWS_A_BATCH = 4096
 """Distinct rows that a minibatch asks of a large table, about: what a table costs its shard is traffic, not memory."""
 
@@ -32,7 +31,7 @@ class Placement(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Kind
+    kind: PlacementKind
     shards: tuple[int, ...] = ()
 
 
@@ -60,8 +59,8 @@ class Plan(BaseModel):
         for name, kind in kinds.items():
             if name and name not in names:
                 raise ConfigError(f"a placement for table {name!r}", f"one of the tables {sorted(names)}")
-            if kind not in KINDS:
-                raise ConfigError(f"placement {kind!r}", f"one of {', '.join(KINDS)}")
+            if kind not in PLACEMENTS:
+                raise ConfigError(f"placement {kind!r}", f"one of {', '.join(PLACEMENTS)}")
         load = [0] * num_shards
         placements = {}
         for table in sorted(tables, key=lambda table: (-table.num_rows, table.name)):

@@ -35,7 +35,7 @@ class Role:
 
 
 EMBEDDING_SERVER = Role("embedding server", "embedding", "embedding-server", "pibroch.servers.server", 0, "servers")
-ORACLE = Role("oracle", "oracle", "oracle", "pibroch.servers.oracle", 3 * LARGEST_NUMBER, "oracle")
+ORACLE = Role("oracle", "oracle", "oracle", "pibroch.servers.plan_service", 3 * LARGEST_NUMBER, "oracle")
 """One at most: number 0."""
 DATA_PROCESSOR = Role(
     "data processor", "processor", "data-processor", "pibroch.processors.processor", 2 * LARGEST_NUMBER, "processors"

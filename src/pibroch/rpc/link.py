@@ -43,15 +43,6 @@ class Address:
         return self.unix is not None and self.machine == here
 
 
-def this_machine() -> str:
-    """What two workers have in common that can share memory: the kernel's boot and the network namespace."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as boot:
-            return f"{boot.read().strip()}/{os.readlink('/proc/self/ns/net')}"
-    except OSError:
-        return socket.gethostname()
-
-
 def tune(sock: socket.socket, lost_after_s: float) -> None:
     """No delay for small frames; a silent host is given up by the kernel after ``lost_after_s``."""
     sock.setblocking(False)

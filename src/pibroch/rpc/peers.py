@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable
 
 from pibroch.errors import ConfigError, PibrochError
+from pibroch.host import this_machine
 from pibroch.rpc import tls
 from pibroch.rpc.connection import Connection, Message
 from pibroch.rpc.dialling import Dialling
 from pibroch.rpc.frames import Allocate, Frame, FrameReader, Kind
 from pibroch.rpc.handshake import Client, Identity, Purpose, Server
 from pibroch.rpc.info import WorkerInfo
-from pibroch.rpc.link import Listener, dial, this_machine
+from pibroch.rpc.link import Listener, dial
 from pibroch.rpc.membership import Membership, Record
 from pibroch.rpc.options import RpcBackendOptions
 from pibroch.rpc.pool import Pool

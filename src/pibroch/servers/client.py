@@ -1,4 +1,4 @@
-"""A trainer's way to the homes on servers.
+"""A trainer's way to the rows on embedding servers.
 
 R rows of one server, W floats in a record, D of them weights, S servers.
 """
@@ -6,28 +6,28 @@ R rows of one server, W floats in a record, D of them weights, S servers.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from pibroch.collectives import Channel
 from pibroch.embedding import Piece, SparseOptimizer
+from pibroch.kernels.arrays import Ints, Records
 from pibroch.servers import server
-from pibroch.servers.peers import Peers
-from pibroch.servers.spec import Spec
+from pibroch.servers.spec import ShardSpec
+from pibroch.servers.workers import ServingWorkers
 
-Ints = NDArray[np.int64]
-Records = NDArray[np.float32]
+T = TypeVar("T")
+Awaited = torch.futures.Future[torch.Tensor] | torch.futures.Future[None]
 MOST_UNANSWERED = 8
 """Rounds that may be under way."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Parcel:
+class RowsByServer:
     """What goes to the servers, or is wanted of them, grouped by server.
 
     Attributes:
@@ -43,7 +43,7 @@ class Parcel:
         return np.split(self.rows, np.cumsum(self.counts)[:-1])
 
 
-class Homes:
+class EmbeddingServers:
     """The servers' shards, as one exchange of one trainer knows them. All trainers make the same calls in the same order.
 
     One thread calls it at a time.
@@ -68,20 +68,25 @@ class Homes:
     ) -> None:  # fmt: skip
         self.names, self.bounds, self.dim, self.width = tuple(names), bounds, dim, optimizer.record_width(dim)
         self._ranks = channel.ranks
-        self._peers = Peers("embedding server", names, channel)
+        self._workers = ServingWorkers("embedding server", names, channel)
         self._number = 0
-        self._unanswered: deque[tuple[str, torch.futures.Future[Any]]] = deque()
+        self._unanswered: deque[tuple[str, Awaited]] = deque()
         largest = int(np.diff(bounds).max())
-        self.row_type: np.dtype[Any] = np.dtype(np.int32 if largest < 1 << 31 else np.int64)
+        self.row_type = np.dtype(np.int32 if largest < 1 << 31 else np.int64)
         for name, held in zip(self.names, pieces, strict=True):
-            spec = list(astuple(Spec.of(held, optimizer, seed)))
+            spec = list(astuple(ShardSpec.of(held, optimizer, seed)))
             wanted = [spec, dim, channel.ranks.world_size]
-            self._unanswered.append((name, self._peers.configure(name, server.configure, wanted)))
+            self._unanswered.append((name, self._workers.configure(name, server.configure, wanted)))
         self._wait(0)
 
     def exchange(
-        self, home: Parcel, records: Records, whole: Parcel, lent: Parcel, averaged_at: int | None = None
-    ) -> list[torch.futures.Future[Any]]:
+        self,
+        home: RowsByServer,
+        records: Records,
+        whole: RowsByServer,
+        lent: RowsByServer,
+        averaged_at: int | None = None,
+    ) -> list[torch.futures.Future[torch.Tensor]]:
         """A round: records go home, then records and weights are wanted. Returns what :meth:`collect` waits for.
 
         Args:
@@ -94,7 +99,7 @@ class Homes:
         floats = np.split(records, np.cumsum(home.counts)[:-1] * self.width)
         answers = []
         for number, name in enumerate(self.names):
-            rows = [self._local(parcel.split()[number], number) for parcel in (home, whole, lent)]
+            rows = [self._local(each.split()[number], number) for each in (home, whole, lent)]
             came = [rows[0], torch.from_numpy(floats[number]), *rows[1:]]
             answers.append(self._send(name, server.exchange, *came, averaged_at))
         self._number += 1
@@ -102,7 +107,9 @@ class Homes:
         self._count(records.nbytes + coming + self.num_row_bytes(sum(len(each.rows) for each in (home, whole, lent))))
         return answers
 
-    def collect(self, answers: Sequence[torch.futures.Future[Any]], sizes: Sequence[int], out: Records) -> None:
+    def collect(
+        self, answers: Sequence[torch.futures.Future[torch.Tensor]], sizes: Sequence[int], out: Records
+    ) -> None:
         """Wait for what is wanted in a round: for each server in turn its records, then its weights, flat in ``out``.
 
         Args:
@@ -113,34 +120,34 @@ class Homes:
         at = 0
         for name, answer, size in zip(self.names, answers, sizes, strict=True):
             if size:
-                with self._peers.explained(name):
+                with self._workers.explained(name):
                     out[at : at + size] = answer.wait().numpy()
                 at += size
 
-    def update(self, parcel: Parcel, gradients: Records, learning_rate: float, step: int) -> None:
-        """A round of gradients ``[len(parcel.rows), D]``; returns when it is on its way."""
-        sums = np.split(gradients, np.cumsum(parcel.counts)[:-1])
-        for number, (name, rows) in enumerate(zip(self.names, parcel.split(), strict=True)):
+    def update(self, updated: RowsByServer, gradients: Records, learning_rate: float, step: int) -> None:
+        """A round of gradients ``[len(updated.rows), D]``; returns when it is on its way."""
+        sums = np.split(gradients, np.cumsum(updated.counts)[:-1])
+        for number, (name, rows) in enumerate(zip(self.names, updated.split(), strict=True)):
             given = torch.from_numpy(sums[number])
             self._send(name, server.update, self._local(rows, number), given, learning_rate, step)
         self._number += 1
-        self._count(gradients.nbytes + self.num_row_bytes(len(parcel.rows)))
+        self._count(gradients.nbytes + self.num_row_bytes(len(updated.rows)))
 
     def flush(self) -> None:
         """Wait until all rounds are over, those of other trainers too: every trainer calls it."""
         self._wait(0)
 
-    def ask(self, number: int, function: Any, *args: Any) -> Any:
+    def ask(self, number: int, function: Callable[..., T], *args: object) -> T:
         """What a function says on a server, outside of rounds."""
-        return self._peers.ask(self.names[number], function, self._peers.key, *args)
+        return self._workers.ask(self.names[number], function, self._workers.key, *args)
 
-    def parcel(self, rows: Ints) -> Parcel:
+    def rows_by_server(self, rows: Ints) -> RowsByServer:
         """Rising addresses by server."""
-        return Parcel(rows, np.diff(np.searchsorted(rows, self.bounds)))
+        return RowsByServer(rows, np.diff(np.searchsorted(rows, self.bounds)))
 
-    def no_rows(self) -> Parcel:
+    def no_rows(self) -> RowsByServer:
         """Nothing for any server."""
-        return self.parcel(np.empty(0, np.int64))
+        return self.rows_by_server(np.empty(0, np.int64))
 
     def num_row_bytes(self, num_rows: int) -> int:
         """Bytes of row numbers."""
@@ -149,9 +156,13 @@ class Homes:
     def _local(self, rows: Ints, number: int) -> torch.Tensor:
         return torch.from_numpy((rows - self.bounds[number]).astype(self.row_type))
 
-    def _send(self, name: str, function: Any, *args: Any) -> torch.futures.Future[Any]:
+    def _send(
+        self, name: str, function: Callable[..., torch.futures.Future[torch.Tensor]], *args: object
+    ) -> torch.futures.Future[torch.Tensor]:
         self._wait(MOST_UNANSWERED * len(self.names))
-        answer = self._peers.call(name, function, self._peers.key, self._ranks.rank, self._number, *args)
+        answer: torch.futures.Future[torch.Tensor] = self._workers.call(
+            name, function, self._workers.key, self._ranks.rank, self._number, *args
+        )
         self._unanswered.append((name, answer))
         return answer
 
@@ -159,7 +170,7 @@ class Homes:
         """Until at most so many calls are unanswered; of those that are answered, none has failed."""
         while self._unanswered and (len(self._unanswered) > most or self._unanswered[0][1].done()):
             name, answer = self._unanswered.popleft()
-            with self._peers.explained(name):
+            with self._workers.explained(name):
                 answer.wait()
 
     def _count(self, num_bytes: int) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pibroch.roles import EMBEDDING_SERVER, ORACLE, group, process
 from pibroch.roles.group import JOIN_TIMEOUT_S, leave
-from pibroch.servers import oracle, server
+from pibroch.servers import plan_service, server
 
 __all__ = ["ORACLE_NAME", "join", "leave", "serve", "serve_plans", "started"]
 
@@ -29,7 +29,7 @@ def serve(meet: str, number: int, opens: bool | None = None) -> None:
         TrainingError: when server 0 does not come.
     """
     opens = number == 0 if opens is None else opens
-    group.serve(EMBEDDING_SERVER, meet, number, opens, server.HOMES.on_lost)
+    group.serve(EMBEDDING_SERVER, meet, number, opens, server.SHARDS.on_lost)
 
 
 def serve_plans(meet: str, number: int = 0, opens: bool = True) -> None:
@@ -44,7 +44,7 @@ def serve_plans(meet: str, number: int = 0, opens: bool = True) -> None:
         ConfigError: for an address that cannot be used, or no secret where one is needed.
         TrainingError: when nobody opens the meeting place.
     """
-    group.serve(ORACLE, meet, number, opens, oracle.ORACLES.on_lost)
+    group.serve(ORACLE, meet, number, opens, plan_service.ORACLES.on_lost)
 
 
 def join(

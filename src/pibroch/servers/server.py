@@ -1,36 +1,39 @@
-"""What trainers call on a server. Each function is called by name through :mod:`pibroch.rpc`."""
+"""What trainers call on an embedding server. Each function is called by name through :mod:`pibroch.rpc`."""
 
 from __future__ import annotations
 
 import logging
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.futures import Future
 
 from pibroch.errors import TrainingError
+from pibroch.kernels.arrays import Ints
 from pibroch.rpc import functions
-from pibroch.servers.holdings import Holdings
-from pibroch.servers.home import Exchange, Home, Sums, check_rows
-from pibroch.servers.spec import Spec
+from pibroch.servers.runs import Runs
+from pibroch.servers.served_shard import GradientSums, RecordSwap, ServedShard, check_rows
+from pibroch.servers.spec import ShardSpec
 
 log = logging.getLogger(__name__)
 
 
-HOMES: Holdings[Home] = Holdings("an embedding server", "tables, optimizer or seed")
+SHARDS: Runs[ServedShard] = Runs("an embedding server", "tables, optimizer or seed")
 
 
-def configure(run: str, trainer: list[Any], key: str, wanted: list[Any], forgotten: list[str]) -> None:
-    """Make the home ``key``, see :class:`Holdings`; ``wanted`` are the spec's fields, dim, number of trainers."""
+def configure(run: str, trainer: list[str | int], key: str, wanted: list[Any], forgotten: list[str]) -> None:
+    """Make the shard ``key``, see :class:`Runs`; ``wanted`` are the spec's fields, dim, number of trainers."""
 
-    def make() -> Home:
+    def make() -> ServedShard:
         spec, dim, num_trainers = wanted
-        shard, optimizer = Spec(*spec).build(dim)
+        shard, optimizer = ShardSpec(*spec).build(dim)
         log.info("%s rows of %d tables for %s", f"{len(shard.records):,}", len(spec[0]), trainer[0])
-        return Home(shard, optimizer, num_trainers)
+        return ServedShard(shard, optimizer, num_trainers)
 
-    HOMES.configure(run, trainer, key, wanted, forgotten, make)
+    SHARDS.configure(run, trainer, key, wanted, forgotten, make)
 
 
 @functions.async_execution
@@ -38,33 +41,34 @@ def exchange(
     key: str, trainer: int, number: int, home: Tensor, records: Tensor, whole: Tensor, lent: Tensor,
     averaged_at: int | None,
 ) -> Future[Tensor]:  # fmt: skip
-    """A trainer's part of a round of records, see :class:`Exchange`."""
-    errand = Exchange(_rows(home), records.numpy(), _rows(whole), _rows(lent), averaged_at)
-    return HOMES.find(key).visit(trainer, number, errand)
+    """A trainer's part of a round of records, see :class:`RecordSwap`."""
+    swap = RecordSwap(_rows(home), records.numpy(), _rows(whole), _rows(lent), averaged_at)
+    return SHARDS.find(key).request(trainer, number, swap)
 
 
 @functions.async_execution
 def update(
     key: str, trainer: int, number: int, rows: Tensor, gradients: Tensor, learning_rate: float, step: int
 ) -> Future[Tensor]:
-    """A trainer's part of a round of gradients, see :class:`Sums`."""
-    return HOMES.find(key).visit(trainer, number, Sums(_rows(rows), gradients.numpy(), learning_rate, step))
+    """A trainer's part of a round of gradients, see :class:`GradientSums`."""
+    sums = GradientSums(_rows(rows), gradients.numpy(), learning_rate, step)
+    return SHARDS.find(key).request(trainer, number, sums)
 
 
 def read(key: str, rows: slice, columns: slice) -> Tensor:
     """Columns of rows, outside of rounds: between steps, when all are done."""
-    return torch.from_numpy(HOMES.find(key).shard.records[rows, columns].copy())
+    return torch.from_numpy(SHARDS.find(key).shard.records[rows, columns].copy())
 
 
 def write(key: str, rows: slice | Tensor, columns: slice, values: Tensor) -> None:
     """Write columns of rows, likewise."""
-    records = HOMES.find(key).shard.records
+    records = SHARDS.find(key).shard.records
     records[_checked(rows, len(records)), columns] = values.numpy()
 
 
 def track_touched(key: str) -> None:
     """Mark updated rows from now on."""
-    HOMES.find(key).shard.track_touched()
+    SHARDS.find(key).shard.track_touched()
 
 
 def read_touched(key: str, rows: slice) -> Tensor:
@@ -78,18 +82,19 @@ def write_touched(key: str, rows: slice | Tensor, is_touched: bool) -> None:
     touched[_checked(rows, len(touched))] = is_touched
 
 
-def _touched(key: str) -> Any:
-    touched = HOMES.find(key).shard.touched
+def _touched(key: str) -> NDArray[np.bool_]:
+    touched = SHARDS.find(key).shard.touched
     if touched is None:
         raise TrainingError("touched rows wanted of a server that does not track them", "track_touched before")
     return touched
 
 
-def _rows(rows: Tensor) -> Any:
-    return rows.to(torch.int64).numpy()
+def _rows(rows: Tensor) -> Ints:
+    numbers: Ints = rows.to(torch.int64).numpy()
+    return numbers
 
 
-def _checked(rows: slice | Tensor, num_rows: int) -> Any:
+def _checked(rows: slice | Tensor, num_rows: int) -> slice | Ints:
     if isinstance(rows, slice):
         return rows
     numbers = _rows(rows)

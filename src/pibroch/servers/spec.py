@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pibroch.embedding import (
     SGD,
     Adagrad,
     Adam,
+    Initializer,
     MemoryShard,
     Normal,
     Piece,
@@ -22,14 +23,19 @@ from pibroch.embedding import (
 )
 from pibroch.errors import ConfigError
 
-OPTIMIZERS = {cls.__name__: cls for cls in (SGD, Adagrad, RowWiseAdagrad, Adam, RowWiseAdam)}
-INITIALIZERS = {cls.__name__: cls for cls in (Zeros, Uniform, Normal)}
+OPTIMIZERS: dict[str, type[SparseOptimizer]] = {
+    cls.__name__: cls for cls in (SGD, Adagrad, RowWiseAdagrad, Adam, RowWiseAdam)
+}
+INITIALIZERS: dict[str, type[Initializer]] = {cls.__name__: cls for cls in (Zeros, Uniform, Normal)}
 
+T = TypeVar("T")
 Plain = dict[str, Any]
+Named = list[str | Plain]
+"""A class of ours by name, and its fields."""
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class ShardSpec:
     """A shard to be.
 
     Attributes:
@@ -41,11 +47,11 @@ class Spec:
 
     tables: list[Plain]
     pieces: list[list[int]]
-    optimizer: list[Any]
+    optimizer: Named
     seed: int
 
     @classmethod
-    def of(cls, pieces: Sequence[Piece], optimizer: SparseOptimizer, seed: int) -> Spec:
+    def of(cls, pieces: Sequence[Piece], optimizer: SparseOptimizer, seed: int) -> ShardSpec:
         """What a shard of these pieces needs.
 
         Raises:
@@ -84,7 +90,7 @@ def _plain(table: Table) -> Plain:
     return {"name": table.name, "num_rows": table.num_rows, "dim": table.dim, "initializer": initializer}
 
 
-def _named(value: Any, known: dict[str, Any]) -> list[Any]:
+def _named(value: Any, known: Mapping[str, object]) -> Named:
     name = type(value).__name__
     if known.get(name) is not type(value):
         raise ConfigError(
@@ -93,6 +99,8 @@ def _named(value: Any, known: dict[str, Any]) -> list[Any]:
     return [name, asdict(value)]
 
 
-def _made(named: list[Any], known: dict[str, Any]) -> Any:
+def _made(named: Named, known: Mapping[str, Callable[..., T]]) -> T:
     name, fields = named
+    if not isinstance(name, str) or not isinstance(fields, dict):
+        raise TypeError("no name and fields")
     return known[name](**fields)

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
@@ -40,9 +40,11 @@ from pibroch.embedding.storage import (
 )
 from pibroch.errors import CheckpointError, StorageError
 from pibroch.train.agreement import on_first, together
-from pibroch.train.dense_state import load_dense_optimizer, load_dense_weights, save_dense
+from pibroch.train.dense_state import gather_dense, load_dense_optimizer, load_dense_weights, save_dense
 from pibroch.train.manifest import FORMAT_VERSION, MANIFEST, Manifest, Progress
-from pibroch.train.session import Session
+
+if TYPE_CHECKING:
+    from pibroch.train.session import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +90,12 @@ def save_checkpoint(
     extents = TypeAdapter(list[list[Extent]]).validate_python(channel.gather(own))
     names = part_names([extent for rank in extents for extent in rank], shapes)
     temporary = folder.with_name(channel.gather(temporary_name(folder))[0])
+    dense = gather_dense(session, channel)
 
     def write() -> dict[str, Any]:
         with explained_refusal(folder):
             _must_be_shared(temporary)
-            files = save_dense(temporary, session) if channel.ranks.rank == 0 else {}
+            files = save_dense(temporary, dense)
             parts = save_tables(temporary, views, names, only_touched=base is not None)
             for file in [*files, *(written.part.file for written in parts)]:
                 flush_to_disk(temporary / file)
@@ -122,6 +125,12 @@ def restore_checkpoint(folder: Path, manifest: Manifest, session: Session, chann
             f"a checkpoint of dataset {manifest.dataset_fingerprint[:12]}",
             f"one of dataset {session.dataset.fingerprint[:12]}, which this run reads",
             "resume with the data that the run began with",
+        )
+    if manifest.dataset_digest not in (None, session.dataset.digest):
+        raise CheckpointError(
+            f"{session.dataset.path}, which has the checkpoint's vocabularies and other samples or labels",
+            "the data that the run began with, byte for byte",
+            "resume with that data, or start anew",
         )
 
     def load() -> None:
@@ -174,6 +183,7 @@ def _manifest(
         format_version=FORMAT_VERSION,
         increments=0 if base is None else base.manifest.increments + 1,
         dataset_fingerprint=session.dataset.fingerprint,
+        dataset_digest=session.dataset.digest,
         data_schema=session.dataset.schema.model_dump(mode="json"),
         tables=tables,
         config=session.config,

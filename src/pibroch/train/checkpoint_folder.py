@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pibroch.collectives import Channel, Ranks
 from pibroch.embedding.storage import explained_refusal, remove_leftovers
@@ -14,7 +15,9 @@ from pibroch.errors import CheckpointError, StorageError
 from pibroch.train.agreement import on_first
 from pibroch.train.checkpoint import Base, restore_checkpoint, restore_weights, save_checkpoint
 from pibroch.train.manifest import MANIFEST, Progress, read_manifest
-from pibroch.train.session import Session
+
+if TYPE_CHECKING:
+    from pibroch.train.session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +40,7 @@ def find_checkpoint(path: Path) -> Path:
 
 
 class CheckpointFolder:
-    """Folders ``step-XXXXXXXX``, and ``best``, a link to one of them.
+    """Folders ``step-XXXXXXXX``, and ``best``, a link to one of them (where there are no links, a file with its step).
 
     With several ranks all call `save`, `resume` and `restore_best` at the same point, on a folder that all see.
 
@@ -69,6 +72,8 @@ class CheckpointFolder:
     def best(self) -> Path | None:
         """The checkpoint of the best evaluation."""
         link = self.folder / "best"
+        if link.is_file():
+            link = self.path(int(link.read_text(encoding="utf-8")))
         return link.resolve() if link.exists() else None
 
     def save(self, session: Session, progress: Progress) -> None:
@@ -119,15 +124,20 @@ class CheckpointFolder:
             restore_weights(path, read_manifest(path), session, self.channel)
 
     def link_best(self, step: int | None) -> None:
-        """Point ``best`` at the checkpoint of a step, in one rename."""
+        """Point ``best`` at the checkpoint of a step, in one rename; a file with the step where the disk takes no links."""
         link, temporary = self.folder / "best", self.folder / "best.new"
         try:
             if step is None or not self.path(step).exists():
                 link.unlink(missing_ok=True)
                 return
             temporary.unlink(missing_ok=True)
-            temporary.symlink_to(self.path(step).name)
-            os.replace(temporary, link)
+            try:
+                temporary.symlink_to(self.path(step).name)
+                os.replace(temporary, link)
+            except OSError:  # Windows asks for rights to make links, and does not replace them
+                temporary.unlink(missing_ok=True)
+                temporary.write_text(f"{step}", encoding="utf-8")
+                os.replace(temporary, link)
         except OSError as error:
             raise StorageError(
                 f"{error.strerror} while linking {link}", "a disk that takes links", "free some space"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pibroch.collectives import Channel
-from pibroch.data import EncodedDataset, Loader
+from pibroch.data import EncodedDataset, JaggedBatch, Loader
 from pibroch.data.dataset import SplitName
 from pibroch.train.metrics import Curves, Metrics, Predictions
 from pibroch.train.session import Session
@@ -32,16 +33,23 @@ class AccessSkew:
 def evaluate(session: Session, split: SplitName) -> tuple[Metrics, Curves]:
     """Metrics over a whole split, the same on all ranks; weights, optimizer state and random numbers stay untouched.
 
-    Each rank of the session's team predicts its part of each batch and calls this at the same time as the others.
+    Each rank of the session's world predicts its part of each batch and calls this at the same time as the others.
     """
-    predictions, ranks = Predictions(), session.team.ranks
+    ranks = session.world.ranks
     loader = Loader(
         session.dataset.split(split), session.config.train.evaluate_batch_size, part=(ranks.rank, ranks.world_size)
     )
     with session.predicting() as logits:
-        for batch in loader:
-            predictions.add(logits(batch).numpy(), batch.labels.numpy())
-    return predictions.result() if ranks.world_size == 1 else _result_of_all(predictions, session.team.control)
+        predictions = predict(loader, logits)
+    return predictions.result() if ranks.world_size == 1 else _result_of_all(predictions, session.world.control)
+
+
+def predict(batches: Iterable[JaggedBatch], logits: Callable[[JaggedBatch], Tensor]) -> Predictions:
+    """Predictions for all batches by a function that gives logits ``[B]``."""
+    predictions = Predictions()
+    for batch in batches:
+        predictions.add(logits(batch).numpy(), batch.labels.numpy())
+    return predictions
 
 
 def _result_of_all(predictions: Predictions, channel: Channel) -> tuple[Metrics, Curves]:

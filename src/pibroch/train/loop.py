@@ -9,8 +9,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from itertools import chain, islice, repeat
 
-import torch
-
+from pibroch.collectives import clip_grad_norm
 from pibroch.data import JaggedBatch, Loader
 from pibroch.errors import NonFiniteLossError
 from pibroch.observability.notice import notice_when_slow
@@ -31,7 +30,7 @@ _COMPILING = "compiling kernels, on first use only"
 
 
 class Trainer:
-    """Trains a session to its end; every rank of its team has one, and all go the same way.
+    """Trains a session to its end; every rank of its world has one, and all go the same way.
 
     Args:
         session: what is trained.
@@ -51,7 +50,7 @@ class Trainer:
         self.step = progress.step
         self.monitor = replace(progress.monitor)
         split = session.dataset.split("train")
-        ranks, seed = session.team.ranks, session.config.seed
+        ranks, seed = session.world.ranks, session.config.seed
         part = ranks.rank, ranks.world_size
         self.loader = Loader(split, self.settings.batch_size, shuffle=True, seed=seed, part=part)
         if progress.loader is not None:
@@ -60,7 +59,7 @@ class Trainer:
         self.steps_per_epoch = len(self.loader)
         self.total_steps = total_steps(session)
         self._trace = trace
-        self._meter = Meter(session.team, stopwatch, session.embeddings.exchange)
+        self._meter = Meter(session.world, stopwatch, session.embeddings.exchange)
 
     @property
     def is_finished(self) -> bool:
@@ -102,7 +101,7 @@ class Trainer:
         session, step = self.session, self.step + 1
         if self._trace is not None:
             self._trace.next_step()
-        session.team.enter(step)
+        session.world.enter(step)
         session.set_learning_rates(step, self.total_steps, self.monitor.plateaus)
         session.optimizer.zero_grad(set_to_none=True)
         with span("forward"):
@@ -118,7 +117,7 @@ class Trainer:
             loss.backward()
         with span("dense optimizer"):
             if self.settings.clip_norm is not None:
-                torch.nn.utils.clip_grad_norm_(session.model.parameters(), self.settings.clip_norm)
+                clip_grad_norm(session.model, self.settings.clip_norm, session.world.control)
             session.update_dense()
         self.step = step
         if batch.position is not None:

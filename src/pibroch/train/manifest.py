@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from pibroch.config import RunConfig
 from pibroch.config.base import Section
+from pibroch.data.schema import Schema
 from pibroch.embedding.checkpoint import SavedTable
 from pibroch.embedding.storage import FileDigest
 from pibroch.errors import CheckpointError
@@ -34,7 +35,8 @@ class Manifest(Section):
 
     Attributes:
         increments: incremental checkpoints since the last full one, this one included; 0 for a full one.
-        dataset_fingerprint: of the data that it was trained on.
+        dataset_fingerprint: of the data that it was trained on: schema and vocabularies.
+        dataset_digest: of all its contents; ``None`` in checkpoints that do not have it.
         data_schema: the dataset's schema; serving encodes requests with it.
         tables: by name, with their parts.
         learning_rates: in the last step, of ``dense`` layers and ``embedding`` rows.
@@ -44,6 +46,7 @@ class Manifest(Section):
     format_version: int
     increments: int
     dataset_fingerprint: str
+    dataset_digest: str | None = None
     data_schema: dict[str, Any]
     tables: dict[str, SavedTable]
     config: RunConfig
@@ -87,6 +90,22 @@ def read_manifest(folder: Path) -> Manifest:
         problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
         raise CheckpointError(
             f"{path}, which is damaged: {problem}", "an undamaged file", "use another checkpoint"
+        ) from error
+
+
+def schema_of(manifest: Manifest) -> Schema:
+    """The schema of the data that a checkpoint was trained on.
+
+    Raises:
+        CheckpointError: when this version does not understand it.
+    """
+    try:
+        return Schema.model_validate(manifest.data_schema)
+    except ValidationError as error:
+        raise CheckpointError(
+            f"a checkpoint whose schema is not understood: {error.errors()[0]['msg']}",
+            "a schema of this version",
+            "load it with the version of pibroch that wrote it",
         ) from error
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from pibroch.collectives.team import Team
+from pibroch.collectives.world import World
 from pibroch.exchange.base import Exchange
 from pibroch.observability.memory import rss_bytes
 from pibroch.train.stopwatch import Stopwatch
@@ -28,13 +29,13 @@ class Meter:
     """Sums up steps.
 
     Args:
-        team: whose losses make the mean.
+        world: whose losses make the mean.
         stopwatch: keeps this process's training time and samples.
         exchange: whose hits are counted.
     """
 
-    def __init__(self, team: Team, stopwatch: Stopwatch, exchange: Exchange) -> None:
-        self._team, self._stopwatch, self._exchange = team, stopwatch, exchange
+    def __init__(self, world: World, stopwatch: Stopwatch, exchange: Exchange[Any]) -> None:
+        self._world, self._stopwatch, self._exchange = world, stopwatch, exchange
         self._loss_sum, self._num_samples = 0.0, 0
         self._seconds, self._samples = stopwatch.read()
         self._waited, self._sent, self._received = self._traffic()
@@ -54,11 +55,11 @@ class Meter:
         waited, sent, received = self._traffic()
         done = self._exchange.report()
         elapsed, own = seconds - self._seconds, samples - self._samples
-        told = self._team.control.gather([self._loss_sum, self._num_samples, own])
+        told = self._world.control.gather([self._loss_sum, self._num_samples, own])
         loss_sum, num_samples, all_own = (sum(column) for column in zip(*told, strict=True))
         reading = Reading(
             loss=loss_sum / max(1, num_samples),
-            samples_per_second=(all_own if self._team.is_first else own) / elapsed if elapsed else 0.0,
+            samples_per_second=(all_own if self._world.is_first else own) / elapsed if elapsed else 0.0,
             waiting_seconds=waited - self._waited,
             bytes_sent=sent - self._sent,
             bytes_received=received - self._received,
@@ -72,7 +73,7 @@ class Meter:
         return reading
 
     def _traffic(self) -> tuple[float, int, int]:
-        traffic = self._team.ranks.traffic
+        traffic = self._world.ranks.traffic
         return traffic.waited_s, traffic.sent, traffic.received
 
 

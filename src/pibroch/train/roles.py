@@ -3,60 +3,53 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from pibroch.collectives.team import Team
+from pibroch.collectives.world import World
 from pibroch.config import RunConfig
 from pibroch.errors import ConfigError
 from pibroch.process import threads_of_rank
-from pibroch.roles import DATA_PROCESSOR, EMBEDDING_SERVER, ORACLE, Role
-from pibroch.roles.group import join, leave
-from pibroch.roles.process import Share, started
+from pibroch.roles import DATA_PROCESSOR, ROLES, Role
 from pibroch.train.agreement import on_first, together
 from pibroch.train.run_directory import RunDirectory
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Who serves the trainers of a run, by names of workers of this process's RPC group.
+    """Who serves the trainers of a run.
 
     Attributes:
-        servers: that hold rows.
-        processors: that make batches.
-        oracle: that plans for all ranks; each plans for itself when absent.
+        workers: names of workers of this process's RPC group, by the command that starts processes of their role.
     """
 
-    servers: tuple[str, ...] = ()
-    processors: tuple[str, ...] = ()
-    oracle: str | None = None
+    workers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def processors(self) -> tuple[str, ...]:
+        """Those that make batches."""
+        return self.workers.get(DATA_PROCESSOR.command, ())
 
 
 def wanted(config: RunConfig) -> dict[Role, int]:
     """How many processes of each role a recipe asks for; roles of which there are none are left out."""
-    counts = {
-        EMBEDDING_SERVER: config.embedding.servers or 0,
-        ORACLE: int(config.embedding.oracle == "central"),
-        DATA_PROCESSOR: config.data.processors,
-    }
-    return {role: count for role, count in counts.items() if count}
+    counts = config.embedding.exchange.helpers() | {DATA_PROCESSOR.command: config.data.processors}
+    return {role: counts[role.command] for role in ROLES if counts.get(role.command)}
 
 
 def meeting_places(config: RunConfig) -> dict[Role, str | None]:
     """Where processes of each role are met, as far as the recipe says that they run already."""
-    return {
-        EMBEDDING_SERVER: config.embedding.meet, ORACLE: config.embedding.meet, DATA_PROCESSOR: config.data.meet,
-    }  # fmt: skip
+    return dict.fromkeys(ROLES, config.embedding.exchange.rendezvous()) | {DATA_PROCESSOR: config.data.meet}
 
 
 @contextmanager
-def processes_beside(config: RunConfig, team: Team, run: RunDirectory, meet: str | None = None) -> Iterator[Beside]:
+def processes_beside(config: RunConfig, world: World, run: RunDirectory, meet: str | None = None) -> Iterator[Beside]:
     """Within, this rank is joined with the processes that the recipe asks for. Every rank enters it.
 
     Args:
         config: asks for some, or for none.
-        team: the ranks.
+        world: the ranks.
         run: keeps what the processes say that the run starts.
         meet: where a launcher's processes meet; then none are started here.
 
@@ -64,37 +57,35 @@ def processes_beside(config: RunConfig, team: Team, run: RunDirectory, meet: str
         ConfigError: for processes to be started by a run on several machines, or an address that cannot be used.
         TrainingError: when one does not come.
     """
-    roles, channel = wanted(config), team.control
+    roles, channel = wanted(config), world.control
     if not roles:
         yield Beside()
         return
+    from pibroch.roles.group import join, leave  # with all of RPC, which nobody else needs
+    from pibroch.roles.process import Share, started
+
     places = meeting_places(config)
     own = {role: count for role, count in roles.items() if meet is None and places[role] is None}
     meet = meet or next((place for place in places.values() if place is not None), None)
-    has_meeting_place = meet is None and team.is_first
+    has_meeting_place = meet is None and world.is_first
     with ExitStack() as stack:
         if own:
-            threads = threads_of_rank(_local_ranks(team, own) + sum(own.values()))
+            threads = threads_of_rank(_local_ranks(world, own) + sum(own.values()))
             shares = [Share(role, count, run.path / role.folder) for role, count in own.items()]
             where = meet
             meet = on_first(channel, lambda: stack.enter_context(started(shares, threads, where)))
         assert meet is not None, "given, or opened just now"
-        found = together(channel, lambda: _names(join(meet, roles, team.ranks.rank)))[0]
+        found = together(channel, lambda: [list(each) for each in join(meet, roles, world.ranks.rank).values()])[0]
         if has_meeting_place:
             stack.callback(leave)
-        servers, processors, oracles = map(tuple, found)
-        yield Beside(servers, processors, oracles[0] if oracles else None)
+        yield Beside({role.command: tuple(names) for role, names in zip(roles, found, strict=True)})
         channel.barrier()  # nobody ends a process that another one still asks
         if not has_meeting_place:  # after a failure the place may be gone, and so is this process soon
             leave()
 
 
-def _names(found: dict[Role, tuple[str, ...]]) -> list[list[str]]:
-    return [list(found.get(role, ())) for role in (EMBEDDING_SERVER, DATA_PROCESSOR, ORACLE)]
-
-
-def _local_ranks(team: Team, own: dict[Role, int]) -> int:
-    size = team.ranks.world_size
+def _local_ranks(world: World, own: dict[Role, int]) -> int:
+    size = world.ranks.world_size
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", size))
     if local_ranks < size:
         commands = " and ".join(f"`pibroch {role.command}`" for role in own)

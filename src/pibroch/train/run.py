@@ -9,27 +9,30 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from pibroch.collectives import Ranks
-from pibroch.collectives.team import Team
+import torch
+
+from pibroch.collectives.world import World
 from pibroch.config import RunConfig
-from pibroch.config.optimizer import SparseSGDConfig
-from pibroch.data import EncodedDataset
+from pibroch.data import EncodedDataset, Loader
 from pibroch.data.dataset import SplitName
-from pibroch.errors import ConfigError, DataError
+from pibroch.embedding import SGD
+from pibroch.embedding.checkpoint import check_tables_match, saved_tables
+from pibroch.errors import CheckpointError, ConfigError, DataError
 from pibroch.observability.memory import peak_rss_bytes
 from pibroch.observability.records import FanOut, Sink
 from pibroch.observability.sinks import JsonLines
 from pibroch.observability.step_trace import StepTrace
-from pibroch.train.checkpoint import restore_weights
 from pibroch.train.checkpoint_folder import CheckpointFolder, find_checkpoint
-from pibroch.train.evaluation import access_skew, evaluate
+from pibroch.train.evaluation import access_skew, evaluate, predict
 from pibroch.train.loop import Trainer, evaluation_record, total_steps
-from pibroch.train.manifest import read_manifest
+from pibroch.train.manifest import Manifest, read_manifest, schema_of
 from pibroch.train.meter import hit_rate
 from pibroch.train.metrics import Metrics, finite_or_none
+from pibroch.train.predictor import Predictor
 from pibroch.train.roles import processes_beside
 from pibroch.train.run_directory import RunDirectory
-from pibroch.train.session import Session, build_session, exchange_name
+from pibroch.train.sameness import check_same_run
+from pibroch.train.session import Session, build_session, build_tables
 from pibroch.train.stopwatch import Stopwatch
 from pibroch.train.summary import Summary
 
@@ -45,7 +48,7 @@ class RunResult:
 
 
 def run_training(
-    config: RunConfig, dataset: EncodedDataset, run: RunDirectory, make_sink: MakeSink, team: Team | None = None,
+    config: RunConfig, dataset: EncodedDataset, run: RunDirectory, make_sink: MakeSink, world: World | None = None,
     traces: bool = False, meet: str | None = None,
 ) -> RunResult:  # fmt: skip
     """Train in a run directory, from its latest checkpoint when there is one, and evaluate the best model.
@@ -55,11 +58,12 @@ def run_training(
         dataset: the data to train on.
         run: a directory that was created for this configuration.
         make_sink: given the number of steps, what shows progress; metrics are kept in any case.
-        team: the ranks that train together, each of which calls this; one process when absent.
+        world: the ranks that train together, each of which calls this; one process when absent.
         traces: whether to write a trace of some steps, see :class:`StepTrace`.
         meet: where the processes beside the ranks meet that a launcher has started, see :mod:`pibroch.roles.launched`.
 
     Raises:
+        ConfigError: when ranks have other data, code, versions or settings than rank 0.
         CheckpointError: when the latest checkpoint is damaged or belongs to other data.
         NonFiniteLossError: when training diverges.
         StorageError: when the disk refuses.
@@ -69,14 +73,15 @@ def run_training(
     for split, count in dataset.samples.items():
         if count == 0:
             raise DataError(f"an empty {split} split in {dataset.path}", "samples in each split", "prepare more data")
-    team = team or Team.alone()
-    with processes_beside(config, team, run, meet) as beside:
-        session = build_session(config, dataset, team, beside)
+    world = world or World.alone()
+    check_same_run(world.control, config, dataset)
+    with processes_beside(config, world, run, meet) as beside:
+        session = build_session(config, dataset, world, beside)
         return _train(session, run, make_sink, traces)
 
 
 def _train(session: Session, run: RunDirectory, make_sink: MakeSink, traces: bool) -> RunResult:
-    settings, channel = session.config.train, session.team.control
+    settings, channel = session.config.train, session.world.control
     checkpoints = CheckpointFolder(run.checkpoints_path, settings.keep, settings.full_checkpoint_every, channel)
     progress = checkpoints.resume(session)
     stopwatch = Stopwatch(run.truncate_metrics(progress.step))
@@ -95,27 +100,43 @@ def _train(session: Session, run: RunDirectory, make_sink: MakeSink, traces: boo
 
 
 def evaluate_checkpoint(path: Path, dataset: EncodedDataset, split: str) -> Metrics:
-    """Metrics of a checkpoint, or of a run directory's best one, over a split.
+    """Metrics of a checkpoint, or of a run directory's best one, over a split; on the threads that the recipe asks for.
 
     Raises:
-        CheckpointError: when it is missing, damaged, or of other table sizes.
+        CheckpointError: when it is missing, damaged, or of other tables or dense features.
         ConfigError: when there is no such split.
     """
     if split not in dataset.samples:
         raise ConfigError(f"split {split!r}", f"one of {', '.join(dataset.samples)}", "change --split")
-    path = find_checkpoint(path)
-    manifest = read_manifest(path)
-    session = build_session(_for_one_process(manifest.config), dataset)
-    restore_weights(path, manifest, session, Ranks.alone().open_channel())
-    return evaluate(session, cast(SplitName, split))[0]
+    folder = find_checkpoint(path)
+    config = _must_fit(read_manifest(folder), dataset).config
+    if config.train.threads is not None:
+        torch.set_num_threads(config.train.threads)
+    predictor = Predictor.open(folder)
+    loader = Loader(dataset.split(cast(SplitName, split)), config.train.evaluate_batch_size)
+    return predict(loader, predictor.logits).result()[0]
 
 
-def _for_one_process(config: RunConfig) -> RunConfig:
-    """The configuration that predicts in one process, without optimizer state."""
-    stateless = SparseSGDConfig(name="sgd", lr=1.0)
-    alone = {"optimizer": stateless, "exchange": "local", "servers": None, "oracle": "replicated", "meet": None}
-    embedding = config.embedding.model_copy(update=alone)
-    return config.model_copy(update={"embedding": embedding})
+def _must_fit(manifest: Manifest, dataset: EncodedDataset) -> Manifest:
+    """The manifest, when its tables, dense features and vocabularies are those of the data."""
+    tables = build_tables(manifest.config, dataset.num_rows)
+    check_tables_match(manifest.tables, saved_tables(tables, SGD(lr=1.0)), same_state=False)
+    names = schema_of(manifest).dense_names
+    if names != dataset.schema.dense_names:
+        raise CheckpointError(
+            f"dense features {', '.join(dataset.schema.dense_names) or 'none'} in the data",
+            f"{', '.join(names) or 'none'}, as the checkpoint was trained on",
+            "prepare the data with the schema that it was trained on",
+        )
+    if (
+        manifest.dataset_fingerprint != dataset.fingerprint
+    ):  # equal sizes, other vocabularies: ids would mean other rows
+        raise CheckpointError(
+            f"data {dataset.fingerprint[:12]}, whose vocabularies or encodings are not the checkpoint's",
+            f"data {manifest.dataset_fingerprint[:12]}, on which it was trained",
+            "evaluate on that data, or on such as was encoded with the same vocabularies",
+        )
+    return manifest
 
 
 def _conclude(session: Session, run: RunDirectory, trainer: Trainer, sink: Sink) -> RunResult:
@@ -125,7 +146,7 @@ def _conclude(session: Session, run: RunDirectory, trainer: Trainer, sink: Sink)
     sink.evaluation(record)
     possible = session.dataset.best_possible_auc
     best_possible_auc = None if possible is None else possible["test"]
-    if session.team.is_first:
+    if session.world.is_first:
         evaluation: dict[str, Any] = {
             **asdict(record),
             "best_possible_auc": best_possible_auc,
@@ -139,14 +160,14 @@ def _conclude(session: Session, run: RunDirectory, trainer: Trainer, sink: Sink)
 
 def _summary(session: Session, trainer: Trainer, metrics: Metrics) -> Summary:
     """The run in figures, the same on all ranks but for the time that each has measured."""
-    team, traffic = session.team, session.team.ranks.traffic
+    world, traffic = session.world, session.world.ranks.traffic
     seconds, own_samples = trainer.stopwatch.read()
     report = session.embeddings.exchange.report()
     figures = [own_samples, traffic.sent, traffic.received, peak_rss_bytes(), report.rows_read, report.rows_fetched]
     purposes_here = dict(report.bytes_by_purpose)
     if session.processors is not None:
         purposes_here["data"] = session.processors.num_bytes
-    told = team.control.gather([*figures, purposes_here])
+    told = world.control.gather([*figures, purposes_here])
     samples, sent, received, peaks, read, fetched, purposes = zip(*told, strict=True)
     return Summary(
         steps=trainer.step,
@@ -156,8 +177,8 @@ def _summary(session: Session, trainer: Trainer, metrics: Metrics) -> Summary:
         auc=finite_or_none(metrics.auc),
         logloss=finite_or_none(metrics.logloss),
         normalized_entropy=finite_or_none(metrics.normalized_entropy),
-        exchange=exchange_name(session.config.embedding, team),
-        world_size=team.ranks.world_size,
+        exchange=session.config.embedding.exchange.for_ranks(world.ranks.world_size).name,
+        world_size=world.ranks.world_size,
         bytes_sent=sum(sent),
         bytes_received=sum(received),
         cache_hit_rate=hit_rate(sum(read), sum(fetched)),

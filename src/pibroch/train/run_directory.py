@@ -16,6 +16,13 @@ from pibroch.config.recipes import check_config
 from pibroch.errors import ConfigError, StorageError
 from pibroch.train.summary import Summary
 
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = ".lock"
+"""Held by rank 0 while it trains; says who it is."""
 _LIBRARIES = ("torch", "numba", "numpy", "polars", "safetensors")
 
 
@@ -52,13 +59,40 @@ class RunDirectory:
         Raises:
             ConfigError: when the folder holds something already.
         """
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        if self.path.exists() and (not self.path.is_dir() or any(path.name != LOCK for path in self.path.iterdir())):
             raise ConfigError(
                 f"run directory {self.path}, which is not empty",
                 "a new or empty folder",
                 "pass --resume to continue the run in it, or another --run-dir",
             )
         return self
+
+    def claim(self) -> None:
+        """Keep other processes from training here while this one lives, however it ends.
+
+        Raises:
+            ConfigError: when another process trains here.
+            StorageError: when the disk refuses.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._claim = (self.path / LOCK).open("a+", encoding="utf-8")
+        except OSError as error:
+            raise StorageError(f"{error.strerror} at {self.path}", "a folder to write to", "pass --run-dir") from error
+        if fcntl is None:  # not on every system
+            return
+        try:
+            fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._claim.seek(0)
+            holder = self._claim.read().strip() or "another process"
+            raise ConfigError(
+                f"run directory {self.path}, in which {holder} trains", "one that no run is using",
+                "wait until it has ended, or pass another --run-dir",
+            ) from error  # fmt: skip
+        self._claim.truncate(0)
+        self._claim.write(f"process {os.getpid()} on {platform.node()}\n")
+        self._claim.flush()
 
     def create(self, config: RunConfig) -> None:
         """Begin a run.

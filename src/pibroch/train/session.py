@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,21 +14,21 @@ from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from pibroch.collectives import data_parallel
-from pibroch.collectives.team import Team
+from pibroch.collectives.world import World
 from pibroch.config import RunConfig
-from pibroch.config.embedding import EmbeddingConfig, NormalConfig, UniformConfig
+from pibroch.config.embedding import NormalConfig, UniformConfig
 from pibroch.data import EncodedDataset, JaggedBatch
 from pibroch.embedding import Initializer, Normal, Table, Uniform, Zeros
-from pibroch.errors import ConfigError
 from pibroch.exchange import Embeddings
 from pibroch.models import build_model, set_place
 from pibroch.models.build import MODELS
-from pibroch.planner import Plan
 from pibroch.process import threads_of_rank
-from pibroch.processors import Processors
 from pibroch.train.optimizers import build_dense_optimizer, build_sparse_optimizer
 from pibroch.train.roles import Beside
 from pibroch.train.schedule import learning_rate_factor
+
+if TYPE_CHECKING:
+    from pibroch.processors import Processors
 
 
 @dataclass(slots=True)
@@ -43,7 +42,7 @@ class Session:
         model: the dense layers.
         optimizer: of the dense layers.
         averages: moving averages of the dense layers, when the recipe asks for averages.
-        team: the ranks that hold the same session; they take each step, prediction and checkpoint together.
+        world: the ranks that hold the same session; they take each step, prediction and checkpoint together.
         processors: that make the training batches; this process does when absent.
     """
 
@@ -53,7 +52,7 @@ class Session:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     averages: AveragedModel | None
-    team: Team
+    world: World
     processors: Processors | None = None
 
     def loss(self, batch: JaggedBatch, step: int) -> Tensor:
@@ -104,65 +103,43 @@ class Session:
 
 
 def build_session(
-    config: RunConfig, dataset: EncodedDataset, team: Team | None = None, beside: Beside | None = None
+    config: RunConfig, dataset: EncodedDataset, world: World | None = None, beside: Beside | None = None
 ) -> Session:
-    """Freshly initialised; the seed decides every initial weight and the dropout after it. Every rank of a team calls it.
+    """Freshly initialised; the seed decides every initial weight and the dropout after it. Every rank of a world calls it.
 
     Args:
         config: the resolved configuration.
         dataset: the data.
-        team: one process when absent.
+        world: one process when absent.
         beside: the processes that the configuration asks for, see :mod:`pibroch.train.roles`; none when absent.
     """
-    team, beside = team or Team.alone(), beside or Beside()
-    if config.train.threads is not None or team.ranks.world_size > 1:
+    world, beside = world or World.alone(), beside or Beside()
+    if config.train.threads is not None or world.ranks.world_size > 1:
         torch.set_num_threads(config.train.threads or threads_of_rank())
     torch.manual_seed(config.seed)
     schema = dataset.schema
-    exchange = exchange_name(config.embedding, team)
+    exchange = config.embedding.exchange.for_ranks(world.ranks.world_size)
     embeddings = Embeddings(
         build_tables(config, dataset.num_rows),
         build_sparse_optimizer(config.embedding.optimizer, config.train.average),
-        exchange,
+        exchange.name,
         config.seed,
-        **_exchange_options(exchange, config.embedding, team, beside),
+        world.ranks.open_channel(),
+        **exchange.options(beside.workers),
     )
-    model = data_parallel(build_model(config.model, len(schema.dense), len(schema.categorical)), team.ranks)
+    model = data_parallel(build_model(config.model, len(schema.dense), len(schema.categorical)), world.ranks)
     optimizer = build_dense_optimizer(config.optimizer, model.parameters())
     averages = _averages(model, config.train.average)
-    processors = Processors(beside.processors, team.ranks) if beside.processors else None
-    return Session(config, dataset, embeddings, model, optimizer, averages, team, processors)
+    processors = _processors(beside.processors, world)
+    return Session(config, dataset, embeddings, model, optimizer, averages, world, processors)
 
 
-def exchange_name(config: EmbeddingConfig, team: Team) -> str:
-    """The exchange that a recipe asks for.
+def _processors(names: tuple[str, ...], world: World) -> Processors | None:
+    if not names:
+        return None
+    from pibroch.processors import Processors  # with all of RPC, which nobody else needs
 
-    Raises:
-        ConfigError: for one that several ranks cannot use.
-    """
-    size = team.ranks.world_size
-    if config.exchange == "local" and size > 1:
-        raise ConfigError(
-            f"embedding.exchange 'local' with {size} ranks",
-            "'alltoall', 'lookahead' or 'auto'",
-            "--set embedding.exchange=auto",
-        )
-    if config.exchange == "auto":
-        return "local" if size == 1 else "alltoall"
-    return config.exchange
-
-
-def _exchange_options(exchange: str, config: EmbeddingConfig, team: Team, beside: Beside) -> dict[str, Any]:
-    assert len(beside.servers) == (config.servers or 0), "servers are started or met before the session is built"
-    if exchange == "local":
-        return {}
-    placement = config.placement if config.plan is None else Plan.load(Path(config.plan))
-    channel = team.ranks.open_channel()
-    common = {"placement": placement, "wire": config.wire, "compress": config.compress, "channel": channel}
-    if exchange == "alltoall":
-        return common
-    own = {name: getattr(config, name) for name in ("lookahead", "cache_rows", "cache", "delayed_sync")}
-    return common | own | {"servers": beside.servers, "oracle": beside.oracle}
+    return Processors(names, world.ranks)
 
 
 def build_tables(config: RunConfig, num_rows: dict[str, int]) -> list[Table]:

@@ -4,15 +4,19 @@ import os
 import resource
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
+from pibroch.cli import train as train_command
+from pibroch.collectives.world import World
 from pibroch.config import to_toml
 from pibroch.data import EncodedDataset
-from pibroch.errors import StorageError
+from pibroch.errors import ConfigError, StorageError
 from pibroch.train.checkpoint_folder import CheckpointFolder
 from pibroch.train.run import evaluate_checkpoint
-from small_run import make_config, make_dataset, run_command, run_installed, train_here
+from pibroch.train.run_directory import RunDirectory
+from small_run import files_below, make_config, make_dataset, run_command, run_installed, train_here
 
 DISK_BYTES = 1_200_000
 FILE_BYTES = 4_000  # more than the metrics of four steps, less than the dense layers
@@ -121,3 +125,23 @@ def test_usage_errors_exit_with_2(tmp_path):
 def test_debug_shows_the_traceback():
     ended = run_command("train", "--set", "model.dim=0", "--debug")
     assert ended.returncode == 2 and "Traceback" in ended.stderr and "got:" in ended.stderr
+
+
+def test_a_directory_in_which_another_process_trains(data, trained, tmp_path):
+    run = RunDirectory(Path(shutil.copytree(trained, tmp_path / "run", symlinks=True)))
+    run.claim()
+    before = files_below(run.path)
+    message = refused("train", "--run-dir", run.path, "--resume")
+    assert f"in which process {os.getpid()} on" in message and "wait until it has ended" in message
+    assert files_below(run.path) == before
+
+
+def test_a_run_that_began_while_this_one_looked_is_left_alone(data, tmp_path):
+    """Two commands may find the same folder empty; the second to claim it finds the first one's run."""
+    config = make_config(data)
+    run = RunDirectory(tmp_path / "run")
+    run.claim()
+    assert run.must_be_new() is run, "a claim alone is no run"
+    run.create(config)
+    with pytest.raises(ConfigError, match="is not empty"):
+        train_command._open(config, run, World.alone(), resume=False)

@@ -1,11 +1,16 @@
 """``pibroch data`` as its own process."""
 
 import json
+import signal
+import sys
 
+import polars as pl
 import pytest
 
 from pibroch.cli.data import app
+from pibroch.cli.main import main
 from pibroch.data import EncodedDataset
+from pibroch.data.spool import Spool
 from pibroch.errors import InputError
 from small_run import run_command
 
@@ -49,6 +54,8 @@ def test_csv_to_a_dataset(csv_file, tmp_path):
         (["prepare", "criteo", "{missing}", "--out", "{out}"], "no file"),
         (["prepare", "criteo", "{csv}", "--out", "{out}"], "1 columns instead of 40"),
         (["prepare", "avazu", "{csv}", "--out", "{out}"], "Avazu's header"),
+        (["prepare", "csv", "{parquet}", "--schema", "{toml}", "--out", "{out}"], "which is a Parquet file"),
+        (["prepare", "criteo", "{parquet}", "--out", "{out}"], "which is a Parquet file"),
         (["prepare", "parquet", "{csv}", "--schema", "{toml}", "--out", "{out}"], "Parquet"),
         (["prepare", "csv", "{csv}", "--schema", "{toml}", "--out", "{out}", "--hash", "user"], "NAME=BUCKETS"),
         (["prepare", "csv", "{csv}", "--schema", "{toml}", "--out", "{out}", "--hash", "x=3"], "`x` to hash"),
@@ -59,6 +66,8 @@ def test_csv_to_a_dataset(csv_file, tmp_path):
 )
 def test_wrong_input_says_what_is_needed(csv_file, tmp_path, arguments, message):
     paths = {"csv": csv_file, "toml": tmp_path / "clicks.toml", "out": tmp_path / "out", "missing": tmp_path / "nope"}
+    paths["parquet"] = tmp_path / "clicks.parquet"
+    pl.DataFrame({"clicked": [0, 1]}).write_parquet(paths["parquet"])
     with pytest.raises(InputError) as caught:
         app([argument.format(**paths) for argument in arguments], standalone_mode=False)
     assert caught.value.exit_code == 2
@@ -66,6 +75,42 @@ def test_wrong_input_says_what_is_needed(csv_file, tmp_path, arguments, message)
     assert caught.value.need and caught.value.do
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_ids_that_are_all_unknown_do_not_go_unsaid(csv_file, tmp_path):
+    integers = 'encoding = "integer"\nnum_buckets = 9\n'
+    (tmp_path / "clicks.toml").write_text(SCHEMA.replace("[categorical.tags]", integers + "[categorical.tags]"))
+    ended = prepare_csv(tmp_path)
+    warning = "`user`: 100.0% of its training ids are no whole numbers from 0 to 8"
+    assert ended.returncode == 0 and warning in ended.stderr
+    described = run_command("data", "describe", tmp_path / "out")
+    assert warning in described.stdout
+    row = next(line for line in described.stdout.splitlines() if " user " in line)
+    assert row.split("│")[4:6] == [" 100.0%  ", " 0.0%    "]
+    assert "click rate: train 0.5000, validation 0.4667, test 0.5333" in described.stdout
+
+
+def test_ctrl_c_says_how_preparation_goes_on(csv_file, tmp_path, monkeypatch, capsys):
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    append = Spool.append
+
+    def interrupted(spool, *arguments):
+        append(spool, *arguments)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Spool, "append", interrupted)
+    command = ["data", "prepare", "csv", csv_file, "--schema", tmp_path / "clicks.toml", "--out", tmp_path / "out"]
+    monkeypatch.setattr(sys, "argv", ["pibroch", *map(str, command)])
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert ended.value.code == 130
+    message = capsys.readouterr().err
+    assert "the same command goes on where it was" in message and "training" not in message
+    assert (tmp_path / "out.partial").exists()
 
 
 def test_malformed_lines_are_counted_and_shown(csv_file, tmp_path):

@@ -2,7 +2,7 @@ import tomllib
 
 import pytest
 
-from pibroch.config import load_recipe, recipe_names, to_toml
+from pibroch.config import embedding, load_recipe, recipe_names, to_toml
 from pibroch.config.recipes import check_config
 from pibroch.errors import ConfigError
 
@@ -67,21 +67,35 @@ def test_bad_overrides_name_the_key(recipe, override, message):
 
 def test_settings_of_lookahead_survive_being_written(recipe):
     ahead = "embedding.exchange=lookahead"
-    plain = load_recipe(str(recipe), [ahead]).embedding
+    plain = load_recipe(str(recipe), [ahead]).embedding.exchange
     assert (plain.lookahead, plain.cache_rows, plain.cache, plain.delayed_sync) == (None, None, "lrpp", True)
     chosen = [
-        "embedding.lookahead=7",
-        "embedding.cache_rows=0",
-        "embedding.cache=replicated",
-        "embedding.delayed_sync=false",
-        "embedding.servers=2",
-        "embedding.meet='tcp://10.0.0.5:29600'",
-    ]
-    config = load_recipe(str(recipe), [ahead, *chosen, "embedding.placement={''='row_wise', C1='table_wise'}"])
+        "lookahead=7", "cache_rows=0", "cache=replicated", "delayed_sync=false", "servers=2", "meet='tcp://10.0.0.5:29600'",
+        "placement={''='row_wise', C1='table_wise'}",
+    ]  # fmt: skip
+    config = load_recipe(str(recipe), [ahead, *(f"embedding.exchange.{each}" for each in chosen)])
     assert check_config(tomllib.loads(to_toml(config.model_dump())), "itself") == config
-    assert (
-        load_recipe(str(recipe), ["embedding.cache=lrpp", "embedding.delayed_sync=true"]).embedding.exchange == "auto"
+    assert load_recipe(str(recipe), [f"embedding.{each}" for each in chosen] + [ahead]) == config, (
+        "as it was written before"
     )
+
+
+def test_a_name_alone_is_a_section_and_keeps_what_another_exchange_shares(recipe):
+    assert load_recipe(str(recipe)).embedding.exchange.name == "auto"
+    both = ["embedding.exchange=lookahead", "embedding.exchange.lookahead=5", "embedding.exchange.wire=bfloat16"]
+    changed = load_recipe(str(recipe), [*both, "embedding.exchange=alltoall"]).embedding.exchange
+    assert (changed.name, changed.wire) == ("alltoall", "bfloat16")
+
+
+def test_keys_of_earlier_recipes_are_read_with_a_warning(recipe, caplog):
+    embedding._warn_of_moved.cache_clear()
+    old = ["embedding.cache=lrpp", "embedding.delayed_sync=true", "embedding.placement=table_wise"]
+    assert load_recipe(str(recipe), old).embedding.exchange.placement == "table_wise"
+    load_recipe(str(recipe), old)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the recipe key `embedding.placement` is `embedding.exchange.placement` now; it is still read"
+    ]  # not of what had its default, and once
+    assert load_recipe(str(recipe), [*old, "embedding.exchange=local"]).embedding.exchange.name == "local"
 
 
 @pytest.mark.parametrize(
@@ -91,20 +105,21 @@ def test_settings_of_lookahead_survive_being_written(recipe):
         (["exchange=alltoall", "cache_rows=9"], r"`embedding\.cache_rows = 9`.*exchange = 'lookahead'"),
         (["exchange=local", "cache=partitioned"], r"`embedding\.cache = 'partitioned'`"),
         (["delayed_sync=false"], r"`embedding\.delayed_sync = False`"),
-        (["exchange=lookahead", "lookahead=0"], r"`embedding\.lookahead = 0`.*greater than or equal to 1"),
-        (["exchange=lookahead", "cache_rows=-1"], r"`embedding\.cache_rows = -1`.*greater than or equal to 0"),
-        (["exchange=lookahead", "cache=lru"], r"`embedding\.cache = 'lru'`.*'lrpp', 'partitioned' or 'replicated'"),
-        (
-            ["exchange=lookahead", "placement=column_wise"],
-            r"`embedding\.placement = 'column_wise'`.*row_wise or table_wise",
-        ),
-        (["exchange=lookahead", "placement={C1='replicated'}"], r"`embedding\.placement = \{'C1': 'replicated'\}`"),
         (["servers=2"], r"`embedding\.servers = 2`.*need nothing, or `embedding\.exchange = 'lookahead'`"),
-        (["exchange=lookahead", "servers=0"], r"`embedding\.servers = 0`.*greater than or equal to 1"),
-        (["exchange=lookahead", "meet='tcp://a:1'"], r"`meet` with `servers`.*or `oracle = .central.`"),
         (["oracle=central"], r"`embedding\.oracle = .central.`.*need nothing, or `embedding\.exchange = .lookahead.`"),
+        (["exchange=lookahead", "exchange.lookahead=0"], r"`embedding\.exchange\.lookahead = 0`.*equal to 1"),
+        (["exchange=lookahead", "lookahead=0"], r"`embedding\.exchange\.lookahead = 0`.*equal to 1"),
+        (["exchange=lookahead", "exchange.cache_rows=-1"], r"`embedding\.exchange\.cache_rows = -1`.*equal to 0"),
+        (["exchange=lookahead", "exchange.cache=lru"], r"`embedding\.exchange\.cache = 'lru'`.*'lrpp', 'partitioned'"),
+        (["exchange=lookahead", "exchange.placement=column_wise"],
+         r"`embedding\.exchange\.placement = 'column_wise'`.*row_wise or table_wise"),
+        (["exchange=lookahead", "exchange.placement={C1='replicated'}"], r"`embedding\.exchange\.placement = \{'C1'"),
+        (["exchange=lookahead", "exchange.servers=0"], r"`embedding\.exchange\.servers = 0`.*equal to 1"),
+        (["exchange=lookahead", "exchange.meet='tcp://a:1'"], r"`meet` with `servers`.*or `oracle = .central.`"),
+        (["exchange=teleport"], r"`embedding\.exchange\.name = 'teleport'`.*'local', 'alltoall', 'auto', 'lookahead'"),
+        (["exchange.cache=lrpp"], r"unknown key `embedding\.exchange\.cache`"),
     ],
-)
+)  # fmt: skip
 def test_what_lookahead_takes_and_what_only_lookahead_takes(recipe, overrides, message):
     with pytest.raises(ConfigError, match=f"(?s){message}"):
         load_recipe(str(recipe), [f"embedding.{override}" for override in overrides])
@@ -141,7 +156,11 @@ def test_each_recipe_comes_for_each_model():
 
 
 def test_servers_and_processors_meet_at_one_place(recipe):
-    servers = ["embedding.exchange=lookahead", "embedding.servers=1", "embedding.meet='tcp://10.0.0.5:1'"]
+    servers = [
+        "embedding.exchange=lookahead",
+        "embedding.exchange.servers=1",
+        "embedding.exchange.meet='tcp://10.0.0.5:1'",
+    ]
     processors = ["data.processors=2", "data.meet='tcp://10.0.0.5:1'"]
     config = load_recipe(str(recipe), servers + processors)
     assert config.data.processors == 2

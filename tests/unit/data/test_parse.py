@@ -67,3 +67,28 @@ def test_only_the_first_bad_records_are_kept():
 def test_a_missing_column_is_named():
     with pytest.raises(DataError, match="need a column `tags`"):
         PieceParser(SCHEMA, tuple(column for column in COLUMNS if column != "tags"))
+
+
+def test_a_column_twice_is_refused_where_it_is_read():
+    with pytest.raises(DataError, match="need one column `user`, not 2"):
+        PieceParser(SCHEMA, (*COLUMNS, "user"))
+    PieceParser(SCHEMA, (*COLUMNS, "extra"))
+
+
+@pytest.mark.parametrize(("separator", "named"), [("\t", r'"\\t"'), (";", '";"'), ("|", r'"\|"')])
+def test_another_separator_is_guessed_from_the_header(separator, named):
+    with pytest.raises(DataError, match=f"do: set `separator = {named}` in the schema"):
+        PieceParser(SCHEMA, (separator.join(COLUMNS),))
+
+
+def test_another_separator_is_guessed_from_a_record():
+    assert parse(GOOD, GOOD.replace(",", ";")).bad[0].reason == (
+        "1 columns instead of 8 (split at semicolons it has 8: is the separator right?)"
+    )
+
+
+def test_messages_hold_no_control_characters():
+    piece = parse(GOOD, "1,u,\x1b[2J\r,?,3,4,a,1")
+    assert piece.bad[0].reason == r"`\x1b[2J\r` as price, a finite number is needed"
+    with pytest.raises(DataError, match=r"got the columns \\x00\\x1b, b; need"):
+        PieceParser(SCHEMA, ("\0\x1b", "b"))

@@ -15,11 +15,12 @@ import pytest
 import zstandard
 
 from pibroch.data.dataset import EncodedDataset
+from pibroch.data.parquet import ParquetSource
 from pibroch.data.prepare import PrepareOptions, prepare
 from pibroch.data.presets import avazu_schema, criteo_schema
 from pibroch.data.raw_batch import batch_from_raw
 from pibroch.data.schema import Schema
-from pibroch.data.sources import ParquetSource, TextSource
+from pibroch.data.sources import TextSource
 from pibroch.data.splits import SplitRule
 from pibroch.data.transform import log_bin_rows
 from pibroch.errors import DataError, StorageError
@@ -27,6 +28,7 @@ from pibroch.errors import DataError, StorageError
 RUN = """
 import sys
 from pathlib import Path
+from pibroch.data.parquet import ParquetSource
 from pibroch.data.prepare import PrepareOptions, prepare
 from pibroch.data.presets import criteo_schema
 from pibroch.data.sources import TextSource
@@ -265,7 +267,7 @@ def test_parquet_gives_what_the_same_csv_gives(tmp_path):
     frame.with_columns(pl.col("l").list.join("|")).write_csv(tmp_path / "data.csv")
     schema = Schema.from_toml('label = "y"\n[dense.n]\n[categorical.c]\n[categorical.l]\nmulti_hot = true\n')
     prepare(
-        [ParquetSource(tmp_path / "data.parquet", ",", {"l": "|"})],
+        [ParquetSource(tmp_path / "data.parquet", schema)],
         schema,
         tmp_path / "p",
         PrepareOptions(piece_bytes=256 * 7),

@@ -1,11 +1,10 @@
 import gzip
 from pathlib import Path
 
-import polars as pl
 import pytest
 import zstandard
 
-from pibroch.data.sources import ParquetSource, Place, Source, TextSource
+from pibroch.data.sources import Place, Source, TextSource
 from pibroch.errors import DataError
 
 LINES = [f'{i},"a ""{i}"" b\nc",{i * i}\n' for i in range(500)]
@@ -82,23 +81,23 @@ def test_a_quote_that_never_closes_does_not_fill_the_memory(tmp_path):
         text_of(TextSource(path, ",", True))
 
 
-def test_parquet_becomes_the_text_of_a_csv(tmp_path):
-    frame = pl.DataFrame(
-        {"x": [1, None, 3], "y": ['a"b', "c,d", None], "z": [[1, 2], [], None], "w": [True, False, None]}
-    )
-    frame.write_parquet(tmp_path / "data.parquet")
-    source = ParquetSource(tmp_path / "data.parquet", ",", {"z": ";"})
-    assert source.columns == ("x", "y", "z", "w")
-    lines = text_of(source, piece_bytes=1).decode().splitlines()
-    assert lines == ['1,"a""b",1;2,1', ',"c,d","",0', "3,,,"]
-    assert text_of(source, Place(2, 2)).decode().splitlines() == lines[2:]
+@pytest.mark.parametrize(
+    ("begin", "message"),
+    [
+        (b"PAR1\x15\x04", "which is a Parquet file.*pibroch data prepare parquet"),
+        ("y,x\n1,2\n".encode("utf-16"), "which is UTF-16 text.*convert it to UTF-8"),
+        (b"PK\x03\x04", "a zip archive or a spreadsheet"),
+        (b"y,x\x00\n1,2", "zero bytes in its first line"),
+    ],
+)
+@pytest.mark.parametrize("columns", [None, ("y", "x")])
+def test_other_formats_are_named_not_printed(tmp_path, begin, message, columns):
+    with pytest.raises(DataError, match=message) as caught:
+        TextSource(written(tmp_path / "data", "gzip", begin), ",", True, columns)
+    assert str(caught.value).isprintable()
 
 
-def test_what_is_no_parquet_is_refused(tmp_path):
-    path = tmp_path / "data.parquet"
-    path.write_bytes(TEXT)
-    with pytest.raises(DataError, match="need a sound Parquet file"):
-        ParquetSource(path, ",", {})
-    pl.DataFrame({"a": []}).write_parquet(path)
-    with pytest.raises(DataError, match="no rows"):
-        ParquetSource(path, ",", {})
+def test_a_record_without_end_is_named_by_the_line_where_it_begins(tmp_path):
+    path = written(tmp_path / "data", "plain", b'a,b\n1,2\n3,4\n1,"' + b"x\n" * 5000)
+    with pytest.raises(DataError, match="begins in line 4 of"):
+        text_of(TextSource(path, ",", True))

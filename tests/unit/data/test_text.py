@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pibroch.data.text import EMPTY_CODE, complete_records_end, find_fields, hash_fields, parse_numbers, split_items
+from pibroch.data.text import (
+    EMPTY_CODE,
+    NOT_CLOSED,
+    RECORD_ITEMS,
+    TEXT_AFTER_QUOTE,
+    complete_records_end,
+    find_fields,
+    hash_fields,
+    parse_numbers,
+    split_items,
+)
 
 FIELD = st.text(st.sampled_from('ab1 ,"\n\té'), max_size=6)
 RECORDS = st.lists(st.lists(FIELD, min_size=3, max_size=3), min_size=1, max_size=5)
@@ -21,7 +31,7 @@ def fields_of(text: bytes, columns: int = 3, separator: str = ",", quotes: bool 
     buffer = np.frombuffer(text, np.uint8).copy()
     capacity = text.count(b"\n") + 1
     bounds = np.zeros((capacity, columns, 2), np.int64)
-    records = np.zeros((capacity, 4), np.int64)
+    records = np.zeros((capacity, RECORD_ITEMS), np.int64)
     count = find_fields(buffer, ord(separator), quotes, np.arange(columns), bounds, records)
     return [[buffer[a:b].tobytes() for a, b in bounds[i]] for i in range(count)], records[:count]
 
@@ -72,6 +82,26 @@ def test_line_numbers_columns_and_blank_lines():
     assert records[:, 3].tolist() == [0, 2, 4, 5]
 
 
+def test_what_is_wrong_with_the_quotes_of_a_record():
+    text = b'1,"a\nb",c\n"x" ,"y"z,"u\nv" \r\n2,"a\nb"c,d\n3,"e\n4,f\n'
+    found, records = fields_of(text)
+    assert found[:2] == [[b"1", b"a\nb", b"c"], [b"x ", b"yz", b"u\nv "]]
+    assert records[:, 3:].tolist() == [[0, 2, 0], [2, 2, 0], [4, 2, TEXT_AFTER_QUOTE], [6, 3, NOT_CLOSED]]
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from([b'"', b",", b"\n", b"a", b" "]), max_size=30))
+def test_both_kernels_see_the_same_records(parts):
+    """Wherever quotes stand, a cut falls where a record ends."""
+    text = b"".join(parts)
+    end = complete_records_end(np.frombuffer(text, np.uint8), ord(","))
+    found, _ = fields_of(text)
+    before, records_before = fields_of(text[:end])
+    assert before == found[: len(before)]
+    assert (records_before[:, 5] != NOT_CLOSED).all()
+    assert len(found) - len(before) <= 1
+
+
 def test_quotes_are_ordinary_where_they_have_no_meaning():
     assert fields_of(b'"a\tb"\tc\n', separator="\t", quotes=False)[0] == [[b'"a', b'b"', b"c"]]
     assert fields_of(b'a"b,5" pipe,""\n')[0] == [[b'a"b', b'5" pipe', b""]]
@@ -96,11 +126,19 @@ def test_hash_spreads_over_few_buckets():
 @given(st.lists(st.text("ab|", max_size=8), min_size=1, max_size=5))
 def test_items_are_split_as_python_splits(texts):
     buffer, starts, ends = packed([text.encode() for text in texts])
-    lengths, item_starts, item_ends = split_items(buffer, starts, ends, ord("|"))
+    lengths, item_starts, item_ends = split_items(buffer, starts, ends, ord("|"), False)
     expected = [text.split("|") if text else [] for text in texts]
     assert lengths.tolist() == [len(items) for items in expected]
     items = [buffer[a:b].tobytes().decode() for a, b in zip(item_starts, item_ends, strict=True)]
     assert items == [item for items in expected for item in items]
+
+
+def test_ended_items_tell_an_empty_one_from_none():
+    buffer, starts, ends = packed([b"a|b\x1f", b"\x1f", b"", b"\x1fc\x1f"])
+    lengths, item_starts, item_ends = split_items(buffer, starts, ends, 0x1F, True)
+    assert lengths.tolist() == [1, 1, 0, 2]
+    items = [buffer[a:b].tobytes() for a, b in zip(item_starts, item_ends, strict=True)]
+    assert items == [b"a|b", b"", b"", b"c"]
 
 
 def parsed(text: str) -> tuple[float, bool]:
@@ -145,7 +183,7 @@ def test_the_same_without_compilation():
     """The kernels as plain Python: what is compiled means the same."""
     if os.environ.get("NUMBA_DISABLE_JIT") == "1":
         pytest.skip("already without compilation")
-    chosen = "line_numbers or documented or ordinary_where or empty or other_spellings or refused"
+    chosen = "line_numbers or documented or ordinary_where or empty or other_spellings or refused or quotes_of_a_record"
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__, "-k", chosen]
     done = subprocess.run(
         command, env=os.environ | {"NUMBA_DISABLE_JIT": "1"}, capture_output=True, text=True, timeout=120

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from pibroch.config.exchange import PLACEMENTS
 from pibroch.embedding import SGD, Adam, MemoryShard, RowWiseAdagrad, RowWiseAdam, Table
 from pibroch.embedding.checkpoint import (
     Extent,
@@ -16,7 +17,7 @@ from pibroch.embedding.checkpoint import (
 )
 from pibroch.embedding.storage import verify_file
 from pibroch.errors import CheckpointError
-from pibroch.planner import KINDS, Plan
+from pibroch.planner import Plan
 
 TABLES = [Table("a", 23, 4), Table("b/../c@ü", 5, 4), Table("one", 1, 4)]
 OPTIMIZERS = {
@@ -81,7 +82,7 @@ def assert_equal(views, expected):
 
 
 MIXED = {"a": "column_wise", "one": "replicated", "": "row_wise"}
-PLANS = [(1, "table_wise"), *((ranks, kind) for ranks in (2, 3, 4) for kind in KINDS), (4, MIXED)]
+PLANS = [(1, "table_wise"), *((ranks, kind) for ranks in (2, 3, 4) for kind in PLACEMENTS), (4, MIXED)]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)

@@ -1,7 +1,11 @@
+import math
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 import pibroch as pb
 from pibroch.embedding import MemoryShard, RowSpace
@@ -37,11 +41,69 @@ def test_row_space_lays_tables_end_to_end():
     assert space.rows_of("b") == slice(3, 8)
 
 
+def torchrec_config(**fields):
+    """What TorchRec's ``EmbeddingBagConfig`` holds."""
+    usual = {
+        "name": "t", "num_embeddings": 7, "embedding_dim": 3, "feature_names": ["f", "g"], "weight_init_max": None,
+        "weight_init_min": None, "data_type": SimpleNamespace(value="FP32"), "pooling": SimpleNamespace(value="MEAN"),
+        "num_embeddings_post_pruning": None, "need_pos": False, "use_virtual_table": False,
+    }  # fmt: skip
+    return SimpleNamespace(**(usual | fields))
+
+
 def test_table_from_torchrec_config():
-    config = SimpleNamespace(
-        name="t", num_embeddings=7, embedding_dim=3, feature_names=["f", "g"], pooling=SimpleNamespace(value="MEAN")
-    )
-    assert pb.Table.from_config(config) == pb.Table("t", 7, 3, ("f", "g"), "mean")
+    assert pb.Table.from_config(torchrec_config()) == pb.Table("t", 7, 3, ("f", "g"), "mean")
+
+
+UNIFORM = partial(torch.nn.init.uniform_, a=-0.25, b=0.75)
+
+
+@pytest.mark.parametrize(
+    ("fields", "initializer"),
+    [
+        ({"init_fn": partial(torch.nn.init.uniform_, a=-math.sqrt(1 / 7), b=math.sqrt(1 / 7))}, pb.Uniform()),
+        ({"init_fn": UNIFORM}, pb.Uniform(0.5, 0.25)),
+        ({"init_fn": torch.nn.init.uniform_}, pb.Uniform(0.5, 0.5)),
+        ({"init_fn": partial(torch.nn.init.normal_, std=0.1)}, pb.Normal(0.1)),
+        ({"init_fn": torch.nn.init.zeros_}, pb.Zeros()),
+        ({"weight_init_min": -0.25, "weight_init_max": 0.75}, pb.Uniform(0.5, 0.25)),
+        ({"get_weight_init_min": lambda: -3.0, "get_weight_init_max": lambda: 3.0}, pb.Uniform(3.0)),
+    ],
+)
+def test_initial_weights_are_those_of_the_config(fields, initializer):
+    table = pb.Table.from_config(torchrec_config(**fields))
+    assert table.initializer == initializer
+    weights = MemoryShard.whole([replace(table, num_rows=4000)], pb.SGD(lr=1.0), 0).weights("t")
+    if fields.get("init_fn") is UNIFORM:
+        assert weights.min() == pytest.approx(-0.25, abs=1e-3) and weights.max() == pytest.approx(0.75, abs=1e-3)
+        assert weights.mean() == pytest.approx(0.25, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"data_type": SimpleNamespace(value="FP16")}, "'t' of .*FP16.*; need FP32"),
+        ({"data_type": torch.bfloat16}, "of torch.bfloat16; need FP32"),
+        ({"pooling": SimpleNamespace(value="NONE")}, "pooling 'none'"),
+        ({"need_pos": True}, "need_pos True"),
+        ({"use_virtual_table": True}, "no support for virtual tables"),
+        ({"num_embeddings_post_pruning": 3}, "no support for pruning"),
+        ({"init_fn": lambda weights: weights.fill_(1)}, "with init_fn"),
+        ({"init_fn": partial(torch.nn.init.normal_, mean=1.0)}, "with init_fn"),
+        ({"init_fn": partial(torch.nn.init.trunc_normal_, std=1.0)}, "with init_fn"),
+        ({"weight_init_min": 1.0, "weight_init_max": -1.0}, "weights from 1.0 to -1.0"),
+    ],
+)
+def test_what_a_table_cannot_do_is_not_left_out(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        pb.Table.from_config(torchrec_config(**fields))
+
+
+def test_embeddings_that_are_not_pooled_are_refused():
+    config = torchrec_config()
+    del config.pooling
+    with pytest.raises(ConfigError, match="without pooling; need an EmbeddingBagConfig"):
+        pb.Table.from_config(config)
 
 
 def test_weights_depend_on_seed_and_name_alone():

@@ -89,3 +89,31 @@ def test_wrong_exchange_and_optimizer_are_refused():
         pb.Embeddings([pb.Table("a", 9, 4)], pb.SGD(lr=1.0), exchange="telepathy")
     with pytest.raises(ConfigError, match="SGD"):
         pb.Embeddings([pb.Table("a", 9, 4)], torch.optim.SGD([torch.zeros(1)], lr=1.0))
+
+
+def test_frozen_tables_do_not_move_by_a_bit_and_thaw():
+    embeddings = two_tables(pb.Adagrad(lr=1.0))
+    dense = torch.nn.Linear(4, 1)
+    assert embeddings.requires_grad_(False) is embeddings
+    before = embeddings.shard.records.copy()
+    for batch in embeddings.feed([one_hot([[1], [1]])] * 3):
+        pooled = embeddings(batch)
+        assert not pooled.requires_grad
+        dense(pooled).sum().backward()
+    assert dense.weight.grad is not None, "the dense layers go on learning"
+    assert (embeddings.shard.records == before).all() and embeddings.step == 0
+    torch.nn.Sequential(embeddings).requires_grad_(True)
+    assert not embeddings(one_hot([[1], [1]])).requires_grad, (
+        "a container freezes and thaws its parameters, which these are not"
+    )
+    embeddings.requires_grad_()
+    embeddings(one_hot([[1], [1]])).sum().backward()
+    assert (embeddings.shard.records != before).any()
+
+
+def test_other_types_and_devices_are_refused():
+    model = torch.nn.Sequential(two_tables())
+    assert model.to("cpu").float() is model
+    for change in (model.half, model.double, lambda: model.to(torch.bfloat16), lambda: model.to("meta")):
+        with pytest.raises(ConfigError, match="need float32 on the CPU"):
+            change()

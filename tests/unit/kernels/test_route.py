@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from pibroch.exchange.grouping import BatchIds, group
+from pibroch.exchange.rows import BatchIds, group
 from pibroch.kernels.gather_pool.numba import gradient_sources
 from pibroch.kernels.route import naive
 from pibroch.kernels.route import numba as fast

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from numba import njit
+from numba import njit, types
 from numba.core.errors import TypingError
 
 from pibroch.kernels import parallel, team
@@ -23,6 +23,17 @@ def fill(numbers, start, stop):
     for i in range(start, stop):
         numbers[i] += i
     return stop - start
+
+
+thread_id = types.ExternalFunction("pthread_self", types.uint64())
+
+
+@njit(nogil=True)
+def fill_and_sign(numbers, who, start, stop):
+    """As ``fill``, and writes who did it."""
+    for i in range(start, stop):
+        numbers[i] += i
+        who[i] = thread_id()
 
 
 @njit(nogil=True)
@@ -59,18 +70,62 @@ def test_kernels_are_torchs_threads_and_start_none_of_their_own(threads):
     assert (product == 500).all(), "and torch goes on with them"
 
 
-def test_another_thread_than_the_main_one_has_no_team(threads):
-    numbers, found = np.zeros(10_000, np.int64), []
+def in_threads(work, count=1, name=None):
+    """What ``work`` returns in each of some threads at once."""
+    start, found = threading.Barrier(count), []
 
-    def work():
-        found.append(team.can_run(fill))
-        parallel.run(fill, 10_000, numbers)
+    def run():
+        start.wait(60)
+        found.append(work())
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(60)
-    assert found == [False] and team.can_run(fill)
+    threads = [threading.Thread(target=run, name=name and f"{name}-{i}") for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(found) == count
+    return found
+
+
+def filled():
+    numbers, who = np.zeros(10_000, np.int64), np.zeros(10_000, np.uint64)
+    parallel.run(fill_and_sign, 10_000, numbers, who)
     assert np.array_equal(numbers, np.arange(10_000))
+    return len(np.unique(who))
+
+
+def test_any_thread_has_a_team_of_its_own(threads):
+    assert filled() == threads
+    assert in_threads(filled) == [threads]
+
+
+def test_eight_threads_at_once_get_what_one_gets(threads):
+    numbers = in_threads(lambda: [filled() for _ in range(50)], 8)
+    assert {number for many in numbers for number in many} <= {1, threads}, "each has its team, or works alone"
+
+
+def test_while_one_thread_has_its_team_another_works_alone(threads):
+    with parallel._beside_main:
+        assert in_threads(filled) == [1]
+        assert filled() == threads, "the main thread waits for nobody"
+    assert in_threads(filled) == [threads]
+
+
+def test_teams_end_with_their_threads(threads):
+    in_threads(filled)
+    before = len(os.listdir("/proc/self/task"))
+    for _ in range(5):
+        in_threads(filled)
+    deadline = time.monotonic() + 60
+    while len(os.listdir("/proc/self/task")) > before and time.monotonic() < deadline:
+        os.sched_yield()
+    assert len(os.listdir("/proc/self/task")) <= before
+
+
+@pytest.mark.parametrize("name", ["pibroch-communication", "rpc-worker0-worker"])
+def test_our_own_threads_beside_a_trainer_have_none(threads, name):
+    assert in_threads(lambda: team.can_run(fill), name=name) == [False]
+    assert in_threads(filled, name=name)[0] >= 1  # right, by the standing threads
 
 
 def test_a_process_forked_from_one_that_used_its_team_does_without(threads):

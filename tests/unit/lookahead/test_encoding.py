@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pibroch.errors import ProtocolError
-from pibroch.kernels.window.rules import Gradients, Travel
+from pibroch.kernels.window.rules import Gradients, Transfer
 from pibroch.lookahead import DESIGNS, Opening, Oracle, StepPlan
 from pibroch.lookahead.encoding import Parts, decode_opening, decode_plan, encode
 
@@ -53,7 +53,7 @@ def drawn_array(rng, dtype, shape=None):
 def drawn_plan(rng):
     def travel():
         arrays = [drawn_array(rng, np.int64) for _ in range(6)]
-        return Travel(*arrays[:4], drawn_array(rng, np.int64, (4, 3)), *arrays[4:])
+        return Transfer(*arrays[:4], drawn_array(rng, np.int64, (4, 3)), *arrays[4:])
 
     def gradients():
         kinds = (np.int64, np.int32, np.int32)
@@ -83,7 +83,7 @@ def test_a_plan_takes_few_bytes():
         oracle.add([np.arange(step, 80_000), np.arange(20_000, 100_000)])
     oracle.open()
     plan = oracle.plan()
-    arrays = [*plan.critical, *plan.deferred, *plan.alone, *plan.soon, plan.places]
+    arrays = [*plan.critical, *plan.deferred, *plan.local, *plan.next_step, plan.places]
     assert encode(plan).num_bytes < 1.5 * sum(array.size for array in arrays)
 
 

@@ -39,23 +39,23 @@ class Lab:
         self.at_server = np.arange(bounds[-1]) >= bounds[num_trainers]
         self.vectors = 0
 
-    def carry(self, travels):
+    def carry(self, transfers):
         """Gather on all ranks, then scatter on all ranks, as one message does."""
         sent = {}
-        for rank, travel in zip(self.ranks, travels, strict=True):
-            starts = np.cumsum(np.pad(travel.counts, ((0, 0), (1, 0))), 1)
+        for rank, transfer in zip(self.ranks, transfers, strict=True):
+            starts = np.cumsum(np.pad(transfer.counts, ((0, 0), (1, 0))), 1)
             for other in range(len(self.ranks)):
-                for kind, places in ((0, travel.records_out), (1, travel.weights_out)):
+                for kind, places in ((0, transfer.records_out), (1, transfer.weights_out)):
                     chosen = places[starts[kind, other] : starts[kind, other + 1]]
                     sent[kind, rank.rank, other] = list(zip(rank.rows[chosen], rank.versions[chosen], strict=True))
                     if kind == 0:
                         rank.fetched += [int(row) for row in rank.rows[chosen[chosen < rank.num_home]]]
                     assert other != rank.rank or not len(chosen)
-        self.serve(travels)
-        for rank, travel in zip(self.ranks, travels, strict=True):
-            starts = np.cumsum(np.pad(travel.counts, ((0, 0), (1, 0))), 1)
+        self.serve(transfers)
+        for rank, transfer in zip(self.ranks, transfers, strict=True):
+            starts = np.cumsum(np.pad(transfer.counts, ((0, 0), (1, 0))), 1)
             for other in range(len(self.ranks)):
-                for kind, places in ((0, travel.records_in), (1, travel.weights_in)):
+                for kind, places in ((0, transfer.records_in), (1, transfer.weights_in)):
                     chosen = places[starts[kind + 2, other] : starts[kind + 2, other + 1]]
                     came = sent[kind, other, rank.rank]
                     assert len(chosen) == len(came)
@@ -67,22 +67,22 @@ class Lab:
                                 rank.evicted.append(int(row))
                     self.vectors += len(came)
 
-    def serve(self, travels):
+    def serve(self, transfers):
         """What servers do: take what comes, then give what is wanted, by the rows' addresses."""
-        for rank, travel in zip(self.ranks, travels, strict=True):
-            starts = np.cumsum(np.pad(travel.counts, ((0, 0), (1, 0))), 1)
-            assert not travel.counts[1, len(self.ranks) :].any(), "weights lent to a server"
+        for rank, transfer in zip(self.ranks, transfers, strict=True):
+            starts = np.cumsum(np.pad(transfer.counts, ((0, 0), (1, 0))), 1)
+            assert not transfer.counts[1, len(self.ranks) :].any(), "weights lent to a server"
             for server in self.servers:
-                for place in travel.records_out[starts[0, server] : starts[0, server + 1]]:
+                for place in transfer.records_out[starts[0, server] : starts[0, server + 1]]:
                     row = rank.rows[place]
                     assert self.bounds[server] <= row < self.bounds[server + 1] and self.at_server[row] == 0
                     self.served[row], self.at_server[row] = rank.versions[place], 1
                     rank.evicted.append(int(row))
         lent = []
-        for rank, travel in zip(self.ranks, travels, strict=True):
-            starts = np.cumsum(np.pad(travel.counts, ((0, 0), (1, 0))), 1)
+        for rank, transfer in zip(self.ranks, transfers, strict=True):
+            starts = np.cumsum(np.pad(transfer.counts, ((0, 0), (1, 0))), 1)
             for server in self.servers:
-                kinds = ((2, travel.records_in, travel.rows_in), (3, travel.weights_in, travel.lent_in))
+                kinds = ((2, transfer.records_in, transfer.rows_in), (3, transfer.weights_in, transfer.lent_in))
                 for kind, places, rows in kinds:
                     span = slice(starts[kind, server], starts[kind, server + 1])
                     self.vectors += len(places[span])
@@ -143,8 +143,8 @@ def run(bounds, stream, lookahead, capacity, design="lrpp", delayed=True, restar
     def opened():
         openings = [rank.oracle.open() for rank in lab.ranks]
         lab.carry([opening.now for opening in openings])
-        if openings[0].early is not None:
-            lab.carry([opening.early for opening in openings])
+        if openings[0].prefetch is not None:
+            lab.carry([opening.prefetch for opening in openings])
         return [opening.places for opening in openings]
 
     read_to(lookahead)
@@ -169,20 +169,20 @@ def run(bounds, stream, lookahead, capacity, design="lrpp", delayed=True, restar
         ]
         assert len({(plan.is_tight, plan.lookahead, tuple(plan.used)) for plan in plans}) == 1, "views differ"
         lab.update(critical, ids_of_rank)
-        lab.update([Sums(plan.alone, len(ids)) for plan, ids in zip(plans, ids_of_rank, strict=True)], ids_of_rank)
+        lab.update([Sums(plan.local, len(ids)) for plan, ids in zip(plans, ids_of_rank, strict=True)], ids_of_rank)
         if plans[0].is_tight:
             lab.update(deferred, ids_of_rank)
-            for message in zip(*(plan.leaving for plan in plans), strict=True):
+            for message in zip(*(plan.evicted for plan in plans), strict=True):
                 lab.carry(message)
-        lab.carry([plan.soon for plan in plans])
+        lab.carry([plan.next_step for plan in plans])
         lab.touched[np.unique(np.concatenate(ids_of_rank))] += 1
         soon_read = [rank.versions[plan.places].copy() for rank, plan in zip(lab.ranks, plans, strict=True)]
         if not plans[0].is_tight:
             lab.update(deferred, ids_of_rank)
-            for message in zip(*(plan.leaving for plan in plans), strict=True):
+            for message in zip(*(plan.evicted for plan in plans), strict=True):
                 lab.carry(message)
-        if plans[0].early is not None:
-            lab.carry([plan.early for plan in plans])
+        if plans[0].prefetch is not None:
+            lab.carry([plan.prefetch for plan in plans])
         places = [plan.places for plan in plans]
         for rank, where, before in zip(lab.ranks, places, soon_read, strict=True):
             assert np.array_equal(rank.versions[where], before), (
@@ -286,22 +286,22 @@ def test_a_longer_lookahead_moves_fewer_rows():
     assert designs["lrpp"] < designs["partitioned"] < designs["replicated"]
 
 
-def journeys(ranks, travels):
+def journeys(ranks, transfers):
     """Records and weights of one message as sets of (row, from, to)."""
     records, weights = set(), set()
-    for rank, travel in zip(ranks, travels, strict=True):
-        ends = np.cumsum(travel.counts, 1)
-        for other in range(travel.counts.shape[1]):
-            span = slice(ends[2, other] - travel.counts[2, other], ends[2, other])
-            records |= {(int(row), other, rank.rank) for row in travel.rows_in[span]}
-            span = slice(ends[3, other] - travel.counts[3, other], ends[3, other])
-            weights |= {(int(row), other, rank.rank) for row in travel.lent_in[span]}
+    for rank, transfer in zip(ranks, transfers, strict=True):
+        ends = np.cumsum(transfer.counts, 1)
+        for other in range(transfer.counts.shape[1]):
+            span = slice(ends[2, other] - transfer.counts[2, other], ends[2, other])
+            records |= {(int(row), other, rank.rank) for row in transfer.rows_in[span]}
+            span = slice(ends[3, other] - transfer.counts[3, other], ends[3, other])
+            weights |= {(int(row), other, rank.rank) for row in transfer.lent_in[span]}
             if other >= len(ranks):
-                span = slice(ends[0, other] - travel.counts[0, other], ends[0, other])
-                records |= {(int(row), rank.rank, other) for row in rank.rows[travel.records_out[span]]}
+                span = slice(ends[0, other] - transfer.counts[0, other], ends[0, other])
+                records |= {(int(row), rank.rank, other) for row in rank.rows[transfer.records_out[span]]}
             else:
-                assert travel.counts[1, other] == travels[other].counts[3, rank.rank]
-        rank.rows[travel.records_in] = travel.rows_in
+                assert transfer.counts[1, other] == transfers[other].counts[3, rank.rank]
+        rank.rows[transfer.records_in] = transfer.rows_in
     return records, weights
 
 
@@ -322,12 +322,12 @@ def test_plans_are_those_of_the_naive_rules(seed, num_ranks, lookahead, design, 
         for step in stream:
             rank.oracle.add(step)
 
-    def check(travels, moves):
-        assert journeys(ranks, travels) == (moves.records, moves.weights)
+    def check(transfers, moves):
+        assert journeys(ranks, transfers) == (moves.records, moves.weights)
 
     openings = [rank.oracle.open() for rank in ranks]
     check([opening.now for opening in openings], naive.arrive(0, naive.rows(0), 0))
-    check([opening.early for opening in openings], naive.early(1, 0))
+    check([opening.prefetch for opening in openings], naive.early(1, 0))
     for step in range(len(stream)):
         plans = [rank.oracle.plan() for rank in ranks]
         assert not plans[0].is_tight
@@ -339,7 +339,7 @@ def test_plans_are_those_of_the_naive_rules(seed, num_ranks, lookahead, design, 
                 for i in given
             }
             assert found == naive.gradients(step, is_critical).gradients
-        check([plan.soon for plan in plans], naive.soon(step + 1))
-        check([plan.leaving[0] for plan in plans], naive.leaving(step))
-        if plans[0].early is not None:
-            check([plan.early for plan in plans], naive.early(step + 2, step))
+        check([plan.next_step for plan in plans], naive.soon(step + 1))
+        check([plan.evicted[0] for plan in plans], naive.leaving(step))
+        if plans[0].prefetch is not None:
+            check([plan.prefetch for plan in plans], naive.early(step + 2, step))

@@ -1,13 +1,14 @@
 import pytest
 
 import pibroch as pb
+from pibroch.config.exchange import PLACEMENTS
 from pibroch.errors import ConfigError
-from pibroch.planner import KINDS, Placement, Plan
+from pibroch.planner import Placement, Plan
 
 TABLES = [pb.Table("a", 9, 6), pb.Table("b", 2, 6), pb.Table("c", 400, 6)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PLACEMENTS)
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 4, 8])
 def test_every_number_has_one_primary_home(kind, num_shards):
     plan = Plan.of(TABLES, num_shards, kind)

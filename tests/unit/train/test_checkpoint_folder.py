@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -109,3 +110,25 @@ def test_another_format_is_refused(session, tmp_path):
     (folder.latest() / MANIFEST).unlink()
     with pytest.raises(CheckpointError, match=r"no .*manifest\.json"):
         read_manifest(folder.latest())
+
+
+def test_the_best_one_is_found_where_the_disk_takes_no_links(tmp_path, monkeypatch):
+    folder = CheckpointFolder(tmp_path, keep=2)
+    for step in (3, 5):
+        folder.path(step).mkdir()
+
+    def refuse(*_):
+        raise PermissionError(1, "no rights to make links")
+
+    folder.link_best(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "symlink_to", refuse)
+        folder.link_best(5)
+        assert folder.best() == folder.path(5)
+        folder.link_best(3)
+        assert folder.best() == folder.path(3)
+    folder.link_best(5)
+    assert folder.best() == folder.path(5) and (tmp_path / "best").is_symlink()
+    folder.link_best(None)
+    assert folder.best() is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000005"]

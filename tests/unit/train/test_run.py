@@ -1,14 +1,21 @@
 import json
+import shutil
 import tomllib
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from pibroch.config.recipes import check_config
 from pibroch.data import EncodedDataset
+from pibroch.data.prepare import PrepareOptions, prepare
+from pibroch.data.schema import Schema
+from pibroch.data.sources import TextSource
+from pibroch.data.storage import checksum
 from pibroch.errors import CheckpointError, ConfigError, NonFiniteLossError
 from pibroch.train.checkpoint_folder import CheckpointFolder
-from pibroch.train.manifest import read_manifest
+from pibroch.train.manifest import _checksum, read_manifest
 from pibroch.train.run import evaluate_checkpoint
 from pibroch.train.run_directory import RunDirectory
 from small_run import files_below, make_config, make_dataset, train_here
@@ -150,3 +157,59 @@ def test_metrics_survive_a_cut_line_and_forget_what_comes_after(tmp_path):
     run.metrics_path.write_text("\n".join(lines) + '\n{"kind": "tra')
     assert run.truncate_metrics(2) == 1.0
     assert [record["step"] for record in run.metrics()] == [1, 2]
+
+
+def test_data_of_equal_sizes_and_other_vocabularies_are_refused(tmp_path):
+    """Each value has another row there: scores would be noise, with an exit code of 0."""
+    schema = Schema(
+        label="click", columns=("click", "city"), separator=",",
+        categorical=[{"name": "city", "column": "city", "max_rows": 12, "min_count": 1}],
+    )  # fmt: skip
+    datasets = []
+    for number, towns in enumerate((range(20), range(20, 40))):
+        random, path = np.random.default_rng(number), tmp_path / f"{number}.csv"
+        path.write_text("".join(f"{int(town % 3 == 0)},town{town}\n" for town in random.choice(towns, 2000)))
+        source = TextSource(path, schema.separator, schema.quotes, schema.columns)
+        prepare([source], schema, tmp_path / f"data{number}", PrepareOptions(), lambda stage, fraction: None)
+        datasets.append(tmp_path / f"data{number}")
+    mine, other = map(EncodedDataset.open, datasets)
+    assert mine.num_rows == other.num_rows == {"city": 12}
+    run, _ = train_here(make_config(datasets[0], "train.epochs=1", "model.bottom=[4]"), tmp_path / "run")
+    assert evaluate_checkpoint(run.path, mine, "test").num_samples > 0
+    with pytest.raises(CheckpointError, match="whose vocabularies or encodings are not the checkpoint's"):
+        evaluate_checkpoint(run.path, other, "test")
+
+
+def test_a_run_does_not_go_on_with_flipped_labels(data, tmp_path):
+    run, _ = train_here(make_config(data, "train.steps=4"), tmp_path / "run")
+    copy = Path(shutil.copytree(data, tmp_path / "copy"))
+    longer = make_config(copy, "train.steps=6")
+    labels = copy / "train" / "labels.u8"
+    labels.write_bytes(bytes(1 - label for label in labels.read_bytes()))
+    manifest = json.loads((copy / "dataset.json").read_text())
+    manifest["files"]["train/labels.u8"][1] = checksum(labels)
+    (copy / "dataset.json").write_text(json.dumps(manifest))
+    assert EncodedDataset.open(copy).fingerprint == EncodedDataset.open(data).fingerprint
+    with pytest.raises(CheckpointError, match="other samples or labels"):
+        train_here(longer, run.path)
+    shutil.rmtree(copy)
+    shutil.copytree(data, copy)
+    assert train_here(longer, run.path)[1].summary.steps == 6, "a true copy is as good"
+
+
+def test_a_checkpoint_of_before_exchanges_had_sections_is_read(data, tmp_path):
+    """Its configuration has all settings of all exchanges beside ``exchange``, its manifest no digest of the data."""
+    run, _ = train_here(make_config(data, "train.steps=4", "embedding.exchange=auto"), tmp_path / "run")
+    path = run.checkpoints_path / "step-00000004" / "manifest.json"
+    content = json.loads(path.read_text())
+    old = {
+        "exchange": "auto", "placement": "table_wise", "plan": None, "wire": "bfloat16", "compress": False,
+        "lookahead": None, "cache_rows": None, "cache": "lrpp", "delayed_sync": True, "servers": None,
+        "oracle": "replicated", "meet": None,
+    }  # fmt: skip
+    del content["sha256"], content["dataset_digest"]
+    content["config"]["embedding"] |= old
+    path.write_text(json.dumps(content | {"sha256": _checksum(content)}))
+    section = read_manifest(path.parent).config.embedding.exchange
+    assert (section.name, section.placement, section.wire) == ("auto", "table_wise", "bfloat16")
+    assert train_here(make_config(data, "train.steps=6"), run.path)[1].summary.steps == 6

@@ -9,9 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.kernels.arrays import Records
 from pibroch.kernels.policy import kernel
-
-Records = NDArray[np.float32]
 
 
 @kernel

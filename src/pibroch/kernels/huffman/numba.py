@@ -8,16 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from pibroch.kernels.arrays import Bytes, Ints
 from pibroch.kernels.policy import kernel
 
 MAX_LENGTH = 11
 HEADER = 128
 _MANY = 4  # numbers in an entry of the decoder's table: bytes 0 to 3; byte 4 is their count, 5 their bits, 6 the first one's
-
-Bytes = NDArray[np.uint8]
-Ints = NDArray[np.int64]
 
 
 def max_bytes(length: int) -> int:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
-Records = NDArray[np.float32]
-Ints = NDArray[np.int64]
+from pibroch.kernels.arrays import Ints, Records
 
 
 def spans(counts: Ints, widths: tuple[int, int]) -> list[tuple[int, int, int, int]]:

@@ -5,15 +5,11 @@ The buffer has for each rank in turn its records ``[whole, W]``, then its weight
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
+from pibroch.kernels.arrays import Ints, Records
 from pibroch.kernels.memory import MAX_SHORT_DIM, prefetch_row
 from pibroch.kernels.policy import kernel
 
 AHEAD = 8
-Records = NDArray[np.float32]
-Ints = NDArray[np.int64]
 
 
 @kernel

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Bytes = NDArray[np.uint8]
+from pibroch.kernels.arrays import Bytes
 
 
 def split(numbers: NDArray[Any], low: Bytes, top: Bytes) -> None:

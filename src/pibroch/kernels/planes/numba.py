@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.kernels.arrays import Bytes
 from pibroch.kernels.policy import kernel
-
-Bytes = NDArray[np.uint8]
 
 
 @kernel

@@ -10,11 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.kernels.arrays import Records
 from pibroch.kernels.memory import MAX_SHORT_DIM, prefetch_row
 from pibroch.kernels.policy import kernel
 from pibroch.kernels.scatter_update.numba import POSITIONS_AHEAD, ROWS_AHEAD, Grouped
-
-Records = NDArray[np.float32]
 
 
 class Homes(NamedTuple):

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.kernels.arrays import Records
 from pibroch.kernels.memory import MAX_SHORT_DIM, prefetch_row
 from pibroch.kernels.policy import kernel
 from pibroch.kernels.scatter_update.hyper import Hyper
@@ -24,7 +25,6 @@ from pibroch.kernels.scatter_update.hyper import Hyper
 ROWS_AHEAD = 12  # rows between the one that is updated and the one that is fetched
 POSITIONS_AHEAD = 16  # positions between the gradient that is added and the one that is fetched
 ROWS_AT_ONCE = 8
-Records = NDArray[np.float32]
 
 
 class Grouped(NamedTuple):

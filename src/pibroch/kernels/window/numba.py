@@ -3,7 +3,9 @@
 A **touch** is a row in a step. Touches are numbered in the order of their steps and lie in a ring; kernels name them by their
 index there. All ranks keep the same touches; only ``place``, and ``slot``, are a rank's own. A step's touches are
 walked four times, when they are entered, when they arrive, and twice when the step ends. These loops have next to no branches,
-which nobody could predict, and unsigned indices, which need no look at their sign: each made them a third quicker.
+which nobody could predict, and unsigned indices, which need no look at their sign: each made them a third quicker. In place of
+``if condition: list.append(at)`` they write ``at`` to the list's end always and move the end by the condition, so lists are as
+long as the loop, and what lies behind an end means nothing.
 
 N rows (addresses), C touches in the ring (a power of two), W ranks that train, and servers beyond them that hold homes and
 read nothing: ranks 0 to W - 1 and W to P - 1.
@@ -16,17 +18,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.kernels.arrays import Ints
 from pibroch.kernels.bits import lowest
 from pibroch.kernels.memory import prefetch
 from pibroch.kernels.policy import kernel
 from pibroch.kernels.window.rules import (
     HOME,
     Gradients,
-    Ints,
     Places,
     Site,
     Slots,
-    Travel,
+    Transfer,
     Window,
     add_bits,
     always_reading,
@@ -56,9 +58,9 @@ def enter(window: Window, rows: NDArray[Any], reader: int, begin: int, end: int,
     for i in range(len(rows)):
         prefetch(newest, np.int64(rows[min(i + AHEAD, final)]))
         row = np.int64(rows[i])
-        before = np.int64(newest[np.uint64(row)]) - 1
+        before = np.int64(newest[np.uint64(row)]) - 1  # the row's last touch, -1 for none in the window
         is_there = (before >= begin) & (before < end)
-        at = before if is_there else end
+        at = before if is_there else end  # another rank's touch of the step counts for this one too
         row_of[at] = row
         readers_of[at] = (np.int64(readers_of[at]) if is_there else 0) | bit
         distance = (end - before) & mask if before >= 0 else 0
@@ -80,12 +82,12 @@ def split(window: Window, begin: int, end: int, gap: int) -> tuple[Places, Place
         gap: how much lower the number of the first touch of the step before is.
     """
     mask = len(window.row) - 1
-    touches = np.empty((2, end - begin), np.int32)
+    touches = np.empty((2, end - begin), np.int32)  # the new ones, and the others
     num_fresh, num_again, behind_of, then_of = 0, 0, window.behind, window.then
     for at in range(begin, end):
         then_of[at] = 0
         behind = np.int64(behind_of[at])
-        is_again = (behind != 0) & (behind <= at - begin + gap)
+        is_again = (behind != 0) & (behind <= at - begin + gap)  # not further back than the step before begins
         touches[0, num_fresh] = at
         touches[1, num_again] = at
         num_fresh += not is_again
@@ -114,7 +116,7 @@ def count_arrivals(window: Window, site: Site, touches: Places, needed: Ints) ->
 
 
 @kernel
-def arrive(window: Window, site: Site, slots: Slots, touches: Places) -> tuple[Travel, Places]:
+def arrive(window: Window, site: Site, slots: Slots, touches: Places) -> tuple[Transfer, Places]:
     """Decide who owns rows in a step, give places to those that come here, and list what travels.
 
     Returns also the touches that concern this rank: it owns the row, or reads it.
@@ -136,16 +138,19 @@ def arrive(window: Window, site: Site, slots: Slots, touches: Places) -> tuple[T
         is_home = holder == HOME
         source = home if is_home else holder
         owner = owner_of(site.design, site.num_trainers, readers, np.int64(then_of[at]), source, home, row)
-        borrowers = readers | always
+        borrowers = (
+            readers | always
+        )  # who needs the weights in the step; the owner, who updates, has them by its record
         owns, had = np.int64(1) << np.int64(owner), np.int64(1) << np.int64(source)
         reads, is_owner, is_source = (borrowers & only_here) != 0, owner == here, source == here
         owners[at], place_of[at] = owner, row - first
         lent = borrowers & ~owns
-        lent_of[at] = lent & ~(np.int64(is_home) << np.int64(home))
+        lent_of[at] = lent & ~(np.int64(is_home) << np.int64(home))  # a home that is read in place takes no slot
         holders[np.uint64(row)] = HOME if owner == home else owner
         held[num_held], mine[num_mine] = at, at
         num_held += np.uint64(holder == here)
         num_mine += np.uint64(is_owner | reads)
+        # rows that stay where they are, which most do, change no rank's count of slots
         taken[num_moving] = slots_taken(borrowers, source, owner, home)
         freed[num_moving] = had & ~borrowers & ~owns & (np.int64(is_home) - 1)
         num_moving += np.uint64((owns | borrowers | had) != had)
@@ -157,6 +162,7 @@ def arrive(window: Window, site: Site, slots: Slots, touches: Places) -> tuple[T
         come += np.uint64(is_owner & (not is_source))
         lists[3, borrow], others[3, borrow] = at, had
         borrow += np.uint64(reads & (not is_owner) & (not is_source))
+    # of records that this rank held its slot is known here alone; it may be given away below, hence before that
     for i in range(int(num_held)):
         ahead = min(i + AHEAD, int(num_held) - 1)
         prefetch(slot_of, np.int64(row_of[held[ahead]]))
@@ -168,7 +174,7 @@ def arrive(window: Window, site: Site, slots: Slots, touches: Places) -> tuple[T
 
 
 @kernel
-def _list(window: Window, site: Site, slots: Slots, lists: Places, others: NDArray[Any], lengths: Ints) -> Travel:
+def _list(window: Window, site: Site, slots: Slots, lists: Places, others: NDArray[Any], lengths: Ints) -> Transfer:
     """Group by rank what leaves, whose places are free for what comes in the same message, and what comes.
 
     Args:
@@ -188,6 +194,8 @@ def _list(window: Window, site: Site, slots: Slots, lists: Places, others: NDArr
     records_out, weights_out = np.empty(sums[0], np.int64), np.empty(sums[1], np.int64)
     records_in, weights_in = np.empty(sums[2], np.int64), np.empty(sums[3], np.int64)
     rows_in, lent_in = np.empty(sums[2], np.int64), np.empty(sums[3], np.int64)
+    # The order of the four matters: weights are lent from places that leaving records give free, and what comes takes them.
+    # All ranks list a message's rows in the order of the touches, so none is named on the wire.
     for i in range(lengths[1]):
         rest, place = np.int64(others[1, i]), place_of[lists[1, i]]
         while rest:
@@ -199,7 +207,7 @@ def _list(window: Window, site: Site, slots: Slots, lists: Places, others: NDArr
         place, rank = place_of[lists[0, i]], lowest(np.int64(others[0, i]))
         records_out[position[0, rank]] = place
         position[0, rank] += 1
-        free[depth] = place
+        free[depth] = place  # unless it is a place of its own shard, or is still read here in this step
         depth += (place >= num_home) & ((np.int64(lent_of[lists[0, i]]) >> here) & 1 == 0)
     for i in range(lengths[2]):
         prefetch(slot_of, np.int64(row_of[lists[2, min(i + AHEAD, lengths[2] - 1)]]))
@@ -220,7 +228,7 @@ def _list(window: Window, site: Site, slots: Slots, lists: Places, others: NDArr
         weights_in[position[3, rank]], lent_in[position[3, rank]] = place, row_of[at]
         position[3, rank] += 1
     slots.depth[0] = depth
-    return Travel(records_out, weights_out, records_in, weights_in, counts, rows_in, lent_in)
+    return Transfer(records_out, weights_out, records_in, weights_in, counts, rows_in, lent_in)
 
 
 @kernel
@@ -245,7 +253,7 @@ def settle(
     here, only_here = site.rank, np.int64(1) << np.int64(site.rank)
     readers_of, owners, then_of = window.readers, window.owner, window.then
     lent_of, place_of, free, depth = window.lent, window.place, slots.free, np.uint64(slots.depth[0])
-    sum_of = np.empty(end - begin, np.int32)
+    sum_of = np.empty(end - begin, np.int32)  # by touch, the number of this rank's sum of gradients
     for i in range(len(mine)):
         sum_of[mine[i] - begin] = i
     kinds = np.empty((5, len(touches)), np.int32)  # owned and critical, owned and deferred, given (both), alone
@@ -264,7 +272,7 @@ def settle(
         num_given += np.uint64(gives & is_critical)
         num_given_later += np.uint64(gives & (not is_critical))
         num_alone += np.uint64(alone)
-        free[depth] = place_of[at]
+        free[depth] = place_of[at]  # weights that were lent for this step
         depth += np.uint64((np.int64(lent_of[at]) >> here) & 1)
     slots.depth[0] = depth
     critical = _sums(window, site, kinds[0, :num_owned], kinds[2, :num_given], sum_of, begin, len(mine))
@@ -290,7 +298,7 @@ def _sums(
     for at in given_here:
         counts[0, owners[at]] += 1
     add_bits(readers_of[owned], 1, to_come)
-    num_sources, counts[1, here] = counts[1].sum(), 0
+    num_sources, counts[1, here] = counts[1].sum(), 0  # its own sums are contributions, but do not travel
     position = starts_of(counts)
     position[1] += num_before
     given, places = np.empty(len(given_here), np.int64), np.empty(len(owned), np.int64)
@@ -303,7 +311,7 @@ def _sums(
         at = owned[i]
         rest = np.int64(readers_of[at])
         places[i] = place_of[at]
-        while rest:
+        while rest:  # from the lowest rank up: gradients are added in rank order (design, section 2)
             rank = lowest(rest)
             source[filled] = sum_of[at - begin] if rank == here else position[1, rank]
             position[1, rank] += 1
@@ -325,7 +333,7 @@ def close(window: Window, slots: Slots, begin: int, end: int) -> Places:
     for at in range(begin, end):
         prefetch(newest, np.int64(row_of[min(at + AHEAD, end - 1)]))
         leaving[num_leaving] = at
-        num_leaving += np.uint64(newest[np.uint64(row_of[at])] == at + 1)
+        num_leaving += np.uint64(newest[np.uint64(row_of[at])] == at + 1)  # no later touch in the window
     num_last, num_leaving = num_leaving, np.uint64(0)
     for at in leaving[:num_last]:
         row = row_of[at]
@@ -356,7 +364,7 @@ def waiting_for(window: Window, touches: Places, begin: int, gap: int) -> Places
 
 
 @kernel
-def go_home(window: Window, site: Site, slots: Slots, leaving: Places) -> Travel:
+def go_home(window: Window, site: Site, slots: Slots, leaving: Places) -> Transfer:
     """List the records that go home from the slots of the touches' owners, and free these."""
     num_ranks, here = len(site.bounds) - 1, site.rank
     counts = np.zeros((4, num_ranks), np.int64)
@@ -364,7 +372,7 @@ def go_home(window: Window, site: Site, slots: Slots, leaving: Places) -> Travel
         home, holder = home_of(site.bounds, np.int64(window.row[at])), np.int64(window.owner[at])
         counts[0, home] += holder == here
         counts[2, holder] += home == here
-        slots.used[holder] -= 1
+        slots.used[holder] -= 1  # every rank keeps count for all: it must know where there is room
     position = starts_of(counts)
     records_out, records_in = np.empty(counts[0].sum(), np.int64), np.empty(counts[2].sum(), np.int64)
     rows_in, nothing = np.empty(len(records_in), np.int64), np.empty(0, np.int64)
@@ -380,7 +388,7 @@ def go_home(window: Window, site: Site, slots: Slots, leaving: Places) -> Travel
         if home == here:
             records_in[position[2, holder]], rows_in[position[2, holder]] = row - site.bounds[here], row
             position[2, holder] += 1
-    return Travel(records_out, nothing, records_in, nothing, counts, rows_in, nothing)
+    return Transfer(records_out, nothing, records_in, nothing, counts, rows_in, nothing)
 
 
 @kernel

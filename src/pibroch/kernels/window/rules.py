@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.kernels.arrays import Ints
 from pibroch.kernels.bits import lowest
 from pibroch.kernels.policy import kernel
 
 LRPP, PARTITIONED, REPLICATED = 0, 1, 2
 HOME = -1  # holder of a record that is at its home
 
-Ints = NDArray[np.int64]
 Places = NDArray[np.int32]
 
 
@@ -77,7 +77,7 @@ class Slots(NamedTuple):
     used: Ints
 
 
-class Travel(NamedTuple):
+class Transfer(NamedTuple):
     """Rows that travel; everything is grouped by the other rank, in the same order on both.
 
     Attributes:

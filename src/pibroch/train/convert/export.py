@@ -6,17 +6,14 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from pibroch.embedding import SGD, MemoryShard, Table, Zeros
-from pibroch.embedding.checkpoint import load_tables
+from pibroch.embedding.checkpoint import load_averages, load_tables
 from pibroch.embedding.storage import explained_refusal, verify_file
 from pibroch.errors import ConfigError
-from pibroch.kernels import parallel
-from pibroch.kernels.average import numba as averaging
 from pibroch.train.convert.formats import FORMATS
 from pibroch.train.convert.plain import PlainModel, from_state
 from pibroch.train.dense_state import AVERAGES, WEIGHTS
@@ -75,11 +72,9 @@ def read_plain(folder: Path, manifest: Manifest, advance: Advance = lambda table
 def _read_table(folder: Path, manifest: Manifest, name: str, decay: float | None) -> Tensor:
     saved = manifest.tables[name]
     table = Table(name, saved.num_rows, saved.dim, initializer=Zeros())
-    shard = MemoryShard.whole([table], SGD(lr=1.0, average=decay), 0)
-    load_tables(folder, manifest.tables, shard.views())
+    shard = MemoryShard.whole([table], SGD(lr=1.0), 0)
     if decay is None:
-        return torch.from_numpy(shard.records)
-    averages, rows = np.empty((saved.num_rows, saved.dim), np.float32), np.arange(saved.num_rows)
-    column, step = shard.column("average"), manifest.progress.step
-    parallel.run(averaging.averaged_rows, len(rows), shard.records, rows, column, decay, step, averages)
-    return torch.from_numpy(averages)
+        load_tables(folder, manifest.tables, shard.views())
+    else:
+        load_averages(folder, manifest.tables, shard.views(), decay, manifest.progress.step)
+    return torch.from_numpy(shard.records)

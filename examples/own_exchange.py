@@ -1,0 +1,125 @@
+"""An exchange of one's own: rank 0 holds all rows, and all ranks ask it. See docs/extending.md.
+
+torchrun --standalone --nproc-per-node 2 examples/own_exchange.py
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import pibroch as pb
+from pibroch.config.exchange import ExchangeSection, ExchangeSpec, register_exchange
+from pibroch.embedding import MemoryShard
+from pibroch.embedding.rows import group_rows, read_rows, update_rows
+from pibroch.exchange.agreement import and_then_fillers, bad_batch
+from pibroch.exchange.base import Exchange, Setup
+from pibroch.exchange.rows import DistinctRows, pool, resolve
+from pibroch.kernels.arrays import Ints
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a lookup leaves for its update.
+
+    Attributes:
+        here: this rank's part of the batch, by distinct row.
+        rows: that all ranks asked for, in rank order; empty but on rank 0.
+        counts: how many of them each rank asked for.
+        share: this rank's share of the global batch.
+    """
+
+    here: DistinctRows
+    rows: Ints
+    counts: list[int]
+    share: float
+
+
+class AskFirst(Exchange[Asked]):
+    """Rows travel from rank 0 and back to it, in two messages a lookup and one an update; nothing overlaps."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._space, self._optimizer, self._channel = setup.row_space, setup.optimizer, setup.channel
+        self._rank, self._world_size = setup.channel.ranks.rank, setup.channel.ranks.world_size
+        whole = partial(MemoryShard.whole, setup.row_space.tables)
+        none = partial(MemoryShard, [], setup.row_space.dim)
+        self._shard = (whole if self._rank == 0 else none)(setup.optimizer, setup.seed)
+        self.shards = [self._shard]
+
+    def lookup(self, batch: pb.JaggedBatch, trains: bool, averaged_at: int | None = None) -> tuple[Tensor, Asked]:
+        """Every rank tells how large its part is, then asks for its distinct rows."""
+        ids, problem = resolve(self._space, batch)
+        if (problem := bad_batch(self._channel, problem)) is not None:
+            raise problem
+        here = DistinctRows.of(ids)
+        sizes = self._channel.gather([batch.batch_size, len(here.grouped.rows)])
+        counts = [count for _, count in sizes]
+        rows = self._to_first(torch.from_numpy(here.grouped.rows), counts).numpy()
+        found = torch.from_numpy(read_rows(self._shard, self._optimizer, rows, averaged_at))
+        weights = self._channel.all_to_all(found, *self._ways(counts)[::-1])
+        asked = Asked(here, rows, counts, batch.batch_size / max(1, sum(size for size, _ in sizes)))
+        return pool(ids, weights.numpy(), here.places, self._space.dim), asked
+
+    def update(self, handle: Asked, gradient_BFD: Tensor, learning_rate: float, step: int) -> None:
+        """One gradient a distinct row goes to rank 0, which adds them in rank order and updates each row once."""
+        sums = torch.from_numpy(handle.here.sums(gradient_BFD, handle.share))
+        gradients = self._to_first(sums, handle.counts).numpy()
+        hyper = self._optimizer.hyper(learning_rate, step)
+        update_rows(self._shard, self._optimizer, group_rows(handle.rows), gradients, hyper, step)
+
+    def feed(self, batches: Iterable[pb.JaggedBatch], trains: bool) -> Iterator[pb.JaggedBatch]:
+        """Ranks without a batch get empty ones until all have run out."""
+        for batch, is_real in and_then_fillers(batches, self._space.features):
+            if not any(self._channel.gather(is_real)):
+                return
+            yield batch
+
+    def _to_first(self, rows: Tensor, counts: list[int]) -> Tensor:
+        return self._channel.all_to_all(rows, *self._ways(counts))
+
+    def _ways(self, counts: list[int]) -> tuple[list[int], list[int]]:
+        """How many rows go from here to each rank, and come from each, when each rank sends its count to rank 0."""
+        going = [counts[self._rank]] + [0] * (self._world_size - 1)
+        return going, counts if self._rank == 0 else [0] * self._world_size
+
+
+class AskFirstSection(ExchangeSection):
+    """``[embedding.exchange]`` of a recipe: nothing to choose."""
+
+    name: Literal["ask_first"] = "ask_first"
+
+
+SPEC = ExchangeSpec("ask_first", "rank 0 holds all rows, and all ranks ask it", AskFirstSection, AskFirst)
+register_exchange(SPEC)
+
+
+def main() -> None:
+    """Train on it: each rank has its own samples, all have one model."""
+    dist.init_process_group("gloo")
+    torch.manual_seed(int(os.environ["RANK"]))
+    ids = torch.randint(0, 50, (1, 4000)) ** 2 // 50
+    labels = (ids[0] % 3 == 0).float()
+    embeddings = pb.Embeddings([pb.Table("item", 50, 8)], pb.Adagrad(lr=0.3), exchange="ask_first")
+    batches = [
+        pb.JaggedBatch.from_one_hot(torch.zeros(200, 0), ["item"], ids[:, at : at + 200], labels[at : at + 200])
+        for at in range(0, 4000, 200)
+    ]
+    for batch in embeddings.feed(batches * 5):
+        logits = embeddings(batch)[:, 0].sum(1)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
+        loss.backward()
+    print(f"rank {dist.get_rank()}: log loss {loss.item():.3f}, {embeddings.num_bytes} bytes of rows here")
+    assert np.isfinite(loss.item())
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

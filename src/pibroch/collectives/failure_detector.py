@@ -1,0 +1,275 @@
+"""Ranks watch one another through links to rank 0, so that a failure has a name, a step and a reason on all of them.
+
+A collective alone knows only that a connection broke, or nothing at all when it waits for a third rank. Rank 0 hears of each
+failure first (a rank says why it fails; the end of its link says that it died) and tells all others. Without rank 0's
+link the others know that it is rank 0 that failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import secrets
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Self
+
+from pibroch.collectives.channel import Channel
+from pibroch.collectives.peer_link import Message, PeerLink, listen
+from pibroch.errors import PibrochError, RankFailedError, TrainingError
+
+REASON_TIMEOUT_S = 5.0
+"""How long a rank whose collective failed waits to hear why."""
+STUCK_S = 3.0
+"""How long after a failure a rank may take to leave what it does; one that waits in vain for a living rank never does."""
+STOPPED_REASON_S = 0.5
+"""How long a rank that was told to stop looks for a failure as the cause: launchers stop all ranks when one fails."""
+ROLL_S = 5.0
+"""How long a rank may take to answer when the others want to know who is there; one that is stopped, or hangs, does not."""
+_OPEN_TIMEOUT_S = 60.0
+_LONGEST_REASON = 1000
+
+OnStuck = Callable[[RankFailedError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailure:
+    """What became of a rank.
+
+    Attributes:
+        rank, step, reason: as in :class:`RankFailedError`.
+        exit_code: with which its process ends.
+        stopped: whether it was told to stop, and did not fail.
+    """
+
+    rank: int
+    step: int | None
+    reason: str
+    exit_code: int = 1
+    stopped: bool = False
+
+    def error(self) -> RankFailedError:
+        """The error that this is on all other ranks."""
+        error = RankFailedError(self.rank, self.step, self.reason)
+        error.exit_code = self.exit_code
+        return error
+
+
+class FailureDetector:
+    """This rank's end of the links, with a thread that listens to them. Open it with :meth:`over`; close it.
+
+    The step that a rank is in costs a line of 15 bytes to rank 0, and rank 0 one to each other rank.
+
+    Args:
+        rank: of this process.
+        links: by rank: to all others on rank 0, to rank 0 elsewhere.
+        on_stuck: called, on the detector's thread, when a rank failed and this process does not come back to close it.
+    """
+
+    def __init__(self, rank: int, links: dict[int, PeerLink], on_stuck: OnStuck | None = None) -> None:
+        self.rank, self._links, self._on_stuck = rank, links, on_stuck
+        self._steps: dict[int, int] = {}
+        self._ended: set[int] = set()
+        self._there: set[int] = set()  # those that have answered since the roll was called
+        self._roll = threading.Condition()
+        self._failure: RankFailure | None = None
+        self._telling, self._has_failure = threading.Lock(), threading.Event()
+        self._wake, self._woken = socket.socketpair()
+        self._thread = threading.Thread(target=self._listen, name="pibroch-failure-detector", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def over(cls, channel: Channel, on_stuck: OnStuck | None = None) -> Self:
+        """Open the links of all ranks of a channel; every rank calls it. Blocks, for a minute at most.
+
+        Rank 0 listens on the interface of ``MASTER_ADDR``, or on loopback, and admits who knows a secret that went over
+        the channel.
+
+        Raises:
+            TrainingError: when the ranks do not find each other.
+        """
+        rank, size = channel.ranks.rank, channel.ranks.world_size
+        try:
+            if rank == 0:
+                with listen(os.environ.get("MASTER_ADDR")) as server:
+                    token = secrets.token_hex(16)
+                    channel.gather([*server.getsockname()[:2], token])
+                    links = _admit(server, token, size)
+            else:
+                host, port, token = channel.gather(None)[0]
+                links = {0: PeerLink(socket.create_connection((host, port), _OPEN_TIMEOUT_S))}
+                links[0].send({"rank": rank, "token": token})
+            channel.barrier()  # nothing comes with the greeting
+        except OSError as error:
+            raise TrainingError(
+                f"no link between rank {rank} and {'the others' if rank == 0 else 'rank 0'}: {error}",
+                "TCP between all ranks", "open the firewall, or set MASTER_ADDR to an address that all reach",
+            ) from error  # fmt: skip
+        return cls(rank, links, on_stuck)
+
+    def enter(self, step: int) -> None:
+        """Say that this rank is in a step from now on."""
+        self._steps[self.rank] = step
+        for link in self._links.values():
+            link.send({"step": step})
+
+    def explain(self, error: Exception) -> Exception:
+        """The error to raise for a collective's: the failure that broke it, waiting some seconds for news of one.
+
+        Without news the ranks call the roll: one that lives but does not answer is the one that was waited for in vain.
+        """
+        failure = self.failure(REASON_TIMEOUT_S)
+        if failure is None and self._call_roll() and self.rank != 0:
+            self._has_failure.wait(REASON_TIMEOUT_S + ROLL_S)  # rank 0 is there, and asks the others
+        failure = self.failure()
+        if failure is not None:
+            return failure.error()
+        return TrainingError(
+            f"a collective that failed in step {self._steps.get(self.rank)}: {error}", "all ranks, at the same step",
+            "look at the other ranks' logs; a training run goes on with --resume",
+        )  # fmt: skip
+
+    def failure(self, timeout_s: float = 0.0) -> RankFailure | None:
+        """The first failure of another rank, waiting for one; ``None`` when there is none."""
+        self._has_failure.wait(timeout_s)
+        return None if self._failure is None or self._failure.rank == self.rank else self._failure
+
+    def _call_roll(self) -> bool:
+        """Ask whom this rank has a link to whether they are there; all others hear who is not. Whether all are."""
+        asked = sorted(set(self._links) - self._ended)
+        with self._roll:
+            self._there.clear()
+        for rank in asked:
+            self._links[rank].send({"roll": True})
+        with self._roll:
+            self._roll.wait_for(lambda: self._there.issuperset(asked), ROLL_S)
+            silent = [rank for rank in asked if rank not in self._there]
+        for rank in silent[:1]:
+            reason = f"it was waited for in vain, and has not answered for {ROLL_S:g} s: it is stopped, or hangs"
+            self._tell(RankFailure(rank, self._steps.get(rank), reason))
+        return not silent
+
+    def report(self, error: BaseException) -> RankFailedError | None:
+        """Tell the others why this rank ends, unless it is they who told it.
+
+        Returns:
+            For an ``error`` that is no Exception, as a signal's: the failure of another rank that led to it, if there is one.
+        """
+        stopped = not isinstance(error, Exception)
+        failure = self.failure(STOPPED_REASON_S if stopped else 0.0)
+        if failure is not None:
+            return failure.error() if stopped and not failure.stopped else None
+        exit_code = error.exit_code if isinstance(error, PibrochError) else 1
+        reason = "it was told to stop" if stopped else f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
+        self._tell(RankFailure(self.rank, self._steps.get(self.rank), reason, exit_code, stopped))
+        return None
+
+    def close(self) -> None:
+        """Say goodbye and end the thread; blocks for a second at most. What becomes of other ranks is not heard any more."""
+        for link in self._links.values():
+            link.send({"ended": True})
+        self._wake.close()
+        self._thread.join(2.0)
+        for link in self._links.values():
+            link.close()
+        self._woken.close()
+
+    def _listen(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._woken, selectors.EVENT_READ)
+            for rank, link in self._links.items():
+                selector.register(link, selectors.EVENT_READ, rank)
+            stuck_at: float | None = None  # when to give up on the other threads, once there was a failure
+            while self._on_stuck is not None or stuck_at is None:
+                timeout_s = None if stuck_at is None else max(0.0, stuck_at - time.monotonic())
+                ready = selector.select(timeout_s)
+                for key, _ in ready:
+                    if key.fileobj is self._woken:
+                        return
+                    if not self._hear(key.data):
+                        selector.unregister(key.fileobj)
+                if stuck_at is None and self._has_failure.is_set():
+                    stuck_at = time.monotonic() + STUCK_S
+                elif stuck_at is not None and time.monotonic() >= stuck_at:
+                    return self._give_up()
+
+    def _hear(self, rank: int) -> bool:
+        """Take what a link brings; false when it has ended."""
+        try:
+            messages = self._links[rank].receive()
+            for message in messages or []:
+                self._take(rank, message)
+        except (ValueError, TypeError, KeyError):
+            messages = None
+        if messages is None and rank not in self._ended:
+            reason = "its process ended without a word, or its host was lost"
+            self._tell(RankFailure(rank, self._steps.get(rank), reason))
+        return messages is not None
+
+    def _take(self, rank: int, message: Message) -> None:
+        if "step" in message:
+            self._steps[rank] = int(message["step"])
+        elif "failure" in message:
+            failure = RankFailure(**message["failure"])
+            self._tell(failure if rank == 0 else replace(failure, rank=rank))
+        elif "roll" in message:
+            self._links[rank].send({"there": True})
+        elif "there" in message:
+            with self._roll:
+                self._there.add(rank)
+                self._roll.notify_all()
+        elif "ended" in message:
+            self._ended.add(rank)
+
+    def _tell(self, failure: RankFailure) -> None:
+        """Keep the first failure, and tell those who hear of it from here."""
+        with self._telling:
+            if self._failure is not None:
+                return
+            self._failure = failure
+        self._has_failure.set()
+        for rank, link in self._links.items():
+            if rank != failure.rank and (self.rank == 0 or failure.rank == self.rank):
+                link.send({"failure": asdict(failure)})
+
+    def _give_up(self) -> None:
+        failure = self.failure()
+        if failure is not None and self._on_stuck is not None:
+            self._on_stuck(failure.error())
+
+
+def _admit(server: socket.socket, token: str, size: int) -> dict[int, PeerLink]:
+    """The links of all other ranks; strangers are turned away.
+
+    Raises:
+        TimeoutError: names the ranks that did not come.
+    """
+    links: dict[int, PeerLink] = {}
+    deadline = time.monotonic() + _OPEN_TIMEOUT_S
+    while len(links) < size - 1:
+        server.settimeout(max(0.01, deadline - time.monotonic()))
+        try:
+            link = PeerLink(server.accept()[0])
+        except TimeoutError as error:
+            absent = sorted(set(range(1, size)) - set(links))
+            raise TimeoutError(f"ranks {absent} did not come within {_OPEN_TIMEOUT_S:.0f} s") from error
+        rank = _hello(link, token)
+        if rank is None or rank in links or not 0 < rank < size:
+            link.close()
+        else:
+            links[rank] = link
+    return links
+
+
+def _hello(link: PeerLink, token: str) -> int | None:
+    """The rank that a newcomer says it has, if it knows the secret."""
+    with contextlib.suppress(ValueError, TypeError, KeyError, IndexError):
+        hello = (link.receive() or [])[0]
+        if hmac.compare_digest(str(hello["token"]), token):
+            return int(hello["rank"])
+    return None

@@ -1,0 +1,56 @@
+"""Messages over NCCL: what lies on the CPU passes through this rank's GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pibroch.collectives.transport import Transport, Wait
+
+if TYPE_CHECKING:
+    from pibroch.collectives.ranks import Ranks
+
+
+class NcclTransport(Transport):
+    """A process group of all ranks, or of a group's members, who alone open it.
+
+    torch names the latter by its members and by how many groups a process has made, which must be as many on each of them.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        timeout, self._group = timedelta(seconds=ranks.timeout_s), None
+        if ranks.are_all:
+            self._group = dist.new_group(timeout=timeout)
+        else:
+            self._group = dist.new_group(list(ranks.members), timeout=timeout, use_local_synchronization=True)
+        self._order = [ranks.members.index(member) for member in sorted(ranks.members)]  # torch sorts them
+        self.device = torch.device("cuda", torch.cuda.current_device())
+
+    def post(self, going: Sequence[Tensor], coming: Sequence[Tensor]) -> Wait:
+        """Exchange through the device; blocks until all is done."""
+        staged = [going[p].to(self.device) for p in self._order]
+        came = [torch.empty_like(coming[p], device=self.device) for p in self._order]
+        dist.all_to_all(came, staged, group=self._group)
+        for p, theirs in zip(self._order, came, strict=True):
+            coming[p].copy_(theirs)
+        return lambda: None
+
+    def reduce(self, tensor: Tensor) -> Wait:
+        """Start a sum; NCCL's own wait would end the group when its time is over."""
+        work = dist.all_reduce(tensor, group=self._group, async_op=True)
+
+        def wait() -> None:
+            work.wait()
+
+        return wait
+
+    def close(self) -> None:
+        """Destroy the process group."""
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+            self._group = None

@@ -1,0 +1,77 @@
+"""Which ranks share a host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pibroch.collectives.channel import Channel
+from pibroch.host import this_machine
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The hosts of a run, numbered by their first ranks.
+
+    >>> topology = Topology.of(["a", "a", "b", "b", "b"])
+    >>> topology.ranks_by_host, topology.host_of_rank, topology.ranks_per_host
+    (((0, 1), (2, 3, 4)), (0, 0, 1, 1, 1), None)
+    >>> topology.local_rank(3), topology.local_size(3)
+    (1, 3)
+    >>> topology.peers()
+    ((0, 2), (1, 3), (4,))
+
+    Attributes:
+        host_of_rank: for each rank.
+        ranks_by_host: for each host, rising.
+    """
+
+    host_of_rank: tuple[int, ...]
+    ranks_by_host: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> Topology:
+        """Of ranks whose hosts have these names; equal names are one host."""
+        hosts: dict[str, list[int]] = {}
+        for rank, name in enumerate(names):
+            hosts.setdefault(name, []).append(rank)
+        numbers = {name: host for host, name in enumerate(hosts)}
+        return cls(tuple(numbers[name] for name in names), tuple(map(tuple, hosts.values())))
+
+    @classmethod
+    def gather(cls, channel: Channel) -> Topology:
+        """Of a channel's ranks; each of them calls it. Hosts are machines, or network namespaces of one. Blocks."""
+        return cls.of(channel.gather(this_machine()))
+
+    @property
+    def num_hosts(self) -> int:
+        """How many hosts there are."""
+        return len(self.ranks_by_host)
+
+    @property
+    def is_one_host(self) -> bool:
+        """Whether all ranks can share memory."""
+        return self.num_hosts <= 1
+
+    @property
+    def ranks_per_host(self) -> int | None:
+        """The same on every host, or ``None``."""
+        sizes = {len(ranks) for ranks in self.ranks_by_host}
+        return sizes.pop() if len(sizes) == 1 else None
+
+    def local_rank(self, rank: int) -> int:
+        """The place of a rank among those of its host."""
+        return self.ranks_by_host[self.host_of_rank[rank]].index(rank)
+
+    def local_size(self, rank: int) -> int:
+        """How many ranks share the host of a rank, itself included."""
+        return len(self.ranks_by_host[self.host_of_rank[rank]])
+
+    def peers(self) -> tuple[tuple[int, ...], ...]:
+        """For each local rank, the ranks that have it, by host."""
+        most = max(map(len, self.ranks_by_host), default=0)
+        return tuple(tuple(ranks[i] for ranks in self.ranks_by_host if i < len(ranks)) for i in range(most))
+
+    def peer_order(self) -> tuple[int, ...]:
+        """All ranks by (local rank, host); with L consecutive ranks a host these are DMT's (rank mod L, rank div L)."""
+        return tuple(rank for peers in self.peers() for rank in peers)

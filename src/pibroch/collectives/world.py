@@ -1,0 +1,112 @@
+"""The ranks of a run: who they are, a channel to agree on things, and the detector of failures over them all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from pibroch.collectives.channel import Channel
+from pibroch.collectives.failure_detector import FailureDetector, OnStuck
+from pibroch.collectives.ranks import Ranks
+from pibroch.errors import ConfigError, PibrochError, TrainingError
+
+RENDEZVOUS_TIMEOUT_S = 120.0
+CONTROL_TIMEOUT_S = 3600.0
+"""Waits that are no part of a step: for rank 0 to generate data, for all to save. Ranks that die are noticed all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The ranks of a run.
+
+    Attributes:
+        ranks: who they are; open further channels from it.
+        control: a channel of the training thread for small messages, on which a rank may be late by an hour.
+        detector: over all of them; ``None`` for one process.
+    """
+
+    ranks: Ranks
+    control: Channel
+    detector: FailureDetector | None = None
+
+    @classmethod
+    def alone(cls) -> World:
+        """One process."""
+        ranks = Ranks.alone()
+        return cls(ranks, ranks.open_channel())
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which speaks for all."""
+        return self.ranks.rank == 0
+
+    def enter(self, step: int) -> None:
+        """Let the others know in which step this rank is."""
+        if self.detector is not None:
+            self.detector.enter(step)
+
+
+@contextmanager
+def world_of_environment(on_stuck: OnStuck | None = None) -> Iterator[World]:
+    """The processes that ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT`` speak of, joined over gloo.
+
+    torchrun sets these variables; without them there is one process. Leaving waits for all ranks. When one of them fails,
+    all others leave with RankFailedError; the process group is then left as it is: threads may hang in it, so the
+    process should end without waiting for them (`os._exit`).
+
+    Args:
+        on_stuck: ends the process when another rank failed and this one does not come back, see :class:`FailureDetector`.
+
+    Raises:
+        ConfigError: when the variables make no sense.
+        TrainingError: when the ranks do not find each other.
+        RankFailedError: inside and when leaving.
+    """
+    rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+    if not 0 <= rank < size:
+        raise ConfigError(f"RANK {rank} and WORLD_SIZE {size}", "a rank from 0 to WORLD_SIZE - 1", "use torchrun")
+    if size == 1:
+        yield World.alone()
+        return
+    world, detector = _join(on_stuck)
+    try:
+        yield world
+        world.control.barrier()
+    except BaseException as error:
+        cause = detector.report(error)
+        if cause is not None:
+            raise cause from error
+        raise
+    finally:
+        detector.close()
+    dist.destroy_process_group()
+
+
+def _join(on_stuck: OnStuck | None) -> tuple[World, FailureDetector]:
+    try:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=RENDEZVOUS_TIMEOUT_S))
+        ranks = Ranks.joined()
+        control = ranks.patient(CONTROL_TIMEOUT_S).open_channel()
+        detector = FailureDetector.over(control, on_stuck)
+    except PibrochError:
+        raise
+    except (RuntimeError, ValueError) as error:  # what torch.distributed raises
+        where = ":".join(os.environ.get(variable, f"(no {variable})") for variable in ("MASTER_ADDR", "MASTER_PORT"))
+        raise TrainingError(
+            f"no meeting of {os.environ['WORLD_SIZE']} ranks at {where}: {error}",
+            "all ranks started, each reaching that address", "check MASTER_ADDR, MASTER_PORT and the logs of all ranks",
+        ) from error  # fmt: skip
+    ranks.explain = detector.explain
+    return World(ranks, control, detector), detector
+
+
+def _number(variable: str, default: int) -> int:
+    text = os.environ.get(variable, str(default))
+    if not text.isdecimal():
+        raise ConfigError(f"{variable}={text} in the environment", "a number", "start ranks with --ranks or torchrun")
+    return int(text)

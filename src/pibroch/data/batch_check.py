@@ -1,0 +1,150 @@
+"""What a minibatch must be before kernels read it: they follow its offsets without a look at where these lead.
+
+Costs O(F * B), and O(V) where a batch has weights: 10 and 30 us at F = 26, B = 2048. F features, B samples, V ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pibroch.errors import DataError
+from pibroch.kernels.policy import kernel
+
+if TYPE_CHECKING:
+    from pibroch.data.batch import JaggedBatch
+
+_BUILD = "build batches with pibroch's loader or JaggedBatch.from_*"
+_CPU = torch.device("cpu")
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def check_batch(batch: JaggedBatch) -> None:
+    """See :meth:`JaggedBatch.validate`."""
+    for name in ("dense", "values", "offsets", "labels"):
+        _check_tensor(name, getattr(batch, name))
+    _check_keys(batch.keys)
+    dense, values, offsets, labels = batch.dense, batch.values, batch.offsets, batch.labels
+    if labels.ndim != 1:
+        _refuse(f"labels {list(labels.shape)}", "[B]")
+    if dense.dtype != torch.float32 or dense.ndim != 2 or len(dense) != len(labels):
+        _refuse(f"dense {_shown(dense)}", f"float32 [{len(labels)}, n], a row for each label")
+    if values.dtype != torch.int64 or values.ndim != 1:
+        _refuse(f"values {_shown(values)}", "int64 [V]")
+    if offsets.dtype != torch.int64 or offsets.ndim != 1:
+        _refuse(f"offsets {_shown(offsets)}", "int64 [F * B + 1]")
+    if len(offsets) != len(batch.keys) * len(labels) + 1:
+        need = f"F * B + 1 = {len(batch.keys)} * {len(labels)} + 1"
+        _refuse(f"{len(offsets)} offsets for {len(batch.keys)} keys and {len(labels)} labels", need)
+    _check_offsets(batch.keys, offsets.numpy(), len(values))
+    if batch.weights is not None:
+        _check_weights(batch.weights, len(values))
+
+
+def _check_offsets(keys: Sequence[str], offsets: NDArray[np.int64], num_values: int) -> None:
+    if offsets[0] != 0:
+        _refuse(f"first offset {offsets[0]}", "0")
+    if offsets[-1] != num_values:
+        _refuse(f"last offset {offsets[-1]}", f"the number of values, {num_values}")
+    bag = first_fall(offsets)
+    if bag >= 0:
+        feature, sample = divmod(bag, (len(offsets) - 1) // len(keys))
+        place = f"after {offsets[bag]} for feature {keys[feature]!r} in sample {sample}"
+        _refuse(f"offset {offsets[bag + 1]} {place}", "offsets that never fall")
+
+
+@kernel
+def first_fall(offsets: NDArray[np.int64]) -> int:
+    """The first place whose successor is smaller, or -1; compares, since a difference of extreme offsets wraps.
+
+    >>> first_fall(np.array([0, 2, 2, 1, 5]))
+    2
+    """
+    falls = 0
+    for place in range(len(offsets) - 1):
+        falls += offsets[place + 1] < offsets[place]
+    if falls:
+        for place in range(len(offsets) - 1):
+            if offsets[place + 1] < offsets[place]:
+                return place
+    return -1
+
+
+def _check_weights(weights: Any, num_values: int) -> None:
+    _check_tensor("weights", weights)
+    if not weights.is_floating_point() or tuple(weights.shape) != (num_values,):
+        _refuse(f"weights {_shown(weights)} for {num_values} values", "float32, one per value")
+    if weights.requires_grad and torch.is_grad_enabled():
+        raise DataError(
+            "weights that require a gradient",
+            "weights without: a step gives gradients to the rows of the tables alone, and these would get none",
+            "pass weights.detach(), or multiply embeddings(batch) by what is to be learned",
+        )
+    as_float = weights.detach().float()
+    if not bool(torch.isfinite(as_float.sum(dtype=torch.float64))):
+        place = int((~torch.isfinite(as_float)).nonzero()[0])
+        _refuse(f"weight {float(weights[place])} of value {place}", "finite weights, within the range of float32")
+
+
+def _check_tensor(name: str, tensor: Any) -> None:
+    if not isinstance(tensor, Tensor):
+        _refuse(f"{name} that are a {type(tensor).__name__}", "a torch tensor", "convert it, e.g. by torch.from_numpy")
+    if tensor.device != _CPU or tensor.layout != torch.strided:
+        _refuse(f"{name} that are {tensor.layout} on {tensor.device}", "a dense tensor on the CPU", "call .cpu()")
+
+
+def _check_keys(keys: Any) -> None:
+    if not isinstance(keys, tuple | list) or not all(isinstance(key, str) for key in keys):
+        _refuse(f"keys {keys!r:.80}", "a tuple of feature names")
+    if not keys:
+        _refuse("no keys", "at least one feature")
+    if len(set(keys)) < len(keys):
+        _refuse(f"key {next(key for key in keys if keys.count(key) > 1)!r} twice", "each feature once")
+
+
+def check_keyed(jagged: Any, keys: Sequence[str], values: Any, lengths: Any) -> None:
+    """Raise DataError unless what an object with TorchRec's methods gives can become a batch.
+
+    Args:
+        jagged: the object.
+        keys: what its ``keys()`` gave, and so on.
+        values: ids.
+        lengths: ids per bag.
+    """
+    for name, tensor in (("values", values), ("lengths", lengths)):
+        _check_tensor(name, tensor)
+        if tensor.dtype not in _INTEGERS or tensor.ndim != 1:
+            _refuse(
+                f"{name} {_shown(tensor)}", "one dimension of whole numbers", "call .long(), where that loses nothing"
+            )
+    sizes = _call(jagged, "stride_per_key")
+    varies = len(set(sizes)) > 1 if sizes else bool(_call(jagged, "variable_stride_per_key"))
+    if varies or _call(jagged, "inverse_indices_or_none") is not None:
+        raise DataError(
+            f"a {type(jagged).__name__} with a batch size for each key{f', {list(sizes)}' if sizes else ''}",
+            "one batch size for all keys, and no inverse indices",
+            "build it without stride_per_key_per_rank: a sample without ids of a key has length 0 there",
+        )
+    size = _call(jagged, "stride")
+    if not keys or len(lengths) % len(keys) or (size is not None and size * len(keys) != len(lengths)):
+        samples = "" if size is None else f" and {size} samples"
+        _refuse(f"{len(lengths)} lengths for {len(keys)} keys{samples}", "the same number of samples for each key")
+
+
+def _call(thing: Any, name: str) -> Any:
+    """What a method gives, ``None`` where there is no such method."""
+    method: Callable[[], Any] | None = getattr(thing, name, None)
+    return method() if callable(method) else None
+
+
+def _shown(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _refuse(got: str, need: str, do: str = _BUILD) -> NoReturn:
+    raise DataError(f"a batch with {got}", need, do)

@@ -1,0 +1,76 @@
+"""What of a dataset cannot be learned from: ids that are unknown or missing, labels that are all alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pibroch.data.dataset import EncodedDataset
+from pibroch.data.schema import CategoricalFeature
+from pibroch.data.splits import SPLITS
+from pibroch.data.transform import MISSING_ROW, UNKNOWN_ROW
+
+_MOST_UNKNOWN = 0.5
+_MOST_UNKNOWN_INTEGERS = 0.01  # a schema that says which integers there are should be right
+_MOST_MISSING = 0.99
+_TELLING_SAMPLES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Of all ids of a feature in the training split.
+
+    Attributes:
+        num_ids: how many there are.
+        unknown: the share that reads the row of unknown values.
+        missing: the share that reads the row of missing values.
+    """
+
+    num_ids: int
+    unknown: float
+    missing: float
+
+
+def shares(dataset: EncodedDataset, feature: str) -> Shares:
+    """How many of a feature's ids say something."""
+    counts = dataset.access_counts(feature)
+    num_ids = int(counts.sum())
+    unknown, missing = (int(counts[row]) / max(1, num_ids) for row in (UNKNOWN_ROW, MISSING_ROW))
+    return Shares(num_ids, unknown, missing)
+
+
+def click_rates(dataset: EncodedDataset) -> dict[str, float | None]:
+    """Mean of the labels of each split, ``None`` where there are no samples; reads all labels."""
+    rates: dict[str, float | None] = {}
+    for name in SPLITS:
+        labels = dataset.split(name).labels  # type: ignore[arg-type]  # a tuple of these names
+        rates[name] = float(labels.mean()) if len(labels) else None
+    return rates
+
+
+def warnings(dataset: EncodedDataset) -> list[str]:
+    """What is probably not meant so, a sentence each with what to do about it."""
+    found = [warning for f in dataset.schema.categorical if (warning := _warning(f, shares(dataset, f.name)))]
+    for split, rate in click_rates(dataset).items():
+        if rate in (0.0, 1.0) and (split == "train" or dataset.samples[split] >= _TELLING_SAMPLES):
+            found.append(f"all labels of the {split} split are {rate:.0f}: check the column `{dataset.schema.label}`")
+    return found if dataset.samples["train"] else []
+
+
+def _warning(feature: CategoricalFeature, of: Shares) -> str | None:
+    where = f"`{feature.name}`: "
+    if not of.num_ids:
+        return f"{where}no training sample has an id: check the column `{feature.column}`"
+    if of.missing >= _MOST_MISSING:
+        return f"{where}{of.missing:.1%} of its training ids are missing: check the column `{feature.column}`"
+    if feature.encoding == "integer" and feature.binning is None and of.unknown >= _MOST_UNKNOWN_INTEGERS:
+        last = (feature.num_buckets or 0) - 1
+        return (
+            f"{where}{of.unknown:.1%} of its training ids are no whole numbers from 0 to {last} and share the row of unknown "
+            "values: raise `num_buckets`, or use another encoding"
+        )
+    if of.unknown >= _MOST_UNKNOWN:
+        return (
+            f"{where}{of.unknown:.1%} of its training ids are unknown, seen fewer than {feature.min_count} times or cut by "
+            '`max_rows`: lower `min_count`, or use `encoding = "hash"`'
+        )
+    return None

@@ -1,0 +1,131 @@
+"""Parquet files as pieces of text, so that a value has the same code as in a CSV file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+from polars.datatypes import DataType, DataTypeClass
+
+from pibroch.data.layout import ITEM_END, Layout
+from pibroch.data.schema import Schema
+from pibroch.data.sources import Piece, Place, existing
+from pibroch.errors import DataError
+
+_SEPARATOR = ","
+_ROWS = 65_536
+_CHECK = "has item end: "  # before the name of a list column
+_ERRORS = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
+
+
+class ParquetSource:
+    """The columns of a Parquet file that a schema uses.
+
+    A list becomes its items, each followed by ``ITEM_END``: whatever an item holds, it stays one.
+
+    Args:
+        path: the file.
+        schema: the features wanted.
+
+    Raises:
+        DataError: when the file is missing or no Parquet, lacks a column, or holds in one what a feature cannot read.
+    """
+
+    def __init__(self, path: Path, schema: Schema) -> None:
+        self.path = existing(path)
+        try:
+            self._frame = pl.scan_parquet(path, glob=False)
+            types = self._frame.collect_schema()
+            self._num_rows = int(self._frame.select(pl.len()).collect().item())
+        except _ERRORS as error:
+            raise _no_parquet(path, error) from error
+        if not self._num_rows:
+            raise DataError(f"{path}, which has no rows", "at least one record", "check how the file was made")
+        is_whole = set(schema.used_columns()) <= set(types)
+        kinds = {column: types[column] for column in schema.used_columns()} if is_whole else {}
+        self.columns = tuple(kinds) if is_whole else tuple(types)  # the parser names what is missing
+        self._lists = [column for column, kind in kinds.items() if isinstance(kind, pl.List | pl.Array)]
+        self.layout = Layout(_SEPARATOR, True, "row", frozenset(self._lists))
+        self._expressions = [self._as_text(column, kind, schema) for column, kind in kinds.items()]
+        self._expressions += [_has_item_end(column, kinds[column]).alias(_CHECK + column) for column in self._lists]
+
+    def pieces(self, start: Place, piece_bytes: int) -> Iterator[Piece]:
+        """See :class:`Source`; rows that follow each other are read together, about ``piece_bytes`` of text.
+
+        Raises:
+            DataError: when the file is damaged, or an item of a list holds ``ITEM_END``.
+        """
+        row, num_rows = start.offset, min(_ROWS, max(1, piece_bytes // 256))
+        while row < self._num_rows:
+            need = min(num_rows, self._num_rows - row)
+            try:
+                batch = self._frame.slice(row, need).select(self._expressions).collect()
+                text = batch.select(self.columns).write_csv(separator=_SEPARATOR, include_header=False).encode()
+            except _ERRORS as error:
+                raise _no_parquet(self.path, error, f" in rows {row + 1:,} to {row + need:,}") from error
+            if batch.height != need:
+                raise DataError(
+                    f"{batch.height:,} rows from row {row + 1:,} on of {self.path}",
+                    f"{need:,}, as it says of itself",
+                    "copy or write the file again",
+                )
+            self._check_items(batch, row)
+            end = Place(row + need, row + need)
+            yield Piece(text, Place(row, row), end, end.offset / self._num_rows)
+            row = end.offset
+
+    def _check_items(self, batch: pl.DataFrame, first_row: int) -> None:
+        for column in self._lists:
+            if len(found := batch[_CHECK + column].arg_true()):
+                raise DataError(
+                    f"an item of `{column}` in row {first_row + found[0] + 1:,} of {self.path} with the character U+001F",
+                    "items without it: it separates them here",
+                    "remove it from the items",
+                )
+
+    def _as_text(self, name: str, kind: DataType, schema: Schema) -> pl.Expr:
+        column = pl.col(name)
+        inner = kind.inner if isinstance(kind, pl.List | pl.Array) else kind
+        is_list = inner is not kind
+        if inner.is_nested() or inner in (pl.Object, pl.Duration):
+            raise DataError(
+                f"column `{name}` of {self.path}, which holds {kind}",
+                "numbers, text or times, or lists of these",
+                "write single fields into columns of their own, or flatten the lists",
+            )
+        readers = [feature for feature in schema.categorical if feature.column == name]
+        wrong = [feature.name for feature in readers if not feature.multi_hot]
+        wrong += [feature.name for feature in schema.dense if feature.column == name]
+        wrong += ["the label"] if name == schema.label else []
+        if is_list and wrong:
+            raise DataError(
+                f"column `{name}` of {self.path}, which holds lists, for {wrong[0]}",
+                "one value a row, or a categorical feature with `multi_hot = true`",
+                "correct the schema or the file",
+            )
+        if is_list:
+            return _items(name, kind).list.eval(pl.concat_str([pl.element(), pl.lit(ITEM_END)])).list.join("")
+        return _as_string(column, kind) if kind in (pl.Boolean, pl.Binary) else column
+
+
+def _items(name: str, kind: DataType) -> pl.Expr:
+    """A column of lists of strings; an item that is null is the empty string, which stands for a missing value."""
+    assert isinstance(kind, pl.List | pl.Array)
+    items = pl.col(name).arr.to_list() if isinstance(kind, pl.Array) else pl.col(name)
+    return items.list.eval(_as_string(pl.element(), kind.inner).fill_null(""))
+
+
+def _has_item_end(name: str, kind: DataType) -> pl.Expr:
+    return _items(name, kind).list.eval(pl.element().str.contains(ITEM_END, literal=True)).list.any()
+
+
+def _as_string(column: pl.Expr, kind: DataType | DataTypeClass) -> pl.Expr:
+    return (column.cast(pl.Int8) if kind == pl.Boolean else column).cast(pl.String)
+
+
+def _no_parquet(path: Path, error: BaseException, where: str = "") -> DataError:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return DataError(
+        f"{path}{where}: {reason}", "a sound Parquet file", "check the file and the format given to `data prepare`"
+    )

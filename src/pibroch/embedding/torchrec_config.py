@@ -1,0 +1,79 @@
+"""What a table config of TorchRec asks for, in pibroch's words; what cannot be had is refused rather than left out."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+
+from pibroch.embedding.initializers import Initializer, Normal, Uniform, Zeros
+from pibroch.errors import ConfigError
+
+_REFUSED = {
+    "need_pos": (False, "weights by position in the bag", "pass weights in the batch"),
+    "num_embeddings_post_pruning": (None, "pruning", "train without; prune what you export"),
+    "use_virtual_table": (False, "virtual tables", "hash ids to a number of rows that is fixed"),
+}
+
+
+def refuse_unsupported(config: Any) -> None:
+    """Raise ConfigError for what a table cannot do."""
+    where = f"a {type(config).__name__} {getattr(config, 'name', '')!r}"
+    if not hasattr(config, "pooling"):
+        raise ConfigError(
+            f"{where} without pooling",
+            "an EmbeddingBagConfig: embeddings are pooled, one vector for each bag",
+            "for single ids use bags of one id each",
+        )
+    data_type = getattr(config, "data_type", None)
+    if data_type is not None and getattr(data_type, "value", data_type) not in ("FP32", torch.float32):
+        raise ConfigError(
+            f"{where} of {data_type}", "FP32: rows and their optimizer state are float32", "leave data_type as it is"
+        )
+    for field, (usual, what, do) in _REFUSED.items():
+        if (value := getattr(config, field, usual)) != usual:
+            raise ConfigError(f"{where} with {field} {value!r}", f"{usual}: there is no support for {what}", do)
+
+
+def initializer_of(config: Any) -> Initializer:
+    """The initializer of the same distribution: by ``init_fn`` where there is one, else by the bounds of the weights.
+
+    Raises:
+        ConfigError: for a function that has no counterpart.
+    """
+    function = getattr(config, "init_fn", None)
+    if function is None:
+        low, high = (_bound(config, end) for end in ("min", "max"))
+        usual = config.num_embeddings**-0.5
+        return _uniform(-usual if low is None else low, usual if high is None else high, config)
+    options = dict(function.keywords) if isinstance(function, partial) and not function.args else {}
+    function = function.func if isinstance(function, partial) and not function.args else function
+    if function is torch.nn.init.uniform_ and set(options) <= {"a", "b"}:
+        return _uniform(options.get("a", 0.0), options.get("b", 1.0), config)
+    if function is torch.nn.init.normal_ and set(options) <= {"mean", "std"} and not options.get("mean"):
+        return Normal(options.get("std", 1.0))
+    if function is torch.nn.init.zeros_ and not options:
+        return Zeros()
+    raise ConfigError(
+        f"a {type(config).__name__} {config.name!r} with init_fn {function!r}",
+        "torch.nn.init.uniform_, normal_ with mean 0 or zeros_, or a functools.partial of these by keywords: any process makes "
+        "any row by itself",
+        "pass such a function, or make the Table with an initializer of your own",
+    )
+
+
+def _bound(config: Any, end: str) -> float | None:
+    method = getattr(config, f"get_weight_init_{end}", None)
+    value = method() if callable(method) else getattr(config, f"weight_init_{end}", None)
+    return None if value is None else float(value)
+
+
+def _uniform(low: float, high: float, config: Any) -> Initializer:
+    if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+        raise ConfigError(f"weights from {low} to {high} in {config.name!r}", "finite bounds, the lower one first")
+    usual = config.num_embeddings**-0.5
+    if math.isclose(low, -usual) and math.isclose(high, usual):
+        return Uniform()
+    return Uniform((high - low) / 2, (high + low) / 2)

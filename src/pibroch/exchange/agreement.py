@@ -1,0 +1,43 @@
+"""What ranks must have in common: their options, how many batches they take, and what they say of a bad one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+
+from pibroch.collectives import Channel
+from pibroch.data import JaggedBatch
+from pibroch.errors import ConfigError, DataError, RowIdError
+
+
+def check_same_options(channel: Channel, options: Mapping[str, object]) -> None:
+    """Raise ConfigError, on every rank, unless all ranks have the same options, by name; every rank calls it."""
+    for rank, theirs in enumerate(channel.gather(options)):
+        if theirs != options:
+            name = next(name for name in options if theirs[name] != options[name])
+            raise ConfigError(
+                f"{name} {options[name]!r} on rank {channel.ranks.rank}, {theirs[name]!r} on rank {rank}",
+                "the same options on all ranks",
+            )
+
+
+def bad_batch(channel: Channel, problem: RowIdError | None) -> DataError | None:
+    """What this rank says of a batch that is bad on some rank: its own problem, or whose it is. Every rank calls it."""
+    problems: list[str | None] = channel.gather(None if problem is None else str(problem))
+    if problem is not None:
+        return problem
+    rank, text = next(((rank, text) for rank, text in enumerate(problems) if text is not None), (None, None))
+    need = "ids inside their tables on every rank"
+    return None if rank is None else DataError(f"a bad batch on rank {rank}: {text}", need)
+
+
+def and_then_fillers(batches: Iterable[JaggedBatch], keys: tuple[str, ...]) -> Iterator[tuple[JaggedBatch, bool]]:
+    """Batches, each with True, then without end empty ones of their kind with False."""
+    width = 0
+    for batch in batches:
+        width = batch.dense.shape[1]
+        yield batch, True
+    nothing, offsets = torch.empty(0), torch.zeros(1, dtype=torch.int64)
+    while True:
+        yield JaggedBatch(torch.empty(0, width), keys, nothing.long(), offsets, nothing), False

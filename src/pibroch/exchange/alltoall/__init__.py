@@ -1,0 +1,17 @@
+"""Synchronous hybrid parallelism: rows lie where a plan puts them and travel to the ranks whose samples need them."""
+
+from typing import Literal
+
+from pibroch.config.exchange import PLACEMENTS, ExchangeSpec, PlacedSection
+
+
+class AllToAllSection(PlacedSection):
+    """What exchanges between ranks have in common."""
+
+    name: Literal["alltoall"] = "alltoall"
+
+
+SPEC = ExchangeSpec(
+    "alltoall", "each rank holds a part of the rows; rows travel to the ranks that read them, gradients back",
+    AllToAllSection, "pibroch.exchange.alltoall.build:build", PLACEMENTS,
+)  # fmt: skip

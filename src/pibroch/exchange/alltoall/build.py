@@ -1,0 +1,68 @@
+"""An all-to-all exchange from what a user asks for: a plan, the lanes that it leads to, the exchange over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pibroch.exchange.agreement import check_same_options
+from pibroch.exchange.alltoall.exchange import AllToAllExchange
+from pibroch.exchange.alltoall.pooled_lane import PooledLane
+from pibroch.exchange.alltoall.row_lane import RowLane
+from pibroch.exchange.base import Setup, options_of
+from pibroch.exchange.layout import lay_out, plan_for
+from pibroch.exchange.wire import RowWire
+from pibroch.planner import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedOptions:
+    """What users tell exchanges between ranks.
+
+    Attributes:
+        placement: a kind for all tables, kinds by table name (``""`` for those not named), or a :class:`Plan`.
+        plan: a file with a plan, in place of ``placement``.
+        wire: type in which rows and gradients travel: ``float32`` (exact), ``bfloat16``, ``float16`` (gradients below
+            6e-8 vanish).
+        compress: whether they travel compressed, without loss, see :mod:`pibroch.exchange.compression`.
+    """
+
+    placement: str | Mapping[str, str] | Plan = "row_wise"
+    plan: str | Path | None = None
+    wire: str = "float32"
+    compress: bool = False
+
+    def plan_of(self, setup: Setup, num_shards: int, what: str) -> Plan:
+        """Where rows lie on so many shards, which are ranks or servers.
+
+        Raises:
+            ConfigError: for a plan that does not fit.
+        """
+        chosen = self.placement if self.plan is None else Plan.load(Path(self.plan))
+        return plan_for(setup.row_space, chosen, num_shards, what)
+
+    def wire_on(self, setup: Setup) -> RowWire:
+        """The way of rows and gradients; every rank calls it.
+
+        Raises:
+            ConfigError: for a type unknown, or ranks that want different ways.
+        """
+        check_same_options(setup.channel, {"wire": self.wire, "compress": self.compress})
+        return RowWire(setup.channel, self.wire, self.compress)
+
+
+def build(setup: Setup, **options: object) -> AllToAllExchange:
+    """The exchange of a rank; every rank calls it. Options as :class:`PlacedOptions` has them.
+
+    Raises:
+        ConfigError: for options that cannot be, or that differ between ranks.
+    """
+    chosen = options_of(PlacedOptions, "alltoall", options)
+    wire, ranks = chosen.wire_on(setup), setup.channel.ranks
+    plan = chosen.plan_of(setup, ranks.world_size, "ranks")
+    lanes = [
+        (PooledLane if layout.is_pooled else RowLane)(layout, setup.optimizer, setup.seed, wire)
+        for layout in lay_out(setup.row_space, plan, ranks.rank)
+    ]
+    return AllToAllExchange(setup.row_space, lanes, setup.channel)

@@ -1,0 +1,100 @@
+"""Numbers of whole rows for shards that hold only some columns of them.
+
+Row-wise optimizers divide by the mean square of a row's gradient, and clipping by ``max_row_norm`` needs its norm. Each owner
+of a block of columns computes its part of three sums a row (g·g, g·w, w·w); owners of the same table tell each other, and all
+add them in the order of the columns.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pibroch.collectives import Channel
+from pibroch.embedding import MemoryShard, RowWiseAdagrad, RowWiseAdam, SparseOptimizer
+from pibroch.embedding.rows import NO_SCALE, rising
+from pibroch.exchange.layout import LaneLayout
+from pibroch.kernels import parallel
+from pibroch.kernels.arrays import Records
+from pibroch.kernels.route import numba as routing
+from pibroch.kernels.scatter_update.hyper import Hyper
+from pibroch.kernels.scatter_update.numba import Grouped
+
+Sums = NDArray[np.float64]
+
+
+def needs_whole_rows(layout: LaneLayout, optimizer: SparseOptimizer) -> bool:
+    """Whether updates of a lane depend on columns that lie elsewhere; the same on all ranks."""
+    couples = isinstance(optimizer, RowWiseAdagrad | RowWiseAdam) or optimizer.max_row_norm is not None
+    return couples and any(len(piece.columns) < piece.table.dim for held in layout.pieces for piece in held)
+
+
+def with_whole_rows(
+    layout: LaneLayout, channel: Channel, shard: MemoryShard, updates: Grouped, gradients: Records, hyper: Hyper
+) -> tuple[Grouped, Records, Hyper]:
+    """Gradients combined and clipped by whole rows, and the mean squares that row-wise optimizers want; blocks.
+
+    Args:
+        layout: of the lane.
+        channel: to the other ranks; all of them must call.
+        shard: this rank's.
+        updates: its rows that are updated.
+        gradients: float32 ``[positions, D]``.
+        hyper: of this step.
+
+    Returns:
+        ``updates``, ``gradients`` and ``hyper`` for :func:`pibroch.embedding.rows.update_rows`.
+    """
+    num_rows = len(updates.rows)
+    totals = np.empty((num_rows, layout.width), np.float32)
+    parallel.run(routing.sum_gradients, num_rows, updates, gradients, np.float32(1.0), totals)
+    weights = shard.records[updates.rows, : layout.width]
+    pairs = ((totals, totals), (totals, weights), (weights, weights))
+    parts = np.stack([np.einsum("ud,ud->u", a, b, dtype=np.float64) for a, b in pairs], axis=1)
+    sums, dims = _over_columns(layout, channel, shard, updates, parts)
+    clip, decay = np.ones(num_rows), hyper.weight_decay
+    if hyper.max_norm:
+        clip = np.minimum(1.0, hyper.max_norm / np.maximum(np.sqrt(sums[:, 0]), 1e-300))
+        totals *= clip[:, None].astype(np.float32)
+    squares = clip**2 * sums[:, 0] + 2 * clip * decay * sums[:, 1] + decay**2 * sums[:, 2]
+    mean_squares = (squares / dims).astype(np.float32)
+    single = rising(num_rows + 1)
+    grouped = Grouped(updates.rows, single, single[:-1], single[:-1], NO_SCALE, mean_squares)
+    return grouped, totals, hyper._replace(max_norm=0.0)
+
+
+def _over_columns(
+    layout: LaneLayout, channel: Channel, shard: MemoryShard, updates: Grouped, parts: Sums
+) -> tuple[Sums, NDArray[np.int64]]:
+    """The sums ``[U, 3]`` over all columns of each row, and the dim of each row's table."""
+    here, pieces = channel.ranks.rank, layout.pieces
+    first_rows = [shard.first_row(i) for i in range(len(shard.pieces))]
+    bounds = np.searchsorted(updates.rows, [*first_rows, len(shard.records)]).tolist()
+    spans = {piece: slice(bounds[i], bounds[i + 1]) for i, piece in enumerate(shard.pieces)}
+    num_touched = {piece.table.name: span.stop - span.start for piece, span in spans.items()}
+    tables = [{piece.table.name for piece in held} for held in pieces]
+    for_others = [
+        [piece for piece in shard.pieces if p != here and piece.table.name in t] for p, t in enumerate(tables)
+    ]
+    from_others = [
+        [piece for piece in held if p != here and piece.table.name in tables[here]] for p, held in enumerate(pieces)
+    ]
+    sent = np.concatenate([parts[:0], *(parts[spans[piece]] for to_one in for_others for piece in to_one)])
+    received = channel.all_to_all(
+        torch.from_numpy(sent),
+        [sum(num_touched[piece.table.name] for piece in to_one) for to_one in for_others],
+        [sum(num_touched[piece.table.name] for piece in from_one) for from_one in from_others],
+    )
+    found: dict[str, dict[int, Sums]] = defaultdict(dict)  # table -> first column -> sums
+    for piece, span in spans.items():
+        found[piece.table.name][piece.columns.start] = parts[span]
+    sizes = [num_touched[piece.table.name] for from_one in from_others for piece in from_one]
+    for piece, sums in zip((p for from_one in from_others for p in from_one), received.split(sizes), strict=True):
+        found[piece.table.name][piece.columns.start] = sums.numpy()
+    whole = {name: sum(blocks[first] for first in sorted(blocks)) for name, blocks in found.items()}
+    dims = [np.full(span.stop - span.start, piece.table.dim) for piece, span in spans.items()]
+    all_sums = [np.asarray(whole[piece.table.name]) for piece in spans]
+    return np.concatenate([parts[:0], *all_sums]), np.concatenate([np.empty(0, np.int64), *dims])

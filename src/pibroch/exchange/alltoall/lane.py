@@ -1,0 +1,93 @@
+"""A lane carries the blocks of one width over all ranks; what lanes of every kind have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+from numpy.typing import DTypeLike
+from torch import Tensor
+
+from pibroch.data import JaggedBatch
+from pibroch.embedding import MemoryShard, SparseOptimizer
+from pibroch.errors import RowIdError
+from pibroch.exchange.agreement import bad_batch
+from pibroch.exchange.layout import LaneLayout
+from pibroch.exchange.wire import RowWire
+from pibroch.kernels.arrays import Ints, Records
+
+
+class Route(ABC):
+    """A batch on its way through a lane: where its ids led to, and what is done with them, in the order of the methods.
+
+    `pool` and `combine` are called by the thread that trains, the others by the communication thread, on all ranks in the
+    same order.
+
+    Attributes:
+        is_real: whether some rank's part is one of its own batches, and not a filler after its last one.
+    """
+
+    is_real: bool
+
+    @abstractmethod
+    def fetch(self, averaged_at: int | None) -> Records:
+        """What owners send for the batch, by the rows' weights or by their moving averages as of a step."""
+
+    @abstractmethod
+    def pool(self, fetched: Records) -> Tensor:
+        """Pooled embeddings ``[B, F, D]`` from what `fetch` brought."""
+
+    @abstractmethod
+    def combine(self, gradient_BFD: Tensor) -> Tensor:
+        """What owners need of a batch's gradients."""
+
+    @abstractmethod
+    def update(self, gradients: Tensor, learning_rate: float, step: int) -> None:
+        """Send `combine`'s result to the owners and apply what came here, summed in rank order, once to each row."""
+
+
+class Lane(ABC):
+    """The blocks of one width: this rank's shard of them and the way to the others'.
+
+    Args:
+        layout: of the lane.
+        optimizer: of all tables.
+        seed: of the initial weights.
+        wire: the way of rows and gradients; its channel is the communication thread's.
+        spare_rows: room behind this rank's records.
+    """
+
+    def __init__(
+        self, layout: LaneLayout, optimizer: SparseOptimizer, seed: int, wire: RowWire, spare_rows: int = 0
+    ) -> None:
+        self.layout, self.optimizer, self.channel, self.wire = layout, optimizer, wire.channel, wire
+        self.rank, self.world_size = self.channel.ranks.rank, self.channel.ranks.world_size
+        self.shard = MemoryShard(layout.pieces[self.rank], layout.width, optimizer, seed, spare_rows)
+        largest = int(np.diff(layout.bounds).max())
+        self.id_type: DTypeLike = np.int32 if largest < 1 << 31 else np.int64
+
+    @abstractmethod
+    def route(self, batch: JaggedBatch, is_real: bool = True) -> Route:
+        """Tell every owner what this rank's part of the batch needs; every rank calls it in the same order.
+
+        Args:
+            batch: of the row space's features.
+            is_real: unless it is a filler after this rank's last batch.
+
+        Raises:
+            RowIdError: for an id outside its table, on the rank whose batch has it; DataError that names it on the others.
+        """
+
+    def exchange_heads(self, heads: Tensor, problem: RowIdError | None) -> Ints:
+        """Row p of int64 ``heads`` ``[W, k]`` to rank p; returns theirs. The first number is negative for a bad batch."""
+        received: Ints = self.channel.exchange_counts(heads).numpy()
+        if (received[:, 0] < 0).any():  # all ranks know; none has changed anything
+            found = bad_batch(self.channel, problem)
+            assert found is not None, "some rank has it"
+            raise found
+        return received
+
+    def carry(self, rows: Tensor, send_counts: list[int], receive_counts: list[int]) -> Records:
+        """Float32 rows to and from all ranks."""
+        numbers: Records = self.wire.carry(rows, send_counts, receive_counts).numpy()
+        return numbers

@@ -1,0 +1,141 @@
+"""Pooled vectors travel: bags to the owner of their table, one vector a bag back, one gradient a bag to the owner.
+
+Fewer bytes than rows where bags are long and repeat little. The owner does for each rank what that rank would have done with
+the rows, in the same order, so the numbers are those of :mod:`pibroch.exchange.alltoall.row_lane`.
+
+Shape legend: B_p samples of rank p, F_p features whose tables rank p holds, D width of the lane.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pibroch.data import JaggedBatch
+from pibroch.embedding.rows import NO_SCALE, group_rows, read_rows, update_rows
+from pibroch.exchange.alltoall.lane import Lane, Route
+from pibroch.exchange.rows import BatchIds, group, pool, pooling_scale, row_id_error
+from pibroch.kernels import parallel
+from pibroch.kernels.arrays import Bytes, Ints, Records
+from pibroch.kernels.route import numba as routing
+from pibroch.kernels.scatter_update.numba import Grouped
+
+
+@dataclass(frozen=True, slots=True)
+class BagRoute(Route):
+    """What a batch's ids led to.
+
+    Attributes:
+        lane: of the tables.
+        num_samples: B_p of each rank p.
+        bags: of each rank, those of tables held here; rows are offsets in this shard.
+        grouped: the same by distinct row.
+        updates: rows of this shard that the step updates; their gradients come rank by rank, each rank's by distinct row.
+        is_real: see :class:`Route`.
+    """
+
+    lane: PooledLane
+    num_samples: list[int]
+    bags: list[BatchIds]
+    grouped: list[Grouped]
+    updates: Grouped
+    is_real: bool
+
+    def fetch(self, averaged_at: int | None) -> Records:
+        """For each owner in turn its features' vectors, ``[B * F_p, D]``."""
+        pooled = [self._pooled(ids, averaged_at) for ids in self.bags]
+        return self.lane.carry(torch.cat(pooled), [len(part) for part in pooled], self._own_bags())
+
+    def pool(self, fetched: Records) -> Tensor:
+        """See :class:`Route`."""
+        layout, size = self.lane.layout, self.num_samples[self.lane.rank]
+        parts = torch.from_numpy(fetched).split(self._own_bags())
+        shapes = zip(parts, layout.num_features_of_shard, strict=True)
+        return torch.cat([part.view(size, count, layout.width) for part, count in shapes], 1)
+
+    def combine(self, gradient_BFD: Tensor) -> Tensor:
+        """The gradients of each owner's bags in turn, ``[B * F, D]``."""
+        layout = self.lane.layout
+        parts = gradient_BFD.split(list(layout.num_features_of_shard), 1)
+        return torch.cat([part.reshape(-1, layout.width) for part in parts])
+
+    def update(self, gradients: Tensor, learning_rate: float, step: int) -> None:
+        """See :class:`Route`."""
+        lane, counts = self.lane, [len(ids.offsets) - 1 for ids in self.bags]
+        received = lane.carry(gradients, self._own_bags(), counts)
+        ends, size = np.cumsum([0, *counts]), max(1, sum(self.num_samples))
+        totals = []
+        for p, grouped in enumerate(self.grouped):
+            total = np.empty((len(grouped.rows), lane.layout.width), np.float32)
+            share = np.float32(self.num_samples[p] / size)
+            parallel.run(routing.sum_gradients, len(total), grouped, received[ends[p] : ends[p + 1]], share, total)
+            totals.append(total)
+        hyper = lane.optimizer.hyper(learning_rate, step)
+        update_rows(lane.shard, lane.optimizer, self.updates, np.concatenate(totals), hyper, step)
+
+    def _own_bags(self) -> list[int]:
+        """This rank's bags by owner."""
+        return [self.num_samples[self.lane.rank] * count for count in self.lane.layout.num_features_of_shard]
+
+    def _pooled(self, ids: BatchIds, averaged_at: int | None) -> Tensor:
+        """One rank's bags, ``[B_p * F, D]``."""
+        lane, records, rows = self.lane, self.lane.shard.records, ids.row_ids
+        if averaged_at is not None:
+            records = read_rows(lane.shard, lane.optimizer, ids.row_ids, averaged_at)
+            rows = np.arange(len(rows))
+        return pool(ids, records, rows, lane.layout.width).view(-1, lane.layout.width)
+
+
+class PooledLane(Lane):
+    """The owner of a table pools its bags for all ranks; the lane's features stand in the order of their owners.
+
+    A message to an owner is bytes: int32 lengths of the bags, then rows as offsets in its shard, then float32 scales if there
+    are any. Features of one owner stand side by side, so its bags are one span of the batch's.
+    """
+
+    def route(self, batch: JaggedBatch, is_real: bool = True) -> Route:
+        """See :class:`Lane`."""
+        layout, batch = self.layout, batch.select(self.layout.features)
+        offsets, values = batch.offsets.numpy(), batch.values.numpy()
+        addresses, problem = np.empty(len(values), np.int64), None
+        bad = routing.resolve_addresses(values, offsets, layout.homes, addresses)
+        if bad >= 0:
+            problem = row_id_error(layout.features, layout.homes.num_rows, batch, int(bad))
+        scale = pooling_scale(batch, layout.mean)
+        messages = [self._message(p, addresses, offsets, scale) for p in range(self.world_size)]
+        counts = [len(message) for message in messages]
+        heads = [[-1 if problem else batch.batch_size, is_real, count, len(scale) > 0] for count in counts]
+        received = self.exchange_heads(torch.tensor(heads), problem)
+        sizes = received[:, 2].tolist()
+        pieces = zip(self.channel.all_to_all(torch.cat(messages), counts, sizes).split(sizes), received, strict=True)
+        bags = [self._bags(piece.numpy(), int(size), bool(scaled)) for piece, (size, _, _, scaled) in pieces]
+        grouped = [group(ids) for ids in bags]
+        updates = group_rows(np.concatenate([each.rows for each in grouped]))
+        return BagRoute(self, received[:, 0].tolist(), bags, grouped, updates, bool(received[:, 1].any()))
+
+    def _message(self, owner: int, addresses: Ints, offsets: Ints, scale: Records) -> Tensor:
+        """What one owner hears of its bags."""
+        ends = np.cumsum([0, *self.layout.num_features_of_shard])
+        bags_per_feature = (len(offsets) - 1) // max(1, int(ends[-1]))
+        first, last = ends[owner] * bags_per_feature, ends[owner + 1] * bags_per_feature
+        span = slice(offsets[first], offsets[last])
+        lengths = np.diff(offsets[first : last + 1]).astype(np.int32)
+        rows = (addresses[span] - self.layout.bounds[owner]).astype(self.id_type)
+        parts = [lengths, rows, scale[span] if len(scale) else NO_SCALE]
+        return torch.from_numpy(np.concatenate([part.view(np.uint8) for part in parts]))
+
+    def _bags(self, message: Bytes, num_samples: int, scaled: bool) -> BatchIds:
+        """What :meth:`_message` said."""
+        num_features = self.layout.num_features_of_shard[self.rank]
+        num_bags = num_features * num_samples
+        lengths = message[: 4 * num_bags].view(np.int32)
+        offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        num_ids, start = int(offsets[-1]), 4 * num_bags
+        end = start + num_ids * np.dtype(self.id_type).itemsize
+        rows = np.frombuffer(message[start:end].tobytes(), self.id_type).astype(np.int64)  # copied: may lie unaligned
+        scale = np.frombuffer(message[end:].tobytes(), np.float32) if scaled else NO_SCALE
+        one_hot = num_ids == num_bags and bool((lengths == 1).all())
+        return BatchIds(rows, offsets, scale, one_hot, max(1, num_features), self.layout.shares_tables)

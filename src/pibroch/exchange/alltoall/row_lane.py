@@ -1,0 +1,139 @@
+"""Rows travel: distinct ids to their owners, rows back, one gradient a row to the owners, one update a row.
+
+Shape legend: B samples of this rank, F features of the lane, D its width, V ids, U distinct rows, W ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pibroch.data import JaggedBatch
+from pibroch.embedding.rows import group_rows, read_rows, update_rows
+from pibroch.errors import RowIdError
+from pibroch.exchange.alltoall.column_norms import needs_whole_rows, with_whole_rows
+from pibroch.exchange.alltoall.lane import Lane, Route
+from pibroch.exchange.rows import BatchIds, DistinctRows, is_one_hot, pool, pooling_scale, row_id_error
+from pibroch.kernels.arrays import Ints, Records
+from pibroch.kernels.route import numba as routing
+from pibroch.kernels.scatter_update.numba import Grouped
+
+
+@dataclass(frozen=True, slots=True)
+class DistinctRoute(Route):
+    """What a batch's ids led to where each distinct row travels once and is pooled by its reader.
+
+    Attributes:
+        here: this rank's part of the batch.
+        share: this rank's share of the global batch.
+        is_real: see :class:`Route`.
+    """
+
+    here: DistinctRows
+    share: float
+    is_real: bool
+
+    def pool(self, fetched: Records) -> Tensor:
+        """See :class:`Route`."""
+        return pool(self.here.ids, fetched, self.here.places, fetched.shape[1])
+
+    def combine(self, gradient_BFD: Tensor) -> Tensor:
+        """One gradient for each distinct row, see :meth:`DistinctRows.sums`."""
+        return torch.from_numpy(self.here.sums(gradient_BFD, self.share))
+
+
+@dataclass(frozen=True, slots=True)
+class RowRoute(DistinctRoute):
+    """What it led to on the ranks.
+
+    Attributes:
+        lane: of the rows.
+        wanted: distinct rows that this rank wants of each rank, itself included.
+        asked: int64, offsets of this rank's rows that all ranks want, in rank order.
+        asked_counts: how many of them for each rank.
+        updates: rows of this shard that the step updates, and the gradients that will come for them in rank order.
+        update_counts: gradients from each rank.
+        num_replicated: distinct replicated rows in this rank's part, the first of its own ones.
+    """
+
+    lane: RowLane
+    wanted: list[int]
+    asked: Ints
+    asked_counts: list[int]
+    updates: Grouped
+    update_counts: list[int]
+    num_replicated: int
+
+    def fetch(self, averaged_at: int | None) -> Records:
+        """The distinct rows ``[U, D]``, in the order of their addresses."""
+        rows = torch.from_numpy(read_rows(self.lane.shard, self.lane.optimizer, self.asked, averaged_at))
+        return self.lane.carry(rows, self.asked_counts, self.wanted)
+
+    def update(self, gradients: Tensor, learning_rate: float, step: int) -> None:
+        """See :class:`Route`."""
+        lane, counts = self.lane, self.wanted
+        layout, optimizer = lane.layout, lane.optimizer
+        if layout.num_replicated:
+            parts = list(gradients.split(counts))
+            copies = parts[lane.rank][: self.num_replicated]
+            parts = [part if p == lane.rank else torch.cat([part, copies]) for p, part in enumerate(parts)]
+            gradients, counts = torch.cat(parts), [len(part) for part in parts]
+        received = lane.carry(gradients, counts, self.update_counts)
+        updates, hyper = self.updates, optimizer.hyper(learning_rate, step)
+        if needs_whole_rows(layout, optimizer):
+            updates, received, hyper = with_whole_rows(layout, lane.channel, lane.shard, updates, received, hyper)
+        update_rows(lane.shard, optimizer, updates, received, hyper, step)
+
+
+class RowLane(Lane):
+    """Each distinct row travels once, and is pooled where it is needed."""
+
+    def route(self, batch: JaggedBatch, is_real: bool = True) -> Route:
+        """See :class:`Lane`."""
+        layout, rank = self.layout, self.rank
+        ids, problem = self.resolve(batch.select(layout.features))
+        here = DistinctRows.of(ids)
+        rows = here.grouped.rows
+        ends = np.searchsorted(rows, layout.bounds)
+        wanted = np.diff(ends).tolist()
+        replicated = int(np.searchsorted(rows, layout.bounds[rank] + layout.num_replicated) - ends[rank])
+        heads = [[-1 if problem else batch.batch_size, is_real, count, replicated] for count in wanted]
+        received = self.exchange_heads(torch.tensor(heads), problem)
+        offsets = (rows - np.repeat(layout.bounds[:-1], wanted)).astype(self.id_type)
+        own = offsets[ends[rank] : ends[rank + 1]]
+        parts = [
+            own if p == rank else np.concatenate([offsets[ends[p] : ends[p + 1]], own[:replicated]])
+            for p in range(self.world_size)
+        ]
+        asked_counts, replicated_counts = received[:, 2].tolist(), received[:, 3].tolist()
+        replicated_counts[rank] = 0  # among its own
+        update_counts = [a + r for a, r in zip(asked_counts, replicated_counts, strict=True)]
+        sent = torch.from_numpy(np.concatenate(parts))
+        updated = self.channel.all_to_all(sent, [len(part) for part in parts], update_counts).numpy().astype(np.int64)
+        return RowRoute(
+            here, batch.batch_size / max(1, int(received[:, 0].sum())), bool(received[:, 1].any()), self, wanted,
+            _without(updated, asked_counts, replicated_counts), asked_counts, group_rows(updated), update_counts, replicated,
+        )  # fmt: skip
+
+    def resolve(self, batch: JaggedBatch) -> tuple[BatchIds, RowIdError | None]:
+        """The batch's ids as addresses; where one is outside its table, no ids and the error, for all ranks to hear of."""
+        layout, num_features = self.layout, len(self.layout.features)
+        values, offsets = batch.values.numpy(), batch.offsets.numpy()
+        addresses, problem = np.empty(len(values), np.int64), None
+        bad = routing.resolve_addresses(values, offsets, layout.homes, addresses)
+        if bad >= 0:
+            problem = row_id_error(layout.features, layout.homes.num_rows, batch, int(bad))
+            addresses, offsets = addresses[:0], np.zeros(1, np.int64)
+        scale = pooling_scale(batch, layout.mean)
+        return BatchIds(addresses, offsets, scale, is_one_hot(batch), num_features, layout.shares_tables), problem
+
+
+def _without(rows: Ints, kept: list[int], dropped: list[int]) -> Ints:
+    """Of each rank's rows the first ``kept``, not the ``dropped`` after them."""
+    if not any(dropped):
+        return rows
+    ends = np.cumsum([k + d for k, d in zip(kept, dropped, strict=True)])
+    return np.concatenate([rows[end - k - d : end - d] for end, k, d in zip(ends, kept, dropped, strict=True)])

@@ -1,0 +1,28 @@
+"""No exchange of its own: ``local`` in one process, ``alltoall`` in several."""
+
+from typing import Any, Literal
+
+from pibroch.config.exchange import PLACEMENTS, ExchangeSection, ExchangeSpec, PlacedSection, find_exchange
+
+
+class AutoSection(PlacedSection):
+    """Settings for several ranks; one has no use for them."""
+
+    name: Literal["auto"] = "auto"
+
+    def for_ranks(self, num_ranks: int) -> ExchangeSection:
+        """See :class:`ExchangeSection`."""
+        name = _name_for(num_ranks)
+        return find_exchange(name).section(**({} if name == "local" else self.options({})), name=name)
+
+
+def _name_for(num_ranks: int) -> str:
+    return "local" if num_ranks == 1 else "alltoall"
+
+
+def _build(setup: Any, **options: Any) -> Any:
+    name = _name_for(setup.channel.ranks.world_size)
+    return find_exchange(name).build(setup, **({} if name == "local" else options))
+
+
+SPEC = ExchangeSpec("auto", "local in one process, alltoall in several", AutoSection, _build, PLACEMENTS)

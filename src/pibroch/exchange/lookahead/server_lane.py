@@ -1,0 +1,75 @@
+"""Rows on servers, for lookups that nothing was planned for: weights come in one round, gradients go in another.
+
+Shape legend: B samples of this rank, F features of the lane, D its width, V ids, U distinct rows, S servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pibroch.data import JaggedBatch
+from pibroch.embedding import SparseOptimizer
+from pibroch.exchange.alltoall.lane import Route
+from pibroch.exchange.alltoall.row_lane import DistinctRoute, RowLane
+from pibroch.exchange.layout import LaneLayout
+from pibroch.exchange.rows import DistinctRows
+from pibroch.exchange.wire import RowWire
+from pibroch.kernels.arrays import Records
+from pibroch.servers.client import EmbeddingServers, RowsByServer
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRoute(DistinctRoute):
+    """What a batch's ids led to on the servers of a lane."""
+
+    lane: ServerLane
+
+    def fetch(self, averaged_at: int | None) -> Records:
+        """The distinct rows ``[U, D]``, in the order of their addresses."""
+        servers, wanted, width = self.lane.servers, self._rows(), self.lane.layout.width
+        nothing = servers.no_rows()
+        answers = servers.exchange(nothing, np.empty(0, np.float32), nothing, wanted, averaged_at)
+        rows = np.empty((len(wanted.rows), width), np.float32)
+        servers.collect(answers, (width * wanted.counts).tolist(), rows.ravel())
+        return self.lane.wire.rounded(rows)
+
+    def update(self, gradients: Tensor, learning_rate: float, step: int) -> None:
+        """See :class:`Route`."""
+        self.lane.servers.update(self._rows(), self.lane.wire.rounded(gradients.numpy()), learning_rate, step)
+
+    def _rows(self) -> RowsByServer:
+        return self.lane.servers.rows_by_server(self.here.grouped.rows)
+
+
+class ServerLane(RowLane):
+    """All homes are on servers, whose shards come after those of the ranks, which are empty.
+
+    Args:
+        layout: of the lane.
+        optimizer: of all tables.
+        seed: of the initial weights.
+        wire: to whose type rows and gradients are rounded, as between ranks; to and from servers they travel as float32.
+        spare_rows: room for rows that are not at home.
+        names: of the servers, workers of this process's RPC group.
+    """
+
+    def __init__(
+        self, layout: LaneLayout, optimizer: SparseOptimizer, seed: int, wire: RowWire, spare_rows: int,
+        names: Sequence[str],
+    ) -> None:  # fmt: skip
+        super().__init__(layout, optimizer, seed, wire, spare_rows)
+        pieces, bounds = layout.pieces[self.world_size :], layout.bounds[self.world_size :]
+        self.servers = EmbeddingServers(names, pieces, bounds, layout.width, optimizer, seed, self.channel)
+
+    def route(self, batch: JaggedBatch, is_real: bool = True) -> Route:
+        """See :class:`Lane`."""
+        ids, problem = self.resolve(batch.select(self.layout.features))
+        heads = [[-1 if problem else batch.batch_size, is_real]] * self.world_size
+        received = self.exchange_heads(torch.tensor(heads), problem)
+        share = batch.batch_size / max(1, int(received[:, 0].sum()))
+        return ServerRoute(DistinctRows.of(ids), share, bool(received[:, 1].any()), self)

@@ -1,0 +1,153 @@
+"""The order of a lookahead exchange in time, as a state machine: events in, what is due out. No threads, no messages.
+
+A batch is *read*, then *announced* to all ranks, then, if its feed goes on, *in the window* until it is looked up; between
+its lookup and its update it is *in flight*, between that and the end of the backward pass it is *delivering*: its successor's
+rows are on their way. A plan follows the order of the feed; whatever leaves that order closes the window, and from then on
+batches are looked up as they come, all records being at home, until the next feed.
+
+::
+
+    read, announce -> in the window -> lookup -> in flight -> update -> delivering -> deliver: the next one's turn
+                      leave: the window is cleared, and what was in it or in flight is looked up and updated unplanned
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Generic, Protocol, TypeVar
+
+
+class FedBatch(Protocol):
+    """What the window must know of a batch: which it is, from which feed, and its number in the oracle's eyes."""
+
+    number: int
+
+    @property
+    def batch(self) -> object:
+        """As the feed handed it out."""
+
+    @property
+    def feed(self) -> int:
+        """Number of its feed."""
+
+
+S = TypeVar("S", bound=FedBatch)
+
+
+class FeedWindow(Generic[S]):
+    """Where all batches are on their way.
+
+    Args:
+        lookahead: steps beyond the current one that the oracle should know.
+
+    Attributes:
+        feed: whose batches are planned; ``None`` when none are.
+        is_open: whether records are where the oracle thinks.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> window, feed = FeedWindow(lookahead=1), 1
+        >>> window.begin_feed()
+        1
+        >>> batches = ["one", "another"]
+        >>> for batch in batches:
+        ...     window.read(SimpleNamespace(batch=batch, feed=feed, number=0))
+        >>> [window.admit(step) for step in window.take_read()]
+        [True, True]
+        >>> step = window.take(batches[0])
+        >>> window.open(), window.num_known(step, 1)
+        (True, 2)
+        >>> window.fly(step)
+        >>> window.update(step), window.finish(step), window.deliver().batch, window.following().batch
+        (True, None, 'one', 'another')
+    """
+
+    def __init__(self, lookahead: int) -> None:
+        self.lookahead = lookahead
+        self.feed: int | None = None
+        self.is_open = False
+        self._read: list[S] = []
+        self._known: deque[S] = deque()
+        self._in_flight: S | None = None
+        self._delivering: S | None = None
+        self._num_feeds = self._num_admitted = 0
+        self._is_dirty = False
+
+    def begin_feed(self) -> int:
+        """A feed begins, the one before was left; returns its number."""
+        self._num_feeds += 1
+        self.feed = self._num_feeds
+        return self._num_feeds
+
+    def read(self, step: S) -> None:
+        """A batch was read: it is announced when there is time for it."""
+        self._read.append(step)
+
+    def take_read(self) -> list[S]:
+        """The batches to announce, in their order."""
+        read, self._read = self._read, []
+        return read
+
+    def admit(self, step: S) -> bool:
+        """An announced batch comes into the window if its feed goes on: then the oracle is told of it."""
+        if step.feed != self.feed:
+            return False
+        self._num_admitted += 1
+        step.number = self._num_admitted
+        self._known.append(step)
+        return True
+
+    def take(self, batch: object) -> S | None:
+        """A batch is looked up to be trained on: its step if it is the next in the window and none is in flight."""
+        if self._in_flight is None and self._known and self._known[0].batch is batch:
+            return self._known.popleft()
+        return None
+
+    def open(self) -> bool:
+        """A step's rows are to be read: whether the window opens by that, and its rows must be fetched first."""
+        opens, self.is_open = not self.is_open, True
+        return opens
+
+    def fly(self, step: S) -> None:
+        """A planned step was looked up."""
+        self._in_flight = step
+
+    def update(self, step: S) -> bool:
+        """A step's gradients are there: whether they go as planned, and were not left behind with the plan."""
+        if step is not self._in_flight:
+            return False
+        self._in_flight = None
+        return True
+
+    def finish(self, step: S) -> None:
+        """A step is updated as planned: the rest of its plan is due when the backward pass ends."""
+        self._is_dirty, self._delivering = True, step
+
+    def deliver(self) -> S | None:
+        """A backward pass ends: the step whose plan goes on now, if there is one."""
+        step, self._delivering = self._delivering, None
+        return step
+
+    def following(self) -> S | None:
+        """The next step in the window."""
+        return self._known[0] if self._known else None
+
+    def upcoming(self) -> tuple[S, ...]:
+        """The next two steps in the window, as far as they are there: those for which rows are sent now."""
+        return tuple(self._known)[:2]
+
+    def num_known(self, step: S, num_steps: int) -> int:
+        """Steps that the oracle knows when it knows the first ``num_steps`` of the window, or all of it, and ``step``."""
+        return self._known[min(num_steps, len(self._known)) - 1].number if self._known else step.number
+
+    def leave(self) -> bool:
+        """The plan is left, after what was read has been announced: whether there is one, and caches must be cleared."""
+        self._known.clear()
+        self.feed = self._in_flight = None
+        was_open, self.is_open = self.is_open, False
+        return was_open
+
+    def must_write_home(self) -> bool:
+        """Homes are to be read: whether they lack updates, which are written to them now."""
+        is_dirty, self._is_dirty = self._is_dirty, False
+        return is_dirty

@@ -1,0 +1,129 @@
+"""An oracle on a thread: steps and plan requests in, answers in futures. The runtime around the pure objects of this room."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import TypeVar
+
+from pibroch.collectives.task_thread import TaskThread
+from pibroch.errors import ProtocolError
+from pibroch.kernels.arrays import RowIds
+from pibroch.lookahead.oracle import Opening, Oracle, StepPlan
+from pibroch.lookahead.requests import PlanQueue, PlanRequest
+from pibroch.observability.trace import span
+
+T = TypeVar("T")
+Answer = Opening | StepPlan
+
+
+class Answers:
+    """Answers to requests by their numbers. After a failure all that are open have it, and all that come later.
+
+    Threads may call it at once.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[int, Future[Answer]] = {}
+        self._failure: BaseException | None = None
+
+    def expect(self, number: int) -> Future[Answer]:
+        """The answer to request ``number``.
+
+        Raises:
+            ProtocolError: when it is expected already.
+        """
+        answer = Future[Answer]()
+        with self._lock:
+            if number in self._open:
+                raise ProtocolError(f"a second request {number}", "one of each number")
+            if self._failure is None:
+                self._open[number] = answer
+                return answer
+        answer.set_exception(self._failure)
+        return answer
+
+    def give(self, number: int, make: Callable[[], Answer]) -> None:
+        """Answer by what ``make`` returns or raises; nobody hears it where all have failed."""
+        made = Future[Answer]()
+        try:
+            made.set_result(make())
+        except Exception as error:  # whoever asked hears of it
+            made.set_exception(error)
+        with self._lock:
+            answer = self._open.pop(number, None)
+        if answer is not None:
+            pass_on(answer, made)
+
+    def fail(self, error: BaseException) -> None:
+        """Answer all by an error, which the first one stays."""
+        with self._lock:
+            self._failure = self._failure or error
+            waiting, self._open = list(self._open.values()), {}
+        for answer in waiting:
+            answer.set_exception(error)
+
+    def submit(self, thread: TaskThread, task: Callable[[], None]) -> None:
+        """Let a thread do a task; if that fails, all fail."""
+        thread.submit(task).add_done_callback(self.notice)
+
+    def notice(self, done: Future[None]) -> None:
+        """Fail by the error of what is done, if it has one."""
+        error = done.exception()
+        if error is not None:
+            self.fail(error)
+
+
+def pass_on(answer: Future[T], done: Future[T]) -> None:
+    """Answer by what another future has, or by its error."""
+    error = done.exception()
+    if error is None:
+        answer.set_result(done.result())
+    else:
+        answer.set_exception(error)
+
+
+class OracleThread:
+    """Keeps one rank's oracle on a thread. Threads may call it at once; nothing blocks.
+
+    Args:
+        oracle: is touched by ``thread`` alone from now on.
+        thread: may do other tasks besides.
+    """
+
+    def __init__(self, oracle: Oracle, thread: TaskThread) -> None:
+        self._queue, self._thread = PlanQueue(oracle), thread
+        self._answers = Answers()
+        self.fail = self._answers.fail
+
+    def add(self, feed: int, rows_of_rank: Sequence[RowIds]) -> None:
+        """One more step, see :meth:`PlanQueue.add`."""
+        self._answers.submit(self._thread, partial(self._add, feed, rows_of_rank))
+
+    def ask(self, number: int, request: PlanRequest) -> Future[Answer]:
+        """Request ``number``; its answer, an :class:`Opening` or :class:`StepPlan`, is there as soon as it can be.
+
+        Raises:
+            ProtocolError: when this number was given to another one that still waits.
+        """
+        answer = self._answers.expect(number)
+        self._answers.submit(self._thread, partial(self._ask, number, request))
+        return answer
+
+    def _add(self, feed: int, rows_of_rank: Sequence[RowIds]) -> None:
+        with span("add"):
+            self._queue.add(feed, rows_of_rank)
+        self._answer_due()
+
+    def _ask(self, number: int, request: PlanRequest) -> None:
+        self._queue.ask(number, request)
+        self._answer_due()
+
+    def _answer_due(self) -> None:
+        while (due := self._queue.take()) is not None:
+            number, request = due
+            with span(request.kind):
+                self._answers.give(number, partial(self._queue.answer, request))

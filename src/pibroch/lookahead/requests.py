@@ -1,0 +1,92 @@
+"""What an oracle is asked, and when it can answer: a request waits until the steps that it depends on are known.
+
+Whoever keeps an oracle for a rank keeps its requests so, in the rank's own process or elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pibroch.errors import ConfigError, TrainingError
+from pibroch.kernels.arrays import RowIds
+from pibroch.lookahead.oracle import Opening, Oracle, StepPlan
+
+RequestKind = Literal["open", "plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What a rank wants to know.
+
+    Attributes:
+        kind: the oracle's method.
+        feed: number of the feed whose steps it is about, from 1.
+        num_steps: steps that must be known, counted from the first of all feeds.
+    """
+
+    kind: RequestKind
+    feed: int
+    num_steps: int
+
+
+class PlanQueue:
+    """Steps and requests in, requests out whose time has come, in the order of their numbers. One thread calls it at a time.
+
+    Args:
+        oracle: of one rank.
+
+    Example:
+        >>> import numpy as np
+        >>> queue = PlanQueue(Oracle(np.array([0, 4, 8]), rank=0, lookahead=1, capacity=4))
+        >>> queue.ask(0, PlanRequest("open", feed=1, num_steps=1)); queue.take()
+        >>> queue.add(1, [np.array([2, 5]), np.array([5])]); queue.take()
+        (0, PlanRequest(kind='open', feed=1, num_steps=1))
+    """
+
+    def __init__(self, oracle: Oracle) -> None:
+        self._oracle = oracle
+        self._feed = self._num_steps = 0
+        self._waiting: dict[int, PlanRequest] = {}
+        self._number = 0
+        self._refused_after = 0
+        self._refusal: ConfigError | None = None
+
+    def add(self, feed: int, rows_of_rank: Sequence[RowIds]) -> None:
+        """One more step, see :meth:`Oracle.add`. With the first step of another feed those before it are forgotten."""
+        if feed != self._feed:
+            self._oracle.restart()
+            self._feed = feed
+        if self._refusal is None:
+            try:
+                self._oracle.add(rows_of_rank)
+            except ConfigError as error:
+                self._refused_after, self._refusal = self._num_steps, error
+        self._num_steps += 1
+
+    def ask(self, number: int, request: PlanRequest) -> None:
+        """A request; numbers run from 0 without gaps, but may come out of their order."""
+        self._waiting[number] = request
+
+    def take(self) -> tuple[int, PlanRequest] | None:
+        """The next request that can be answered, with its number."""
+        request = self._waiting.get(self._number)
+        if request is None or request.num_steps > self._num_steps:
+            return None
+        del self._waiting[self._number]
+        self._number += 1
+        return self._number - 1, request
+
+    def answer(self, request: PlanRequest) -> Opening | StepPlan:
+        """The answer to the request that was taken last.
+
+        Raises:
+            ConfigError: when one of its steps fits into no cache.
+            TrainingError: when its feed was left: nobody waits for the answer then.
+        """
+        if request.feed != self._feed:
+            raise TrainingError(f"a request about feed {request.feed} in feed {self._feed}", "one about this feed")
+        if self._refusal is not None and request.num_steps > self._refused_after:
+            raise self._refusal
+        return self._oracle.open() if request.kind == "open" else self._oracle.plan()

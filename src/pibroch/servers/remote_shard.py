@@ -1,0 +1,125 @@
+"""A server's rows as arrays that read and write through, for those who save, load or look at tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pibroch.embedding import Piece, PieceView, SparseOptimizer
+from pibroch.embedding.tensor_file import rows_that_fit
+from pibroch.servers import server
+from pibroch.servers.client import EmbeddingServers
+
+Array = NDArray[Any]
+
+
+class RemoteRows:
+    """Columns of consecutive rows on a server, ``[rows, columns]``; of whether rows were touched, ``[rows]``.
+
+    A :class:`~pibroch.embedding.RowArray`: slices and lists of rows are read and written in pieces that fit a buffer.
+    """
+
+    def __init__(self, servers: EmbeddingServers, number: int, rows: range, columns: range | None) -> None:
+        self._servers, self._number, self._rows, self._columns = servers, number, rows, columns
+        self.dtype = np.dtype(np.bool_ if columns is None else np.float32)
+        self.shape = (len(rows),) if columns is None else (len(rows), len(columns))
+        self.ndim, self.itemsize = len(self.shape), self.dtype.itemsize
+        self.size = int(np.prod(self.shape, dtype=np.int64))
+        self.nbytes = self.size * self.itemsize
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return self[:] if dtype is None else self[:].astype(dtype)
+
+    def copy(self) -> Array:
+        """All of it."""
+        return self[:]
+
+    def __getitem__(self, chosen: slice) -> Array:
+        rows = self._rows[chosen]
+        out = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        for at, part in self._parts(rows):
+            if self._columns is None:
+                found = self._servers.ask(self._number, server.read_touched, part)
+            else:
+                found = self._servers.ask(self._number, server.read, part, _slice(self._columns))
+            out[at] = found.numpy()
+        return out
+
+    def __setitem__(self, chosen: Any, values: Any) -> None:
+        columns = self._columns
+        if isinstance(chosen, tuple):
+            assert columns is not None, "rows have one mark"
+            chosen, columns = chosen[0], columns[chosen[1]]
+        if not isinstance(chosen, slice):
+            rows = torch.from_numpy(np.asarray(chosen, np.int64) * self._rows.step + self._rows.start)
+            self._write(rows, columns, values)
+            return
+        rows_ = self._rows[chosen]
+        values = np.asarray(values)
+        for at, part in self._parts(rows_):
+            self._write(part, columns, values[at] if values.ndim and len(values) == len(rows_) else values)
+
+    def _write(self, rows: slice | torch.Tensor, columns: range | None, values: Any) -> None:
+        if columns is None:
+            self._servers.ask(self._number, server.write_touched, rows, bool(values))
+        else:
+            given = torch.from_numpy(np.ascontiguousarray(values, np.float32))
+            self._servers.ask(self._number, server.write, rows, _slice(columns), given)
+
+    def _parts(self, rows: range) -> list[tuple[slice, slice]]:
+        """Pieces of rows that fit a buffer: their places among ``rows``, and in the shard."""
+        step = rows_that_fit(self.itemsize * max(1, int(np.prod(self.shape[1:], dtype=np.int64))))
+        starts = range(0, len(rows), step)
+        return [(slice(at, min(at + step, len(rows))), _slice(rows[at : at + step])) for at in starts]
+
+
+class RemoteShard:
+    """A server's shard, in the care of one trainer: a :class:`~pibroch.embedding.Shard`.
+
+    Args:
+        servers: the way to it.
+        number: of the server.
+        pieces: that it holds.
+        optimizer: of all rows.
+    """
+
+    def __init__(
+        self, servers: EmbeddingServers, number: int, pieces: Sequence[Piece], optimizer: SparseOptimizer
+    ) -> None:
+        self.pieces, self._dim, self._fields = tuple(pieces), servers.dim, optimizer.state_fields(servers.dim)
+        self._servers, self._number, self._is_tracking = servers, number, False
+        bounds = np.cumsum([0, *(len(piece.rows) for piece in pieces)]).tolist()
+        self._spans = [range(begin, end) for begin, end in pairwise(bounds)]
+        self.num_bytes = RemoteRows(servers, number, range(bounds[-1]), range(servers.width)).nbytes
+
+    def track_touched(self) -> None:
+        """Mark updated rows from now on."""
+        self._is_tracking = True
+        self._servers.ask(self._number, server.track_touched)
+
+    def views(self) -> list[PieceView]:
+        """The pieces with views of their numbers; what is written to these changes the server's rows."""
+        return [self._view(piece, span) for piece, span in zip(self.pieces, self._spans, strict=True)]
+
+    def _view(self, piece: Piece, rows: range) -> PieceView:
+        at, state = self._dim, {}
+        for name, width in self._fields.items():
+            state[name] = self._rows(rows, range(at, at + width))
+            at += width
+        touched = self._rows(rows, None) if self._is_tracking else None
+        return PieceView(piece, self._rows(rows, range(self._dim)), state, touched)
+
+    def _rows(self, rows: range, columns: range | None) -> RemoteRows:
+        return RemoteRows(self._servers, self._number, rows, columns)
+
+
+def _slice(numbers: range) -> slice:
+    return slice(numbers.start, numbers.stop, numbers.step)

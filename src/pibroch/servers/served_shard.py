@@ -1,0 +1,186 @@
+"""One shard on a server: trainers send requests in rounds.
+
+R rows of the shard, W floats in a record, D of them weights.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch.futures import Future
+
+from pibroch.embedding import MemoryShard, SparseOptimizer
+from pibroch.embedding.rows import group_rows, read_rows, update_rows
+from pibroch.errors import ProtocolError
+from pibroch.kernels.arrays import Ints, Records
+from pibroch.kernels.pack import numba as packing
+from pibroch.servers.rounds import Rounds
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordSwap:
+    """What a trainer brings home, and what it wants after all have brought theirs.
+
+    Attributes:
+        home: rows whose records come.
+        records: float32 ``[len(home) * W]``.
+        whole: rows of which it wants the record.
+        lent: rows of which it wants the weights.
+        averaged_at: it wants the moving averages of ``lent`` as of this step instead.
+    """
+
+    home: Ints
+    records: Records
+    whole: Ints
+    lent: Ints
+    averaged_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GradientSums:
+    """A trainer's gradients.
+
+    Attributes:
+        rows: distinct.
+        gradients: float32 ``[len(rows), D]``.
+        learning_rate: of the step.
+        step: number of this update, from 1.
+    """
+
+    rows: Ints
+    gradients: Records
+    learning_rate: float
+    step: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pending:
+    request: RecordSwap | GradientSums
+    answer: Future[torch.Tensor] = field(default_factory=Future)
+
+    def fail(self, error: Exception) -> None:
+        self.answer.set_exception(error)  # type: ignore[arg-type]  # torch's annotation asks for a type variable
+
+
+class ServedShard:
+    """The rows, and the rounds in which they are read and written. Threads may call it at once; none waits for another.
+
+    Args:
+        shard: the rows.
+        optimizer: of all of them.
+        num_trainers: that send requests.
+    """
+
+    def __init__(self, shard: MemoryShard, optimizer: SparseOptimizer, num_trainers: int) -> None:
+        self.shard, self.optimizer = shard, optimizer
+        self._rounds: Rounds[_Pending] = Rounds(num_trainers)
+        self._lock = threading.Lock()
+        self._is_busy = False
+        self._failure: Exception | None = None
+
+    def request(self, trainer: int, number: int, request: RecordSwap | GradientSums) -> Future[torch.Tensor]:
+        """A trainer's part of a round; its answer, float32, is there once the round is done: records, then weights, flat.
+
+        Raises:
+            ProtocolError: for a request that makes no sense; nothing was changed.
+        """
+        self._check(request)
+        pending = _Pending(request)
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            self._rounds.add(trainer, number, pending)
+            if self._is_busy:
+                return pending.answer
+            self._is_busy = True
+        self._work()
+        return pending.answer
+
+    def fail(self, error: Exception) -> None:
+        """Fail what waits, and whoever comes later."""
+        with self._lock:
+            self._failure = self._failure or error
+            waiting = self._rounds.clear()
+        for pending in waiting:
+            pending.fail(error)
+
+    def _work(self) -> None:
+        """Carry out all whole rounds; one thread does it at a time."""
+        while True:
+            with self._lock:
+                round_ = self._rounds.take()
+                self._is_busy = round_ is not None
+            if round_ is None:
+                return
+            try:
+                answers = self._carry_out([pending.request for pending in round_])
+            except Exception as error:  # whatever it is, all trainers of this round hear of it
+                for pending in round_:
+                    pending.fail(error)
+                self.fail(error)
+                continue
+            for pending, answer in zip(round_, answers, strict=True):
+                pending.answer.set_result(torch.from_numpy(answer))
+
+    def _carry_out(self, requests: Sequence[RecordSwap | GradientSums]) -> list[Records]:
+        swaps = [request for request in requests if isinstance(request, RecordSwap)]
+        sums = [request for request in requests if isinstance(request, GradientSums)]
+        if swaps and sums:
+            raise ProtocolError("a round of records and gradients", "one or the other, as all trainers run the same")
+        if sums:
+            self._update(sums)
+            return [np.empty(0, np.float32)] * len(sums)
+        for each in swaps:
+            self._bring_home(each)
+        return [self._lend(each) for each in swaps]
+
+    def _bring_home(self, swap: RecordSwap) -> None:
+        counts, nothing = np.array([[len(swap.home)], [0]]), np.empty(0, np.int64)
+        packing.unpack(swap.records, swap.home, nothing, counts, self.shard.dim, self.shard.records)
+        if self.shard.touched is not None:
+            self.shard.touched[swap.home] = True
+
+    def _lend(self, swap: RecordSwap) -> Records:
+        records, dim = self.shard.records, self.shard.dim
+        if swap.averaged_at is not None:
+            return read_rows(self.shard, self.optimizer, swap.lent, swap.averaged_at).ravel()
+        counts = np.array([[len(swap.whole)], [len(swap.lent)]])
+        out = np.empty(len(swap.whole) * records.shape[1] + len(swap.lent) * dim, np.float32)
+        packing.pack(records, swap.whole, swap.lent, counts, dim, out)
+        return out
+
+    def _update(self, sums: Sequence[GradientSums]) -> None:
+        """One update of each row, by the gradients of all trainers in their order."""
+        first, grouped = sums[0], group_rows(np.concatenate([each.rows for each in sums]))
+        hyper = self.optimizer.hyper(first.learning_rate, first.step)
+        gradients = np.concatenate([each.gradients for each in sums])
+        update_rows(self.shard, self.optimizer, grouped, gradients, hyper, first.step)
+
+    def _check(self, request: RecordSwap | GradientSums) -> None:
+        num_rows, width = self.shard.records.shape
+        if isinstance(request, GradientSums):
+            check_rows(request.rows, num_rows)
+            _check_shape(request.gradients, (len(request.rows), self.shard.dim))
+            return
+        for rows in (request.home, request.whole, request.lent):
+            check_rows(rows, num_rows)
+        if request.averaged_at is not None and (len(request.whole) or self.optimizer.average is None):
+            raise ProtocolError("averages wanted of rows that have none", "an optimizer that keeps averages")
+        _check_shape(request.records, (len(request.home) * width,))
+
+
+def _check_shape(numbers: Records, shape: Shape) -> None:
+    if numbers.shape != shape:
+        raise ProtocolError(f"float32 {list(numbers.shape)}", f"{list(shape)}")
+
+
+def check_rows(rows: Ints, num_rows: int) -> None:
+    """Raise ProtocolError unless all rows are there."""
+    if len(rows) and not (rows.min() >= 0 and rows.max() < num_rows):
+        raise ProtocolError(f"rows {rows.min()} to {rows.max()}", f"rows from 0 to {num_rows - 1}")

@@ -1,0 +1,102 @@
+"""Workers that serve a trainer, as one exchange knows them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+
+from pibroch import rpc
+from pibroch.collectives import Channel
+from pibroch.errors import RpcError, TrainingError, WorkerLostError
+from pibroch.rpc.agent import current_agent
+
+T = TypeVar("T")
+CONFIGURE_TIMEOUT_S = 3600.0
+"""Initial weights of a large shard take their time."""
+
+_TOKEN = secrets.token_hex(8)
+_forgotten: defaultdict[str, deque[str]] = defaultdict(deque)
+"""By role, what nobody here needs any more. The next configuration says so: a collector of garbage must not talk to others."""
+
+
+class ServingWorkers:
+    """The servers of one kind. Whoever is lost stays lost, though another process may have its name by now.
+
+    Args:
+        role: what they are, in messages.
+        names: workers of this process's RPC group.
+        channel: between the trainers, to agree on a name; all of them make their peers in the same order.
+
+    Raises:
+        TrainingError: when one cannot be reached.
+    """
+
+    def __init__(self, role: str, names: Sequence[str], channel: Channel) -> None:
+        self.role, self.names = role, tuple(names)
+        self.timeout_s = channel.ranks.timeout_s
+        self._run, self.key = channel.gather([f"{_TOKEN}-{os.getpid()}", secrets.token_hex(8)])[
+            0
+        ]  # rank 0 names the run
+        agent, lost = current_agent(), set[str]()
+        self._lost = lost
+        agent.when_lost(lambda worker, incarnation: lost.add(worker.name))
+        self._me = [agent.info.name, agent.incarnation]
+        self._workers = {name: self._find(name) for name in self.names}
+        forgotten = _forgotten[role]
+        self._forgotten = [forgotten.popleft() for _ in range(len(forgotten))]
+        weakref.finalize(self, forgotten.append, self.key)
+
+    def configure(
+        self, name: str, function: Callable[..., None], wanted: Sequence[object]
+    ) -> torch.futures.Future[None]:
+        """Say what one is to hold, under ``key``, for all trainers."""
+        args = (self._run, self._me, self.key, wanted, self._forgotten)
+        return self.call(name, function, *args, timeout_s=CONFIGURE_TIMEOUT_S)
+
+    def call(
+        self, name: str, function: Callable[..., object], *args: object, timeout_s: float | None = None
+    ) -> torch.futures.Future[Any]:
+        """Call a function there; returns at once.
+
+        Raises:
+            TrainingError: when it cannot be reached.
+        """
+        with self.explained(name):
+            return rpc.rpc_async(self._worker(name), function, args, timeout=timeout_s or self.timeout_s)
+
+    def ask(self, name: str, function: Callable[..., T], *args: object) -> T:
+        """What a function says there.
+
+        Raises:
+            TrainingError: when it cannot be reached.
+        """
+        with self.explained(name):
+            answer: T = rpc.rpc_sync(self._worker(name), function, args, timeout=self.timeout_s)
+            return answer
+
+    @contextmanager
+    def explained(self, name: str) -> Iterator[None]:
+        """Say in the terms of training what has failed within."""
+        try:
+            yield
+        except RpcError as error:
+            raise TrainingError(
+                f"{self.role} {name!r} out of reach: {error.got}", "all processes of the run",
+                "see its log; a training run goes on with --resume",
+            ) from error  # fmt: skip
+
+    def _find(self, name: str) -> rpc.WorkerInfo:
+        with self.explained(name):
+            return rpc.get_worker_info(name)
+
+    def _worker(self, name: str) -> rpc.WorkerInfo:
+        if name in self._lost:
+            raise WorkerLostError(name, "it ended, or its host was lost")
+        return self._workers[name]

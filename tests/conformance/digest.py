@@ -1,0 +1,79 @@
+"""One line for the bits of twenty runs: exchanges, optimizers and ranks. Two versions that print the same train alike.
+
+``python tests/conformance/digest.py``; figures of some versions stand in docs/design/0009-a-door-for-every-exchange.md.
+"""
+
+import hashlib
+import sys
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).parent
+SIZES = [9, 4, 12, 0, 1, 30, 2, 8, 5, 0, 0, 6]
+CACHES = ("lrpp", "partitioned", "replicated")
+RUNS = [
+    *((1, name, "local", {}) for name in ("sgd", "adagrad", "row_wise_adagrad", "adam", "row_wise_adam")),
+    *(
+        (2 + number % 3, name, "alltoall", {"placement": placement})
+        for number, (name, placement) in enumerate(
+            [
+                ("sgd", "row_wise"), ("adagrad", "table_wise"), ("row_wise_adagrad", "column_wise"), ("adam", "replicated"),
+                ("row_wise_adam", "table_wise_pooled"), ("adam", {"a": "replicated", "b": "table_wise", "c": "column_wise"}),
+            ]
+        )
+    ),
+    (2, "adam", "alltoall", {"wire": "bfloat16", "compress": True}),
+    *(
+        (2 + number % 3, name, "lookahead", {"lookahead": (1, 2, 7, 200)[number % 4], "cache": CACHES[number % 3]})
+        for number, name in enumerate(("sgd", "adagrad", "row_wise_adagrad", "adam", "row_wise_adam"))
+    ),
+    (3, "adam", "lookahead", {"lookahead": 4, "cache_rows": 60, "placement": "table_wise"}),
+    (3, "adagrad", "lookahead", {"lookahead": 4, "wire": "float16"}),
+    (2, "adam", "lookahead", {"lookahead": 4, "delayed_sync": False, "compress": True}),
+]  # fmt: skip
+
+
+def digest_of(results):
+    """Of what all ranks saw and hold, in their order."""
+    found = hashlib.sha256()
+    for pooled_of_step, pieces in results:
+        for pooled in pooled_of_step:
+            found.update(np.ascontiguousarray(pooled.numpy()))
+        for piece, weights, state in pieces:
+            found.update(f"{piece.table.name} {piece.rows} {piece.columns}".encode())
+            for numbers in (weights, *(state[field] for field in sorted(state))):
+                found.update(np.ascontiguousarray(numbers))
+    return found.hexdigest()
+
+
+def digests(worlds):
+    """Of each run."""
+    import cases
+
+    for size, name, exchange, options in RUNS:
+        arguments = {"look_at": (3,), **options}
+        run = cases.run_alone if exchange == "local" else cases.run_stream
+        yield digest_of(worlds(size).run(run, name, SIZES, exchange=exchange, **arguments))
+
+
+def digest_of_all(worlds):
+    """One for all runs."""
+    return hashlib.sha256("".join(digests(worlds)).encode()).hexdigest()
+
+
+def main():
+    """Print it."""
+    sys.path[:0] = [str(HERE.parent), str(HERE)]
+    from world import Worlds
+
+    worlds = Worlds()
+    try:
+        assert len(RUNS) == 20
+        print(digest_of_all(worlds))
+    finally:
+        worlds.close()
+
+
+if __name__ == "__main__":
+    main()

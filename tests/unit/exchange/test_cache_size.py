@@ -1,0 +1,42 @@
+"""How much memory a cache may take when nobody says."""
+
+from types import SimpleNamespace
+
+import pytest
+
+import pibroch as pb
+from pibroch.embedding import RowSpace
+from pibroch.exchange.layout import lay_out, plan_for
+from pibroch.exchange.lookahead import cache_size
+
+ROW_BYTES = 4 * (4 + 1)  # dim 4, row-wise state
+
+
+def slots(world_size, free, monkeypatch, wanted=None):
+    space = RowSpace([pb.Table("a", 10_000, 4)])
+    (layout,) = lay_out(space, plan_for(space, "row_wise", world_size, "ranks"), 0)
+    ranks = SimpleNamespace(rank=0, world_size=world_size)
+    channel = SimpleNamespace(ranks=ranks, gather=lambda offered: [offered] * world_size)
+    monkeypatch.setattr(cache_size, "free_memory", lambda: free)
+    return cache_size.spare_rows(layout, pb.RowWiseAdagrad(lr=1.0), wanted, channel)
+
+
+def test_half_of_what_is_left_when_the_own_rows_are_there(monkeypatch):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert slots(2, 2 * ROW_BYTES * 5_600, monkeypatch) == 300  # of 5,600 rows a rank, 5,000 are its own
+    assert slots(2, ROW_BYTES, monkeypatch) == 0
+    assert slots(2, 1 << 40, monkeypatch) == 10_000, "no more than there are rows"
+    assert slots(1, 1 << 40, monkeypatch) == 0, "all rows are at home"
+    assert slots(2, ROW_BYTES, monkeypatch, wanted=77) == 77
+
+
+@pytest.mark.parametrize(("limit", "used", "free"), [("max", 5, 6 << 10), (4096, 1024, 3072), (4096, 9999, 0)])
+def test_a_containers_limit_counts(tmp_path, limit, used, free):
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 6 kB\n")
+    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    (tmp_path / "memory.current").write_text(f"{used}\n")
+    assert cache_size.free_memory(tmp_path, tmp_path) == free
+
+
+def test_where_the_system_says_nothing_half_of_the_memory_counts(tmp_path):
+    assert cache_size.free_memory(tmp_path, tmp_path) > 1 << 20

@@ -1,0 +1,81 @@
+"""The page on extending is the example, word for word; the conformance suite runs it, and so does torchrun."""
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from forked import Program
+from pibroch.config import exchange as registry
+from pibroch.config.exchange import ExchangeSection, ExchangeSpec, exchanges, find_exchange, register_exchange
+from pibroch.errors import ConfigError
+
+ROOT = Path(__file__).parents[3]
+EXAMPLE, PAGE = ROOT / "examples" / "own_exchange.py", ROOT / "docs" / "extending.md"
+
+
+def test_every_block_of_the_page_is_in_the_example():
+    source = EXAMPLE.read_text()
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert len(blocks) >= 5
+    for block in blocks:
+        assert block.rstrip() in source, block
+
+
+def test_the_example_runs():
+    with Program("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, EXAMPLE) as torchrun:
+        ran = torchrun.end(200)
+    assert ran.returncode == 0, ran.stderr
+    sizes = dict(re.findall(r"rank (\d): log loss \d\.\d+, (\d+) bytes", ran.stdout))
+    assert sizes == {"0": str(50 * 16 * 4), "1": "0"}  # weights and accumulators of 50 rows
+
+
+def test_an_installed_package_is_known_to_recipes(tmp_path):
+    """As if a distribution with the example were installed: its entry point is its one line of registration."""
+    (tmp_path / "own_exchange-1.dist-info").mkdir()
+    (tmp_path / "own_exchange-1.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: own-exchange\nVersion: 1\n"
+    )
+    entry = "[pibroch.exchanges]\nask_first = own_exchange\n"
+    (tmp_path / "own_exchange-1.dist-info" / "entry_points.txt").write_text(entry)
+    (tmp_path / "own_exchange.py").write_text(EXAMPLE.read_text())
+    program = f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        from pibroch.config import load_recipe
+        from pibroch.errors import ConfigError
+        print(load_recipe("synthetic_small", ["embedding.exchange=ask_first"]).embedding.exchange.for_ranks(3).name)
+        try:
+            load_recipe("synthetic_small", ["embedding.exchange=ask_first", "embedding.exchange.wire=float16"])
+        except ConfigError as error:
+            print(error)
+    """
+    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=100)
+    first, second = ran.stdout.splitlines()
+    assert first == "ask_first", ran.stderr
+    assert "unknown key `embedding.exchange.wire`" in second
+
+
+def test_a_name_belongs_to_one_exchange(monkeypatch):
+    monkeypatch.setattr(registry, "_registered", {})
+    spec = ExchangeSpec("mine", "does nothing", ExchangeSection, print)
+    register_exchange(spec)
+    register_exchange(spec)
+    assert find_exchange("mine") is spec and "mine" in exchanges()
+    with pytest.raises(ConfigError, match="a second exchange 'mine'"):
+        register_exchange(ExchangeSpec("mine", "something else", ExchangeSection, print))
+    with pytest.raises(ConfigError, match="a second exchange 'local'"):
+        register_exchange(ExchangeSpec("local", "something else", ExchangeSection, print))
+    with pytest.raises(ConfigError, match=r"exchange 'hers'.*'alltoall'"):
+        find_exchange("hers")
+
+
+def test_unknown_options_are_refused():
+    import pibroch as pb
+
+    for exchange, known in (("local", "none"), ("alltoall", "placement"), ("lookahead", "cache_rows")):
+        with pytest.raises(ConfigError, match=f"option 'lokahead' of exchange '{exchange}'.*{known}"):
+            pb.Embeddings([pb.Table("a", 3, 2)], pb.SGD(lr=1.0), exchange=exchange, lokahead=3)
