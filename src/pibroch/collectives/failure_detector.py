@@ -29,6 +29,8 @@ STUCK_S = 3.0
 """How long after a failure a rank may take to leave what it does; one that waits in vain for a living rank never does."""
 STOPPED_REASON_S = 0.5
 """How long a rank that was told to stop looks for a failure as the cause: launchers stop all ranks when one fails."""
+ROLL_S = 5.0
+"""How long a rank may take to answer when the others want to know who is there; one that is stopped, or hangs, does not."""
 _OPEN_TIMEOUT_S = 60.0
 _LONGEST_REASON = 1000
 
@@ -73,6 +75,8 @@ class FailureDetector:
         self.rank, self._links, self._on_stuck = rank, links, on_stuck
         self._steps: dict[int, int] = {}
         self._ended: set[int] = set()
+        self._there: set[int] = set()  # those that have answered since the roll was called
+        self._roll = threading.Condition()
         self._failure: RankFailure | None = None
         self._telling, self._has_failure = threading.Lock(), threading.Event()
         self._wake, self._woken = socket.socketpair()
@@ -115,8 +119,14 @@ class FailureDetector:
             link.send({"step": step})
 
     def explain(self, error: Exception) -> Exception:
-        """The error to raise for a collective's: the failure that broke it, waiting some seconds for news of one."""
+        """The error to raise for a collective's: the failure that broke it, waiting some seconds for news of one.
+
+        Without news the ranks call the roll: one that lives but does not answer is the one that was waited for in vain.
+        """
         failure = self.failure(REASON_TIMEOUT_S)
+        if failure is None and self._call_roll() and self.rank != 0:
+            self._has_failure.wait(REASON_TIMEOUT_S + ROLL_S)  # rank 0 is there, and asks the others
+        failure = self.failure()
         if failure is not None:
             return failure.error()
         return TrainingError(
@@ -128,6 +138,21 @@ class FailureDetector:
         """The first failure of another rank, waiting for one; ``None`` when there is none."""
         self._has_failure.wait(timeout_s)
         return None if self._failure is None or self._failure.rank == self.rank else self._failure
+
+    def _call_roll(self) -> bool:
+        """Ask whom this rank has a link to whether they are there; all others hear who is not. Whether all are."""
+        asked = sorted(set(self._links) - self._ended)
+        with self._roll:
+            self._there.clear()
+        for rank in asked:
+            self._links[rank].send({"roll": True})
+        with self._roll:
+            self._roll.wait_for(lambda: self._there.issuperset(asked), ROLL_S)
+            silent = [rank for rank in asked if rank not in self._there]
+        for rank in silent[:1]:
+            reason = f"it was waited for in vain, and has not answered for {ROLL_S:g} s: it is stopped, or hangs"
+            self._tell(RankFailure(rank, self._steps.get(rank), reason))
+        return not silent
 
     def report(self, error: BaseException) -> RankFailedError | None:
         """Tell the others why this rank ends, unless it is they who told it.
@@ -192,6 +217,12 @@ class FailureDetector:
         elif "failure" in message:
             failure = RankFailure(**message["failure"])
             self._tell(failure if rank == 0 else replace(failure, rank=rank))
+        elif "roll" in message:
+            self._links[rank].send({"there": True})
+        elif "there" in message:
+            with self._roll:
+                self._there.add(rank)
+                self._roll.notify_all()
         elif "ended" in message:
             self._ended.add(rank)
 

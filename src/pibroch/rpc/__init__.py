@@ -4,22 +4,34 @@ See docs/rpc.md, and docs/design/0003-tensor-rpc.md for what is inside.
 """
 
 from pibroch.rpc import autograd, functions
-from pibroch.rpc.api import get_worker_info, init_rpc, rpc_async, rpc_sync, shutdown
+from pibroch.rpc.api import (
+    get_rpc_timeout,
+    get_worker_info,
+    init_rpc,
+    is_available,
+    rpc_async,
+    rpc_sync,
+    shutdown,
+)
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.options import BackendType, Limits, RpcBackendOptions, TensorPipeRpcBackendOptions
+from pibroch.rpc.remote_module import RemoteModule
 from pibroch.rpc.rref import RRef, remote
 
 __all__ = [
     "BackendType",
     "Limits",
     "RRef",
+    "RemoteModule",
     "RpcBackendOptions",
     "TensorPipeRpcBackendOptions",
     "WorkerInfo",
     "autograd",
     "functions",
+    "get_rpc_timeout",
     "get_worker_info",
     "init_rpc",
+    "is_available",
     "remote",
     "rpc_async",
     "rpc_sync",

@@ -150,7 +150,9 @@ class Agent:
         record = self._membership.find_id(to) if isinstance(to, int) else self._membership.find(to)
         if record is None:
             known = ", ".join(info.name for info in self.workers())
-            raise UnknownWorkerError(f"worker {to!r}", f"one that has joined ({known})", "see its init_rpc")
+            raise UnknownWorkerError(
+                f"worker {to!r}, could not find destination", f"one that has joined ({known})", "see its init_rpc"
+            )
         return record.info
 
     def workers(self) -> list[WorkerInfo]:
@@ -306,6 +308,11 @@ def current_agent() -> Agent:
     if _current is None:
         raise RuntimeError("RPC has not been initialized. Call init_rpc before using RPC functions.")
     return _current
+
+
+def is_initialized() -> bool:
+    """Whether this process is a worker."""
+    return _current is not None
 
 
 def set_current_agent(agent: Agent | None) -> None:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pibroch.errors import ConfigError, ProtocolError
-from pibroch.rpc.agent import Agent, current_agent, set_current_agent
+from pibroch.rpc import profiling
+from pibroch.rpc.agent import Agent, current_agent, is_initialized, set_current_agent
 from pibroch.rpc.autograd.engine import Autograd
 from pibroch.rpc.callables import Callables, default_modules
 from pibroch.rpc.departure import Departure
 from pibroch.rpc.functions import run
 from pibroch.rpc.futures import Future
-from pibroch.rpc.info import WorkerInfo
+from pibroch.rpc.info import WorkerInfo, check_name
 from pibroch.rpc.membership import Rendezvous
 from pibroch.rpc.messages import Call
 from pibroch.rpc.options import (
@@ -27,10 +27,10 @@ from pibroch.rpc.options import (
     RpcBackendOptions,
 )
 from pibroch.rpc.rref import References, RRef
+from pibroch.rpc.rref_calls import call_of
 from pibroch.rpc.secret import find_secret
 
 _T = TypeVar("_T")
-_NAME = re.compile(r"[A-Za-z0-9_:-]{1,127}")
 _init_lock = threading.Lock()
 
 
@@ -59,14 +59,11 @@ def init_rpc(
         raise TypeError("Argument backend must be a member of BackendType")
     if rpc_backend_options is not None and not isinstance(rpc_backend_options, RpcBackendOptions):
         raise TypeError("Argument rpc_backend_options must be an instance of RpcBackendOptions")
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"worker name {name!r}", "1 to 127 letters, digits, underscores, colons and dashes", "choose another one"
-        )
+    check_name(name)
     options = rpc_backend_options or RpcBackendOptions()
     caller = sys._getframe(1).f_globals.get("__name__", "__main__")
     with _init_lock:
-        if _is_initialized():
+        if is_initialized():
             raise RuntimeError("RPC is already initialized")
         agent = _make_agent(name, rank, world_size, options, caller)
         set_current_agent(agent)  # others may call as soon as they see this worker
@@ -75,14 +72,6 @@ def init_rpc(
         except BaseException:
             set_current_agent(None)
             raise
-
-
-def _is_initialized() -> bool:
-    try:
-        current_agent()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _make_agent(name: str, rank: int, world_size: int | None, options: RpcBackendOptions, caller: str) -> Agent:
@@ -133,8 +122,15 @@ def rpc_sync(
         Exception: what ``func`` raised, with its type and message.
     """
     agent = current_agent()
-    call, value = Call(agent.callables.name(func)), [[*args] if args else [], dict(kwargs) if kwargs else {}]
-    result: _T = agent.request_sync(agent.find(to), call, value, timeout=timeout, context=agent.current_context())
+    name, value = call_of(agent, func, args, kwargs)
+    callee, context = agent.find(to), agent.current_context()
+    result: _T
+    if profiling.is_on():
+        result = profiling.sync_call(
+            agent, callee, func, lambda: agent.request_sync(callee, Call(name), value, timeout=timeout, context=context)
+        )
+        return result
+    result = agent.request_sync(callee, Call(name), value, timeout=timeout, context=context)
     return result
 
 
@@ -150,8 +146,13 @@ def rpc_async(
     Argument tensors must stay as they are until the future is done. Otherwise as ``rpc_sync``, whose errors the future raises.
     """
     agent = current_agent()
-    call, value = Call(agent.callables.name(func)), [[*args] if args else [], dict(kwargs) if kwargs else {}]
-    return agent.request(agent.find(to), call, value, timeout=timeout, context=agent.current_context())
+    name, value = call_of(agent, func, args, kwargs)
+    callee, context = agent.find(to), agent.current_context()
+    if profiling.is_on():
+        return profiling.async_call(
+            agent, callee, func, lambda: agent.request(callee, Call(name), value, timeout=timeout, context=context)
+        )
+    return agent.request(callee, Call(name), value, timeout=timeout, context=context)
 
 
 def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
@@ -162,6 +163,16 @@ def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
     """
     agent = current_agent()
     return agent.info if worker_name is None else agent.find(worker_name)
+
+
+def get_rpc_timeout() -> float:
+    """The timeout of calls that have none of their own, in seconds; 0 for none."""
+    return current_agent().options.rpc_timeout
+
+
+def is_available() -> bool:
+    """Whether this build has RPC: always, as in torch's builds that have it."""
+    return True
 
 
 def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT_S) -> None:
@@ -189,5 +200,5 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT_S)
 @atexit.register
 def _leave_at_exit() -> None:
     """Say goodbye when a program ends without ``shutdown``: others then know at once that nothing more will come."""
-    if _is_initialized():
+    if is_initialized():
         shutdown(graceful=False)

@@ -27,8 +27,10 @@ _MAIN, _SPAWNED_MAIN = "__main__", "__mp_main__"
 _OWN = "pibroch.rpc"
 # of the package itself: what users call, and what its parts run on each other; not the agent, the sockets or the secret
 _OWN_MODULES = tuple(
-    f"{_OWN}.{name}" for name in ("api", "autograd", "functions", "info", "optim", "references", "rref")
+    f"{_OWN}.{name}"
+    for name in ("api", "autograd", "functions", "info", "optim", "references", "remote_module", "rref")
 )
+_LIBRARIES = ("torch", "numpy", "builtins", "operator", "_operator", "pibroch")  # their private names stay private
 _LISTED = ("torch", "builtins", "operator", "_operator")  # modules of which only the listed names count
 
 _Found = tuple[
@@ -219,12 +221,17 @@ def _split(name: str) -> tuple[str, list[str]]:
     )
     if not well_formed:
         raise NotAllowedError(f"{name[:MAX_NAME_LENGTH]!r} as a name", "module:qualname")
-    private = "__" if _below(module, (_OWN,)) else "_"
-    if any(part.startswith(private) for part in parts) or (module != _MAIN and ".__" in f".{module}"):
+    prefix = private_prefix(module)
+    if any(part.startswith(prefix) for part in parts) or (module != _MAIN and ".__" in f".{module}"):
         raise NotAllowedError(
-            f"{name!r}, which is private", "names without a leading underscore", "give it a public name"
+            f"{name!r}, which is private", f"names that do not begin with {prefix!r}", "give it a public name"
         )
     return module, parts
+
+
+def private_prefix(module: str) -> str:
+    """How names begin that peers may never use: a user's own may have one underscore, those of libraries none."""
+    return "_" if _below(module, _LIBRARIES) and not _below(module, (_OWN,)) else "__"
 
 
 def _names_of(module: types.ModuleType, first: str) -> dict[str, Any]:

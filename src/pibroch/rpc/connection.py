@@ -20,7 +20,7 @@ from pibroch.rpc.messages import Envelope, TensorInfo, decode_envelope, encode
 from pibroch.rpc.options import Limits
 from pibroch.rpc.sharing import SHARE_FROM_BYTES, Sharing
 from pibroch.rpc.stream import Buffer, HasDescriptor, Stream
-from pibroch.rpc.tensors import cut, describe, empty, read_only_bytes
+from pibroch.rpc.tensors import cut, describe, empty, in_memory_order, in_own_order, read_only_bytes
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +95,8 @@ class Connection:
         infos, payload = [], list[Buffer]()
         described = [describe(tensor) for tensor in tensors]  # what cannot be sent shows before anything is given away
         for place, info in enumerate(described):
+            if info.layout is not None:
+                tensors[place] = in_memory_order(tensors[place], info)
             tensor = tensors[place]  # held by this variable and the list: what ``give_back`` is told
             num_bytes = tensor.numel() * tensor.element_size()
             if self.sharing is not None and num_bytes >= SHARE_FROM_BYTES:
@@ -280,6 +282,8 @@ class Connection:
             inline = iter(tensors)
             tensors = [next(inline) if info.is_inline else self._elsewhere(info) for info in infos]
         for place, info in enumerate(infos):
+            if info.layout is not None:
+                tensors[place] = in_own_order(tensors[place], info)
             if info.device is not None:
                 tensors[place] = unstage(tensors[place], info.device)
             if info.requires_grad and (tensors[place].is_floating_point() or tensors[place].is_complex()):

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pibroch.errors import RpcTimeoutError, WorkerLostError
+from pibroch.errors import RpcError, RpcTimeoutError, WorkerLostError
 from pibroch.rpc.info import WorkerInfo
-from pibroch.rpc.messages import Arrived
+from pibroch.rpc.messages import Absent, Arrived
 
 if TYPE_CHECKING:
     from pibroch.rpc.agent import Agent
 
 _LOOK_AGAIN_S = 0.005
+_ABSENT_S = 2.0  # for the leader to say who is missing
 
 
 class Departure:
@@ -37,6 +38,7 @@ class Departure:
         self._last_sum: int | None = None
         self._gone: dict[int, str] = {}  # workers that were lost, and have not come back to arrive
         agent.serve(Arrived, self._on_arrived)
+        agent.serve(Absent, self._on_absent)
         agent.when_lost(self._on_lost)
 
     def wait(self, timeout_s: float) -> None:
@@ -58,8 +60,28 @@ class Departure:
             left = max(0.001, deadline - time.monotonic())
             own += 1
             message = Arrived(round_, self._agent.num_started - own)
-            may_go = self._agent.request_sync(leader, message, timeout=min(left, threading.TIMEOUT_MAX / 2))
+            try:
+                may_go = self._agent.request_sync(leader, message, timeout=min(left, threading.TIMEOUT_MAX / 2))
+            except RpcTimeoutError as error:
+                raise self._too_late(leader, timeout_s) from error
             round_ += 1
+
+    def _too_late(self, leader: WorkerInfo, timeout_s: float) -> RpcTimeoutError:
+        """The error that names those who have not arrived; the leader alone when it does not answer either."""
+        try:
+            names = self._agent.request_sync(leader, Absent(), timeout=_ABSENT_S)
+        except RpcError:
+            names = [leader.name]
+        return RpcTimeoutError(
+            f"no sign within {timeout_s:g} s that {', '.join(f'worker {name!r}' for name in names)} wants to leave",
+            "all workers in shutdown()",
+            "see their logs: they may be at work, stopped, or still in a call; or shut down with graceful=False",
+        )
+
+    def _on_absent(self, origin: WorkerInfo, message: Absent, value: object) -> list[str]:
+        """At the leader, on its loop."""
+        with self._lock:
+            return [worker.name for worker in self._agent.workers() if worker.id not in self._waiting]
 
     def _be_idle(self, deadline: float) -> None:
         while self._agent.is_busy(but=len(self._waiting)):

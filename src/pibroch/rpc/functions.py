@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+
+from pibroch.errors import NotAllowedError
+
+log = logging.getLogger(__name__)
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -39,21 +44,32 @@ def is_future(value: object) -> bool:
     return isinstance(value, torch._C.Future)
 
 
+def apply(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call a function that came as a value: a pickle, of one that has no name."""
+    return run(function, getattr(function, "__qualname__", repr(function)), args, kwargs)
+
+
 def run(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
-    """What a function returns; for one marked ``async_execution`` a future, for others never.
+    """What a function returns; for one marked ``async_execution`` a future, for others never. What it raises is logged.
 
     Raises:
-        TypeError: when an unmarked function returns a future.
+        NotAllowedError: when an unmarked function returns a future.
         RuntimeError: when a marked one returns something else.
     """
-    result = function(*args, **kwargs)
-    if is_future(result) and not is_async(function):
-        raise TypeError(
-            f"got a Future from {name}; need a value; do: mark the function with rpc.functions.async_execution"
+    try:
+        result = function(*args, **kwargs)
+    except BaseException:
+        log.warning("%s, which another worker called, raised", name, exc_info=True)
+        raise
+    if is_future(result) and not is_async(function) and function is not apply:
+        raise NotAllowedError(
+            f"a Future from {name} (Can not pickle torch.futures.Future)",
+            "a value",
+            "mark the function with rpc.functions.async_execution",
         )
     if is_async(function) and not is_future(result):
         raise RuntimeError(
-            "Functions decorated with @rpc.functions.async_execution must return a torch.futures.Future object, "
-            f"{name} gave {type(result)}"
+            "Functions decorated with @rpc.async_function must return a torch.futures.Future object, "
+            f"but {name}, decorated with @rpc.functions.async_execution, returned {type(result)}"
         )
     return result

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 
@@ -27,6 +27,8 @@ class Future(torch.futures.Future[Any]):
         self._pool, self._loop = pool, loop
         self._has_callbacks = False
         self._error: Exception | None = None
+        self._groups: tuple[_Group, ...] = ()
+        self._is_over = False
 
     def wait(self) -> Any:
         """The value; blocks until it is there, raises what the call raised."""
@@ -65,13 +67,35 @@ class Future(torch.futures.Future[Any]):
 
     def succeed(self, value: object) -> None:
         """Set the value (``calls.Receiver``)."""
+        self._is_over = True
+        self._groups = ()
         self._complete(functools.partial(self.set_result, value))
 
     def fail(self, error: BaseException) -> None:
         """Set the error (``calls.Receiver``)."""
         assert isinstance(error, Exception)
         self._error = error
+        self._is_over = True
+        groups, self._groups = self._groups, ()
         self._complete(functools.partial(self.set_exception, error))
+        for group in groups:
+            group.fail(error)
+
+    def group_with(self, futures: Sequence[torch.futures.Future[Any]]) -> Future:
+        """A future of all ``futures`` (this one and others): done when all are, or with the first error of one like this."""
+        group = _Group(self._pool, self._loop)
+        torch._C._collect_all(cast(Any, list(futures))).then(group.all_done)
+        for each in futures:
+            if isinstance(each, Future):
+                each._join(group)
+        return group
+
+    def _join(self, group: _Group) -> None:
+        self._groups = (*self._groups, group)
+        if self._is_over:  # before it could see the group, which would refer to this future for ever
+            self._groups = ()
+            if self._error is not None:
+                group.fail(self._error)
 
     def _complete(self, function: Callable[[], None]) -> None:
         if self._has_callbacks:
@@ -82,6 +106,51 @@ class Future(torch.futures.Future[Any]):
             self._loop.call_soon(functools.partial(self._loop.complete, function))
         else:
             function()
+
+
+class _Group(Future):
+    """Several futures as one; it is completed once, whatever comes first."""
+
+    def __init__(self, pool: Pool, loop: Reactor | None) -> None:
+        super().__init__(pool, loop)
+        self._once = threading.Lock()
+
+    def all_done(self, done: Any) -> None:
+        """All of them are done; those of others than us may have failed."""
+        try:
+            value = done.value()
+        except Exception as error:
+            self.fail(error)
+        else:
+            self.succeed(value)
+
+    def succeed(self, value: object) -> None:
+        """All of them are done, if none has failed before."""
+        if self._once.acquire(blocking=False):
+            super().succeed(value)
+
+    def fail(self, error: BaseException) -> None:
+        """The first of them has failed."""
+        if self._once.acquire(blocking=False):
+            super().fail(error)
+
+
+def _collect_all(futures: Sequence[torch.futures.Future[Any]]) -> torch.futures.Future[list[torch.futures.Future[Any]]]:
+    """``torch.futures.collect_all``, which leaves at the first error of our futures, too.
+
+    What Python sets as a future's exception torch's own takes for a value, so it would wait for the others.
+    """
+    first = next((each for each in futures if isinstance(each, Future)), None)
+    return _torch_collect_all(list(futures)) if first is None else first.group_with(futures)
+
+
+def _wait_all(futures: Sequence[torch.futures.Future[Any]]) -> list[Any]:
+    """``torch.futures.wait_all``; see ``_collect_all``."""
+    return [future.wait() for future in _collect_all(futures).wait()]
+
+
+_torch_collect_all = torch.futures.collect_all
+torch.futures.collect_all, torch.futures.wait_all = _collect_all, _wait_all
 
 
 class Waiter:

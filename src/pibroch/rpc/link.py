@@ -38,6 +38,10 @@ class Address:
     host: str
     port: int
 
+    def is_reached_locally(self, here: str) -> bool:
+        """Whether a worker of machine ``here`` uses the Unix socket."""
+        return self.unix is not None and self.machine == here
+
 
 def tune(sock: socket.socket, lost_after_s: float) -> None:
     """No delay for small frames; a silent host is given up by the kernel after ``lost_after_s``."""
@@ -59,7 +63,7 @@ class Admission:
         reactor: the loop.
         sock: connected or connecting, non-blocking.
         core: our side of the handshake.
-        timeout_s: for all of it.
+        timeout_s: for a server all of it, for a client to be connected: then it waits as long as the connection lives.
         on_admitted: gets the socket; what was received after the handshake is in ``core.surplus``.
         on_refused: gets the reason; the socket is closed.
         tls: wraps the socket first.
@@ -92,7 +96,10 @@ class Admission:
             self._on_refused(error)
 
     def _expire(self) -> None:
-        self.refuse(TimeoutError("no handshake in time"))
+        if isinstance(self._core, Server):
+            self.refuse(TimeoutError("no handshake in time"))
+        elif self._is_connecting and not _is_connected(self._sock):
+            self.refuse(TimeoutError("no connection in time: its host does not answer"))
 
     def _on_events(self, events: int) -> None:
         try:
@@ -158,6 +165,15 @@ class Admission:
                 log.debug("could not say why a connection is refused: %s", error)
 
 
+def _is_connected(sock: socket.socket) -> bool:
+    """What the kernel says; a loop that is late may not have heard of it."""
+    try:
+        sock.getpeername()
+    except OSError:
+        return False
+    return True
+
+
 def _nothing(_: object) -> None:
     """Do nothing."""
 
@@ -168,9 +184,9 @@ def dial(address: Address, here: str, lost_after_s: float) -> socket.socket:
     Raises:
         OSError: when it is clear at once that nobody is there.
     """
-    if address.unix is not None and address.machine == here:
+    if address.is_reached_locally(here):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        target: str | tuple[str, int] = "\0" + address.unix
+        target: str | tuple[str, int] = f"\0{address.unix}"
     else:
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)

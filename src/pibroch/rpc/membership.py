@@ -25,6 +25,7 @@ _num_joined = (
 )
 _LOOPBACK = ("localhost", "127.", "::1")
 KILLED_S = 3.0
+_NUM_STATIC, _NUM_DYNAMIC = "pibroch_rpc_static", "pibroch_rpc_dynamic"
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -146,6 +147,7 @@ class Membership:
         self._rendezvous = rendezvous
         self._prefix = "pibroch_rpc" if rendezvous.world_size is None else f"pibroch_rpc_{_num_joined}"
         self._store = self._open()
+        self._is_counted = False  # among those of its kind of group
         self._me: Record | None = None
         self._known: dict[str, Record] = {}
         self._lost: dict[str, Record] = {}  # without a goodbye
@@ -154,9 +156,9 @@ class Membership:
         self._lock = threading.Lock()
 
     def _open(self) -> PrefixStore:
-        store = self._rendezvous.store()
-        store.set_timeout(timedelta(seconds=self._rendezvous.timeout_s))
-        return PrefixStore(self._prefix, store)
+        self._base = self._rendezvous.store()
+        self._base.set_timeout(timedelta(seconds=self._rendezvous.timeout_s))
+        return PrefixStore(self._prefix, self._base)
 
     def _write(self) -> None:
         assert self._me is not None
@@ -181,11 +183,12 @@ class Membership:
         """Write this worker down, then wait until ``world_size`` are there, when it is given.
 
         Raises:
-            ConfigError: when name or id belong to another worker.
+            MembershipError: when name or id belong to another worker, or the group is of the other kind.
             RpcTimeoutError: when not all come in time.
         """
         global _num_joined
         self._check_free(me)
+        self._check_kind(me)
         self._me = me
         self._write()
         if self._rendezvous.world_size is None:
@@ -236,7 +239,9 @@ class Membership:
                     self._lost[name] = record
 
     def leave(self, me: Record) -> None:
-        """Cross this worker out (a group that changes only)."""
+        """Cross this worker out (in a group with a ``world_size`` its entry stays)."""
+        if self._is_counted:
+            self._count(-1)
         if self._rendezvous.world_size is None:
             self._store.delete_key(f"worker/{me.name}")
             self._store.delete_key(f"id/{me.id}")
@@ -289,7 +294,30 @@ class Membership:
             name = me.name if key.startswith("worker") else self._store.get(key).decode()
             before = self._read(name)
             if (before.name, before.id) != (me.name, me.id) or _goes_on_listening(before):
-                raise ConfigError(f"{what}, which worker {before.name!r} (id {before.id}) has", "a free one")
+                got = f"{what}, which is not unique: worker {before.name!r} (id {before.id}) has it"
+                raise MembershipError(got, "a free one", "choose another one, or stop that worker")
+
+    def _check_kind(self, me: Record) -> None:
+        """Refuse to mix workers that wait for ``world_size`` others with ones that come and go: they would never meet."""
+        is_static = self._rendezvous.world_size is not None
+        if self._base.add(_NUM_DYNAMIC if is_static else _NUM_STATIC, 0):
+            raise MembershipError(
+                f"a worker with world_size {self._rendezvous.world_size} beside others (RPC group mixes statically and "
+                "dynamically initialized members which is not supported.)",
+                f"{'no' if is_static else 'the'} world_size, as the workers that are there",
+                "give all the same, or let them meet elsewhere",
+            )
+        if not is_static or me.id == 0:  # who may host the store stands for all of a group: the others leave after it
+            self._count(1)
+
+    def _count(self, change: int) -> None:
+        key = _NUM_DYNAMIC if self._rendezvous.world_size is None else _NUM_STATIC
+        self._is_counted = change > 0
+        self._base.add(key, change)
+
+
+class MembershipError(ConfigError, RuntimeError):
+    """A name, an id or a group that is taken; a ``RuntimeError`` too, as in torch."""
 
 
 def _goes_on_listening(record: Record) -> bool:

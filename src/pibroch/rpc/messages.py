@@ -51,6 +51,8 @@ class TensorInfo(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
         transfer: the bytes come in chunks under this number on bulk streams.
         requires_grad: as at the sender, where no distributed graph takes its place.
         device: index of the receiver's CUDA device that the tensor goes to; ``None`` for the CPU.
+        layout: for a tensor that does not lie in row-major order: which of its dims each of ``shape`` is, and where there is
+            room between its rows the stride of each, else nothing.
     """
 
     dtype: int
@@ -61,6 +63,7 @@ class TensorInfo(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     transfer: int | None = None
     requires_grad: bool = False
     device: int | None = None
+    layout: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     @property
     def is_inline(self) -> bool:
@@ -123,6 +126,10 @@ class Arrived(msgspec.Struct, frozen=True, array_like=True, tag="arrived"):
 
     round: int
     num_started: int
+
+
+class Absent(msgspec.Struct, frozen=True, array_like=True, tag="absent"):
+    """Who has not arrived? Answered with names; for the error of one that has waited too long."""
 
 
 _encoder = msgspec.msgpack.Encoder()

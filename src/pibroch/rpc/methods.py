@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from pibroch.errors import NotAllowedError
-from pibroch.rpc.callables import Callables
+from pibroch.rpc.callables import Callables, private_prefix
 from pibroch.rpc.known_callables import names_of_known, tensor_methods
 
 _DATA: tuple[type, ...] = (
@@ -48,8 +48,10 @@ def find_method(value: object, name: str, callables: Callables) -> AnyCallable[.
         NotAllowedError: when peers may not call it.
         AttributeError: when there is none of that name.
     """
-    if name.startswith("_") and name not in _SPECIAL:
-        raise _refused(value, name, "methods without a leading underscore")
+    if name.startswith("_") and name not in _SPECIAL and not _is_own(value, name, callables):
+        raise _refused(value, name, "public methods, or with one underscore those of classes in allowed modules")
+    if not _has(value, name):
+        raise AttributeError(f"{type(value).__qualname__!r} object has no attribute {name!r}")
     closed = any(isinstance(value, base) and name in names for base, names in _CLOSED.items())
     if closed or not _is_open(value, name, callables):
         raise _refused(value, name, "public methods of classes in allowed modules, of containers, tensors and torch.nn")
@@ -61,6 +63,21 @@ def find_method(value: object, name: str, callables: Callables) -> AnyCallable[.
         raise _refused(value, name, "a method, or a function or object of an allowed module")
     result: AnyCallable[..., Any] = method
     return result
+
+
+def _has(value: object, name: str) -> bool:
+    """Whether there may be an attribute of that name; runs no code of the value's."""
+    classes = type(value).__mro__
+    made = any("__getattr__" in vars(base) for base in classes)  # such as the submodules of a module
+    return made or any(name in vars(base) for base in classes) or name in getattr(value, "__dict__", ())
+
+
+def _is_own(value: object, name: str, callables: Callables) -> bool:
+    """Whether a private name is one of the user's own: with one underscore, and of a class in an allowed module."""
+    if name.startswith("__"):
+        return False
+    owner = next((base for base in type(value).__mro__ if name in vars(base)), None)
+    return owner is not None and callables.allows(owner.__module__) and private_prefix(owner.__module__) == "__"
 
 
 def _is_open(value: object, name: str, callables: Callables) -> bool:

@@ -70,8 +70,8 @@ class RpcBackendOptions:
     rpc_timeout: float = DEFAULT_RPC_TIMEOUT_S
     init_method: str = DEFAULT_INIT_METHOD
     store: Any = None
-    device_maps: dict[str, dict[torch.device, torch.device]] = field(default_factory=dict)
-    devices: list[torch.device] = field(default_factory=list)
+    device_maps: Any = None  # as given; then a dict[str, dict[torch.device, torch.device]]
+    devices: Any = None  # as given; then a list[torch.device]
     allowed_modules: Sequence[str] = ()
     allow_pickle: bool = False
     secret: str | bytes | None = field(default=None, repr=False)
@@ -84,7 +84,7 @@ class RpcBackendOptions:
 
     def __post_init__(self) -> None:
         self._check()
-        maps, devices = dict(self.device_maps), list(self.devices)
+        maps, devices = dict(self.device_maps or {}), list(self.devices or [])
         self.device_maps, self.devices = {}, []
         for to, device_map in maps.items():
             self.set_device_map(to, device_map)
@@ -92,6 +92,10 @@ class RpcBackendOptions:
             self.set_devices(devices)
 
     def _check(self) -> None:
+        for name in ("num_worker_threads", "rpc_timeout", "lost_after_s"):
+            if not isinstance(getattr(self, name), (int, float)):
+                got = f"{name} {getattr(self, name)!r} (incompatible constructor arguments)"
+                raise RpcOptionTypeError(got, "a number, of seconds where it is a time", "convert it")
         if self.num_worker_threads < 1:
             raise RpcOptionError(f"num_worker_threads {self.num_worker_threads}", "at least 1")
         if self.rpc_timeout < 0:
@@ -126,6 +130,10 @@ class RpcBackendOptions:
 
 class RpcOptionError(ConfigError, RuntimeError):
     """An option that makes no sense; a ``RuntimeError`` too, as in torch."""
+
+
+class RpcOptionTypeError(RpcOptionError, TypeError):
+    """An option of a wrong type; a ``TypeError`` too."""
 
 
 TensorPipeRpcBackendOptions = RpcBackendOptions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import secrets
@@ -14,10 +15,11 @@ from pibroch.errors import ConfigError, PibrochError
 from pibroch.host import this_machine
 from pibroch.rpc import tls
 from pibroch.rpc.connection import Connection, Message
+from pibroch.rpc.dialling import Dialling
 from pibroch.rpc.frames import Allocate, Frame, FrameReader, Kind
 from pibroch.rpc.handshake import Client, Identity, Purpose, Server
 from pibroch.rpc.info import WorkerInfo
-from pibroch.rpc.link import Admission, Listener, dial
+from pibroch.rpc.link import Listener, dial
 from pibroch.rpc.membership import Membership, Record
 from pibroch.rpc.options import RpcBackendOptions
 from pibroch.rpc.pool import Pool
@@ -168,23 +170,27 @@ class Peers:
     ) -> None:
         """Dial one stream of a connection."""
         options = self._options
-        core = Client(self._secret, self._identity, record.name, purpose)
-        try:
-            sock = dial(record.address, machine, options.lost_after_s)
-        except OSError as error:
-            connection.lose(f"it does not listen any more ({error.strerror})")
-            return
-        is_local = sock.family == socket.AF_UNIX
-        if is_local:
+        is_local = record.address.is_reached_locally(machine)
+        if is_local and purpose.stream == 0:
             self._share_memory(connection)
 
-        def refused(error: Exception) -> None:
+        def failed(error: Exception) -> None:
+            if purpose.stream:
+                log.warning("worker %r takes no stream %d: %s", record.name, purpose.stream, error)
+                return  # what is large goes through the others
             connection.refusal = error if isinstance(error, PibrochError) else None
-            connection.lose(str(error))
+            connection.lose(_why_unreachable(error))
 
-        context = tls.client_context(options.tls) if options.tls and not is_local else None
-        timeout_s = min(options.limits.handshake_s, options.lost_after_s)
-        Admission(self._reactor, sock, core, timeout_s, lambda sock: on_admitted(sock, core), refused, context)
+        Dialling(
+            self._reactor,
+            lambda: dial(record.address, machine, options.lost_after_s),
+            lambda: Client(self._secret, self._identity, record.name, purpose),
+            on_admitted,
+            failed,
+            lambda: not (connection.is_lost or self._is_closing),
+            options.lost_after_s,
+            tls.client_context(options.tls) if options.tls and not is_local else None,
+        ).start()
 
     def _stream(self, connection: Connection, sock: socket.socket) -> Stream:
         limits = self._options.limits
@@ -279,8 +285,8 @@ class Peers:
         reason = "it left" if connection.left_on_purpose else reason
         self._on_lost(connection, reason)
         others = [each for each in self.connections() if each.peer.id == peer.id and each.incarnation == incarnation]
-        if connection.left_on_purpose and others:
-            return  # each has what was sent before the goodbye, and then its own end
+        if others and (connection.left_on_purpose or not connection.was_open):
+            return  # each has its own end; and that one could not be opened does not mean that the worker is gone
         for other in others:
             other.lose(reason)
         if not connection.was_open:
@@ -298,6 +304,12 @@ class Peers:
     def _call_back(self, peer: WorkerInfo, incarnation: int) -> None:
         for callback in self._lost_callbacks:
             callback(peer, incarnation)
+
+
+def _why_unreachable(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno in (errno.ECONNREFUSED, errno.ENOENT):
+        return f"it does not listen any more ({error.strerror})"
+    return str(error)
 
 
 def _drop(what: object) -> None:

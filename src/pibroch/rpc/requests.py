@@ -136,13 +136,15 @@ class Requests:
         if following is not None:
             self._reactor.call_at(following, self._expire)
         for call in late:
-            call.receiver.fail(too_late(call.timeout_s))
+            peer = call.peer.peer if isinstance(call.peer, Connection) else self._me
+            call.receiver.fail(too_late(call.timeout_s, peer.name))
 
 
-def too_late(timeout_s: float) -> RpcTimeoutError:
-    """The error of who has waited so long."""
+def too_late(timeout_s: float, worker: str | None = None) -> RpcTimeoutError:
+    """The error of who has waited so long, for this worker if it is known."""
+    whose = "no answer" if worker is None else f"no answer of worker {worker!r}"
     return RpcTimeoutError(
-        f"no answer within the timeout of {timeout_s:g} s",
+        f"{whose} within the timeout of {timeout_s:g} s",
         "one in time",
         "raise the timeout of this call or of init_rpc, or see the callee's log",
     )

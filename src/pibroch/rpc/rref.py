@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
 from pibroch.errors import RpcTimeoutError, WorkerLostError
-from pibroch.rpc.agent import current_agent
+from pibroch.rpc import profiling
+from pibroch.rpc.agent import current_agent, is_initialized
 from pibroch.rpc.failures import copy_of
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.options import UNSET_RPC_TIMEOUT
 from pibroch.rpc.references import Fork, Place, State
-from pibroch.rpc.rref_calls import lost, run_backward
+from pibroch.rpc.rref_calls import call_of, lost, run_backward
 from pibroch.rpc.rref_messages import FunctionCall
 from pibroch.rpc.rref_proxy import AsyncProxy, RemoteProxy, SyncProxy
 from pibroch.rpc.rref_runtime import References
@@ -44,6 +45,11 @@ class RRef(Generic[_T]):
     _deadline: float | None
 
     def __init__(self, value: _T, type_hint: Any = None) -> None:
+        if not is_initialized():
+            raise RuntimeError(
+                "got an RRef before init_rpc (Current RPC agent is not set! Did you initialize the RPC framework?); need a "
+                "worker that owns it; do: call init_rpc first"
+            )
         references = _current_references()
         owned = OwnedValue()
         owned.succeed(value)
@@ -53,10 +59,12 @@ class RRef(Generic[_T]):
         self._references = references
 
     @classmethod
-    def of_owner(cls, references: References, reference: int, owned: OwnedValue) -> RRef[Any]:
-        """A reference of this worker to its own value, counted already."""
+    def of_owner(
+        cls, references: References, reference: int, owned: OwnedValue, deadline: float | None = None
+    ) -> RRef[Any]:
+        """A reference of this worker to its own value, counted already. ``deadline``: for the value to be made."""
         self = cls.__new__(cls)
-        self._fork, self._owned, self._deadline, self.type_hint = None, owned, None, None
+        self._fork, self._owned, self._deadline, self.type_hint = None, owned, deadline, None
         self._owner, self._reference, self._references = references.agent.info, reference, references
         return self
 
@@ -111,9 +119,8 @@ class RRef(Generic[_T]):
         """
         self.check_usable()
         if self._owned is not None:
-            value: _T = self._owned.wait(self._references.agent, timeout)
-            return value
-        value = self._references.calls.fetch(self, timeout)
+            return self._wait_here(timeout)
+        value: _T = self._references.calls.fetch(self, timeout)
         return value
 
     def local_value(self) -> _T:
@@ -127,7 +134,18 @@ class RRef(Generic[_T]):
                 f"For {self!r}, can't call localValue() on user {self._references.agent.info}. Call it on owner {self._owner}"
             )
         self.check_usable()
-        value: _T = self._owned.wait(self._references.agent, 0.0)
+        return self._wait_here(0.0)
+
+    def _wait_here(self, timeout: float) -> _T:
+        """The value of an owner, for which nobody waits longer than the timeout of ``remote``."""
+        assert self._owned is not None
+        if self._deadline is not None and not self._owned.is_done:
+            left_s = max(0.001, self._deadline - time.monotonic())
+            timeout_s = self._references.agent.timeout_s(timeout)
+            if not timeout_s or left_s < timeout_s:
+                self._owned.is_done_within(self._references.agent, left_s)
+                self.check_usable()
+        value: _T = self._owned.wait(self._references.agent, timeout)
         return value
 
     def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
@@ -197,6 +215,10 @@ class RRef(Generic[_T]):
         self._references.check_open()
         fork = self._fork
         if fork is None:
+            if self._deadline is not None and time.monotonic() > self._deadline:
+                if self._owned is not None and not self._owned.is_done:
+                    raise self._too_late()
+                self._deadline = None
             return
         if fork.state is State.GONE:
             if isinstance(fork.failure, WorkerLostError):
@@ -205,11 +227,14 @@ class RRef(Generic[_T]):
                 raise copy_of(fork.failure)
             raise lost(self)
         if self._deadline is not None and fork.state is State.PENDING and time.monotonic() > self._deadline:
-            raise RpcTimeoutError(
-                f"{self!r}, which the owner has not made within the timeout of remote()",
-                "it to be made in time",
-                "raise the timeout, or see the owner's log",
-            )
+            raise self._too_late()
+
+    def _too_late(self) -> RpcTimeoutError:
+        return RpcTimeoutError(
+            f"{self!r}, which the owner has not made within the timeout of remote() (RRef creation timed out)",
+            "it to be made in time",
+            "raise the timeout, or see the owner's log",
+        )
 
 
 def remote(
@@ -236,9 +261,16 @@ def remote(
     """
     references = _current_references()
     agent = references.agent
-    value = [[*args] if args else [], dict(kwargs) if kwargs else {}]
-    call = FunctionCall(agent.callables.name(func))
-    return references.calls.remote(agent.find(to), call, value, timeout)
+    name, value = call_of(agent, func, args, kwargs)
+    owner, calls = agent.find(to), references.calls
+    if profiling.is_on():
+        return profiling.remote_call(
+            agent,
+            owner,
+            func,
+            lambda answered: calls.remote(owner, FunctionCall(name), value, timeout, answered=answered),
+        )
+    return calls.remote(owner, FunctionCall(name), value, timeout)
 
 
 def _current_references() -> References:

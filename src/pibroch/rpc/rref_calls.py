@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pibroch.errors import NotAllowedError, ReferenceLostError, WorkerLostError
-from pibroch.rpc.functions import run
+from pibroch.rpc.functions import apply, run
 from pibroch.rpc.futures import Future
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.methods import find_method
@@ -17,6 +18,7 @@ from pibroch.rpc.rref_messages import Backward, Create, Fetch, FunctionCall, Met
 from pibroch.rpc.rref_values import OwnedValue, fill
 
 if TYPE_CHECKING:
+    from pibroch.rpc.agent import Agent
     from pibroch.rpc.rref import RRef
     from pibroch.rpc.rref_runtime import References
 
@@ -40,8 +42,9 @@ class Calls:
         value: list[Any],
         timeout: float,
         keeps: RRef[Any] | None = None,
+        answered: Callable[[], None] | None = None,
     ) -> RRef[Any]:
-        """Have ``owner`` make a value; returns at once. ``keeps`` lives until it has."""
+        """Have ``owner`` make a value; returns at once. ``keeps`` lives until it has; then ``answered()`` is called."""
         from pibroch.rpc.rref import RRef
 
         agent, references = self._agent, self._references
@@ -50,13 +53,13 @@ class Calls:
         if owner.id == agent.info.id:
             owned = OwnedValue()
             reference, number = references.own(owned), 0
-            rref: RRef[Any] = RRef.of_owner(references, reference, owned)
-            receiver = _OwnCreation(owned, keeps)
+            rref: RRef[Any] = RRef.of_owner(references, reference, owned, _deadline(timeout_s))
+            receiver = _OwnCreation(owned, keeps, answered)
         else:
             fork = references.create(owner)
             reference, number = fork.reference, fork.number
-            rref = RRef.of_user(references, owner, fork, time.monotonic() + timeout_s if timeout_s else None)
-            receiver = _Creation(references, fork, owner, keeps)
+            rref = RRef.of_user(references, owner, fork, _deadline(timeout_s))
+            receiver = _Creation(references, fork, owner, keeps, answered)
         body = Create(reference, number, agent.incarnation, what)
         try:  # without a timeout: whether the owner has it must be known; ``RRef`` looks at the time when it is used
             agent.ask(receiver, owner, body, value, 0.0, agent.current_context())
@@ -121,6 +124,19 @@ class Calls:
         run_backward(root, body.context, body.retain_graph)
 
 
+def call_of(
+    agent: Agent, function: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+) -> tuple[str, list[Any]]:
+    """The name of a function and ``[args, kwargs]``; what has no name travels as a pickle, where pickles are allowed."""
+    value: list[Any] = [[*args] if args else [], dict(kwargs) if kwargs else {}]
+    try:
+        return agent.callables.name(function), value
+    except NotAllowedError:
+        if not agent.options.allow_pickle or not callable(function):
+            raise
+        return agent.callables.name(apply), [[function, *value], {}]
+
+
 def run_backward(root: object, context: int, retain_graph: bool) -> None:
     """A backward pass with ``root`` as its root: local without a context (-1), else distributed.
 
@@ -139,8 +155,8 @@ def run_backward(root: object, context: int, retain_graph: bool) -> None:
 
 def check_method_name(name: str) -> None:
     """Raise NotAllowedError for a private name; the owner looks more closely."""
-    if name.startswith("_") and not (name.startswith("__") and name.endswith("__")):
-        raise NotAllowedError(f"{name!r}, which is private", "names without a leading underscore", "make it public")
+    if name.startswith("__") and not name.endswith("__"):
+        raise NotAllowedError(f"{name!r}, which is private", "names with one underscore at most", "make it public")
 
 
 def lost(rref: RRef[Any]) -> ReferenceLostError:
@@ -150,21 +166,35 @@ def lost(rref: RRef[Any]) -> ReferenceLostError:
     )
 
 
+def _deadline(timeout_s: float) -> float | None:
+    return time.monotonic() + timeout_s if timeout_s else None
+
+
 class _Creation:
     """Waits for the owner's answer to a request for a value (``calls.Receiver``, on the loop)."""
 
-    __slots__ = ("_fork", "_keeps", "_owner", "_references")
+    __slots__ = ("_answered", "_fork", "_keeps", "_owner", "_references")
 
-    def __init__(self, references: References, fork: Fork, owner: WorkerInfo, keeps: RRef[Any] | None) -> None:
+    def __init__(
+        self,
+        references: References,
+        fork: Fork,
+        owner: WorkerInfo,
+        keeps: RRef[Any] | None,
+        answered: Callable[[], None] | None,
+    ) -> None:
         self._references, self._fork, self._owner, self._keeps = references, fork, owner, keeps
+        self._answered = answered
 
     def succeed(self, value: object) -> None:
+        _tell(self)
         if isinstance(value, int):
             self._references.created(self._fork, Peer(self._owner.id, value))
         else:
             self.fail(RuntimeError(f"got {value!r} from the owner; need its incarnation"))
 
     def fail(self, error: BaseException) -> None:
+        _tell(self)
         is_lost = isinstance(error, WorkerLostError)
         failure = error if isinstance(error, Exception) else RuntimeError(str(error))
         self._references.creation_failed(self._fork, failure, owner_lives=not is_lost)
@@ -173,16 +203,25 @@ class _Creation:
 class _OwnCreation:
     """The same where the owner is this worker."""
 
-    __slots__ = ("_keeps", "_owned")
+    __slots__ = ("_answered", "_keeps", "_owned")
 
-    def __init__(self, owned: OwnedValue, keeps: RRef[Any] | None) -> None:
-        self._owned, self._keeps = owned, keeps
+    def __init__(self, owned: OwnedValue, keeps: RRef[Any] | None, answered: Callable[[], None] | None) -> None:
+        self._owned, self._keeps, self._answered = owned, keeps, answered
 
     def succeed(self, value: object) -> None:
         """The value was put into its place already."""
+        _tell(self)
 
     def fail(self, error: BaseException) -> None:
+        _tell(self)
         self._owned.fail(error if isinstance(error, Exception) else RuntimeError(str(error)))
+
+
+def _tell(creation: _Creation | _OwnCreation) -> None:
+    """There was an answer (once)."""
+    answered, creation._answered = creation._answered, None
+    if answered is not None:
+        answered()
 
 
 class _Keeping:

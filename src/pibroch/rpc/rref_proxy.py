@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from pibroch.rpc import profiling
 from pibroch.rpc.rref_calls import check_method_name
 from pibroch.rpc.rref_messages import MethodCall
 
@@ -23,39 +24,52 @@ class _Proxy:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         check_method_name(name)
-        rref, timeout, send = self._rref, self._timeout, self._send
+        rref, timeout, send, profiled = self._rref, self._timeout, self._send, self._profiled
 
         def method(*args: Any, **kwargs: Any) -> Any:
             rref.check_usable()
-            return send(rref, name, [list(args), kwargs], timeout)
+            value = [list(args), kwargs]
+            if profiling.is_on():
+                agent, owner = rref.references.agent, rref.owner()
+                return profiled(agent, owner, name, lambda *rest: send(rref, name, value, timeout, *rest))
+            return send(rref, name, value, timeout)
 
         return method
 
+    _profiled: Callable[..., Any]
+
     @staticmethod
-    def _send(rref: RRef[Any], name: str, value: list[Any], timeout: float) -> Any:
+    def _send(rref: RRef[Any], name: str, value: list[Any], timeout: float, *rest: Any) -> Any:
         raise NotImplementedError
 
 
 class SyncProxy(_Proxy):
     """Methods return the result."""
 
+    _profiled = staticmethod(profiling.sync_call)
+
     @staticmethod
-    def _send(rref: RRef[Any], name: str, value: list[Any], timeout: float) -> Any:
+    def _send(rref: RRef[Any], name: str, value: list[Any], timeout: float, *rest: Any) -> Any:
         return rref.references.calls.call(rref, name, value, timeout)
 
 
 class AsyncProxy(_Proxy):
     """Methods return a future of the result."""
 
+    _profiled = staticmethod(profiling.async_call)
+
     @staticmethod
-    def _send(rref: RRef[Any], name: str, value: list[Any], timeout: float) -> Any:
+    def _send(rref: RRef[Any], name: str, value: list[Any], timeout: float, *rest: Any) -> Any:
         return rref.references.calls.call_async(rref, name, value, timeout)
 
 
 class RemoteProxy(_Proxy):
     """Methods return a reference to the result."""
 
+    _profiled = staticmethod(profiling.remote_call)
+
     @staticmethod
-    def _send(rref: RRef[Any], name: str, value: list[Any], timeout: float) -> Any:
+    def _send(rref: RRef[Any], name: str, value: list[Any], timeout: float, *rest: Any) -> Any:
         what = MethodCall(rref.place(), name)
-        return rref.references.calls.remote(rref.owner(), what, value, timeout, keeps=rref)
+        answered = rest[0] if rest else None
+        return rref.references.calls.remote(rref.owner(), what, value, timeout, keeps=rref, answered=answered)

@@ -292,7 +292,7 @@ class References:
             self._meet(self.agent.find(peer.worker))
         except (ValueError, RuntimeError) as error:
             log.warning("references: worker %d cannot be found: %s", peer.worker, error)
-            self._on_lost(WorkerInfo("", peer.worker), peer.incarnation)
+            self._on_lost(WorkerInfo(f"worker-{peer.worker}", peer.worker), peer.incarnation)
             return
         self._tell(peer, batch)
 

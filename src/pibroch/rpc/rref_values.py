@@ -71,16 +71,20 @@ class OwnedValue:
             Exception: what making it raised.
         """
         if not self.is_done:
-            timeout_s, done = agent.timeout_s(timeout), threading.Event()
-            self._when_done(done.set)
-            token = agent.pool.begin_wait()
-            try:
-                is_there = done.wait(timeout_s or None)
-            finally:
-                agent.pool.end_wait(token)
-            if not is_there:
+            timeout_s = agent.timeout_s(timeout)
+            if not self.is_done_within(agent, timeout_s):
                 raise RpcTimeoutError(f"no value within {timeout_s:g} s", "it to be made in time", "wait longer")
         return self.get()
+
+    def is_done_within(self, agent: Agent, timeout_s: float) -> bool:
+        """Wait for value or error, 0 for ever; whether there is one. Another thread of the pool may work meanwhile."""
+        done = threading.Event()
+        self._when_done(done.set)
+        token = agent.pool.begin_wait()
+        try:
+            return done.wait(timeout_s or None)
+        finally:
+            agent.pool.end_wait(token)
 
     def _when_done(self, callback: Callable[[], None]) -> None:
         with self._lock:

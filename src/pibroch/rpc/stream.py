@@ -38,6 +38,7 @@ _MAX_BUFFERS = 64
 _MAX_DESCRIPTORS = 64
 _READS_AT_A_TIME = 16  # then the other sockets have their turn
 _LONGEST_SLEEP_S = 3600.0
+_HANDED_OVER_S = 0.05
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * _MAX_DESCRIPTORS)
 
 
@@ -215,6 +216,18 @@ class Stream:
             os.close(self._descriptors.popleft())
         self._on_closed(reason)
 
+    def _close_read_out(self, reason: str) -> None:
+        """Close it because nothing can be written, but read first what the peer said before it went: answers, a goodbye."""
+        if self._reading.acquire(timeout=_HANDED_OVER_S):  # a caller that reads does so at once itself
+            try:
+                poller = select.poll()
+                poller.register(self._fd, select.POLLIN)
+                while not (self._is_closed or self._broken_by) and poller.poll(0):
+                    self._read(_READS_AT_A_TIME)
+            finally:
+                self._reading.release()
+        self.close(self._broken_by or reason)
+
     def _on_events(self, events: int) -> None:
         if events & WRITE:
             self._flush()
@@ -254,7 +267,7 @@ class Stream:
             pass
         except OSError as error:
             reason = str(error)
-            self._reactor.call_soon(lambda: self.close(reason))
+            self._reactor.call_soon(lambda: self._close_read_out(reason))
 
     def _send_some(self) -> int:
         view, descriptors = self._queue[0]

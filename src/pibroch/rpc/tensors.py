@@ -9,6 +9,8 @@ import torch
 from pibroch.errors import NotAllowedError, ProtocolError
 from pibroch.rpc.messages import CODE_OF_DTYPE, DTYPE_OF_CODE, TensorInfo
 
+MAX_SPREAD = 4  # a tensor may take so many times the memory that its elements need
+
 
 def describe(tensor: torch.Tensor) -> TensorInfo:
     """What the receiver needs to know of a tensor.
@@ -23,7 +25,64 @@ def describe(tensor: torch.Tensor) -> TensorInfo:
         raise NotAllowedError(
             f"a tensor of type {tensor.dtype}", f"one of {', '.join(map(str, CODE_OF_DTYPE))}", "convert it first"
         )
-    return TensorInfo(code, tuple(tensor.shape), requires_grad=tensor.requires_grad)
+    if tensor.is_contiguous() or _repeats(tensor):
+        return TensorInfo(code, tuple(tensor.shape), requires_grad=tensor.requires_grad)
+    order, strides = layout_of(tensor)
+    shape = tuple(tensor.shape[dim] for dim in order)
+    return TensorInfo(code, shape, requires_grad=tensor.requires_grad, layout=(order, strides))
+
+
+def layout_of(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The dims of a tensor from the largest stride to the smallest, and their strides if there is room between the rows.
+
+    More room than ``MAX_SPREAD`` times what the elements need is not kept.
+
+    >>> layout_of(torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last))
+    ((0, 2, 3, 1), ())
+    >>> layout_of(torch.empty(5, 4)[:, :2])
+    ((0, 1), (4, 1))
+    """
+    strides = tensor.stride()
+    order = tuple(sorted(range(tensor.dim()), key=lambda dim: -strides[dim]))
+    ordered, shape = tuple(strides[dim] for dim in order), tuple(tensor.shape[dim] for dim in order)
+    return order, ordered if _has_room(shape, ordered) else ()
+
+
+def _repeats(tensor: torch.Tensor) -> bool:
+    """Whether it was expanded; what arrives has elements of its own."""
+    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _has_room(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether elements in places of their own have some room between them, and not too much (strides from the largest on)."""
+    extent = packed = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size > 1 and stride < extent:
+            return False
+        extent, packed = extent + (size - 1) * stride, packed * size
+    return packed < extent <= MAX_SPREAD * packed
+
+
+def in_memory_order(tensor: torch.Tensor, info: TensorInfo) -> torch.Tensor:
+    """The tensor as its bytes will go: with the dims of ``info.shape``."""
+    return tensor if info.layout is None else tensor.detach().permute(info.layout[0])
+
+
+def in_own_order(tensor: torch.Tensor, info: TensorInfo) -> torch.Tensor:
+    """A received tensor as it lay at the sender: a view of the same memory, or a copy with room between the rows.
+
+    Raises:
+        ProtocolError: for a layout that does not fit the shape.
+    """
+    if info.layout is None:
+        return tensor
+    order, strides = info.layout
+    dims = range(len(info.shape))
+    if sorted(order) != list(dims) or (strides and (len(strides) != len(dims) or not _has_room(info.shape, strides))):
+        raise ProtocolError(f"the layout {info.layout} of a tensor of shape {info.shape}", "each dim once, little room")
+    if strides:
+        tensor = torch.empty_strided(info.shape, strides, dtype=tensor.dtype).copy_(tensor)
+    return tensor.permute([order.index(dim) for dim in dims]).data  # no view: it may be worked on in place
 
 
 def read_only_bytes(tensor: torch.Tensor, copy_below: int) -> bytes | memoryview:

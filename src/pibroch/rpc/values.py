@@ -35,7 +35,9 @@ class Code:
     FROZENSET = 4
     REFERENCE = 5  # index in the message's references
     NAMED = 6  # "module:qualname" of a function or class
-    OBJECT = 7  # [name of the class, state]: dataclass, named tuple, enum member
+    OBJECT = (
+        7  # [name of the class, state]: dataclass, named tuple, enum member, or what says itself what of it travels
+    )
     BIG_INT = 8  # two's complement, little endian
     COMPLEX = 9  # [real, imaginary]
     ARRAY = 10  # numpy: index in the message's tensors
@@ -157,7 +159,14 @@ class _Encoding:
             state = self.plain(value.value) if isinstance(value, enum.Flag) else value.name
             return self.ext(Code.OBJECT, [codec._names.name(type(value)), state])
         if isinstance(value, type) or _is_function(value):
-            return self.ext(Code.NAMED, codec._names.name(value))
+            try:
+                return self.ext(Code.NAMED, codec._names.name(value))
+            except NotAllowedError:
+                if not codec._allow_pickle:
+                    raise
+                return _Ext(Code.PICKLE, pickle.dumps(value))  # such as a bound method
+        if hasattr(type(value), "__rpc_state__"):  # says itself what of it travels
+            return self.ext(Code.OBJECT, [codec._names.name(type(value)), self.plain(value.__rpc_state__())])
         if dataclasses.is_dataclass(value):
             fields = {field.name: self.plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
             return self.ext(Code.OBJECT, [codec._names.name(type(value)), fields])
@@ -193,7 +202,14 @@ def _tensor(encoding: _Encoding, tensor: torch.Tensor) -> Any:
 def _sparse(encoding: _Encoding, tensor: torch.Tensor) -> Any:
     if tensor.layout != torch.sparse_coo:
         raise NotAllowedError(f"a tensor of layout {tensor.layout}", "dense or COO", "send its parts, or .to_dense()")
-    encoding.tensors += [tensor._indices(), tensor._values()]
+    if (
+        tensor.requires_grad
+    ):  # its values stand for it in the graph; each place once, else it would get its gradient twice
+        with torch.enable_grad():
+            tensor = tensor.coalesce()
+            encoding.tensors += [tensor.indices(), tensor.values()]
+    else:
+        encoding.tensors += [tensor._indices(), tensor._values()]
     count = len(encoding.tensors)
     return encoding.ext(Code.SPARSE, [count - 2, count - 1, list(tensor.shape), tensor.is_coalesced()])
 
@@ -307,6 +323,8 @@ class _Decoding:
             return cls[state]
         if isinstance(cls, type) and issubclass(cls, enum.Flag):
             return cls(state)
+        if isinstance(cls, type) and hasattr(cls, "__rpc_made__"):
+            return cls.__rpc_made__(state)
         if isinstance(cls, type) and dataclasses.is_dataclass(cls) and isinstance(state, dict):
             return _made(cls, state)
         if isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields") and isinstance(state, list):
@@ -321,11 +339,17 @@ class _Decoding:
         return np.frombuffer(raw, dtype)[0]
 
     def sparse(self, data: memoryview) -> torch.Tensor:
-        indices, values, shape, coalesced = self.value(data)
+        indices, at, shape, coalesced = self.value(data)
+        values = self._tensor(at)
+        is_leaf = values.requires_grad and values.grad_fn is None  # outside of a distributed graph: so it was sent
         tensor = torch.sparse_coo_tensor(
-            self._tensor(indices), self._tensor(values), shape, check_invariants=True, is_coalesced=bool(coalesced)
+            self._tensor(indices),
+            values.detach() if is_leaf else values,
+            shape,
+            check_invariants=True,
+            is_coalesced=bool(coalesced),
         )
-        return tensor
+        return tensor.requires_grad_() if is_leaf else tensor
 
     def parameter(self, data: memoryview) -> torch.Tensor:
         index, requires_grad = self.value(data)

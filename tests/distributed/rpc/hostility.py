@@ -178,7 +178,7 @@ def release():
     _released.set()
 
 
-def _private():
+def __private():
     return "secret"
 
 

@@ -127,7 +127,7 @@ def _other_body(frame, chance):
 def _other_name(frame, chance):
     names = [
         "os:system",
-        "hostility:_private",
+        "hostility:__private",
         "hostility:os.system",
         "torch:load",
         "hostility:missing",

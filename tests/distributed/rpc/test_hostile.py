@@ -213,7 +213,7 @@ REFUSED = [
     ("what a module imported", call_of("hostility:random"), "NotAllowedError"),
     ("a function that a module imported", call_of("hostility:contextlib.suppress"), "NotAllowedError"),
     ("imported into the main program", call_of("__main__:system", "true"), "NotAllowedError"),
-    ("a private name", call_of("hostility:_private"), "NotAllowedError"),
+    ("a private name", call_of("hostility:__private"), "NotAllowedError"),
     ("a dunder", call_of("hostility:Pair.__init__"), "NotAllowedError"),
     ("torch.load", call_of("torch:load", "/etc/passwd"), "NotAllowedError"),
     ("eval", call_of("builtins:eval", "1"), "NotAllowedError"),
@@ -255,7 +255,7 @@ def test_a_worker_cannot_answer_what_another_one_was_asked(crew, victim):
     assert crew.workers[1].result() == "true"
 
 
-METHODS = ["__class__", "__init__", "__dict__", "_hidden", "__reduce__"]
+METHODS = ["__class__", "__init__", "__dict__", "__hidden", "__reduce__"]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -292,7 +292,7 @@ def envelope(body, value, tensors=()):
 
 
 @pytest.mark.parametrize(
-    "function", ["os:system", "__main__:system", "torch:load", "hostility:_private", "pibroch.rpc.secret:find_secret"]
+    "function", ["os:system", "__main__:system", "torch:load", "hostility:__private", "pibroch.rpc.secret:find_secret"]
 )
 def test_an_honest_caller_gets_the_named_error(crew, victim, function):
     name, text = crew.run(1, hostility.call_for_error, "worker0", function)

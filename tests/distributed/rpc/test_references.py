@@ -268,7 +268,7 @@ def test_methods_run_at_the_owner(crew, case):
 def refused_methods():
     counter = remote("worker1", cases.Counter)
     for proxy in (counter.rpc_sync(), counter.rpc_async(), counter.remote()):
-        assert isinstance(raised(getattr, proxy, "_private"), NotAllowedError)
+        assert isinstance(raised(getattr, proxy, "__private"), NotAllowedError)
     for name in ("__init__", "__reduce__", "__class__", "__dict__", "__getattribute__"):
         error = raised(getattr(cases_proxy(counter), name))
         assert isinstance(error, NotAllowedError), (name, error)

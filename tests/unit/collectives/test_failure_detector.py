@@ -38,10 +38,14 @@ class Three:
 
         return note
 
-    def die(self, rank):
-        """What a kill does: its thread is gone, and the system ends its sockets."""
+    def stop(self, rank):
+        """What SIGSTOP does: its thread does nothing, its sockets stay."""
         self.detectors[rank]._wake.close()
         self.detectors[rank]._thread.join(TIMEOUT_S)
+
+    def die(self, rank):
+        """What a kill does: its thread is gone, and the system ends its sockets."""
+        self.stop(rank)
         for link in self.ends[rank].values():
             link._socket.shutdown(socket.SHUT_RDWR)
 
@@ -125,6 +129,25 @@ def test_who_does_not_come_back_is_told(three, monkeypatch):
     assert three.stuck.keys() <= {0, 1} and all(
         f"rank 2 failed before the first step: {SILENCE}" in text for text in three.stuck.values()
     )
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_stopped_rank_that_is_waited_for_in_vain_is_named_by_all(three, monkeypatch, stopped):
+    monkeypatch.setattr(watching, "REASON_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(watching, "ROLL_S", 0.5)
+    three.stop(stopped)
+    waiting = [each for each in three.detectors if each.rank != stopped]
+    errors = []
+    threads = [
+        threading.Thread(target=lambda each=each: errors.append(each.explain(RuntimeError("timed out"))))
+        for each in waiting
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert [(type(error), error.rank) for error in errors] == [(RankFailedError, stopped)] * 2
+    assert all("it is stopped, or hangs" in str(error) for error in errors)
 
 
 @pytest.mark.parametrize("line", [b"nonsense\n", b"[1]\n", b'{"failure": 5}\n', b"x" * (MAX_LINE_BYTES + 1)])

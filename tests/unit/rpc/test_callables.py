@@ -24,7 +24,11 @@ def function(x):
     return x
 
 
-def _private():
+def _own():
+    return "own"
+
+
+def __private():
     return 1
 
 
@@ -170,8 +174,7 @@ def test_names_of_the_spawned_main_program_are_those_of_the_main_program(monkeyp
         (instance.Inner().method, "RRef"),
         (Outer(), "function or class"),
         (wrapping.__wrapped__.__get__(3), "RRef"),
-        (_private, "public name"),
-        (Outer._hidden, "public name"),
+        (__private, "public name"),
         (Outer.__call__, "public name"),
         ([].append, "function or class"),
         (3, "function or class"),
@@ -217,11 +220,10 @@ def test_a_name_that_leads_elsewhere_is_refused_where_it_is_sent(callables):
         "Outer.mro",
         "Outer.missing",
         "Outer.Inner.missing",
-        "Outer._hidden",
         "Outer.__call__",
         "Outer.__init__",
         "Outer.__subclasses__",
-        "_private",
+        "__private",
         "__builtins__",
         "__loader__",
         "__class__",
@@ -437,3 +439,15 @@ def test_any_text_is_refused_with_a_named_error(name):
         return
     with pytest.raises(NotAllowedError):
         Callables((HERE,)).resolve(name)
+
+
+def test_names_with_one_underscore_are_a_users_own_to_give(callables):
+    for function, name in ((_own, f"{HERE}:_own"), (Outer._hidden, f"{HERE}:Outer._hidden")):
+        assert callables.name(function) == name
+        assert callables.resolve(name) is function
+
+
+@pytest.mark.parametrize("name", ["torch:_assert", "torch.nn:_reduction", "numpy:_mat", "builtins:_x", "pibroch:_own"])
+def test_private_names_of_libraries_stay_private_whatever_is_allowed(name):
+    with pytest.raises(NotAllowedError, match="private"):
+        Callables(("torch.nn", "numpy", "pibroch", "operator")).resolve(name)

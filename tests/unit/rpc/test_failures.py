@@ -60,7 +60,7 @@ class NotAnError:
     pass
 
 
-class _Private(Exception):
+class __Private(Exception):
     pass
 
 
@@ -149,7 +149,7 @@ def test_the_causes_of_an_error_are_in_its_traceback():
 
 @pytest.mark.parametrize(
     "error",
-    [_Private("hidden"), SystemExit(3), KeyboardInterrupt(), Unprintable("x")],
+    [__Private("hidden"), SystemExit(3), KeyboardInterrupt(), Unprintable("x")],
     ids=lambda error: type(error).__name__,
 )
 def test_what_cannot_be_built_comes_as_a_remote_error_that_names_it(error):

@@ -3,6 +3,7 @@ from itertools import pairwise
 
 import pytest
 
+from pibroch.errors import ConfigError
 from pibroch.rpc.info import IdSource, WorkerInfo
 
 
@@ -27,3 +28,18 @@ def test_sources_start_far_from_each_other():
     starts = sorted(next(IdSource()) for _ in range(1000))
     gaps = [after - before for before, after in pairwise(starts)]
     assert min(gaps) > 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("name", "need"),
+    [
+        ("abc*", "Worker name must match"),
+        (" ", "must match"),
+        ("", "must be non-empty"),
+        (500 * "a", "shorter than 128"),
+    ],
+)
+def test_a_name_that_nobody_can_have_is_a_runtime_error_and_a_config_error(name, need):
+    for kind in (RuntimeError, ConfigError):
+        with pytest.raises(kind, match=need):
+            WorkerInfo(name, 0)

@@ -102,7 +102,7 @@ def test_modules_optimizers_tensors_and_data():
 @pytest.mark.parametrize(
     "name",
     [
-        "_hidden",
+        "__hidden",
         "__class__",
         "__reduce__",
         "__reduce_ex__",
@@ -114,7 +114,7 @@ def test_modules_optimizers_tensors_and_data():
     ],
 )
 def test_private_names_are_refused(name):
-    with pytest.raises(NotAllowedError, match="leading underscore"):
+    with pytest.raises(NotAllowedError, match="one underscore"):
         find(Counter(), name)
 
 
@@ -164,3 +164,19 @@ def test_a_module_that_was_allowed_is_open():
     waiting = queue.Queue()
     find_method(waiting, "put", Callables(("queue",)))(1)
     assert waiting.get() == 1
+
+
+def test_methods_with_one_underscore_are_a_users_own_to_give():
+    assert find(Counter(), "_hidden")() == 2
+
+
+@pytest.mark.parametrize("value", [torch.nn.Linear(1, 1), torch.ones(1), {}, collections.OrderedDict()], ids=type)
+def test_private_methods_of_libraries_stay_private(value):
+    with pytest.raises(NotAllowedError, match="one underscore"):
+        find(value, "_apply")
+
+
+@pytest.mark.parametrize("value", [torch.ones(1), torch.nn.Linear(1, 1), np.ones(1), 3, {}], ids=type)
+def test_what_libraries_do_not_have_is_an_attribute_error(value):
+    with pytest.raises(AttributeError, match="no attribute 'non_exist'"):
+        find(value, "non_exist")

@@ -1,4 +1,5 @@
 import inspect
+from datetime import timedelta
 
 import pytest
 import torch
@@ -79,3 +80,16 @@ class TestDeviceMaps:
             options_class(rpc_timeout=-1)
         with pytest.raises(RuntimeError):
             options_class(num_worker_threads=0)
+
+
+def test_no_maps_and_no_devices_may_be_said_as_none():
+    options = RpcBackendOptions(device_maps=None, devices=None)
+    assert options.device_maps == {} and options.devices == []
+    options.set_device_map("ben", {"cuda:0": "cuda:1"})
+    assert list(options.device_maps) == ["ben"]
+
+
+@pytest.mark.parametrize("name", ["rpc_timeout", "num_worker_threads", "lost_after_s"])
+def test_an_option_of_a_wrong_type_is_a_type_error(name):
+    with pytest.raises(TypeError, match="incompatible constructor arguments"):
+        RpcBackendOptions(**{name: timedelta(seconds=1)})

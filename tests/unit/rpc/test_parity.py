@@ -36,7 +36,6 @@ ADDED = {  # by keyword only, behind torch's own
     ("autograd.backward", "timeout"): "every wait has one; torch's backward may hang",
 }
 NOT_MIRRORED = {
-    "is_available": "this package is there when it can be imported",
     "AllGatherStates": "inside of torch's shutdown",
     "method_factory": "inside of torch's RRef",
     "new_method": "inside of torch's RRef",

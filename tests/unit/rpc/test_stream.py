@@ -104,3 +104,32 @@ def test_who_reads_sees_that_the_stream_is_closed(loop, make_ends):
     run_on(loop, lambda: ends.stream.close("over"))
     reading.join(PATIENCE_S)
     assert not reading.is_alive() and ends.reasons == ["over"]
+
+
+class ByHand:
+    """A loop that runs what it was given when it is told to."""
+
+    def __init__(self):
+        self.soon, self.reader = [], threading.local()
+        self.call_soon = self.soon.append
+
+    def is_here(self):
+        return True
+
+    def watch(self, *_):
+        pass
+
+    change = forget = expect_bulk = watch
+
+
+def test_what_the_peer_said_before_it_went_is_read_although_nothing_can_be_written():
+    """Its last answer and its goodbye: else a graceful end looks like a loss."""
+    loop = ByHand()
+    ends = Ends(loop)
+    ends.stream.start(b"")
+    ends.theirs.sendall(header(Kind.NOTE, 1, 6, 0) + b"answer" + header(Kind.GOODBYE, 0, 0, 0))
+    ends.theirs.close()
+    ends.stream.send([b"one word more"])
+    loop.soon.pop(0)()
+    assert [frame.kind for frame in ends.frames] == [Kind.NOTE, Kind.GOODBYE]
+    assert ends.reasons == ["the connection was closed"]

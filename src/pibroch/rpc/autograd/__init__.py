@@ -31,7 +31,10 @@ def context() -> Iterator[int]:
     """
     autograd = _autograd()
     if (outer := autograd.current_context()) is not None:
-        raise RuntimeError(f"got a context inside of context {outer}; need one at a time in a thread; do: use that one")
+        raise RuntimeError(
+            f"got a context inside of context {outer} (Already have an autograd context id for this thread); need one at a "
+            "time in a thread; do: use that one"
+        )
     context_id = autograd.open()
     try:
         with autograd.entered(context_id):

@@ -98,7 +98,8 @@ class Contexts:
         context = self._open.get(context_id)
         if context is None:
             raise RuntimeError(
-                f"got autograd context {context_id}, which is not open on this worker; need the id that "
+                f"got autograd context {context_id}, which is not open on this worker (Could not find autograd context "
+                f"with id: {context_id}); need the id that "
                 "autograd.context() gave, inside its with block; do: see whether a call reached this worker in it"
             )
         return context

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pibroch.errors import ProtocolError, RpcError
+from pibroch.rpc.autograd.blame import as_runtime_error
 from pibroch.rpc.autograd.contexts import Context, Contexts
 from pibroch.rpc.autograd.discovery import Ask, Instruction
 from pibroch.rpc.autograd.gates import Received
@@ -38,17 +39,19 @@ class Coordinator:
         self, context_id: int, roots: Sequence[Tensor], retain_graph: bool = False, timeout: float = UNSET_RPC_TIMEOUT
     ) -> None:
         """Accumulate the gradients of ``roots`` in the context, on all workers; see ``pibroch.rpc.autograd.backward``."""
+        _check_roots(context_id, roots)
         context = self._contexts.get(context_id)
-        _check_roots(roots)
         number = next(self._agent.ids)
         part = self._pass(context, number, self._agent.info.id, self._agent.timeout_s(timeout))
         workers: frozenset[WorkerInfo] = frozenset()
         try:
             workers = self._search(part, roots)
             self._run_everywhere(part, roots, workers, retain_graph)
-        except BaseException:
+        except BaseException as error:
             for worker_id in part.partners | {worker.id for worker in workers}:
                 self._tell_abort(part, worker_id)
+            if isinstance(error, Exception) and not isinstance(error, RuntimeError):
+                raise as_runtime_error(error, self._agent.info) from error.__cause__ or error
             raise
         finally:
             context.passes.pop(number, None)
@@ -82,7 +85,7 @@ class Coordinator:
         for worker in others:
             timeout_s = left_until(part.deadline)
             start = Start(part.context.id, part.number, retain_graph, timeout_s)
-            self._agent.ask(rest, worker, start, None, timeout_s, None)
+            self._agent.ask(_Part(rest, worker), worker, start, None, timeout_s, None)
         part.run(roots, retain_graph)
         self._agent.wait(rest.done, left_until(part.deadline))
 
@@ -194,8 +197,24 @@ class _Search:
         self._coordinator.perform(self._part, self._part.failed(error))
 
 
+class _Part:
+    """One other worker's part in a pass (``calls.Receiver``)."""
+
+    def __init__(self, rest: _Rest, worker: WorkerInfo) -> None:
+        self._rest, self._worker = rest, worker
+
+    def succeed(self, value: object) -> None:
+        """It is done."""
+        self._rest.succeed()
+
+    def fail(self, error: BaseException) -> None:
+        """It failed."""
+        assert isinstance(error, Exception)
+        self._rest.fail(as_runtime_error(error, self._worker))
+
+
 class _Rest:
-    """The other workers' parts in a pass (``calls.Receiver``): ``done`` after all, or the first error, which aborts ours."""
+    """The other workers' parts in a pass: ``done`` after all, or the first error, which aborts ours."""
 
     def __init__(self, part: Pass, size: int) -> None:
         self.done: torch.futures.Future[Any] = torch.futures.Future()
@@ -204,16 +223,15 @@ class _Rest:
         if not size:
             self.done.set_result(None)
 
-    def succeed(self, value: object) -> None:
+    def succeed(self) -> None:
         """One part is done."""
         with self._lock:
             self._num_open -= 1
             if not self._num_open and not self.done.done():
                 self.done.set_result(None)
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: Exception) -> None:
         """One part failed."""
-        assert isinstance(error, Exception)
         with self._lock:
             if self.done.done():
                 return
@@ -221,11 +239,24 @@ class _Rest:
         self._part.abort(error)
 
 
-def _check_roots(roots: Sequence[Tensor]) -> None:
+def _check_roots(context_id: object, roots: Sequence[Tensor]) -> None:
+    is_list = isinstance(roots, (list, tuple)) and all(isinstance(root, Tensor) for root in roots)
+    if type(context_id) is not int or not is_list:
+        raise TypeError(
+            f"got backward({type(context_id).__name__}, {type(roots).__name__}) (incompatible function arguments); need the "
+            "id of a context and a list of tensors; do: backward(context_id, [loss])"
+        )
     if not roots:
-        raise RuntimeError("got no roots; need at least one tensor to differentiate; do: pass [loss]")
+        raise RuntimeError(
+            "got no roots (No tensors provided for gradient computation); need at least one; do: pass [loss]"
+        )
     for root in roots:
         if not root.requires_grad:
-            raise RuntimeError("got a root that does not require a gradient; need one computed from tensors that do")
+            raise RuntimeError(
+                "got a root that does not require a gradient (requires_grad not set on it); need one computed from tensors "
+                "that have it"
+            )
         if root.numel() != 1:
-            raise RuntimeError(f"got a root of shape {tuple(root.shape)}; need a scalar; do: sum it up first")
+            raise RuntimeError(
+                f"got a root of shape {tuple(root.shape)}, which is not a scalar, all roots need to be scalar; do: sum it up"
+            )

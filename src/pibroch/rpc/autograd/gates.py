@@ -230,9 +230,10 @@ def run_engine(
     gates: Iterable[tuple[Sent, Sequence[Tensor]]],
     inputs: Sequence[Any],
     retain_graph: bool,
-    accumulate: bool = False,
-) -> Sequence[Tensor | None]:
+) -> None:
     """One pass of torch's engine in this thread, which may wait in it for other workers.
+
+    The functions that accumulate into leaves run, with their hooks; what they get is for ``watched.py`` to take.
 
     Args:
         backward: the pass.
@@ -240,10 +241,6 @@ def run_engine(
         gates: messages whose gradients will come, and the gates that take part; the oldest message first.
         inputs: gradient edges.
         retain_graph: keep what the graph saved.
-        accumulate: run the functions that accumulate into leaves, and return nothing.
-
-    Returns:
-        the gradients of the inputs, ``None`` for those without.
     """
     started: list[int] = []
     with torch.enable_grad():
@@ -256,10 +253,7 @@ def run_engine(
             last = [turn]
         start = cast(Tensor, _Launch.apply(backward, started, len(roots), *roots, *last))
     try:
-        if accumulate:
-            torch.autograd.backward(start, torch.ones(()), retain_graph=retain_graph, inputs=inputs)
-            return []
-        return torch.autograd.grad(start, inputs, torch.ones(()), retain_graph=retain_graph, allow_unused=True)
+        torch.autograd.backward(start, torch.ones(()), retain_graph=retain_graph, inputs=inputs)
     finally:
         for number in started:
             _running.pop(number, None)

@@ -151,11 +151,9 @@ class Pass:
         retain_graph: bool,
     ) -> Sequence[Tensor | None]:
         inputs = [*(GradientEdge(leaf, 0) for leaf in leaves), self.context.anchor]
-        if not watched.is_needed():
-            return run_engine(self, roots, gates, inputs, retain_graph)
-        with watched.Watched(self, leaves) as shown:
-            run_engine(self, roots, gates, inputs, retain_graph, accumulate=True)
-        return shown.gradients()
+        with watched.Watched(self, leaves, shows=watched.is_needed()) as seen:
+            run_engine(self, roots, gates, inputs, retain_graph)
+        return seen.gradients()
 
     def _check(self) -> None:
         if self._error is not None:
@@ -163,12 +161,10 @@ class Pass:
 
     def _owned(self, gradient: Tensor) -> Tensor:
         """The gradient, or a copy when its memory belongs to another one too, or to one that was sent."""
-        if gradient.layout != torch.strided:
-            return gradient
-        address = gradient.untyped_storage().data_ptr()
-        if address in self._own or gradient.untyped_storage().nbytes() != gradient.numel() * gradient.element_size():
-            return gradient.clone(memory_format=torch.contiguous_format)
-        self._own.add(address)
+        parts = _parts(gradient)
+        if any(_address(part) in self._own or not _fills_its_memory(part) for part in parts):
+            return _copied(gradient)
+        self._own.update(map(_address, parts))
         return gradient
 
     def abort(self, error: Exception) -> None:
@@ -218,8 +214,7 @@ class Pass:
         with self._changed:
             self._check()
             self._sent.add(received.message)
-            strided = (each for each in wanted if each is not None and each.layout == torch.strided)
-            self._own.update(each.untyped_storage().data_ptr() for each in strided)
+            self._own.update(_address(part) for each in wanted if each is not None for part in _parts(each))
         self._post(self, received, wanted)
 
     def _let_newer_ones_finish(self, sent: Sent) -> None:
@@ -237,3 +232,25 @@ class Pass:
             while self._unsent and self._unsent[-1].message in self._sent:
                 self._unsent.pop()
             return bool(self._unsent) and self._unsent[-1].order > sent.order
+
+
+def _parts(gradient: Tensor) -> tuple[Tensor, ...]:
+    """The strided tensors that a gradient consists of."""
+    return (gradient._indices(), gradient._values()) if gradient.layout == torch.sparse_coo else (gradient,)
+
+
+def _address(part: Tensor) -> int:
+    return part.untyped_storage().data_ptr()
+
+
+def _fills_its_memory(part: Tensor) -> bool:
+    return part.untyped_storage().nbytes() == part.numel() * part.element_size()
+
+
+def _copied(gradient: Tensor) -> Tensor:
+    if gradient.layout != torch.sparse_coo:
+        return gradient.clone(memory_format=torch.contiguous_format)
+    indices, values = (part.clone(memory_format=torch.contiguous_format) for part in _parts(gradient))
+    return torch.sparse_coo_tensor(
+        indices, values, gradient.shape, check_invariants=False, is_coalesced=gradient.is_coalesced()
+    )

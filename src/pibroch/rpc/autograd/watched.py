@@ -1,8 +1,11 @@
-"""Gradients of leaves that ``DistributedDataParallel`` watches.
+"""Gradients of leaves, taken where the engine would accumulate them into ``.grad``; shown there where DDP watches.
 
-DDP hangs hooks behind the functions that accumulate into ``.grad``, reads the gradient there, and writes the average there
-when the engine's pass ends. Gradients of a context do not go through ``.grad``, so for the time of a pass each leaf's
-gradient is shown in it, and what DDP made of it is taken from it. What was in ``.grad`` before comes back in the end.
+A pass runs the functions that accumulate into leaves, so that users' hooks on them are called, but takes the gradient before
+they see it: gradients of a context do not go through ``.grad``, which several passes may have to do with at once.
+
+``DistributedDataParallel`` hangs hooks behind those functions, reads the gradient in ``.grad``, and writes the average there
+when the engine's pass ends. So where there may be DDP, each leaf's gradient is shown there for the time of a pass, and what
+DDP made of it is taken from it. What was in ``.grad`` before comes back in the end.
 """
 
 from __future__ import annotations
@@ -29,10 +32,14 @@ def is_needed() -> bool:
 
 
 class Watched:
-    """Inside the ``with`` block the pass ``backward`` shows the gradients of ``leaves`` (nodes that accumulate) there."""
+    """Inside the ``with`` block the gradients that the pass ``backward`` has for ``leaves`` (nodes that accumulate) come here.
 
-    def __init__(self, backward: Backward, leaves: Iterable[Node]) -> None:
-        self._backward = backward
+    Hooks before those nodes see and may change the gradient; hooks behind them are called without one, as nothing is
+    accumulated. ``shows``: whether ``.grad`` shows the gradients until the end of the block.
+    """
+
+    def __init__(self, backward: Backward, leaves: Iterable[Node], shows: bool) -> None:
+        self._backward, self._shows = backward, shows
         self._leaves: list[Any] = list(leaves)
         self._handles: list[Any] = []
         self._gradients: dict[Tensor, Tensor] = {}
@@ -46,6 +53,8 @@ class Watched:
     ) -> None:
         for handle in self._handles:
             handle.remove()
+        if not self._shows:
+            return
         with _lock:
             for leaf, gradient in self._gradients.items():
                 self._gradients[leaf] = _result(leaf, gradient)
@@ -66,6 +75,9 @@ class Watched:
             gradient = gradients[0]
             if gradient is None or not is_running(self._backward):
                 return None
+            if not self._shows:
+                self._gradients[leaf] = gradient
+                return (None,)
             gradient = gradient.clone()  # DDP writes into it
             with _lock:
                 before, num_passes = _before.get(leaf, (leaf.grad, 0))

@@ -16,7 +16,7 @@ class Backward:
     """A pass without messages."""
 
 
-def watched_pass(root, leaf, change=None):
+def watched_pass(root, leaf, change=None, shows=True):
     """The gradient of ``leaf`` in a pass of its own; ``change()`` runs behind the function that accumulates."""
     node = start_of(leaf)[0]
 
@@ -25,8 +25,8 @@ def watched_pass(root, leaf, change=None):
 
     handle = node.register_hook(after) if change else None
     backward = Backward()
-    with Watched(backward, [node]) as shown:
-        run_engine(backward, [root], [], [GradientEdge(node, 0)], False, accumulate=True)
+    with Watched(backward, [node], shows) as shown:
+        run_engine(backward, [root], [], [GradientEdge(node, 0)], False)
     if handle:
         handle.remove()
     return shown.gradients()[0]
@@ -115,8 +115,19 @@ def test_a_whole_pass_within_another_leaves_that_ones_gradient_alone(leaf):
     assert (outer.tolist(), inner[0].tolist()) == ([2, 2], [5, 5]) and leaf.grad is before
 
 
-def test_a_local_pass_meanwhile_is_not_touched(leaf):
+@pytest.mark.parametrize("shows", [True, False])
+def test_a_local_pass_meanwhile_is_not_touched(leaf, shows):
     """A backward pass of the user's, while the hooks are there, accumulates as ever."""
-    with Watched(Backward(), [start_of(leaf)[0]]) as shown:
+    with Watched(Backward(), [start_of(leaf)[0]], shows) as shown:
         (leaf * 2).sum().backward()
     assert leaf.grad.tolist() == [11, 11] and shown.gradients() == [None]
+
+
+def test_hooks_on_the_function_that_accumulates_are_called_and_grad_stays(leaf):
+    """Those before it see the gradient and may change it; those behind it come after, and nothing was accumulated."""
+    seen, before, node = [], leaf.grad, start_of(leaf)[0]
+    node.register_prehook(lambda gradients: (gradients[0] * 10,))
+    node.register_hook(lambda inputs, outputs: seen.append(leaf.grad is before))
+    gradient = watched_pass((leaf * 2).sum(), leaf, shows=False)
+    assert gradient.tolist() == [20, 20] and seen == [True] and leaf.grad is before
+    assert leaf.grad.tolist() == [9, 9]

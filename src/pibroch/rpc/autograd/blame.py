@@ -1,0 +1,37 @@
+"""Errors of backward passes: a ``RuntimeError`` always, as in torch, and what they were as well."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, cast
+
+from pibroch.errors import RemoteError
+from pibroch.rpc.info import WorkerInfo
+
+
+def as_runtime_error(error: Exception, worker: WorkerInfo) -> Exception:
+    """``error``, or one of its type that is a ``RuntimeError`` too and says on which worker it was raised.
+
+    >>> both = as_runtime_error(ValueError("a hook that fails"), WorkerInfo("worker1", 1))
+    >>> isinstance(both, ValueError), isinstance(both, RuntimeError), str(both)
+    (True, True, 'Error on Node 1: a hook that fails')
+    """
+    if isinstance(error, RuntimeError):
+        return error
+    message = f"Error on Node {worker.id}: {error}"
+    try:
+        both: Any = _as_both(cast(Any, type(error)))
+        made: Exception = both.__new__(both, message)
+        made.args = (message,)
+        vars(made).update(vars(error))
+        if str(error) not in str(made):
+            raise TypeError("its str() does not show its message")
+    except Exception:  # a type with a constructor, memory or words of its own
+        made = RemoteError(f"{message} ({type(error).__qualname__})")
+    made.__cause__ = error.__cause__ or error
+    return made
+
+
+@functools.cache
+def _as_both(kind: Any) -> Any:
+    return type(kind.__name__, (kind, RuntimeError), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})

@@ -1,0 +1,182 @@
+"""``RemoteModule``: a ``torch.nn.Module`` on another worker with ``forward`` here; the names of ``torch.distributed.nn``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, cast
+
+import torch
+from torch import Tensor, nn
+
+from pibroch.errors import ConfigError
+from pibroch.rpc.agent import current_agent
+from pibroch.rpc.api import rpc_async, rpc_sync
+from pibroch.rpc.futures import Future
+from pibroch.rpc.rref import RRef, remote
+
+__all__ = ["RemoteModule"]
+
+_UNSUPPORTED = str.split("""
+    add_module apply bfloat16 buffers children cpu cuda double extra_repr float half ipu load_state_dict modules named_buffers
+    named_children named_modules named_parameters parameters register_backward_hook register_buffer register_forward_hook
+    register_forward_pre_hook register_parameter requires_grad_ share_memory state_dict to type xpu zero_grad
+""")
+_INSTEAD = {"parameters": ". Please use ``remote_parameters`` instead."}
+
+
+class RemoteModule(nn.Module):
+    """A module that another worker makes and keeps; ``forward`` runs there, and gradients come back in an autograd context.
+
+    It is sent by putting it into the arguments or the result of a call: receiver and sender use the same module. Not
+    mirrored: TorchScript interfaces.
+
+    Args:
+        remote_device: ``"worker/device"`` or ``"rank:1/device"``; without a device its CPU. To an accelerator tensors among
+            the arguments are moved there; results come back by way of the CPU, unless the owner's ``device_maps`` say more.
+        module_cls: makes the module: a class, or a function that both workers can name.
+        args: of it.
+        kwargs: likewise.
+
+    Raises:
+        ConfigError: for a ``remote_device`` that names no worker.
+        ValueError: from ``forward``, when what was made is no ``nn.Module``.
+    """
+
+    def __init__(
+        self,
+        remote_device: str,
+        module_cls: Callable[..., nn.Module],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self._place(remote_device)
+        made = (module_cls, list(args or ()), dict(kwargs or {}), self.device)
+        self.module_rref: RRef[nn.Module] = remote(self.on, make_module, made)
+
+    def _place(self, remote_device: str) -> None:
+        self.on, self.device = worker_and_device(remote_device)
+        self.is_scriptable = False
+
+    @staticmethod
+    def init_from_module_rref(remote_device: str, module_rref: RRef[nn.Module]) -> RemoteModule:
+        """One that uses a module which exists already.
+
+        Args:
+            remote_device: where it is.
+            module_rref: a reference to it.
+        """
+        made = RemoteModule.__new__(RemoteModule)
+        nn.Module.__init__(made)
+        made._place(remote_device)
+        made.module_rref = module_rref
+        return made
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module's ``forward`` returns; blocks."""
+        return rpc_sync(self.module_rref.owner(), run_forward, (self.module_rref, self.device, args, kwargs))
+
+    def forward_async(self, *args: Any, **kwargs: Any) -> Future:
+        """A future of it."""
+        return rpc_async(self.module_rref.owner(), run_forward, (self.module_rref, self.device, args, kwargs))
+
+    def remote_parameters(self, recurse: bool = True) -> list[RRef[Tensor]]:
+        """References to its parameters, for ``DistributedOptimizer``; without ``recurse`` to those that it has itself."""
+        return rpc_sync(self.module_rref.owner(), parameter_rrefs, (self.module_rref, recurse))
+
+    def get_module_rref(self) -> RRef[nn.Module]:
+        """A reference to the module."""
+        return self.module_rref
+
+    def train(self, mode: bool = True) -> RemoteModule:
+        """Set the training mode of the module there."""
+        rpc_sync(self.module_rref.owner(), set_training, (self.module_rref, mode))
+        return self
+
+    def __rpc_state__(self) -> list[Any]:
+        """What travels (``values.py``)."""
+        return [self.on, self.device, self.module_rref]
+
+    @classmethod
+    def __rpc_made__(cls, state: Any) -> RemoteModule:
+        """One that arrived."""
+        on, device, module_rref = state
+        if not isinstance(module_rref, RRef):
+            raise TypeError("a remote module without a reference to its module")
+        made = cls.__new__(cls)
+        nn.Module.__init__(made)
+        made.on, made.device, made.is_scriptable, made.module_rref = on, str(device), False, module_rref
+        return made
+
+    def __getstate__(self) -> NoReturn:
+        raise RuntimeError(
+            "Cannot pickle RemoteModule in python pickler. RemoteModule can only be pickled when using RPC"
+        )
+
+
+def _unsupported(name: str) -> Callable[..., NoReturn]:
+    @functools.wraps(getattr(nn.Module, name))
+    def refuse(self: RemoteModule, *_: Any, **__: Any) -> NoReturn:
+        raise ValueError(f"Method ``{name}`` not supported for RemoteModule{_INSTEAD.get(name, '')}")
+
+    return refuse
+
+
+for _name in _UNSUPPORTED:
+    setattr(RemoteModule, _name, _unsupported(_name))
+
+
+def worker_and_device(remote_device: str) -> tuple[str | int, str]:
+    """Name or id of the worker, and its device, of ``"worker/device"`` or ``"rank:1/device"``.
+
+    >>> worker_and_device("trainer0/cuda:1"), worker_and_device("rank:2")
+    (('trainer0', 'cuda:1'), (2, 'cpu'))
+    """
+    worker, _, device = remote_device.partition("/")
+    number = worker.removeprefix("rank:")
+    if not worker or (number != worker and not number.isdigit()):
+        raise ConfigError(f"remote device {remote_device!r}", "'worker/device' or 'rank:number/device'")
+    return int(number) if number != worker else worker, str(torch.device(device or "cpu"))
+
+
+# at the module's owner
+
+
+def make_module(module_cls: Callable[..., Any], args: Any, kwargs: Any, device: str) -> nn.Module:
+    """The module itself."""
+    module = module_cls(*args, **kwargs)
+    if not isinstance(module, nn.Module):
+        raise ValueError(
+            "Expect `module_cls(*args, **kwargs)` returns an instance of <class nn.Module>, "
+            f"but it returns an instance of {type(module)}."
+        )
+    return module.to(device)
+
+
+def run_forward(module_rref: RRef[nn.Module], device: str, args: Any, kwargs: Any) -> Any:
+    """``forward`` of it, on its device."""
+    module = module_rref.local_value()
+    if device == "cpu":
+        return module.forward(*args, **kwargs)
+    result = module.forward(*_moved(args, device), **_moved(kwargs, device))
+    return result if current_agent().options.device_maps else _moved(result, "cpu")
+
+
+def parameter_rrefs(module_rref: RRef[nn.Module], recurse: bool) -> list[RRef[Tensor]]:
+    """References to its parameters."""
+    return [RRef(cast(Tensor, each)) for each in module_rref.local_value().parameters(recurse)]
+
+
+def set_training(module_rref: RRef[nn.Module], mode: bool) -> None:
+    """Its training mode."""
+    module_rref.local_value().train(mode)
+
+
+def _moved(value: Any, device: str) -> Any:
+    """The tensors in lists, tuples and dicts on another device."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if type(value) in (list, tuple):
+        return type(value)(_moved(each, device) for each in value)
+    return {key: _moved(each, device) for key, each in value.items()} if type(value) is dict else value
