@@ -27,7 +27,7 @@ COURTESY_S = 5.0
 """How long other messages wait for a sum of gradients. Only where ranks send in different orders does it take so long."""
 
 
-class _Group(Protocol):
+class _GlooGroup(Protocol):
     """What torch's stubs leave out of ProcessGroupGloo; ranks are those of the group."""
 
     def send(self, tensors: list[Tensor], to: int, tag: int, /) -> dist.Work: ...
@@ -47,7 +47,7 @@ class _Opened:
         count: how many were opened, by members.
     """
 
-    groups: dict[_Group, deque[dist.Work]] = field(default_factory=dict)
+    groups: dict[_GlooGroup, deque[dist.Work]] = field(default_factory=dict)
     count: Counter[tuple[int, ...]] = field(default_factory=Counter)
 
 
@@ -79,8 +79,8 @@ class GlooTransport(Transport):
         name = f"pibroch/{sha256(repr(ranks.members).encode()).hexdigest()}/{self._opened.count[ranks.members]}"
         store, timeout = PrefixStore(name, _get_default_store()), timedelta(seconds=ranks.timeout_s)
         self._others = [rank for rank in range(ranks.world_size) if rank != ranks.rank]
-        group = cast(_Group, dist.ProcessGroupGloo(store, ranks.rank, ranks.world_size, timeout))
-        self._group: _Group | None = group
+        group = cast(_GlooGroup, dist.ProcessGroupGloo(store, ranks.rank, ranks.world_size, timeout))
+        self._group: _GlooGroup | None = group
         self._last_sums = self._opened.groups[group] = deque[dist.Work](maxlen=_NUM_KEPT)
         _TRANSPORTS.add(self)
         let_senders_finish()
@@ -124,7 +124,7 @@ class GlooTransport(Transport):
             self._group = None  # ends its threads, so none is the last to let go of a sum
             self._last_sums.clear()
 
-    def _open_group(self) -> _Group:
+    def _open_group(self) -> _GlooGroup:
         if self._group is None:
             raise RuntimeError("a channel that was closed")
         return self._group

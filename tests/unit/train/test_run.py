@@ -141,7 +141,7 @@ def test_a_checkpoint_of_other_data_is_refused(data, tmp_path):
     with pytest.raises(CheckpointError, match=r"table 'C\d+' with 42 rows x 4 .* need 43 rows x 4"):
         evaluate_checkpoint(run.path, EncodedDataset.open(wide), "test")
     longer = make_dataset(tmp_path / "longer", num_samples=3001, max_table_rows=40)
-    with pytest.raises(CheckpointError, match=r"num_samples|dataset"):
+    with pytest.raises(CheckpointError, match="other samples or labels"):
         train_here(make_config(longer, "train.steps=4"), run.path)
 
 
