@@ -118,8 +118,11 @@ def test_the_command_reads_data_where_it_is_told(worlds, data, server_crew, tmp_
     beside = ["--meet", server_crew.meet, "--number", 0, "--with-servers"]
     with start_command("data-processor", *alone) as program, start_command("data-processor", *beside) as other:
         assert worlds(1).run(processor_cases.problem_of, meet, *told, 1) == [None]
-        (problem,) = worlds(1).run(processor_cases.problem_of, server_crew.meet, *told, 1)
-        assert problem[0] == "DataError"
+        for _ in range(20):  # an earlier test's processor of this name may be gone, and this one not there yet
+            (problem,) = worlds(1).run(processor_cases.problem_of, server_crew.meet, *told, 1)
+            if problem[0] != "TrainingError":
+                break
+        assert problem[0] == "DataError", problem
         for each in (program, other):
             each.send_signal(signal.SIGTERM)
             ended = each.end()
