@@ -246,7 +246,7 @@ def _slice(decoding: Decoding, data: memoryview) -> slice:
     return slice(*decoding.items(data, object, object, object))
 
 
-def _hashable(items: list[Any]) -> list[Any]:
+def check_hashes(items: list[Any]) -> list[Any]:
     """Items for a set or dict, if few of them have the same hash.
 
     Texts and bytes are hashed with a secret of the process; numbers are not, and tuples of them.
@@ -269,15 +269,15 @@ def _ordered(decoding: Decoding, data: memoryview) -> dict[Any, Any]:
     pairs = decoding.items(data)
     if not all(type(pair) is list and len(pair) == 2 for pair in pairs):
         raise ProtocolError("items of a dict", "pairs of key and value")
-    _hashable([key for key, _ in pairs])
+    check_hashes([key for key, _ in pairs])
     return dict(pairs)
 
 
 _DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 _READERS: dict[int, Callable[[Decoding, memoryview], Any]] = {
     Code.TUPLE: lambda decoding, data: tuple(decoding.items(data)),
-    Code.SET: lambda decoding, data: set(_hashable(decoding.items(data))),
-    Code.FROZENSET: lambda decoding, data: frozenset(_hashable(decoding.items(data))),
+    Code.SET: lambda decoding, data: set(check_hashes(decoding.items(data))),
+    Code.FROZENSET: lambda decoding, data: frozenset(check_hashes(decoding.items(data))),
     Code.REFERENCE: _reference,
     Code.NAMED: _named,
     Code.OBJECT: _object,

@@ -108,7 +108,7 @@ class Calls:
     def _run(self, what: FunctionCall | MethodCall, args: Any, kwargs: Any) -> Any:
         callables = self._agent.callables
         if isinstance(what, FunctionCall):
-            return run(callables.resolve(what.function), what.function, args, kwargs)
+            return run(callables.to_call(what.function), what.function, args, kwargs)
         value = self._references.value_at(what.place).wait(self._agent, 0.0)
         return run(find_method(value, what.method, callables), what.method, args, kwargs)
 

@@ -1,0 +1,179 @@
+"""Checks before functions of torch that a peer names: how large their results would be, and how long they would take.
+
+What a small message can make large is made of shapes first, on torch's device ``meta``, where nothing is allocated or
+computed. The bounds are wide: they keep a number in a message from ending the process, not a program from working.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable as AnyCallable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pibroch.errors import NotAllowedError
+
+MAX_ELEMENTS = 1 << 31  # of a result whose size a peer says
+MAX_VALUES = 1 << 22  # Python values made of one argument: that many come with no message
+MAX_PARTS = 1 << 16
+MAX_DIMS = 64
+
+Function = AnyCallable[..., Any]
+
+
+def too_large(what: str, need: str) -> NotAllowedError:
+    """The error of a call that would become too large."""
+    return NotAllowedError(what, need, "let a function of your own do it, in a module that the callee allows")
+
+
+def check_values(*values: object) -> None:
+    """Refuse what stands for many more values than came: ranges and tensors, where code in C takes them apart one by one."""
+    waiting = [*values]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, (list, tuple)):
+            waiting += value
+        elif isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, (range, Tensor, np.ndarray)) and length_of(value) > MAX_VALUES:
+            raise too_large(f"a {type(value).__name__} to be taken apart", f"at most {MAX_VALUES:,} items")
+
+
+def length_of(value: range | Tensor | np.ndarray[Any, Any]) -> int:
+    """How many items there are, of all dimensions."""
+    if isinstance(value, Tensor):
+        return value.numel()
+    if isinstance(value, np.ndarray):
+        return value.size
+    return max(0, -((value.start - value.stop) // value.step))
+
+
+def check_device(kwargs: dict[str, Any]) -> None:
+    """Refuse what is no memory: kernels for other devices trust that there is one."""
+    device = kwargs.get("device")
+    if device is not None and torch.device(device).type not in ("cpu", "cuda"):
+        raise NotAllowedError(f"device {device!r}", "cpu or cuda")
+    if "out" in kwargs:
+        raise NotAllowedError("an argument out", "none", "take the result")
+
+
+def check_result(function: Function, args: Any, kwargs: dict[str, Any], on_meta: bool = False) -> None:
+    """Raise NotAllowedError when the result would be too large; ``on_meta``: the function makes a tensor of numbers alone.
+
+    Raises:
+        Exception: what ``function`` raises.
+    """
+    shapes = _shapes([args, kwargs])
+    if on_meta:
+        shapes[1]["device"] = "meta"
+    with torch.no_grad():
+        made = function(*shapes[0], **shapes[1])
+    tensors = [each for each in (made if isinstance(made, (list, tuple)) else [made]) if isinstance(each, Tensor)]
+    num_elements = sum(each.numel() for each in tensors)
+    if num_elements > MAX_ELEMENTS:
+        raise too_large(f"a result of {num_elements:,} elements", f"at most {MAX_ELEMENTS:,}")
+    if any(each.dim() > MAX_DIMS for each in tensors):
+        raise too_large("a result of many dimensions", f"at most {MAX_DIMS}")
+
+
+def _shapes(value: Any) -> Any:
+    """The same with tensors that have no memory."""
+    if isinstance(value, Tensor):
+        return value.detach().to("meta")
+    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+        return type(value)(map(_shapes, value)) if type(value) in (list, tuple) else value
+    if isinstance(value, dict):
+        return {key: _shapes(item) for key, item in value.items()}
+    return value
+
+
+def sized(function: Function) -> Function:
+    """``function`` after a look at how large its result will be."""
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        check_device(kwargs)
+        check_values(args)
+        check_result(function, args, kwargs)
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def factory(function: Function) -> Function:
+    """The same for a function that makes a tensor out of numbers."""
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        check_device(kwargs)
+        check_values(args)
+        check_result(function, args, kwargs, on_meta=True)
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def broadcasting(function: Function) -> Function:
+    """``function``, after a look at its operands when their product is large."""
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        product = 1
+        for arg in args:
+            if isinstance(arg, Tensor):
+                product *= arg.numel() or 1
+            elif isinstance(arg, (list, tuple)):
+                product = _product(arg, product)
+        if kwargs:
+            product = _product([*kwargs.values()], product)
+        if product > MAX_ELEMENTS:
+            check_result(function, args, {name: value for name, value in kwargs.items() if name != "out"})
+        return function(*args, **kwargs)
+
+    checked.is_lenient = True  # type: ignore[attr-defined]
+    return checked
+
+
+def _product(values: Any, product: int) -> int:
+    for value in values:
+        if isinstance(value, Tensor):
+            product *= value.numel() or 1
+        elif isinstance(value, (list, tuple)):
+            product = _product(value, product)
+    return product
+
+
+def shaped(function: Function) -> Function:
+    """``function``, whose numbers are the sizes of a tensor of few dimensions."""
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        num_sizes = sum(len(arg) if isinstance(arg, (list, tuple)) else 1 for arg in (*args, *kwargs.values()))
+        if num_sizes > MAX_DIMS:
+            raise too_large(f"{num_sizes:,} sizes", f"at most {MAX_DIMS}")
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def in_parts(function: Function) -> Function:
+    """``function``, which makes a list of tensors out of one: not more than a message can hold."""
+    is_unbind, by_size = function.__name__ == "unbind", function.__name__ == "split"
+
+    @functools.wraps(function)
+    def checked(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        number = args[0] if args else next((value for name, value in kwargs.items() if name != "dim" or is_unbind), 0)
+        longest = max(tensor.shape, default=0)
+        num_parts = number.numel() if isinstance(number, Tensor) else number if isinstance(number, int) else 0
+        if is_unbind:
+            num_parts = tensor.shape[num_parts] if -tensor.dim() <= num_parts < tensor.dim() else 0
+        elif by_size:
+            num_parts = longest // max(num_parts, 1) if isinstance(number, int) else 0
+        if num_parts > MAX_PARTS:
+            raise too_large(f"a tensor in {num_parts:,} parts", f"at most {MAX_PARTS:,}")
+        return function(tensor, *args, **kwargs)
+
+    return checked
