@@ -156,6 +156,10 @@ def _pow(base: Any, exp: Any, mod: Any = None) -> Any:
     return _raised(base, exp)
 
 
+def _operator_pow(base: Any, exp: Any) -> Any:
+    return _pow(base, exp)
+
+
 _raised = broadcasting(_for_arrays(operator.pow))
 
 
@@ -232,5 +236,5 @@ _OPERATORS: dict[str, Function] = {
     "lshift": _lshift,
     "mod": _mod,
     "mul": _mul,
-    "pow": _pow,
+    "pow": _operator_pow,
 }

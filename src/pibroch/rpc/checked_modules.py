@@ -3,45 +3,79 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pibroch.errors import NotAllowedError
-from pibroch.rpc.checks import MAX_ELEMENTS, Function, check_device, check_values, too_large
+from pibroch.rpc.checks import MAX_ELEMENTS, Function, check_device, check_elements, check_values, too_large
+from pibroch.rpc.result_sizes import product
 from pibroch.rpc.special_checks import check_bags
 
 _MAX_LAYERS = 256
+_MAX_SPATIAL = 1 << 26  # of what a layer without parameters is told: sizes of images, paddings
+_PER_DIM = ("output_size", "size", "padding", "kernel_size", "scale_factor", "output_padding")
+_RECURRENT = ("input_size", "hidden_size", "num_layers")  # arguments of classes that do not name theirs
 
 
 def made_small(cls: type[torch.nn.Module]) -> Function:
     """``cls``, after a look at how many parameters an object of these arguments would have."""
+    signature = inspect.signature(cls)
+    is_recurrent = issubclass(cls, torch.nn.RNNBase)
+    num_dims = int(cls.__name__[-2]) if cls.__name__[-2:] in ("1d", "2d", "3d") else 2
 
     @functools.wraps(cls, updated=())
     def checked(*args: Any, **kwargs: Any) -> Any:
         check_device(kwargs)
         check_values(args, kwargs)
-        for name, value in kwargs.items():
-            if "num" in name and "layers" in name and value > _MAX_LAYERS:
-                raise too_large(f"{value:,} layers", f"at most {_MAX_LAYERS}")
-        _check_layers(cls, args)
-        with torch.device("meta"):
-            shape = cls(*args, **{**kwargs, **({"device": "meta"} if "device" in kwargs else {})})
-        num_elements = sum(each.numel() for each in (*shape.parameters(), *shape.buffers()))
-        if num_elements > MAX_ELEMENTS:
-            raise too_large(f"{num_elements:,} parameters", f"at most {MAX_ELEMENTS:,}")
+        if is_recurrent:
+            named = dict(zip(_RECURRENT, args, strict=False)) | kwargs
+        else:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            named = dict(bound.arguments)
+        numbers = {name: _number(value, num_dims if name in _PER_DIM else 1) for name, value in named.items()}
+        for name, number in numbers.items():
+            if name.endswith("layers") and number > _MAX_LAYERS:
+                raise too_large(f"{number:,} layers", f"at most {_MAX_LAYERS}")
+        check_elements(_num_parameters(numbers))
         return cls(*args, **kwargs)
 
     return checked
 
 
-def _check_layers(cls: type, args: Any) -> None:
-    """Layers are made one after the other."""
-    place = {torch.nn.RNN: (2,), torch.nn.LSTM: (2,), torch.nn.GRU: (2,), torch.nn.Transformer: (2, 3)}.get(cls, ())
-    for number in (args[each] for each in place if each < len(args)):
-        if isinstance(number, int) and number > _MAX_LAYERS:
-            raise too_large(f"{number:,} layers", f"at most {_MAX_LAYERS}")
+def _number(value: Any, num_dims: int) -> int:
+    """A size, or the product of sizes; a single one stands for all dimensions."""
+    if isinstance(value, (list, tuple)):
+        return product(value)
+    return max(math.ceil(value), 0) ** num_dims if isinstance(value, (int, float)) and math.isfinite(value) else 1
+
+
+def _num_parameters(numbers: dict[str, int]) -> int:
+    """At most; ``numbers`` by the names of a constructor's arguments.
+
+    >>> _num_parameters({"in_features": 3, "out_features": 4})
+    12
+    """
+
+    def of(*names: str) -> int:
+        return product(numbers.get(name, 1) for name in names)
+
+    width = max(of("d_model"), of("embed_dim"), of("hidden_size"), of("input_size"), of("kdim"), of("vdim"))
+    layers = of("num_layers") + of("num_encoder_layers") + of("num_decoder_layers")
+    wide = [
+        of("in_features", "out_features", "in1_features", "in2_features"),
+        of("num_embeddings", "embedding_dim"),
+        of("in_channels", "out_channels") * of("kernel_size"),
+        16 * width * (width + of("dim_feedforward")) * layers,
+        of("normalized_shape"),
+        of("num_features", "num_channels", "num_parameters"),
+    ]
+    spatial = of(*_PER_DIM)
+    return max(*wide, spatial * (MAX_ELEMENTS // _MAX_SPATIAL))
 
 
 def optimizer_of(cls: type[torch.optim.Optimizer]) -> Function:

@@ -1,7 +1,8 @@
 """Checks before functions of torch that a peer names: how large their results would be, and how long they would take.
 
-What a small message can make large is made of shapes first, on torch's device ``meta``, where nothing is allocated or
-computed. The bounds are wide: they keep a number in a message from ending the process, not a program from working.
+The bounds are wide: they keep a number in a message from ending the process, not a program from working. They are
+worked out of shapes in ``result_sizes.py``; where only operands can make a result large, as in ``a * b``, nothing is worked
+out as long as the product of all their sizes is small.
 """
 
 from __future__ import annotations
@@ -22,11 +23,18 @@ MAX_PARTS = 1 << 16
 MAX_DIMS = 64
 
 Function = AnyCallable[..., Any]
+Size = AnyCallable[[tuple[Any, ...], dict[str, Any]], int]
 
 
 def too_large(what: str, need: str) -> NotAllowedError:
     """The error of a call that would become too large."""
     return NotAllowedError(what, need, "let a function of your own do it, in a module that the callee allows")
+
+
+def check_elements(num_elements: int) -> None:
+    """Refuse a result of so many elements."""
+    if num_elements > MAX_ELEMENTS:
+        raise too_large(f"a result of {float(num_elements):.3g} elements", f"at most {MAX_ELEMENTS:,}")
 
 
 def check_values(*values: object) -> None:
@@ -60,64 +68,22 @@ def check_device(kwargs: dict[str, Any]) -> None:
         raise NotAllowedError("an argument out", "none", "take the result")
 
 
-def check_result(function: Function, args: Any, kwargs: dict[str, Any], on_meta: bool = False) -> None:
-    """Raise NotAllowedError when the result would be too large; ``on_meta``: the function makes a tensor of numbers alone.
-
-    Raises:
-        Exception: what ``function`` raises.
-    """
-    shapes = _shapes([args, kwargs])
-    if on_meta:
-        shapes[1]["device"] = "meta"
-    with torch.no_grad():
-        made = function(*shapes[0], **shapes[1])
-    tensors = [each for each in (made if isinstance(made, (list, tuple)) else [made]) if isinstance(each, Tensor)]
-    num_elements = sum(each.numel() for each in tensors)
-    if num_elements > MAX_ELEMENTS:
-        raise too_large(f"a result of {num_elements:,} elements", f"at most {MAX_ELEMENTS:,}")
-    if any(each.dim() > MAX_DIMS for each in tensors):
-        raise too_large("a result of many dimensions", f"at most {MAX_DIMS}")
-
-
-def _shapes(value: Any) -> Any:
-    """The same with tensors that have no memory."""
-    if isinstance(value, Tensor):
-        return value.detach().to("meta")
-    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-        return type(value)(map(_shapes, value)) if type(value) in (list, tuple) else value
-    if isinstance(value, dict):
-        return {key: _shapes(item) for key, item in value.items()}
-    return value
-
-
-def sized(function: Function) -> Function:
+def sized(function: Function, size: Size) -> Function:
     """``function`` after a look at how large its result will be."""
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
         check_device(kwargs)
-        check_values(args)
-        check_result(function, args, kwargs)
+        check_values(*[arg for arg in args if not isinstance(arg, Tensor)])
+        check_elements(size(args, kwargs))
         return function(*args, **kwargs)
 
     return checked
 
 
-def factory(function: Function) -> Function:
-    """The same for a function that makes a tensor out of numbers."""
-
-    @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        check_device(kwargs)
-        check_values(args)
-        check_result(function, args, kwargs, on_meta=True)
-        return function(*args, **kwargs)
-
-    return checked
-
-
-def broadcasting(function: Function) -> Function:
+def broadcasting(function: Function, size: Size | None = None) -> Function:
     """``function``, after a look at its operands when their product is large."""
+    size_of = size or spread
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -130,11 +96,31 @@ def broadcasting(function: Function) -> Function:
         if kwargs:
             product = _product([*kwargs.values()], product)
         if product > MAX_ELEMENTS:
-            check_result(function, args, {name: value for name, value in kwargs.items() if name != "out"})
+            check_elements(size_of(args, kwargs))
         return function(*args, **kwargs)
 
     checked.is_lenient = True  # type: ignore[attr-defined]
     return checked
+
+
+def spread(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Elements of operands that are spread against each other."""
+    sizes: list[int] = []
+    for shape in (arg.shape for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)):
+        sizes = [max(pair) for pair in _aligned(sizes, shape)]
+    return _product_of(sizes)
+
+
+def _aligned(first: Any, second: Any) -> list[tuple[int, int]]:
+    length = max(len(first), len(second))
+    return list(zip([1] * (length - len(first)) + [*first], [1] * (length - len(second)) + [*second], strict=True))
+
+
+def _product_of(sizes: list[int]) -> int:
+    product = 1
+    for size in sizes:
+        product *= size
+    return product
 
 
 def _product(values: Any, product: int) -> int:

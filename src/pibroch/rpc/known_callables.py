@@ -19,7 +19,8 @@ from pibroch.rpc import known_names as names
 from pibroch.rpc import special_checks as special
 from pibroch.rpc.checked_builtins import builtin_functions, operators
 from pibroch.rpc.checked_modules import made_small, optimizer_of
-from pibroch.rpc.checks import Function, broadcasting, factory, in_parts, shaped, sized
+from pibroch.rpc.checks import Function, broadcasting, in_parts, shaped, sized
+from pibroch.rpc.result_sizes import SIZES
 
 Known = tuple[str, object, Function]  # a name, what it is, and what runs when a peer calls it
 
@@ -85,11 +86,22 @@ def _builtins() -> Iterator[Known]:
             yield f"{module}:{name}", function, checked
 
 
+def _plain(function: Function) -> Function:
+    return function
+
+
+def _spread(function: Function) -> Function:
+    return broadcasting(function, SIZES.get(function.__name__))
+
+
+def _sized(function: Function) -> Function:
+    return sized(function, SIZES[function.__name__.removeprefix("fft_")])
+
+
 _KINDS: tuple[tuple[Iterable[str], Any], ...] = (
-    (names.PLAIN, lambda function: function),
-    (names.BROADCASTING, broadcasting),
-    (names.SIZED, sized),
-    (names.FACTORIES, factory),
+    (names.PLAIN, _plain),
+    (names.BROADCASTING, _spread),
+    (names.SIZED, _sized),
     (names.SHAPED, shaped),
     (names.IN_PARTS, in_parts),
 )
@@ -126,20 +138,21 @@ def _methods() -> Iterator[Known]:
 def _modules() -> Iterator[Known]:
     functional, fft, linalg = torch.nn.functional, torch.fft, torch.linalg
     lists: list[tuple[types.ModuleType, Iterable[str], Any]] = [
-        (functional, names.FUNCTIONAL, None),
-        (functional, names.FUNCTIONAL_BROADCASTING, broadcasting),
-        (functional, names.FUNCTIONAL_SIZED, sized),
-        (linalg, names.LINALG, None),
-        (linalg, names.LINALG_BROADCASTING, broadcasting),
-        (fft, names.FFT, sized),
-        (fft, names.FFT_FACTORIES, factory),
-        (torch.special, names.SPECIAL, None),
-        (torch.nn.init, names.INIT, None),
+        (functional, names.FUNCTIONAL, _plain),
+        (functional, names.FUNCTIONAL_BROADCASTING, _spread),
+        (linalg, names.LINALG, _plain),
+        (linalg, names.LINALG_BROADCASTING, lambda function: broadcasting(function, SIZES["matmul"])),
+        (fft, names.FFT_PLAIN, _plain),
+        (torch.special, names.SPECIAL, _plain),
+        (torch.nn.init, names.INIT, _plain),
     ]
     for module, listed, check in lists:
         for name in listed:
             function = getattr(module, name)
-            yield f"{module.__name__}:{name}", function, check(function) if check is not None else function
+            yield f"{module.__name__}:{name}", function, check(function)
+    for module, listed in ((functional, names.FUNCTIONAL_SIZED), (fft, names.FFT)):
+        for name in listed:
+            yield f"{module.__name__}:{name}", getattr(module, name), sized(getattr(module, name), SIZES[name])
     for name, checked in special.FUNCTIONAL.items():
         yield f"{functional.__name__}:{name}", getattr(functional, name), checked
 

@@ -31,6 +31,7 @@ _REDUCING = str.split("""
 """)
 # pieces put together
 _JOINING = str.split("""
+    avg_pool1d max_pool1d max_pool2d max_pool3d
     cat column_stack concat concatenate dstack gather hstack index_add index_copy index_fill masked_scatter masked_select
     row_stack scatter scatter_add scatter_reduce select_scatter slice_scatter diagonal_scatter stack take vstack
 """)
@@ -52,11 +53,9 @@ BROADCASTING = str.split("""
 """)
 # numbers in the arguments say how large the result is
 SIZED = str.split("""
-    avg_pool1d adaptive_avg_pool1d adaptive_max_pool1d block_diag broadcast_to conv1d conv2d conv3d conv_transpose1d
-    conv_transpose2d conv_transpose3d diag diag_embed diagflat expand histc max_pool1d max_pool2d max_pool3d multinomial
+    adaptive_avg_pool1d adaptive_max_pool1d block_diag broadcast_to conv1d conv2d conv3d conv_transpose1d
+    conv_transpose2d conv_transpose3d diag diag_embed diagflat expand histc multinomial
     repeat tile vander
-""")
-FACTORIES = str.split("""
     arange bartlett_window blackman_window eye full full_like hamming_window hann_window linspace logspace
     normal ones ones_like rand rand_like randint randint_like randn randn_like randperm tril_indices triu_indices zeros
     zeros_like new_full new_ones new_zeros
@@ -101,9 +100,9 @@ LINALG = str.split("""
 """)
 LINALG_BROADCASTING = str.split("matmul")
 FFT = str.split("""
-    fft fft2 fftn fftshift hfft ifft ifft2 ifftn ifftshift ihfft irfft irfft2 irfftn rfft rfft2 rfftn
+    fft fft2 fftn hfft ifft ifft2 ifftn ihfft irfft irfft2 irfftn rfft rfft2 rfftn fftfreq rfftfreq
 """)
-FFT_FACTORIES = str.split("fftfreq rfftfreq")
+FFT_PLAIN = str.split("fftshift ifftshift")
 SPECIAL = str.split("""
     bessel_j0 bessel_j1 digamma entr erf erfc erfcx erfinv exp2 expit expm1 gammainc gammaincc gammaln i0 i0e i1 i1e log1p
     log_ndtr log_softmax logit logsumexp ndtr ndtri psi round sinc softmax xlog1py xlogy

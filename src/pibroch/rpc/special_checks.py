@@ -15,11 +15,12 @@ from pibroch.rpc.checks import (
     Function,
     broadcasting,
     check_device,
-    check_result,
+    check_elements,
     check_values,
-    factory,
+    sized,
     too_large,
 )
+from pibroch.rpc.result_sizes import SIZES, size_of_index, unfold_view_size
 
 
 def of_data(function: Function) -> Function:
@@ -60,7 +61,8 @@ def new_zeros(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
     return _new_zeros(tensor, *args, **kwargs)
 
 
-_zeros, _zeros_like, _new_zeros = factory(torch.zeros), factory(torch.zeros_like), factory(torch.Tensor.new_zeros)
+_zeros, _new_zeros = sized(torch.zeros, SIZES["zeros"]), sized(torch.Tensor.new_zeros, SIZES["new_zeros"])
+_zeros_like = sized(torch.zeros_like, SIZES["zeros_like"])
 
 
 def legacy_tensor(*args: Any) -> Any:
@@ -197,7 +199,7 @@ def check_index(value: Any, index: Any) -> None:
         if len(spread) > 1:
             raise too_large("masks and indices at once", "one of them, for a large tensor")
         return
-    check_result(torch.Tensor.__getitem__, (value, index), {})
+    check_elements(size_of_index(value, parts))
 
 
 def index_put(tensor: Tensor, indices: Any, values: Tensor, accumulate: bool = False) -> Tensor:
@@ -236,7 +238,7 @@ def check_bags(ids: Tensor, num_embeddings: int, offsets: Tensor | None) -> None
 
 def unfold(tensor: Tensor, dimension: int, size: int, step: int) -> Tensor:
     """``Tensor.unfold``: a view, in which elements occur many times."""
-    check_result(torch.Tensor.unfold, (tensor, dimension, size, step), {})
+    check_elements(unfold_view_size((tensor, dimension, size, step), {}))
     return tensor.unfold(dimension, size, step)
 
 
@@ -278,6 +280,6 @@ FUNCTIONAL: dict[str, Function] = {"embedding_bag": embedding_bag, "one_hot": on
 for _name in str.split(
     "__add__ __and__ __eq__ __floordiv__ __ge__ __gt__ __le__ __lt__ __matmul__ __mod__ __mul__ __ne__"
 ):
-    METHODS[_name] = broadcasting(getattr(torch.Tensor, _name))
+    METHODS[_name] = broadcasting(getattr(torch.Tensor, _name), SIZES["matmul"] if _name == "__matmul__" else None)
 for _name in str.split("__or__ __pow__ __radd__ __rmul__ __rsub__ __rtruediv__ __sub__ __truediv__ __xor__"):
-    METHODS[_name] = broadcasting(getattr(torch.Tensor, _name))
+    METHODS[_name] = broadcasting(getattr(torch.Tensor, _name), SIZES["matmul"] if _name == "__matmul__" else None)

@@ -1,6 +1,6 @@
 """Calls every name that peers may name with odd arguments, in a forked process: it must not crash, hang or hold the lock.
 
-By hand, for an hour: ``python tests/unit/rpc/fuzz_callables.py --seconds 3600 --seed 1``.
+By hand, for an hour: ``python tests/fuzz_callables.py --seconds 3600 --seed 1``.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from pibroch.rpc.values import Codec
 
 MEMORY_BYTES = 8 << 30  # what is larger cannot be allocated
 STALL_S = 0.5
+SLOW_S = 2.0
 HANG_S = 60.0
 REPORT_BYTES = 3000
 MAX_KEPT = 40
@@ -55,6 +56,16 @@ SHAPES = [
     *((), (0,), (1,), (2,), (3,), (5,), (16,), (0, 3), (2, 0), (1, 1), (2, 3), (3, 3), (4, 4), (3, 2), (2, 2, 2)),
     *((1, 2, 3), (2, 3, 4), (1, 1, 4, 4), (2, 3, 4, 4), (1, 2, 2, 2, 2), (2, 0, 3, 3), (1,) * 12, (1000,), (128, 9)),
 ]
+
+
+def crash(*_, **__):
+    """What must not happen, so that it can be seen that it would be."""
+    os.abort()
+
+
+def hold(*_, **__):
+    """Likewise: code in C that keeps other threads out."""
+    return sum(range(60_000_000))
 
 
 @dataclass
@@ -84,6 +95,8 @@ class State:
 
     def odd(self, tensor):
         """The same in a form that is less common."""
+        if tensor.layout is not torch.strided:
+            return tensor.coalesce()
         kind = self.chance.randrange(12)
         if kind == 0 and tensor.dim() > 1:
             return tensor.transpose(0, -1)
@@ -157,7 +170,7 @@ class State:
             if chance.random() < 0.5 or value.numel() > KEPT_ELEMENTS:
                 return self.tensor()
             if value.layout is torch.strided and value.numel() and chance.random() < 0.5:
-                changed = value.detach().clone()
+                changed = value.detach().contiguous().clone(memory_format=torch.contiguous_format)
                 changed.view(-1)[chance.randrange(value.numel())] = chance.choice([0, 1, -1, 5, 100])
                 return changed
             return self.odd(value.detach())
@@ -204,7 +217,9 @@ class State:
 
 def describe(value):
     if isinstance(value, torch.Tensor):
-        return f"T({value.dtype},{tuple(value.shape)},{value.stride() if value.layout is torch.strided else value.layout})"
+        return (
+            f"T({value.dtype},{tuple(value.shape)},{value.stride() if value.layout is torch.strided else value.layout})"
+        )
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(describe, value[:8]))}]"
     return repr(value)[:60]
@@ -235,9 +250,9 @@ def fuzz(seconds, seed, names, report):
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     torch.set_num_threads(1)
-    state, callables, codec = State(random.Random(seed)), Callables(()), Codec(Callables(()))
+    state, callables, codec = State(random.Random(seed)), Callables(("fuzz_callables",)), Codec(Callables(()))
     torch.manual_seed(seed)
-    stalls, current = [], [""]
+    stalls, slow, current = [], [], [""]
     threading.Thread(target=_watch, args=(stalls, current), daemon=True).start()
     num_calls = num_done = 0
     end = time.monotonic() + seconds
@@ -245,11 +260,15 @@ def fuzz(seconds, seed, names, report):
     while time.monotonic() < end:
         state.chance.shuffle(order)
         for name in order:
-            args, kwargs = state.arguments(name)
-            line = f"{name}({', '.join(map(describe, args))}, {({k: describe(v) for k, v in kwargs.items()})})"
+            try:
+                args, kwargs = state.arguments(name)
+            except (RuntimeError, TypeError):  # what was made of kept tensors does not go together
+                continue
+            line = f"{name}({', '.join(map(describe, args))}, { ({k: describe(v) for k, v in kwargs.items()}) })"
             current[0] = line
             report[:] = f"{num_calls} {line}".encode()[:REPORT_BYTES].ljust(REPORT_BYTES)
             num_calls += 1
+            began = time.monotonic()
             try:
                 result = callables.to_call(name)(*args, **kwargs)
                 num_done += 1
@@ -264,9 +283,11 @@ def fuzz(seconds, seed, names, report):
             except Exception as error:
                 if isinstance(error, NotAllowedError) and "private" in str(error):
                     raise
+            if time.monotonic() - began > SLOW_S:
+                slow.append(f"slow, {time.monotonic() - began:.1f} s: {line}")
             if time.monotonic() > end:
                 break
-    return num_calls, num_done, stalls
+    return num_calls, num_done, stalls, slow
 
 
 def _watch(stalls, current):
@@ -289,7 +310,7 @@ def _child(pipe, path, seconds, seed, names):
 
 
 def run(seconds, seed, folder, names=None, context=None):
-    """Fuzz in another process; calls, calls that returned, stalls, and how it ended ("" when as it should)."""
+    """Fuzz in another process; calls, calls that returned, stalls, slow calls, and how it ended ("" when as it should)."""
     context = context or multiprocessing.get_context("forkserver")
     path = f"{folder}/fuzz-{seed}.txt"
     pipe, theirs = context.Pipe(duplex=False)
@@ -302,11 +323,11 @@ def run(seconds, seed, folder, names=None, context=None):
         while not pipe.poll(0.1):
             if time.monotonic() > deadline:
                 os.kill(process.pid, signal.SIGKILL)
-                return 0, 0, [], f"hangs in {_last(path)}"
+                return 0, 0, [], [], f"hangs in {_last(path)}"
         calls = pipe.recv()
     except EOFError:
         process.join()
-        return 0, 0, [], f"ended with {process.exitcode} in {_last(path)}"
+        return 0, 0, [], [], f"ended with {process.exitcode} in {_last(path)}"
     process.join(HANG_S)
     return *calls, "" if process.exitcode == 0 else f"ended with {process.exitcode}"
 
@@ -325,12 +346,16 @@ def main():
     given = parser.parse_args()
     end, seed, failures, calls = time.monotonic() + given.seconds, given.seed, 0, 0
     while time.monotonic() < end:
-        num_calls, num_done, stalls, ending = run(given.slice, seed, "/tmp", given.names)
+        num_calls, num_done, stalls, slow, ending = run(given.slice, seed, "/tmp", given.names)
         calls += num_calls
-        print(f"seed {seed}: {num_calls:,} calls, {num_done:,} returned", *stalls, ending, sep="\n  ", flush=True)
+        print(
+            f"seed {seed}: {num_calls:,} calls, {num_done:,} returned", *stalls, *slow, ending, sep="\n  ", flush=True
+        )
         failures += bool(ending or stalls)
         seed += 1
-    print(f"{calls:,} calls of {len(checked_callables())} names and {len(tensor_methods())} methods, {failures} failures")
+    print(
+        f"{calls:,} calls of {len(checked_callables())} names and {len(tensor_methods())} methods, {failures} failures"
+    )
     sys.exit(bool(failures))
 
 
