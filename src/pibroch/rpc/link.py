@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import random
 import socket
 import ssl
+import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +22,46 @@ log = logging.getLogger(__name__)
 _MAX_READ_BYTES = 4096
 _BACKLOG = 512
 _PAUSE_S = 0.1
+_ACCEPTS_AT_A_TIME = 64
+_LINES = 20  # about refused connections are logged at once,
+_LINES_PER_S = 1.0  # and then so many; how many were left out is said in the next one
+_CREDENTIALS = struct.Struct("3i")  # of a Unix socket's other end: process, user, group
+_REDIAL_S = (0.002, 0.1)  # how long to wait before a full queue is tried again, at first and at most
+
+
+class BoundedLog:
+    """Lines of one sort, at a bounded rate: who causes them may cause any number.
+
+    >>> lines = BoundedLog(at_once=1, per_s=1e-9)
+    >>> lines.wants_one(0.0), lines.wants_one(1.0), lines.num_left_out
+    (True, False, 1)
+    """
+
+    def __init__(self, at_once: int = _LINES, per_s: float = _LINES_PER_S) -> None:
+        self._at_once, self._per_s = at_once, per_s
+        self._allowance, self._last = float(at_once), 0.0
+        self.num_left_out = 0
+
+    def wants_one(self, now: float) -> bool:
+        """Whether one more is to be written at this time (monotonic, in seconds)."""
+        self._allowance = min(self._at_once, self._allowance + (now - self._last) * self._per_s)
+        self._last = now
+        if self._allowance < 1:
+            self.num_left_out += 1
+            return False
+        self._allowance -= 1
+        return True
+
+    def write(self, level: int, text: str, *args: object) -> None:
+        """Log it, unless there were too many."""
+        if log.isEnabledFor(level) and self.wants_one(time.monotonic()):
+            left_out, self.num_left_out = self.num_left_out, 0
+            log.log(
+                level, text + (" (and %d more before it)" if left_out else ""), *args, *([left_out] if left_out else [])
+            )
+
+
+_refusals, _foreigners = BoundedLog(), BoundedLog()
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +234,57 @@ def dial(address: Address, here: str, lost_after_s: float) -> socket.socket:
     return sock
 
 
+class Dialling:
+    """Dials until there is a place in the queue of the other side's socket, which others may have filled (on the loop).
+
+    Args:
+        reactor: the loop.
+        make_socket: dials once (``dial``).
+        timeout_s: for all of it.
+        on_dialled: gets the socket.
+        on_failed: gets the error.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        make_socket: Callable[[], socket.socket],
+        timeout_s: float,
+        on_dialled: Callable[[socket.socket], None],
+        on_failed: Callable[[OSError], None],
+    ) -> None:
+        self._reactor, self._make_socket = reactor, make_socket
+        self._on_dialled, self._on_failed = on_dialled, on_failed
+        self._deadline, self._pause_s = time.monotonic() + timeout_s, _REDIAL_S[0]
+        self._dial()
+
+    def _dial(self) -> None:
+        try:
+            sock = self._make_socket()
+        except OSError as error:
+            now = time.monotonic()
+            if error.errno != errno.EAGAIN or now > self._deadline:
+                self._on_failed(error)
+                return
+            self._reactor.call_at(now + self._pause_s * random.uniform(0.5, 1.5), self._dial)
+            self._pause_s = min(2 * self._pause_s, _REDIAL_S[1])
+            return
+        self._on_dialled(sock)
+
+
+def is_foreign(sock: socket.socket) -> bool:
+    """Whether a Unix socket's other end belongs to another user of this machine (the superuser is none)."""
+    if sock.family != socket.AF_UNIX:
+        return False
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(raw)
+    return user not in (os.geteuid(), 0)
+
+
 class Listener:
     """Accepts connections of strangers, at most so many at a time, and admits those that know the secret (on the loop).
+
+    At a Unix socket, processes of other users are turned away before anything else.
 
     Args:
         make_core: our side of a new handshake.
@@ -244,14 +335,32 @@ class Listener:
             self._reactor.change(self._sock.fileno(), READ)
 
     def _accept(self, events: int) -> None:
-        try:
-            sock, address = self._sock.accept()
-        except OSError as error:
-            log.debug("a connection was gone before it was accepted: %s", error)
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                self._pause()
-            return
-        tune(sock, self._lost_after_s)
+        for _ in range(_ACCEPTS_AT_A_TIME):
+            try:
+                sock, address = self._sock.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                log.debug("a connection was gone before it was accepted: %s", error)
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._pause()
+                return
+            try:
+                if is_foreign(sock):
+                    _foreigners.write(logging.WARNING, "refused a connection of another user of this machine")
+                    sock.close()
+                    continue
+                tune(sock, self._lost_after_s)
+            except OSError as error:
+                log.debug("a connection was gone when it was accepted: %s", error)
+                sock.close()
+                continue
+            self._begin(sock, address)
+            if self._sock.fileno() < 0:
+                return
+
+    def _begin(self, sock: socket.socket, address: object) -> None:
+        """A handshake with a stranger."""
         core = self._make_core()
         number = id(core)
 
@@ -262,9 +371,8 @@ class Listener:
         def refused(error: Exception) -> None:
             del self._strangers[number]
             level = logging.WARNING if isinstance(error, AuthenticationError | ProtocolError) else logging.DEBUG
-            log.log(
-                level, "refused a connection from %s: %s: %s", address or "this machine", type(error).__name__, error
-            )
+            where = address or "this machine"
+            _refusals.write(level, "refused a connection from %s: %s: %s", where, type(error).__name__, error)
 
         admission = Admission(self._reactor, sock, core, self._handshake_s, admitted, refused, self._tls)
         self._strangers[number] = admission

@@ -62,6 +62,7 @@ class RpcBackendOptions:
         num_streams: TCP streams for large tensors between two hosts.
         shared_memory: use it between workers of one host.
         tls: paths of a certificate, its key and the authorities to trust (PEM), for TCP; ``None`` for plain TCP.
+        checksums: of all frames that this worker sends, which the others check; for hardware that is not trusted.
         lost_after_s: a silent host is given up after this time.
         limits: bounds on what peers may ask for.
     """
@@ -79,6 +80,7 @@ class RpcBackendOptions:
     num_streams: int = 2
     shared_memory: bool = True
     tls: tuple[str, str, str] | None = None
+    checksums: bool = False
     lost_after_s: float = 4.0
     limits: Limits = field(default_factory=Limits)
 

@@ -16,7 +16,7 @@ from pibroch.rpc.connection import Connection, Message
 from pibroch.rpc.frames import Allocate, Frame, FrameReader, Kind
 from pibroch.rpc.handshake import Client, Identity, Purpose, Server
 from pibroch.rpc.info import WorkerInfo
-from pibroch.rpc.link import Admission, Listener, dial, this_machine
+from pibroch.rpc.link import Admission, Dialling, Listener, dial, this_machine
 from pibroch.rpc.membership import Membership, Record
 from pibroch.rpc.options import RpcBackendOptions
 from pibroch.rpc.pool import Pool
@@ -168,27 +168,30 @@ class Peers:
         """Dial one stream of a connection."""
         options = self._options
         core = Client(self._secret, self._identity, record.name, purpose)
-        try:
-            sock = dial(record.address, machine, options.lost_after_s)
-        except OSError as error:
-            connection.lose(f"it does not listen any more ({error.strerror})")
-            return
-        is_local = sock.family == socket.AF_UNIX
-        if is_local:
-            self._share_memory(connection)
+        timeout_s = min(options.limits.handshake_s, options.lost_after_s)
 
         def refused(error: Exception) -> None:
             connection.refusal = error if isinstance(error, PibrochError) else None
             connection.lose(str(error))
 
-        context = tls.client_context(options.tls) if options.tls and not is_local else None
-        timeout_s = min(options.limits.handshake_s, options.lost_after_s)
-        Admission(self._reactor, sock, core, timeout_s, lambda sock: on_admitted(sock, core), refused, context)
+        def dialled(sock: socket.socket) -> None:
+            is_local = sock.family == socket.AF_UNIX
+            if is_local:
+                self._share_memory(connection)
+            context = tls.client_context(options.tls) if options.tls and not is_local else None
+            Admission(self._reactor, sock, core, timeout_s, lambda sock: on_admitted(sock, core), refused, context)
+
+        def failed(error: OSError) -> None:
+            connection.lose(f"it does not listen any more ({error.strerror})")
+
+        make_socket = functools.partial(dial, record.address, machine, options.lost_after_s)
+        Dialling(self._reactor, make_socket, options.limits.handshake_s, dialled, failed)
 
     def _stream(self, connection: Connection, sock: socket.socket) -> Stream:
         limits = self._options.limits
         reader = FrameReader(limits.metadata_bytes, limits.message_bytes, connection.allocate)
-        return Stream(self._reactor, sock, reader, connection.on_frame, connection.lose)
+        checksums = self._options.checksums
+        return Stream(self._reactor, sock, reader, connection.on_frame, connection.lose, checksums=checksums)
 
     def _bulk_stream(
         self,
@@ -199,7 +202,8 @@ class Peers:
         on_drained: Callable[[], None],
     ) -> Stream:
         reader = FrameReader(_MAX_CHUNK_METADATA_BYTES, self._options.limits.message_bytes, allocate)
-        return Stream(self._reactor, sock, reader, on_chunk, connection.lose, on_drained)
+        checksums = self._options.checksums
+        return Stream(self._reactor, sock, reader, on_chunk, connection.lose, on_drained, checksums)
 
     def _share_memory(self, connection: Connection) -> None:
         def discard(what: object) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pibroch.errors import ProtocolError, RpcError
-from pibroch.rpc.frames import Frame, FrameReader
+from pibroch.rpc.frames import Frame, FrameReader, seal
 from pibroch.rpc.reactor import CAN_SPIN, READ, SPIN_S, WRITE, Reactor
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,8 @@ _MAX_BUFFERS = 64
 _MAX_DESCRIPTORS = 64
 _READS_AT_A_TIME = 16  # then the other sockets have their turn
 _LONGEST_SLEEP_S = 3600.0
+STALL_S = 10.0
+STALL_BYTES = 10 << 10  # what even a slow link brings in this time
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * _MAX_DESCRIPTORS)
 
 
@@ -51,6 +53,7 @@ class Stream:
         on_frame: called on the loop with each frame. What it raises as ``RpcError`` closes the stream.
         on_closed: called once, on the loop, with the reason.
         on_drained: called on the loop when all that was queued is with the kernel.
+        checksums: add checksums to the frames that are sent.
     """
 
     def __init__(
@@ -61,9 +64,11 @@ class Stream:
         on_frame: Callable[[Frame], None],
         on_closed: Callable[[str], None],
         on_drained: Callable[[], None] = lambda: None,
+        checksums: bool = False,
     ) -> None:
         self._reactor, self._sock, self._reader = reactor, sock, reader
         self._on_frame, self._on_closed, self._on_drained = on_frame, on_closed, on_drained
+        self._checksums, self._is_watched_for_stall = checksums, False
         self._takes_descriptors = sock.family == socket.AF_UNIX
         self._descriptors: deque[int] = deque()
         self._lock = threading.Lock()
@@ -107,6 +112,8 @@ class Stream:
 
         Does not block. The buffers must stay as they are until they are sent. A closed stream takes nothing more.
         """
+        if self._checksums:
+            buffers = seal(buffers)
         if len(buffers) == 1 and not descriptors and self._send_at_once(buffers[0]):
             return
         views = [
@@ -288,6 +295,8 @@ class Stream:
                 frames = self._reader.received(num_bytes)
                 for frame in frames:
                     self._on_frame(frame)
+                if self._reader.num_staged:
+                    self._watch_for_stall()
                 if self._is_closed or (num_bytes < len(target) and not isinstance(self._sock, ssl.SSLSocket)):
                     return
             if isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
@@ -301,6 +310,29 @@ class Stream:
         except Exception as error:  # a mistake of ours: the stream cannot go on in the middle of a frame
             log.exception("a frame could not be handled")
             self._fail(f"{type(error).__name__}: {error}")
+
+    def _watch_for_stall(self) -> None:
+        """A sender hands over whole frames: if one stays begun, its length is wrong, and what follows would be lost in it."""
+        if not self._is_watched_for_stall:
+            self._is_watched_for_stall = True
+            before = self._num_begun
+            self._reactor.call_at(time.monotonic() + STALL_S, lambda: self._look_for_stall(before))
+
+    def _look_for_stall(self, before: tuple[int, int]) -> None:
+        self._is_watched_for_stall = False
+        num_frames, num_staged = self._num_begun
+        if self._is_closed or not num_staged:
+            return
+        if num_frames == before[0] and num_staged - before[1] < STALL_BYTES:
+            self.close(
+                f"a frame was begun {STALL_S:g} s ago and does not come; the length in its header may be damaged"
+            )
+        else:
+            self._watch_for_stall()
+
+    @property
+    def _num_begun(self) -> tuple[int, int]:
+        return self._reader.num_frames, self._reader.num_staged
 
     def _fail(self, reason: str) -> None:
         """Read no more; the loop closes it."""

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from pibroch.rpc import stream as stream_module
 from pibroch.rpc.frames import FrameReader, Kind, header
 from pibroch.rpc.reactor import Reactor
 from pibroch.rpc.stream import Stream
@@ -104,3 +105,26 @@ def test_who_reads_sees_that_the_stream_is_closed(loop, make_ends):
     run_on(loop, lambda: ends.stream.close("over"))
     reading.join(PATIENCE_S)
     assert not reading.is_alive() and ends.reasons == ["over"]
+
+
+def test_a_frame_whose_length_is_wrong_closes_the_stream_soon(loop, make_ends, monkeypatch):
+    monkeypatch.setattr(stream_module, "STALL_S", 0.2)
+    ends, good = make_ends(), header(Kind.NOTE, 0, 4, 0) + b"good"
+    run_on(loop, lambda: ends.stream.start(b""))
+    ends.theirs.sendall(good + header(Kind.NOTE, 0, 900, 0) + b"good" + 3 * good)  # the second length should be 4
+    ends.theirs.settimeout(PATIENCE_S)
+    assert ends.theirs.recv(1) == b"" and len(ends.frames) == 1
+    run_on(loop, lambda: None)
+    assert "length" in ends.reasons[0]
+
+
+def test_a_frame_that_comes_slowly_is_waited_for(loop, make_ends, monkeypatch):
+    monkeypatch.setattr(stream_module, "STALL_S", 0.2)
+    monkeypatch.setattr(stream_module, "STALL_BYTES", 10)
+    ends = make_ends()
+    run_on(loop, lambda: ends.stream.start(b""))
+    ends.theirs.sendall(header(Kind.NOTE, 0, 900, 0))
+    for _ in range(9):
+        assert not ends.arrived.acquire(timeout=0.07) and not ends.reasons
+        ends.theirs.sendall(bytes(100))
+    assert ends.arrived.acquire(timeout=PATIENCE_S)
