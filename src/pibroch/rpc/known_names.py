@@ -45,9 +45,9 @@ PLAIN = (*_ALONE, *_REDUCING, *_JOINING, *_MATRICES, "from_numpy", "manual_seed"
 # the result may be as large as the product of the operands
 BROADCASTING = str.split("""
     add addbmm addcdiv addcmul addmm addmv addr arctan2 atan2 baddbmm bilinear bitwise_and bitwise_left_shift bitwise_or
-    bitwise_right_shift bitwise_xor bmm bucketize cdist complex copysign cosine_similarity div divide dot einsum eq
+    bitwise_right_shift bitwise_xor bmm bucketize cdist complex copysign cosine_similarity dot einsum eq
     float_power floor_divide fmax fmin fmod gcd ge ger greater greater_equal gt heaviside hypot index_select inner isclose isin
-    kron lcm ldexp le lerp less less_equal logaddexp logaddexp2 logical_and logical_or logical_xor lt masked_fill matmul
+    kron ldexp le lerp less less_equal logaddexp logaddexp2 logical_and logical_or logical_xor lt masked_fill matmul
     maximum minimum mm mul multiply ne nextafter not_equal outer polar pow prelu remainder rsub searchsorted sub subtract
     tensordot true_divide vdot where xlogy cartesian_prod meshgrid broadcast_tensors
 """)

@@ -46,6 +46,29 @@ def of_data(function: Function) -> Function:
     return checked
 
 
+def division(function: Function) -> Function:
+    """``torch.div``: the processor stops a program that divides the smallest integer by -1 and cuts off."""
+    divide = broadcasting(function)
+
+    @functools.wraps(function)
+    def checked(dividend: Any, divisor: Any, **kwargs: Any) -> Any:
+        if kwargs.get("rounding_mode") == "trunc" and _has(dividend, None) and _has(divisor, -1):
+            raise NotAllowedError("the smallest integer divided by -1", "a quotient that there is")
+        return divide(dividend, divisor, **kwargs)
+
+    checked.is_lenient = True  # type: ignore[attr-defined]
+    return checked
+
+
+def _has(value: Any, number: int | None) -> bool:
+    """Whether a number, or the smallest one, is among integers."""
+    if isinstance(value, Tensor):
+        if value.is_floating_point() or value.is_complex() or value.dtype is torch.bool:
+            return False
+        return bool((value == (torch.iinfo(value.dtype).min if number is None else number)).any())
+    return number is None or value == number
+
+
 def zeros(*args: Any, **kwargs: Any) -> Any:
     """In place of ``torch.empty``, which shows what was in memory before."""
     return _zeros(*args, **{name: value for name, value in kwargs.items() if name != "memory_format"})
@@ -253,6 +276,8 @@ FUNCTIONS: dict[str, Function] = {
     "bincount": bincount,
     "combinations": combinations,
     "device": device,
+    "div": division(torch.div),
+    "divide": division(torch.divide),
     "empty": zeros,
     "empty_like": zeros_like,
     "histogram": histogram,
@@ -262,6 +287,10 @@ FUNCTIONS: dict[str, Function] = {
 }
 METHODS: dict[str, Function] = {
     "bincount": bincount,
+    "div": division(torch.Tensor.div),
+    "div_": division(torch.Tensor.div_),
+    "divide": division(torch.Tensor.divide),
+    "divide_": division(torch.Tensor.divide_),
     "histogram": histogram,
     "index_put": index_put,
     "index_put_": index_put_,

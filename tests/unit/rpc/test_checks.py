@@ -166,6 +166,16 @@ def test_everyday_calls_work(name, args, result):
     assert found == result if isinstance(result, str) else torch.testing.assert_close(found, result) is None
 
 
+def test_a_division_that_ends_the_process_is_refused():
+    smallest = torch.tensor([-(2**63)])
+    for name in ("torch:div", "torch:divide", "torch:Tensor.div", "torch:Tensor.div_"):
+        for divisor in (-1, torch.tensor([3, -1])):
+            with pytest.raises(NotAllowedError):
+                call(name, smallest, divisor, rounding_mode="trunc")
+        assert call(name, torch.tensor([7]), -1, rounding_mode="trunc") == -7
+    assert call("torch:div", smallest, -1) == 2.0**63
+
+
 def test_layers_work():
     assert call("torch.nn:Linear", 2, 3)(torch.ones(1, 2)).shape == (1, 3)
     assert call("torch.nn:EmbeddingBag", 10, 3).weight.device.type == "cpu"
