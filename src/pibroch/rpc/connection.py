@@ -37,6 +37,7 @@ class Message:
     number: int
     envelope: Envelope
     tensors: list[torch.Tensor]
+    num_bytes: int = 0  # of the tensors, where somebody has counted them
 
 
 @dataclass(slots=True)
@@ -84,6 +85,7 @@ class Connection:
         self.refusal: PibrochError | None = None  # why the peer did not let this worker in
         self.is_lost = False
         self.left_on_purpose = False
+        self.num_requests = self.num_at_work = self.bytes_at_work = 0  # the peer's, kept by ``service.py``
 
     # sending, from any thread
 
@@ -147,6 +149,12 @@ class Connection:
         """Buffers that are not with the kernel yet."""
         queued = self.stream.num_queued if self.stream is not None else len(self._backlog)
         return queued + self._sender.num_queued
+
+    @property
+    def bytes_owed(self) -> int:
+        """What the peer has not taken of what was sent: in the queue, and in shared memory that it has not given back."""
+        queued = self.stream.num_queued_bytes if self.stream is not None else 0
+        return queued + (self.sharing.total_bytes if self.sharing is not None else 0)
 
     # on the loop
 
@@ -246,6 +254,8 @@ class Connection:
         """Whether some of a message's transfers are not complete; it goes on with the last of them."""
         for info in arriving.envelope.tensors:
             if info.transfer is not None and not self._receiver.is_complete(info.transfer):
+                if len(self._incomplete) >= self.limits.requests:
+                    raise ProtocolError(f"{len(self._incomplete):,} messages that wait for their transfers", "fewer")
                 self._incomplete[info.transfer] = arriving
                 return True
         return False

@@ -33,13 +33,16 @@ class Limits:
 
     Attributes:
         metadata_bytes: of one message without its tensors.
-        message_bytes: of one message's tensors.
+        message_bytes: of one message's tensors; of those of all requests that a worker has under way here, and of the answers
+            that it has not taken.
+        requests: that one worker may have under way here.
         waiting_strangers: connections that have not proved yet that they know the secret.
         handshake_s: time that they have to do so.
     """
 
     metadata_bytes: int = 16 << 20
     message_bytes: int = 16 << 30
+    requests: int = 1 << 16
     waiting_strangers: int = 64
     handshake_s: float = 10.0
 

@@ -26,7 +26,7 @@ class Calls:
 
     def __init__(self, references: References) -> None:
         self._references, self._agent = references, references.agent
-        self._agent.serve(Create, self._on_create, in_pool=True)
+        self._agent.serve(Create, self._on_create, in_pool=True, life=lambda create: create.incarnation)
         self._agent.serve(MethodCall, self._on_method, in_pool=True)
         self._agent.serve(Backward, self._on_backward, in_pool=True)
         self._agent.serve(Fetch, self._on_fetch)

@@ -73,6 +73,7 @@ class Stream:
         self._descriptors: deque[int] = deque()
         self._lock = threading.Lock()
         self._queue: deque[tuple[memoryview, Sequence[HasDescriptor]]] = deque()
+        self.num_queued_bytes = 0
         self._is_closed = False
         self._fd = sock.fileno()
         self._reading = threading.Lock()  # held by whoever reads, and until ``start``
@@ -125,6 +126,7 @@ class Stream:
             was_idle = not self._queue
             for view in views:
                 if view.nbytes:
+                    self.num_queued_bytes += view.nbytes
                     self._queue.append((view, descriptors))
                     descriptors = ()
             if not was_idle:
@@ -143,6 +145,7 @@ class Stream:
             except OSError:  # full, or broken: the long way finds out
                 return False
             if sent < len(buffer):
+                self.num_queued_bytes += len(buffer) - sent
                 self._queue.append((memoryview(buffer)[sent:], ()))
                 self._reactor.change(self._fd, self._events())
             return True
@@ -251,6 +254,7 @@ class Stream:
         try:
             while self._queue:
                 sent = self._send_some()
+                self.num_queued_bytes -= sent
                 while sent:
                     view, _ = self._queue.popleft()
                     if view.nbytes > sent:
