@@ -156,6 +156,10 @@ def echo(value):
     return value
 
 
+def large_answer():
+    return torch.zeros(1000)
+
+
 def fail(text):
     raise ValueError(text)
 
@@ -261,3 +265,43 @@ def call_as_stranger(name, port, secret):
     finally:
         rpc.shutdown(graceful=False)
     return "", "no error"
+
+
+def left_behind():
+    """All that is kept for peers, by kind."""
+    from pibroch.rpc.agent import current_agent
+
+    agent = current_agent()
+    return {
+        **{f"autograd {kind}": count for kind, count in agent.autograd.live_counts().items()},
+        **{f"references {kind}": count for kind, count in agent.references.live_counts().items()},
+        "workers met": len(agent.references._workers),
+        "workers lost": len(agent._peers._lost),
+        "busy": int(agent.is_busy()),
+    }
+
+
+def corrupt_next_length(by):
+    """Damage the length of the metadata in the next frame that is sent."""
+    original = Stream.send
+
+    def send(self, buffers, descriptors=()):
+        Stream.send = original
+        first = bytearray(buffers[0])
+        length = int.from_bytes(first[4:8], "little")
+        first[4:8] = (length + by).to_bytes(4, "little")
+        original(self, [bytes(first), *buffers[1:]], descriptors)
+
+    Stream.send = send
+
+
+def call_until_it_works(to, timeout):
+    """How many calls failed, with which errors, before one succeeded."""
+    errors = []
+    while len(errors) < 20:
+        try:
+            assert rpc.rpc_sync(to, add, (1, 2), timeout=timeout) == 3
+            return errors
+        except RuntimeError as error:
+            errors.append(type(error).__name__)
+    raise AssertionError(errors)

@@ -169,7 +169,8 @@ class Autograd:
     def _on_lost(self, worker: WorkerInfo, incarnation: int) -> None:
         error = WorkerLostError(worker.name, "it was lost in the middle of distributed autograd")
         for context in self._contexts.all():
-            context.met.discard(worker)
+            if incarnation:  # else it could not be dialled, and may talk to us all the same
+                context.met.discard(worker)
             is_own = context.creator[0] == self._agent.info.id
             is_over = context.creator == (worker.id, incarnation)
             if is_over or (not is_own and not context.met):  # nobody is left who would say that it is closed
