@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from pibroch.errors import NotAllowedError
-from pibroch.rpc.checks import MAX_ELEMENTS, Function, check_device, check_elements, check_values, too_large
+from pibroch.rpc.checks import MAX_ELEMENTS, MAX_WINDOW, Function, check_device, check_elements, check_values, too_large
 from pibroch.rpc.result_sizes import product
 from pibroch.rpc.special_checks import check_bags
 
 _MAX_LAYERS = 256
 _MAX_SPATIAL = 1 << 26  # of what a layer without parameters is told: sizes of images, paddings
+_WINDOWS = ("kernel_size", "stride", "dilation")
 _PER_DIM = ("output_size", "size", "padding", "kernel_size", "scale_factor", "output_padding")
 _RECURRENT = ("input_size", "hidden_size", "num_layers")  # arguments of classes that do not name theirs
 
@@ -41,6 +42,8 @@ def made_small(cls: type[torch.nn.Module]) -> Function:
         for name, number in numbers.items():
             if name.endswith("layers") and number > _MAX_LAYERS:
                 raise too_large(f"{number:,} layers", f"at most {_MAX_LAYERS}")
+            if name in _WINDOWS and number > MAX_WINDOW:
+                raise too_large(f"a window of {number:,}", f"at most {MAX_WINDOW:,}")
         check_elements(_num_parameters(numbers))
         return cls(*args, **kwargs)
 
@@ -76,6 +79,17 @@ def _num_parameters(numbers: dict[str, int]) -> int:
     ]
     spatial = of(*_PER_DIM)
     return max(*wide, spatial * (MAX_ELEMENTS // _MAX_SPATIAL))
+
+
+def scheduler_of(cls: type) -> Function:
+    """``cls``, which may take milestones and the like apart."""
+
+    @functools.wraps(cls, updated=())
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        check_values(args, kwargs)
+        return cls(*args, **kwargs)
+
+    return checked
 
 
 def optimizer_of(cls: type[torch.optim.Optimizer]) -> Function:

@@ -21,6 +21,7 @@ MAX_ELEMENTS = 1 << 31  # of a result whose size a peer says
 MAX_VALUES = 1 << 22  # Python values made of one argument: that many come with no message
 MAX_PARTS = 1 << 16
 MAX_DIMS = 64
+MAX_WINDOW = 1 << 16
 
 Function = AnyCallable[..., Any]
 Size = AnyCallable[[tuple[Any, ...], dict[str, Any]], int]
@@ -130,6 +131,21 @@ def _product(values: Any, product: int) -> int:
         elif isinstance(value, (list, tuple)):
             product = _product(value, product)
     return product
+
+
+def windowed(function: Function) -> Function:
+    """``function``, whose numbers are sizes and steps of windows: some kernels count through them."""
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        check_device(kwargs)
+        numbers = [*args, *kwargs.values()]
+        for number in (each for item in numbers for each in (item if isinstance(item, (list, tuple)) else [item])):
+            if isinstance(number, int) and abs(number) > MAX_WINDOW:
+                raise too_large(f"a window of {number:,}", f"at most {MAX_WINDOW:,}")
+        return function(*args, **kwargs)
+
+    return checked
 
 
 def shaped(function: Function) -> Function:

@@ -18,8 +18,8 @@ import torch
 from pibroch.rpc import known_names as names
 from pibroch.rpc import special_checks as special
 from pibroch.rpc.checked_builtins import builtin_functions, operators
-from pibroch.rpc.checked_modules import made_small, optimizer_of
-from pibroch.rpc.checks import Function, broadcasting, in_parts, shaped, sized
+from pibroch.rpc.checked_modules import made_small, optimizer_of, scheduler_of
+from pibroch.rpc.checks import Function, broadcasting, in_parts, shaped, sized, windowed
 from pibroch.rpc.result_sizes import SIZES
 
 Known = tuple[str, object, Function]  # a name, what it is, and what runs when a peer calls it
@@ -102,6 +102,7 @@ _KINDS: tuple[tuple[Iterable[str], Any], ...] = (
     (names.PLAIN, _plain),
     (names.BROADCASTING, _spread),
     (names.SIZED, _sized),
+    (names.WINDOWS, windowed),
     (names.SHAPED, shaped),
     (names.IN_PARTS, in_parts),
 )
@@ -139,6 +140,7 @@ def _modules() -> Iterator[Known]:
     functional, fft, linalg = torch.nn.functional, torch.fft, torch.linalg
     lists: list[tuple[types.ModuleType, Iterable[str], Any]] = [
         (functional, names.FUNCTIONAL, _plain),
+        (functional, names.FUNCTIONAL_WINDOWS, windowed),
         (functional, names.FUNCTIONAL_BROADCASTING, _spread),
         (linalg, names.LINALG, _plain),
         (linalg, names.LINALG_BROADCASTING, lambda function: broadcasting(function, SIZES["matmul"])),
@@ -155,6 +157,8 @@ def _modules() -> Iterator[Known]:
             yield f"{module.__name__}:{name}", getattr(module, name), sized(getattr(module, name), SIZES[name])
     for name, checked in special.FUNCTIONAL.items():
         yield f"{functional.__name__}:{name}", getattr(functional, name), checked
+    for name, checked in special.LINALG.items():
+        yield f"{linalg.__name__}:{name}", getattr(linalg, name), checked
 
 
 def _classes() -> Iterator[Known]:
@@ -167,4 +171,4 @@ def _classes() -> Iterator[Known]:
         yield f"torch.optim:{name}", cls, optimizer_of(cls)
     for name in names.SCHEDULERS:
         cls = getattr(torch.optim.lr_scheduler, name)
-        yield f"torch.optim.lr_scheduler:{name}", cls, cls
+        yield f"torch.optim.lr_scheduler:{name}", cls, scheduler_of(cls)

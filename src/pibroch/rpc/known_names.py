@@ -31,13 +31,12 @@ _REDUCING = str.split("""
 """)
 # pieces put together
 _JOINING = str.split("""
-    avg_pool1d max_pool1d max_pool2d max_pool3d
     cat column_stack concat concatenate dstack gather hstack index_add index_copy index_fill masked_scatter masked_select
     row_stack scatter scatter_add scatter_reduce select_scatter slice_scatter diagonal_scatter stack take vstack
 """)
 # matrices
 _MATRICES = str.split("""
-    chain_matmul cholesky cholesky_inverse cholesky_solve cross det dist inverse logdet matrix_exp matrix_power mv
+    chain_matmul cholesky cholesky_inverse cholesky_solve cross det dist inverse logdet matrix_exp mv
     pairwise_distance pinverse qr slogdet svd
 """)
 PLAIN = (*_ALONE, *_REDUCING, *_JOINING, *_MATRICES, "from_numpy", "manual_seed")
@@ -60,6 +59,8 @@ SIZED = str.split("""
     normal ones ones_like rand rand_like randint randint_like randn randn_like randperm tril_indices triu_indices zeros
     zeros_like new_full new_ones new_zeros
 """)
+# as long as windows are, it takes for each element
+WINDOWS = str.split("avg_pool1d max_pool1d max_pool2d max_pool3d")
 SHAPED = str.split("reshape unflatten view")
 IN_PARTS = str.split("chunk dsplit hsplit split split_with_sizes tensor_split unbind vsplit")
 
@@ -78,15 +79,18 @@ OPERATORS = str.split("""
 """)
 
 FUNCTIONAL = str.split("""
-    alpha_dropout avg_pool1d avg_pool2d avg_pool3d batch_norm binary_cross_entropy binary_cross_entropy_with_logits celu
+    alpha_dropout batch_norm binary_cross_entropy binary_cross_entropy_with_logits celu
     channel_shuffle cosine_embedding_loss cosine_similarity cross_entropy dropout dropout1d dropout2d dropout3d elu
     feature_alpha_dropout gaussian_nll_loss gelu glu group_norm gumbel_softmax hardshrink hardsigmoid hardswish hardtanh
-    hinge_embedding_loss huber_loss instance_norm kl_div l1_loss layer_norm leaky_relu linear local_response_norm
-    log_softmax logsigmoid margin_ranking_loss max_pool1d max_pool2d max_pool3d mish mse_loss nll_loss normalize
+    hinge_embedding_loss huber_loss instance_norm kl_div l1_loss layer_norm leaky_relu linear 
+    log_softmax logsigmoid margin_ranking_loss mish mse_loss nll_loss normalize
     pairwise_distance pixel_shuffle pixel_unshuffle poisson_nll_loss prelu relu relu6 relu_ rms_norm rrelu
     scaled_dot_product_attention selu sigmoid silu smooth_l1_loss soft_margin_loss softmax softmin softplus softshrink
     softsign tanh tanhshrink threshold triplet_margin_loss multi_margin_loss multilabel_margin_loss
     multilabel_soft_margin_loss
+""")
+FUNCTIONAL_WINDOWS = str.split("""
+    avg_pool1d avg_pool2d avg_pool3d local_response_norm max_pool1d max_pool2d max_pool3d
 """)
 FUNCTIONAL_BROADCASTING = str.split("bilinear embedding")
 FUNCTIONAL_SIZED = str.split("""
@@ -95,7 +99,7 @@ FUNCTIONAL_SIZED = str.split("""
     upsample
 """)
 LINALG = str.split("""
-    cholesky cond cross det diagonal eig eigh eigvals eigvalsh inv lstsq matrix_exp matrix_norm matrix_power matrix_rank
+    cholesky cond cross det diagonal eigh eigvalsh inv lstsq matrix_exp matrix_norm matrix_rank
     multi_dot norm pinv qr slogdet solve svd svdvals vecdot vector_norm
 """)
 LINALG_BROADCASTING = str.split("matmul")
@@ -125,7 +129,7 @@ MODULES = str.split("""
     MultiheadAttention NLLLoss PReLU PairwiseDistance PixelShuffle PixelUnshuffle PoissonNLLLoss RMSNorm RNN
     RNNCell RReLU ReLU ReLU6 ReflectionPad1d ReflectionPad2d ReflectionPad3d ReplicationPad1d ReplicationPad2d
     ReplicationPad3d SELU Sequential SiLU Sigmoid SmoothL1Loss SoftMarginLoss Softmax Softmax2d Softmin Softplus Softshrink
-    Softsign Tanh Tanhshrink Threshold Transformer TransformerDecoderLayer TransformerEncoderLayer TripletMarginLoss
+    Softsign Tanh Tanhshrink Threshold TransformerDecoderLayer TransformerEncoderLayer TripletMarginLoss
     Unflatten Unfold Upsample UpsamplingBilinear2d UpsamplingNearest2d ZeroPad1d ZeroPad2d ZeroPad3d Module ModuleDict
     ModuleList ParameterDict ParameterList EmbeddingBag
 """)

@@ -259,6 +259,25 @@ def check_bags(ids: Tensor, num_embeddings: int, offsets: Tensor | None) -> None
             raise IndexError(f"got offsets that do not lead through {ids.numel()} ids in order")
 
 
+def matrix_power(tensor: Tensor, n: int) -> Any:
+    """``torch.matrix_power``."""
+    if isinstance(n, int) and abs(n) > MAX_ELEMENTS:
+        raise too_large(f"the power {n:,}", f"at most {MAX_ELEMENTS:,}")
+    return torch.linalg.matrix_power(tensor, n)
+
+
+def finite(function: Function) -> Function:
+    """A function of matrices that ends the process for some that are not finite."""
+
+    @functools.wraps(function)
+    def checked(tensor: Tensor) -> Any:
+        if not bool(torch.isfinite(tensor).all()):
+            raise NotAllowedError("a matrix with infinities or NaNs", "a finite one")
+        return function(tensor)
+
+    return checked
+
+
 def unfold(tensor: Tensor, dimension: int, size: int, step: int) -> Tensor:
     """``Tensor.unfold``: a view, in which elements occur many times."""
     check_elements(unfold_view_size((tensor, dimension, size, step), {}))
@@ -281,6 +300,7 @@ FUNCTIONS: dict[str, Function] = {
     "empty": zeros,
     "empty_like": zeros_like,
     "histogram": histogram,
+    "matrix_power": matrix_power,
     "repeat_interleave": repeat_interleave,
     "Size": size,
     "Tensor": legacy_tensor,
@@ -294,6 +314,7 @@ METHODS: dict[str, Function] = {
     "histogram": histogram,
     "index_put": index_put,
     "index_put_": index_put_,
+    "matrix_power": matrix_power,
     "new_empty": new_zeros,
     "new_tensor": of_data(torch.Tensor.new_tensor),
     "repeat_interleave": repeat_interleave,
@@ -306,6 +327,11 @@ METHODS: dict[str, Function] = {
     "__setitem__": set_item,
 }
 FUNCTIONAL: dict[str, Function] = {"embedding_bag": embedding_bag, "one_hot": one_hot}
+LINALG: dict[str, Function] = {
+    "eig": finite(torch.linalg.eig),
+    "eigvals": finite(torch.linalg.eigvals),
+    "matrix_power": matrix_power,
+}
 for _name in str.split(
     "__add__ __and__ __eq__ __floordiv__ __ge__ __gt__ __le__ __lt__ __matmul__ __mod__ __mul__ __ne__"
 ):

@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import threading
+import time
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from pibroch.rpc.stream import Stream
 
 SECRET = b"the secret of the job under attack"
 PATIENCE_S = 60
+STALL_S = 0.5
 
 
 @dataclass
@@ -61,6 +63,7 @@ _record = []
 _entered, _released = threading.Event(), threading.Event()
 _original_send = Stream.send
 _seen = collections.Counter()
+_stalls, _watching = [], []
 _original_on_frame = Connection.on_frame
 
 
@@ -127,6 +130,29 @@ def start_counting():
 def counted():
     Connection.on_frame = _original_on_frame
     return {kind.name: count for kind, count in _seen.items()}
+
+
+def watch_for_stalls():
+    """Note when the interpreter's lock was held for long: this thread did not run, while the process computed."""
+    _stalls.clear()
+    if not _watching:
+        _watching.append(threading.Thread(target=_watch, daemon=True))
+        _watching[0].start()
+
+
+def _watch():
+    before = time.process_time()
+    while True:
+        time.sleep(0.02)
+        now = time.process_time()
+        if now - before > STALL_S:
+            _stalls.append(now - before)
+        before = now
+
+
+def stalls():
+    """How long, in seconds of CPU time, each was."""
+    return list(_stalls)
 
 
 def limit_files(num_more):
