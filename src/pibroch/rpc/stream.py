@@ -12,6 +12,7 @@ import socket
 import ssl
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -319,8 +320,14 @@ class Stream:
         """A sender hands over whole frames: if one stays begun, its length is wrong, and what follows would be lost in it."""
         if not self._is_watched_for_stall:
             self._is_watched_for_stall = True
-            before = self._num_begun
-            self._reactor.call_at(time.monotonic() + STALL_S, lambda: self._look_for_stall(before))
+            before, this = self._num_begun, weakref.ref(self)  # the timer must not keep a closed stream, and its buffer
+
+            def look() -> None:
+                stream = this()
+                if stream is not None:
+                    stream._look_for_stall(before)
+
+            self._reactor.call_at(time.monotonic() + STALL_S, look)
 
     def _look_for_stall(self, before: tuple[int, int]) -> None:
         self._is_watched_for_stall = False
