@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from pibroch.errors import NotAllowedError
 from pibroch.rpc.checks import MAX_ELEMENTS, Function, broadcasting, check_values, too_large
@@ -54,6 +53,14 @@ def operators() -> Iterator[tuple[str, object, Function]]:
         yield name, getattr(operator, name), broadcasting(_for_arrays(getattr(operator, name)))
     for name, checked in _OPERATORS.items():
         yield name, getattr(operator, name), checked
+
+
+def _index(value: Any) -> int | None:
+    """The integer that a value stands for, where one is wanted; tensors of one element and numbers of NumPy are some."""
+    try:
+        return operator.index(value)
+    except Exception:  # not one
+        return None
 
 
 def _taking_apart(function: Function) -> Function:
@@ -115,8 +122,9 @@ def _dict(items: Any = (), **kwargs: Any) -> dict[Any, Any]:
 def _bytes(value: Any = b"", encoding: str = "", errors: str = "strict") -> bytes:
     if isinstance(value, str):
         return bytes(value, _encoding(encoding), errors)
-    if isinstance(value, int) and value > MAX_COPIES:
-        raise too_large(f"{value:,} bytes", f"at most {MAX_COPIES:,}")
+    number = _index(value)
+    if number is not None and number > MAX_COPIES:
+        raise too_large(f"{number:,} bytes", f"at most {MAX_COPIES:,}")
     check_values(value)
     return bytes(value)
 
@@ -143,8 +151,9 @@ def _of_text(function: Function) -> Function:
 
 
 def _round(number: Any, ndigits: Any = None) -> Any:
-    if isinstance(number, int) and isinstance(ndigits, int) and ndigits < -_MAX_DECIMALS:
-        raise too_large(f"{-ndigits:,} digits to round", f"at most {_MAX_DECIMALS:,}")
+    digits = _index(ndigits)
+    if isinstance(number, int) and digits is not None and digits < -_MAX_DECIMALS:
+        raise too_large(f"{-digits:,} digits to round", f"at most {_MAX_DECIMALS:,}")
     return round(number) if ndigits is None else round(number, ndigits)
 
 
@@ -181,9 +190,9 @@ _shifted = broadcasting(_for_arrays(operator.lshift))
 
 def _mul(a: Any, b: Any) -> Any:
     for sequence, times in ((a, b), (b, a)):
-        is_number = hasattr(times, "__index__") and not isinstance(times, (Tensor, np.ndarray))
-        if isinstance(sequence, _SEQUENCES) and is_number and len(sequence) * operator.index(times) > MAX_COPIES:
-            raise too_large(f"{len(sequence) * operator.index(times):,} items", f"at most {MAX_COPIES:,}")
+        number = _index(times) if isinstance(sequence, _SEQUENCES) else None
+        if number is not None and len(sequence) * number > MAX_COPIES:
+            raise too_large(f"{len(sequence) * number:,} items", f"at most {MAX_COPIES:,}")
     return _multiplied(a, b)
 
 
