@@ -85,6 +85,7 @@ class Connection:
         self.refusal: PibrochError | None = None  # why the peer did not let this worker in
         self.is_lost = False
         self.left_on_purpose = False
+        self.is_overdue = False  # it has not taken its answers, likewise
         self.num_requests = self.num_at_work = self.bytes_at_work = 0  # the peer's, kept by ``service.py``
 
     # sending, from any thread

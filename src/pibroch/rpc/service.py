@@ -82,7 +82,11 @@ class Service:
                 raise ProtocolError(f"incarnation {life(body)} of worker {origin.name!r}", f"{connection.incarnation}")
             if connection is not None and message.kind == Kind.REQUEST:
                 connection.num_requests += 1
-                if connection.num_at_work >= _FEW or connection.num_requests % _LOOK_EVERY == 0:
+                if (
+                    connection.is_overdue
+                    or connection.num_at_work >= _FEW
+                    or connection.num_requests % _LOOK_EVERY == 0
+                ):
                     self._check_load(connection, message)
         except RpcError as error:
             log.warning("a message of worker %r that cannot be understood: %s", origin.name, error)
@@ -104,6 +108,9 @@ class Service:
     def _check_load(self, connection: Connection, message: Message) -> None:
         """Refuse a request of a worker that has too much under way here, or does not take its answers."""
         limits = self._limits
+        connection.is_overdue = connection.bytes_owed > limits.message_bytes
+        if connection.num_queued > 2 * limits.requests:
+            self._reactor.call_soon(lambda: connection.lose("it does not read its answers"))
         num_bytes = sum(tensor.nbytes for tensor in message.tensors) if connection.num_at_work >= _FEW else 0
         if connection.num_at_work >= limits.requests:
             raise ProtocolError(
@@ -118,8 +125,6 @@ class Service:
                     f"at most {limits.message_bytes:,} at once",
                     "wait for some requests, take their answers and let them go, or raise limits.message_bytes",
                 )
-        if connection.num_queued > 2 * limits.requests:
-            self._reactor.call_soon(lambda: connection.lose("it does not read its answers"))
         message.num_bytes = num_bytes
 
     def _is_done(self, connection: Connection | None, message: Message) -> None:
