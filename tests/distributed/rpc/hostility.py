@@ -182,10 +182,6 @@ def echo(value):
     return value
 
 
-def large_answer():
-    return torch.zeros(1000)
-
-
 def fail(text):
     raise ValueError(text)
 

@@ -129,26 +129,6 @@ def test_more_requests_than_one_worker_may_have_under_way_are_refused_one_by_one
         assert attacker.request(call_of("hostility:add", 1, 2)).kind == Kind.ANSWER
 
 
-def test_who_does_not_take_its_answers_does_not_fill_memory(crew):
-    target = crew.run(0, hostility.target)
-    before = crew.run(0, hostility.state)
-    large = call_of("hostility:large_answer")
-    with Attacker(target, unix=False) as attacker:
-        attacker.shake_hands()
-        attacker.socket.settimeout(2)
-        try:
-            for number in range(1, 100_000):
-                attacker.socket.sendall(frame(Kind.REQUEST, large, number))
-                if number % 500 == 0:
-                    state = crew.run(0, hostility.state)
-                    assert state["rss"] - before["rss"] < 4 * LIMITS.message_bytes
-        except (TimeoutError, ConnectionError):
-            pass  # it does not read any more, or has closed the connection
-        else:
-            pytest.fail("all requests were taken")
-    assert crew.run(1, hostility.honest_call, "worker0")
-
-
 BOMBS = [
     encode([msgspec.Raw(encode(["call", "hostility:echo"])), [[Ext(Code.SIZE, encode([2**30, "AAAAAAAA"]))], {}]]),
     call_of("builtins:pow", 7, 10**8),
