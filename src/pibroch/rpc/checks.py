@@ -8,6 +8,7 @@ out as long as the product of all their sizes is small.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable as AnyCallable
 from typing import Any
 
@@ -30,6 +31,20 @@ Size = AnyCallable[[tuple[Any, ...], dict[str, Any]], int]
 def too_large(what: str, need: str) -> NotAllowedError:
     """The error of a call that would become too large."""
     return NotAllowedError(what, need, "let a function of your own do it, in a module that the callee allows")
+
+
+def integer(value: object) -> int | None:
+    """The integer that a number stands for, one of NumPy's or a tensor of one element among them.
+
+    >>> integer(np.int64(3)), integer(torch.tensor(4)), integer(2.0)
+    (3, 4, None)
+    """
+    if isinstance(value, (int, np.integer)) or (isinstance(value, Tensor) and value.numel() == 1):
+        try:
+            return operator.index(value)
+        except (TypeError, RuntimeError):  # not of an integer type, or without data
+            return None
+    return None
 
 
 def check_elements(num_elements: int) -> None:
@@ -141,8 +156,9 @@ def windowed(function: Function) -> Function:
         check_device(kwargs)
         numbers = [*args, *kwargs.values()]
         for number in (each for item in numbers for each in (item if isinstance(item, (list, tuple)) else [item])):
-            if isinstance(number, int) and abs(number) > MAX_WINDOW:
-                raise too_large(f"a window of {number:,}", f"at most {MAX_WINDOW:,}")
+            size = integer(number)
+            if size is not None and abs(size) > MAX_WINDOW:
+                raise too_large(f"a window of {size:,}", f"at most {MAX_WINDOW:,}")
         return function(*args, **kwargs)
 
     return checked

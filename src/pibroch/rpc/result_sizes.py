@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pibroch.rpc.checks import MAX_DIMS, Size, spread
+from pibroch.rpc.checks import MAX_DIMS, Size, integer, spread
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -39,7 +39,7 @@ def argument(args: Args, kwargs: Kwargs, place: int, name: str, default: Any = N
 
 def product(sizes: Iterable[Any]) -> int:
     """Of sizes, those below 1 and what is no integer left out; huge for more dimensions than a tensor may have."""
-    kept = [size for size in sizes if isinstance(size, int) and size > 0]
+    kept = [size for size in map(integer, sizes) if size is not None and size > 0]
     return math.prod(kept) if len(kept) <= MAX_DIMS else _HUGE
 
 

@@ -8,6 +8,7 @@ import torch
 
 from pibroch.errors import NotAllowedError
 from pibroch.rpc.callables import Callables
+from pibroch.rpc.known_callables import checked_callables
 
 CALLABLES = Callables(())
 ONE = torch.ones(1)
@@ -193,3 +194,10 @@ def test_layers_work():
     torch.set_rng_state(state)
     assert torch.equal(first, torch.nn.Linear(4, 5, dtype=torch.float64).weight)  # the look before draws no numbers
     assert call("torch.nn:LSTM", 2, 3, num_layers=2)(torch.ones(1, 1, 2))[0].shape == (1, 1, 3)
+
+
+@pytest.mark.parametrize("number", [np.int64(1 << 40), torch.tensor(1 << 40)], ids=["NumPy", "tensor"])
+def test_numbers_of_other_kinds_are_sizes_too(number):
+    for name, args in [("torch:max_pool1d", [torch.ones(1, 2, 3), number]), ("torch:ones", [(number, 1)])]:
+        with pytest.raises(NotAllowedError):
+            checked_callables()[name](*args)
