@@ -25,7 +25,7 @@ from pibroch.rpc.peers import Peers
 from pibroch.rpc.pool import Pool
 from pibroch.rpc.reactor import Reactor
 from pibroch.rpc.requests import Requests, too_late
-from pibroch.rpc.service import Handler, Service
+from pibroch.rpc.service import Handler, Life, Service
 from pibroch.rpc.values import Codec
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Agent:
         self._membership = Membership(rendezvous)
         self.info = WorkerInfo(name, rendezvous.rank if rendezvous.rank >= 0 else self._membership.new_id())
         self._requests = Requests(self.info, self._packer, self.reactor, callables, self._on_message)
-        self._service = Service(self.info, self._packer, self.reactor, self.pool, self._requests)
+        self._service = Service(self.info, self._packer, self.reactor, self.pool, self._requests, options.limits)
         host = options.bind or rendezvous.bind_host()
         self._peers = Peers(
             self.info,
@@ -264,9 +264,11 @@ class Agent:
 
     # serving
 
-    def serve(self, body_type: type[msgspec.Struct], handler: Handler, *, in_pool: bool = False) -> None:
-        """Have messages with such a body handled: on the loop, or on a thread of the pool."""
-        self._service.serve(body_type, handler, in_pool)
+    def serve(
+        self, body_type: type[msgspec.Struct], handler: Handler, *, in_pool: bool = False, life: Life | None = None
+    ) -> None:
+        """Have messages with such a body handled: on the loop, or on a thread of the pool (``Service.serve``)."""
+        self._service.serve(body_type, handler, in_pool, life)
 
     @property
     def num_started(self) -> int:

@@ -96,7 +96,7 @@ def _run(origin: WorkerInfo, call: Call, value: Any) -> object:
         raise ProtocolError(f"arguments of {call.function} that are none", "a list and a dict")
     args, kwargs = value
     del value
-    return run(current_agent().callables.resolve(call.function), call.function, args, kwargs)
+    return run(current_agent().callables.to_call(call.function), call.function, args, kwargs)
 
 
 def rpc_sync(

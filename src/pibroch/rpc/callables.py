@@ -2,8 +2,8 @@
 
 A name leads from an imported module through classes to a function or class, without private parts, and what it leads to was
 defined in an allowed module: what a module merely imported cannot be reached through it. So who knows the job's secret can
-run the job's functions, but not ``os.system``. Of torch, ``operator`` and the builtins only what ``known_callables`` lists
-can be named.
+run the job's functions, but not ``os.system``. Of torch, ``operator``, the builtins and this package only what is listed can
+be named (``known_callables.py``, ``_OWN_NAMES``), and what of it could become large or slow is called with a check.
 """
 
 from __future__ import annotations
@@ -18,18 +18,25 @@ from typing import Any
 import torch
 
 from pibroch.errors import ConfigError, NotAllowedError
-from pibroch.rpc.known_callables import known_callables, names_of_known
+from pibroch.rpc.known_callables import checked_callables, known_values, names_of_known
 
 MAX_NAME_LENGTH = 512
 MAX_CACHED = 4096
 
 _MAIN, _SPAWNED_MAIN = "__main__", "__mp_main__"
 _OWN = "pibroch.rpc"
-# of the package itself: what users call, and what its parts run on each other; not the agent, the sockets or the secret
-_OWN_MODULES = tuple(
+# of the package itself: what users call, and what its parts run on each other; nobody leaves because a peer says so
+_OWN_NAMES = frozenset(
     f"{_OWN}.{name}"
-    for name in ("api", "autograd", "functions", "info", "optim", "references", "remote_module", "rref")
+    for name in str.split("""
+    api:get_worker_info api:rpc_async api:rpc_sync autograd:backward autograd:current_context autograd:get_gradients
+    autograd:live_counts functions:apply functions:async_execution info:WorkerInfo optim:DistributedOptimizer
+    optim:LocalOptimizer optim:new_local_optimizer optim:step_local_optimizer remote_module:RemoteModule
+    remote_module:make_module remote_module:parameter_rrefs remote_module:run_forward remote_module:set_training rref:RRef
+    rref:remote
+    """)
 )
+_OWN_MODULES = frozenset(name.partition(":")[0] for name in _OWN_NAMES)
 _LIBRARIES = ("torch", "numpy", "builtins", "operator", "_operator", "pibroch")  # their private names stay private
 _LISTED = ("torch", "builtins", "operator", "_operator")  # modules of which only the listed names count
 
@@ -54,7 +61,7 @@ class Callables:
     """What may be named by peers, and the names.
 
     Args:
-        allowed: modules; all below them are allowed too.
+        allowed: modules; all below them are allowed too. Also single names, ``module:qualname``, of what is not listed.
         importable: those among them that may be imported when a peer names them; the others must be imported already.
     """
 
@@ -66,8 +73,10 @@ class Callables:
                     "modules whose every function a peer may run",
                     "leave it out: its tensor functions can be called as it is",
                 )
-        self._allowed = tuple(dict.fromkeys(_canonical(module) for module in allowed))
-        self._importable = tuple(importable)
+        self._allowed = tuple(dict.fromkeys(_canonical(module) for module in allowed if ":" not in module))
+        self._importable = tuple(module for module in importable if ":" not in module)
+        self._single = {name: _single(name) for name in allowed if ":" in name}
+        self._single_names = {id(function): name for name, function in self._single.items()}
         self._names: dict[object, str] = {}
         self._found: dict[str, _Found] = {}
 
@@ -81,14 +90,14 @@ class Callables:
             return self._names[function]
         except (KeyError, TypeError):  # unknown, or without a hash
             pass
-        name = names_of_known().get(id(function)) or _checked_name(function)
+        name = self._single_names.get(id(function)) or names_of_known().get(id(function)) or _checked_name(function)
         if len(self._names) >= MAX_CACHED:
             self._names.clear()
         self._names[function] = name
         return name
 
     def resolve(self, name: str) -> Any:
-        """What a peer named.
+        """What a peer named, as a value.
 
         Raises:
             NotAllowedError: when it may not be named here, or is not there.
@@ -96,7 +105,10 @@ class Callables:
         found = self._found.get(name)
         if found is not None and found[0].get(found[1]) is found[2]:  # still the same after a reload or in a notebook
             return found[3]
-        known = known_callables().get(name)
+        known = self._single.get(name)
+        if known is not None:
+            return known
+        known = known_values().get(name)
         if known is not None:
             return known
         found = self._find(name)
@@ -105,18 +117,32 @@ class Callables:
         self._found[name] = found
         return found[3]
 
+    def to_call(self, name: str) -> Any:
+        """What a peer named, in order to call it: what is listed is called with its checks.
+
+        Raises:
+            NotAllowedError: as ``resolve``.
+        """
+        if name in self._found or name in self._single:
+            return self.resolve(name)
+        return checked_callables().get(name) or self.resolve(name)
+
+    def opens(self, name: str) -> bool:
+        """Whether this worker's user allowed this very name."""
+        return name in self._single
+
     def allows(self, module: object) -> bool:
         """Whether a module (by its name) is allowed or lies below an allowed one."""
         if not isinstance(module, str):
             return False
         module = _canonical(module)
         if _below(module, (_OWN,)):
-            return _OWN in self._allowed and (module == _OWN or _below(module, _OWN_MODULES))
+            return _OWN in self._allowed and module in _OWN_MODULES
         return _below(module, self._allowed)
 
     def _find(self, name: str) -> _Found:
         module_name, parts = _split(name)
-        if not self.allows(module_name):
+        if not self.allows(module_name) or (_below(module_name, (_OWN,)) and not _is_own(name)):
             raise self._outside(name, module_name)
         names = _names_of(self._module(module_name, name), parts[0])
         for value in _path(names, parts):
@@ -128,8 +154,10 @@ class Callables:
             return NotAllowedError(
                 f"{name!r}",
                 "of torch, operator and the builtins a pure function, or a class of torch.nn or torch.optim",
-                "define a function of your own that calls it",
+                "define a function of your own that calls it, or add this name to RpcBackendOptions.allowed_modules",
             )
+        if _below(module_name, (_OWN,)):
+            return NotAllowedError(f"{name!r}", "a function of pibroch.rpc that other workers may call")
         return NotAllowedError(
             f"{name!r}, of a module that is not allowed here",
             "a module below " + ", ".join(self._allowed),
@@ -140,7 +168,8 @@ class Callables:
         if value is None or not callable(value):
             raise _missing(name)
         origin = _origin(value)
-        if not self.allows(origin):
+        is_own = isinstance(origin, str) and _below(origin, (_OWN,))
+        if not self.allows(origin) or (is_own and not _is_own(f"{origin}:{getattr(value, '__qualname__', '')}")):
             raise NotAllowedError(
                 f"{name!r}, which is no function or class that was defined in an allowed module (but in {origin!r})",
                 "a module below " + ", ".join(self._allowed),
@@ -206,21 +235,39 @@ def _checked_name(function: object) -> str:
     return name
 
 
+def _is_own(name: str) -> bool:
+    """Whether it is a listed name of this package, or a method of a listed class."""
+    return name in _OWN_NAMES or name.rpartition(".")[0] in _OWN_NAMES
+
+
+def _single(name: str) -> Any:
+    """What a user allows by its name, whatever module it is of."""
+    module, _, qualname = name.partition(":")
+    try:
+        found = functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"{name!r} among the allowed modules ({error})", "module:qualname of what is there"
+        ) from error
+    if not callable(found):
+        raise ConfigError(f"{name!r} among the allowed modules", "a function or class")
+    return found
+
+
 def _split(name: str) -> tuple[str, list[str]]:
     """Module and parts of a name that has the right form."""
+    if len(name) > MAX_NAME_LENGTH:
+        raise NotAllowedError(f"{name[:MAX_NAME_LENGTH]!r} as a name", f"at most {MAX_NAME_LENGTH} letters")
     module, colon, qualname = name.partition(":")
     parts = qualname.split(".")
-    if "<" in qualname and len(name) <= MAX_NAME_LENGTH:
+    if "<" in qualname:
         raise NotAllowedError(
             f"{name!r}, which lives inside another function",
             "a function or class that its module holds under its name",
             "define it at module level with def or class",
         )
-    well_formed = (
-        colon and len(name) <= MAX_NAME_LENGTH and all(part.isidentifier() for part in (*module.split("."), *parts))
-    )
-    if not well_formed:
-        raise NotAllowedError(f"{name[:MAX_NAME_LENGTH]!r} as a name", "module:qualname")
+    if not colon or not all(part.isidentifier() for part in (*module.split("."), *parts)):
+        raise NotAllowedError(f"{name!r} as a name", "module:qualname")
     prefix = private_prefix(module)
     if any(part.startswith(prefix) for part in parts) or (module != _MAIN and ".__" in f".{module}"):
         raise NotAllowedError(
@@ -231,7 +278,7 @@ def _split(name: str) -> tuple[str, list[str]]:
 
 def private_prefix(module: str) -> str:
     """How names begin that peers may never use: a user's own may have one underscore, those of libraries none."""
-    return "_" if _below(module, _LIBRARIES) and not _below(module, (_OWN,)) else "__"
+    return "_" if _below(module, _LIBRARIES) else "__"
 
 
 def _names_of(module: types.ModuleType, first: str) -> dict[str, Any]:

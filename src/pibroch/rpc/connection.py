@@ -20,7 +20,15 @@ from pibroch.rpc.messages import Envelope, TensorInfo, decode_envelope, encode
 from pibroch.rpc.options import Limits
 from pibroch.rpc.sharing import SHARE_FROM_BYTES, Sharing
 from pibroch.rpc.stream import Buffer, HasDescriptor, Stream
-from pibroch.rpc.tensors import cut, describe, empty, in_memory_order, in_own_order, read_only_bytes
+from pibroch.rpc.tensors import (
+    bytes_with_room,
+    cut,
+    describe,
+    empty,
+    in_memory_order,
+    in_own_order,
+    read_only_bytes,
+)
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +45,7 @@ class Message:
     number: int
     envelope: Envelope
     tensors: list[torch.Tensor]
+    num_bytes: int = 0  # of the tensors, where somebody has counted them
 
 
 @dataclass(slots=True)
@@ -84,6 +93,8 @@ class Connection:
         self.refusal: PibrochError | None = None  # why the peer did not let this worker in
         self.is_lost = False
         self.left_on_purpose = False
+        self.is_overdue = False  # it has not taken its answers, likewise
+        self.num_requests = self.num_at_work = self.bytes_at_work = 0  # the peer's, kept by ``service.py``
 
     # sending, from any thread
 
@@ -149,6 +160,12 @@ class Connection:
         """Buffers that are not with the kernel yet."""
         queued = self.stream.num_queued if self.stream is not None else len(self._backlog)
         return queued + self._sender.num_queued
+
+    @property
+    def bytes_owed(self) -> int:
+        """What the peer has not taken of what was sent: in the queue, and in shared memory that it has not given back."""
+        queued = self.stream.num_queued_bytes if self.stream is not None else 0
+        return queued + (self.sharing.total_bytes if self.sharing is not None else 0)
 
     # on the loop
 
@@ -248,6 +265,8 @@ class Connection:
         """Whether some of a message's transfers are not complete; it goes on with the last of them."""
         for info in arriving.envelope.tensors:
             if info.transfer is not None and not self._receiver.is_complete(info.transfer):
+                if len(self._incomplete) >= self.limits.requests:
+                    raise ProtocolError(f"{len(self._incomplete):,} messages that wait for their transfers", "fewer")
                 self._incomplete[info.transfer] = arriving
                 return True
         return False
@@ -281,6 +300,13 @@ class Connection:
         if not all(info.is_inline for info in infos):
             inline = iter(tensors)
             tensors = [next(inline) if info.is_inline else self._elsewhere(info) for info in infos]
+        with_room = sum(bytes_with_room(info) for info in infos if info.layout is not None)
+        if with_room > self.limits.message_bytes:  # a place in shared memory may be named many times
+            raise ProtocolError(
+                f"tensors of up to {with_room:,} bytes with room between their rows",
+                f"at most {self.limits.message_bytes:,}",
+                "send them contiguous",
+            )
         for place, info in enumerate(infos):
             if info.layout is not None:
                 tensors[place] = in_own_order(tensors[place], info)

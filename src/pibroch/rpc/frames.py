@@ -5,13 +5,18 @@ A frame is a header of 24 bytes, metadata, and raw tensor bytes::
     "pb"  version u8  kind u8  metadata length u32  number u64  payload length u64      (little endian)
 
 The payload is received straight into memory that ``allocate`` provides once the metadata is there.
+
+A sender may add checksums: then the kind is ``| CHECKED``, and behind the header stand the CRC-32 of the header, of the
+metadata and of the payload, 12 bytes. They find what a network or a memory has damaged, not what somebody changed on purpose.
 """
 
 from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Callable
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pibroch.errors import ProtocolError
@@ -21,6 +26,8 @@ VERSION = 1
 HEADER = struct.Struct("<2sBBIQQ")
 READ_AHEAD_BYTES = 256 << 10
 SHORT_BYTES = 64 << 10
+CHECKED = 0x80
+_CHECKS = struct.Struct("<III")
 
 
 class Kind(enum.IntEnum):
@@ -61,6 +68,33 @@ def header(kind: Kind, number: int, metadata_bytes: int, payload_bytes: int) -> 
     return HEADER.pack(MAGIC, VERSION, kind, metadata_bytes, number, payload_bytes)
 
 
+def seal(buffers: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
+    """Whole frames with checksums; ``buffers`` are as for ``Stream.send``: no header or metadata lies in two of them."""
+    waiting = deque(memoryview(buffer).cast("B") for buffer in buffers)
+    sealed: list[bytes | memoryview] = []
+    view = memoryview(b"")
+    while view.nbytes or waiting:
+        if not view.nbytes:
+            view = waiting.popleft()
+            continue
+        magic, version, kind, metadata_bytes, number, payload_bytes = HEADER.unpack_from(view)
+        start = HEADER.pack(magic, version, kind | CHECKED, metadata_bytes, number, payload_bytes)
+        metadata = bytes(view[HEADER.size : HEADER.size + metadata_bytes])
+        view = view[HEADER.size + metadata_bytes :]
+        payload: list[bytes | memoryview] = []
+        checksum = 0
+        while payload_bytes:
+            if not view.nbytes:
+                view = waiting.popleft()
+                continue
+            payload.append(part := view[:payload_bytes])
+            checksum = zlib.crc32(part, checksum)
+            payload_bytes -= part.nbytes
+            view = view[part.nbytes :]
+        sealed += [start + _CHECKS.pack(zlib.crc32(start), zlib.crc32(metadata), checksum) + metadata, *payload]
+    return sealed
+
+
 Allocate = Callable[[Frame], list[memoryview]]
 
 
@@ -81,12 +115,20 @@ class FrameReader:
         self._staging = bytearray(READ_AHEAD_BYTES)
         self._start = self._end = 0  # of what was received and not yet understood
         self._frame: Frame | None = None  # its payload is being received
+        self.num_frames = 0
         self._targets: list[memoryview] = []  # what is still to be filled, next one last
+        self._checksum: int | None = None  # of the payload that is being received,
+        self._filling: list[memoryview] = []  # which goes here
 
     @property
     def is_within_payload(self) -> bool:
         """Whether more of a long payload is to come."""
         return bool(self._targets)
+
+    @property
+    def num_staged(self) -> int:
+        """Bytes of a frame whose metadata are not complete."""
+        return self._end - self._start
 
     def buffer(self) -> memoryview:
         """Where the stream's next bytes go. Never empty."""
@@ -118,6 +160,10 @@ class FrameReader:
 
     def _finish(self, frames: list[Frame]) -> None:
         if not self._targets and self._frame is not None:
+            if self._checksum is not None:
+                checksum, self._checksum = self._checksum, None
+                filled, self._filling = self._filling, []
+                _check_sum("payload", checksum, filled)
             frames.append(self._frame)
             self._frame = None
 
@@ -127,27 +173,44 @@ class FrameReader:
         if self._end - start < HEADER.size:
             return False
         magic, version, kind, metadata_bytes, number, payload_bytes = HEADER.unpack_from(self._staging, start)
-        self._check(magic, version, kind, metadata_bytes, payload_bytes)
+        self._check(magic, version, kind & ~CHECKED, metadata_bytes, payload_bytes)
         body_start = start + HEADER.size
+        checks = None
+        if kind & CHECKED:
+            if self._end < body_start + _CHECKS.size:
+                return False
+            checks = _CHECKS.unpack_from(self._staging, body_start)
+            _check_sum("header", checks[0], [memoryview(self._staging)[start:body_start]])
+            body_start += _CHECKS.size
+            kind -= CHECKED
         body_end = body_start + metadata_bytes
         if self._end < body_end:
             return False
-        frame = Frame(_KINDS[kind], number, bytes(memoryview(self._staging)[body_start:body_end]), payload_bytes)
+        metadata = bytes(memoryview(self._staging)[body_start:body_end])
+        if checks is not None:
+            _check_sum("metadata", checks[1], [metadata])
+        frame = Frame(_KINDS[kind], number, metadata, payload_bytes)
         self._start = body_end
+        self.num_frames += 1
         if not payload_bytes:
+            if checks is not None:
+                _check_sum("payload", checks[2], [])
             frames.append(frame)
             return True
         payload_end = body_end + payload_bytes
         if payload_bytes <= SHORT_BYTES and payload_end <= self._end:
             frame.payload = self._staging[body_end:payload_end]
+            if checks is not None:
+                _check_sum("payload", checks[2], [frame.payload])
             self._start = payload_end
             frames.append(frame)
             return True
-        return self._begin_payload(frame, frames)
+        return self._begin_payload(frame, frames, checks[2] if checks is not None else None)
 
-    def _begin_payload(self, frame: Frame, frames: list[Frame]) -> bool:
+    def _begin_payload(self, frame: Frame, frames: list[Frame], checksum: int | None) -> bool:
         targets = [target for target in self._allocate(frame) if target.nbytes]
         assert sum(target.nbytes for target in targets) == frame.payload_bytes
+        self._checksum, self._filling = checksum, targets if checksum is not None else []
         self._targets = targets[::-1]
         self._frame = frame
         staged = memoryview(self._staging)
@@ -189,7 +252,8 @@ class FrameReader:
             return
         needed = HEADER.size
         if left >= HEADER.size:
-            needed += HEADER.unpack_from(self._staging, self._start)[3]
+            _, _, kind, metadata_bytes, _, _ = HEADER.unpack_from(self._staging, self._start)
+            needed += metadata_bytes + (_CHECKS.size if kind & CHECKED else 0)
         if len(self._staging) - self._start >= max(needed, READ_AHEAD_BYTES // 4):
             return
         size = max(READ_AHEAD_BYTES, needed)
@@ -200,3 +264,15 @@ class FrameReader:
         else:
             self._staging[:left] = self._staging[self._start : self._end]
         self._start, self._end = 0, left
+
+
+def _check_sum(what: str, expected: int, parts: Sequence[bytes | bytearray | memoryview]) -> None:
+    checksum = 0
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    if checksum != expected:
+        raise ProtocolError(
+            f"a frame whose {what} has the checksum {checksum:08x}",
+            f"{expected:08x}, as its sender says",
+            "look for a network or memory that damages data",
+        )

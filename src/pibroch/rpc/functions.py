@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 import torch
 
 from pibroch.errors import NotAllowedError
+from pibroch.rpc.bounded_log import BoundedLog
 
 log = logging.getLogger(__name__)
+_failures = BoundedLog(log)
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -45,7 +47,17 @@ def is_future(value: object) -> bool:
 
 
 def apply(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Call a function that came as a value: a pickle, of one that has no name."""
+    """Call a function that came as a value: a pickle, of one that has no name.
+
+    Raises:
+        NotAllowedError: where pickles are not allowed: what has a name is called by it, with its checks.
+    """
+    from pibroch.rpc.agent import current_agent
+
+    if not current_agent().options.allow_pickle:
+        raise NotAllowedError(
+            "a function without a name", "one that is called by its name", "define it at module level"
+        )
     return run(function, getattr(function, "__qualname__", repr(function)), args, kwargs)
 
 
@@ -59,7 +71,7 @@ def run(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
     try:
         result = function(*args, **kwargs)
     except BaseException:
-        log.warning("%s, which another worker called, raised", name, exc_info=True)
+        _failures.write(logging.WARNING, "%s, which another worker called, raised", name, exc_info=True)
         raise
     if is_future(result) and not is_async(function) and function is not apply:
         raise NotAllowedError(

@@ -1,108 +1,180 @@
 """What peers may name of torch, ``operator`` and the builtins: lists, because their modules also hold ways to files and code.
 
-Nothing here reaches a file, an import, an attribute by name or another process; a function among the arguments can itself
-only be one that may be named. Left out on purpose: ``torch.load``, ``save``, ``from_file``, ``hub``, ``jit``, ``ops``,
-``library``, ``compile``, ``utils``, ``classes``, ``package``; ``operator.attrgetter`` and ``methodcaller``; ``getattr``,
-``eval``, ``open``, ``format`` and the like.
+Nothing here reaches a file, an import, an attribute by name, another process or memory that is not its arguments'; a function
+among the arguments can itself only be one that may be named. What could become large or slow is *checked*: a function
+that looks at its arguments first stands in its place (``checks.py``, ``special_checks.py``, ``checked_builtins.py``). Which
+names of torch there are says ``known_names.py``.
 """
 
 from __future__ import annotations
 
-import builtins
 import functools
-import operator
 import types
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 
-_BUILTINS = str.split("""
-    abs all any bool bytes complex dict divmod float frozenset int len list max min pow range repr round set sorted str
-    sum tuple
-""")
-_OPERATORS = str.split("""
-    abs add and_ concat contains countOf eq floordiv ge getitem gt index indexOf inv invert is_ is_not le lshift lt matmul mod
-    mul ne neg not_ or_ pos pow rshift sub truediv truth xor
-""")
-# not functions of torch's table of operators, or classes
-_TORCH_EXTRAS = ("Generator", "Size", "Tensor", "device", "manual_seed")
-# a file; a raw buffer; kernels of single backends that take packed weights
-_TORCH_CLOSED = ("from_file", "frombuffer", "sym_constrain_range", "sym_constrain_range_for_size")
-_TORCH_CLOSED_PREFIXES = ("cudnn_", "fbgemm_", "miopen_", "mkldnn_", "quantized_")
-# a file in /dev/shm; addresses; storages, which know files
-_TENSOR_CLOSED = str.split("""
-    const_data_ptr data_ptr module_load reinforce share_memory_ storage storage_type untyped_storage
-""")
-_TENSOR_OPERATORS = str.split("""
-    __abs__ __add__ __and__ __contains__ __eq__ __floordiv__ __ge__ __getitem__ __gt__ __invert__ __le__ __len__ __lt__
-    __matmul__ __mod__ __mul__ __ne__ __neg__ __or__ __pow__ __radd__ __rmul__ __rsub__ __rtruediv__ __setitem__ __sub__
-    __truediv__ __xor__
-""")
+from pibroch.rpc import known_names as names
+from pibroch.rpc import special_checks as special
+from pibroch.rpc.checked_builtins import builtin_functions, operators
+from pibroch.rpc.checked_modules import made_small, optimizer_of, scheduler_of
+from pibroch.rpc.checks import Function, broadcasting, in_parts, shaped, sized, windowed
+from pibroch.rpc.result_sizes import SIZES
+
+Known = tuple[str, object, Function]  # a name, what it is, and what runs when a peer calls it
 
 
 @functools.cache
 def known_callables() -> Mapping[str, object]:
     """From ``module:qualname`` to the callable, for everything that may be named without being in an allowed module."""
-    return types.MappingProxyType(dict(_all()))
+    return types.MappingProxyType({name: known for name, known, _ in _all()})
+
+
+@functools.cache
+def checked_callables() -> Mapping[str, Function]:
+    """From the same names to what is called in their place."""
+    return types.MappingProxyType({name: checked for name, _, checked in _all()})
+
+
+@functools.cache
+def known_values() -> Mapping[str, object]:
+    """From the same names to what arrives when a peer sends it as an argument.
+
+    Classes, and functions whose results are merely as large as their operands allow, are themselves there: users' code may
+    compare them. All others come with their checks, as users' code may call them with what the peer sent beside.
+    """
+    return types.MappingProxyType(
+        {
+            name: known if isinstance(known, type) or hasattr(checked, "is_lenient") else checked
+            for name, known, checked in _all()
+        }
+    )
 
 
 @functools.cache
 def names_of_known() -> Mapping[int, str]:
-    """From ``id(callable)`` to its name; the callables live as long as the process. The first of several names counts."""
-    names: dict[int, str] = {}
-    for name, known in known_callables().items():
-        names.setdefault(id(known), name)
-    return types.MappingProxyType(names)
+    """From ``id(callable)`` to its name, for both; they live as long as the process. The first of several names counts."""
+    found: dict[int, str] = {}
+    for callables in (known_callables(), checked_callables()):
+        for name, known in callables.items():
+            found.setdefault(id(known), name)
+    return types.MappingProxyType(found)
+
+
+def as_called(function: Function) -> Function:
+    """A function or class that came as a value, with the checks that it is called with by name."""
+    name = names_of_known().get(id(function))
+    return function if name is None else checked_callables()[name]
 
 
 @functools.cache
-def tensor_methods() -> frozenset[str]:
-    """Methods of tensors that a peer may call."""
-    public = (name for name in dir(torch.Tensor) if not name.startswith("_") and name not in _TENSOR_CLOSED)
-    return frozenset(name for name in (*public, *_TENSOR_OPERATORS) if callable(getattr(torch.Tensor, name, None)))
+def tensor_methods() -> Mapping[str, Function | None]:
+    """Methods of tensors that a peer may call; ``None`` where nothing needs to be checked."""
+    prefix = "torch:Tensor."
+    return types.MappingProxyType(
+        {
+            name.removeprefix(prefix): None if checked is known else checked
+            for name, known, checked in _all()
+            if name.startswith(prefix)
+        }
+    )
 
 
-def _all() -> Iterator[tuple[str, object]]:
-    yield from (("builtins:" + name, getattr(builtins, name)) for name in _BUILTINS)
-    yield from (("operator:" + name, getattr(operator, name)) for name in _OPERATORS)
-    yield from _torch_functions()
-    yield from _torch_classes()
-    yield from (("torch:Tensor." + name, getattr(torch.Tensor, name)) for name in sorted(tensor_methods()))
+@functools.cache
+def _all() -> tuple[Known, ...]:
+    return (*_builtins(), *_functions(), *_methods(), *_modules(), *_classes())
 
 
-def _torch_functions() -> Iterator[tuple[str, object]]:
-    table = torch._C._VariableFunctions
-    for name in [*dir(table), *torch.functional.__all__, *_TORCH_EXTRAS]:
-        closed = name.startswith(("_", *_TORCH_CLOSED_PREFIXES)) or name in _TORCH_CLOSED
-        if not closed and hasattr(torch, name):
-            yield f"torch:{name}", getattr(torch, name)
-    native = (torch._C._nn, torch._C._special, torch._C._linalg, torch._C._fft, table)  # type: ignore[attr-defined]
-    for module in (torch.special, torch.linalg, torch.fft, torch.nn.functional, torch.nn.init):
-        for name, value in _public(module):
-            own = isinstance(value, types.FunctionType) and value.__module__ == module.__name__
-            op = isinstance(value, types.BuiltinFunctionType) and (
-                value.__self__ in native or value.__module__ == "torch"
-            )
-            if own or op:
-                yield f"{module.__name__}:{name}", value
+def _builtins() -> Iterator[Known]:
+    for module, known in (("builtins", builtin_functions()), ("operator", operators())):
+        for name, function, checked in known:
+            yield f"{module}:{name}", function, checked
 
 
-def _torch_classes() -> Iterator[tuple[str, object]]:
-    schedulers = torch.optim.lr_scheduler
-    yield from _subclasses(torch.nn, (torch.nn.Module, torch.nn.Parameter))
-    yield from _subclasses(torch.optim, (torch.optim.Optimizer,))
-    yield from _subclasses(schedulers, (schedulers.LRScheduler, schedulers.ReduceLROnPlateau))
+def _plain(function: Function) -> Function:
+    return function
 
 
-def _subclasses(module: types.ModuleType, bases: tuple[type, ...]) -> Iterator[tuple[str, object]]:
-    for name, value in _public(module):
-        if (
-            isinstance(value, type)
-            and issubclass(value, bases)
-            and f"{value.__module__}.".startswith(f"{module.__name__}.")
-        ):
-            yield f"{module.__name__}:{name}", value
+def _spread(function: Function) -> Function:
+    return broadcasting(function, SIZES.get(function.__name__))
 
 
-def _public(module: types.ModuleType) -> Iterable[tuple[str, object]]:
-    return [(name, value) for name, value in sorted(vars(module).items()) if not name.startswith("_")]
+def _sized(function: Function) -> Function:
+    return sized(function, SIZES[function.__name__.removeprefix("fft_")])
+
+
+_KINDS: tuple[tuple[Iterable[str], Any], ...] = (
+    (names.PLAIN, _plain),
+    (names.BROADCASTING, _spread),
+    (names.SIZED, _sized),
+    (names.WINDOWS, windowed),
+    (names.SHAPED, shaped),
+    (names.IN_PARTS, in_parts),
+)
+
+
+def _functions() -> Iterator[Known]:
+    for listed, check in _KINDS:
+        for name in listed:
+            for each in (name, f"{name}_"):
+                function = getattr(torch, each, None)
+                if function is not None and each not in special.FUNCTIONS:
+                    yield f"torch:{each}", function, check(function)
+    for name, checked in special.FUNCTIONS.items():
+        yield f"torch:{name}", getattr(torch, name), checked
+
+
+def _methods() -> Iterator[Known]:
+    """Of tensors; a method in place has the size that its tensor has."""
+    methods: dict[str, Function] = {}
+    for listed, check in _KINDS:
+        for name in listed:
+            method = getattr(torch.Tensor, name, None)
+            if callable(method):
+                methods[name] = check(method)
+            if callable(in_place := getattr(torch.Tensor, f"{name}_", None)):
+                methods[f"{name}_"] = in_place
+    for name in (*names.METHODS, *names.OPERATORS):
+        if callable(method := getattr(torch.Tensor, name, None)):
+            methods.setdefault(name, method)
+    for name, checked in sorted((methods | special.METHODS).items()):
+        yield f"torch:Tensor.{name}", getattr(torch.Tensor, name), checked
+
+
+def _modules() -> Iterator[Known]:
+    functional, fft, linalg = torch.nn.functional, torch.fft, torch.linalg
+    lists: list[tuple[types.ModuleType, Iterable[str], Any]] = [
+        (functional, names.FUNCTIONAL, _plain),
+        (functional, names.FUNCTIONAL_WINDOWS, windowed),
+        (functional, names.FUNCTIONAL_BROADCASTING, _spread),
+        (linalg, names.LINALG, _plain),
+        (linalg, names.LINALG_BROADCASTING, lambda function: broadcasting(function, SIZES["matmul"])),
+        (fft, names.FFT_PLAIN, _plain),
+        (torch.special, names.SPECIAL, _plain),
+        (torch.nn.init, names.INIT, _plain),
+    ]
+    for module, listed, check in lists:
+        for name in listed:
+            function = getattr(module, name)
+            yield f"{module.__name__}:{name}", function, check(function)
+    for module, listed in ((functional, names.FUNCTIONAL_SIZED), (fft, names.FFT)):
+        for name in listed:
+            yield f"{module.__name__}:{name}", getattr(module, name), sized(getattr(module, name), SIZES[name])
+    for name, checked in special.FUNCTIONAL.items():
+        yield f"{functional.__name__}:{name}", getattr(functional, name), checked
+    for name, checked in special.LINALG.items():
+        yield f"{linalg.__name__}:{name}", getattr(linalg, name), checked
+
+
+def _classes() -> Iterator[Known]:
+    for name in names.MODULES:
+        cls = getattr(torch.nn, name)
+        yield f"torch.nn:{name}", cls, made_small(cls)
+    yield "torch.nn:Parameter", torch.nn.Parameter, torch.nn.Parameter
+    for name in names.OPTIMIZERS:
+        cls = getattr(torch.optim, name)
+        yield f"torch.optim:{name}", cls, optimizer_of(cls)
+    for name in names.SCHEDULERS:
+        cls = getattr(torch.optim.lr_scheduler, name)
+        yield f"torch.optim.lr_scheduler:{name}", cls, scheduler_of(cls)

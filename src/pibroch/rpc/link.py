@@ -7,11 +7,13 @@ import logging
 import os
 import socket
 import ssl
+import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from pibroch.errors import AuthenticationError, ProtocolError, RpcError
+from pibroch.rpc.bounded_log import BoundedLog
 from pibroch.rpc.handshake import Client, Server
 from pibroch.rpc.reactor import READ, WRITE, Reactor
 
@@ -20,6 +22,11 @@ log = logging.getLogger(__name__)
 _MAX_READ_BYTES = 4096
 _BACKLOG = 512
 _PAUSE_S = 0.1
+_ACCEPTS_AT_A_TIME = 64
+_CREDENTIALS = struct.Struct("3i")  # of a Unix socket's other end: process, user, group
+
+
+_refusals, _foreigners = BoundedLog(log), BoundedLog(log)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +206,19 @@ def dial(address: Address, here: str, lost_after_s: float) -> socket.socket:
     return sock
 
 
+def is_foreign(sock: socket.socket) -> bool:
+    """Whether a Unix socket's other end belongs to another user of this machine (the superuser is none)."""
+    if sock.family != socket.AF_UNIX:
+        return False
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(raw)
+    return user not in (os.geteuid(), 0)
+
+
 class Listener:
     """Accepts connections of strangers, at most so many at a time, and admits those that know the secret (on the loop).
+
+    At a Unix socket, processes of other users are turned away before anything else.
 
     Args:
         make_core: our side of a new handshake.
@@ -251,14 +269,32 @@ class Listener:
             self._reactor.change(self._sock.fileno(), READ)
 
     def _accept(self, events: int) -> None:
-        try:
-            sock, address = self._sock.accept()
-        except OSError as error:
-            log.debug("a connection was gone before it was accepted: %s", error)
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                self._pause()
-            return
-        tune(sock, self._lost_after_s)
+        for _ in range(_ACCEPTS_AT_A_TIME):
+            try:
+                sock, address = self._sock.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                log.debug("a connection was gone before it was accepted: %s", error)
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._pause()
+                return
+            try:
+                if is_foreign(sock):
+                    _foreigners.write(logging.WARNING, "refused a connection of another user of this machine")
+                    sock.close()
+                    continue
+                tune(sock, self._lost_after_s)
+            except OSError as error:
+                log.debug("a connection was gone when it was accepted: %s", error)
+                sock.close()
+                continue
+            self._begin(sock, address)
+            if self._sock.fileno() < 0:
+                return
+
+    def _begin(self, sock: socket.socket, address: object) -> None:
+        """A handshake with a stranger."""
         core = self._make_core()
         number = id(core)
 
@@ -269,9 +305,8 @@ class Listener:
         def refused(error: Exception) -> None:
             del self._strangers[number]
             level = logging.WARNING if isinstance(error, AuthenticationError | ProtocolError) else logging.DEBUG
-            log.log(
-                level, "refused a connection from %s: %s: %s", address or "this machine", type(error).__name__, error
-            )
+            where = address or "this machine"
+            _refusals.write(level, "refused a connection from %s: %s: %s", where, type(error).__name__, error)
 
         admission = Admission(self._reactor, sock, core, self._handshake_s, admitted, refused, self._tls)
         self._strangers[number] = admission

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from functools import reduce
 from operator import or_
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import torch
@@ -37,6 +37,7 @@ CODE_OF_DTYPE: dict[torch.dtype, int] = {dtype: code for code, dtype in DTYPE_OF
 _ITEM_BYTES = {code: dtype.itemsize for code, dtype in DTYPE_OF_CODE.items()}
 _MAX_DIMS = 64
 MAX_TENSORS = 1 << 16
+MAX_REFERENCES = 1 << 14
 
 
 class TensorInfo(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -100,10 +101,10 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True)
 
     body: msgspec.Raw
     value: msgspec.Raw
-    tensors: list[TensorInfo] = []
+    tensors: Annotated[list[TensorInfo], msgspec.Meta(max_length=MAX_TENSORS)] = []
     context: int | None = None
     graph: Any = None
-    references: list[msgspec.Raw] = []
+    references: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MAX_REFERENCES)] = []
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, tag="call"):
@@ -144,12 +145,12 @@ def decode_envelope(metadata: bytes) -> Envelope:
         ProtocolError: when they are none.
     """
     try:
-        envelope = _decoder.decode(metadata)
+        return _decoder.decode(metadata)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"metadata that cannot be read ({error})", "an envelope as in the wire format") from error
-    if len(envelope.tensors) > MAX_TENSORS or len(envelope.references) > MAX_TENSORS:
-        raise ProtocolError(f"{len(envelope.tensors)} tensors in a message", f"at most {MAX_TENSORS:,}", "send several")
-    return envelope
+        raise ProtocolError(
+            f"metadata that cannot be read ({error})",
+            f"an envelope as in the wire format, of at most {MAX_TENSORS:,} tensors and {MAX_REFERENCES:,} references",
+        ) from error
 
 
 class BodyDecoder:

@@ -1,13 +1,14 @@
 """Which methods of an object a peer may call through a remote reference.
 
 A reference can point to anything that a callee returned, so ``getattr`` by a peer needs a rule: an array could be told to
-write itself to a file, a string's ``format`` reads any attribute. The object's class must lie in an allowed module, or
-be a container, number, string, array, tensor, module of ``torch.nn`` or optimizer; private names stay private.
+write itself to a file or to look at freed memory, a string's ``format`` reads any attribute. Open are objects of classes
+in allowed modules; of tensors, modules of ``torch.nn``, optimizers and containers the methods that are listed, some of
+them with a check. Numbers, texts and arrays are values: fetch them, or call a function with them. Private names stay private.
 """
 
 from __future__ import annotations
 
-import collections
+import functools
 import types
 from collections.abc import Callable as AnyCallable
 from typing import Any
@@ -17,15 +18,11 @@ import torch
 
 from pibroch.errors import NotAllowedError
 from pibroch.rpc.callables import Callables, private_prefix
+from pibroch.rpc.checked_containers import CONTAINERS
+from pibroch.rpc.checked_modules import CHECKED_METHODS
 from pibroch.rpc.known_callables import names_of_known, tensor_methods
+from pibroch.rpc.known_names import OF_MODULES, OF_OPTIMIZERS
 
-_DATA: tuple[type, ...] = (
-    *(bool, bytearray, bytes, complex, dict, float, frozenset, int, list, range, set, str, tuple),
-    *(collections.Counter, collections.OrderedDict, collections.defaultdict, collections.deque),
-    np.ndarray,
-    torch.Size,
-)
-_TORCH = ("torch.nn.", "torch.optim.")
 _SPECIAL = frozenset(
     str.split("""
     __abs__ __add__ __and__ __bool__ __call__ __contains__ __delitem__ __divmod__ __eq__ __float__ __floordiv__ __ge__
@@ -34,14 +31,12 @@ _SPECIAL = frozenset(
     __sub__ __truediv__ __xor__
     """)
 )
-_CLOSED: dict[type, tuple[str, ...]] = {
-    str: ("format", "format_map"),
-    np.ndarray: ("dump", "dumps", "tofile"),
-    torch.nn.Module: ("compile", "share_memory"),
-}
+_VALUES = (str, bytes, bytearray, int, float, complex, tuple, frozenset, range, np.ndarray, np.generic)
+_TORCH = ("torch.nn.", "torch.optim.")
+_Method = AnyCallable[..., Any]
 
 
-def find_method(value: object, name: str, callables: Callables) -> AnyCallable[..., Any]:
+def find_method(value: object, name: str, callables: Callables) -> _Method:
     """The method ``name`` of ``value``, for a peer.
 
     Raises:
@@ -52,50 +47,89 @@ def find_method(value: object, name: str, callables: Callables) -> AnyCallable[.
         raise _refused(value, name, "public methods, or with one underscore those of classes in allowed modules")
     if not _has(value, name):
         raise AttributeError(f"{type(value).__qualname__!r} object has no attribute {name!r}")
-    closed = any(isinstance(value, base) and name in names for base, names in _CLOSED.items())
-    if closed or not _is_open(value, name, callables):
+    base = _owner(value, name) or type(value)  # else it is an attribute of the object itself, or made by its class
+    if isinstance(value, torch.Tensor) and _is_of_torch(base):
+        return _method_of_tensor(value, name, callables)
+    if base in CONTAINERS:
+        return _method_of_container(value, CONTAINERS[base].get(name), name)
+    if not _is_open(value, base, name, callables):
         raise _refused(value, name, "public methods of classes in allowed modules, of containers, tensors and torch.nn")
+    for owner, methods in CHECKED_METHODS.items():
+        if isinstance(value, owner) and name in methods and _is_of_torch(base):
+            return functools.partial(methods[name], value)
+    return _bound(value, name, callables)
+
+
+def _bound(value: object, name: str, callables: Callables) -> _Method:
     method = getattr(value, name)
     if not callable(method):
         raise TypeError(f"{type(value).__qualname__!r} object's {name!r} is not callable")
     bound_to = getattr(method, "__self__", None)
-    if bound_to is not value and bound_to is not type(value) and not _may_be_called(method, callables):
+    if bound_to is value or bound_to is type(value):
+        result: _Method = method
+        return result
+    known = names_of_known().get(id(method))
+    if known is not None:
+        checked: _Method = callables.to_call(known)
+        return checked
+    if isinstance(method, (types.FunctionType, types.MethodType)) and callables.allows(method.__module__):
+        return method
+    if isinstance(method, (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type)):
         raise _refused(value, name, "a method, or a function or object of an allowed module")
-    result: AnyCallable[..., Any] = method
-    return result
+    return find_method(method, "__call__", callables)
 
 
 def _has(value: object, name: str) -> bool:
     """Whether there may be an attribute of that name; runs no code of the value's."""
-    classes = type(value).__mro__
-    made = any("__getattr__" in vars(base) for base in classes)  # such as the submodules of a module
-    return made or any(name in vars(base) for base in classes) or name in getattr(value, "__dict__", ())
+    made = any("__getattr__" in vars(base) for base in type(value).__mro__)  # such as the submodules of a module
+    return made or _owner(value, name) is not None or name in getattr(value, "__dict__", ())
+
+
+def _owner(value: object, name: str) -> type | None:
+    """The one of the value's classes that defines an attribute."""
+    return next((base for base in type(value).__mro__ if name in vars(base)), None)
 
 
 def _is_own(value: object, name: str, callables: Callables) -> bool:
     """Whether a private name is one of the user's own: with one underscore, and of a class in an allowed module."""
-    if name.startswith("__"):
+    owner = _owner(value, name)
+    if owner is None or name.startswith("__"):
         return False
-    owner = next((base for base in type(value).__mro__ if name in vars(base)), None)
-    return owner is not None and callables.allows(owner.__module__) and private_prefix(owner.__module__) == "__"
+    return callables.allows(owner.__module__) and private_prefix(owner.__module__) == "__"
 
 
-def _is_open(value: object, name: str, callables: Callables) -> bool:
-    kind = type(value)
+def _method_of_container(value: object, checked: _Method | str | None, name: str) -> _Method:
+    if checked is None:
+        raise _refused(value, name, "a method that takes or gives single items, or all of them")
+    method: _Method = getattr(value, name) if isinstance(checked, str) else functools.partial(checked, value)
+    return method
+
+
+def _method_of_tensor(value: torch.Tensor, name: str, callables: Callables) -> _Method:
+    methods = tensor_methods()
+    if name in methods:
+        checked = methods[name]
+        return getattr(value, name) if checked is None else functools.partial(checked, value)
+    if callables.opens(f"torch:Tensor.{name}"):
+        return _bound(value, name, callables)
+    raise _refused(value, name, "a method of tensors that checks its arguments")
+
+
+def _is_open(value: object, base: type, name: str, callables: Callables) -> bool:
+    """Whether peers may call ``name`` of ``value``, which ``base``, one of the classes of ``value``, defines."""
     if isinstance(value, (type, types.ModuleType, torch.jit.ScriptModule)):
         return False
-    if isinstance(value, torch.Tensor) and kind.__module__.startswith("torch"):
-        return name in tensor_methods()
-    return kind in _DATA or kind.__module__.startswith(_TORCH) or callables.allows(kind.__module__)
+    if any(base in owner.__mro__ for owner in _VALUES) and base is not object:
+        return False
+    if _is_of_torch(base) and isinstance(value, torch.nn.Module):
+        return name in OF_MODULES or (base is type(value) and name not in vars(base))
+    if _is_of_torch(base):
+        return name in OF_OPTIMIZERS and base.__module__.startswith(_TORCH)
+    return callables.allows(type(value).__module__) or callables.opens(f"{base.__module__}:{base.__qualname__}.{name}")
 
 
-def _may_be_called(method: object, callables: Callables) -> bool:
-    """Whether something callable that lies in an attribute may be called: it is a known function, or of an open class."""
-    if isinstance(method, (types.FunctionType, types.MethodType)):
-        return callables.allows(method.__module__) or str(method.__module__).startswith(_TORCH)
-    if id(method) in names_of_known():
-        return True
-    return not isinstance(method, types.BuiltinFunctionType) and _is_open(method, "__call__", callables)
+def _is_of_torch(base: type) -> bool:
+    return base.__module__ == "torch" or base.__module__.startswith("torch.")
 
 
 def _refused(value: object, name: str, need: str) -> NotAllowedError:

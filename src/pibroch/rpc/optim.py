@@ -14,6 +14,7 @@ from pibroch.rpc import autograd
 from pibroch.rpc.agent import current_agent
 from pibroch.rpc.api import rpc_async
 from pibroch.rpc.info import WorkerInfo
+from pibroch.rpc.known_callables import as_called
 from pibroch.rpc.rref import RRef
 
 __all__ = ["DistributedOptimizer"]
@@ -33,7 +34,7 @@ class LocalOptimizer:
 
     def __init__(self, optimizer_class: type, parameters: Sequence[RRef[Tensor]], args: Any, kwargs: Any) -> None:
         self._parameters = [reference.local_value() for reference in parameters]
-        self._optimizer: torch.optim.Optimizer = optimizer_class(self._parameters, *args, **kwargs)
+        self._optimizer: torch.optim.Optimizer = as_called(optimizer_class)(self._parameters, *args, **kwargs)
 
     def step(self, context_id: int) -> None:
         """One step with the gradients of a context; a parameter without one stays. ``.grad`` is afterwards as before."""

@@ -33,13 +33,16 @@ class Limits:
 
     Attributes:
         metadata_bytes: of one message without its tensors.
-        message_bytes: of one message's tensors.
+        message_bytes: of one message's tensors; of those of all requests that a worker has under way here, and of the answers
+            that it has not taken.
+        requests: that one worker may have under way here.
         waiting_strangers: connections that have not proved yet that they know the secret.
         handshake_s: time that they have to do so.
     """
 
     metadata_bytes: int = 16 << 20
     message_bytes: int = 16 << 30
+    requests: int = 1 << 16
     waiting_strangers: int = 64
     handshake_s: float = 10.0
 
@@ -62,6 +65,7 @@ class RpcBackendOptions:
         num_streams: TCP streams for large tensors between two hosts.
         shared_memory: use it between workers of one host.
         tls: paths of a certificate, its key and the authorities to trust (PEM), for TCP; ``None`` for plain TCP.
+        checksums: of all frames that this worker sends, which the others check; for hardware that is not trusted.
         lost_after_s: a silent host is given up after this time.
         limits: bounds on what peers may ask for.
     """
@@ -79,6 +83,7 @@ class RpcBackendOptions:
     num_streams: int = 2
     shared_memory: bool = True
     tls: tuple[str, str, str] | None = None
+    checksums: bool = False
     lost_after_s: float = 4.0
     limits: Limits = field(default_factory=Limits)
 

@@ -25,8 +25,8 @@ class ReferenceKeeper(Protocol):
     def unsend(self, wire: Any) -> None:
         """It was not sent after all."""
 
-    def receive(self, wire: Any, origin: WorkerInfo) -> Any:
-        """A reference that arrived."""
+    def receive(self, wire: Any, origin: WorkerInfo, incarnation: int) -> Any:
+        """A reference that arrived from this life of a worker; 0 stands for this worker's own."""
 
 
 class Recorder(Protocol):
@@ -113,11 +113,14 @@ class Packer:
         metadata = encode(_envelope(body, raw, [], context, graph, wires))
         return Message(kind, number, msgspec.msgpack.decode(metadata, type=Envelope), tensors)
 
-    def references_in(self, envelope: Envelope, origin: WorkerInfo) -> list[Any]:
-        """The references of a message, each of which counts from now on, whether the message is of use or not."""
+    def references_in(self, envelope: Envelope, origin: WorkerInfo, incarnation: int) -> list[Any]:
+        """The references of a message, each of which counts from now on, whether the message is of use or not.
+
+        ``incarnation`` is the life of ``origin`` that sent it, 0 for this worker's own.
+        """
         if not envelope.references or self.references is None:
             return []
-        return [self.references.receive(wire, origin) for wire in envelope.references]
+        return [self.references.receive(wire, origin, incarnation) for wire in envelope.references]
 
     def unpack(self, message: Message, origin: WorkerInfo, references: list[Any]) -> Any:
         """A message's value; the message does not hold the tensors any more."""

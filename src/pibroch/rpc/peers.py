@@ -30,6 +30,7 @@ from pibroch.rpc.stream import Stream
 log = logging.getLogger(__name__)
 
 _MAX_CHUNK_METADATA_BYTES = 64
+_MAX_LOST_REMEMBERED = 4096
 _FLUSH_S = 2.0  # what is queued when a worker leaves has this long to go
 
 
@@ -66,7 +67,7 @@ class Peers:
         self._dialled: dict[int, Connection] = {}
         self._accepted: set[Connection] = set()
         self._lock = threading.Lock()
-        self._lost: set[tuple[int, int]] = set()  # workers and incarnations
+        self._lost: dict[tuple[int, int], None] = {}  # workers and incarnations, the latest
         self._lost_callbacks: list[Callable[[WorkerInfo, int], None]] = []
         self._is_closing = False
         self._listeners: list[Listener] = []
@@ -149,7 +150,7 @@ class Peers:
 
         def admitted(sock: socket.socket, core: Client) -> None:
             connection.incarnation = core.peer.incarnation
-            self._lost.discard((core.peer.id, core.peer.incarnation))
+            self._lost.pop((core.peer.id, core.peer.incarnation), None)
             connection.open(self._stream(connection, sock), core.surplus)
             if sock.family != socket.AF_UNIX:
                 for stream in range(1, options.num_streams + 1):
@@ -195,7 +196,8 @@ class Peers:
     def _stream(self, connection: Connection, sock: socket.socket) -> Stream:
         limits = self._options.limits
         reader = FrameReader(limits.metadata_bytes, limits.message_bytes, connection.allocate)
-        return Stream(self._reactor, sock, reader, connection.on_frame, connection.lose)
+        checksums = self._options.checksums
+        return Stream(self._reactor, sock, reader, connection.on_frame, connection.lose, checksums=checksums)
 
     def _bulk_stream(
         self,
@@ -206,7 +208,8 @@ class Peers:
         on_drained: Callable[[], None],
     ) -> Stream:
         reader = FrameReader(_MAX_CHUNK_METADATA_BYTES, self._options.limits.message_bytes, allocate)
-        return Stream(self._reactor, sock, reader, on_chunk, connection.lose, on_drained)
+        checksums = self._options.checksums
+        return Stream(self._reactor, sock, reader, on_chunk, connection.lose, on_drained, checksums)
 
     def _share_memory(self, connection: Connection) -> None:
         def discard(what: object) -> None:
@@ -258,7 +261,7 @@ class Peers:
         connection.number = core.purpose.connection_id
         if sock.family == socket.AF_UNIX:
             self._share_memory(connection)
-        self._lost.discard((core.peer.id, core.peer.incarnation))
+        self._lost.pop((core.peer.id, core.peer.incarnation), None)
         with self._lock:
             self._accepted.add(connection)
         connection.open(self._stream(connection, sock), core.surplus)
@@ -293,7 +296,9 @@ class Peers:
             self._call_back(peer, 0)
         if (peer.id, incarnation) in self._lost:
             return
-        self._lost.add((peer.id, incarnation))
+        self._lost[peer.id, incarnation] = None
+        if len(self._lost) > _MAX_LOST_REMEMBERED:
+            del self._lost[next(iter(self._lost))]
         if not self._is_closing:
             level = logging.INFO if connection.left_on_purpose else logging.WARNING
             log.log(level, "worker %r is lost: %s", peer.name, reason)

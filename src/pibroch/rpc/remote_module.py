@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from pibroch.errors import ConfigError
+from pibroch.errors import ConfigError, ProtocolError
 from pibroch.rpc.agent import current_agent
 from pibroch.rpc.api import rpc_async, rpc_sync
+from pibroch.rpc.checks import check_device
 from pibroch.rpc.futures import Future
+from pibroch.rpc.known_callables import as_called
+from pibroch.rpc.methods import find_method
 from pibroch.rpc.rref import RRef, remote
 
 __all__ = ["RemoteModule"]
@@ -22,6 +25,7 @@ _UNSUPPORTED = str.split("""
     named_children named_modules named_parameters parameters register_backward_hook register_buffer register_forward_hook
     register_forward_pre_hook register_parameter requires_grad_ share_memory state_dict to type xpu zero_grad
 """)
+_MAX_DEVICE_LENGTH = 64
 _INSTEAD = {"parameters": ". Please use ``remote_parameters`` instead."}
 
 
@@ -100,13 +104,18 @@ class RemoteModule(nn.Module):
 
     @classmethod
     def __rpc_made__(cls, state: Any) -> RemoteModule:
-        """One that arrived."""
+        """One that arrived.
+
+        Raises:
+            ProtocolError: when this is not what ``__rpc_state__`` gives.
+        """
+        types = [type(each) for each in state] if type(state) is list and len(state) == 3 else []
+        if types not in ([str, str, RRef], [int, str, RRef]) or len(state[1]) > _MAX_DEVICE_LENGTH:
+            raise ProtocolError("the state of a remote module", "a worker, a device, and a reference to its module")
         on, device, module_rref = state
-        if not isinstance(module_rref, RRef):
-            raise TypeError("a remote module without a reference to its module")
         made = cls.__new__(cls)
         nn.Module.__init__(made)
-        made.on, made.device, made.is_scriptable, made.module_rref = on, str(device), False, module_rref
+        made.on, made.device, made.is_scriptable, made.module_rref = on, device, False, module_rref
         return made
 
     def __getstate__(self) -> NoReturn:
@@ -140,12 +149,13 @@ def worker_and_device(remote_device: str) -> tuple[str | int, str]:
     return int(number) if number != worker else worker, str(torch.device(device or "cpu"))
 
 
-# at the module's owner
+# at the module's owner: peers may say nothing of a module here that they could not say by name or through its reference
 
 
 def make_module(module_cls: Callable[..., Any], args: Any, kwargs: Any, device: str) -> nn.Module:
     """The module itself."""
-    module = module_cls(*args, **kwargs)
+    check_device({"device": device})
+    module = as_called(module_cls)(*args, **kwargs)
     if not isinstance(module, nn.Module):
         raise ValueError(
             "Expect `module_cls(*args, **kwargs)` returns an instance of <class nn.Module>, "
@@ -156,21 +166,27 @@ def make_module(module_cls: Callable[..., Any], args: Any, kwargs: Any, device: 
 
 def run_forward(module_rref: RRef[nn.Module], device: str, args: Any, kwargs: Any) -> Any:
     """``forward`` of it, on its device."""
-    module = module_rref.local_value()
+    forward = _method(module_rref, "forward")
     if device == "cpu":
-        return module.forward(*args, **kwargs)
-    result = module.forward(*_moved(args, device), **_moved(kwargs, device))
+        return forward(*args, **kwargs)
+    check_device({"device": device})
+    result = forward(*_moved(args, device), **_moved(kwargs, device))
     return result if current_agent().options.device_maps else _moved(result, "cpu")
 
 
 def parameter_rrefs(module_rref: RRef[nn.Module], recurse: bool) -> list[RRef[Tensor]]:
     """References to its parameters."""
-    return [RRef(cast(Tensor, each)) for each in module_rref.local_value().parameters(recurse)]
+    return [RRef(each) for each in _method(module_rref, "parameters")(recurse)]
 
 
 def set_training(module_rref: RRef[nn.Module], mode: bool) -> None:
     """Its training mode."""
-    module_rref.local_value().train(mode)
+    _method(module_rref, "train")(mode)
+
+
+def _method(module_rref: RRef[nn.Module], name: str) -> Callable[..., Any]:
+    """A method of it, as a peer may call it."""
+    return find_method(module_rref.local_value(), name, current_agent().callables)
 
 
 def _moved(value: Any, device: str) -> Any:

@@ -91,7 +91,9 @@ class Requests:
         call = self._calls.take(message.number, connection or self)
         origin = self._me if connection is None else connection.peer
         try:
-            references = self._packer.references_in(message.envelope, origin)
+            references = self._packer.references_in(
+                message.envelope, origin, connection.incarnation if connection else 0
+            )
             if call is None:
                 log.debug("an answer that came too late")
                 return

@@ -28,7 +28,7 @@ class Calls:
 
     def __init__(self, references: References) -> None:
         self._references, self._agent = references, references.agent
-        self._agent.serve(Create, self._on_create, in_pool=True)
+        self._agent.serve(Create, self._on_create, in_pool=True, life=lambda create: create.incarnation)
         self._agent.serve(MethodCall, self._on_method, in_pool=True)
         self._agent.serve(Backward, self._on_backward, in_pool=True)
         self._agent.serve(Fetch, self._on_fetch)
@@ -111,7 +111,7 @@ class Calls:
     def _run(self, what: FunctionCall | MethodCall, args: Any, kwargs: Any) -> Any:
         callables = self._agent.callables
         if isinstance(what, FunctionCall):
-            return run(callables.resolve(what.function), what.function, args, kwargs)
+            return run(callables.to_call(what.function), what.function, args, kwargs)
         value = self._references.value_at(what.place).wait(self._agent, 0.0)
         return run(find_method(value, what.method, callables), what.method, args, kwargs)
 

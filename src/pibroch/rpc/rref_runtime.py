@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MAX_FORKS = 1 << 18  # references to values elsewhere that others may send here
+
 _read_wire = msgspec.msgpack.Decoder(Wire).decode
 
 
@@ -47,7 +49,7 @@ class References:
         self._workers: dict[int, WorkerInfo] = {}
         self._released: deque[Fork | int] = deque()
         self._is_planned = False
-        agent.serve(News, self._on_news)
+        agent.serve(News, self._on_news, life=lambda news: news.sender)
         agent.when_lost(self._on_lost)
         agent.when_closed(self.close)
         self.calls = Calls(self)
@@ -120,8 +122,8 @@ class References:
             self._book.unshare(wire)
         self._plan()
 
-    def receive(self, raw: msgspec.Raw, origin: WorkerInfo) -> RRef[Any]:
-        """The reference that came in a message of ``origin`` (on the loop).
+    def receive(self, raw: msgspec.Raw, origin: WorkerInfo, incarnation: int = ANY_LIFE) -> RRef[Any]:
+        """The reference that came in a message of this life of ``origin`` (on the loop); ``ANY_LIFE`` stands for our own.
 
         Raises:
             ProtocolError: when it is none, or not the origin's.
@@ -132,12 +134,14 @@ class References:
             wire = _read_wire(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError(f"a reference that cannot be read ({error})", "one as in the wire format") from error
-        if wire.sender.worker != origin.id:
-            raise ProtocolError(f"a reference of worker {wire.sender.worker} from worker {origin.id}", "its own")
+        if wire.sender != (origin.id, incarnation or self.me.incarnation):
+            raise ProtocolError(f"a reference of {wire.sender} from worker {origin.id}", "its own, of its present life")
         self._meet(origin)
         place = wire.place
         with self._lock:
             self.check_open()
+            if len(self._book.users.forks) >= MAX_FORKS:
+                raise ProtocolError(f"one more reference than {MAX_FORKS:,}", "fewer", "let some of them go")
             self._book.is_back(wire.sender)
             got = self._book.receive(wire)
             owned = self._value(place.reference) if got is True else OwnedValue()
@@ -248,6 +252,7 @@ class References:
             self._flush()  # at once: this is the loop
 
     def _on_lost(self, worker: WorkerInfo, incarnation: int) -> None:
+        self._workers.pop(worker.id, None)
         with self._lock:
             self._book.lost(Peer(worker.id, incarnation))
         self._plan()

@@ -17,6 +17,7 @@ from pibroch.rpc.failures import encode_failure
 from pibroch.rpc.frames import Kind
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.messages import Answer, BodyDecoder, Call, encode
+from pibroch.rpc.options import Limits
 from pibroch.rpc.packing import Packer
 from pibroch.rpc.pool import Pool
 from pibroch.rpc.reactor import Reactor
@@ -25,8 +26,11 @@ from pibroch.rpc.requests import Requests
 log = logging.getLogger(__name__)
 
 Handler = Callable[[WorkerInfo, Any, Any], object]
+Life = Callable[[Any], int]
 _ANSWER_BODY = msgspec.Raw(encode(Answer()))
 _SHORT_S = 0.0002  # functions that take less run on the network thread
+_FEW = 16  # requests of a worker under way whose tensors are not counted
+_LOOK_EVERY = 64  # requests, after which it is seen whether a worker takes its answers
 
 
 class Service:
@@ -38,35 +42,61 @@ class Service:
         reactor: the loop; runs internal handlers, and functions that are known to be short.
         pool: runs all other functions.
         requests: gets the answers to this worker's requests to itself.
+        limits: on what one other worker may have under way here.
     """
 
-    def __init__(self, me: WorkerInfo, packer: Packer, reactor: Reactor, pool: Pool, requests: Requests) -> None:
+    def __init__(
+        self, me: WorkerInfo, packer: Packer, reactor: Reactor, pool: Pool, requests: Requests, limits: Limits
+    ) -> None:
+        self._limits = limits
         self.me, self.packer = me, packer
         self._reactor, self._pool, self._requests = reactor, pool, requests
         self._bodies = BodyDecoder()
         self._handlers: dict[type, tuple[Handler, bool]] = {}
+        self._lives: dict[type, Life] = {}
         self._mean_s: dict[str, float] = {}  # how long functions took lately
         self.num_running = 0  # messages at work here
         self._running_lock = threading.Lock()
 
-    def serve(self, body_type: type[msgspec.Struct], handler: Handler, in_pool: bool) -> None:
-        """Have messages with such a body handled: on the loop, or on a thread of the pool."""
+    def serve(self, body_type: type[msgspec.Struct], handler: Handler, in_pool: bool, life: Life | None = None) -> None:
+        """Have messages with such a body handled: on the loop, or on a thread of the pool.
+
+        ``life(body)`` is the sender's incarnation as it says; it must be that of its connection.
+        """
         self._bodies.add(body_type)
         self._handlers[body_type] = (handler, in_pool)
+        if life is not None:
+            self._lives[body_type] = life
 
     def on_message(self, connection: Connection | None, message: Message) -> None:
         """A request or a note is there (on the loop)."""
         origin = self.me if connection is None else connection.peer
         try:
-            references = self.packer.references_in(message.envelope, origin)
+            references = self.packer.references_in(
+                message.envelope, origin, connection.incarnation if connection else 0
+            )
             body = self._bodies.decode(message.envelope.body)
             handler, in_pool = self._handlers[type(body)]
+            life = self._lives.get(type(body))
+            if life is not None and connection is not None and life(body) != connection.incarnation:
+                raise ProtocolError(f"incarnation {life(body)} of worker {origin.name!r}", f"{connection.incarnation}")
+            if connection is not None and message.kind == Kind.REQUEST:
+                connection.num_requests += 1
+                if (
+                    connection.is_overdue
+                    or connection.num_at_work >= _FEW
+                    or connection.num_requests % _LOOK_EVERY == 0
+                ):
+                    self._check_load(connection, message)
         except RpcError as error:
             log.warning("a message of worker %r that cannot be understood: %s", origin.name, error)
             self._answer_failure(connection, message, error)
             return
         with self._running_lock:
             self.num_running += 1
+            if connection is not None:
+                connection.num_at_work += 1
+                connection.bytes_at_work += message.num_bytes
         task = _Task(self, connection, origin, message, references, body, handler)
         if not in_pool:
             task()
@@ -74,6 +104,37 @@ class Service:
             self._reactor.complete(task)
         else:
             self._pool.submit(task)
+
+    def _check_load(self, connection: Connection, message: Message) -> None:
+        """Refuse a request of a worker that has too much under way here, or does not take its answers."""
+        limits = self._limits
+        connection.is_overdue = connection.bytes_owed > limits.message_bytes
+        if connection.num_queued > 2 * limits.requests:
+            self._reactor.call_soon(lambda: connection.lose("it does not read its answers"))
+        num_bytes = 0
+        if connection.num_at_work >= _FEW:
+            num_bytes = sum(tensor.untyped_storage().nbytes() for tensor in message.tensors)  # with room between rows
+        if connection.num_at_work >= limits.requests:
+            raise ProtocolError(
+                f"one more request than the {limits.requests:,} that worker {connection.peer.name!r} has under way here",
+                f"at most {limits.requests:,}",
+                "wait for some of them, or raise limits.requests",
+            )
+        for what, total in (("under way", connection.bytes_at_work + num_bytes), ("sent back", connection.bytes_owed)):
+            if total > limits.message_bytes:
+                raise ProtocolError(
+                    f"tensors of {total:,} bytes {what} for worker {connection.peer.name!r}",
+                    f"at most {limits.message_bytes:,} at once",
+                    "wait for some requests, take their answers and let them go, or raise limits.message_bytes",
+                )
+        message.num_bytes = num_bytes
+
+    def _is_done(self, connection: Connection | None, message: Message) -> None:
+        with self._running_lock:
+            self.num_running -= 1
+            if connection is not None:
+                connection.num_at_work -= 1
+                connection.bytes_at_work -= message.num_bytes
 
     def _is_short(self, function: str) -> bool:
         """Whether handing a function to another thread would take as long as the function."""
@@ -99,8 +160,7 @@ class Service:
         except Exception as error:
             self._answer_failure(connection, message, error)
         finally:
-            with self._running_lock:
-                self.num_running -= 1
+            self._is_done(connection, message)
 
     def finish_failed(self, connection: Connection | None, message: Message, error: BaseException) -> None:
         """A message could not be handled: answer with the error, if it was a request."""
@@ -111,8 +171,7 @@ class Service:
             self._answer_failure(connection, message, error)
         else:
             log.error("a note could not be handled", exc_info=error)
-        with self._running_lock:
-            self.num_running -= 1
+        self._is_done(connection, message)
 
     def _answer_failure(self, connection: Connection | None, message: Message, error: BaseException) -> None:
         if message.kind != Kind.REQUEST:

@@ -105,6 +105,11 @@ class Sharing:
             return None
         return msgspec.structs.replace(info, segment=loan.segment.segment_id, offset=loan.offset, returned=True)
 
+    @property
+    def total_bytes(self) -> int:
+        """Of our own segments."""
+        return self._arena.total_bytes
+
     def report(self) -> bytes:
         """A ``FREE`` frame with what died since the last one, or nothing; to be sent before anything else."""
         if not self._dead:

@@ -12,12 +12,13 @@ import socket
 import ssl
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pibroch.errors import ProtocolError, RpcError
-from pibroch.rpc.frames import Frame, FrameReader
+from pibroch.rpc.frames import Frame, FrameReader, seal
 from pibroch.rpc.reactor import CAN_SPIN, READ, SPIN_S, WRITE, Reactor
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,9 @@ _MAX_DESCRIPTORS = 64
 _READS_AT_A_TIME = 16  # then the other sockets have their turn
 _LONGEST_SLEEP_S = 3600.0
 _HANDED_OVER_S = 0.05
+_LAST_ROUNDS = 16  # of reads, when nothing can be written: more than the kernel holds
+STALL_S = 10.0
+STALL_BYTES = 10 << 10  # what even a slow link brings in this time
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * _MAX_DESCRIPTORS)
 
 
@@ -52,6 +56,7 @@ class Stream:
         on_frame: called on the loop with each frame. What it raises as ``RpcError`` closes the stream.
         on_closed: called once, on the loop, with the reason.
         on_drained: called on the loop when all that was queued is with the kernel.
+        checksums: add checksums to the frames that are sent.
     """
 
     def __init__(
@@ -62,13 +67,16 @@ class Stream:
         on_frame: Callable[[Frame], None],
         on_closed: Callable[[str], None],
         on_drained: Callable[[], None] = lambda: None,
+        checksums: bool = False,
     ) -> None:
         self._reactor, self._sock, self._reader = reactor, sock, reader
         self._on_frame, self._on_closed, self._on_drained = on_frame, on_closed, on_drained
+        self._checksums, self._is_watched_for_stall = checksums, False
         self._takes_descriptors = sock.family == socket.AF_UNIX
         self._descriptors: deque[int] = deque()
         self._lock = threading.Lock()
         self._queue: deque[tuple[memoryview, Sequence[HasDescriptor]]] = deque()
+        self.num_queued_bytes = 0
         self._is_closed = False
         self._fd = sock.fileno()
         self._reading = threading.Lock()  # held by whoever reads, and until ``start``
@@ -108,6 +116,8 @@ class Stream:
 
         Does not block. The buffers must stay as they are until they are sent. A closed stream takes nothing more.
         """
+        if self._checksums:
+            buffers = seal(buffers)
         if len(buffers) == 1 and not descriptors and self._send_at_once(buffers[0]):
             return
         views = [
@@ -119,6 +129,7 @@ class Stream:
             was_idle = not self._queue
             for view in views:
                 if view.nbytes:
+                    self.num_queued_bytes += view.nbytes
                     self._queue.append((view, descriptors))
                     descriptors = ()
             if not was_idle:
@@ -137,6 +148,7 @@ class Stream:
             except OSError:  # full, or broken: the long way finds out
                 return False
             if sent < len(buffer):
+                self.num_queued_bytes += len(buffer) - sent
                 self._queue.append((memoryview(buffer)[sent:], ()))
                 self._reactor.change(self._fd, self._events())
             return True
@@ -222,7 +234,9 @@ class Stream:
             try:
                 poller = select.poll()
                 poller.register(self._fd, select.POLLIN)
-                while not (self._is_closed or self._broken_by) and poller.poll(0):
+                for _ in range(_LAST_ROUNDS):  # a peer may close its side and write on for ever
+                    if self._is_closed or self._broken_by or not poller.poll(0):
+                        break
                     self._read(_READS_AT_A_TIME)
             finally:
                 self._reading.release()
@@ -257,6 +271,7 @@ class Stream:
         try:
             while self._queue:
                 sent = self._send_some()
+                self.num_queued_bytes -= sent
                 while sent:
                     view, _ = self._queue.popleft()
                     if view.nbytes > sent:
@@ -301,6 +316,8 @@ class Stream:
                 frames = self._reader.received(num_bytes)
                 for frame in frames:
                     self._on_frame(frame)
+                if self._reader.num_staged:
+                    self._watch_for_stall()
                 if self._is_closed or (num_bytes < len(target) and not isinstance(self._sock, ssl.SSLSocket)):
                     return
             if isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
@@ -314,6 +331,35 @@ class Stream:
         except Exception as error:  # a mistake of ours: the stream cannot go on in the middle of a frame
             log.exception("a frame could not be handled")
             self._fail(f"{type(error).__name__}: {error}")
+
+    def _watch_for_stall(self) -> None:
+        """A sender hands over whole frames: if one stays begun, its length is wrong, and what follows would be lost in it."""
+        if not self._is_watched_for_stall:
+            self._is_watched_for_stall = True
+            before, this = self._num_begun, weakref.ref(self)  # the timer must not keep a closed stream, and its buffer
+
+            def look() -> None:
+                stream = this()
+                if stream is not None:
+                    stream._look_for_stall(before)
+
+            self._reactor.call_at(time.monotonic() + STALL_S, look)
+
+    def _look_for_stall(self, before: tuple[int, int]) -> None:
+        self._is_watched_for_stall = False
+        num_frames, num_staged = self._num_begun
+        if self._is_closed or not num_staged:
+            return
+        if num_frames == before[0] and num_staged - before[1] < STALL_BYTES:
+            self.close(
+                f"a frame was begun {STALL_S:g} s ago and does not come; the length in its header may be damaged"
+            )
+        else:
+            self._watch_for_stall()
+
+    @property
+    def _num_begun(self) -> tuple[int, int]:
+        return self._reader.num_frames, self._reader.num_staged
 
     def _fail(self, reason: str) -> None:
         """Read no more; the loop closes it."""

@@ -77,12 +77,23 @@ def in_own_order(tensor: torch.Tensor, info: TensorInfo) -> torch.Tensor:
     if info.layout is None:
         return tensor
     order, strides = info.layout
-    dims = range(len(info.shape))
-    if sorted(order) != list(dims) or (strides and (len(strides) != len(dims) or not _has_room(info.shape, strides))):
-        raise ProtocolError(f"the layout {info.layout} of a tensor of shape {info.shape}", "each dim once, little room")
+    num_dims = len(info.shape)
+    is_order = len(order) == num_dims and sorted(order) == [*range(num_dims)]
+    if not is_order or (strides and (len(strides) != num_dims or not _has_room(info.shape, strides))):
+        got = f"the layout {info.layout}" if len(order) + len(strides) <= 2 * num_dims else "the layout"
+        raise ProtocolError(f"{got} of a tensor of shape {info.shape}", "each dim once, little room")
     if strides:
         tensor = torch.empty_strided(info.shape, strides, dtype=tensor.dtype).copy_(tensor)
-    return tensor.permute([order.index(dim) for dim in dims]).data  # no view: it may be worked on in place
+    return tensor.permute([order.index(dim) for dim in range(num_dims)]).data  # no view: it may be worked on in place
+
+
+def bytes_with_room(info: TensorInfo) -> int:
+    """Memory that ``in_own_order`` will take for a copy with room between the rows.
+
+    >>> bytes_with_room(TensorInfo(0, (5, 2), layout=((0, 1), (4, 1))))
+    160
+    """
+    return MAX_SPREAD * info.num_bytes() if info.layout is not None and info.layout[1] else 0
 
 
 def read_only_bytes(tensor: torch.Tensor, copy_below: int) -> bytes | memoryview:

@@ -8,61 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import io
-import math
 import pickle
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import torch
 
 from pibroch.errors import NotAllowedError, ProtocolError, RpcError
+from pibroch.rpc.forms import MAX_BIG_INT_BYTES, MAX_SCALAR_BYTES, SCALAR_KINDS, Code, Decoding, Names
+
+__all__ = ["Code", "Codec", "Encoded"]
 
 Encoder = Callable[[Any], Any]
 _Ext = msgspec.msgpack.Ext
-_MAX_BIG_INT_BYTES = 1 << 16
-_MAX_SCALAR_BYTES = 64
-
-
-class Code:
-    """What an extension holds."""
-
-    TENSOR = 1  # index in the message's tensors
-    TUPLE = 2  # [items]
-    SET = 3
-    FROZENSET = 4
-    REFERENCE = 5  # index in the message's references
-    NAMED = 6  # "module:qualname" of a function or class
-    OBJECT = (
-        7  # [name of the class, state]: dataclass, named tuple, enum member, or what says itself what of it travels
-    )
-    BIG_INT = 8  # two's complement, little endian
-    COMPLEX = 9  # [real, imaginary]
-    ARRAY = 10  # numpy: index in the message's tensors
-    SCALAR = 11  # numpy: [dtype, bytes]
-    SLICE = 12  # [start, stop, step]
-    RANGE = 13
-    DTYPE = 14  # "float32"
-    DEVICE = 15  # "cpu"
-    SIZE = 16  # torch.Size: [sizes]
-    BYTEARRAY = 17
-    PARAMETER = 18  # [index, requires_grad]
-    SPARSE = 19  # coalesced or not COO: [indices, values, shape, coalesced]
-    PICKLE = 20  # only when both sides allow it
-    ELLIPSIS = 21
-    ORDERED = 22  # a dict that is not sorted by nature: [[key, value], ...] for keys that msgpack cannot hold
-
-
-class Names(Protocol):
-    """Gives callables names and finds them again (``callables.py``)."""
-
-    def name(self, function: Any) -> str:
-        """Its name."""
-
-    def resolve(self, name: str) -> Any:
-        """What it names."""
 
 
 class Encoded(NamedTuple):
@@ -105,7 +65,7 @@ class Codec:
             ProtocolError: for bytes that are no value.
             NotAllowedError: for a name that may not be used, or a pickle that is not wanted.
         """
-        decoding = _Decoding(self, tensors, references)
+        decoding = Decoding(self._names, self._allow_pickle, tensors, references)
         try:
             return decoding.value(raw)
         except RpcError:
@@ -224,14 +184,14 @@ def _int(encoding: _Encoding, value: int) -> Any:
     if -(1 << 63) <= value < 1 << 64:
         return value
     num_bytes = value.bit_length() // 8 + 1
-    if num_bytes > _MAX_BIG_INT_BYTES:
-        raise NotAllowedError(f"an integer of {num_bytes:,} bytes", f"at most {_MAX_BIG_INT_BYTES:,}")
+    if num_bytes > MAX_BIG_INT_BYTES:
+        raise NotAllowedError(f"an integer of {num_bytes:,} bytes", f"at most {MAX_BIG_INT_BYTES:,}")
     return _Ext(Code.BIG_INT, value.to_bytes(num_bytes, "little", signed=True))
 
 
 def _scalar(encoding: _Encoding, value: np.generic) -> Any:
-    if value.dtype.hasobject or value.dtype.itemsize > _MAX_SCALAR_BYTES:
-        got, need = f"a NumPy scalar of type {value.dtype}", f"a numeric one of at most {_MAX_SCALAR_BYTES} bytes"
+    if value.dtype.kind not in SCALAR_KINDS or value.dtype.itemsize > MAX_SCALAR_BYTES:
+        got, need = f"a NumPy scalar of type {value.dtype}", f"a numeric one of at most {MAX_SCALAR_BYTES} bytes"
         raise NotAllowedError(got, need)
     return encoding.ext(Code.SCALAR, [value.dtype.str, value.tobytes()])
 
@@ -270,144 +230,4 @@ _FORMS: dict[type, Callable[[_Encoding, Any], Any]] = {
     torch.Size: lambda encoding, value: encoding.ext(Code.SIZE, list(value)),
     bytearray: lambda encoding, value: _Ext(Code.BYTEARRAY, bytes(value)),
     type(Ellipsis): lambda encoding, value: _Ext(Code.ELLIPSIS, b""),
-}
-
-
-class _Decoding:
-    """One value on its way in."""
-
-    __slots__ = ("codec", "depth", "references", "tensors")
-
-    def __init__(self, codec: Codec, tensors: Sequence[torch.Tensor], references: Sequence[Any]) -> None:
-        self.codec, self.tensors, self.references = codec, tensors, references
-        self.depth = 0
-
-    def value(self, data: Any) -> Any:
-        return msgspec.msgpack.decode(data, ext_hook=self._extension)
-
-    def _extension(self, code: int, data: memoryview) -> Any:
-        if code == Code.TENSOR:
-            return self._tensor(msgspec.msgpack.decode(data))
-        read = _READERS.get(code)
-        if read is None:
-            raise ProtocolError(f"a value of unknown form {code}", "one of the known forms")
-        self.depth += 1
-        if self.depth > 200:
-            raise ProtocolError("a value that is nested too deeply", "at most 200 levels")
-        try:
-            return read(self, data)
-        finally:
-            self.depth -= 1
-
-    def _tensor(self, index: Any) -> torch.Tensor:
-        if type(index) is not int or not 0 <= index < len(self.tensors):
-            raise ProtocolError(f"tensor {index!r}", f"one of the message's {len(self.tensors)}")
-        return self.tensors[index]
-
-    def big_int(self, data: memoryview) -> int:
-        if len(data) > _MAX_BIG_INT_BYTES:
-            raise ProtocolError(f"an integer of {len(data):,} bytes", f"at most {_MAX_BIG_INT_BYTES:,}")
-        return int.from_bytes(data, "little", signed=True)
-
-    def reference(self, data: memoryview) -> Any:
-        index = self.value(data)
-        if type(index) is not int or not 0 <= index < len(self.references):
-            raise ProtocolError(f"remote reference {index!r}", f"one of the message's {len(self.references)}")
-        return self.references[index]
-
-    def object(self, data: memoryview) -> Any:
-        """A dataclass, named tuple or enum member of an allowed module; its constructor runs."""
-        name, state = self.value(data)
-        cls = self.codec._names.resolve(name)
-        if isinstance(cls, type) and issubclass(cls, enum.Enum) and isinstance(state, str):
-            return cls[state]
-        if isinstance(cls, type) and issubclass(cls, enum.Flag):
-            return cls(state)
-        if isinstance(cls, type) and hasattr(cls, "__rpc_made__"):
-            return cls.__rpc_made__(state)
-        if isinstance(cls, type) and dataclasses.is_dataclass(cls) and isinstance(state, dict):
-            return _made(cls, state)
-        if isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields") and isinstance(state, list):
-            return cls(*state)
-        raise ProtocolError(f"data for {name}", "a dataclass, named tuple or enum")
-
-    def scalar(self, data: memoryview) -> Any:
-        name, raw = self.value(data)
-        dtype = np.dtype(str(name))
-        if dtype.hasobject or dtype.itemsize != len(raw) or dtype.itemsize > _MAX_SCALAR_BYTES:
-            raise ProtocolError(f"a scalar of type {name}", "a numeric one")
-        return np.frombuffer(raw, dtype)[0]
-
-    def sparse(self, data: memoryview) -> torch.Tensor:
-        indices, at, shape, coalesced = self.value(data)
-        values = self._tensor(at)
-        is_leaf = values.requires_grad and values.grad_fn is None  # outside of a distributed graph: so it was sent
-        tensor = torch.sparse_coo_tensor(
-            self._tensor(indices),
-            values.detach() if is_leaf else values,
-            shape,
-            check_invariants=True,
-            is_coalesced=bool(coalesced),
-        )
-        return tensor.requires_grad_() if is_leaf else tensor
-
-    def parameter(self, data: memoryview) -> torch.Tensor:
-        index, requires_grad = self.value(data)
-        tensor = self._tensor(index)
-        if tensor.grad_fn is not None:  # it belongs to a distributed graph, and stays there
-            return tensor
-        return torch.nn.Parameter(tensor.detach(), bool(requires_grad))
-
-    def pickled(self, data: memoryview) -> Any:
-        if not self.codec._allow_pickle:
-            raise NotAllowedError("a pickle", "data", "set allow_pickle on both sides if you trust every worker")
-        return pickle.Unpickler(io.BytesIO(bytes(data))).load()
-
-    def complex(self, data: memoryview) -> complex:
-        return complex(*self.value(data))
-
-    def dtype(self, data: memoryview) -> torch.dtype:
-        return _DTYPES[self.value(data)]
-
-    def size(self, data: memoryview) -> torch.Size:
-        sizes = self.value(data)
-        math.prod(sizes)
-        return torch.Size(sizes)
-
-
-def _made(cls: type, state: dict[str, Any]) -> Any:
-    """A dataclass: its constructor runs with the fields that it takes, the others are set afterwards."""
-    fields = dataclasses.fields(cls)
-    if state.keys() - {field.name for field in fields}:
-        raise ProtocolError(f"fields {sorted(state)} for {cls.__qualname__}", "those of the dataclass")
-    made = cls(**{field.name: state[field.name] for field in fields if field.init and field.name in state})
-    for field in fields:
-        if not field.init and field.name in state:
-            object.__setattr__(made, field.name, state[field.name])
-    return made
-
-
-_DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-_READERS: dict[int, Callable[[_Decoding, memoryview], Any]] = {
-    Code.TUPLE: lambda decoding, data: tuple(decoding.value(data)),
-    Code.SET: lambda decoding, data: set(decoding.value(data)),
-    Code.FROZENSET: lambda decoding, data: frozenset(decoding.value(data)),
-    Code.REFERENCE: _Decoding.reference,
-    Code.NAMED: lambda decoding, data: decoding.codec._names.resolve(decoding.value(data)),
-    Code.OBJECT: _Decoding.object,
-    Code.BIG_INT: _Decoding.big_int,
-    Code.COMPLEX: _Decoding.complex,
-    Code.ARRAY: lambda decoding, data: decoding._tensor(decoding.value(data)).numpy(),
-    Code.SCALAR: _Decoding.scalar,
-    Code.SLICE: lambda decoding, data: slice(*decoding.value(data)),
-    Code.RANGE: lambda decoding, data: range(*decoding.value(data)),
-    Code.DTYPE: _Decoding.dtype,
-    Code.DEVICE: lambda decoding, data: torch.device(decoding.value(data)),
-    Code.SIZE: _Decoding.size,
-    Code.BYTEARRAY: lambda decoding, data: bytearray(data),
-    Code.PARAMETER: _Decoding.parameter,
-    Code.SPARSE: _Decoding.sparse,
-    Code.PICKLE: _Decoding.pickled,
-    Code.ELLIPSIS: lambda decoding, data: ...,
-    Code.ORDERED: lambda decoding, data: dict(decoding.value(data)),
 }

@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import threading
+import time
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from pibroch.rpc.stream import Stream
 
 SECRET = b"the secret of the job under attack"
 PATIENCE_S = 60
+STALL_S = 0.5
 
 
 @dataclass
@@ -61,6 +63,7 @@ _record = []
 _entered, _released = threading.Event(), threading.Event()
 _original_send = Stream.send
 _seen = collections.Counter()
+_stalls, _watching = [], []
 _original_on_frame = Connection.on_frame
 
 
@@ -127,6 +130,29 @@ def start_counting():
 def counted():
     Connection.on_frame = _original_on_frame
     return {kind.name: count for kind, count in _seen.items()}
+
+
+def watch_for_stalls():
+    """Note when the interpreter's lock was held for long: this thread did not run, while the process computed."""
+    _stalls.clear()
+    if not _watching:
+        _watching.append(threading.Thread(target=_watch, daemon=True))
+        _watching[0].start()
+
+
+def _watch():
+    before = time.process_time()
+    while True:
+        time.sleep(0.02)
+        now = time.process_time()
+        if now - before > STALL_S:
+            _stalls.append(now - before)
+        before = now
+
+
+def stalls():
+    """How long, in seconds of CPU time, each was."""
+    return list(_stalls)
 
 
 def limit_files(num_more):
@@ -261,3 +287,43 @@ def call_as_stranger(name, port, secret):
     finally:
         rpc.shutdown(graceful=False)
     return "", "no error"
+
+
+def left_behind():
+    """All that is kept for peers, by kind."""
+    from pibroch.rpc.agent import current_agent
+
+    agent = current_agent()
+    return {
+        **{f"autograd {kind}": count for kind, count in agent.autograd.live_counts().items()},
+        **{f"references {kind}": count for kind, count in agent.references.live_counts().items()},
+        "workers met": len(agent.references._workers),
+        "workers lost": len(agent._peers._lost),
+        "busy": int(agent.is_busy()),
+    }
+
+
+def corrupt_next_length(by):
+    """Damage the length of the metadata in the next frame that is sent."""
+    original = Stream.send
+
+    def send(self, buffers, descriptors=()):
+        Stream.send = original
+        first = bytearray(buffers[0])
+        length = int.from_bytes(first[4:8], "little")
+        first[4:8] = (length + by).to_bytes(4, "little")
+        original(self, [bytes(first), *buffers[1:]], descriptors)
+
+    Stream.send = send
+
+
+def call_until_it_works(to, timeout):
+    """How many calls failed, with which errors, before one succeeded."""
+    errors = []
+    while len(errors) < 20:
+        try:
+            assert rpc.rpc_sync(to, add, (1, 2), timeout=timeout) == 3
+            return errors
+        except RuntimeError as error:
+            errors.append(type(error).__name__)
+    raise AssertionError(errors)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pibroch.errors import ConfigError, NotAllowedError
 from pibroch.rpc import callables as callables_module
 from pibroch.rpc.callables import Callables, default_modules
-from pibroch.rpc.known_callables import known_callables, tensor_methods
+from pibroch.rpc.known_callables import checked_callables, known_callables, tensor_methods
 
 HERE = __name__
 
@@ -146,14 +146,24 @@ def test_there_and_back(callables, value):
 )
 def test_known_ones_need_no_allowed_module(value, name):
     callables = Callables(())
-    assert callables.name(value) == name and callables.resolve(name) is value
+    assert callables.name(value) == name
+    arrived = callables.resolve(name)
+    assert arrived is value or arrived.__wrapped__ is value  # the same behind a look at its arguments
+    assert callables.name(arrived) == name
+
+
+def test_classes_and_common_functions_arrive_as_themselves():
+    callables = Callables(())
+    for value in (torch.add, torch.sum, torch.Tensor.mul, operator.add, len, dict, torch.nn.Linear, torch.Tensor):
+        assert callables.resolve(callables.name(value)) is value
 
 
 def test_every_known_callable_resolves_and_has_a_name():
     callables = Callables(())
     for name, value in known_callables().items():
-        assert callables.resolve(name) is value
-        assert callables.resolve(callables.name(value)) == value  # two names of one C function are equal
+        for arrived in (callables.resolve(name), callables.to_call(name)):
+            name_back = callables.name(arrived)
+            assert known_callables()[name_back] == value or checked_callables()[name_back] is arrived, name
 
 
 def test_names_of_the_spawned_main_program_are_those_of_the_main_program(monkeypatch):
@@ -260,6 +270,33 @@ def test_peers_reach_only_what_is_defined_here(callables, qualname):
         "posix:system",
         "subprocess:Popen",
         "builtins:eval",
+        "pibroch.rpc.api:shutdown",
+        "pibroch.rpc.api:init_rpc",
+        "pibroch.rpc.functions:run",
+        "pibroch.rpc.autograd.engine:Autograd",
+        "pibroch.rpc.references:ReferenceBook",
+        "torch:Generator",
+        "torch:as_strided",
+        "torch:segment_reduce",
+        "torch:embedding_bag",
+        "torch:lu_solve",
+        "torch:sparse_coo_tensor",
+        "torch:sparse_csr_tensor",
+        "torch:empty_strided",
+        "torch:empty_quantized",
+        "torch:quantize_per_tensor",
+        "torch:Tensor.as_strided",
+        "torch:Tensor.set_",
+        "torch:Tensor.resize_",
+        "torch:Tensor.new",
+        "torch:Tensor.apply_",
+        "torch:Tensor.register_hook",
+        "torch:Tensor.to_mkldnn",
+        "torch.linalg:lu_solve",
+        "torch.linalg:ldl_solve",
+        "torch.nn:CTCLoss",
+        "torch.nn.functional:ctc_loss",
+        "torch.special:chebyshev_polynomial_t",
         "builtins:exec",
         "builtins:open",
         "builtins:getattr",
@@ -327,6 +364,28 @@ def test_peers_reach_only_what_is_defined_here(callables, qualname):
 def test_peers_do_not_reach_other_modules(callables, name):
     with pytest.raises(NotAllowedError):
         callables.resolve(name)
+
+
+def test_what_a_module_imported_of_this_package_is_not_reached_through_it(monkeypatch):
+    module = types.ModuleType("importing")
+    exec("from pibroch.rpc import shutdown, rpc_sync", vars(module))
+    monkeypatch.setitem(sys.modules, "importing", module)
+    callables = Callables(("importing", "pibroch.rpc"))
+    assert callables.resolve("importing:rpc_sync") is module.rpc_sync
+    with pytest.raises(NotAllowedError):
+        callables.resolve("importing:shutdown")
+
+
+def test_a_user_may_allow_a_single_name():
+    callables = Callables(("torch:segment_reduce", "os.path:join"))
+    assert (
+        callables.resolve("torch:segment_reduce") is callables.to_call("torch:segment_reduce") is torch.segment_reduce
+    )
+    assert callables.name(torch.segment_reduce) == "torch:segment_reduce"
+    with pytest.raises(NotAllowedError):
+        callables.resolve("os.path:split")
+    with pytest.raises(ConfigError, match="torch:no_such"):
+        Callables(("torch:no_such",))
 
 
 def test_the_refusal_names_the_option():

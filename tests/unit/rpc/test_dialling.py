@@ -1,5 +1,7 @@
 """Dialling on a real loop and real sockets: who closes early is dialled again, who is not there is not."""
 
+import errno
+import secrets
 import socket
 import ssl
 import threading
@@ -35,10 +37,10 @@ def listener():
 class Outcome:
     """Dials, and waits for what comes of it."""
 
-    def __init__(self, loop, port, is_wanted=lambda: True):
+    def __init__(self, loop, port, is_wanted=lambda: True, unix=None):
         self._done = threading.Event()
         self.admitted, self.error = None, None
-        address = Address("elsewhere", None, "127.0.0.1", port)
+        address = Address("elsewhere" if unix is None else "here", unix, "127.0.0.1", port)
         start = Dialling(
             loop,
             lambda: dial(address, "here", 1.0),
@@ -53,6 +55,10 @@ class Outcome:
     def _end(self, **what):
         vars(self).update(what)
         self._done.set()
+
+    @property
+    def is_over(self):
+        return self._done.is_set()
 
     def wait(self):
         assert self._done.wait(PATIENCE_S)
@@ -139,7 +145,32 @@ def test_nobody_dials_when_nobody_wants_it_any_more(loop, listener):
     assert outcome.error is None
 
 
+def test_a_full_queue_is_tried_again(loop):
+    name, waiting = f"pibroch-test-{secrets.token_hex(8)}", []
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("\0" + name)
+        listener.listen(1)
+        while True:  # others fill the queue
+            waiting.append(socket.socket(socket.AF_UNIX))
+            waiting[-1].setblocking(False)
+            if waiting[-1].connect_ex("\0" + name) == errno.EAGAIN:
+                break
+        outcome, tried_again = Outcome(loop, 0, unix=name), threading.Event()
+        loop.call_soon(lambda: loop.call_at(dialling.time.monotonic() + 0.2, tried_again.set))
+        assert tried_again.wait(PATIENCE_S) and not outcome.is_over
+        listener.settimeout(PATIENCE_S)
+        for _ in waiting[:-1]:
+            listener.accept()[0].close()
+        with admit(listener):
+            assert outcome.wait().error is None
+            outcome.admitted.close()
+    for each in waiting:
+        each.close()
+
+
 def test_where_nobody_listens_it_is_over_at_once(loop):
+    missing = Outcome(loop, 0, unix=f"pibroch-test-{secrets.token_hex(8)}")
+    assert isinstance(missing.wait().error, ConnectionRefusedError)
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     assert isinstance(Outcome(loop, port).wait().error, ConnectionRefusedError)

@@ -2,13 +2,25 @@
 
 import contextlib
 import itertools
+import zlib
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pibroch.errors import ProtocolError
-from pibroch.rpc.frames import HEADER, MAGIC, READ_AHEAD_BYTES, VERSION, FrameReader, Kind, header
+from pibroch.rpc.frames import (
+    CHECKED,
+    HEADER,
+    MAGIC,
+    READ_AHEAD_BYTES,
+    SHORT_BYTES,
+    VERSION,
+    FrameReader,
+    Kind,
+    header,
+    seal,
+)
 
 MAX_METADATA, MAX_PAYLOAD = 1 << 20, 1 << 21
 
@@ -131,3 +143,49 @@ def test_any_bytes_give_frames_or_a_protocol_error(frames, noise, where, sizes):
         receiver.feed(data[:where] + noise + data[where + len(noise) :], sizes)
     assert receiver.allocated <= MAX_PAYLOAD * (len(frames) + 1)
     assert len(receiver.reader._staging) <= max(READ_AHEAD_BYTES, MAX_METADATA + HEADER.size)
+
+
+def sealed(frames, pieces=1):
+    """The stream of frames with checksums, as a sender hands them over: joined, or the payload in buffers of its own."""
+    buffers = []
+    for kind, number, metadata, payload in frames:
+        start = header(kind, number, len(metadata), len(payload)) + metadata
+        step = max(1, len(payload) // pieces)
+        parts = [memoryview(payload)[at : at + step] for at in range(0, len(payload), step)]
+        buffers += [start + payload] if pieces == 1 else [start, *parts]
+    return b"".join(seal(buffers))
+
+
+@settings(max_examples=200, deadline=None)
+@given(frames, st.lists(st.integers(1, 300), min_size=1, max_size=5), st.integers(1, 3), st.integers(1, 3))
+def test_frames_with_checksums_come_out_as_they_went_in(frames, sizes, pieces, sent_pieces):
+    frames = [(kind, number, metadata * 2**growth, payload) for kind, number, metadata, payload, growth in frames]
+    receiver = Receiver(pieces)
+    receiver.feed(sealed(frames, sent_pieces), sizes)
+    assert receiver.frames == frames
+
+
+@pytest.mark.parametrize("payload_bytes", [0, 10, SHORT_BYTES + 1, MAX_PAYLOAD])
+def test_each_damaged_bit_of_a_frame_with_checksums_is_found(payload_bytes):
+    data = sealed([(Kind.NOTE, 3, b"metadata", bytes(payload_bytes))])
+    places = [*range(60), *range(60, len(data), 1 + len(data) // 60)]
+    for place in (place for place in places if place < len(data)):
+        for bit in (0, 3, 7):
+            if (place, bit) == (3, 7):
+                continue  # that there are checksums
+            damaged = bytearray(data)
+            damaged[place] ^= 1 << bit
+            receiver = Receiver()
+            with pytest.raises(ProtocolError):
+                receiver.feed(bytes(damaged), [1 << 20])
+            assert not receiver.frames
+
+
+def test_checksums_of_the_wire_format():
+    data = sealed([(Kind.NOTE, 0, b"a", b"")])
+    assert (
+        data.hex()
+        == header(Kind.NOTE + CHECKED, 0, 1, 0).hex()
+        + "".join(zlib.crc32(part).to_bytes(4, "little").hex() for part in (data[:24], b"a", b""))
+        + b"a".hex()
+    )

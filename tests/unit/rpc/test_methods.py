@@ -4,6 +4,7 @@ import collections
 import os
 import queue
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from pibroch.errors import NotAllowedError
 from pibroch.rpc.callables import Callables
 from pibroch.rpc.methods import find_method
+from pibroch.rpc.rref import RRef
 
 HERE = Callables((__name__,))
 
@@ -95,8 +97,97 @@ def test_modules_optimizers_tensors_and_data():
     assert find({"a": 1}, "get")("a") == 1
     assert find([1], "append")(2) is None
     assert find(collections.OrderedDict(a=1), "__len__")() == 1
-    assert find(np.ones(3), "sum")() == 3
-    assert find("a b", "split")() == ["a", "b"]
+    assert find(collections.deque([1]), "popleft")() == 1
+
+
+def test_values_have_no_methods_for_peers():
+    for value, name in [
+        (np.ones(3), "sum"),
+        (np.ones(3), "view"),
+        ("a b", "split"),
+        (3, "__pow__"),
+        (range(3), "count"),
+    ]:
+        with pytest.raises(NotAllowedError):
+            find(value, name)
+
+
+class Table(dict):
+    def double(self):
+        return {key: 2 * value for key, value in self.items()}
+
+
+class Loud(Text):
+    def shout(self):
+        return self.upper()
+
+
+def test_classes_that_extend_others_open_their_own_methods_and_those_that_are_listed():
+    assert find(Table(a=1), "double")() == {"a": 2} and find(Table(a=1), "get")("a") == 1
+    assert find(Loud("a"), "shout")() == "A"
+    for value, name in [(Table(), "items"), (Loud("a"), "upper"), (Loud("a"), "ljust")]:
+        with pytest.raises(NotAllowedError):
+            find(value, name)
+
+
+@pytest.mark.parametrize(
+    ("value", "name", "args"),
+    [
+        ([], "extend", [range(1 << 40)]),
+        (collections.deque(), "extendleft", [range(1 << 40)]),
+        ([1], "__setitem__", [slice(0, 1), range(1 << 40)]),
+        (set(), "update", [range(1 << 40)]),
+        (collections.Counter(), "update", [range(1 << 40)]),
+        (torch.ones(2), "repeat", [1 << 20, 1 << 20]),
+        (torch.ones(1), "expand", [1 << 40]),
+        (torch.ones(1, 1), "__getitem__", [range(1 << 40)]),
+        (torch.ones(2), "to", ["meta"]),
+        (torch.ones(2), "new_empty", [(1 << 40,)]),
+        (torch.ones(2), "view", [[1] * 1000]),
+        (torch.ones(1).expand(1 << 30), "tolist", []),
+        (torch.ones(1).expand(1 << 30), "unbind", []),
+        (torch.ones(1).expand(1 << 30), "split", [1]),
+        (torch.ones(1).expand(1 << 30), "chunk", [1 << 29]),
+    ],
+)
+def test_what_would_become_large_is_refused_before(value, name, args):
+    began = time.process_time()
+    with pytest.raises(NotAllowedError):
+        find(value, name)(*args)
+    assert time.process_time() - began < 0.5
+
+
+def test_new_memory_shows_nothing_of_before():
+    assert find(torch.ones(2), "new_empty")(1000).count_nonzero() == 0
+
+
+def test_an_embedding_bag_checks_its_bags():
+    bag = torch.nn.EmbeddingBag(5, 2)
+    ids, net = torch.tensor([0, 1, 4]), torch.nn.Sequential(bag)
+    assert find(bag, "forward")(ids, torch.tensor([0, 2])).shape == (2, 2)
+    assert find(net, "0")(ids, torch.tensor([0, 3])).shape == (2, 2)
+    for wrong in (torch.tensor([0, 1 << 40]), torch.tensor([-1, 2]), torch.tensor([2, 0])):
+        for method in (find(bag, "forward"), find(bag, "__call__"), find(net, "0")):
+            with pytest.raises(IndexError):
+                method(ids, wrong)
+    with pytest.raises(IndexError):
+        find(bag, "forward")(torch.tensor([5]), torch.tensor([0]))
+
+
+def test_the_state_of_an_optimizer_must_fit():
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.Adam([weight])
+    weight.sum().backward()
+    optimizer.step()
+    state = optimizer.state_dict()
+    find(optimizer, "load_state_dict")(state)
+    state["state"][0]["exp_avg"] = torch.ones(2)
+    with pytest.raises(NotAllowedError):
+        find(optimizer, "load_state_dict")(state)
+    state["state"][0]["exp_avg"] = torch.ones(3)
+    state["param_groups"][0]["fused"] = True
+    with pytest.raises(NotAllowedError):
+        find(optimizer, "load_state_dict")(state)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +265,12 @@ def test_methods_with_one_underscore_are_a_users_own_to_give():
 def test_private_methods_of_libraries_stay_private(value):
     with pytest.raises(NotAllowedError, match="one underscore"):
         find(value, "_apply")
+
+
+@pytest.mark.parametrize("name", ["_wait_here", "_too_late"])
+def test_private_methods_of_references_stay_private(name):
+    with pytest.raises(NotAllowedError, match="one underscore"):
+        find_method(RRef.__new__(RRef), name, Callables(("pibroch.rpc",)))
 
 
 @pytest.mark.parametrize("value", [torch.ones(1), torch.nn.Linear(1, 1), np.ones(1), 3, {}], ids=type)

@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+from pibroch.rpc import frames
+from pibroch.rpc import stream as stream_module
 from pibroch.rpc.frames import FrameReader, Kind, header
 from pibroch.rpc.reactor import Reactor
 from pibroch.rpc.stream import Stream
@@ -133,3 +135,41 @@ def test_what_the_peer_said_before_it_went_is_read_although_nothing_can_be_writt
     loop.soon.pop(0)()
     assert [frame.kind for frame in ends.frames] == [Kind.NOTE, Kind.GOODBYE]
     assert ends.reasons == ["the connection was closed"]
+
+
+def test_a_peer_that_writes_on_and_on_but_reads_nothing_does_not_keep_the_loop(monkeypatch):
+    monkeypatch.setattr(frames, "READ_AHEAD_BYTES", 4096)
+    monkeypatch.setattr(stream_module, "_READS_AT_A_TIME", 1)
+    monkeypatch.setattr(stream_module, "_LAST_ROUNDS", 1)
+    loop, num_frames = ByHand(), 150
+    ends = Ends(loop)
+    ends.stream.start(b"")
+    ends.theirs.sendall((header(Kind.NOTE, 1, 900, 0) + bytes(900)) * num_frames)
+    ends.theirs.shutdown(socket.SHUT_RD)
+    ends.stream.send([b"a word"])
+    loop.soon.pop(0)()
+    assert 0 < len(ends.frames) < num_frames and len(ends.reasons) == 1
+    ends.theirs.close()
+
+
+def test_a_frame_whose_length_is_wrong_closes_the_stream_soon(loop, make_ends, monkeypatch):
+    monkeypatch.setattr(stream_module, "STALL_S", 0.2)
+    ends, good = make_ends(), header(Kind.NOTE, 0, 4, 0) + b"good"
+    run_on(loop, lambda: ends.stream.start(b""))
+    ends.theirs.sendall(good + header(Kind.NOTE, 0, 900, 0) + b"good" + 3 * good)  # the second length should be 4
+    ends.theirs.settimeout(PATIENCE_S)
+    assert ends.theirs.recv(1) == b"" and len(ends.frames) == 1
+    run_on(loop, lambda: None)
+    assert "length" in ends.reasons[0]
+
+
+def test_a_frame_that_comes_slowly_is_waited_for(loop, make_ends, monkeypatch):
+    monkeypatch.setattr(stream_module, "STALL_S", 0.2)
+    monkeypatch.setattr(stream_module, "STALL_BYTES", 10)
+    ends = make_ends()
+    run_on(loop, lambda: ends.stream.start(b""))
+    ends.theirs.sendall(header(Kind.NOTE, 0, 900, 0))
+    for _ in range(9):
+        assert not ends.arrived.acquire(timeout=0.07) and not ends.reasons
+        ends.theirs.sendall(bytes(100))
+    assert ends.arrived.acquire(timeout=PATIENCE_S)

@@ -8,6 +8,7 @@ import enum
 import math
 import pickle
 import struct
+import time
 from typing import Any, NamedTuple
 
 import msgspec
@@ -370,6 +371,56 @@ def object_of(name, state):
 def test_broken_values_are_refused(data):
     with pytest.raises((ProtocolError, NotAllowedError)):
         decode(data)
+
+
+P = 2**61 - 1  # the modulus of Python's hashes of numbers
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pack(Ext(Code.SIZE, pack([2**30, "AAAAAAAA"]))),
+        pack(Ext(Code.SIZE, pack([2**30, [1]]))),
+        pack(Ext(Code.SIZE, pack([2**63]))),
+        pack(Ext(Code.TUPLE, pack(Ext(Code.RANGE, pack([0, 2**62, 1]))))),
+        pack(Ext(Code.SET, pack(Ext(Code.RANGE, pack([0, 2**62, 1]))))),
+        pack(Ext(Code.FROZENSET, pack(Ext(Code.RANGE, pack([0, 2**62, 1]))))),
+        pack(Ext(Code.ORDERED, pack(Ext(Code.RANGE, pack([0, 2**62, 1]))))),
+        pack(Ext(Code.SLICE, pack(Ext(Code.RANGE, pack([0, 3, 1]))))),
+        pack(Ext(Code.SET, pack([Ext(Code.BIG_INT, (P * k).to_bytes(12, "little")) for k in range(100_000)]))),
+        pack(Ext(Code.ORDERED, pack([[Ext(Code.BIG_INT, (P * k).to_bytes(12, "little")), 0] for k in range(100_000)]))),
+        pack(Ext(Code.COMPLEX, pack(["1" * 1_000_000, 1]))),
+        pack(Ext(Code.SCALAR, pack(["i1," * 300_000, b""]))),
+        pack(Ext(Code.SCALAR, pack(["(9999999,)i1", b""]))),
+        pack(Ext(Code.SCALAR, pack(["(2,)i1", b"ab"]))),
+        pack(Ext(Code.SCALAR, pack(["i1,O", bytes(9)]))),
+        pack(Ext(Code.NAMED, pack("m:" + "." * 8_000_000))),
+        pack(Ext(Code.DEVICE, pack("cpu" * 1_000_000))),
+        pack(Ext(Code.SPARSE, pack([0, 0, [2**40, 2**40], False]))),
+        pack(Ext(Code.SPARSE, pack([0, 0, "ab", False]))),
+        pack(Ext(Code.OBJECT, pack([f"{__name__}:Rights", 2**60]))),
+        pack(Ext(Code.TENSOR, pack([0] * 4_000_000))),
+    ],
+    ids=lambda data: data[:24].hex(),
+)
+def test_a_small_message_does_not_become_large_or_slow(data):
+    began = time.process_time()
+    with pytest.raises((ProtocolError, NotAllowedError)):
+        decode(data, [torch.zeros(2, 1, dtype=torch.int64)])
+    assert time.process_time() - began < 0.5
+
+
+def test_many_numbers_that_are_different_are_a_set():
+    numbers = {k << 20 for k in range(100_000)}
+    assert there_and_back(numbers) == numbers
+    assert there_and_back(dict.fromkeys(numbers, 1)) == dict.fromkeys(numbers, 1)
+
+
+def test_where_the_values_of_a_sparse_tensor_lie_cannot_be_changed_afterwards():
+    indices, values = torch.tensor([[0, 1]]), torch.ones(2)
+    sparse = decode(pack(Ext(Code.SPARSE, pack([0, 1, [2], False]))), [indices, values])
+    indices.fill_(1 << 40)
+    assert sparse.to_dense().tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(

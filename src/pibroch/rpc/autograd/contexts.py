@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from pibroch.errors import ProtocolError
 from pibroch.rpc.autograd.gates import Sent
 from pibroch.rpc.info import WorkerInfo
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from pibroch.rpc.autograd.passes import Pass
 
 _NUM_REMEMBERED = 4096  # closed contexts whose late messages are recognised
+MAX_OPEN = 4096  # contexts that one other worker may have brought here
+MAX_SENT = 1 << 16  # messages with gates in one context
+MAX_PASSES = 256  # backward passes under way in one context
 
 
 class Context:
@@ -27,6 +31,7 @@ class Context:
     Attributes:
         id: the same on all workers.
         creator: id and incarnation of the worker that opened it; when that is lost, so is the context.
+        origin: id of the worker whose message brought it here.
         anchor: the leaf behind all receipts.
         orders: counts gates and receipts.
         sent: messages with gates, by number.
@@ -35,8 +40,8 @@ class Context:
         is_released: it is closed.
     """
 
-    def __init__(self, context_id: int, creator: tuple[int, int]) -> None:
-        self.id, self.creator = context_id, creator
+    def __init__(self, context_id: int, creator: tuple[int, int], origin: int) -> None:
+        self.id, self.creator, self.origin = context_id, creator, origin
         self.anchor = torch.empty(0, requires_grad=True)
         self.orders: Iterator[int] = itertools.count()
         self.sent: dict[int, Sent] = {}
@@ -72,17 +77,36 @@ class Contexts:
     def __init__(self) -> None:
         self._open: dict[int, Context] = {}
         self._closed: OrderedDict[int, None] = OrderedDict()
+        self._num_of: Counter[int] = Counter()  # open contexts by origin
         self._lock = threading.Lock()
         self._here = threading.local()
 
-    def open(self, context_id: int, creator: tuple[int, int]) -> Context | None:
-        """The context of this id, made when it is new; ``None`` when it is closed already and this message came late."""
+    def open(self, context_id: int, creator: tuple[int, int], origin: int | None = None) -> Context | None:
+        """The context of this id, made when it is new; ``None`` when it is closed already and this message came late.
+
+        Args:
+            context_id: of the context.
+            creator: id and incarnation of the worker that opened it.
+            origin: id of the worker whose message this is; absent for this worker's own contexts.
+
+        Raises:
+            ProtocolError: when the origin has too many open here.
+        """
         with self._lock:
             if context_id in self._closed:
                 return None
             context = self._open.get(context_id)
             if context is None:
-                context = self._open[context_id] = Context(context_id, creator)
+                if origin is not None and self._num_of[origin] >= MAX_OPEN:
+                    raise ProtocolError(
+                        f"one more autograd context than the {MAX_OPEN:,} that worker {origin} has open here",
+                        f"at most {MAX_OPEN:,}",
+                        "leave the with blocks of contexts that are done",
+                    )
+                context = self._open[context_id] = Context(
+                    context_id, creator, creator[0] if origin is None else origin
+                )
+                self._num_of[context.origin] += 1
             return context
 
     def find(self, context_id: int) -> Context | None:
@@ -109,13 +133,19 @@ class Contexts:
         with self._lock:
             return [*self._open.values()]
 
-    def close(self, context_id: int) -> Context | None:
-        """Forget a context, and what comes late of it; returns it when it was open."""
+    def close(self, context_id: int, for_good: bool = True) -> Context | None:
+        """Forget a context, ``for_good`` also what comes late of it; returns it when it was open."""
         with self._lock:
-            self._closed[context_id] = None
+            if for_good:
+                self._closed[context_id] = None
             if len(self._closed) > _NUM_REMEMBERED:
                 self._closed.popitem(last=False)
-            return self._open.pop(context_id, None)
+            context = self._open.pop(context_id, None)
+            if context is not None:
+                self._num_of[context.origin] -= 1
+                if not self._num_of[context.origin]:
+                    del self._num_of[context.origin]
+            return context
 
     @property
     def current(self) -> int | None:

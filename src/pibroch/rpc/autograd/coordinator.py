@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pibroch.errors import ProtocolError, RpcError
 from pibroch.rpc.autograd.blame import as_runtime_error
-from pibroch.rpc.autograd.contexts import Context, Contexts
+from pibroch.rpc.autograd.contexts import MAX_PASSES, Context, Contexts
 from pibroch.rpc.autograd.discovery import Ask, Instruction
 from pibroch.rpc.autograd.gates import Received
 from pibroch.rpc.autograd.messages import Abort, Discover, Gradients, Start
@@ -58,6 +58,8 @@ class Coordinator:
 
     def _pass(self, context: Context, number: int, root: int, timeout_s: float) -> Pass:
         """This worker's part in a pass."""
+        if number not in context.passes and len(context.passes) >= MAX_PASSES:
+            raise RpcError(f"{len(context.passes)} backward passes at once in a context", f"at most {MAX_PASSES}")
         made = Pass(number, context, self._agent.info, root, self._send_gradients, self._waiting)
         made.deadline = deadline_after(timeout_s)
         return context.passes.setdefault(number, made)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pibroch.errors import ProtocolError, RpcError, WorkerLostError
-from pibroch.rpc.autograd.contexts import Context, Contexts
+from pibroch.rpc.autograd.contexts import MAX_SENT, Context, Contexts
 from pibroch.rpc.autograd.coordinator import Coordinator
 from pibroch.rpc.autograd.gates import Received, Sent, make_gate, make_receipt
 from pibroch.rpc.autograd.messages import Graph, Release
@@ -52,6 +52,10 @@ class Autograd:
         known.met.add(to)
         message = next(self._agent.ids)
         if places:
+            if len(known.sent) >= MAX_SENT:
+                raise RpcError(
+                    f"{len(known.sent):,} messages in one autograd context", f"at most {MAX_SENT:,}", "use several"
+                )
             gates = {place: make_gate(message, place, tensors[place]) for place in places}
             known.sent[message] = Sent(message, to, next(known.orders), gates)
         return Graph(context, known.creator, message, tuple(places)), detached
@@ -68,7 +72,9 @@ class Autograd:
             raise ProtocolError(
                 f"a part of a graph that cannot be read ({error})", "one as in the wire format"
             ) from error
-        context = self._contexts.open(part.context, part.creator)
+        own = self._agent.info.id
+        is_stale = origin.id != own and part.creator[0] == own and self._contexts.find(part.context) is None
+        context = None if is_stale else self._contexts.open(part.context, part.creator, origin.id)
         if context is None:
             return tensors
         context.met.add(origin)
@@ -140,8 +146,8 @@ class Autograd:
             self._contexts.close(context.id)
             _clear(context, RpcError("a backward pass on a worker that was shut down"))
 
-    def _drop(self, context_id: int, error: Exception) -> None:
-        context = self._contexts.close(context_id)
+    def _drop(self, context_id: int, error: Exception, for_good: bool = True) -> None:
+        context = self._contexts.close(context_id, for_good)
         if context is None:
             return
         _clear(context, error)
@@ -163,8 +169,12 @@ class Autograd:
     def _on_lost(self, worker: WorkerInfo, incarnation: int) -> None:
         error = WorkerLostError(worker.name, "it was lost in the middle of distributed autograd")
         for context in self._contexts.all():
-            if context.creator == (worker.id, incarnation):
-                self._drop(context.id, error)
+            if incarnation:  # else it could not be dialled, and may talk to us all the same
+                context.met.discard(worker)
+            is_own = context.creator[0] == self._agent.info.id
+            is_over = context.creator == (worker.id, incarnation)
+            if is_over or (not is_own and not context.met):  # nobody is left who would say that it is closed
+                self._drop(context.id, error, for_good=is_over)
         self.coordinator.lost(worker, error)
 
 

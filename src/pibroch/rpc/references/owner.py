@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from pibroch.rpc.references.messages import ANY_LIFE, Asked, Confirmed, Peer, Place, Refused, Register
 from pibroch.rpc.references.user import IsLost, Tell
 
+MAX_EXPECTED = 1 << 16  # values that others speak of and that are not there
+MAX_FORKS = 1 << 18  # of one value
+
 
 @dataclass(slots=True, eq=False)
 class Entry:
@@ -36,6 +39,7 @@ class OwnerSide:
     def __init__(self, me: Peer, tell: Tell, is_lost: IsLost) -> None:
         self._me, self._tell, self._is_lost = me, tell, is_lost
         self.entries: dict[int, Entry] = {}
+        self._num_expected = 0
         self.discarded: list[int] = []  # values that nobody holds any more
         self.failed: list[int] = []  # values that were expected and will not come
 
@@ -56,6 +60,7 @@ class OwnerSide:
             entry = self.entries[reference] = Entry(creator, made=True)
         elif entry.made or entry.creator != creator or number in entry.forks:
             raise ValueError(f"reference {reference} exists already")
+        self._num_expected -= not entry.made
         entry.made = True
         entry.forks[number] = creator
         return True
@@ -70,8 +75,14 @@ class OwnerSide:
             return False
         if place.reference in self.entries:
             return True
-        if place.known or place.creator == self._me or self._is_lost(place.creator):
+        if (
+            place.known
+            or place.creator == self._me
+            or self._is_lost(place.creator)
+            or self._num_expected >= MAX_EXPECTED
+        ):
             return False
+        self._num_expected += 1
         self.entries[place.reference] = Entry(place.creator, made=False)
         if asker != place.creator.worker:
             self._tell(place.creator, Asked(place.reference))
@@ -84,7 +95,11 @@ class OwnerSide:
         if not self.wants(message.place):
             self._tell(holder, Refused(message.fork))
             return
-        known = self.entries[message.place.reference].forks.setdefault(message.fork, holder)
+        forks = self.entries[message.place.reference].forks
+        if len(forks) >= MAX_FORKS:
+            self._tell(holder, Refused(message.fork))
+            return
+        known = forks.setdefault(message.fork, holder)
         if known == holder:
             self._tell(holder, Confirmed(message.place.reference, message.fork))
 
@@ -145,6 +160,7 @@ class OwnerSide:
 
     def _fail(self, reference: int, entry: Entry) -> None:
         del self.entries[reference]
+        self._num_expected -= 1
         self.failed.append(reference)
         for number, holder in entry.forks.items():
             self._tell(holder, Refused(number))

@@ -1,0 +1,44 @@
+"""What a message may say of its tensors."""
+
+import pytest
+import torch
+
+from pibroch.rpc.connection import Connection
+from pibroch.rpc.frames import Frame, Kind
+from pibroch.rpc.info import WorkerInfo
+from pibroch.rpc.messages import Answer, Envelope, TensorInfo, encode
+from pibroch.rpc.options import Limits
+
+LIMITS = Limits(message_bytes=3000)
+
+
+def arrived(*infos):
+    """The tensors of an answer, or the text of its error."""
+    messages, failures = [], []
+    connection = Connection(
+        WorkerInfo("eve", 1),
+        1,
+        LIMITS,
+        lambda connection, message: messages.append(message.tensors),
+        lambda connection, number, metadata: failures.append(str(metadata)),
+        lambda connection, reason: None,
+    )
+    metadata = encode(Envelope(encode(Answer()), encode(None), list(infos)))
+    num_bytes = sum(info.num_bytes() for info in infos)
+    connection.on_frame(Frame(Kind.ANSWER, 3, metadata, num_bytes, payload=bytearray(num_bytes)))
+    (outcome,) = messages or failures
+    return outcome
+
+
+@pytest.mark.parametrize("num_tensors", [1, 4])
+def test_room_between_rows_counts_as_memory(num_tensors):
+    """Places in shared memory may be named many times, so what is made of them must be counted."""
+    outcome = arrived(*[TensorInfo(0, (10, 10), layout=((0, 1), (20, 1)))] * num_tensors)
+    if num_tensors == 1:
+        assert outcome[0].stride() == (20, 1) and torch.equal(outcome[0], torch.zeros(10, 10))
+    else:
+        assert "room between their rows" in outcome
+
+
+def test_orders_of_dims_take_no_memory():
+    assert len(arrived(*[TensorInfo(0, (10, 10), layout=((1, 0), ()))] * 4)) == 4
