@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import shutil
@@ -64,9 +63,6 @@ def _exchanges() -> Iterator[tuple[str, str]]:
 def _optional_parts() -> Iterator[tuple[str, str]]:
     yield "triton (GPU kernels)", _version_of("triton") or _NO
     yield "TensorBoard", _version_of("tensorboard") or f"{_NO}  pip install 'pibroch\\[tensorboard]'"
-    yield "MPI (one-sided transport)", _version_of("mpi4py") or f"{_NO}  pip install 'pibroch\\[mpi]'"
-    has_serving = importlib.util.find_spec("fastapi") is not None
-    yield "serving", _OK if has_serving else f"{_NO}  pip install 'pibroch\\[serve]'"
     yield "network namespaces (lab of several hosts)", _OK if _can_make_namespaces() else f"{_NO}  needs root"
 
 

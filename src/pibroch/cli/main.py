@@ -24,7 +24,7 @@ from pibroch.errors import PibrochError
 from pibroch.version import __version__
 
 app = typer.Typer(
-    help="Train and serve deep recommendation models whose embedding tables outgrow one machine.",
+    help="Train deep recommendation models whose embedding tables outgrow one machine.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

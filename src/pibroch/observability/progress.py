@@ -86,7 +86,7 @@ def _figures(record: TrainingRecord) -> str:
 
 
 def _evaluation_line(record: EvaluationRecord) -> str:
-    best = "  best so far" if record.is_best else ""
+    best = "  best so far" if record.is_best and record.split == "validation" else ""
     return (
         f"step {record.step}  {record.split}: AUC {_number(record.auc)}  logloss {_number(record.logloss)}"
         f"  NE {_number(record.normalized_entropy)}  calibration {_number(record.calibration, 3)}{best}"
