@@ -61,8 +61,9 @@ class CheckpointFolder:
         return self.folder / f"step-{step:08d}"
 
     def steps(self) -> list[int]:
-        """Steps with a checkpoint, rising."""
-        return sorted(int(path.name.removeprefix("step-")) for path in self.folder.glob("step-*"))
+        """Steps with a checkpoint, rising; what else lies in the folder is left alone."""
+        names = (path.name.removeprefix("step-") for path in self.folder.glob("step-*"))
+        return sorted(int(name) for name in names if name.isdecimal())
 
     def latest(self) -> Path | None:
         """The newest checkpoint."""

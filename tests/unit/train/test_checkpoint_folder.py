@@ -132,3 +132,11 @@ def test_the_best_one_is_found_where_the_disk_takes_no_links(tmp_path, monkeypat
     folder.link_best(None)
     assert folder.best() is None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000005"]
+
+
+def test_what_else_lies_among_checkpoints_is_left_alone(tmp_path):
+    for name in ("step-00000007", "step-00000003", "step-old", "step-00000007.bak", "notes"):
+        (tmp_path / name).mkdir()
+    folder = CheckpointFolder(tmp_path, keep=1)
+    assert folder.steps() == [3, 7]
+    assert folder.latest() == tmp_path / "step-00000007"
