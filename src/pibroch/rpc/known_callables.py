@@ -9,9 +9,10 @@ names of torch there are says ``known_names.py``.
 from __future__ import annotations
 
 import functools
+import threading
 import types
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,20 +25,39 @@ from pibroch.rpc.result_sizes import SIZES
 
 Known = tuple[str, object, Function]  # a name, what it is, and what runs when a peer calls it
 
+_T = TypeVar("_T")
+_building = threading.RLock()
 
-@functools.cache
+
+def _once(build: Callable[[], _T]) -> Callable[[], _T]:
+    """``build``, run once whatever threads ask first.
+
+    ``functools.cache`` alone would let two threads build at a time and drop what one of them made; the numbers of dropped
+    functions pass to new ones, and :func:`names_of_known` would give a user's function the name of a function of torch's.
+    """
+    kept = functools.cache(build)
+
+    @functools.wraps(build)
+    def ask() -> _T:
+        with _building:
+            return kept()
+
+    return ask
+
+
+@_once
 def known_callables() -> Mapping[str, object]:
     """From ``module:qualname`` to the callable, for everything that may be named without being in an allowed module."""
     return types.MappingProxyType({name: known for name, known, _ in _all()})
 
 
-@functools.cache
+@_once
 def checked_callables() -> Mapping[str, Function]:
     """From the same names to what is called in their place."""
     return types.MappingProxyType({name: checked for name, _, checked in _all()})
 
 
-@functools.cache
+@_once
 def known_values() -> Mapping[str, object]:
     """From the same names to what arrives when a peer sends it as an argument.
 
@@ -52,7 +72,7 @@ def known_values() -> Mapping[str, object]:
     )
 
 
-@functools.cache
+@_once
 def names_of_known() -> Mapping[int, str]:
     """From ``id(callable)`` to its name, for both; they live as long as the process. The first of several names counts."""
     found: dict[int, str] = {}
@@ -68,7 +88,7 @@ def as_called(function: Function) -> Function:
     return function if name is None else checked_callables()[name]
 
 
-@functools.cache
+@_once
 def tensor_methods() -> Mapping[str, Function | None]:
     """Methods of tensors that a peer may call; ``None`` where nothing needs to be checked."""
     prefix = "torch:Tensor."
@@ -81,7 +101,7 @@ def tensor_methods() -> Mapping[str, Function | None]:
     )
 
 
-@functools.cache
+@_once
 def _all() -> tuple[Known, ...]:
     return (*_builtins(), *_functions(), *_methods(), *_modules(), *_classes())
 

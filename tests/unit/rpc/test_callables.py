@@ -510,3 +510,22 @@ def test_names_with_one_underscore_are_a_users_own_to_give(callables):
 def test_private_names_of_libraries_stay_private_whatever_is_allowed(name):
     with pytest.raises(NotAllowedError, match="private"):
         Callables(("torch.nn", "numpy", "pibroch", "operator")).resolve(name)
+
+
+ASKED_BY_MANY = """
+import sys, threading
+from pibroch.rpc.known_callables import checked_callables, known_callables, names_of_known
+sys.setswitchinterval(1e-6)
+start, seen = threading.Barrier(8), []
+threads = [threading.Thread(target=lambda: (start.wait(), seen.append(names_of_known()))) for _ in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert len({id(table) for table in seen}) == 1
+alive = {id(known) for known in (*known_callables().values(), *checked_callables().values())}
+assert names_of_known().keys() == alive, len(names_of_known().keys() ^ alive)
+"""
+
+
+def test_threads_that_ask_at_once_see_one_table():
+    """Else names of dropped functions stay in the table of names, under numbers that new functions get."""
+    subprocess.run([sys.executable, "-c", ASKED_BY_MANY], check=True, timeout=60)
