@@ -15,7 +15,7 @@ from pibroch.embedding.tensor_file import write_tensors
 from pibroch.errors import NotAllowedError
 from pibroch.exchange.compression import exchange_compressed
 from pibroch.exchange.lookahead import server_homes
-from pibroch.exchange.lookahead.announcement import Announcer, BytesByPurpose, Prepared
+from pibroch.exchange.lookahead.announcement import Announcer, BytesByPurpose, Prepared, PreparedLane
 from pibroch.kernels.varint import numba as varint
 
 OPTIMIZERS = {
@@ -121,10 +121,11 @@ def announce(channel, num_rows):
         rows = [np.unique(np.random.default_rng([number, r]).integers(1 << 40, size=of_rank[r])) for r in range(size)]
         encoded = np.empty(varint.MAX_BYTES * len(rows[rank]), np.uint8)
         encoded = encoded[: varint.encode(rows[rank], encoded)]
-        here = Prepared(None, SimpleNamespace(rows=rows[rank]), None, encoded, number + rank, None)
+        lane = PreparedLane(None, SimpleNamespace(rows=rows[rank]), None, encoded)
+        here = Prepared([lane], number + rank, None)
         sent.append(0)
         heard = announcer.announce(here, rank == 0)
-        is_right &= heard.is_real and all(map(np.array_equal, heard.rows_of_rank, rows))
+        is_right &= heard.is_real and all(map(np.array_equal, heard.rows[0], rows))
         is_right &= heard.share == (number + rank) / max(1, sum(number + r for r in range(size)))
     return is_right, sent
 

@@ -16,7 +16,7 @@ class Reference:
     """Records of all tables as float64; starts from the records of the exchange under test."""
 
     def __init__(self, embeddings):
-        self.space, self.optimizer = embeddings.row_space, embeddings.optimizer
+        self.space, self.optimizer = embeddings.row_space, embeddings.groups[0].optimizer
         self.records = embeddings.shard.records.astype(np.float64)
         self.steps = 0
 
