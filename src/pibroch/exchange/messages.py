@@ -138,7 +138,7 @@ def _values(wire: RowWire, messages: Sequence[Values]) -> list[Came]:
     if len(messages) == 1 or channel.ranks.world_size == 1:
         return [Came(channel.all_to_all(each.values, each.send_counts, each.receive_counts)) for each in messages]
     widths = [each.values.dtype.itemsize * int(np.prod(each.values.shape[1:])) for each in messages]
-    flat = [each.values.contiguous().view(-1).view(torch.uint8) for each in messages]
+    flat = [torch.from_numpy(each.values.numpy().reshape(-1).view(np.uint8)) for each in messages]
     sizes = [[width * count for count in each.send_counts] for width, each in zip(widths, messages, strict=True)]
     coming = [[width * count for count in each.receive_counts] for width, each in zip(widths, messages, strict=True)]
     send, receive = _sums(sizes), _sums(coming)
