@@ -158,7 +158,7 @@ class LookaheadExchange(Exchange[Step | Routed]):
 
     def _synchronise(self, step: Step, plans: Sequence[StepPlan], num_sums: Sequence[int]) -> None:
         lanes = zip(self._carriers, plans, step.gradients, num_sums, step.hyper, strict=True)
-        with span("critical"):
+        with span("critical gradients"):
             together(
                 self._wire,
                 [
