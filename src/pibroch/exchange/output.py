@@ -123,7 +123,10 @@ class EmbeddingOutput(Mapping[str, "Tensor | JaggedEmbeddings"]):
         counts = [sum(place.group == number for place in self._places.values()) for number in range(len(self._groups))]
         found: list[Sequence[Tensor] | Sequence[JaggedEmbeddings]] = []
         for embeddings, offsets, count in zip(self._groups, self._offsets, counts, strict=True):
-            found.append(embeddings.unbind(1) if offsets is None else _jagged(embeddings, offsets, count))
+            if offsets is not None:
+                found.append(_jagged(embeddings, offsets, count))
+            else:  # one alone is no part, whose gradient would be copied into one of the whole
+                found.append([embeddings.squeeze(1)] if count == 1 else embeddings.unbind(1))
         return found
 
 
@@ -209,7 +212,7 @@ class KeyedEmbeddings:
 def _jagged(values: Tensor, offsets: Tensor, num_readers: int) -> list[JaggedEmbeddings]:
     size = (len(offsets) - 1) // num_readers
     ends = offsets[::size].tolist() if size else [0] * (num_readers + 1)
-    parts = values.split([end - start for start, end in pairwise(ends)])
+    parts = values.split([end - start for start, end in pairwise(ends)]) if num_readers > 1 else (values,)
     return [
         JaggedEmbeddings(part, offsets[number * size : (number + 1) * size + 1] - start)
         for number, (part, start) in enumerate(zip(parts, ends[:-1], strict=True))
