@@ -24,6 +24,7 @@ from pibroch.embedding import (
     group_tables,
     optimizers_of,
 )
+from pibroch.embedding.pretrained import load_weights
 from pibroch.errors import ConfigError, TrainingError
 from pibroch.exchange.base import Exchange, Rates, Setup
 from pibroch.exchange.fused_optimizer import FusedOptimizer
@@ -126,6 +127,21 @@ class Embeddings(nn.Module):
         """Mark the rows that are updated from now on, see :attr:`PieceView.touched`."""
         for shard in self.exchange.shards:
             shard.track_touched()
+
+    def load_weights(self, table: str, source: Any, *, tensor: str | None = None, ids: Any = None) -> None:
+        """Give a table weights from outside, see :func:`pibroch.embedding.pretrained.load_weights`.
+
+        Between ranks every rank calls it, with the same source; each takes what it holds.
+
+        Raises:
+            ConfigError: when there is no such table.
+            DataError: for a source that cannot be read, or does not fit the table.
+        """
+        known = {each.name: each for each in self.tables}
+        if table not in known:
+            raise ConfigError(f"weights for table {table!r}", f"one of the tables {sorted(known)}")
+        load_weights(self.pieces(), known[table], source, tensor=tensor, ids=ids, step=self.step)
+        self.exchange.forget()
 
     @property
     def shard(self) -> MemoryShard:
