@@ -10,7 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pibroch.config.embedding import with_exchange_section
+from pibroch.config.base import Section
+from pibroch.config.embedding import EmbeddingConfig, with_exchange_section
 from pibroch.config.exchange import exchanges
 from pibroch.config.problems import config_error
 from pibroch.config.run import RunConfig
@@ -69,8 +70,9 @@ def change_config(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 
 def check_config(raw: Mapping[str, Any], source: str) -> RunConfig:
     """Turn a merged recipe into a RunConfig; ``source`` names it in errors."""
+    raw = _with_default_names(raw, RunConfig)
     if isinstance(embedding := raw.get("embedding"), Mapping):
-        raw = {**raw, "embedding": with_exchange_section(embedding)}
+        raw = {**raw, "embedding": with_exchange_section(_with_default_names(embedding, EmbeddingConfig))}
     try:
         return RunConfig.model_validate(raw)
     except ValidationError as error:
@@ -125,6 +127,16 @@ def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
             result[key] = value if is_other_variant else merge(old, value)
         else:
             result[key] = value
+    return result
+
+
+def _with_default_names(raw: Mapping[str, Any], section: type[Section]) -> dict[str, Any]:
+    """A table in which settings of an optimizer or initialiser that nobody named are those of the default one."""
+    result = dict(raw)
+    for key in _VARIANTS:
+        default = section.model_fields[key].default if key in section.model_fields else None
+        if isinstance(default, Section) and isinstance(settings := raw.get(key), Mapping) and "name" not in settings:
+            result[key] = {**default.model_dump(mode="json", exclude_unset=True), **settings}
     return result
 
 

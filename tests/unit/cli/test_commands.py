@@ -92,3 +92,9 @@ def test_help_names_every_command():
         "bench",
     ):
         assert f" {name} " in ended.stdout
+
+
+@pytest.mark.parametrize("line", [["train"], ["data", "prepare"], []])
+def test_help_shows_flags_as_they_are_typed(line):
+    shown = run_command(*line, "--help").stdout
+    assert "--help" in shown and "<bool>" not in shown and "BOOLEAN" not in shown
