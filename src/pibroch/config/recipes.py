@@ -80,7 +80,7 @@ def check_config(raw: Mapping[str, Any], source: str) -> RunConfig:
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """Turn ``a.b=value`` texts into nested tables; a value that is no TOML is taken as text.
+    """Turn ``a.b=value`` texts into nested tables; ``none`` takes a value away, another that is no TOML is taken as text.
 
     >>> parse_overrides(["train.steps=10", "model.name=dcnv2"])
     {'train': {'steps': 10}, 'model': {'name': 'dcnv2'}}
@@ -160,6 +160,8 @@ def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def _toml_value(text: str) -> Any:
+    if text == "none":  # TOML has no word for it
+        return None
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
