@@ -17,6 +17,7 @@ from pibroch.errors import CheckpointError, DamagedCheckpointError, StorageError
 from pibroch.train.agreement import on_first, together
 from pibroch.train.checkpoint import Base, restore_checkpoint, restore_weights, save_checkpoint
 from pibroch.train.manifest import MANIFEST, Manifest, Progress, read_manifest
+from pibroch.train.resumption import warn_of_settings
 
 if TYPE_CHECKING:
     from pibroch.train.session import Session
@@ -174,6 +175,7 @@ class CheckpointFolder:
                 )  # fmt: skip
             on_first(self.channel, lambda: self._set_aside(damaged))
             logger.info("resumed from %s", path)
+            warn_of_settings(manifest, session.config)
             return Base(path, manifest)
         if damaged:
             newest = max(damaged)

@@ -23,37 +23,43 @@ _WITHOUT_EFFECT = (
     "train.keep", "train.log_every", "train.threads",
 )  # fmt: skip
 """These change no step, or are looked at elsewhere: the data by their digest, threads among the surroundings."""
-_WITH_EFFECT = ("model.dropout", "model.embedding_dropout", "embedding.exchange.wire")
+_WIRE = "embedding.exchange.wire"
+_WITH_EFFECT = ("model.dropout", "model.embedding_dropout", _WIRE)
 """Exceptions of the above. What is named nowhere has an effect, too, such as learning rates."""
 _LENGTH = ("train.epochs", "train.steps")
 _DECIDES_NUMBERS = ("pibroch", "python", "torch", "numba", "numpy", "threads", "ranks")
 
 
 def check_settings(manifest: Manifest, config: RunConfig) -> None:
-    """Compare a run's settings with those that its checkpoint was saved with; what changes its numbers is logged.
+    """Compare a run's settings with those that its checkpoint was saved with.
 
     Raises:
         CheckpointError: names the settings that a run keeps to its end, with both values.
     """
     changed = differences(manifest.config, config)
-    if set(changed.get("embedding.exchange.wire", ())) == {None, "float32"}:  # exchanges without a wire are exact
-        del changed["embedding.exchange.wire"]
-    step, has_begun = manifest.progress.step, manifest.progress.loader is not None
-    kept = _FOR_GOOD + _ONCE_BEGUN if has_begun else _FOR_GOOD
+    kept = _FOR_GOOD if manifest.progress.loader is None else _FOR_GOOD + _ONCE_BEGUN
     refused = [key for key in changed if _is_in(key, kept) and not _is_in(key, _WITH_EFFECT)]
     if refused:
         raise CheckpointError(
-            f"{spelled({key: changed[key][1] for key in refused})} for a run that goes on from step {step}",
+            f"{spelled({key: changed[key][1] for key in refused})} for a run that goes on from step "
+            f"{manifest.progress.step}",
             f"{spelled({key: changed[key][0] for key in refused})}, with which it began",
             "leave what it began with, or start anew in another --run-dir",
         )
+
+
+def warn_of_settings(manifest: Manifest, config: RunConfig) -> None:
+    """Log which settings that change a run's numbers are not those that its checkpoint was saved with."""
+    changed = differences(manifest.config, config)
+    if set(changed.get(_WIRE, ())) == {None, "float32"}:  # exchanges without a wire are exact
+        del changed[_WIRE]
     spans_run = config.schedule.name in ("cosine", "linear") and config.schedule.decay_steps is None
     effective = _WITH_EFFECT + _LENGTH if spans_run else _WITH_EFFECT
     logged = [key for key in changed if _is_in(key, effective) or not _is_in(key, _WITHOUT_EFFECT)]
-    if has_begun and logged:
+    if logged and manifest.progress.loader is not None:
         logger.warning(
             "from step %d on: %s in place of %s; the run then ends with the numbers of neither",
-            step + 1, spelled({key: changed[key][1] for key in logged}), spelled({key: changed[key][0] for key in logged}),
+            manifest.progress.step + 1, *(spelled({key: changed[key][i] for key in logged}) for i in (1, 0)),
         )  # fmt: skip
 
 
@@ -73,7 +79,10 @@ def warn_of_surroundings(before: Mapping[str, Any], here: Mapping[str, Any]) -> 
 
 
 def _listed(values: Mapping[str, Any], keys: Sequence[str]) -> str:
-    return ", ".join(f"{values[key]} {key}" if key in ("threads", "ranks") else f"{key} {values[key]}" for key in keys)
+    counts = {
+        key: f"{values[key]} {key if values[key] != 1 else key[:-1]}" for key in keys if key in ("threads", "ranks")
+    }
+    return ", ".join(counts.get(key, f"{key} {values[key]}") for key in keys)
 
 
 def _is_in(key: str, beginnings: Sequence[str]) -> bool:

@@ -8,12 +8,15 @@ import pytest
 import torch
 
 from pibroch.cli import train as train_command
+from pibroch.data import EncodedDataset
 from pibroch.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from pibroch.train.checkpoint_folder import CheckpointFolder
+from pibroch.train.dense_state import load_dense_weights
 from pibroch.train.manifest import MANIFEST
 from pibroch.train.predictor import Predictor
 from pibroch.train.run_directory import RunDirectory
-from small_run import files_below, make_config, train_here
+from pibroch.train.session import build_session
+from small_run import files_below, make_config, make_dataset, train_here
 
 LENGTH = "train.steps=12"
 KEPT = ["train.checkpoint_every=4", "train.evaluate_every=6", "train.keep=9"]
@@ -57,10 +60,11 @@ def damage(path):
         (["train.average=0.9"], "`train.average = 0.9`", "no `train.average`"),
     ],
 )
-def test_what_a_run_keeps_to_its_end_is_refused_by_name(data, run, changes, got, need):
+def test_what_a_run_keeps_to_its_end_is_refused_by_name(data, run, caplog, changes, got, need):
     before = files_below(run.path)
     with pytest.raises(CheckpointError) as refused:
-        train_here(longer(data, *changes), run.path)
+        train_here(longer(data, *changes, "schedule.warmup_steps=1"), run.path)
+    assert not [record for record in caplog.records if "in place of" in record.getMessage()], "nothing goes on"
     assert got in refused.value.got and need in refused.value.need and "from step 12" in refused.value.got
     assert {name for name in files_below(run.path) if "step-" in name} == {name for name in before if "step-" in name}
 
@@ -93,7 +97,7 @@ def test_other_versions_threads_and_ranks_are_said(data, run, caplog):
     run.write_json("versions.json", began | {"torch": "2.0.0", "pibroch": "0.0.1"})
     with caplog.at_level(logging.WARNING, "pibroch"):
         train_here(longer(data, "train.threads=2"), run.path)
-    assert "began with pibroch 0.0.1, torch 2.0.0, 1 threads and goes on with pibroch" in caplog.text
+    assert "began with pibroch 0.0.1, torch 2.0.0, 1 thread and goes on with pibroch" in caplog.text
     assert run.read_json("versions.json")["torch"] == "2.0.0", "what it began with stays"
 
 
@@ -138,6 +142,21 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(data, trained, 
     assert (run.checkpoints_path / "step-00000012.damaged").is_dir()
     undisturbed = files_below(trained.checkpoints_path / "step-00000012")
     assert files_below(newest) == undisturbed, "written again, to the same bytes"
+
+
+def test_other_tables_are_refused_by_name_and_nothing_is_said_to_go_on(data, run, tmp_path, caplog):
+    wide = make_dataset(tmp_path / "wide", num_samples=1000, max_table_rows=41)
+    with pytest.raises(CheckpointError, match=r"table 'C\d+' with 42 rows x 4"):
+        train_here(longer(wide, "optimizer.lr=0.5"), run.path)
+    assert not [record for record in caplog.records if "in place of" in record.getMessage()]
+
+
+def test_dense_layers_of_another_version_are_no_crash(data, run):
+    """Their names or shapes change with the code, not with a setting."""
+    session = build_session(run.config(), EncodedDataset.open(data))
+    session.model.add_module("newer", torch.nn.Linear(2, 2))
+    with pytest.raises(CheckpointError, match=r"dense layers in .*newer"):
+        load_dense_weights(CheckpointFolder(run.checkpoints_path, 9).latest(), session)
 
 
 def test_several_damaged_ones_are_all_named_and_all_damaged_is_an_error(data, run, caplog):
