@@ -6,9 +6,8 @@ torchrun --standalone --nproc-per-node 2 examples/own_exchange.py
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -21,8 +20,8 @@ from pibroch.config.exchange import ExchangeSection, ExchangeSpec, register_exch
 from pibroch.embedding import MemoryShard
 from pibroch.embedding.rows import group_rows, read_rows, update_rows
 from pibroch.exchange.agreement import and_then_fillers, bad_batch
-from pibroch.exchange.base import Exchange, Setup
-from pibroch.exchange.rows import DistinctRows, pool, resolve
+from pibroch.exchange.base import Exchange, Rates, Setup
+from pibroch.exchange.rows import BatchIds, DistinctRows, pool, resolve
 from pibroch.kernels.arrays import Ints
 
 
@@ -43,41 +42,55 @@ class Asked:
     share: float
 
 
-class AskFirst(Exchange[Asked]):
-    """Rows travel from rank 0 and back to it, in two messages a lookup and one an update; nothing overlaps."""
+class AskFirst(Exchange[list[Asked]]):
+    """Rows travel from rank 0 and back to it; tables of one kind after the other, and nothing overlaps."""
 
     def __init__(self, setup: Setup) -> None:
-        self._space, self._optimizer, self._channel = setup.row_space, setup.optimizer, setup.channel
+        self._groups, self._channel = setup.groups, setup.channel
         self._rank, self._world_size = setup.channel.ranks.rank, setup.channel.ranks.world_size
-        whole = partial(MemoryShard.whole, setup.row_space.tables)
-        none = partial(MemoryShard, [], setup.row_space.dim)
-        self._shard = (whole if self._rank == 0 else none)(setup.optimizer, setup.seed)
-        self.shards = [self._shard]
+        self._held = [
+            MemoryShard.whole(each.space.tables, each.optimizer, setup.seed)
+            if self._rank == 0
+            else MemoryShard([], each.space.dim, each.optimizer, setup.seed)
+            for each in setup.groups
+        ]
+        self.shards = self._held
 
-    def lookup(self, batch: pb.JaggedBatch, trains: bool, averaged_at: int | None = None) -> tuple[Tensor, Asked]:
-        """Every rank tells how large its part is, then asks for its distinct rows."""
-        ids, problem = resolve(self._space, batch)
-        if (problem := bad_batch(self._channel, problem)) is not None:
+    def lookup(
+        self, batch: pb.JaggedBatch, trains: bool, averaged_at: int | None = None
+    ) -> tuple[list[Tensor], list[Asked]]:
+        """A tensor and a handle for each group of tables that are alike."""
+        resolved = [resolve(each.space, batch.pick(each.space.features)) for each in self._groups]
+        mine = next((problem for _, problem in resolved if problem is not None), None)
+        if (problem := bad_batch(self._channel, mine)) is not None:
             raise problem
+        found = [self._ask(number, ids, batch.batch_size, averaged_at) for number, (ids, _) in enumerate(resolved)]
+        return [pooled for pooled, _ in found], [asked for _, asked in found]
+
+    def _ask(self, number: int, ids: BatchIds, num_samples: int, averaged_at: int | None) -> tuple[Tensor, Asked]:
+        """Every rank tells how large its part is, then asks for its distinct rows."""
+        group, shard = self._groups[number], self._held[number]
         here = DistinctRows.of(ids)
-        sizes = self._channel.gather([batch.batch_size, len(here.grouped.rows)])
+        sizes = self._channel.gather([num_samples, len(here.grouped.rows)])
         counts = [count for _, count in sizes]
         rows = self._to_first(torch.from_numpy(here.grouped.rows), counts).numpy()
-        found = torch.from_numpy(read_rows(self._shard, self._optimizer, rows, averaged_at))
+        found = torch.from_numpy(read_rows(shard, group.optimizer, rows, averaged_at))
         weights = self._channel.all_to_all(found, *self._ways(counts)[::-1])
-        asked = Asked(here, rows, counts, batch.batch_size / max(1, sum(size for size, _ in sizes)))
-        return pool(ids, weights.numpy(), here.places, self._space.dim), asked
+        asked = Asked(here, rows, counts, num_samples / max(1, sum(size for size, _ in sizes)))
+        return pool(ids, weights.numpy(), here.places, group.space.dim), asked
 
-    def update(self, handle: Asked, gradient_BFD: Tensor, learning_rate: float, step: int) -> None:
+    def update(self, handle: list[Asked], gradients: Sequence[Tensor], rates: Rates) -> None:
         """One gradient a distinct row goes to rank 0, which adds them in rank order and updates each row once."""
-        sums = torch.from_numpy(handle.here.sums(gradient_BFD, handle.share))
-        gradients = self._to_first(sums, handle.counts).numpy()
-        hyper = self._optimizer.hyper(learning_rate, step)
-        update_rows(self._shard, self._optimizer, group_rows(handle.rows), gradients, hyper, step)
+        for number, (asked, group) in enumerate(zip(handle, self._groups, strict=True)):
+            sums = torch.from_numpy(asked.here.sums(gradients[number], asked.share))
+            arrived = self._to_first(sums, asked.counts).numpy()
+            hyper = group.optimizer.hyper(rates.learning_rates[number], rates.step)
+            update_rows(self._held[number], group.optimizer, group_rows(asked.rows), arrived, hyper, rates.step)
 
     def feed(self, batches: Iterable[pb.JaggedBatch], trains: bool) -> Iterator[pb.JaggedBatch]:
         """Ranks without a batch get empty ones until all have run out."""
-        for batch, is_real in and_then_fillers(batches, self._space.features):
+        features = tuple(dict.fromkeys(name for each in self._groups for name in each.space.features))
+        for batch, is_real in and_then_fillers(batches, features):
             if not any(self._channel.gather(is_real)):
                 return
             yield batch

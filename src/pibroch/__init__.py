@@ -14,7 +14,7 @@ from pibroch.version import __version__
 if TYPE_CHECKING:
     from pibroch.collectives import data_parallel
     from pibroch.data import JaggedBatch
-    from pibroch.embedding import SGD, Adagrad, Adam, Normal, RowWiseAdagrad, RowWiseAdam, Table, Uniform, Zeros
+    from pibroch.embedding import SGD, Adagrad, Adam, Frozen, Normal, RowWiseAdagrad, RowWiseAdam, Table, Uniform, Zeros
     from pibroch.exchange import Embeddings
     from pibroch.planner import Plan
     from pibroch.train.predictor import Predictor
@@ -24,6 +24,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "Embeddings",
+    "Frozen",
     "JaggedBatch",
     "Normal",
     "Plan",

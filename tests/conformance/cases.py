@@ -10,12 +10,13 @@ import torch
 import pibroch as pb
 from pibroch import rpc
 from pibroch.data import JaggedBatch
+from pibroch.embedding import optimizers_of
 from pibroch.embedding.rows import update_rows
 from pibroch.embedding.tensor_file import write_tensors
 from pibroch.errors import NotAllowedError
 from pibroch.exchange.compression import exchange_compressed
 from pibroch.exchange.lookahead import server_homes
-from pibroch.exchange.lookahead.announcement import Announcer, BytesByPurpose, Prepared
+from pibroch.exchange.lookahead.announcement import Announcer, BytesByPurpose, Prepared, PreparedLane
 from pibroch.kernels.varint import numba as varint
 
 OPTIMIZERS = {
@@ -33,23 +34,79 @@ SHAPES = {
         pb.Table("a", 9, 8, features=("x", "y"), initializer=pb.Normal(1.0)),
         pb.Table("b", 30, 8, pooling="mean"),
     ],
+    "any": [  # widths, pooling and optimizers of their own; x reads two tables, d is read by two features
+        pb.Table("a", 9, 8, features=("x", "y")),
+        pb.Table("b", 30, 16, pooling="mean"),
+        pb.Table("c", 400, 32),
+        pb.Table("d", 50, 64, pooling="none", features=("x", "s")),
+        pb.Table("e", 20, 128),
+        pb.Table("f", 12, 8),
+        pb.Table("g", 7, 16, pooling="none"),
+    ],
 }
+OF_TABLE = {
+    "d": pb.Adagrad(lr=0.3),
+    "e": pb.Frozen(),
+    "f": pb.Adam(lr=0.05, weight_decay=0.1, decoupled=True, max_element=0.5),
+}
+MOST_IDS = 4  # in a bag
 SIZES = [8, 3, 1, 0, 13, 2]  # of global batches: the last of an epoch is ragged, and one may be empty
+
+
+def optimizers(name, shape):
+    """An optimizer for all tables of a shape, or for some of them others."""
+    return {"": OPTIMIZERS[name], **OF_TABLE} if shape == "any" else OPTIMIZERS[name]
+
+
+def as_tensor(out):
+    """All that a lookup gave, as one tensor with a row a sample; bags that are not pooled are padded."""
+    if isinstance(out, torch.Tensor):
+        return out
+    parts = [part if isinstance(part, torch.Tensor) else part.padded(MOST_IDS).flatten(1) for part in out.values()]
+    return torch.cat(parts, 1)
+
+
+def records_of(pieces, tables, optimizer):
+    """All numbers of all rows, from pieces as runs return them; what several pieces hold must have the same bits."""
+    found, by_table = {}, optimizers_of(tables, optimizer)
+    for table in tables:
+        widths = {"weights": table.dim, **by_table[table.name].state_fields(table.dim)}
+        found[table.name] = {field: np.full((table.num_rows, width), np.nan) for field, width in widths.items()}
+    for piece, weights, state in pieces:
+        rows = slice(piece.rows.start, piece.rows.stop, piece.rows.step)
+        for field, numbers in {"weights": weights, **state}.items():
+            target = found[piece.table.name][field]
+            columns = (
+                slice(piece.columns.start, piece.columns.stop) if target.shape[1] == piece.table.dim else slice(None)
+            )
+            target = target[rows, columns]
+            assert np.isnan(target).all() or np.array_equal(target, numbers), f"replicas of {piece.table.name} differ"
+            target[:] = numbers
+    flat = np.concatenate([numbers.ravel() for fields in found.values() for numbers in fields.values()])
+    assert not np.isnan(flat).any(), "rows that nobody holds"
+    return flat
+
+
+def pieces_of(embeddings):
+    """Copies of what is here."""
+    return [(v.piece, v.weights.copy(), {f: s.copy() for f, s in v.state.items()}) for v in embeddings.pieces()]
 
 
 def ragged_batch(tables, size, seed, weighted=False, one_hot=False):
     """Bags of 0 to 4 ids, skewed to low ids, with duplicates inside bags and between them."""
     rng = np.random.default_rng(seed)
-    readers = [(feature, table) for table in tables for feature in table.features]
+    readers = {}  # of each feature, how many rows all its tables have
+    for feature, table in [(feature, each) for each in tables for feature in each.features]:
+        readers[feature] = min(table.num_rows, readers.get(feature, table.num_rows))
     values, lengths = [], []
-    for _, table in readers:
-        counts = np.ones(size, np.int64) if one_hot else rng.integers(0, 5, size)
+    for num_rows in readers.values():
+        counts = np.ones(size, np.int64) if one_hot else rng.integers(0, MOST_IDS + 1, size)
         lengths.append(counts)
-        values.append((rng.random(counts.sum()) ** 3 * table.num_rows).astype(np.int64))
+        values.append((rng.random(counts.sum()) ** 3 * num_rows).astype(np.int64))
     values = torch.from_numpy(np.concatenate(values))
     offsets = torch.from_numpy(np.concatenate([[0], np.concatenate(lengths).cumsum()]).astype(np.int64))
     weights = torch.from_numpy(rng.random(len(values)).astype(np.float32)) if weighted else None
-    keys = tuple(feature for feature, _ in readers)
+    keys = tuple(readers)
     batch = pb.JaggedBatch(torch.zeros(size, 0), keys, values, offsets, torch.zeros(size), weights)
     batch.validate()
     return batch
@@ -73,6 +130,7 @@ def part_of(batch, first, last):
 
 def loss_of(pooled, size=None, first=0):
     """Mean loss of the samples from ``first`` on out of ``size``; no two samples, features or columns count alike."""
+    pooled = as_tensor(pooled)
     size = len(pooled) if size is None else size
     shape = (size, *pooled.shape[1:])
     mixer = torch.linspace(-1, 2, int(np.prod(shape)), dtype=pooled.dtype).reshape(shape)[first : first + len(pooled)]
@@ -86,7 +144,7 @@ def run_steps(channel, name, shape, kind, exchange="alltoall", **options):
     """
     rank, world = channel.ranks.rank, channel.ranks.world_size
     tables = SHAPES[shape]
-    embeddings = pb.Embeddings(tables, OPTIMIZERS[name], exchange=exchange, seed=3, channel=channel, **options)
+    embeddings = pb.Embeddings(tables, optimizers(name, shape), exchange=exchange, seed=3, channel=channel, **options)
     bounds = [[size * r // world for r in range(world + 1)] for size in SIZES]
     parts = [
         part_of(batch_of_kind(tables, size, step, kind), bounds[step][rank], bounds[step][rank + 1])
@@ -96,15 +154,14 @@ def run_steps(channel, name, shape, kind, exchange="alltoall", **options):
     for step, batch in enumerate(embeddings.feed(parts)):
         if step == 2:
             with torch.no_grad():
-                again = embeddings(parts[0])
+                again = as_tensor(embeddings(parts[0]))
         pooled = embeddings(batch)
         if step == 2:
             with torch.no_grad():
-                assert torch.equal(embeddings(parts[0]), again)
-        pooled_of_step.append(pooled.detach())
+                assert torch.equal(as_tensor(embeddings(parts[0])), again)
+        pooled_of_step.append(as_tensor(pooled).detach())
         loss_of(pooled, SIZES[step], bounds[step][rank]).backward()
-    pieces = [(v.piece, v.weights.copy(), {f: s.copy() for f, s in v.state.items()}) for v in embeddings.pieces()]
-    return pooled_of_step, pieces
+    return pooled_of_step, pieces_of(embeddings)
 
 
 def announce(channel, num_rows):
@@ -121,10 +178,11 @@ def announce(channel, num_rows):
         rows = [np.unique(np.random.default_rng([number, r]).integers(1 << 40, size=of_rank[r])) for r in range(size)]
         encoded = np.empty(varint.MAX_BYTES * len(rows[rank]), np.uint8)
         encoded = encoded[: varint.encode(rows[rank], encoded)]
-        here = Prepared(None, SimpleNamespace(rows=rows[rank]), None, encoded, number + rank, None)
+        lane = PreparedLane(None, SimpleNamespace(rows=rows[rank]), None, encoded)
+        here = Prepared([lane], number + rank, None)
         sent.append(0)
         heard = announcer.announce(here, rank == 0)
-        is_right &= heard.is_real and all(map(np.array_equal, heard.rows_of_rank, rows))
+        is_right &= heard.is_real and all(map(np.array_equal, heard.rows[0], rows))
         is_right &= heard.share == (number + rank) / max(1, sum(number + r for r in range(size)))
     return is_right, sent
 
@@ -181,14 +239,13 @@ def run_out_of_batches(channel, num_batches, exchange="alltoall", **options):
     return sizes, [view.weights.copy() for view in embeddings.pieces()], embeddings.step
 
 
-def run_stream(channel, name, sizes, exchange="alltoall", look_at=(), forget_at=(), **options):
+def run_stream(channel, name, sizes, exchange="alltoall", look_at=(), forget_at=(), shape="odd_dims", **options):
     """Train on drawn global batches of ``sizes``, all fed; returns the pooled embeddings of each step, and the pieces.
 
     After the steps in ``look_at`` the pieces are looked at; after those in ``forget_at`` they are written anew.
     """
-    embeddings, pooled_of_step = _stream(channel, name, sizes, exchange, look_at, forget_at, **options)
-    pieces = [(v.piece, v.weights.copy(), {f: s.copy() for f, s in v.state.items()}) for v in embeddings.pieces()]
-    return pooled_of_step, pieces
+    embeddings, pooled_of_step = _stream(channel, name, sizes, exchange, look_at, forget_at, shape, **options)
+    return pooled_of_step, pieces_of(embeddings)
 
 
 def run_alone(channel, name, sizes, exchange, look_at=()):
@@ -199,8 +256,7 @@ def run_alone(channel, name, sizes, exchange, look_at=()):
         pooled = embeddings(ragged_batch(SHAPES["odd_dims"], size, step, weighted=True))
         pooled_of_step.append(pooled.detach())
         loss_of(pooled).backward()
-    pieces = [(v.piece, v.weights.copy(), {f: s.copy() for f, s in v.state.items()}) for v in embeddings.pieces()]
-    return pooled_of_step, pieces
+    return pooled_of_step, pieces_of(embeddings)
 
 
 def bytes_of_a_stream(channel, *args, **options):
@@ -210,9 +266,9 @@ def bytes_of_a_stream(channel, *args, **options):
     return embeddings.exchange.report().bytes_by_purpose
 
 
-def _stream(channel, name, sizes, exchange="alltoall", look_at=(), forget_at=(), **options):
-    rank, world, tables = channel.ranks.rank, channel.ranks.world_size, SHAPES["odd_dims"]
-    embeddings = pb.Embeddings(tables, OPTIMIZERS[name], exchange=exchange, seed=3, channel=channel, **options)
+def _stream(channel, name, sizes, exchange="alltoall", look_at=(), forget_at=(), shape="odd_dims", **options):
+    rank, world, tables = channel.ranks.rank, channel.ranks.world_size, SHAPES[shape]
+    embeddings = pb.Embeddings(tables, optimizers(name, shape), exchange=exchange, seed=3, channel=channel, **options)
     bounds = [[size * r // world for r in range(world + 1)] for size in sizes]
 
     def parts():
@@ -222,7 +278,7 @@ def _stream(channel, name, sizes, exchange="alltoall", look_at=(), forget_at=(),
     pooled_of_step = []
     for step, batch in enumerate(embeddings.feed(parts())):
         pooled = embeddings(batch)
-        pooled_of_step.append(pooled.detach())
+        pooled_of_step.append(as_tensor(pooled).detach())
         loss_of(pooled, sizes[step], bounds[step][rank]).backward()
         if step in look_at or step in forget_at:
             for view in embeddings.pieces():

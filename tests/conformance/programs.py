@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 import pibroch as pb
-from cases import OPTIMIZERS, SHAPES, loss_of, ragged_batch
+from cases import OPTIMIZERS, SHAPES, as_tensor, loss_of, optimizers, ragged_batch
 
 ACTIONS = ["train"] * 8 + [
     "skip", "train twice", "look", "evaluate a feed", "look at the pieces", "write the pieces", "train another",
@@ -47,7 +47,7 @@ def run_program(channel, seed, exchange="alltoall", **options):
 
 def _run(channel, rng, seen, setting, options):
     rank, world = channel.ranks.rank, channel.ranks.world_size
-    tables, optimizer = SHAPES[setting[0]], OPTIMIZERS[setting[1]]
+    tables, optimizer = SHAPES[setting[0]], optimizers(setting[1], setting[0])
     embeddings = pb.Embeddings(tables, optimizer, seed=3, channel=channel, **options)
 
     def draw_batch():
@@ -64,7 +64,7 @@ def _run(channel, rng, seen, setting, options):
         except pb.errors.DataError as error:
             seen.append(type(error).__name__)
             return None
-        seen.append(pooled.detach().clone())
+        seen.append(as_tensor(pooled).detach().clone())
         return pooled
 
     def update(pooled):

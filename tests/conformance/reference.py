@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from cases import MOST_IDS
 from pibroch.embedding import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
 from pibroch.kernels.scatter_update import naive
 
@@ -16,33 +17,55 @@ class Reference:
     """Records of all tables as float64; starts from the records of the exchange under test."""
 
     def __init__(self, embeddings):
-        self.space, self.optimizer = embeddings.row_space, embeddings.optimizer
-        self.records = embeddings.shard.records.astype(np.float64)
+        self.tables, self.optimizers = embeddings.tables, embeddings.optimizers
+        self._is_tensor = embeddings._output.is_tensor
+        self._records = {}
+        for view in embeddings.pieces():
+            numbers = [np.array(view.weights), *(np.array(state) for state in view.state.values())]
+            self._records[view.piece.table.name] = np.concatenate(numbers, 1).astype(np.float64)
         self.steps = 0
 
+    @property
+    def records(self):
+        """All numbers, table by table, weights before state, as :func:`cases.records_of` has them."""
+        found = []
+        for table in self.tables:
+            widths = [table.dim, *self.optimizers[table.name].state_fields(table.dim).values()]
+            found += [part.ravel() for part in np.split(self._records[table.name], np.cumsum(widths)[:-1], 1)]
+        return np.concatenate(found)
+
     def step(self, batch, loss_of):
-        """One step on the batch; returns the pooled embeddings [B, F, D] before it."""
+        """One step on the batch; returns the embeddings before it: [B, F, D], or with a row a sample."""
         self.steps += 1
-        weights = torch.tensor(self.records[:, : self.space.dim], requires_grad=True)
+        weights = {t.name: torch.tensor(self._records[t.name][:, : t.dim], requires_grad=True) for t in self.tables}
         pooled, touched = self._pool(weights, batch)
         loss_of(pooled).backward()
-        hyper = self.optimizer.hyper(self.optimizer.lr, self.steps)
-        for row in sorted(touched):
-            gradient = weights.grad[row].numpy() if weights.grad is not None else np.zeros(self.space.dim)
-            NAIVE[type(self.optimizer)](self.records[row], gradient, hyper)
+        for table in self.tables:
+            optimizer, all_of_table = self.optimizers[table.name], weights[table.name].grad
+            if type(optimizer) not in NAIVE:  # frozen
+                continue
+            hyper = optimizer.hyper(optimizer.lr, self.steps)
+            for row in sorted(touched[table.name]):
+                gradient = np.zeros(table.dim) if all_of_table is None else all_of_table[row].numpy()
+                NAIVE[type(optimizer)](self._records[table.name][row], gradient, hyper)
         return pooled.detach()
 
     def _pool(self, weights, batch):
-        size, touched, features = batch.batch_size, set(), []
-        for f, key in enumerate(self.space.features):
+        size, touched, features = batch.batch_size, {table.name: set() for table in self.tables}, []
+        for table, key in [(each, key) for each in self.tables for key in each.features]:
             place, bags = batch.keys.index(key), []
             for b in range(size):
                 begin, end = batch.offsets[place * size + b], batch.offsets[place * size + b + 1]
-                rows = batch.values[begin:end] + int(self.space.first_row_of_feature[f])
-                touched |= set(rows.tolist())
+                rows = batch.values[begin:end]
+                touched[table.name] |= set(rows.tolist())
                 scale = torch.ones(len(rows), dtype=torch.float64)
                 scale = scale if batch.weights is None else batch.weights[begin:end].double()
-                total = (weights[rows] * scale[:, None]).sum(0)
-                bags.append(total / max(len(rows), 1) if self.space.mean_of_feature[f] else total)
-            features.append(torch.stack(bags) if bags else weights[:0])
-        return torch.stack(features, 1), touched
+                scaled = weights[table.name][rows] * scale[:, None]
+                if table.pooling == "none":
+                    bags.append(torch.nn.functional.pad(scaled, (0, 0, 0, MOST_IDS - len(rows))).flatten())
+                    continue
+                total = scaled.sum(0)
+                bags.append(total / max(len(rows), 1) if table.pooling == "mean" else total)
+            width = table.dim * (MOST_IDS if table.pooling == "none" else 1)
+            features.append(torch.stack(bags) if bags else weights[table.name][:0].reshape(0, width))
+        return torch.stack(features, 1) if self._is_tensor else torch.cat(features, 1), touched

@@ -15,15 +15,15 @@ LARGE = 10**6
 
 
 @lru_cache
-def stream_bits(world, name, look_at=(), forget_at=()):
-    results = world.run(run_stream, name, SIZES, look_at=look_at, forget_at=forget_at)
-    return results, whole_records(results, SHAPES["odd_dims"], OPTIMIZERS[name])
+def stream_bits(world, name, look_at=(), forget_at=(), shape="odd_dims"):
+    results = world.run(run_stream, name, SIZES, look_at=look_at, forget_at=forget_at, shape=shape)
+    return results, whole_records(results, SHAPES[shape], cases.optimizers(name, shape))
 
 
 def check_same(results, first, name, shape="odd_dims"):
     """Equal pooled embeddings on all ranks in all steps, and equal records."""
     reference, records = first
-    assert np.array_equal(whole_records(results, SHAPES[shape], OPTIMIZERS[name]), records)
+    assert np.array_equal(whole_records(results, SHAPES[shape], cases.optimizers(name, shape)), records)
     for (mine, _), (other, _) in zip(results, reference, strict=True):
         assert len(mine) == len(other)
         assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
@@ -37,6 +37,21 @@ def test_same_bits_for_every_optimizer(worlds, size, lookahead, cache):
     for name in ("row_wise_adagrad", "adam") if is_between else OPTIMIZERS:
         results = worlds(size).run(run_stream, name, SIZES, exchange="lookahead", lookahead=lookahead, cache=cache)
         check_same(results, stream_bits(worlds(size), name), name)
+
+
+@pytest.mark.parametrize("cache", ["lrpp", "partitioned", "replicated"])
+@pytest.mark.parametrize(("size", "lookahead"), [(1, 2), (2, 1), (2, 200), (3, 7), (4, 3)])
+def test_same_bits_for_tables_of_any_kind_in_one_window(worlds, size, lookahead, cache):
+    for number, name in enumerate(("row_wise_adagrad", "adam")):
+        options = {"lookahead": lookahead, "cache": cache, "placement": ("row_wise", "table_wise")[number]}
+        how = {"wire": "bfloat16", "compress": True} if size == 3 else {"delayed_sync": bool(number)}
+        if cache != "replicated":
+            how["cache_rows"] = 60  # so few that some lanes are tight and others are not
+        wire = {key: value for key, value in how.items() if key in ("wire", "compress")}
+        expected = worlds(size).run(run_stream, name, SIZES, shape="any", **wire)
+        records = whole_records(expected, SHAPES["any"], cases.optimizers(name, "any"))
+        results = worlds(size).run(run_stream, name, SIZES, exchange="lookahead", shape="any", **options, **how)
+        check_same(results, (expected, records), name, "any")
 
 
 @pytest.mark.parametrize("cache", ["lrpp", "partitioned", "replicated"])

@@ -7,7 +7,8 @@ import role_crew as on_servers
 import torch
 from test_world import whole_records
 
-from cases import OPTIMIZERS, SHAPES
+import cases
+from cases import SHAPES
 
 PROGRAMS_PER_TEST = 6
 
@@ -28,7 +29,7 @@ def check_same(seed, found, expected):
                 assert torch.equal(what, expected_one), where
             elif place not in whole:
                 whole[place] = [
-                    whole_records([(None, seen[place]) for seen in each], SHAPES[shape], OPTIMIZERS[name])
+                    whole_records([(None, seen[place]) for seen in each], SHAPES[shape], cases.optimizers(name, shape))
                     for each in (found, expected)
                 ]
                 assert np.array_equal(*whole[place]), where

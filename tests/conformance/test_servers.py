@@ -36,6 +36,13 @@ def test_same_bits_for_every_optimizer(worlds, run, size, cache):
         check_same(results, stream_bits(worlds(size), name), name)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_same_bits_for_tables_of_any_kind(worlds, run, size):
+    for name in ("row_wise_adagrad", "adam"):
+        results = run(size, size, cases.run_stream, name, SIZES, lookahead=3, cache_rows=60, shape="any")
+        check_same(results, stream_bits(worlds(size), name, shape="any"), name, "any")
+
+
 @pytest.mark.parametrize("delayed", [True, False])
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_same_bits_with_a_cache_barely_large_enough(worlds, run, size, delayed):
@@ -82,7 +89,7 @@ def test_a_narrow_wire_gives_the_bits_of_alltoall_with_it(worlds, run, wire):
     name, shape = "sgd", "shared"
     results = worlds(2).run(cases.run_steps, name, shape, KIND_OF[name], wire=wire)
     mine = run(2, 2, cases.run_steps, name, shape, KIND_OF[name], wire=wire, lookahead=3)
-    check_same(mine, (results, whole_records(results, SHAPES[shape], OPTIMIZERS[name])), name, shape)
+    check_same(mine, (results, whole_records(results, SHAPES[shape], cases.optimizers(name, shape))), name, shape)
 
 
 def test_a_rank_that_runs_out_of_batches_gets_empty_ones(worlds, run):

@@ -5,13 +5,15 @@ import inspect
 import pibroch
 
 OPTIMIZER = "*, lr: float, weight_decay: float = 0.0, max_row_norm: float | None = None, average: float | None = None"
+OPTIMIZER += ", decoupled: bool = False, max_element: float | None = None"
 ADAGRAD = f"({OPTIMIZER}, eps: float = 1e-10, initial_accumulator: float = 0.0) -> None"
 ADAM = f"({OPTIMIZER}, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-08) -> None"
 SNAPSHOT = {
     "Adagrad": ADAGRAD,
     "Adam": ADAM,
-    "Embeddings": "(tables: Sequence[Table], optimizer: SparseOptimizer, exchange: str = local, seed: int = 0,"
+    "Embeddings": "(tables: Sequence[Table], optimizer: Optimizers, exchange: str = local, seed: int = 0,"
     " channel: Channel | None = None, **options: Any) -> None",
+    "Frozen": f"({OPTIMIZER.replace('lr: float', 'lr: float = 0.0')}) -> None",
     "JaggedBatch": "(dense: Tensor, keys: tuple[str, ...], values: Tensor, offsets: Tensor, labels: Tensor,"
     " weights: Tensor | None = None, position: LoaderPosition | None = None,"
     " first_sample: int = 0) -> None",

@@ -82,6 +82,14 @@ class JaggedBatch:
             DataError: when a feature is not in the batch, or :meth:`validate` refuses it.
         """
         self.validate()
+        return self.pick(keys)
+
+    def pick(self, keys: tuple[str, ...]) -> JaggedBatch:
+        """As :meth:`select`, of a batch that was checked.
+
+        Raises:
+            DataError: when a feature is not in the batch.
+        """
         if keys == self.keys:
             return self
         place = {key: index for index, key in enumerate(self.keys)}
@@ -89,6 +97,9 @@ class JaggedBatch:
         if absent:
             raise DataError(f"a batch without feature {absent[0]!r}", f"the features {list(keys)}")
         size, index = self.batch_size, [place[key] for key in keys]
+        if self.weights is None and self.offsets.data_ptr() == one_hot_offsets(self.offsets.numel() - 1).data_ptr():
+            values = self.values.view(len(self.keys), size)[index].view(-1)
+            return self._with_parts(keys, values, one_hot_offsets(values.numel()), None)
         spans = [(int(self.offsets[i * size]), int(self.offsets[(i + 1) * size])) for i in index]
         lengths = self.lengths().view(len(self.keys), size)[index].reshape(-1)
         offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int64)

@@ -1,7 +1,8 @@
-"""Tables, their row space, records and optimizers."""
+"""Tables, their row spaces, records and optimizers."""
 
+from pibroch.embedding.groups import Optimizers, TableGroup, group_tables, names_of_readers, optimizers_of
 from pibroch.embedding.initializers import Initializer, Normal, Uniform, Zeros
-from pibroch.embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam, SparseOptimizer
+from pibroch.embedding.optimizers import SGD, Adagrad, Adam, Frozen, RowWiseAdagrad, RowWiseAdam, SparseOptimizer
 from pibroch.embedding.piece import Piece, PieceView, RowArray, Shard
 from pibroch.embedding.row_space import RowSpace
 from pibroch.embedding.shard import MemoryShard
@@ -11,9 +12,11 @@ __all__ = [
     "SGD",
     "Adagrad",
     "Adam",
+    "Frozen",
     "Initializer",
     "MemoryShard",
     "Normal",
+    "Optimizers",
     "Piece",
     "PieceView",
     "RowArray",
@@ -23,6 +26,10 @@ __all__ = [
     "Shard",
     "SparseOptimizer",
     "Table",
+    "TableGroup",
     "Uniform",
     "Zeros",
+    "group_tables",
+    "names_of_readers",
+    "optimizers_of",
 ]

@@ -11,8 +11,9 @@ from urllib.parse import quote
 
 import numpy as np
 
+from pibroch.embedding.groups import Optimizers, optimizers_of
 from pibroch.embedding.initializers import Zeros
-from pibroch.embedding.optimizers import SGD, SparseOptimizer
+from pibroch.embedding.optimizers import SGD
 from pibroch.embedding.parts import (
     WEIGHT,
     SavedPart,
@@ -77,9 +78,10 @@ class Extent(NamedTuple):
         return len(range(*self.rows)) * len(range(*self.columns))
 
 
-def saved_tables(tables: Sequence[Table], optimizer: SparseOptimizer) -> dict[str, SavedTable]:
-    """How tables are saved, still without parts."""
-    return {table.name: SavedTable(table.num_rows, table.dim, optimizer.state_fields(table.dim)) for table in tables}
+def saved_tables(tables: Sequence[Table], optimizer: Optimizers) -> dict[str, SavedTable]:
+    """How tables are saved, still without parts; ``optimizer`` of all tables, or by table name."""
+    state = {table.name: optimizers_of(tables, optimizer)[table.name].state_fields(table.dim) for table in tables}
+    return {table.name: SavedTable(table.num_rows, table.dim, state[table.name]) for table in tables}
 
 
 def part_names(extents: Iterable[Extent], tables: Mapping[str, SavedTable]) -> dict[Extent, str]:

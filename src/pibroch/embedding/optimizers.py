@@ -23,7 +23,9 @@ class SparseOptimizer(ABC):
     Attributes:
         lr: learning rate; schedules change it between steps through ``Embeddings.learning_rate``.
         weight_decay: L2, added to the gradient of touched rows ("embedding regularisation").
+        decoupled: whether ``weight_decay`` shrinks touched rows by ``lr * weight_decay`` instead (Loshchilov and Hutter 2019).
         max_row_norm: a row's combined gradient is clipped to this norm; ``None`` for never.
+        max_element: each element of it is clipped to plus or minus this, before its norm; ``None`` for never.
         average: decay of a moving average of the weights that records keep beside the weights, for evaluation and serving
             (``Embeddings.averaged``); ``None`` for none. Costs D + 1 floats a row; steps are counted to 2**24.
     """
@@ -32,6 +34,8 @@ class SparseOptimizer(ABC):
     weight_decay: float = 0.0
     max_row_norm: float | None = None
     average: float | None = None
+    decoupled: bool = False
+    max_element: float | None = None
 
     kernel: ClassVar[Callable[..., Any]]
 
@@ -44,8 +48,9 @@ class SparseOptimizer(ABC):
             raise ConfigError(
                 f"{type(self).__name__} with average {self.average}", "a decay from 0 to below 1, or None"
             )
-        if self.max_row_norm == 0:
-            raise ConfigError(f"{type(self).__name__} with max_row_norm 0", "a positive norm, or None for no clipping")
+        for name in ("max_row_norm", "max_element"):
+            if getattr(self, name) == 0:
+                raise ConfigError(f"{type(self).__name__} with {name} 0", "a positive bound, or None for no clipping")
 
     @abstractmethod
     def moments(self, dim: int) -> dict[str, int]:
@@ -57,7 +62,9 @@ class SparseOptimizer(ABC):
 
     def hyper(self, learning_rate: float, step: int) -> Hyper:
         """What the kernel needs in update number ``step`` (from 1)."""
-        return Hyper(learning_rate, self.weight_decay, self.max_row_norm or 0.0)
+        decay, shrink = (0.0, 1.0 - learning_rate * self.weight_decay) if self.decoupled else (self.weight_decay, 1.0)
+        clip, clip_element = self.max_row_norm or 0.0, self.max_element or 0.0
+        return Hyper(learning_rate, decay, clip, max_element=clip_element, shrink=shrink)
 
     def initial_state(self) -> float:
         """The value with which all moments start."""
@@ -73,6 +80,19 @@ class SGD(SparseOptimizer):
     """Stochastic gradient descent."""
 
     kernel: ClassVar[Callable[..., Any]] = staticmethod(kernels.sgd)
+
+    def moments(self, dim: int) -> dict[str, int]:
+        """See :class:`SparseOptimizer`."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frozen(SparseOptimizer):
+    """No row moves, no state is kept, and no gradient travels where exchanges can spare it."""
+
+    lr: float = 0.0
+
+    kernel: ClassVar[Callable[..., Any]] = staticmethod(kernels.frozen)
 
     def moments(self, dim: int) -> dict[str, int]:
         """See :class:`SparseOptimizer`."""
@@ -98,7 +118,7 @@ class Adagrad(SparseOptimizer):
 
     def hyper(self, learning_rate: float, step: int) -> Hyper:
         """See :class:`SparseOptimizer`."""
-        return Hyper(learning_rate, self.weight_decay, self.max_row_norm or 0.0, self.eps)
+        return super(Adagrad, self).hyper(learning_rate, step)._replace(eps=self.eps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,8 +153,11 @@ class Adam(SparseOptimizer):
     def hyper(self, learning_rate: float, step: int) -> Hyper:
         """See :class:`SparseOptimizer`."""
         beta1, beta2 = self.betas
-        clip = self.max_row_norm or 0.0
-        return Hyper(learning_rate, self.weight_decay, clip, self.eps, beta1, beta2, 1 - beta1**step, 1 - beta2**step)
+        return (
+            super(Adam, self)
+            .hyper(learning_rate, step)
+            ._replace(eps=self.eps, beta1=beta1, beta2=beta2, correction1=1 - beta1**step, correction2=1 - beta2**step)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

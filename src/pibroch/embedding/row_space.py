@@ -1,4 +1,4 @@
-"""All tables of one record width laid end to end (OPER's all-in-one table): a row id is global in the row space."""
+"""Tables whose rows are alike laid end to end (OPER's all-in-one table): a row id is global in the row space."""
 
 from __future__ import annotations
 
@@ -7,16 +7,23 @@ from collections.abc import Sequence
 import numpy as np
 
 from pibroch.embedding.table import Table, check_tables
+from pibroch.errors import ConfigError
 
 
 class RowSpace:
     """Row ids of a list of tables: row r of table t is ``first_row[t.name] + r``.
 
+    Args:
+        tables: of one dim, and either all of them pooled or none.
+
     Attributes:
         tables: in the order of their rows.
+        dim: of all of them.
+        is_pooled: whether a lookup gives a vector for each bag; otherwise for each id.
         first_row: by table name.
         num_rows: of all tables together.
-        features: names in the order of the tables, F in all.
+        features: of each of the F readers, a pair of a table and a feature that reads it, the feature; in the order of the
+            tables. One that reads several tables is there several times.
         first_row_of_feature: int64 ``[F]``.
         num_rows_of_feature: int64 ``[F]``.
         mean_of_feature: bool ``[F]``, whether bags are averaged.
@@ -25,8 +32,14 @@ class RowSpace:
 
     def __init__(self, tables: Sequence[Table]) -> None:
         check_tables(tables)
+        kinds = sorted({(table.dim, table.pooling == "none") for table in tables})
+        if len(kinds) > 1:
+            raise ConfigError(
+                f"one row space of tables of dim {[dim for dim, _ in kinds]}", "one dim, all pooled or none",
+                "let embedding.group_tables put tables together",
+            )  # fmt: skip
         self.tables = tuple(tables)
-        self.dim = tables[0].dim
+        self.dim, self.is_pooled = kinds[0][0], not kinds[0][1]
         bounds = np.cumsum([0, *(table.num_rows for table in tables)])
         self.first_row = {table.name: int(first) for table, first in zip(tables, bounds, strict=False)}
         self.num_rows = int(bounds[-1])

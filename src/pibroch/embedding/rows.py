@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.embedding.optimizers import SparseOptimizer
+from pibroch.embedding.optimizers import Frozen, SparseOptimizer
 from pibroch.embedding.shard import MemoryShard
 from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Records
@@ -48,9 +48,9 @@ def even_bounds(grouped: Grouped) -> list[int]:
 def read_rows(
     shard: MemoryShard, optimizer: SparseOptimizer, row_ids: NDArray[np.int64], averaged_at: int | None
 ) -> Records:
-    """Weights of rows ``[V, D]``, or their moving averages as of a step."""
+    """Weights of rows ``[V, D]``, or their moving averages as of a step where the optimizer keeps some."""
     out = np.empty((len(row_ids), shard.dim), np.float32)
-    if averaged_at is None:
+    if averaged_at is None or optimizer.average is None:
         parallel.run(routing.gather_rows, len(row_ids), shard.records, row_ids, out)
     else:
         first, decay = shard.column("average"), optimizer.average
@@ -71,7 +71,7 @@ def update_rows(
         hyper: of this step.
         step: number of this update, from 1.
     """
-    if len(grouped.rows) == 0:
+    if len(grouped.rows) == 0 or isinstance(optimizer, Frozen):
         return
     _advance_averages(shard, optimizer, grouped.rows, step - 1)
     kernel, bounds = type(optimizer).kernel, even_bounds(grouped)

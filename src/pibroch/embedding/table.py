@@ -11,7 +11,7 @@ from pibroch.embedding.initializers import Initializer, Uniform
 from pibroch.embedding.torchrec_config import initializer_of, refuse_unsupported
 from pibroch.errors import ConfigError
 
-Pooling = Literal["sum", "mean"]
+Pooling = Literal["sum", "mean", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,9 @@ class Table:
         name: unique among the tables of a model.
         num_rows: ids are 0 to ``num_rows - 1``.
         dim: weights in a row, D.
-        features: names of the features that read it; by default one, named as the table.
-        pooling: how the rows of one bag become one vector; a batch's weights scale the rows first.
+        features: names of the features that read it; by default one, named as the table. A feature may read several tables.
+        pooling: how the rows of one bag become one vector, ``none`` for a vector an id; a batch's weights scale the rows
+            first.
         initializer: initial weights; by default uniform in ±1/sqrt(num_rows).
     """
 
@@ -44,14 +45,17 @@ class Table:
 
     @classmethod
     def from_config(cls, config: Any) -> Table:
-        """A table from TorchRec's ``EmbeddingBagConfig`` or anything with its fields, initial weights alike.
+        """A table from TorchRec's ``EmbeddingBagConfig``, or from an ``EmbeddingConfig``, which pools nothing.
+
+        Anything with the fields of one will do. Initial weights are drawn from the same distribution.
 
         Raises:
-            ConfigError: for what a table cannot do: embeddings that are not pooled, other types than float32, functions that
-                initialise in ways of their own, virtual tables.
+            ConfigError: for what a table cannot do: other types than float32, functions that initialise in ways of their own,
+                virtual tables.
         """
         refuse_unsupported(config)
-        pooling: Any = str(getattr(config.pooling, "value", config.pooling)).lower()
+        pooling: Any = getattr(config, "pooling", "none")
+        pooling = str(getattr(pooling, "value", pooling)).lower()
         features, initializer = tuple(config.feature_names), initializer_of(config)
         return cls(config.name, config.num_embeddings, config.embedding_dim, features, pooling, initializer)
 
@@ -63,15 +67,12 @@ class Table:
 
 
 def check_tables(tables: Sequence[Table]) -> None:
-    """Raise ConfigError unless there are tables with distinct names, distinct features and one dim."""
+    """Raise ConfigError unless there are tables with distinct names, none of them read twice by one feature."""
     if not tables:
         raise ConfigError("no tables", "at least one pibroch.Table")
-    for kind, names in (("table", [t.name for t in tables]), ("feature", [f for t in tables for f in t.features])):
+    named = [("table", [table.name for table in tables])]
+    named += [(f"of table {table.name!r} feature", list(table.features)) for table in tables]
+    for kind, names in named:
         twice = [name for name, count in Counter(names).items() if count > 1]
         if twice:
             raise ConfigError(f"{kind} {twice[0]!r} named twice", "distinct names")
-    dims = sorted({table.dim for table in tables})
-    if len(dims) > 1:
-        raise ConfigError(
-            f"tables of dim {dims}", "one dim, since embeddings(batch) is [B, F, D]", "make one Embeddings for each dim"
-        )

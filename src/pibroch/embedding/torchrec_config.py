@@ -21,12 +21,6 @@ _REFUSED = {
 def refuse_unsupported(config: Any) -> None:
     """Raise ConfigError for what a table cannot do."""
     where = f"a {type(config).__name__} {getattr(config, 'name', '')!r}"
-    if not hasattr(config, "pooling"):
-        raise ConfigError(
-            f"{where} without pooling",
-            "an EmbeddingBagConfig: embeddings are pooled, one vector for each bag",
-            "for single ids use bags of one id each",
-        )
     data_type = getattr(config, "data_type", None)
     if data_type is not None and getattr(data_type, "value", data_type) not in ("FP32", torch.float32):
         raise ConfigError(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pibroch.collectives import Channel, Ranks
 from pibroch.data import JaggedBatch
-from pibroch.embedding import RowSpace, Shard, SparseOptimizer
+from pibroch.embedding import Shard, Table, TableGroup
 from pibroch.errors import ConfigError
 
 Handle = TypeVar("Handle")
@@ -24,22 +24,38 @@ class Setup:
     """What every exchange is made from.
 
     Attributes:
-        row_space: of all tables.
-        optimizer: of all tables.
+        groups: all tables.
         seed: of the initial weights.
         given_channel: between the ranks, for this exchange alone; when absent one over all ranks of torch.distributed's group
             is opened as soon as somebody asks for it.
     """
 
-    row_space: RowSpace
-    optimizer: SparseOptimizer
+    groups: Sequence[TableGroup]
     seed: int
     given_channel: Channel | None = None
+
+    @property
+    def tables(self) -> list[Table]:
+        """Of all groups."""
+        return [table for group in self.groups for table in group.space.tables]
 
     @cached_property
     def channel(self) -> Channel:
         """Between the ranks; every rank asks for it."""
         return Ranks.joined().open_channel() if self.given_channel is None else self.given_channel
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """How an update is made.
+
+    Attributes:
+        learning_rates: of the step, for each group of tables.
+        step: number of the update, from 1.
+    """
+
+    learning_rates: Sequence[float]
+    step: int
 
 
 @dataclass(slots=True)
@@ -78,13 +94,14 @@ class Exchange(ABC, Generic[Handle]):
     reads_ahead: bool = False
 
     @abstractmethod
-    def lookup(self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None) -> tuple[Tensor, Handle]:
-        """Pooled embeddings float32 ``[B, F, D]``, and what :meth:`update` will need to know of this batch.
+    def lookup(self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None) -> tuple[list[Tensor], Handle]:
+        """Embeddings of each group of tables, and what :meth:`update` will need to know of this batch.
 
-        Blocks until the embeddings are there. The caller owns the tensor.
+        Pooled ones are float32 ``[B, F, D]``; of tables that pool nothing ``[V, D]``, in the order of the batch's values.
+        Blocks until the embeddings are there. The caller owns the tensors.
 
         Args:
-            batch: of exactly the row space's features, in their order.
+            batch: with all features that some group reads; :meth:`JaggedBatch.pick` has those of one.
             trains: whether an :meth:`update` is to follow.
             averaged_at: pool the rows' moving averages as of this step instead of their weights.
 
@@ -93,14 +110,13 @@ class Exchange(ABC, Generic[Handle]):
         """
 
     @abstractmethod
-    def update(self, handle: Handle, gradient_BFD: Tensor, learning_rate: float, step: int) -> None:
+    def update(self, handle: Handle, gradients: Sequence[Tensor], rates: Rates) -> None:
         """Combine the gradients of each touched row and apply the optimizer once to it.
 
         Args:
             handle: the second result of the batch's :meth:`lookup`.
-            gradient_BFD: float32 ``[B, F, D]``, contiguous; only read.
-            learning_rate: of this step.
-            step: number of this update, from 1.
+            gradients: of each group's embeddings, float32, contiguous; only read.
+            rates: of this update.
         """
 
     def fetch_next(self) -> None:

@@ -15,9 +15,19 @@ from torch.autograd import Variable
 from pibroch.collectives import Channel
 from pibroch.config.exchange import find_exchange
 from pibroch.data import JaggedBatch
-from pibroch.embedding import MemoryShard, PieceView, RowSpace, SparseOptimizer, Table
+from pibroch.embedding import (
+    MemoryShard,
+    Optimizers,
+    PieceView,
+    RowSpace,
+    Table,
+    group_tables,
+    optimizers_of,
+)
 from pibroch.errors import ConfigError, TrainingError
-from pibroch.exchange.base import Exchange, Setup
+from pibroch.exchange.base import Exchange, Rates, Setup
+from pibroch.exchange.fused_optimizer import FusedOptimizer
+from pibroch.exchange.output import EmbeddingOutput, OutputForm
 from pibroch.kernels.arrays import Records
 
 logger = logging.getLogger(__name__)
@@ -31,8 +41,8 @@ class Embeddings(nn.Module):
     torch parameters: a dense optimizer over ``parameters()`` leaves them alone.
 
     Args:
-        tables: of one ``dim``.
-        optimizer: the sparse optimizer, explicit always.
+        tables: of any dims; pooled or not.
+        optimizer: the sparse optimizer, explicit always; or one by table name, ``""`` for tables that are not named.
         exchange: strategy by name: ``"local"`` (one process), ``"alltoall"``, ``"lookahead"`` (all ranks of
             torch.distributed's group), or another that :func:`pibroch.config.exchange.exchanges` lists.
         seed: of the initial weights, which depend on nothing else but the tables' names.
@@ -47,12 +57,17 @@ class Embeddings(nn.Module):
         >>> batch = pb.JaggedBatch.from_one_hot(torch.zeros(2, 0), ["color"], ids, torch.zeros(2))
         >>> embeddings(batch).shape
         torch.Size([2, 1, 2])
+
+    Attributes:
+        optimizers: by table name.
+        fused_optimizer: the rows' learning rates, for torch's schedulers.
+        step: number of updates so far.
     """
 
     def __init__(
         self,
         tables: Sequence[Table],
-        optimizer: SparseOptimizer,
+        optimizer: Optimizers,
         exchange: str = "local",
         seed: int = 0,
         channel: Channel | None = None,
@@ -60,16 +75,14 @@ class Embeddings(nn.Module):
     ) -> None:
         super().__init__()
         spec = find_exchange(exchange)
-        if not isinstance(optimizer, SparseOptimizer):
-            raise ConfigError(
-                f"a {type(optimizer).__name__} as sparse optimizer",
-                "one of pibroch's, e.g. pibroch.RowWiseAdagrad(lr=0.05)",
-            )
-        self.row_space = RowSpace(tables)
-        self.optimizer = optimizer
-        self.exchange: Exchange[Any] = spec.build(Setup(self.row_space, optimizer, seed, channel), **options)
-        self.learning_rate = optimizer.lr
+        self.tables = tuple(tables)
+        self.optimizers = optimizers_of(tables, optimizer)
+        self.groups = group_tables(tables, optimizer)
+        self.features = tuple(dict.fromkeys(feature for table in tables for feature in table.features))
+        self.exchange: Exchange[Any] = spec.build(Setup(self.groups, seed, channel), **options)
+        self.fused_optimizer = FusedOptimizer(self.groups)
         self.step = 0
+        self._output = OutputForm(self.tables, self.groups)
         self._averaged = self._is_frozen = False
         self._absent: set[str] = set()
         self._handed_out: deque[tuple[Any, JaggedBatch]] = deque(
@@ -79,9 +92,27 @@ class Embeddings(nn.Module):
         self._anchor = torch.zeros((), requires_grad=True)  # makes autograd call the update; never a parameter
 
     @property
-    def tables(self) -> tuple[Table, ...]:
-        """The tables, in the order of their rows."""
-        return self.row_space.tables
+    def row_space(self) -> RowSpace:
+        """Of all tables, where they are alike.
+
+        Raises:
+            ConfigError: when they have several row spaces.
+        """
+        if len(self.groups) > 1:
+            raise ConfigError(f"the row space of {len(self.groups)} groups of tables", "one group", "look at groups")
+        return self.groups[0].space
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the first group of tables; setting it changes all groups' in proportion."""
+        return self.fused_optimizer.learning_rates[0]
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        usual = self.groups[0].optimizer.lr
+        for each, known in zip(self.groups, self.fused_optimizer.param_groups, strict=True):
+            lr = each.optimizer.lr
+            known["lr"] = rate if lr == usual else lr * (rate / usual)
 
     def pieces(self) -> list[PieceView]:
         """The parts of the tables that this process holds; waits for updates that are under way.
@@ -141,11 +172,12 @@ class Embeddings(nn.Module):
             self._handed_out.append((batch, known))
             yield batch
 
-    def forward(self, batch: Any) -> Tensor:
-        """Pooled embeddings, float32 ``[B, F, D]``, F in the order of the tables' features.
+    def forward(self, batch: Any) -> Tensor | EmbeddingOutput:
+        """Pooled embeddings of tables of one dim, float32 ``[B, F, D]``, F in the order of the tables' features.
 
-        A feature absent from a batch counts as empty bags, with one logged warning. Between ranks every rank must call, in
-        the same order; a batch may be empty.
+        Of tables of several dims, or where some are not pooled, an :class:`~pibroch.exchange.output.EmbeddingOutput`: it has
+        each feature's by its name. A feature absent from a batch counts as empty bags, with one logged warning. Between ranks
+        every rank must call, in the same order; a batch may be empty.
 
         Args:
             batch: a :class:`JaggedBatch`, or anything with TorchRec's ``keys()``, ``values()``, ``lengths()``.
@@ -159,20 +191,20 @@ class Embeddings(nn.Module):
         if torch.is_grad_enabled() and self.training and not self._is_frozen:
             if fed is None:
                 self._warn_of_waiting()
-            pooled: Tensor = _Lookup.apply(self._anchor, self, known)
-            return pooled
-        return self.exchange.lookup(known, False, self.step if self._averaged else None)[0]
+            return self._output.of(known, _Lookup.apply(self._anchor, self, known))
+        found, _ = self.exchange.lookup(known, False, self.step if self._averaged else None)
+        return self._output.of(known, self._output.joined(found))
 
     def _prepare(self, batch: Any) -> JaggedBatch:
         """The batch as exchanges know it: this module's features in their order."""
         known = batch if isinstance(batch, JaggedBatch) else JaggedBatch.from_keyed_jagged(batch)
-        absent = tuple(feature for feature in self.row_space.features if feature not in known.keys)
+        absent = tuple(feature for feature in self.features if feature not in known.keys)
         is_filler = known.batch_size == 0  # perhaps of another module's feed, which knows its own features
-        if absent and (is_filler or len(absent) < len(self.row_space.features)):
+        if absent and (is_filler or len(absent) < len(self.features)):
             if not is_filler:
                 self._warn_of(absent)
             known = known.with_empty(absent)
-        return known.select(self.row_space.features)
+        return known.select(self.features)
 
     def _warn_of(self, absent: tuple[str, ...]) -> None:
         new = sorted(set(absent) - self._absent)
@@ -189,12 +221,12 @@ class Embeddings(nn.Module):
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Within, lookups without gradients give the rows' moving averages (the optimizer's ``average``).
+        """Within, lookups without gradients give the rows' moving averages (the optimizer's ``average``) where some are kept.
 
         Raises:
             ConfigError: when the optimizer keeps none.
         """
-        if self.optimizer.average is None:
+        if all(each.optimizer.average is None for each in self.groups):
             raise ConfigError("averaged() with an optimizer that keeps no average", "e.g. Adagrad(..., average=0.999)")
         self._averaged = True
         try:
@@ -252,24 +284,26 @@ class Embeddings(nn.Module):
 
     def _whole(self, table: Table) -> Records:
         """A table's weights, ``[num_rows, dim]``, if they are all here."""
-        pieces = {piece.table.name: piece for piece in self.shard.pieces}
-        piece = pieces.get(table.name)
-        if piece is None or (len(piece.rows), len(piece.columns)) != (table.num_rows, table.dim):
-            raise ConfigError(
-                f"state of table {table.name!r}, which lies on several ranks", "all of it in this process",
-                "use pieces() for what is here, or a checkpoint of `pibroch train`, which knows of no ranks",
-            )  # fmt: skip
-        return self.shard.weights(table.name)
+        self.exchange.flush()
+        for shard in self.exchange.shards:
+            for piece in shard.pieces if isinstance(shard, MemoryShard) else ():
+                is_whole = (len(piece.rows), len(piece.columns)) == (table.num_rows, table.dim)
+                if piece.table.name == table.name and is_whole and isinstance(shard, MemoryShard):
+                    return shard.weights(table.name)
+        raise ConfigError(
+            f"state of table {table.name!r}, which lies on several ranks", "all of it in this process",
+            "use pieces() for what is here, or a checkpoint of `pibroch train`, which knows of no ranks",
+        )  # fmt: skip
 
 
 class _Lookup(torch.autograd.Function):
     """Forward looks rows up; backward updates them."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, embeddings: Embeddings, batch: JaggedBatch) -> Tensor:
-        pooled_BFD, handle = embeddings.exchange.lookup(batch, True)
+    def forward(ctx: Any, anchor: Tensor, embeddings: Embeddings, batch: JaggedBatch) -> tuple[Tensor, ...]:
+        found, handle = embeddings.exchange.lookup(batch, True)
         ctx.embeddings, ctx.handle = embeddings, handle
-        return pooled_BFD
+        return embeddings._output.joined(found)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
@@ -279,9 +313,9 @@ class _Lookup(torch.autograd.Function):
                 "a second backward through one embeddings(batch)", "one backward a call: each updates the rows",
                 "sum the losses and call backward once",
             )  # fmt: skip
-        gradient_BFD = gradients[0].contiguous().float()
         embeddings.step += 1
-        embeddings.exchange.update(ctx.handle, gradient_BFD, embeddings.learning_rate, embeddings.step)
+        rates = Rates(embeddings.fused_optimizer.learning_rates, embeddings.step)
+        embeddings.exchange.update(ctx.handle, embeddings._output.gradients(gradients), rates)
         ctx.handle = None
         Variable._execution_engine.queue_callback(embeddings.exchange.fetch_next)
         return None, None, None

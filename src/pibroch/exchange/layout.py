@@ -6,7 +6,7 @@ the offset. Replicated blocks come first in every shard, at the same offsets.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from pibroch.embedding import Piece, RowSpace, Table
 from pibroch.errors import ConfigError
+from pibroch.exchange.rows import Readers
 from pibroch.kernels.route.numba import Homes
 from pibroch.planner import Placement, Plan
 
@@ -26,7 +27,7 @@ class Block:
     columns: range
     parts: tuple[tuple[int, Piece], ...]
     is_replicated: bool
-    is_pooled: bool
+    owner_pools: bool
 
     @property
     def key(self) -> tuple[str, int]:
@@ -43,13 +44,12 @@ class LaneLayout:
         features: names of the features that read a block, in the order in which they are looked up.
         places: for each of them its place among the row space's features.
         first_columns: for each of them the first column of its block.
-        mean: bool, for each of them whether bags are averaged.
+        readers: how they read.
         homes: for each of them where rows lie.
         pieces: of each shard, replicated ones first.
         bounds: int64 ``[W + 1]``, each shard's first address.
         num_replicated: rows of replicated blocks.
-        shares_tables: whether some block is read by several features.
-        is_pooled: whether owners pool, and bags and pooled vectors travel; features then stand in the order of their owners.
+        owners_pool: whether bags and pooled vectors travel; features then stand in the order of their owners.
         num_features_of_shard: in a pooled lane, features whose tables each shard holds.
     """
 
@@ -57,21 +57,20 @@ class LaneLayout:
     features: tuple[str, ...]
     places: tuple[int, ...]
     first_columns: tuple[int, ...]
-    mean: NDArray[np.bool_]
+    readers: Readers
     homes: Homes
     pieces: tuple[tuple[Piece, ...], ...]
     bounds: NDArray[np.int64]
     num_replicated: int
-    shares_tables: bool
-    is_pooled: bool
+    owners_pool: bool
     num_features_of_shard: tuple[int, ...]
 
 
-def plan_for(space: RowSpace, placement: str | Mapping[str, str] | Plan, num_shards: int, what: str) -> Plan:
+def plan_for(tables: Sequence[Table], placement: str | Mapping[str, str] | Plan, num_shards: int, what: str) -> Plan:
     """The plan that a placement means.
 
     Args:
-        space: of all tables.
+        tables: all.
         placement: a kind for all tables, kinds by table, or a plan.
         num_shards: that there are.
         what: they are, for the error.
@@ -79,8 +78,8 @@ def plan_for(space: RowSpace, placement: str | Mapping[str, str] | Plan, num_sha
     Raises:
         ConfigError: for a plan that does not fit.
     """
-    plan = placement if isinstance(placement, Plan) else Plan.of(space.tables, num_shards, placement)
-    plan.check(space.tables)
+    plan = placement if isinstance(placement, Plan) else Plan.of(tables, num_shards, placement)
+    plan.check(tables)
     if plan.num_shards != num_shards:
         raise ConfigError(f"a plan for {plan.num_shards} shards", f"one for {num_shards}, the number of {what}")
     return plan
@@ -96,10 +95,13 @@ def behind(plan: Plan, num_trainers: int) -> Plan:
 
 
 def lay_out(space: RowSpace, plan: Plan, rank: int) -> list[LaneLayout]:
-    """The lanes of a plan, widest first, as ``rank`` sees them: its own copy is the home of a replicated row."""
+    """The lanes of one row space under a plan for all tables, widest first, as ``rank`` sees them.
+
+    Its own copy is the home of a replicated row.
+    """
     blocks = [block for table in space.tables for block in _blocks(table, plan)]
-    kinds = sorted({(block.is_pooled, -len(block.columns)) for block in blocks})
-    chosen = [[b for b in blocks if (b.is_pooled, -len(b.columns)) == kind] for kind in kinds]
+    kinds = sorted({(block.owner_pools, -len(block.columns)) for block in blocks})
+    chosen = [[b for b in blocks if (b.owner_pools, -len(b.columns)) == kind] for kind in kinds]
     return [_lane(space, alike, plan.num_shards, rank) for alike in chosen]
 
 
@@ -108,7 +110,8 @@ def _blocks(table: Table, plan: Plan) -> list[Block]:
     pieces = plan.pieces(table)
     if kind == "column_wise":
         return [Block(table, piece.columns, ((shard, piece),), False, False) for shard, piece in pieces]
-    return [Block(table, range(table.dim), tuple(pieces), kind == "replicated", kind == "table_wise_pooled")]
+    owner_pools = kind == "table_wise_pooled" and table.pooling != "none"
+    return [Block(table, range(table.dim), tuple(pieces), kind == "replicated", owner_pools)]
 
 
 def _lane(space: RowSpace, blocks: list[Block], num_shards: int, rank: int) -> LaneLayout:
@@ -121,10 +124,13 @@ def _lane(space: RowSpace, blocks: list[Block], num_shards: int, rank: int) -> L
             pieces[shard].append(piece)
             sizes[shard] += len(piece.rows)
     bounds = np.cumsum([0, *sizes], dtype=np.int64)
-    is_pooled = blocks[0].is_pooled
-    if is_pooled:  # so that what goes to one owner is one span of a batch's bags
+    owners_pool = blocks[0].owner_pools
+    if owners_pool:  # so that what goes to one owner is one span of a batch's bags
         blocks = sorted(blocks, key=lambda block: block.parts[0][0])
     readers = [(feature, block) for block in blocks for feature in block.table.features]
+    first_place = dict(
+        zip(space.first_row, np.cumsum([0, *(len(table.features) for table in space.tables)]), strict=False)
+    )
     homes = [[rank] if block.is_replicated else [shard for shard, _ in block.parts] for _, block in readers]
     # row r of a reader lies in part r % k, at offset r // k behind the first address of its block there
     first_address = np.zeros((len(readers), max(len(shards) for shards in homes)), np.int64)
@@ -134,9 +140,14 @@ def _lane(space: RowSpace, blocks: list[Block], num_shards: int, rank: int) -> L
     return LaneLayout(
         width=len(blocks[0].columns),
         features=tuple(feature for feature, _ in readers),
-        places=tuple(space.features.index(feature) for feature, _ in readers),
+        places=tuple(first_place[b.table.name] + place for b in blocks for place in range(len(b.table.features))),
         first_columns=tuple(block.columns.start for _, block in readers),
-        mean=np.array([block.table.pooling == "mean" for _, block in readers], np.bool_),
+        readers=Readers(
+            len(readers),
+            np.array([block.table.pooling == "mean" for _, block in readers], np.bool_),
+            space.is_pooled,
+            len(readers) > len(blocks),
+        ),
         homes=Homes(
             np.array([block.table.num_rows for _, block in readers], np.int64),
             np.array([len(shards) for shards in homes], np.uint32),
@@ -145,7 +156,6 @@ def _lane(space: RowSpace, blocks: list[Block], num_shards: int, rank: int) -> L
         pieces=tuple(tuple(held) for held in pieces),
         bounds=bounds,
         num_replicated=sum(block.table.num_rows for block in blocks if block.is_replicated),
-        shares_tables=len(readers) > len(blocks),
-        is_pooled=is_pooled,
+        owners_pool=owners_pool,
         num_features_of_shard=tuple(sum(shard in shards for shards in homes) for shard in range(num_shards)),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +28,22 @@ BAGS_PER_THREAD = 8192  # bags below which a further thread is not worth waking 
 IDS_PER_THREAD = 4096  # ids below which a further thread is not worth waking to group them
 
 
+class Readers(NamedTuple):
+    """How the features of one space or lane read their tables.
+
+    Attributes:
+        num_features: F.
+        mean: bool ``[F]``, whether bags are averaged.
+        is_pooled: whether bags are pooled at all.
+        shares_tables: whether some table is read by several features.
+    """
+
+    num_features: int
+    mean: NDArray[np.bool_]
+    is_pooled: bool
+    shares_tables: bool
+
+
 @dataclass(frozen=True, slots=True)
 class BatchIds:
     """The ids of a batch as rows; shapes as in :mod:`pibroch.kernels.gather_pool.numba`.
@@ -38,6 +55,8 @@ class BatchIds:
         one_hot: whether each bag holds exactly one id.
         num_features: F.
         shares_tables: whether some table is read by several features.
+        bags: the batch's own offsets and F, where nothing is pooled: then ``offsets`` has a bag for each id, all of one
+            feature, so that pooling copies rows.
     """
 
     row_ids: Ints
@@ -46,6 +65,17 @@ class BatchIds:
     one_hot: bool
     num_features: int
     shares_tables: bool
+    bags: tuple[Ints, int] | None = None
+
+    @classmethod
+    def of(cls, row_ids: Ints, batch: JaggedBatch, readers: Readers) -> BatchIds:
+        """Of a batch whose ids were resolved to rows."""
+        scale = pooling_scale(batch, readers.mean)
+        num_ids, offsets = len(row_ids), batch.offsets.numpy()
+        if readers.is_pooled:
+            return cls(row_ids, offsets, scale, is_one_hot(batch), readers.num_features, readers.shares_tables)
+        each = np.arange(num_ids + 1)
+        return cls(row_ids, each, scale, True, 1, readers.shares_tables, (offsets, readers.num_features))
 
     @property
     def num_samples(self) -> int:
@@ -64,9 +94,8 @@ def resolve(space: RowSpace, batch: JaggedBatch) -> tuple[BatchIds, RowIdError |
     if max(bad) >= 0:
         first_bad = min(position for position in bad if position >= 0)
         problem = row_id_error(space.features, space.num_rows_of_feature, batch, first_bad)
-    scale = pooling_scale(batch, space.mean_of_feature)
-    ids = BatchIds(row_ids, offsets, scale, is_one_hot(batch), len(space.features), space.shares_tables)
-    return ids, problem
+    readers = Readers(len(space.features), space.mean_of_feature, space.is_pooled, space.shares_tables)
+    return BatchIds.of(row_ids, batch, readers), problem
 
 
 def row_id_error(features: tuple[str, ...], num_rows: Ints, batch: JaggedBatch, position: int) -> RowIdError:
@@ -81,11 +110,14 @@ def row_id_error(features: tuple[str, ...], num_rows: Ints, batch: JaggedBatch, 
 
 
 def pool(ids: BatchIds, records: Records, rows: NDArray[np.signedinteger], dim: int) -> Tensor:
-    """Pooled embeddings float32 ``[B, F, D]`` from ``records`` ``[rows, W]``, position v from record ``rows[v]``."""
+    """Pooled embeddings float32 ``[B, F, D]`` from ``records`` ``[rows, W]``, position v from record ``rows[v]``.
+
+    Where nothing is pooled ``[V, D]``.
+    """
     pooled_BFD = torch.empty(ids.num_samples, ids.num_features, dim)
     out, num_bags = pooled_BFD.numpy(), len(ids.offsets) - 1
     parallel.run(pooling.gather_pool, num_bags, records, rows, ids.offsets, ids.scale, out, can_stream(out))
-    return pooled_BFD
+    return pooled_BFD if ids.bags is None else pooled_BFD[:, 0]
 
 
 def pooling_scale(batch: JaggedBatch, mean_of_feature: NDArray[np.bool_]) -> Records:
@@ -109,7 +141,7 @@ def group(ids: BatchIds, bounds: list[int] | None = None) -> Grouped:
     bounds = [0, num_ids] if bounds is None else bounds
     if ids.shares_tables:
         sequence = np.empty(num_ids, np.int32)
-        grouping.sample_major_sequence(ids.offsets, ids.num_features, sequence)
+        grouping.sample_major_sequence(*(ids.bags or (ids.offsets, ids.num_features)), sequence)
     else:
         sequence = rising(num_ids)
     rows, order, segments = np.empty(num_ids, np.int64), np.empty(num_ids, np.int32), np.empty(num_ids + 1, np.int32)
@@ -120,7 +152,9 @@ def group(ids: BatchIds, bounds: list[int] | None = None) -> Grouped:
             found[num_rows : num_rows + count] = found[start : start + count]
         num_rows += count
     segments[num_rows] = num_ids
-    if ids.one_hot:
+    if ids.bags is not None:
+        source = rising(num_ids)
+    elif ids.one_hot:
         source = one_hot_sources(num_ids, ids.num_features)
     else:
         source = np.empty(num_ids, np.int32)
@@ -164,10 +198,11 @@ def table_bounds(ids: BatchIds) -> list[int]:
     if parts == 1:
         return [0, num_ids]
     targets = [num_ids * part // parts for part in range(1, parts)]
-    if ids.one_hot:
+    if ids.one_hot and ids.bags is None:
         inner = {-(-target // ids.num_samples) * ids.num_samples for target in targets}
     else:
-        begins = ids.offsets[:: ids.num_samples]
+        offsets, num_features = ids.bags or (ids.offsets, ids.num_features)
+        begins = offsets[:: (len(offsets) - 1) // num_features]
         inner = {int(begins[place]) for place in np.searchsorted(begins, targets)}
     return [0, *sorted(inner - {0, num_ids}), num_ids]
 

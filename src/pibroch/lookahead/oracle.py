@@ -140,7 +140,7 @@ class Oracle:
         Raises:
             ConfigError: when no cache of this capacity could hold what one rank reads in the step.
         """
-        self._check_fits(rows_of_rank)
+        self.check_fits(rows_of_rank)
         self._outside.append(rows_of_rank)
         self._enter()
 
@@ -157,7 +157,8 @@ class Oracle:
             fresh, again = kernels.split(self._window, begin, end, gap)
             self._steps.append(_Step(number, begin, end, touches[self._site.rank], fresh, again))
 
-    def _check_fits(self, rows_of_rank: Sequence[RowIds]) -> None:
+    def check_fits(self, rows_of_rank: Sequence[RowIds]) -> None:
+        """Raise ConfigError when no cache of this capacity could hold what one rank reads in a step with these addresses."""
         site, read = self._site, rows_of_rank
         if len(site.bounds) == 2:  # all rows are at home
             return

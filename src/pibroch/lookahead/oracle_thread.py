@@ -11,12 +11,11 @@ from typing import TypeVar
 from pibroch.collectives.task_thread import TaskThread
 from pibroch.errors import ProtocolError
 from pibroch.kernels.arrays import RowIds
-from pibroch.lookahead.oracle import Opening, Oracle, StepPlan
-from pibroch.lookahead.requests import PlanQueue, PlanRequest
+from pibroch.lookahead.joint import JointOracle
+from pibroch.lookahead.requests import Answer, PlanQueue, PlanRequest
 from pibroch.observability.trace import span
 
 T = TypeVar("T")
-Answer = Opening | StepPlan
 
 
 class Answers:
@@ -90,21 +89,21 @@ class OracleThread:
     """Keeps one rank's oracle on a thread. Threads may call it at once; nothing blocks.
 
     Args:
-        oracle: is touched by ``thread`` alone from now on.
+        oracle: of all lanes; is touched by ``thread`` alone from now on.
         thread: may do other tasks besides.
     """
 
-    def __init__(self, oracle: Oracle, thread: TaskThread) -> None:
+    def __init__(self, oracle: JointOracle, thread: TaskThread) -> None:
         self._queue, self._thread = PlanQueue(oracle), thread
         self._answers = Answers()
         self.fail = self._answers.fail
 
-    def add(self, feed: int, rows_of_rank: Sequence[RowIds]) -> None:
+    def add(self, feed: int, rows: Sequence[Sequence[RowIds]]) -> None:
         """One more step, see :meth:`PlanQueue.add`."""
-        self._answers.submit(self._thread, partial(self._add, feed, rows_of_rank))
+        self._answers.submit(self._thread, partial(self._add, feed, rows))
 
     def ask(self, number: int, request: PlanRequest) -> Future[Answer]:
-        """Request ``number``; its answer, an :class:`Opening` or :class:`StepPlan`, is there as soon as it can be.
+        """Request ``number``; its answer, an ``Opening`` or ``StepPlan`` for each lane, is there as soon as it can be.
 
         Raises:
             ProtocolError: when this number was given to another one that still waits.
@@ -113,9 +112,9 @@ class OracleThread:
         self._answers.submit(self._thread, partial(self._ask, number, request))
         return answer
 
-    def _add(self, feed: int, rows_of_rank: Sequence[RowIds]) -> None:
+    def _add(self, feed: int, rows: Sequence[Sequence[RowIds]]) -> None:
         with span("add"):
-            self._queue.add(feed, rows_of_rank)
+            self._queue.add(feed, rows)
         self._answer_due()
 
     def _ask(self, number: int, request: PlanRequest) -> None:

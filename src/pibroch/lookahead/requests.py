@@ -11,9 +11,11 @@ from typing import Literal
 
 from pibroch.errors import ConfigError, TrainingError
 from pibroch.kernels.arrays import RowIds
-from pibroch.lookahead.oracle import Opening, Oracle, StepPlan
+from pibroch.lookahead.joint import JointOracle
+from pibroch.lookahead.oracle import Opening, StepPlan
 
 RequestKind = Literal["open", "plan"]
+Answer = list[Opening] | list[StepPlan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +37,18 @@ class PlanQueue:
     """Steps and requests in, requests out whose time has come, in the order of their numbers. One thread calls it at a time.
 
     Args:
-        oracle: of one rank.
+        oracle: of one rank, all its lanes.
 
     Example:
         >>> import numpy as np
-        >>> queue = PlanQueue(Oracle(np.array([0, 4, 8]), rank=0, lookahead=1, capacity=4))
+        >>> from pibroch.lookahead import Oracle
+        >>> queue = PlanQueue(JointOracle([Oracle(np.array([0, 4, 8]), rank=0, lookahead=1, capacity=4)]))
         >>> queue.ask(0, PlanRequest("open", feed=1, num_steps=1)); queue.take()
-        >>> queue.add(1, [np.array([2, 5]), np.array([5])]); queue.take()
+        >>> queue.add(1, [[np.array([2, 5]), np.array([5])]]); queue.take()
         (0, PlanRequest(kind='open', feed=1, num_steps=1))
     """
 
-    def __init__(self, oracle: Oracle) -> None:
+    def __init__(self, oracle: JointOracle) -> None:
         self._oracle = oracle
         self._feed = self._num_steps = 0
         self._waiting: dict[int, PlanRequest] = {}
@@ -53,14 +56,14 @@ class PlanQueue:
         self._refused_after = 0
         self._refusal: ConfigError | None = None
 
-    def add(self, feed: int, rows_of_rank: Sequence[RowIds]) -> None:
-        """One more step, see :meth:`Oracle.add`. With the first step of another feed those before it are forgotten."""
+    def add(self, feed: int, rows: Sequence[Sequence[RowIds]]) -> None:
+        """One more step, see :meth:`JointOracle.add`. With the first step of another feed those before it are forgotten."""
         if feed != self._feed:
             self._oracle.restart()
             self._feed = feed
         if self._refusal is None:
             try:
-                self._oracle.add(rows_of_rank)
+                self._oracle.add(rows)
             except ConfigError as error:
                 self._refused_after, self._refusal = self._num_steps, error
         self._num_steps += 1
@@ -78,8 +81,8 @@ class PlanQueue:
         self._number += 1
         return self._number - 1, request
 
-    def answer(self, request: PlanRequest) -> Opening | StepPlan:
-        """The answer to the request that was taken last.
+    def answer(self, request: PlanRequest) -> Answer:
+        """The answer to the request that was taken last, for each lane.
 
         Raises:
             ConfigError: when one of its steps fits into no cache.

@@ -20,16 +20,17 @@ from pibroch.collectives.task_thread import TaskThread
 from pibroch.errors import ProtocolError
 from pibroch.kernels.arrays import Ints
 from pibroch.kernels.varint import numba as varint
-from pibroch.lookahead import Opening, Oracle, PlanRequest, StepPlan
+from pibroch.lookahead import JointOracle, Oracle, PlanRequest
 from pibroch.lookahead.encoding import encode
 from pibroch.lookahead.oracle_thread import OracleThread
-from pibroch.lookahead.requests import RequestKind
+from pibroch.lookahead.requests import Answer, RequestKind
 from pibroch.rpc import functions
 from pibroch.servers.rounds import Rounds
 from pibroch.servers.runs import Runs
 from pibroch.servers.served_shard import check_rows
 
-EncodedPlan = tuple[Tensor, Tensor]
+EncodedPlans = list[Tensor]
+"""Head and body of each lane's plan."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,42 +39,52 @@ class StepPart:
 
     Attributes:
         feed: number of the feed that it belongs to.
-        rows: distinct addresses.
+        rows: distinct addresses of each lane.
     """
 
     feed: int
-    rows: Ints
+    rows: Sequence[Ints]
 
 
 class PlanService:
     """The oracles of all trainers of one exchange, a thread each. Threads may call it at once; none waits for another.
 
     Args:
-        bounds: int64 ``[P + 1]``, the first address of each home.
+        bounds: of each lane int64 ``[P + 1]``, the first address of each home.
+        capacities: of each lane, see :class:`Oracle`.
         num_trainers: W.
-        lookahead, capacity, design, delayed: see :class:`Oracle`.
+        lookahead, design, delayed: see :class:`Oracle`.
     """
 
     def __init__(
-        self, bounds: Ints, num_trainers: int, lookahead: int, capacity: int, design: str, delayed: bool
+        self, bounds: Sequence[Ints], capacities: Sequence[int], num_trainers: int, lookahead: int, design: str,
+        delayed: bool,
     ) -> None:  # fmt: skip
-        self._num_rows = int(bounds[-1])
-        options = (lookahead, capacity, design, delayed, num_trainers)
+        self._num_rows = [int(of_lane[-1]) for of_lane in bounds]
+        lanes = list(zip(bounds, capacities, strict=True))
+
+        def oracle(rank: int) -> JointOracle:
+            return JointOracle(
+                [Oracle(homes, rank, lookahead, room, design, delayed, num_trainers) for homes, room in lanes]
+            )
+
         self._oracles = [
-            OracleThread(Oracle(bounds, rank, *options), TaskThread(f"pibroch-oracle-{rank}"))
-            for rank in range(num_trainers)
+            OracleThread(oracle(rank), TaskThread(f"pibroch-oracle-{rank}")) for rank in range(num_trainers)
         ]
         self._rounds: Rounds[StepPart] = Rounds(num_trainers)
         self._lock = threading.Lock()
         self._failure: Exception | None = None
 
-    def add(self, trainer: int, number: int, feed: int, rows: Ints) -> None:
-        """A trainer's part of step ``number``.
+    def add(self, trainer: int, number: int, feed: int, rows: Sequence[Ints]) -> None:
+        """A trainer's part of step ``number``, by lane.
 
         Raises:
             ProtocolError: for rows that are not there, or a step that was told already.
         """
-        check_rows(rows, self._num_rows)
+        if len(rows) != len(self._num_rows):
+            raise ProtocolError(f"rows of {len(rows)} lanes", f"{len(self._num_rows)}")
+        for of_lane, num_rows in zip(rows, self._num_rows, strict=True):
+            check_rows(of_lane, num_rows)
         with self._lock:  # oracles hear of the steps in their order
             if self._failure is not None:
                 raise self._failure
@@ -82,18 +93,18 @@ class PlanService:
                 if len({part.feed for part in parts}) > 1:
                     raise ProtocolError(f"step {number} of several feeds", "the same program on all trainers")
                 for oracle in self._oracles:
-                    oracle.add(parts[0].feed, [part.rows for part in parts])
+                    oracle.add(parts[0].feed, list(zip(*(part.rows for part in parts), strict=True)))
 
-    def ask(self, trainer: int, number: int, request: PlanRequest) -> Future[EncodedPlan]:
+    def ask(self, trainer: int, number: int, request: PlanRequest) -> Future[EncodedPlans]:
         """A trainer's request; its answer, encoded, is there as soon as it can be."""
         if not 0 <= trainer < len(self._oracles):
             raise ProtocolError(f"trainer {trainer}", f"one below {len(self._oracles)}")
-        answer: Future[EncodedPlan] = Future()
+        answer: Future[EncodedPlans] = Future()
 
-        def pass_on(done: concurrent.futures.Future[Opening | StepPlan]) -> None:
+        def pass_on(done: concurrent.futures.Future[Answer]) -> None:
             try:
-                head, body = encode(done.result())
-                answer.set_result((torch.from_numpy(head), torch.from_numpy(body)))
+                encoded = [part for of_lane in done.result() for part in encode(of_lane)]
+                answer.set_result([torch.from_numpy(part) for part in encoded])
             except Exception as error:  # the trainer hears of it
                 answer.set_exception(error)  # type: ignore[arg-type]  # torch's annotation asks for a type variable
 
@@ -117,24 +128,29 @@ def configure(run: str, trainer: Sequence[str | int], key: str, wanted: list[Any
 
     def make() -> PlanService:
         bounds, *others = wanted
-        return PlanService(np.array(bounds, np.int64), *others)
+        return PlanService([np.array(of_lane, np.int64) for of_lane in bounds], *others)
 
     ORACLES.configure(run, trainer, key, wanted, forgotten, make)
 
 
-def add(key: str, trainer: int, number: int, feed: int, num_rows: int, encoded: Tensor) -> None:
-    """A trainer's part of step ``number``: ``num_rows`` rising addresses as :mod:`pibroch.kernels.varint` writes them."""
-    data = encoded.numpy()
-    if not 0 <= num_rows <= len(data):  # a row takes a byte at least
-        raise ProtocolError(f"{num_rows} rows in {len(data)} bytes", "no more rows than bytes")
-    rows = np.empty(num_rows, np.int64)
-    if varint.decode(data, rows) != len(data):
-        raise ProtocolError(f"{len(data)} bytes of rows", f"those of {num_rows} rows")
+def add(key: str, trainer: int, number: int, feed: int, num_rows: list[int], encoded: Tensor) -> None:
+    """A trainer's part of step ``number``: of each lane ``num_rows`` rising addresses, as ``kernels.varint`` writes them."""
+    data, rows, start = encoded.numpy(), [], 0
+    for count in num_rows:
+        if not 0 <= count <= len(data) - start:  # a row takes a byte at least
+            raise ProtocolError(f"{count} rows in {len(data) - start} bytes", "no more rows than bytes")
+        rows.append(np.empty(count, np.int64))
+        taken = varint.decode(data[start:], rows[-1])
+        if taken < 0:
+            raise ProtocolError(f"{len(data) - start} bytes of rows", f"those of {count} rows")
+        start += taken
+    if start != len(data):
+        raise ProtocolError(f"{len(data)} bytes of rows", f"those of {sum(num_rows)} rows")
     ORACLES.find(key).add(trainer, number, feed, rows)
 
 
 @functions.async_execution
-def ask(key: str, trainer: int, number: int, kind: RequestKind, feed: int, num_steps: int) -> Future[EncodedPlan]:
+def ask(key: str, trainer: int, number: int, kind: RequestKind, feed: int, num_steps: int) -> Future[EncodedPlans]:
     """A trainer's request, see :class:`PlanRequest`; the parts of its answer, see :mod:`pibroch.lookahead.encoding`."""
     if kind not in ("open", "plan"):
         raise ProtocolError(f"a request to {kind!r}", "'open' or 'plan'")

@@ -10,6 +10,7 @@ from pibroch.embedding import (
     SGD,
     Adagrad,
     Adam,
+    Frozen,
     Initializer,
     MemoryShard,
     Normal,
@@ -24,7 +25,7 @@ from pibroch.embedding import (
 from pibroch.errors import ConfigError
 
 OPTIMIZERS: dict[str, type[SparseOptimizer]] = {
-    cls.__name__: cls for cls in (SGD, Adagrad, RowWiseAdagrad, Adam, RowWiseAdam)
+    cls.__name__: cls for cls in (SGD, Adagrad, RowWiseAdagrad, Adam, RowWiseAdam, Frozen)
 }
 INITIALIZERS: dict[str, type[Initializer]] = {cls.__name__: cls for cls in (Zeros, Uniform, Normal)}
 

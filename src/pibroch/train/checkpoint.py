@@ -86,7 +86,7 @@ def save_checkpoint(
         TrainingError: (on all ranks) when a parameter is NaN or infinite.
         RankFailedError: when a rank was lost.
     """
-    views, shapes = session.embeddings.pieces(), saved_tables(session.embeddings.tables, session.embeddings.optimizer)
+    views, shapes = session.embeddings.pieces(), saved_tables(session.embeddings.tables, session.embeddings.optimizers)
     own = [Extent.of(view.piece) for view in views if view.piece.is_primary]
     extents = TypeAdapter(list[list[Extent]]).validate_python(channel.gather(own))
     names = part_names([extent for rank in extents for extent in rank], shapes)
@@ -222,7 +222,7 @@ def _load_weights(folder: Path, manifest: Manifest, session: Session) -> None:
 
 
 def _check_tables(manifest: Manifest, session: Session, *, same_state: bool) -> None:
-    wanted = saved_tables(session.embeddings.tables, session.embeddings.optimizer)
+    wanted = saved_tables(session.embeddings.tables, session.embeddings.optimizers)
     check_tables_match(manifest.tables, wanted, same_state=same_state)
 
 

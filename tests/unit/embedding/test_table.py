@@ -23,7 +23,7 @@ def test_bad_tables_are_refused_by_name(fields):
     [
         ([], "no tables"),
         ([pb.Table("a", 3, 2), pb.Table("a", 3, 2, features=("b",))], "table 'a' named twice"),
-        ([pb.Table("a", 3, 2), pb.Table("b", 3, 2, features=("a",))], "feature 'a' named twice"),
+        ([pb.Table("a", 3, 2), pb.Table("b", 3, 2, features=("a", "a"))], "of table 'b' feature 'a' named twice"),
         ([pb.Table("a", 3, 2), pb.Table("b", 3, 4)], r"dim \[2, 4\]"),
     ],
 )
@@ -84,7 +84,7 @@ def test_initial_weights_are_those_of_the_config(fields, initializer):
     [
         ({"data_type": SimpleNamespace(value="FP16")}, "'t' of .*FP16.*; need FP32"),
         ({"data_type": torch.bfloat16}, "of torch.bfloat16; need FP32"),
-        ({"pooling": SimpleNamespace(value="NONE")}, "pooling 'none'"),
+        ({"pooling": SimpleNamespace(value="MAX")}, "pooling 'max'"),
         ({"need_pos": True}, "need_pos True"),
         ({"use_virtual_table": True}, "no support for virtual tables"),
         ({"num_embeddings_post_pruning": 3}, "no support for pruning"),
@@ -99,11 +99,10 @@ def test_what_a_table_cannot_do_is_not_left_out(fields, message):
         pb.Table.from_config(torchrec_config(**fields))
 
 
-def test_embeddings_that_are_not_pooled_are_refused():
+def test_an_embedding_config_pools_nothing():
     config = torchrec_config()
     del config.pooling
-    with pytest.raises(ConfigError, match="without pooling; need an EmbeddingBagConfig"):
-        pb.Table.from_config(config)
+    assert pb.Table.from_config(config).pooling == "none"
 
 
 def test_weights_depend_on_seed_and_name_alone():

@@ -14,11 +14,11 @@ ROW_BYTES = 4 * (4 + 1)  # dim 4, row-wise state
 
 def slots(world_size, free, monkeypatch, wanted=None):
     space = RowSpace([pb.Table("a", 10_000, 4)])
-    (layout,) = lay_out(space, plan_for(space, "row_wise", world_size, "ranks"), 0)
+    (layout,) = lay_out(space, plan_for(space.tables, "row_wise", world_size, "ranks"), 0)
     ranks = SimpleNamespace(rank=0, world_size=world_size)
     channel = SimpleNamespace(ranks=ranks, gather=lambda offered: [offered] * world_size)
     monkeypatch.setattr(cache_size, "free_memory", lambda: free)
-    return cache_size.spare_rows(layout, pb.RowWiseAdagrad(lr=1.0), wanted, channel)
+    return cache_size.spare_rows([layout], [pb.RowWiseAdagrad(lr=1.0)], wanted, channel)[0]
 
 
 def test_half_of_what_is_left_when_the_own_rows_are_there(monkeypatch):

@@ -13,7 +13,7 @@ from pibroch.servers import plan_service as served
 from pibroch.servers.runs import Runs
 
 BOUNDS = [0, 10, 20]
-WANTED = [BOUNDS, 2, 1, 20, "lrpp", True]
+WANTED = [[BOUNDS], [20], 2, 1, "lrpp", True]
 STEPS = [([1, 12], [3, 12]), ([12], [1, 4]), ([], [1]), ([1, 2, 15], [])]
 
 
@@ -32,7 +32,7 @@ def encoded(rows):
 
 def tell(trainer, number, feed=1):
     rows = STEPS[number][trainer]
-    served.add("k", trainer, number, feed, len(rows), encoded(rows))
+    served.add("k", trainer, number, feed, [len(rows)], encoded(rows))
 
 
 def ask(trainer, number, what, num_steps, feed=1):
@@ -76,9 +76,9 @@ def test_messages_that_make_no_sense_are_refused(oracles, order):
         (9, encoded([1])),
     ):
         with pytest.raises(ProtocolError):
-            served.add("k", order[1], 0, 1, *arguments)
+            served.add("k", order[1], 0, 1, [arguments[0]], arguments[1])
     with pytest.raises(ProtocolError, match="rows from"):
-        served.add("k", order[1], 0, 1, 2, torch.tensor([1] + [255] * 8 + [127], dtype=torch.uint8))
+        served.add("k", order[1], 0, 1, [2], torch.tensor([1] + [255] * 8 + [127], dtype=torch.uint8))
     tell(order[1], 0)
     for trainer, what in ((2, "plan"), (0, "restart")):
         with pytest.raises(ProtocolError):
@@ -109,6 +109,6 @@ def test_who_waits_hears_of_a_lost_trainer_and_whoever_comes_later(oracles):
 
 def test_trainers_that_want_other_plans_are_refused(oracles):
     with pytest.raises(ConfigError, match="other homes, lookahead or cache from trainer1"):
-        served.configure("run", ["trainer1", 1], "k", [*WANTED[:2], 7, *WANTED[3:]], [])
+        served.configure("run", ["trainer1", 1], "k", [*WANTED[:3], 7, *WANTED[4:]], [])
     with pytest.raises(ConfigError, match="lookahead 0"):
-        served.configure("run", ["trainer1", 1], "other", [*WANTED[:2], 0, *WANTED[3:]], [])
+        served.configure("run", ["trainer1", 1], "other", [*WANTED[:3], 0, *WANTED[4:]], [])

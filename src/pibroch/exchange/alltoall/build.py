@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pibroch.exchange.agreement import check_same_options
 from pibroch.exchange.alltoall.exchange import AllToAllExchange
+from pibroch.exchange.alltoall.group_lanes import GroupLanes
 from pibroch.exchange.alltoall.pooled_lane import PooledLane
 from pibroch.exchange.alltoall.row_lane import RowLane
 from pibroch.exchange.base import Setup, options_of
@@ -40,7 +41,7 @@ class PlacedOptions:
             ConfigError: for a plan that does not fit.
         """
         chosen = self.placement if self.plan is None else Plan.load(Path(self.plan))
-        return plan_for(setup.row_space, chosen, num_shards, what)
+        return plan_for(setup.tables, chosen, num_shards, what)
 
     def wire_on(self, setup: Setup) -> RowWire:
         """The way of rows and gradients; every rank calls it.
@@ -61,8 +62,11 @@ def build(setup: Setup, **options: object) -> AllToAllExchange:
     chosen = options_of(PlacedOptions, "alltoall", options)
     wire, ranks = chosen.wire_on(setup), setup.channel.ranks
     plan = chosen.plan_of(setup, ranks.world_size, "ranks")
-    lanes = [
-        (PooledLane if layout.is_pooled else RowLane)(layout, setup.optimizer, setup.seed, wire)
-        for layout in lay_out(setup.row_space, plan, ranks.rank)
-    ]
-    return AllToAllExchange(setup.row_space, lanes, setup.channel)
+    groups = []
+    for each in setup.groups:
+        lanes = [
+            (PooledLane if layout.owners_pool else RowLane)(layout, each.optimizer, setup.seed, wire)
+            for layout in lay_out(each.space, plan, ranks.rank)
+        ]
+        groups.append(GroupLanes(each.space, lanes))
+    return AllToAllExchange(groups, wire)

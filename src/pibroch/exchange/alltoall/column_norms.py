@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pibroch.collectives import Channel
 from pibroch.embedding import MemoryShard, RowWiseAdagrad, RowWiseAdam, SparseOptimizer
 from pibroch.embedding.rows import NO_SCALE, rising
 from pibroch.exchange.layout import LaneLayout
+from pibroch.exchange.messages import Talk, Values
 from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Records
 from pibroch.kernels.route import numba as routing
@@ -33,13 +33,13 @@ def needs_whole_rows(layout: LaneLayout, optimizer: SparseOptimizer) -> bool:
 
 
 def with_whole_rows(
-    layout: LaneLayout, channel: Channel, shard: MemoryShard, updates: Grouped, gradients: Records, hyper: Hyper
-) -> tuple[Grouped, Records, Hyper]:
-    """Gradients combined and clipped by whole rows, and the mean squares that row-wise optimizers want; blocks.
+    layout: LaneLayout, rank: int, shard: MemoryShard, updates: Grouped, gradients: Records, hyper: Hyper
+) -> Talk[tuple[Grouped, Records, Hyper]]:
+    """Gradients combined and clipped by whole rows, and the mean squares that row-wise optimizers want.
 
     Args:
         layout: of the lane.
-        channel: to the other ranks; all of them must call.
+        rank: this one.
         shard: this rank's.
         updates: its rows that are updated.
         gradients: float32 ``[positions, D]``.
@@ -51,10 +51,12 @@ def with_whole_rows(
     num_rows = len(updates.rows)
     totals = np.empty((num_rows, layout.width), np.float32)
     parallel.run(routing.sum_gradients, num_rows, updates, gradients, np.float32(1.0), totals)
+    if hyper.max_element:
+        np.clip(totals, -hyper.max_element, hyper.max_element, out=totals)
     weights = shard.records[updates.rows, : layout.width]
     pairs = ((totals, totals), (totals, weights), (weights, weights))
     parts = np.stack([np.einsum("ud,ud->u", a, b, dtype=np.float64) for a, b in pairs], axis=1)
-    sums, dims = _over_columns(layout, channel, shard, updates, parts)
+    sums, dims = yield from _over_columns(layout, rank, shard, updates, parts)
     clip, decay = np.ones(num_rows), hyper.weight_decay
     if hyper.max_norm:
         clip = np.minimum(1.0, hyper.max_norm / np.maximum(np.sqrt(sums[:, 0]), 1e-300))
@@ -63,14 +65,14 @@ def with_whole_rows(
     mean_squares = (squares / dims).astype(np.float32)
     single = rising(num_rows + 1)
     grouped = Grouped(updates.rows, single, single[:-1], single[:-1], NO_SCALE, mean_squares)
-    return grouped, totals, hyper._replace(max_norm=0.0)
+    return grouped, totals, hyper._replace(max_norm=0.0, max_element=0.0)
 
 
 def _over_columns(
-    layout: LaneLayout, channel: Channel, shard: MemoryShard, updates: Grouped, parts: Sums
-) -> tuple[Sums, NDArray[np.int64]]:
+    layout: LaneLayout, here: int, shard: MemoryShard, updates: Grouped, parts: Sums
+) -> Talk[tuple[Sums, NDArray[np.int64]]]:
     """The sums ``[U, 3]`` over all columns of each row, and the dim of each row's table."""
-    here, pieces = channel.ranks.rank, layout.pieces
+    pieces = layout.pieces
     first_rows = [shard.first_row(i) for i in range(len(shard.pieces))]
     bounds = np.searchsorted(updates.rows, [*first_rows, len(shard.records)]).tolist()
     spans = {piece: slice(bounds[i], bounds[i + 1]) for i, piece in enumerate(shard.pieces)}
@@ -83,7 +85,7 @@ def _over_columns(
         [piece for piece in held if p != here and piece.table.name in tables[here]] for p, held in enumerate(pieces)
     ]
     sent = np.concatenate([parts[:0], *(parts[spans[piece]] for to_one in for_others for piece in to_one)])
-    received = channel.all_to_all(
+    came = yield Values(
         torch.from_numpy(sent),
         [sum(num_touched[piece.table.name] for piece in to_one) for to_one in for_others],
         [sum(num_touched[piece.table.name] for piece in from_one) for from_one in from_others],
@@ -92,7 +94,7 @@ def _over_columns(
     for piece, span in spans.items():
         found[piece.table.name][piece.columns.start] = parts[span]
     sizes = [num_touched[piece.table.name] for from_one in from_others for piece in from_one]
-    for piece, sums in zip((p for from_one in from_others for p in from_one), received.split(sizes), strict=True):
+    for piece, sums in zip((p for from_one in from_others for p in from_one), came.tensor.split(sizes), strict=True):
         found[piece.table.name][piece.columns.start] = sums.numpy()
     whole = {name: sum(blocks[first] for first in sorted(blocks)) for name, blocks in found.items()}
     dims = [np.full(span.stop - span.start, piece.table.dim) for piece, span in spans.items()]

@@ -1,4 +1,4 @@
-"""When the messages of a step are sent: in four a lane, counts and ids go out, rows come back, gradients go out.
+"""When the messages of a step are sent: counts and ids go out, rows come back, gradients go out, all lanes' in four.
 
 Ids of the next batch travel while the current one computes; its rows are fetched as soon as the gradients before them have
 been applied, beside the rest of the backward pass, the dense optimizer and whatever the model computes before it asks for
@@ -11,19 +11,25 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from pibroch.collectives import Channel
 from pibroch.data import JaggedBatch
-from pibroch.embedding import RowSpace
 from pibroch.errors import DataError
 from pibroch.exchange.agreement import and_then_fillers
-from pibroch.exchange.alltoall.lane import Lane, Route
-from pibroch.exchange.base import Exchange
+from pibroch.exchange.alltoall.group_lanes import GroupLanes
+from pibroch.exchange.alltoall.lane import Route
+from pibroch.exchange.base import Exchange, Rates
+from pibroch.exchange.messages import together
+from pibroch.exchange.wire import RowWire
 from pibroch.kernels.arrays import Records
 
-Routes = list[Route]
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Routed:
+    """A batch that was looked up, with its routes through all lanes."""
+
+    batch: JaggedBatch
+    routes: Sequence[Route]
 
 
 @dataclass(slots=True, eq=False)
@@ -32,26 +38,27 @@ class PendingBatch:
 
     batch: JaggedBatch
     is_real: bool
-    routes: Future[Routes]
+    routes: Future[list[Route]]
     rows: Future[list[Records]] | None = None
 
 
-class AllToAllExchange(Exchange[Routes]):
+class AllToAllExchange(Exchange[Routed]):
     """Every rank holds a shard, and every rank takes part in every lookup, with an empty batch when it has no samples.
 
     Placement changes no bit of the results, but for column-wise tables under row-wise optimizers, which agree within rounding.
 
     Args:
-        row_space: of all tables.
-        lanes: with all blocks of all tables.
-        channel: between the ranks, for this exchange alone.
+        groups: all tables, with the lanes of each group.
+        wire: of all lanes; its channel is this exchange's alone.
     """
 
-    def __init__(self, row_space: RowSpace, lanes: Sequence[Lane], channel: Channel) -> None:
-        self.row_space, self._lanes = row_space, lanes
-        self._ranks, self._communication = channel.ranks, channel.ranks.communication
-        self.shards = [lane.shard for lane in lanes]
-        self.reads_ahead = channel.ranks.world_size > 1
+    def __init__(self, groups: Sequence[GroupLanes], wire: RowWire) -> None:
+        self.groups, self._wire = groups, wire
+        self._lanes = [lane for each in groups for lane in each.lanes]
+        self._ranks, self._communication = wire.channel.ranks, wire.channel.ranks.communication
+        self.shards = [lane.shard for lane in self._lanes]
+        self.reads_ahead = wire.channel.ranks.world_size > 1
+        self.features = tuple(dict.fromkeys(name for each in groups for name in each.space.features))
         self._announced: list[PendingBatch] = []
 
     def feed(self, batches: Iterable[JaggedBatch], trains: bool) -> Iterator[JaggedBatch]:
@@ -62,7 +69,7 @@ class AllToAllExchange(Exchange[Routes]):
         mine: list[PendingBatch] = []
         before: PendingBatch | None = None
         try:
-            for batch, is_real in and_then_fillers(batches, self.row_space.features):
+            for batch, is_real in and_then_fillers(batches, self.features):
                 if before is not None and not before.is_real and not _is_real_elsewhere(before):
                     return
                 pending = self._announce(batch, is_real)
@@ -74,7 +81,7 @@ class AllToAllExchange(Exchange[Routes]):
         finally:
             self._announced = [pending for pending in self._announced if pending not in mine]
 
-    def lookup(self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None) -> tuple[Tensor, Routes]:
+    def lookup(self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None) -> tuple[list[Tensor], Routed]:
         """See :class:`Exchange`."""
         pending = next((pending for pending in self._announced if pending.batch is batch), None)
         if pending is None:
@@ -86,23 +93,34 @@ class AllToAllExchange(Exchange[Routes]):
         with self._ranks.waiting():
             routes, rows = pending.routes.result(), pending.rows.result()
         pooled = [route.pool(fetched) for route, fetched in zip(routes, rows, strict=True)]
-        return self.assemble(batch.batch_size, pooled), routes
+        return self.assemble(batch, pooled), Routed(batch, routes)
 
-    def update(self, handle: Routes, gradient_BFD: Tensor, learning_rate: float, step: int) -> None:
+    def assemble(self, batch: JaggedBatch, pooled: Sequence[Tensor]) -> list[Tensor]:
+        """The embeddings of each group from those of all lanes."""
+        parts = iter(pooled)
+        return [each.assemble(batch, [next(parts) for _ in each.lanes]) for each in self.groups]
+
+    def split(self, batch: JaggedBatch, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """The inverse of :meth:`assemble`, for gradients."""
+        pairs = zip(self.groups, gradients, strict=True)
+        return [part for each, gradient in pairs for part in each.split(batch, gradient)]
+
+    def update(self, handle: Routed, gradients: Sequence[Tensor], rates: Rates) -> None:
         """See :class:`Exchange`; returns when this rank's gradients are summed, the rest goes on beside the caller."""
-        parts = zip(handle, self.split(gradient_BFD), strict=True)
-        sums = [(route, route.combine(gradient)) for route, gradient in parts]
+        parts = zip(handle.routes, self._lanes, self.split(handle.batch, gradients), strict=True)
+        sums = [gradient[:0] if lane.is_frozen else route.combine(gradient) for route, lane, gradient in parts]
+        of_lane = [rate for rate, each in zip(rates.learning_rates, self.groups, strict=True) for _ in each.lanes]
 
         def deliver() -> None:
-            for route, totals in sums:
-                route.update(totals, learning_rate, step)
+            updates = zip(handle.routes, sums, of_lane, strict=True)
+            together(self._wire, [route.update(totals, rate, rates.step) for route, totals, rate in updates])
 
         self._communication.submit(deliver)
         self.forget()
 
-    def route(self, batch: JaggedBatch) -> Routes:
+    def route(self, batch: JaggedBatch) -> Routed:
         """A handle for the update of a batch that was looked up otherwise; blocks. Every rank calls it."""
-        return self._announce(batch, True).routes.result()
+        return Routed(batch, self._announce(batch, True).routes.result())
 
     def fetch_next(self) -> None:
         """See :class:`Exchange`."""
@@ -119,39 +137,18 @@ class AllToAllExchange(Exchange[Routes]):
             pending.rows = None
 
     def _announce(self, batch: JaggedBatch, is_real: bool) -> PendingBatch:
-        routes = self._communication.submit(lambda: [lane.route(batch, is_real) for lane in self._lanes])
+        def route() -> list[Route]:
+            batch.validate()  # may have been written to since it was made
+            return together(self._wire, [lane.route(batch, is_real) for lane in self._lanes])
+
+        routes = self._communication.submit(route)
         return PendingBatch(batch, is_real, routes)
 
     def _fetch(self, pending: PendingBatch, averaged_at: int | None) -> Future[list[Records]]:
-        return self._communication.submit(lambda: [route.fetch(averaged_at) for route in pending.routes.result()])
+        def fetch() -> list[Records]:
+            return together(self._wire, [route.fetch(averaged_at) for route in pending.routes.result()])
 
-    def assemble(self, num_samples: int, pooled: Sequence[Tensor]) -> Tensor:
-        """The lanes' ``[B, F_lane, width]`` as one ``[B, F, D]``."""
-        if self._is_simple:
-            return pooled[0]
-        space = self.row_space
-        out_BFD = torch.empty(num_samples, len(space.features), space.dim)
-        for lane, pooled_BFD in zip(self._lanes, pooled, strict=True):
-            width = lane.layout.width
-            for i, (place, first) in enumerate(zip(lane.layout.places, lane.layout.first_columns, strict=True)):
-                out_BFD[:, place, first : first + width] = pooled_BFD[:, i]
-        return out_BFD
-
-    def split(self, gradient_BFD: Tensor) -> list[Tensor]:
-        """The inverse of :meth:`assemble`."""
-        if self._is_simple:
-            return [gradient_BFD]
-        parts = []
-        for lane in self._lanes:
-            width, layout = lane.layout.width, lane.layout
-            blocks = zip(layout.places, layout.first_columns, strict=True)
-            parts.append(torch.stack([gradient_BFD[:, p, c : c + width] for p, c in blocks], 1).contiguous())
-        return parts
-
-    @property
-    def _is_simple(self) -> bool:
-        """Whether one lane has all features in their order."""
-        return len(self._lanes) == 1 and self._lanes[0].layout.places == tuple(range(len(self.row_space.features)))
+        return self._communication.submit(fetch)
 
 
 def _is_real_elsewhere(filler: PendingBatch) -> bool:

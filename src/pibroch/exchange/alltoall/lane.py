@@ -1,4 +1,7 @@
-"""A lane carries the blocks of one width over all ranks; what lanes of every kind have in common."""
+"""A lane carries the blocks of one width of a group of tables over all ranks; what lanes of every kind have in common.
+
+What it says to other ranks it says in talks, see :mod:`pibroch.exchange.messages`: all lanes' messages travel as one.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,11 @@ from numpy.typing import DTypeLike
 from torch import Tensor
 
 from pibroch.data import JaggedBatch
-from pibroch.embedding import MemoryShard, SparseOptimizer
+from pibroch.embedding import Frozen, MemoryShard, SparseOptimizer
 from pibroch.errors import RowIdError
 from pibroch.exchange.agreement import bad_batch
 from pibroch.exchange.layout import LaneLayout
+from pibroch.exchange.messages import Counts, Rows, Talk
 from pibroch.exchange.wire import RowWire
 from pibroch.kernels.arrays import Ints, Records
 
@@ -20,8 +24,7 @@ from pibroch.kernels.arrays import Ints, Records
 class Route(ABC):
     """A batch on its way through a lane: where its ids led to, and what is done with them, in the order of the methods.
 
-    `pool` and `combine` are called by the thread that trains, the others by the communication thread, on all ranks in the
-    same order.
+    `pool` and `combine` are called by the thread that trains; the others are talks of the communication thread.
 
     Attributes:
         is_real: whether some rank's part is one of its own batches, and not a filler after its last one.
@@ -30,19 +33,19 @@ class Route(ABC):
     is_real: bool
 
     @abstractmethod
-    def fetch(self, averaged_at: int | None) -> Records:
+    def fetch(self, averaged_at: int | None) -> Talk[Records]:
         """What owners send for the batch, by the rows' weights or by their moving averages as of a step."""
 
     @abstractmethod
     def pool(self, fetched: Records) -> Tensor:
-        """Pooled embeddings ``[B, F, D]`` from what `fetch` brought."""
+        """Pooled embeddings ``[B, F, D]`` from what `fetch` brought; ``[V, D]`` where nothing is pooled."""
 
     @abstractmethod
-    def combine(self, gradient_BFD: Tensor) -> Tensor:
-        """What owners need of a batch's gradients."""
+    def combine(self, gradient: Tensor) -> Tensor:
+        """What owners need of the gradient of what `pool` gave."""
 
     @abstractmethod
-    def update(self, gradients: Tensor, learning_rate: float, step: int) -> None:
+    def update(self, gradients: Tensor, learning_rate: float, step: int) -> Talk[None]:
         """Send `combine`'s result to the owners and apply what came here, summed in rank order, once to each row."""
 
 
@@ -51,7 +54,7 @@ class Lane(ABC):
 
     Args:
         layout: of the lane.
-        optimizer: of all tables.
+        optimizer: of its tables.
         seed: of the initial weights.
         wire: the way of rows and gradients; its channel is the communication thread's.
         spare_rows: room behind this rank's records.
@@ -67,27 +70,34 @@ class Lane(ABC):
         self.id_type: DTypeLike = np.int32 if largest < 1 << 31 else np.int64
 
     @abstractmethod
-    def route(self, batch: JaggedBatch, is_real: bool = True) -> Route:
-        """Tell every owner what this rank's part of the batch needs; every rank calls it in the same order.
+    def route(self, batch: JaggedBatch, is_real: bool = True) -> Talk[Route]:
+        """Tell every owner what this rank's part of the batch needs.
 
         Args:
-            batch: of the row space's features.
+            batch: of at least the lane's features, checked.
             is_real: unless it is a filler after this rank's last batch.
 
         Raises:
             RowIdError: for an id outside its table, on the rank whose batch has it; DataError that names it on the others.
         """
 
-    def exchange_heads(self, heads: Tensor, problem: RowIdError | None) -> Ints:
+    def exchange_heads(self, heads: Tensor, problem: RowIdError | None) -> Talk[Ints]:
         """Row p of int64 ``heads`` ``[W, k]`` to rank p; returns theirs. The first number is negative for a bad batch."""
-        received: Ints = self.channel.exchange_counts(heads).numpy()
+        came = yield Counts(heads)
+        received: Ints = came.tensor.numpy()
         if (received[:, 0] < 0).any():  # all ranks know; none has changed anything
             found = bad_batch(self.channel, problem)
             assert found is not None, "some rank has it"
             raise found
         return received
 
-    def carry(self, rows: Tensor, send_counts: list[int], receive_counts: list[int]) -> Records:
+    def carry(self, rows: Tensor, send_counts: list[int], receive_counts: list[int]) -> Talk[Records]:
         """Float32 rows to and from all ranks."""
-        numbers: Records = self.wire.carry(rows, send_counts, receive_counts).numpy()
+        came = yield Rows(rows, send_counts, receive_counts)
+        numbers: Records = came.tensor.numpy()
         return numbers
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether no row of it moves, so that no gradient needs to travel."""
+        return isinstance(self.optimizer, Frozen)

@@ -17,6 +17,7 @@ from torch import Tensor
 from pibroch.data import JaggedBatch
 from pibroch.embedding.rows import NO_SCALE, group_rows, read_rows, update_rows
 from pibroch.exchange.alltoall.lane import Lane, Route
+from pibroch.exchange.messages import Talk, Values
 from pibroch.exchange.rows import BatchIds, group, pool, pooling_scale, row_id_error
 from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Bytes, Ints, Records
@@ -44,10 +45,10 @@ class BagRoute(Route):
     updates: Grouped
     is_real: bool
 
-    def fetch(self, averaged_at: int | None) -> Records:
+    def fetch(self, averaged_at: int | None) -> Talk[Records]:
         """For each owner in turn its features' vectors, ``[B * F_p, D]``."""
         pooled = [self._pooled(ids, averaged_at) for ids in self.bags]
-        return self.lane.carry(torch.cat(pooled), [len(part) for part in pooled], self._own_bags())
+        return (yield from self.lane.carry(torch.cat(pooled), [len(part) for part in pooled], self._own_bags()))
 
     def pool(self, fetched: Records) -> Tensor:
         """See :class:`Route`."""
@@ -56,16 +57,18 @@ class BagRoute(Route):
         shapes = zip(parts, layout.num_features_of_shard, strict=True)
         return torch.cat([part.view(size, count, layout.width) for part, count in shapes], 1)
 
-    def combine(self, gradient_BFD: Tensor) -> Tensor:
+    def combine(self, gradient: Tensor) -> Tensor:
         """The gradients of each owner's bags in turn, ``[B * F, D]``."""
         layout = self.lane.layout
-        parts = gradient_BFD.split(list(layout.num_features_of_shard), 1)
+        parts = gradient.split(list(layout.num_features_of_shard), 1)
         return torch.cat([part.reshape(-1, layout.width) for part in parts])
 
-    def update(self, gradients: Tensor, learning_rate: float, step: int) -> None:
+    def update(self, gradients: Tensor, learning_rate: float, step: int) -> Talk[None]:
         """See :class:`Route`."""
         lane, counts = self.lane, [len(ids.offsets) - 1 for ids in self.bags]
-        received = lane.carry(gradients, self._own_bags(), counts)
+        if lane.is_frozen:
+            return
+        received = yield from lane.carry(gradients, self._own_bags(), counts)
         ends, size = np.cumsum([0, *counts]), max(1, sum(self.num_samples))
         totals = []
         for p, grouped in enumerate(self.grouped):
@@ -96,21 +99,22 @@ class PooledLane(Lane):
     are any. Features of one owner stand side by side, so its bags are one span of the batch's.
     """
 
-    def route(self, batch: JaggedBatch, is_real: bool = True) -> Route:
+    def route(self, batch: JaggedBatch, is_real: bool = True) -> Talk[Route]:
         """See :class:`Lane`."""
-        layout, batch = self.layout, batch.select(self.layout.features)
+        layout, batch = self.layout, batch.pick(self.layout.features)
         offsets, values = batch.offsets.numpy(), batch.values.numpy()
         addresses, problem = np.empty(len(values), np.int64), None
         bad = routing.resolve_addresses(values, offsets, layout.homes, addresses)
         if bad >= 0:
             problem = row_id_error(layout.features, layout.homes.num_rows, batch, int(bad))
-        scale = pooling_scale(batch, layout.mean)
+        scale = pooling_scale(batch, layout.readers.mean)
         messages = [self._message(p, addresses, offsets, scale) for p in range(self.world_size)]
         counts = [len(message) for message in messages]
         heads = [[-1 if problem else batch.batch_size, is_real, count, len(scale) > 0] for count in counts]
-        received = self.exchange_heads(torch.tensor(heads), problem)
+        received = yield from self.exchange_heads(torch.tensor(heads), problem)
         sizes = received[:, 2].tolist()
-        pieces = zip(self.channel.all_to_all(torch.cat(messages), counts, sizes).split(sizes), received, strict=True)
+        came = yield Values(torch.cat(messages), counts, sizes)
+        pieces = zip(came.tensor.split(sizes), received, strict=True)
         bags = [self._bags(piece.numpy(), int(size), bool(scaled)) for piece, (size, _, _, scaled) in pieces]
         grouped = [group(ids) for ids in bags]
         updates = group_rows(np.concatenate([each.rows for each in grouped]))
@@ -138,4 +142,4 @@ class PooledLane(Lane):
         rows = np.frombuffer(message[start:end].tobytes(), self.id_type).astype(np.int64)  # copied: may lie unaligned
         scale = np.frombuffer(message[end:].tobytes(), np.float32) if scaled else NO_SCALE
         one_hot = num_ids == num_bags and bool((lengths == 1).all())
-        return BatchIds(rows, offsets, scale, one_hot, max(1, num_features), self.layout.shares_tables)
+        return BatchIds(rows, offsets, scale, one_hot, max(1, num_features), self.layout.readers.shares_tables)

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from pibroch.data import JaggedBatch
-from pibroch.embedding.rows import group_rows, read_rows, update_rows
+from pibroch.embedding.rows import NO_SCALE, group_rows, read_rows, update_rows
 from pibroch.errors import RowIdError
 from pibroch.exchange.alltoall.column_norms import needs_whole_rows, with_whole_rows
 from pibroch.exchange.alltoall.lane import Lane, Route
-from pibroch.exchange.rows import BatchIds, DistinctRows, is_one_hot, pool, pooling_scale, row_id_error
+from pibroch.exchange.messages import Talk, Values
+from pibroch.exchange.rows import BatchIds, DistinctRows, pool, row_id_error
 from pibroch.kernels.arrays import Ints, Records
 from pibroch.kernels.route import numba as routing
 from pibroch.kernels.scatter_update.numba import Grouped
@@ -40,9 +41,9 @@ class DistinctRoute(Route):
         """See :class:`Route`."""
         return pool(self.here.ids, fetched, self.here.places, fetched.shape[1])
 
-    def combine(self, gradient_BFD: Tensor) -> Tensor:
+    def combine(self, gradient: Tensor) -> Tensor:
         """One gradient for each distinct row, see :meth:`DistinctRows.sums`."""
-        return torch.from_numpy(self.here.sums(gradient_BFD, self.share))
+        return torch.from_numpy(self.here.sums(gradient, self.share))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,41 +68,45 @@ class RowRoute(DistinctRoute):
     update_counts: list[int]
     num_replicated: int
 
-    def fetch(self, averaged_at: int | None) -> Records:
+    def fetch(self, averaged_at: int | None) -> Talk[Records]:
         """The distinct rows ``[U, D]``, in the order of their addresses."""
         rows = torch.from_numpy(read_rows(self.lane.shard, self.lane.optimizer, self.asked, averaged_at))
-        return self.lane.carry(rows, self.asked_counts, self.wanted)
+        return (yield from self.lane.carry(rows, self.asked_counts, self.wanted))
 
-    def update(self, gradients: Tensor, learning_rate: float, step: int) -> None:
+    def update(self, gradients: Tensor, learning_rate: float, step: int) -> Talk[None]:
         """See :class:`Route`."""
         lane, counts = self.lane, self.wanted
+        if lane.is_frozen:
+            return
         layout, optimizer = lane.layout, lane.optimizer
         if layout.num_replicated:
             parts = list(gradients.split(counts))
             copies = parts[lane.rank][: self.num_replicated]
             parts = [part if p == lane.rank else torch.cat([part, copies]) for p, part in enumerate(parts)]
             gradients, counts = torch.cat(parts), [len(part) for part in parts]
-        received = lane.carry(gradients, counts, self.update_counts)
+        received = yield from lane.carry(gradients, counts, self.update_counts)
         updates, hyper = self.updates, optimizer.hyper(learning_rate, step)
         if needs_whole_rows(layout, optimizer):
-            updates, received, hyper = with_whole_rows(layout, lane.channel, lane.shard, updates, received, hyper)
+            updates, received, hyper = yield from with_whole_rows(
+                layout, lane.rank, lane.shard, updates, received, hyper
+            )
         update_rows(lane.shard, optimizer, updates, received, hyper, step)
 
 
 class RowLane(Lane):
     """Each distinct row travels once, and is pooled where it is needed."""
 
-    def route(self, batch: JaggedBatch, is_real: bool = True) -> Route:
+    def route(self, batch: JaggedBatch, is_real: bool = True) -> Talk[Route]:
         """See :class:`Lane`."""
         layout, rank = self.layout, self.rank
-        ids, problem = self.resolve(batch.select(layout.features))
+        ids, problem = self.resolve(batch.pick(layout.features))
         here = DistinctRows.of(ids)
         rows = here.grouped.rows
         ends = np.searchsorted(rows, layout.bounds)
         wanted = np.diff(ends).tolist()
         replicated = int(np.searchsorted(rows, layout.bounds[rank] + layout.num_replicated) - ends[rank])
         heads = [[-1 if problem else batch.batch_size, is_real, count, replicated] for count in wanted]
-        received = self.exchange_heads(torch.tensor(heads), problem)
+        received = yield from self.exchange_heads(torch.tensor(heads), problem)
         offsets = (rows - np.repeat(layout.bounds[:-1], wanted)).astype(self.id_type)
         own = offsets[ends[rank] : ends[rank + 1]]
         parts = [
@@ -112,7 +117,8 @@ class RowLane(Lane):
         replicated_counts[rank] = 0  # among its own
         update_counts = [a + r for a, r in zip(asked_counts, replicated_counts, strict=True)]
         sent = torch.from_numpy(np.concatenate(parts))
-        updated = self.channel.all_to_all(sent, [len(part) for part in parts], update_counts).numpy().astype(np.int64)
+        came = yield Values(sent, [len(part) for part in parts], update_counts)
+        updated = came.tensor.numpy().astype(np.int64)
         return RowRoute(
             here, batch.batch_size / max(1, int(received[:, 0].sum())), bool(received[:, 1].any()), self, wanted,
             _without(updated, asked_counts, replicated_counts), asked_counts, group_rows(updated), update_counts, replicated,
@@ -120,15 +126,14 @@ class RowLane(Lane):
 
     def resolve(self, batch: JaggedBatch) -> tuple[BatchIds, RowIdError | None]:
         """The batch's ids as addresses; where one is outside its table, no ids and the error, for all ranks to hear of."""
-        layout, num_features = self.layout, len(self.layout.features)
+        layout = self.layout
         values, offsets = batch.values.numpy(), batch.offsets.numpy()
         addresses, problem = np.empty(len(values), np.int64), None
         bad = routing.resolve_addresses(values, offsets, layout.homes, addresses)
         if bad >= 0:
             problem = row_id_error(layout.features, layout.homes.num_rows, batch, int(bad))
-            addresses, offsets = addresses[:0], np.zeros(1, np.int64)
-        scale = pooling_scale(batch, layout.mean)
-        return BatchIds(addresses, offsets, scale, is_one_hot(batch), num_features, layout.shares_tables), problem
+            return BatchIds(addresses[:0], np.zeros(1, np.int64), NO_SCALE, False, 1, False), problem
+        return BatchIds.of(addresses, batch, layout.readers), problem
 
 
 def _without(rows: Ints, kept: list[int], dropped: list[int]) -> Ints:

@@ -2,43 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from pibroch.data import JaggedBatch
-from pibroch.embedding import MemoryShard, RowSpace, SparseOptimizer
+from pibroch.embedding import MemoryShard, TableGroup
 from pibroch.embedding.rows import read_rows, rising, update_rows
-from pibroch.exchange.base import Exchange, NoOptions, Setup, options_of
+from pibroch.exchange.base import Exchange, NoOptions, Rates, Setup, options_of
 from pibroch.exchange.rows import BatchIds, group, pool, resolve, table_bounds
 
 
-class LocalExchange(Exchange[BatchIds]):
+class LocalExchange(Exchange[list[BatchIds]]):
     """Looks rows up in, and updates them in, this process's memory."""
 
-    def __init__(self, row_space: RowSpace, optimizer: SparseOptimizer, seed: int) -> None:
-        self.row_space, self.optimizer = row_space, optimizer
-        self.shard = MemoryShard.whole(row_space.tables, optimizer, seed)
-        self.shards = (self.shard,)
+    def __init__(self, groups: Sequence[TableGroup], seed: int) -> None:
+        self._groups = groups
+        self._held = [MemoryShard.whole(each.space.tables, each.optimizer, seed) for each in groups]
+        self.shards = self._held
 
     @classmethod
     def build(cls, setup: Setup, **options: object) -> LocalExchange:
         """As users choose it; there are no options, and a channel of one rank is not needed."""
         options_of(NoOptions, "local", options)
-        return cls(setup.row_space, setup.optimizer, setup.seed)
+        return cls(setup.groups, setup.seed)
 
-    def lookup(self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None) -> tuple[Tensor, BatchIds]:
+    def lookup(
+        self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None
+    ) -> tuple[list[Tensor], list[BatchIds]]:
         """See :class:`Exchange`."""
-        ids, problem = resolve(self.row_space, batch)
-        if problem is not None:
-            raise problem
-        records, rows = self.shard.records, ids.row_ids
+        found = [resolve(each.space, batch.pick(each.space.features)) for each in self._groups]
+        for _, problem in found:
+            if problem is not None:
+                raise problem
+        handle = [ids for ids, _ in found]
+        return [self._pooled(number, ids, averaged_at) for number, ids in enumerate(handle)], handle
+
+    def _pooled(self, number: int, ids: BatchIds, averaged_at: int | None) -> Tensor:
+        each, shard = self._groups[number], self._held[number]
+        records, rows = shard.records, ids.row_ids
         if averaged_at is not None:
-            records = read_rows(self.shard, self.optimizer, ids.row_ids, averaged_at)
+            records = read_rows(shard, each.optimizer, ids.row_ids, averaged_at)
             rows = rising(len(ids.row_ids)).astype("int64")
-        return pool(ids, records, rows, self.row_space.dim), ids
+        return pool(ids, records, rows, each.space.dim)
 
-    def update(self, handle: BatchIds, gradient_BFD: Tensor, learning_rate: float, step: int) -> None:
+    def update(self, handle: list[BatchIds], gradients: Sequence[Tensor], rates: Rates) -> None:
         """See :class:`Exchange`."""
-        grouped = group(handle, table_bounds(handle))
-        gradients = gradient_BFD.numpy().reshape(-1, self.row_space.dim)
-        hyper = self.optimizer.hyper(learning_rate, step)
-        update_rows(self.shard, self.optimizer, grouped, gradients, hyper, step)
+        for number, (each, shard) in enumerate(zip(self._groups, self._held, strict=True)):
+            grouped = group(handle[number], table_bounds(handle[number]))
+            gradient = gradients[number].numpy().reshape(-1, each.space.dim)
+            hyper = each.optimizer.hyper(rates.learning_rates[number], rates.step)
+            update_rows(shard, each.optimizer, grouped, gradient, hyper, rates.step)

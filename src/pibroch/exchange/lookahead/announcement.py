@@ -2,7 +2,8 @@
 
 A message to each rank::
 
-    int64 samples (-1: a bad batch) | int64 1 unless a filler | int64 distinct rows | int64 bytes of rows | rows | room left
+    int64 samples (-1: a bad batch) | int64 1 unless a filler | for each lane int64 distinct rows and int64 bytes of rows |
+    rows, lane by lane | room left
 """
 
 from __future__ import annotations
@@ -41,56 +42,78 @@ class BytesByPurpose:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A rank's own part of a batch.
+class PreparedLane:
+    """A rank's own part of a batch in one lane.
 
     Attributes:
         ids: of it, without the rows themselves.
         grouped: its positions by distinct address, rising.
         row_of_position: int32 ``[V]``, the number of each position's address among the distinct ones.
-        encoded: the distinct addresses as bytes.
-        num_samples: of the part.
-        problem: with the part; it then counts as without ids.
+        encoded: the distinct addresses, as :mod:`pibroch.kernels.varint` writes them.
     """
 
     ids: BatchIds
     grouped: Grouped
     row_of_position: NDArray[np.int32]
     encoded: Bytes
+
+    def emptied(self) -> PreparedLane:
+        """Of a batch with a problem on some rank: nobody reads rows of it."""
+        return replace(self, grouped=group_rows(np.empty(0, np.int64)), encoded=self.encoded[:0])
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A rank's own part of a batch.
+
+    Attributes:
+        lanes: of all lanes.
+        num_samples: of it.
+        problem: with it.
+    """
+
+    lanes: Sequence[PreparedLane]
     num_samples: int
     problem: RowIdError | None
 
 
 @dataclass(slots=True)
 class Announcement:
-    """A batch as all ranks know it.
+    """A batch, as all ranks know it.
 
     Attributes:
         here: this rank's own part.
-        rows_of_rank: distinct addresses that each rank touches, none of a batch with a problem; empty where they are not told.
+        rows: distinct addresses, by lane and rank; none of a batch with a problem; empty where they are not told.
         share: this rank's share of the global batch.
         is_real: whether some rank's part is one of its own batches, and not a filler after its last one.
         problem: with some rank's part, as this rank is to report it.
     """
 
     here: Prepared
-    rows_of_rank: Sequence[Ints]
+    rows: Sequence[Sequence[Ints]]
     share: float
     is_real: bool
     problem: DataError | None
 
 
-def prepare(lane: RowLane, batch: JaggedBatch) -> Prepared:
+def prepare(lanes: Sequence[RowLane], batch: JaggedBatch) -> Prepared:
     """What can be known of a batch without the other ranks."""
+    batch.validate()  # may have been written to since it was made
     with span("group"):
-        ids, problem = lane.resolve(batch.select(lane.layout.features))
-        grouped = group(ids)
-        row_of_position = np.empty(len(ids.row_ids), np.int32)
-        parallel.run(routing.places, len(grouped.rows), grouped, row_of_position)
+        found = [_prepared(lane, batch) for lane in lanes]
+    problem = next((problem for _, problem in found if problem is not None), None)
+    return Prepared([each for each, _ in found], batch.batch_size, problem)
+
+
+def _prepared(lane: RowLane, batch: JaggedBatch) -> tuple[PreparedLane, RowIdError | None]:
+    ids, problem = lane.resolve(batch.pick(lane.layout.features))
+    grouped = group(ids)
+    row_of_position = np.empty(len(ids.row_ids), np.int32)
+    parallel.run(routing.places, len(grouped.rows), grouped, row_of_position)
     encoded = np.empty(varint.MAX_BYTES * len(grouped.rows), np.uint8)
     num_bytes = varint.encode(grouped.rows, encoded)
     ids = replace(ids, row_ids=np.empty(0, np.int64))
-    return Prepared(ids, grouped, row_of_position, encoded[:num_bytes].copy(), batch.batch_size, problem)
+    return PreparedLane(ids, grouped, row_of_position, encoded[:num_bytes].copy()), problem
 
 
 class Announcer:
@@ -118,21 +141,22 @@ class Announcer:
             is_real: unless it is a filler after this rank's last batch.
         """
         with span("announce"):
-            heads, pieces = self._exchange(here, is_real)
-        rows = self._decoded(here, heads, pieces) if self._tells_rows else []
+            heads, encoded = self._exchange(here, is_real)
+        rows = self._decoded(here, heads, encoded) if self._tells_rows else []
         problem: DataError | None = here.problem
         if (heads[:, 0] < 0).any():
             problem = bad_batch(self._channel, here.problem)
             nothing = np.empty(0, np.int64)
-            rows = [nothing] * len(rows)
-            here = replace(here, grouped=group_rows(nothing), encoded=here.encoded[:0])
+            rows = [[nothing] * len(of_lane) for of_lane in rows]
+            here = replace(here, lanes=[lane.emptied() for lane in here.lanes])
         share = here.num_samples / max(1, int(heads[:, 0].sum()))
         return Announcement(here, rows, share, bool(heads[:, 1].any()), problem)
 
-    def _exchange(self, here: Prepared, is_real: bool) -> tuple[Ints, list[list[Bytes]]]:
-        """For each rank the four numbers that head its message, and its encoded rows in two pieces."""
-        size, encoded = self._world_size, here.encoded
-        head = np.array([-1 if here.problem else here.num_samples, is_real, len(here.grouped.rows), len(encoded)])
+    def _exchange(self, here: Prepared, is_real: bool) -> tuple[Ints, list[Bytes]]:
+        """The numbers that head each rank's message, and its encoded rows."""
+        size, encoded = self._world_size, np.concatenate([lane.encoded for lane in here.lanes])
+        of_lanes = [number for lane in here.lanes for number in (len(lane.grouped.rows), len(lane.encoded))]
+        head = np.array([-1 if here.problem else here.num_samples, is_real, *of_lanes])
         room = int(self._room[self._rank])
         self._purposes.add("ids", (size - 1) * max(room, len(encoded)) if self._tells_rows else 0)
         message = np.zeros(head.nbytes + room, np.uint8)
@@ -142,10 +166,14 @@ class Announcer:
         heads = np.stack([each[: head.nbytes].view(np.int64) for each in received])
         if not self._tells_rows:
             return heads, []
-        rest = np.maximum(heads[:, 3] - self._room, 0)
+        num_bytes = heads[:, 3::2].sum(1)
+        rest = np.maximum(num_bytes - self._room, 0)
         more = self._to_all(encoded[room:], rest) if rest.any() else [encoded[:0]] * size
-        self._room = heads[:, 3] + heads[:, 3] // 16
-        return heads, [[first[head.nbytes :], second] for first, second in zip(received, more, strict=True)]
+        self._room = num_bytes + num_bytes // 16
+        return heads, [
+            np.concatenate([first[head.nbytes :], second]) if len(second) else first[head.nbytes : head.nbytes + count]
+            for first, second, count in zip(received, more, num_bytes.tolist(), strict=True)
+        ]
 
     def _to_all(self, message: Bytes, sizes: Ints) -> list[Bytes]:
         """Send ``message`` to every rank; returns what came from each, of these sizes."""
@@ -154,15 +182,20 @@ class Announcer:
         received = self._channel.all_to_all(sent, [len(message)] * size, sizes.tolist())
         return [piece.numpy() for piece in received.split(sizes.tolist())]
 
-    def _decoded(self, here: Prepared, heads: Ints, pieces: list[list[Bytes]]) -> list[Ints]:
-        """The rows of all ranks."""
-        rows = [here.grouped.rows] * self._world_size
-        for rank, (first, rest) in enumerate(pieces):
-            if rank == self._rank:
-                continue
-            num_rows, num_bytes = heads[rank, 2:].tolist()
-            encoded = np.concatenate([first, rest]) if len(rest) else first[:num_bytes]
-            rows[rank] = np.empty(num_rows, np.int64)
-            if varint.decode(encoded, rows[rank]) != num_bytes:
-                raise ProtocolError(f"{num_bytes} bytes of rows from rank {rank}", "as many rows as it announced")
+    def _decoded(self, here: Prepared, heads: Ints, encoded: list[Bytes]) -> list[list[Ints]]:
+        """The rows of all lanes and ranks."""
+        rows = [[lane.grouped.rows] * self._world_size for lane in here.lanes]
+        for rank, of_rank in enumerate(encoded):
+            start = 0
+            for lane, (num_rows, num_bytes) in enumerate(heads[rank, 2:].reshape(-1, 2).tolist()):
+                if rank != self._rank:
+                    rows[lane][rank] = _decoded_rows(of_rank[start : start + num_bytes], num_rows, rank)
+                start += num_bytes
         return rows
+
+
+def _decoded_rows(encoded: Bytes, num_rows: int, rank: int) -> Ints:
+    rows = np.empty(num_rows, np.int64)
+    if varint.decode(encoded, rows) != len(encoded):
+        raise ProtocolError(f"{len(encoded)} bytes of rows from rank {rank}", "as many rows as it announced")
+    return rows

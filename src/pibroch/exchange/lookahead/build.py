@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pibroch.collectives import Ranks
 from pibroch.collectives.task_thread import TaskThread
-from pibroch.embedding import Shard
+from pibroch.embedding import Shard, SparseOptimizer
 from pibroch.exchange.agreement import check_same_options
 from pibroch.exchange.alltoall.build import PlacedOptions
 from pibroch.exchange.alltoall.exchange import AllToAllExchange
+from pibroch.exchange.alltoall.group_lanes import GroupLanes
 from pibroch.exchange.alltoall.row_lane import RowLane
 from pibroch.exchange.base import Setup, options_of
 from pibroch.exchange.layout import LaneLayout, behind, lay_out
-from pibroch.exchange.lookahead.announcement import Announcer
+from pibroch.exchange.lookahead.announcement import Announcer, BytesByPurpose
 from pibroch.exchange.lookahead.cache_size import check_whole_rows, spare_rows
 from pibroch.exchange.lookahead.carrier import Carrier
 from pibroch.exchange.lookahead.exchange import LookaheadExchange
 from pibroch.exchange.lookahead.planners import LocalPlanner, Planner
 from pibroch.exchange.wire import RowWire
-from pibroch.lookahead import Oracle
+from pibroch.lookahead import JointOracle, Oracle
+
+if TYPE_CHECKING:
+    from pibroch.exchange.lookahead.server_homes import ServerHomes
 
 LOOKAHEAD = 200
 """Steps, where no number is given: beyond it the paper (Table 3) and the benchmarks found nothing more to gain."""
@@ -38,7 +45,8 @@ class LookaheadOptions(PlacedOptions):
         wire: type in which gradients, and weights that are read for one step, travel between ranks. Records that move for
             good stay float32.
         lookahead: batches read ahead; ``None`` for as many as the cache holds, at most ``LOOKAHEAD``. Shrinks under pressure.
-        cache_rows: rows of other ranks' homes that a rank can keep; ``None`` for what fits into half of the free memory.
+        cache_rows: rows of other ranks' homes that a rank can keep, of each group of tables that are alike; ``None`` for what
+            fits into half of the free memory.
         cache: design of the cache: ``lrpp``, ``partitioned`` or ``replicated`` (Sec. 3.3).
         delayed_sync: whether updates that the next step does not need cross later, beside it.
         servers: names of workers of this process's RPC group that hold the homes, see :mod:`pibroch.servers`; without any
@@ -69,52 +77,90 @@ def build(setup: Setup, **options: object) -> LookaheadExchange:
         plan = behind(chosen.plan_of(setup, len(chosen.servers), "servers"), ranks.world_size)
     else:
         plan = chosen.plan_of(setup, ranks.world_size, "ranks")
-    layouts = lay_out(setup.row_space, plan, ranks.rank)
-    for each in layouts:
-        check_whole_rows(each)
-    (layout,) = layouts
+    layouts = [lay_out(each.space, plan, ranks.rank) for each in setup.groups]
+    for layout in (layout for of_group in layouts for layout in of_group):
+        check_whole_rows(layout)
     check_same_options(
         channel, {name: getattr(chosen, name) for name in ("lookahead", "cache", "delayed_sync", "oracle")}
     )
-    lane, shards, carrier = _held(setup, chosen, layout, wire)
+    held = _Held(setup, chosen, [layout for (layout,) in layouts], wire)
     thread = TaskThread("pibroch-planner")
-    planner = _planner(chosen, lane, carrier, thread)
-    unplanned = AllToAllExchange(setup.row_space, [lane], channel)
-    announcer = Announcer(channel, planner.tells_rows, carrier.purposes)
-    return LookaheadExchange(unplanned, shards, lane, carrier, planner, announcer, thread, _steps(chosen))
+    planner = _planner(chosen, held, thread)
+    groups = [GroupLanes(each.space, [lane]) for each, lane in zip(setup.groups, held.lanes, strict=True)]
+    unplanned = AllToAllExchange(groups, wire)
+    announcer = Announcer(channel, planner.tells_rows, held.purposes)
+    return LookaheadExchange(
+        unplanned, held.shards, held.lanes, held.carriers, planner, announcer, thread, _steps(chosen)
+    )
 
 
 def _steps(chosen: LookaheadOptions) -> int:
     return LOOKAHEAD if chosen.lookahead is None else chosen.lookahead
 
 
-def _held(
-    setup: Setup, chosen: LookaheadOptions, layout: LaneLayout, wire: RowWire
-) -> tuple[RowLane, Sequence[Shard], Carrier]:
-    """The way of rows that nothing was planned for, the shards in this rank's care, and the way of the others."""
-    optimizer, seed = setup.optimizer, setup.seed
-    spare = spare_rows(layout, optimizer, chosen.cache_rows, setup.channel)
-    if not chosen.servers:
-        lane = RowLane(layout, optimizer, seed, wire, spare)
-        return lane, [lane.shard], Carrier(lane.shard, layout.bounds, optimizer, wire)
-    from pibroch.exchange.lookahead.server_homes import ServerHomes  # with all of RPC, which nobody else needs
-    from pibroch.exchange.lookahead.server_lane import ServerLane
-    from pibroch.servers.remote_shard import RemoteShard
+class _Held:
+    """The lanes, the shards in this rank's care, and the ways of their records."""
 
-    on_servers = ServerLane(layout, optimizer, seed, wire, spare, chosen.servers)
-    held = list(enumerate(layout.pieces[on_servers.world_size :]))[on_servers.rank :: on_servers.world_size]
-    shards = [RemoteShard(on_servers.servers, number, pieces, optimizer) for number, pieces in held]
-    homes = ServerHomes(on_servers.servers, setup.channel)
-    return on_servers, shards, Carrier(on_servers.shard, layout.bounds, optimizer, wire, homes)
+    def __init__(
+        self, setup: Setup, chosen: LookaheadOptions, layouts: Sequence[LaneLayout], wire: RowWire
+    ) -> None:  # fmt: skip
+        optimizers = [each.optimizer for each in setup.groups]
+        self.purposes = BytesByPurpose()
+        self.spare = spare_rows(layouts, optimizers, chosen.cache_rows, setup.channel)
+        self.lanes: list[RowLane] = []
+        self.shards: list[Shard] = []
+        self.carriers: list[Carrier] = []
+        for layout, optimizer, spare in zip(layouts, optimizers, self.spare, strict=True):
+            if chosen.servers:
+                self._add_on_servers(layout, (optimizer, setup.seed, wire, spare), chosen.servers)
+            else:
+                lane = RowLane(layout, optimizer, setup.seed, wire, spare)
+                self._add(lane, [lane.shard], None)
+
+    def _add(self, lane: RowLane, shards: Sequence[Shard], homes: ServerHomes | None) -> None:
+        self.lanes.append(lane)
+        self.shards.extend(shards)
+        self.carriers.append(Carrier(lane, self.purposes, homes))
+
+    def _add_on_servers(
+        self, layout: LaneLayout, how: tuple[SparseOptimizer, int, RowWire, int], names: Sequence[str]
+    ) -> None:
+        from pibroch.exchange.lookahead.server_homes import ServerHomes  # with all of RPC, which nobody else needs
+        from pibroch.exchange.lookahead.server_lane import ServerLane
+        from pibroch.servers.remote_shard import RemoteShard
+
+        lane = ServerLane(layout, *how, names)
+        held = list(enumerate(layout.pieces[lane.world_size :]))[lane.rank :: lane.world_size]
+        shards = [RemoteShard(lane.servers, number, pieces, lane.optimizer) for number, pieces in held]
+        self._add(lane, shards, ServerHomes(lane.servers, lane.channel))
 
 
-def _planner(chosen: LookaheadOptions, lane: RowLane, carrier: Carrier, thread: TaskThread) -> Planner:
+def _planner(chosen: LookaheadOptions, held: _Held, thread: TaskThread) -> Planner:
     """The way to the central oracle, or an oracle of this rank's own where there is none."""
-    bounds, capacity = lane.layout.bounds, len(lane.shard.space) - len(lane.shard.records)
-    how = (_steps(chosen), capacity, chosen.cache, chosen.delayed_sync)
+    bounds, channel = [lane.layout.bounds for lane in held.lanes], held.lanes[0].channel
+    ranks, how = channel.ranks, (chosen.cache, chosen.delayed_sync)
     if chosen.oracle is None:
-        return LocalPlanner(thread, Oracle(bounds, lane.rank, *how, lane.world_size))
+        lanes = zip(bounds, held.spare, strict=True)
+        return LocalPlanner(
+            thread,
+            JointOracle(
+                [Oracle(homes, ranks.rank, _steps(chosen), room, *how, ranks.world_size) for homes, room in lanes]
+            ),
+        )
     from pibroch.exchange.lookahead.remote_planner import RemotePlanner
 
-    settings = [np.asarray(bounds).tolist(), lane.world_size, *how]
-    return RemotePlanner(thread, chosen.oracle, lane.channel, settings, carrier.count_plans)
+    homes_of_lanes = [np.asarray(homes).tolist() for homes in bounds]
+    settings = [homes_of_lanes, held.spare, ranks.world_size, _steps(chosen), *how]
+    count = partial(_count_plans, held.purposes, ranks)
+    return RemotePlanner(thread, chosen.oracle, channel, settings, count)
+
+
+def _count_plans(purposes: BytesByPurpose, ranks: Ranks, purpose: str, num_bytes: int) -> None:
+    """Count what travels to and from an oracle, which keeps no account; any thread may call it."""
+
+    def count() -> None:
+        purposes.add(purpose, num_bytes)
+        ranks.traffic.sent += num_bytes
+        ranks.traffic.received += num_bytes
+
+    ranks.communication.submit(count)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
 
 from pibroch.collectives import Channel
 from pibroch.embedding import SparseOptimizer
@@ -16,34 +19,42 @@ SHARE_OF_FREE_MEMORY = 0.5
 def check_whole_rows(layout: LaneLayout) -> None:
     """Raise ConfigError where rows are cut into columns, copied, or pooled by their owners."""
     whole = all(len(piece.columns) == piece.table.dim for held in layout.pieces for piece in held)
-    if layout.is_pooled or layout.num_replicated or not whole:
+    if layout.owners_pool or layout.num_replicated or not whole:
         raise ConfigError(
             "a placement that cuts, copies or pools rows", "row_wise or table_wise for exchange='lookahead'",
             "leave placement out",
         )  # fmt: skip
 
 
-def spare_rows(layout: LaneLayout, optimizer: SparseOptimizer, wanted: int | None, channel: Channel) -> int:
-    """The cache's slots, the same number on all ranks; every rank calls it.
+def spare_rows(
+    layouts: Sequence[LaneLayout], optimizers: Sequence[SparseOptimizer], wanted: int | None, channel: Channel
+) -> list[int]:
+    """The slots of each lane's cache, the same numbers on all ranks; every rank calls it.
 
     Args:
-        layout: of the rows.
-        optimizer: whose state the records have.
-        wanted: by the user; ``None`` for as many as fit.
+        layouts: of the lanes.
+        optimizers: whose state the records of each lane have.
+        wanted: in each lane, by the user; ``None`` for as many as fit, lanes sharing the memory by the bytes of their rows.
         channel: to the other ranks.
     """
     if wanted is not None and wanted < 0:
         raise ConfigError(f"cache_rows {wanted}", "at least 0")
-    if len(layout.pieces) == 1:  # all rows are at home
-        return 0
+    if len(layouts[0].pieces) == 1:  # all rows are at home
+        return [0] * len(layouts)
+    offers = [wanted] * len(layouts)
     if wanted is None:
+        rank = channel.ranks.rank
         neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", channel.ranks.world_size))
-        record_bytes = 4 * optimizer.record_width(layout.width)
-        own_bytes = record_bytes * sum(len(piece.rows) for piece in layout.pieces[channel.ranks.rank])
+        widths = [4 * o.record_width(layout.width) for o, layout in zip(optimizers, layouts, strict=True)]
+        homes = [sum(len(piece.rows) for piece in layout.pieces[rank]) for layout in layouts]
+        own_bytes = sum(width * count for width, count in zip(widths, homes, strict=True))
         free_bytes = max(0, free_memory() // neighbours - own_bytes)  # its own rows, which are still to be made
-        wanted = int(free_bytes * SHARE_OF_FREE_MEMORY) // record_bytes
-    offered: list[int] = channel.gather(wanted)
-    return min(int(layout.bounds[-1]), *offered)
+        whole = [width * int(layout.bounds[-1]) for width, layout in zip(widths, layouts, strict=True)]
+        room = int(free_bytes * SHARE_OF_FREE_MEMORY)
+        offers = [room * each // sum(whole) // width for each, width in zip(whole, widths, strict=True)]
+    offered: list[list[int]] = channel.gather(offers)
+    least = np.min(offered, axis=0).tolist()
+    return [min(int(layout.bounds[-1]), each) for layout, each in zip(layouts, least, strict=True)]
 
 
 def free_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:

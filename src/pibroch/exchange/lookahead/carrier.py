@@ -1,7 +1,8 @@
 """Carries out the oracle's plans: rows travel between ranks and servers, gradients to the owners, updates are applied.
 
-Everything here runs on the communication thread, on all ranks in the same order, but for :meth:`Carrier.apply`, which the
-planner thread calls for rows that this rank alone touched: none of those that another update is about.
+What travels is said in talks of the communication thread, see :mod:`pibroch.exchange.messages`: those of all lanes together.
+:meth:`Carrier.apply` is called by the planner thread as well, for rows that this rank alone touched: none of those that another
+update is about.
 
 A place below ``num_home`` is a row of this rank's own shard, one from there on a slot. A message to a rank is flat: whole
 records that go there for good, then weights lent for one step. A transfer's ``counts`` have four rows (records out, weights
@@ -15,16 +16,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from pibroch.embedding import MemoryShard, SparseOptimizer
 from pibroch.embedding.rows import NO_SCALE, rising, update_rows
+from pibroch.exchange.alltoall.row_lane import RowLane
 from pibroch.exchange.lookahead.announcement import BytesByPurpose
-from pibroch.exchange.lookahead.step import Rates
-from pibroch.exchange.wire import RowWire
+from pibroch.exchange.messages import Counts, MixedRows, Rows, Talk, Values
+from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Ints, Records
 from pibroch.kernels.pack import numba as packing
+from pibroch.kernels.route import numba as routing
+from pibroch.kernels.scatter_update.hyper import Hyper
 from pibroch.kernels.scatter_update.numba import Grouped
 from pibroch.kernels.window.rules import Gradients, Transfer
+from pibroch.lookahead import StepPlan
 from pibroch.observability.trace import span
 
 if TYPE_CHECKING:
@@ -34,28 +39,20 @@ NOBODY = -1
 
 
 class Carrier:
-    """One rank's records, at home and in slots, and the ways to the others'.
+    """One rank's records of a lane, at home and in slots, and the ways to the others'.
 
     Args:
-        shard: the home, with spare rows for the slots.
-        bounds: int64 ``[P + 1]``, the first address of each rank's home, then of each server's.
-        optimizer: of all rows.
-        wire: to the other ranks.
+        lane: with spare rows for the slots behind its home.
+        purposes: counts bytes, of all lanes.
         homes: on servers, if they are there.
     """
 
-    def __init__(
-        self,
-        shard: MemoryShard,
-        bounds: Ints,
-        optimizer: SparseOptimizer,
-        wire: RowWire,
-        homes: ServerHomes | None = None,
-    ) -> None:
-        self.shard, self.wire, self._bounds, self._optimizer, self._homes = shard, wire, bounds, optimizer, homes
-        self._channel, self._num_home = wire.channel, len(shard.records)
-        self._num_ranks = wire.channel.ranks.world_size
-        self.purposes = BytesByPurpose()
+    def __init__(self, lane: RowLane, purposes: BytesByPurpose, homes: ServerHomes | None = None) -> None:
+        self.shard, self.wire, self._bounds, self._optimizer = lane.shard, lane.wire, lane.layout.bounds, lane.optimizer
+        self.is_frozen, self.purposes, self._homes = lane.is_frozen, purposes, homes
+        self._channel, self._num_home = lane.channel, len(lane.shard.records)
+        self._num_ranks = lane.world_size
+        shard = lane.shard
         self._row_of_slot = np.full(len(shard.space) - self._num_home, NOBODY, np.int64)
 
     @property
@@ -63,7 +60,37 @@ class Carrier:
         """Slots that hold a row's record."""
         return int(np.count_nonzero(self._row_of_slot != NOBODY))
 
-    def carry(self, transfers: dict[str, Transfer]) -> None:
+    def read(self, places: Ints, row_of_position: NDArray[np.int32]) -> tuple[Records, NDArray[np.signedinteger]]:
+        """Records, and which one each position of a batch reads; rounded to the wire's type wherever they are."""
+        space, dim = self.shard.space, self.shard.dim
+        if self.wire.is_exact:
+            return space, places[row_of_position]
+        rows = np.empty((len(places), dim), np.float32)
+        packing.copy_out(space, places, dim, rows.reshape(-1), 0, 0, len(places))
+        return self.wire.rounded(rows), row_of_position
+
+    def sums(self, grouped: Grouped, gradients: Records, share: float, plan: StepPlan) -> Records:
+        """This rank's sum of gradients for each distinct row, weighted, and room for what comes in a step: ``[rows, D]``."""
+        if self.is_frozen:
+            return gradients[:0]
+        num_received = sum(int(part.counts[1].sum()) for part in (plan.critical, plan.deferred))
+        num_sums = len(grouped.rows)
+        room = np.empty((num_sums + num_received, self.shard.dim), np.float32)
+        parallel.run(routing.sum_gradients, num_sums, grouped, gradients, np.float32(share), room[:num_sums])
+        if not self.wire.is_exact:
+            room[:num_sums] = self.wire.rounded(room[:num_sums])
+        return room
+
+    def settle(self, plan: StepPlan, gradients: Records, hyper: Hyper, step: int) -> Talk[None]:
+        """The deferred updates of a step, then what goes home after it and what the step after next reads."""
+        first = len(gradients) - int(plan.deferred.counts[1].sum())
+        yield from self.update(plan.deferred, gradients, first, hyper, step, "deferred")
+        for transfer in plan.evicted[:-1]:
+            yield from self.carry({"evict": transfer})
+        last = {"evict": plan.evicted[-1]}
+        yield from self.carry(last if plan.prefetch is None else last | {"prefetch": plan.prefetch})
+
+    def carry(self, transfers: dict[str, Transfer]) -> Talk[None]:
         """Send the rows that leave, receive those that come: transfers by purpose, in one message to each rank."""
         records, dim, num_home = self.shard.space, self.shard.dim, self._num_home
         widths = np.array([records.shape[1], dim])
@@ -71,8 +98,7 @@ class Carrier:
         send_counts, receive_counts = widths @ transfer.counts[:2], widths @ transfer.counts[2:]
         sent, received = np.empty(int(send_counts.sum()), np.float32), np.empty(int(receive_counts.sum()), np.float32)
         packing.pack(records, transfer.records_out, transfer.weights_out, transfer.counts[:2], dim, sent)
-        with span(f"carry {', '.join(transfers)}"):
-            self._swap(transfers, transfer, sent, received, widths)
+        yield from self._swap(transfers, transfer, sent, received, widths)
         left = transfer.records_out[transfer.records_out >= num_home] - num_home
         self._row_of_slot[left] = NOBODY
         packing.unpack(received, transfer.records_in, transfer.weights_in, transfer.counts[2:], dim, records)
@@ -82,9 +108,9 @@ class Carrier:
 
     def _swap(
         self, transfers: dict[str, Transfer], transfer: Transfer, sent: Records, received: Records, widths: Ints
-    ) -> None:
+    ) -> Talk[None]:
         """Send a message's parts to ranks and servers, and fill ``received`` with theirs: servers have the end of both."""
-        size, before = self._num_ranks, self.wire.sent
+        size = self._num_ranks
         spans = (transfer.counts.reshape(2, 2, -1) * widths[:, None]).transpose(0, 2, 1)  # [out or in, peer, kind]
         out, into = spans[:, :size].sum((1, 2)).tolist()
         answers = None
@@ -93,10 +119,10 @@ class Carrier:
             leaving = self._row_of_slot[transfer.records_out[first:] - self._num_home]
             answers = self._homes.begin(transfer, leaving, sent[out:])
         send_spans, receive_spans = spans[:, :size].tolist()
-        self.wire.carry_mixed(sent[:out], send_spans, received[:into], receive_spans)
+        came = yield MixedRows(sent[:out], send_spans, received[:into], receive_spans)
         if self._homes is not None and answers is not None:
             self._homes.collect(answers, spans[1, size:].sum(1).tolist(), received[into:])
-        self._count(transfers, self.wire.sent - before, widths)
+        self._count(transfers, came.sent, widths)
 
     def _count(self, transfers: dict[str, Transfer], sent: int, widths: Ints) -> None:
         """Add the bytes that went to other ranks, shared by what they were before compression, and all traffic with servers."""
@@ -108,32 +134,41 @@ class Carrier:
                 num_bytes += self._homes.num_bytes(each, widths)
             self.purposes.add(purpose, num_bytes)
 
-    def update(self, plan: Gradients, gradients: Records, num_sums: int, rates: Rates, purpose: str) -> None:
+    def update(
+        self, plan: Gradients, gradients: Records, num_sums: int, hyper: Hyper, step: int, purpose: str
+    ) -> Talk[None]:
         """Bring gradients to the owners, and update what is owned here.
 
         Args:
             plan: what goes where.
             gradients: ``[sums and received ones, D]``: this rank's sums, then room for what comes.
             num_sums: number of the first gradient that comes now.
-            rates: of the step.
+            hyper: of the step.
+            step: number of the update, from 1.
             purpose: under which bytes are counted.
         """
-        sent, before = gradients[plan.given], self.wire.sent
+        if self.is_frozen:
+            return
+        sent = torch.from_numpy(gradients[plan.given])
         room = torch.from_numpy(gradients[num_sums : num_sums + int(plan.counts[1].sum())])
-        with span(f"{purpose} gradients"):
-            send_counts, receive_counts = plan.counts[:, : self._num_ranks].tolist()
-            self.wire.carry(torch.from_numpy(sent), send_counts, receive_counts, room)
-        self.purposes.add(purpose, self.wire.sent - before)
-        self.apply(plan, gradients, rates, purpose)
+        send_counts, receive_counts = plan.counts[:, : self._num_ranks].tolist()
+        came = yield Rows(sent, send_counts, receive_counts, room)
+        self.purposes.add(purpose, came.sent)
+        self.apply(plan, gradients, hyper, step, purpose)
 
-    def apply(self, plan: Gradients, gradients: Records, rates: Rates, name: str) -> None:
+    def apply(self, plan: Gradients, gradients: Records, hyper: Hyper, step: int, name: str) -> None:
         """Update what is owned here by gradients that are here."""
+        if self.is_frozen:
+            return
         grouped = Grouped(plan.places, plan.segments, rising(len(plan.source)), plan.source, NO_SCALE)
-        hyper = self._optimizer.hyper(rates.learning_rate, rates.number)
         with span(f"{name} updates"):
-            update_rows(self.shard, self._optimizer, grouped, gradients, hyper, rates.number)
+            update_rows(self.shard, self._optimizer, grouped, gradients, hyper, step)
 
-    def write_home(self) -> None:
+    def hyper(self, learning_rate: float, step: int) -> Hyper:
+        """Of an update."""
+        return self._optimizer.hyper(learning_rate, step)
+
+    def write_home(self) -> Talk[None]:
         """Write the records in all ranks' slots to their homes; they stay in the slots as well."""
         channel = self._channel
         slots = np.flatnonzero(self._row_of_slot != NOBODY)
@@ -143,10 +178,13 @@ class Carrier:
             self.purposes.add("write back", self._homes.write(rows, self.shard.space, slots))
             return
         send_counts = np.diff(np.searchsorted(rows, self._bounds))
-        receive_counts = channel.exchange_counts(torch.from_numpy(send_counts).view(-1, 1)).flatten().tolist()
-        their_rows = channel.all_to_all(torch.from_numpy(rows), send_counts.tolist(), receive_counts).numpy()
+        counted = yield Counts(torch.from_numpy(send_counts).view(-1, 1))
+        receive_counts = counted.tensor.flatten().tolist()
+        sent_rows = yield Values(torch.from_numpy(rows), send_counts.tolist(), receive_counts)
+        their_rows = sent_rows.tensor.numpy()
         records = torch.from_numpy(self.shard.space[slots])
-        theirs = channel.all_to_all(records, send_counts.tolist(), receive_counts).numpy()
+        came = yield Values(records, send_counts.tolist(), receive_counts)
+        theirs = came.tensor.numpy()
         self.purposes.add("write back", int(records.nbytes + rows.nbytes))
         places = their_rows - self._bounds[channel.ranks.rank]
         self.shard.records[places] = theirs
@@ -160,16 +198,6 @@ class Carrier:
     def clear(self) -> None:
         """Forget what is in the slots."""
         self._row_of_slot[:] = NOBODY
-
-    def count_plans(self, purpose: str, num_bytes: int) -> None:
-        """Count what travels to and from an oracle, which keeps no account; any thread may call it."""
-
-        def count() -> None:
-            self.purposes.add(purpose, num_bytes)
-            self._channel.ranks.traffic.sent += num_bytes
-            self._channel.ranks.traffic.received += num_bytes
-
-        self._channel.ranks.communication.submit(count)
 
     def _touch(self, places: Ints) -> None:
         if self.shard.touched is not None:

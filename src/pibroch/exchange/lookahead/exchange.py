@@ -16,39 +16,37 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pibroch.collectives.task_thread import TaskThread
 from pibroch.data import JaggedBatch
 from pibroch.embedding import Shard
 from pibroch.exchange.agreement import and_then_fillers
-from pibroch.exchange.alltoall.exchange import AllToAllExchange, Routes
+from pibroch.exchange.alltoall.exchange import AllToAllExchange, Routed
 from pibroch.exchange.alltoall.row_lane import RowLane
-from pibroch.exchange.base import Exchange, Report
+from pibroch.exchange.base import Exchange, Rates, Report
 from pibroch.exchange.lookahead.announcement import Announcement, Announcer, Prepared, prepare
 from pibroch.exchange.lookahead.carrier import Carrier, arrivals
 from pibroch.exchange.lookahead.planners import Planner
-from pibroch.exchange.lookahead.step import Rates, Step
+from pibroch.exchange.lookahead.step import Step
 from pibroch.exchange.lookahead.window import FeedWindow
+from pibroch.exchange.messages import together
 from pibroch.exchange.rows import pool
-from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Ints, Records
-from pibroch.kernels.pack import numba as packing
-from pibroch.kernels.route import numba as routing
+from pibroch.kernels.window.rules import Transfer
 from pibroch.lookahead import StepPlan
 from pibroch.lookahead.oracle_thread import pass_on
 from pibroch.observability.trace import span
 
 
-class LookaheadExchange(Exchange[Step | Routes]):
+class LookaheadExchange(Exchange[Step | Routed]):
     """Records move to the ranks that need them next; updates cross before the next step only where another rank waits.
 
     Args:
         unplanned: over the same rows, for what is not planned.
         shards: in this rank's care.
-        lane: of all rows.
-        carrier: of their records.
+        lanes: one for each group of tables.
+        carriers: of their records.
         planner: the way to the oracle.
         announcer: the way to the other ranks for batches that were read.
         planner_thread: the planner's; other tasks may run between.
@@ -56,13 +54,13 @@ class LookaheadExchange(Exchange[Step | Routes]):
     """
 
     def __init__(
-        self, unplanned: AllToAllExchange, shards: Sequence[Shard], lane: RowLane, carrier: Carrier, planner: Planner,
-        announcer: Announcer, planner_thread: TaskThread, lookahead: int,
+        self, unplanned: AllToAllExchange, shards: Sequence[Shard], lanes: Sequence[RowLane], carriers: Sequence[Carrier],
+        planner: Planner, announcer: Announcer, planner_thread: TaskThread, lookahead: int,
     ) -> None:  # fmt: skip
-        self._unplanned, self.shards, self._lane, self._wire = unplanned, shards, lane, lane.wire
+        self._unplanned, self.shards, self._lanes, self._wire = unplanned, shards, lanes, lanes[0].wire
         self.reads_ahead = unplanned.reads_ahead
-        self._carrier, self._planner, self._announcer = carrier, planner, announcer
-        self._ranks, self._planner_thread = lane.channel.ranks, planner_thread
+        self._carriers, self._planner, self._announcer = carriers, planner, announcer
+        self._ranks, self._planner_thread = self._wire.channel.ranks, planner_thread
         self._communication = self._ranks.communication
         self._window: FeedWindow[Step] = FeedWindow(lookahead)
         self._done = Report(lookahead=lookahead)
@@ -75,7 +73,7 @@ class LookaheadExchange(Exchange[Step | Routes]):
         self._leave_plan()
         feed, lookahead = self._window.begin_feed(), self._window.lookahead
         ahead: deque[JaggedBatch] = deque()
-        for batch, is_real in and_then_fillers(batches, self._unplanned.row_space.features):
+        for batch, is_real in and_then_fillers(batches, self._unplanned.features):
             step = Step(batch, is_real, feed)
             self._window.read(step)
             if len(ahead) <= lookahead + 1 or self._window.feed != feed:
@@ -90,7 +88,9 @@ class LookaheadExchange(Exchange[Step | Routes]):
         while ahead:
             yield ahead.popleft()
 
-    def lookup(self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None) -> tuple[Tensor, Step | Routes]:
+    def lookup(
+        self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None
+    ) -> tuple[list[Tensor], Step | Routed]:
         """See :class:`Exchange`."""
         step = self._window.take(batch) if trains else None
         if step is not None:
@@ -100,84 +100,86 @@ class LookaheadExchange(Exchange[Step | Routes]):
         self._write_home()
         return self._unplanned.lookup(batch, trains, averaged_at)
 
-    def _lookup_planned(self, step: Step) -> Tensor:
+    def _lookup_planned(self, step: Step) -> list[Tensor]:
         announced = step.announced.result()
         if self._window.open():
             self._open(step)
         if announced.problem is not None:
-            self._finish(step, np.empty((0, self._lane.layout.width), np.float32), Rates())
+            nothing = [np.empty((0, lane.layout.width), np.float32) for lane in self._lanes]
+            self._finish(step, nothing, Rates([0.0] * len(self._lanes), 0))
             self.fetch_next()
             raise announced.problem
         with self._ranks.waiting(), span("wait for rows"):
             places = step.places.result()
-        self._done.rows_read += len(places)
+        self._done.rows_read += sum(map(len, places))
         self._done.rows_fetched += step.num_fetched
-        here = announced.here
+        lanes = zip(self._carriers, announced.here.lanes, places, strict=True)
         with span("pool"):
-            pooled_BFD = pool(here.ids, *self._readable(places, here.row_of_position), self._lane.layout.width)
+            pooled = [
+                pool(here.ids, *carrier.read(rows, here.row_of_position), carrier.shard.dim)
+                for carrier, here, rows in lanes
+            ]
         self._window.fly(step)
-        return self._unplanned.assemble(step.batch.batch_size, [pooled_BFD])
+        return self._unplanned.assemble(step.batch, pooled)
 
-    def _readable(self, places: Ints, row_of_position: NDArray[np.int32]) -> tuple[Records, NDArray[np.signedinteger]]:
-        """Records, and which one each position of the batch reads; rounded to the wire's type wherever they are."""
-        space, dim = self._lane.shard.space, self._lane.layout.width
-        if self._wire.is_exact:
-            return space, places[row_of_position]
-        rows = np.empty((len(places), dim), np.float32)
-        packing.copy_out(space, places, dim, rows.reshape(-1), 0, 0, len(places))
-        return self._wire.rounded(rows), row_of_position
-
-    def update(self, handle: Step | Routes, gradient_BFD: Tensor, learning_rate: float, step: int) -> None:
+    def update(self, handle: Step | Routed, gradients: Sequence[Tensor], rates: Rates) -> None:
         """See :class:`Exchange`; returns when this rank's gradients are summed, the rest goes on beside the caller."""
         if not isinstance(handle, Step):
             self._leave_plan()
-            self._unplanned.update(handle, gradient_BFD, learning_rate, step)
+            self._unplanned.update(handle, gradients, rates)
         elif not self._window.update(handle):  # the plan was left since
-            routes = self._unplanned.route(handle.batch)
-            self._unplanned.update(routes, gradient_BFD, learning_rate, step)
+            self._unplanned.update(self._unplanned.route(handle.batch), gradients, rates)
         else:
-            (gradient_BFD,) = self._unplanned.split(gradient_BFD)
-            gradients = gradient_BFD.numpy().reshape(-1, self._lane.layout.width)
-            self._finish(handle, gradients, Rates(learning_rate, step))
+            of_lanes = self._unplanned.split(handle.batch, gradients)
+            self._finish(handle, [gradient.numpy().reshape(-1, gradient.shape[-1]) for gradient in of_lanes], rates)
 
-    def _finish(self, step: Step, gradients: Records, rates: Rates) -> None:
+    def _finish(self, step: Step, gradients: Sequence[Records], rates: Rates) -> None:
         """Sum a step's gradients and send on their way those for which the next step waits."""
         with span("wait for plan"):
-            plan, announced = step.plan.result(), step.announced.result()
-        self._count_planned(plan)
-        grouped = announced.here.grouped
-        num_sums, num_received = (
-            len(grouped.rows),
-            sum(int(part.counts[1].sum()) for part in (plan.critical, plan.deferred)),
-        )
-        step.gradients, step.rates = np.empty((num_sums + num_received, self._lane.layout.width), np.float32), rates
-        sums = step.gradients[:num_sums]
+            plans, announced = step.plan.result(), step.announced.result()
+        self._count_planned(plans)
+        lanes = zip(self._carriers, announced.here.lanes, gradients, plans, strict=True)
         with span("sum gradients"):
-            parallel.run(routing.sum_gradients, num_sums, grouped, gradients, np.float32(announced.share), sums)
-            if not self._wire.is_exact:
-                sums[:] = self._wire.rounded(sums)
+            step.gradients = [
+                carrier.sums(here.grouped, gradient, announced.share, plan) for carrier, here, gradient, plan in lanes
+            ]
+        step.hyper = [
+            carrier.hyper(rate, rates.step) for carrier, rate in zip(self._carriers, rates.learning_rates, strict=True)
+        ]
+        step.update = rates.step
         self._window.finish(step)
-        step.local = self._planner_thread.submit(
-            partial(self._carrier.apply, plan.local, step.gradients, rates, "lone")
-        )
-        self._communication.submit(partial(self._synchronise, step, plan, num_sums))
+        step.local = self._planner_thread.submit(partial(self._update_local, step, plans))
+        num_sums = [len(here.grouped.rows) for here in announced.here.lanes]
+        self._communication.submit(partial(self._synchronise, step, plans, num_sums))
 
-    def _synchronise(self, step: Step, plan: StepPlan, num_sums: int) -> None:
-        assert step.gradients is not None, "summed before"
-        self._carrier.update(plan.critical, step.gradients, num_sums, step.rates, "critical")
-        if plan.is_tight:
-            self._settle(step, plan)
+    def _update_local(self, step: Step, plans: Sequence[StepPlan]) -> None:
+        for carrier, plan, gradients, hyper in zip(self._carriers, plans, step.gradients, step.hyper, strict=True):
+            carrier.apply(plan.local, gradients, hyper, step.update, "local")
 
-    def _settle(self, step: Step, plan: StepPlan) -> None:
-        """The deferred updates of a step, then what goes home after it and what the step after next reads."""
-        assert step.gradients is not None, "summed before"
-        step.local.result()
-        first = len(step.gradients) - int(plan.deferred.counts[1].sum())
-        self._carrier.update(plan.deferred, step.gradients, first, step.rates, "deferred")
-        for transfer in plan.evicted[:-1]:
-            self._carrier.carry({"evict": transfer})
-        last = {"evict": plan.evicted[-1]}
-        self._carrier.carry(last if plan.prefetch is None else last | {"prefetch": plan.prefetch})
+    def _synchronise(self, step: Step, plans: Sequence[StepPlan], num_sums: Sequence[int]) -> None:
+        lanes = zip(self._carriers, plans, step.gradients, num_sums, step.hyper, strict=True)
+        with span("critical gradients"):
+            together(
+                self._wire,
+                [
+                    carrier.update(plan.critical, gradients, first, hyper, step.update, "critical")
+                    for carrier, plan, gradients, first, hyper in lanes
+                ],
+            )
+        self._settle(step, plans, is_tight=True)
+
+    def _settle(self, step: Step, plans: Sequence[StepPlan], is_tight: bool) -> None:
+        """The rest of a step's plan in the lanes where it comes before the rows of the next step, or after them."""
+        lanes = zip(self._carriers, plans, step.gradients, step.hyper, strict=True)
+        chosen = [
+            carrier.settle(plan, gradients, hyper, step.update)
+            for carrier, plan, gradients, hyper in lanes
+            if plan.is_tight == is_tight
+        ]
+        if chosen:
+            step.local.result()
+            with span("settle"):
+                together(self._wire, chosen)
 
     def fetch_next(self) -> None:
         """See :class:`Exchange`: rows for the next step, then what can wait."""
@@ -185,41 +187,49 @@ class LookaheadExchange(Exchange[Step | Routes]):
         if step is None:
             self._unplanned.fetch_next()
             return
-        plan = step.plan.result()
+        plans = step.plan.result()
 
-        def deliver() -> Ints:
-            self._carrier.carry({"critical": plan.next_step})
-            return plan.places
+        def deliver() -> list[Ints]:
+            self._carry("critical", [plan.next_step for plan in plans])
+            return [plan.places for plan in plans]
 
         arrived = self._communication.submit(deliver)
-        if not plan.is_tight:
-            self._communication.submit(partial(self._settle, step, plan))
+        if not all(plan.is_tight for plan in plans):
+            self._communication.submit(partial(self._settle, step, plans, is_tight=False))
         self._announce_read()  # now, as the training thread is about to wait for sums of dense gradients
         following = self._window.following()
         if following is not None:
             known = self._window.num_known(following, self._window.lookahead + 1)
             following.places, following.plan = arrived, self._planner.plan(following.feed, known)
 
+    def _carry(self, purpose: str, transfers: Sequence[Transfer]) -> None:
+        """Rows of all lanes."""
+        lanes = zip(self._carriers, transfers, strict=True)
+        with span(f"carry {purpose}"):
+            together(self._wire, [carrier.carry({purpose: transfer}) for carrier, transfer in lanes])
+
     def report(self) -> Report:
         """See :class:`Exchange`."""
-        return replace(self._done, bytes_by_purpose=dict(self._carrier.purposes.sent))
+        return replace(self._done, bytes_by_purpose=dict(self._carriers[0].purposes.sent))
 
     @property
     def num_cached(self) -> int:
         """Slots in use now; costs a look at all of them."""
-        return self._carrier.num_cached
+        return sum(carrier.num_cached for carrier in self._carriers)
 
-    def _count_planned(self, plan: StepPlan) -> None:
-        for step, transfer in zip(self._window.upcoming(), (plan.next_step, plan.prefetch), strict=False):
-            step.num_fetched += arrivals(transfer)
+    def _count_planned(self, plans: Sequence[StepPlan]) -> None:
+        for plan in plans:
+            for step, transfer in zip(self._window.upcoming(), (plan.next_step, plan.prefetch), strict=False):
+                step.num_fetched += arrivals(transfer)
         self._done.num_steps += 1
-        self._done.lookahead = plan.lookahead
-        self._done.lookahead_sum += plan.lookahead
+        self._done.lookahead = min(plan.lookahead for plan in plans)
+        self._done.lookahead_sum += self._done.lookahead
 
     def flush(self) -> None:
         """See :class:`Exchange`; every rank calls it. Rows stay in the caches, and are at their homes as well."""
         self._write_home()
-        self._communication.submit(self._carrier.flush)
+        for carrier in self._carriers:
+            self._communication.submit(carrier.flush)
         self._communication.flush()
 
     def forget(self) -> None:
@@ -229,19 +239,20 @@ class LookaheadExchange(Exchange[Step | Routes]):
 
     def _write_home(self) -> None:
         if self._window.must_write_home():
-            self._communication.submit(self._carrier.write_home)
+            self._communication.submit(lambda: together(self._wire, [each.write_home() for each in self._carriers]))
 
     def _leave_plan(self) -> None:
         """From now on, until the next feed, batches are looked up as they come."""
         self._write_home()
         self._announce_read()
         if self._window.leave():
-            self._communication.submit(self._carrier.clear)
+            for carrier in self._carriers:
+                self._communication.submit(carrier.clear)
 
     def _announce_read(self) -> None:
         """Tell all ranks of the batches that were read, and the oracle if they are to be planned."""
         for step in self._window.take_read():
-            prepared = self._planner_thread.submit(partial(prepare, self._lane, step.batch))
+            prepared = self._planner_thread.submit(partial(prepare, self._lanes, step.batch))
             announced = self._communication.submit(partial(self._announce, prepared, step.is_real))
             announced.add_done_callback(partial(pass_on, step.announced))
             goes_on = self._window.feed == step.feed and (step.is_real or announced.result().is_real)
@@ -258,14 +269,15 @@ class LookaheadExchange(Exchange[Step | Routes]):
         step.plan = self._planner.plan(step.feed, known)
         following = self._window.following()
 
-        def fetch() -> Ints:
+        def fetch() -> list[Ints]:
             opened = opening.result()
-            step.num_fetched += arrivals(opened.now)
-            self._carrier.carry({"prefetch": opened.now})
+            step.num_fetched += sum(arrivals(each.now) for each in opened)
+            self._carry("prefetch", [each.now for each in opened])
+            early = [each.prefetch for each in opened if each.prefetch is not None]  # of all lanes, or of none
             if following is not None:
-                following.num_fetched += arrivals(opened.prefetch)
-            if opened.prefetch is not None:
-                self._carrier.carry({"prefetch": opened.prefetch})
-            return opened.places
+                following.num_fetched += sum(map(arrivals, early))
+            if early:
+                self._carry("prefetch", early)
+            return [each.places for each in opened]
 
         step.places = self._communication.submit(fetch)

@@ -12,7 +12,7 @@ from typing import Any
 
 from pibroch.collectives.task_thread import TaskThread
 from pibroch.exchange.lookahead.announcement import Announcement
-from pibroch.lookahead import Opening, Oracle, PlanRequest, StepPlan
+from pibroch.lookahead import JointOracle, Opening, PlanRequest, StepPlan
 from pibroch.lookahead.oracle_thread import OracleThread
 
 
@@ -38,12 +38,12 @@ class Planner(ABC):
         """
         announced.add_done_callback(partial(self._heard, feed))
 
-    def open(self, feed: int, num_steps: int) -> Future[Opening]:
-        """See :meth:`Oracle.open`; answered when ``num_steps`` steps, of all feeds, are known."""
+    def open(self, feed: int, num_steps: int) -> Future[list[Opening]]:
+        """See :meth:`JointOracle.open`; answered when ``num_steps`` steps, of all feeds, are known."""
         return self._next(PlanRequest("open", feed, num_steps))
 
-    def plan(self, feed: int, num_steps: int) -> Future[StepPlan]:
-        """See :meth:`Oracle.plan`; likewise."""
+    def plan(self, feed: int, num_steps: int) -> Future[list[StepPlan]]:
+        """See :meth:`JointOracle.plan`; likewise."""
         return self._next(PlanRequest("plan", feed, num_steps))
 
     @abstractmethod
@@ -75,12 +75,12 @@ class LocalPlanner(Planner):
 
     Args:
         thread: keeps it.
-        oracle: of this rank.
+        oracle: of this rank, all lanes.
     """
 
     tells_rows = True
 
-    def __init__(self, thread: TaskThread, oracle: Oracle) -> None:
+    def __init__(self, thread: TaskThread, oracle: JointOracle) -> None:
         super().__init__()
         self._oracle = OracleThread(oracle, thread)
 
@@ -92,5 +92,5 @@ class LocalPlanner(Planner):
         return self._oracle.ask(number, request)
 
     def _tell(self, feed: int, announcement: Announcement) -> None:
-        rows, announcement.rows_of_rank = announcement.rows_of_rank, ()
+        rows, announcement.rows = announcement.rows, ()
         self._oracle.add(feed, rows)

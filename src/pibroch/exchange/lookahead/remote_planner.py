@@ -7,16 +7,17 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from pibroch.collectives import Channel
 from pibroch.collectives.task_thread import TaskThread
 from pibroch.exchange.lookahead.announcement import Announcement
 from pibroch.exchange.lookahead.planners import Planner
-from pibroch.lookahead import Opening, PlanRequest, StepPlan
+from pibroch.lookahead import PlanRequest
 from pibroch.lookahead.encoding import Parts, decode_opening, decode_plan
 from pibroch.lookahead.oracle_thread import Answers
-from pibroch.lookahead.requests import RequestKind
+from pibroch.lookahead.requests import Answer, RequestKind
 from pibroch.observability.trace import span
 from pibroch.servers import plan_service
 from pibroch.servers.workers import ServingWorkers
@@ -61,10 +62,11 @@ class RemotePlanner(Planner):
     def _send_step(self, feed: int, announcement: Announcement) -> None:
         here, number = announcement.here, self._num_steps
         self._num_steps += 1
-        encoded = torch.from_numpy(here.encoded)
-        self._count("ids", here.encoded.nbytes)
+        encoded = np.concatenate([each.encoded for each in here.lanes])
+        self._count("ids", encoded.nbytes)
         with span("add"):
-            called = self._call(plan_service.add, number, feed, len(here.grouped.rows), encoded)
+            counts = [len(each.grouped.rows) for each in here.lanes]
+            called = self._call(plan_service.add, number, feed, counts, torch.from_numpy(encoded))
         called.add_done_callback(self._notice)
 
     def _ask(self, number: int, request: PlanRequest) -> Future[Any]:
@@ -80,11 +82,12 @@ class RemotePlanner(Planner):
 
         called.add_done_callback(lambda _: self._answers.submit(self._thread, give))
 
-    def _decoded(self, kind: RequestKind, called: torch.futures.Future[Any]) -> Opening | StepPlan:
+    def _decoded(self, kind: RequestKind, called: torch.futures.Future[Any]) -> Answer:
         with self._workers.explained(self._name), span(kind):
-            parts = Parts(*(part.numpy() for part in called.value()))
-            self._count("plans", parts.num_bytes)
-            return decode_plan(parts) if kind == "plan" else decode_opening(parts)
+            arrays = [part.numpy() for part in called.value()]
+            lanes = [Parts(*pair) for pair in zip(arrays[::2], arrays[1::2], strict=True)]
+            self._count("plans", sum(parts.num_bytes for parts in lanes))
+            return [decode_plan(parts) for parts in lanes] if kind == "plan" else [*map(decode_opening, lanes)]
 
     def _call(self, function: Callable[..., object], *args: object) -> torch.futures.Future[Any]:
         return self._workers.call(self._name, function, self._workers.key, self._rank, *args)

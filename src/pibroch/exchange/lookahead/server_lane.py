@@ -17,6 +17,7 @@ from pibroch.embedding import SparseOptimizer
 from pibroch.exchange.alltoall.lane import Route
 from pibroch.exchange.alltoall.row_lane import DistinctRoute, RowLane
 from pibroch.exchange.layout import LaneLayout
+from pibroch.exchange.messages import Talk
 from pibroch.exchange.rows import DistinctRows
 from pibroch.exchange.wire import RowWire
 from pibroch.kernels.arrays import Records
@@ -29,18 +30,22 @@ class ServerRoute(DistinctRoute):
 
     lane: ServerLane
 
-    def fetch(self, averaged_at: int | None) -> Records:
+    def fetch(self, averaged_at: int | None) -> Talk[Records]:
         """The distinct rows ``[U, D]``, in the order of their addresses."""
         servers, wanted, width = self.lane.servers, self._rows(), self.lane.layout.width
         nothing = servers.no_rows()
         answers = servers.exchange(nothing, np.empty(0, np.float32), nothing, wanted, averaged_at)
         rows = np.empty((len(wanted.rows), width), np.float32)
         servers.collect(answers, (width * wanted.counts).tolist(), rows.ravel())
+        yield from ()  # nothing to say to the other ranks
         return self.lane.wire.rounded(rows)
 
-    def update(self, gradients: Tensor, learning_rate: float, step: int) -> None:
+    def update(self, gradients: Tensor, learning_rate: float, step: int) -> Talk[None]:
         """See :class:`Route`."""
+        if self.lane.is_frozen:
+            return
         self.lane.servers.update(self._rows(), self.lane.wire.rounded(gradients.numpy()), learning_rate, step)
+        yield from ()
 
     def _rows(self) -> RowsByServer:
         return self.lane.servers.rows_by_server(self.here.grouped.rows)
@@ -66,10 +71,10 @@ class ServerLane(RowLane):
         pieces, bounds = layout.pieces[self.world_size :], layout.bounds[self.world_size :]
         self.servers = EmbeddingServers(names, pieces, bounds, layout.width, optimizer, seed, self.channel)
 
-    def route(self, batch: JaggedBatch, is_real: bool = True) -> Route:
+    def route(self, batch: JaggedBatch, is_real: bool = True) -> Talk[Route]:
         """See :class:`Lane`."""
-        ids, problem = self.resolve(batch.select(self.layout.features))
+        ids, problem = self.resolve(batch.pick(self.layout.features))
         heads = [[-1 if problem else batch.batch_size, is_real]] * self.world_size
-        received = self.exchange_heads(torch.tensor(heads), problem)
+        received = yield from self.exchange_heads(torch.tensor(heads), problem)
         share = batch.batch_size / max(1, int(received[:, 0].sum()))
         return ServerRoute(DistinctRows.of(ids), share, bool(received[:, 1].any()), self)

@@ -8,15 +8,8 @@ from dataclasses import dataclass, field
 from pibroch.data import JaggedBatch
 from pibroch.exchange.lookahead.announcement import Announcement
 from pibroch.kernels.arrays import Ints, Records
+from pibroch.kernels.scatter_update.hyper import Hyper
 from pibroch.lookahead import StepPlan
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """How an update is made: learning rate of the step, number of the update, from 1."""
-
-    learning_rate: float = 0.0
-    number: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -29,11 +22,12 @@ class Step:
         feed: from which it came.
         announced: what all ranks told about it.
         number: among the steps of which the oracle hears, from 1.
-        plan: of what happens after it.
-        places: where its rows are read, once they are there.
+        plan: of what happens after it, for each lane.
+        places: where its rows are read, for each lane, once they are there.
         num_fetched: of its rows that came, or will come, from other ranks for it.
-        gradients: this rank's sums and room for what comes, once they are computed.
-        rates: of its update.
+        gradients: this rank's sums and room for what comes, for each lane, once they are computed.
+        hyper: of its update, for each lane.
+        update: its number, from 1.
         local: done when the rows that this rank alone touched are updated.
     """
 
@@ -42,9 +36,10 @@ class Step:
     feed: int
     announced: Future[Announcement] = field(default_factory=Future)
     number: int = 0
-    plan: Future[StepPlan] = field(default_factory=Future)
-    places: Future[Ints] = field(default_factory=Future)
+    plan: Future[list[StepPlan]] = field(default_factory=Future)
+    places: Future[list[Ints]] = field(default_factory=Future)
     num_fetched: int = 0
-    gradients: Records | None = None
-    rates: Rates = Rates()
+    gradients: list[Records] = field(default_factory=list)
+    hyper: list[Hyper] = field(default_factory=list)
+    update: int = 0
     local: Future[None] = field(default_factory=Future)

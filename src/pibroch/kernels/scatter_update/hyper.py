@@ -14,6 +14,8 @@ class Hyper(NamedTuple):
         lr: learning rate of this step.
         weight_decay: L2, added to the gradient of touched rows.
         max_norm: the row's gradient is clipped to this norm, 0 for never.
+        max_element: each element of the row's gradient is clipped to plus or minus this, before the norm, 0 for never.
+        shrink: the weights are multiplied by it before anything else: decoupled weight decay; 1 for none.
         eps: added to the root of the second moment.
         beta1: decay of the first moment.
         beta2: decay of the second moment.
@@ -29,6 +31,8 @@ class Hyper(NamedTuple):
     beta2: float = 0.0
     correction1: float = 1.0
     correction2: float = 1.0
+    max_element: float = 0.0
+    shrink: float = 1.0
 
     def as_float32(self) -> Hyper:
         """The same numbers as NumPy float32, so that kernels compute in one precision."""

@@ -26,7 +26,10 @@ def combine(
 
 
 def prepare(weights: Row, gradient: Row, hyper: Hyper) -> Row:
-    """Clip the row's gradient to ``max_norm`` (0: never), then add weight decay."""
+    """Clip the row's gradient by element, then to ``max_norm`` (0: never); shrink the weights in place, add L2 decay."""
+    if hyper.max_element > 0:
+        gradient = np.clip(gradient, -hyper.max_element, hyper.max_element)
+    weights *= hyper.shrink
     norm = float(np.sqrt((gradient**2).sum()))
     clip = hyper.max_norm / norm if hyper.max_norm > 0 and norm > hyper.max_norm else 1.0
     return clip * gradient + hyper.weight_decay * weights

@@ -52,7 +52,10 @@ class Grouped(NamedTuple):
 def combine(
     records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, first: int, last: int, totals: Records
 ) -> None:
-    """Write the gradients of the rows ``first`` to ``last``, clipped and with weight decay, to ``totals`` ``[rows, D]``."""
+    """Write the gradients of the rows ``first`` to ``last``, clipped and with L2 decay, to ``totals`` ``[rows, D]``.
+
+    Decoupled decay is applied to the weights.
+    """
     rows, segments, order, source, scale, _ = grouped
     dim, width, num_rows, last_place = gradients.shape[1], records.shape[1], len(rows), len(order) - 1
     scaled, is_long = len(scale) > 0, dim > MAX_SHORT_DIM
@@ -70,6 +73,10 @@ def combine(
             factor = scale[order[place]] if scaled else np.float32(1.0)
             for d in range(dim):
                 totals[i, d] += factor * gradients[bag, d]
+    if hyper.max_element > 0.0:
+        for i in range(last - first):
+            for d in range(dim):
+                totals[i, d] = min(max(totals[i, d], -hyper.max_element), hyper.max_element)
     if hyper.max_norm > 0.0:
         for i in range(last - first):
             square = np.float32(0.0)
@@ -79,6 +86,11 @@ def combine(
             if norm > hyper.max_norm:
                 for d in range(dim):
                     totals[i, d] *= hyper.max_norm / norm
+    if hyper.shrink != 1.0:
+        for u in range(first, last):
+            row = rows[u]
+            for d in range(dim):
+                records[row, d] *= hyper.shrink
     if hyper.weight_decay != 0.0:
         for u in range(first, last):
             row = rows[u]
@@ -98,6 +110,11 @@ def sgd(records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, st
             row, i = rows[u], u - first
             for d in range(dim):
                 records[row, d] -= hyper.lr * totals[i, d]
+
+
+@kernel
+def frozen(records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, start: int, stop: int) -> None:
+    """No row moves."""
 
 
 @kernel

@@ -1,0 +1,101 @@
+"""Tables of any kind, cut into groups of which all records look alike and are updated alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pibroch.embedding.optimizers import SparseOptimizer
+from pibroch.embedding.row_space import RowSpace
+from pibroch.embedding.table import Table, check_tables
+from pibroch.errors import ConfigError
+
+Optimizers = SparseOptimizer | Mapping[str, SparseOptimizer]
+
+
+@dataclass(frozen=True, eq=False)
+class TableGroup:
+    """Tables with one row space and one optimizer.
+
+    Attributes:
+        space: of these tables.
+        optimizer: of all their rows.
+        places: of the space's readers, their places among the readers of all tables.
+    """
+
+    space: RowSpace
+    optimizer: SparseOptimizer
+    places: tuple[int, ...]
+
+
+def optimizers_of(tables: Sequence[Table], optimizer: Optimizers) -> dict[str, SparseOptimizer]:
+    """Each table's optimizer.
+
+    Args:
+        tables: all.
+        optimizer: of all tables, or by table name, ``""`` for those not named.
+
+    Raises:
+        ConfigError: for what is no sparse optimizer, a table without one, or one for a table that is not there.
+    """
+    chosen = dict(optimizer) if isinstance(optimizer, Mapping) else {"": optimizer}
+    for each in chosen.values():
+        if not isinstance(each, SparseOptimizer):
+            raise ConfigError(
+                f"a {type(each).__name__} as sparse optimizer",
+                "one of pibroch's, e.g. pibroch.RowWiseAdagrad(lr=0.05)",
+            )
+    names = [table.name for table in tables]
+    odd = [name for name in chosen if name and name not in names]
+    if odd:
+        raise ConfigError(f"an optimizer for table {odd[0]!r}", f"one of the tables {sorted(names)}")
+    without = [name for name in names if name not in chosen]
+    if without and "" not in chosen:
+        raise ConfigError(
+            f"no optimizer for table {without[0]!r}",
+            "one for each table",
+            'name one "" for all tables that are not named',
+        )
+    return {name: chosen[name] if name in chosen else chosen[""] for name in names}
+
+
+def group_tables(tables: Sequence[Table], optimizer: Optimizers) -> tuple[TableGroup, ...]:
+    """The groups of tables of any dims, in the order of their first tables.
+
+    Args:
+        tables: with distinct names.
+        optimizer: of all tables, or by table name, ``""`` for those not named.
+
+    Raises:
+        ConfigError: for tables or optimizers that cannot be.
+
+    Example:
+        >>> from pibroch.embedding import SGD
+        >>> tables = [Table("user", 9, 8), Table("item", 9, 4), Table("shop", 9, 8)]
+        >>> [group.space.features for group in group_tables(tables, SGD(lr=0.1))]
+        [('user', 'shop'), ('item',)]
+    """
+    check_tables(tables)
+    optimizers = optimizers_of(tables, optimizer)
+    alike: dict[object, list[Table]] = {}
+    for table in tables:
+        alike.setdefault((table.dim, table.pooling == "none", optimizers[table.name]), []).append(table)
+    readers = [table.name for table in tables for _ in table.features]
+    groups = []
+    for chosen in alike.values():
+        names = {table.name for table in chosen}
+        places = tuple(place for place, name in enumerate(readers) if name in names)
+        groups.append(TableGroup(RowSpace(chosen), optimizers[chosen[0].name], places))
+    return tuple(groups)
+
+
+def names_of_readers(tables: Sequence[Table]) -> tuple[str, ...]:
+    """What each reader's embeddings are called: by the feature, or ``feature@table`` where it reads several tables.
+
+    Example:
+        >>> names_of_readers([Table("wide", 9, 1, features=("user", "item")), Table("user", 9, 8)])
+        ('user@wide', 'item', 'user@user')
+    """
+    readers = [(feature, table.name) for table in tables for feature in table.features]
+    features = [feature for feature, _ in readers]
+    return tuple(name if features.count(name) == 1 else f"{name}@{table}" for name, table in readers)

@@ -1,0 +1,90 @@
+"""The lanes of one group of tables: their embeddings put together, and gradients taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pibroch.data import JaggedBatch
+from pibroch.embedding import RowSpace
+from pibroch.exchange.alltoall.lane import Lane
+
+
+class _Cell(NamedTuple):
+    """What a lane holds of a reader: its place in the lane and in the group, and its columns."""
+
+    place_in_lane: int
+    place: int
+    columns: slice
+
+
+@dataclass(frozen=True)
+class GroupLanes:
+    """One group's lanes.
+
+    Attributes:
+        space: of the group.
+        lanes: with all blocks of its tables.
+    """
+
+    space: RowSpace
+    lanes: Sequence[Lane]
+
+    def assemble(self, batch: JaggedBatch, parts: Sequence[Tensor]) -> Tensor:
+        """What lanes gave for a batch, ``[B, F_lane, width]`` each, as ``[B, F, D]``.
+
+        Where nothing is pooled ``[V_lane, width]`` each as ``[V, D]``, in the order of the batch's values.
+        """
+        if self._is_simple:
+            return parts[0]
+        space = self.space
+        if space.is_pooled:
+            out = torch.empty(batch.batch_size, len(space.features), space.dim)
+            for lane, part in zip(self.lanes, parts, strict=True):
+                for cell in _cells(lane):
+                    out[:, cell.place, cell.columns] = part[:, cell.place_in_lane]
+            return out
+        spans = self._spans(batch)
+        out = torch.empty(spans[-1].stop, space.dim)
+        for lane, part in zip(self.lanes, parts, strict=True):
+            start = 0
+            for cell in _cells(lane):
+                span = spans[cell.place]
+                out[span, cell.columns] = part[start : start + span.stop - span.start]
+                start += span.stop - span.start
+        return out
+
+    def split(self, batch: JaggedBatch, gradient: Tensor) -> list[Tensor]:
+        """The inverse of :meth:`assemble`."""
+        if self._is_simple:
+            return [gradient]
+        if self.space.is_pooled:
+            return [
+                torch.stack([gradient[:, cell.place, cell.columns] for cell in _cells(lane)], 1).contiguous()
+                for lane in self.lanes
+            ]
+        spans = self._spans(batch)
+        return [torch.cat([gradient[spans[cell.place], cell.columns] for cell in _cells(lane)]) for lane in self.lanes]
+
+    @cached_property
+    def _is_simple(self) -> bool:
+        """Whether one lane has all readers in their order."""
+        return len(self.lanes) == 1 and self.lanes[0].layout.places == tuple(range(len(self.space.features)))
+
+    def _spans(self, batch: JaggedBatch) -> list[slice]:
+        """Of each reader, its ids among those of the group."""
+        offsets, size = batch.pick(self.space.features).offsets, batch.batch_size
+        ends = [int(offsets[place * size]) for place in range(len(self.space.features) + 1)]
+        return [slice(start, end) for start, end in pairwise(ends)]
+
+
+def _cells(lane: Lane) -> Iterator[_Cell]:
+    layout = lane.layout
+    for number, (place, first) in enumerate(zip(layout.places, layout.first_columns, strict=True)):
+        yield _Cell(number, place, slice(first, first + layout.width))

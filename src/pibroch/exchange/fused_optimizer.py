@@ -1,0 +1,36 @@
+"""The rows' learning rates as torch's schedulers know them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from pibroch.embedding import TableGroup
+
+
+class FusedOptimizer(torch.optim.Optimizer):
+    """Rows are updated inside backward, so stepping does nothing here: what counts is each group's ``lr``.
+
+    ``param_groups`` has one entry for each group of tables with one dim and one optimizer, with the names of its ``tables``.
+    Rates that are written there, by torch's schedulers or by hand, hold from the next backward pass on.
+    """
+
+    def __init__(self, groups: Sequence[TableGroup]) -> None:
+        named = [
+            {"params": [nn.Parameter(torch.zeros(()), requires_grad=False)], "lr": each.optimizer.lr,
+             "tables": [table.name for table in each.space.tables]}
+            for each in groups
+        ]  # fmt: skip
+        super().__init__(named, {})
+
+    @property
+    def learning_rates(self) -> list[float]:
+        """Of each group; a schedule may have made a tensor of one."""
+        return [float(group["lr"]) for group in self.param_groups]
+
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Nothing but what a closure computes: its backward pass updates the rows."""
+        return None if closure is None else closure()

@@ -1,0 +1,216 @@
+"""What a lookup gives where embeddings differ in width, or are not pooled.
+
+Shape legend: B samples, V ids of one reader, D its table's width, T positions of a padded sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from pibroch.data import JaggedBatch
+from pibroch.embedding import Table, TableGroup, names_of_readers
+from pibroch.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JaggedEmbeddings:
+    """A vector for each id of a feature.
+
+    Attributes:
+        values: float32 ``[V, D]``, sample by sample.
+        offsets: int64 ``[B + 1]``: sample b has the rows ``values[offsets[b] : offsets[b + 1]]``.
+    """
+
+    values: Tensor
+    offsets: Tensor
+
+    def lengths(self) -> Tensor:
+        """Ids of each sample, int64 ``[B]``."""
+        return self.offsets[1:] - self.offsets[:-1]
+
+    def padded(self, length: int) -> Tensor:
+        """As ``[B, T, D]``: the first ``length`` ids of each sample, zeros behind them.
+
+        Raises:
+            ConfigError: for a length below 1.
+        """
+        if length < 1:
+            raise ConfigError(f"sequences padded to {length}", "at least 1")
+        size, dim = len(self.offsets) - 1, self.values.shape[1]
+        lengths = self.lengths()
+        sample = torch.repeat_interleave(torch.arange(size), lengths)
+        place = torch.arange(len(self.values)) - self.offsets[:-1][sample]
+        values, rows = self.values, sample * length + place
+        if bool((lengths > length).any()):
+            kept = torch.nonzero(place < length).squeeze(1)
+            values, rows = values.index_select(0, kept), rows[kept]
+        out = torch.zeros(size * length, dim, dtype=values.dtype, device=values.device)
+        return out.index_copy(0, rows.to(values.device), values).view(size, length, dim)
+
+    def mask(self, length: int) -> Tensor:
+        """Which positions of :meth:`padded` hold an id, bool ``[B, T]``."""
+        return torch.arange(length) < self.lengths()[:, None]
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderPlace:
+    """Where a reader's embeddings are: the number of its group, and its place among the group's readers."""
+
+    group: int
+    place: int
+
+
+class EmbeddingOutput(Mapping[str, "Tensor | JaggedEmbeddings"]):
+    """Embeddings by feature, or ``feature@table`` for one that reads several tables, in the order of the tables.
+
+    ``out["user"]`` is ``[B, D]``, or :class:`JaggedEmbeddings` where its table pools nothing.
+
+    Args:
+        places: by name.
+        groups: embeddings of each group: ``[B, F, D]``, or ``[V, D]`` with its bounds.
+        offsets: for each group that is not pooled its batch's offsets ``[F * B + 1]``, for others ``None``.
+    """
+
+    def __init__(
+        self, places: Mapping[str, ReaderPlace], groups: Sequence[Tensor], offsets: Sequence[Tensor | None]
+    ) -> None:
+        self._places, self._groups, self._offsets = places, groups, offsets
+
+    def __getitem__(self, name: str) -> Tensor | JaggedEmbeddings:
+        where = self._places.get(name)
+        if where is None:
+            raise KeyError(f"{name!r}; there are {', '.join(self._places)}")
+        return self._by_group[where.group][where.place]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def cat(self) -> Tensor:
+        """All pooled embeddings side by side, ``[B, sum of D]``, in the order of the names.
+
+        Raises:
+            ConfigError: when none are pooled.
+        """
+        pooled = self._pooled()
+        if not pooled:
+            raise ConfigError("cat() of embeddings that are not pooled", "pooled ones", "take each by its name")
+        if len(self._groups) == 1:
+            return self._groups[0].flatten(1)
+        return torch.cat([part for name in pooled if isinstance(part := self[name], Tensor)], 1)
+
+    def keyed_tensor(self) -> KeyedEmbeddings:
+        """The pooled ones in the layout, and with the methods, of TorchRec's ``KeyedTensor``."""
+        pooled = self._pooled()
+        return KeyedEmbeddings(
+            list(pooled), [self._groups[place.group].shape[-1] for place in pooled.values()], self.cat()
+        )
+
+    def _pooled(self) -> dict[str, ReaderPlace]:
+        return {name: place for name, place in self._places.items() if self._offsets[place.group] is None}
+
+    @cached_property
+    def _by_group(self) -> list[Sequence[Tensor] | Sequence[JaggedEmbeddings]]:
+        """Each group's readers; taken apart at once, so that a backward pass puts their gradients together at once."""
+        counts = [sum(place.group == number for place in self._places.values()) for number in range(len(self._groups))]
+        found: list[Sequence[Tensor] | Sequence[JaggedEmbeddings]] = []
+        for embeddings, offsets, count in zip(self._groups, self._offsets, counts, strict=True):
+            found.append(embeddings.unbind(1) if offsets is None else _jagged(embeddings, offsets, count))
+        return found
+
+
+class OutputForm:
+    """How an exchange's embeddings, one tensor a group of tables, become what users get.
+
+    Args:
+        tables: all.
+        groups: of them.
+
+    Attributes:
+        is_tensor: whether that is one tensor, as all tables have one dim and are pooled.
+    """
+
+    def __init__(self, tables: Sequence[Table], groups: Sequence[TableGroup]) -> None:
+        self._groups = groups
+        self.is_tensor = len({table.dim for table in tables}) == 1 and all(each.space.is_pooled for each in groups)
+        of_reader = {
+            place: ReaderPlace(number, inside)
+            for number, each in enumerate(groups)
+            for inside, place in enumerate(each.places)
+        }
+        self._places = {name: of_reader[number] for number, name in enumerate(names_of_readers(tables))}
+
+    def joined(self, found: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """What leaves a lookup: all groups as one ``[B, F, D]`` where they fit into one."""
+        if not self.is_tensor or len(found) == 1:
+            return tuple(found)
+        out_BFD = torch.empty(len(found[0]), len(self._places), found[0].shape[2])
+        for each, part in zip(self._groups, found, strict=True):
+            out_BFD[:, list(each.places)] = part
+        return (out_BFD,)
+
+    def gradients(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """The inverse, as the exchange wants them."""
+        if not self.is_tensor or len(self._groups) == 1:
+            return [gradient.contiguous().float() for gradient in gradients]
+        return [gradients[0][:, list(each.places)].contiguous().float() for each in self._groups]
+
+    def of(self, batch: JaggedBatch, found: Sequence[Tensor]) -> Tensor | EmbeddingOutput:
+        """What users get."""
+        if self.is_tensor:
+            return found[0]
+        spaces = [each.space for each in self._groups]
+        offsets = [None if space.is_pooled else batch.pick(space.features).offsets for space in spaces]
+        return EmbeddingOutput(self._places, found, offsets)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyedEmbeddings:
+    """Pooled embeddings side by side, with the methods of TorchRec's ``KeyedTensor``."""
+
+    _keys: list[str]
+    _lengths: list[int]
+    _values: Tensor
+
+    def keys(self) -> list[str]:
+        """Names of the features."""
+        return self._keys
+
+    def length_per_key(self) -> list[int]:
+        """Width of each one's embeddings."""
+        return self._lengths
+
+    def values(self) -> Tensor:
+        """All of them, ``[B, sum of D]``."""
+        return self._values
+
+    def offset_per_key(self) -> list[int]:
+        """First column of each one, and the number of all columns at the end."""
+        return [sum(self._lengths[:place]) for place in range(len(self._lengths) + 1)]
+
+    def to_dict(self) -> dict[str, Tensor]:
+        """Each one's embeddings ``[B, D]``."""
+        return dict(zip(self._keys, self._values.split(self._lengths, 1), strict=True))
+
+    def __getitem__(self, key: str) -> Tensor:
+        if key not in self._keys:
+            raise KeyError(f"{key!r}; there are {', '.join(self._keys)}")
+        return self.to_dict()[key]
+
+
+def _jagged(values: Tensor, offsets: Tensor, num_readers: int) -> list[JaggedEmbeddings]:
+    size = (len(offsets) - 1) // num_readers
+    ends = offsets[::size].tolist() if size else [0] * (num_readers + 1)
+    parts = values.split([end - start for start, end in pairwise(ends)])
+    return [
+        JaggedEmbeddings(part, offsets[number * size : (number + 1) * size + 1] - start)
+        for number, (part, start) in enumerate(zip(parts, ends[:-1], strict=True))
+    ]

@@ -1,0 +1,48 @@
+"""The oracles of several row spaces, one a lane of the exchange, which hear of the same steps and plan them together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pibroch.kernels.arrays import RowIds
+from pibroch.lookahead.oracle import Opening, Oracle, StepPlan
+
+
+class JointOracle:
+    """One rank's oracles, a lane each; each has a cache of its own and shrinks its lookahead by itself.
+
+    Args:
+        oracles: in the order of the lanes.
+    """
+
+    def __init__(self, oracles: Sequence[Oracle]) -> None:
+        self._oracles = oracles
+
+    @property
+    def num_lanes(self) -> int:
+        """Number of oracles."""
+        return len(self._oracles)
+
+    def restart(self) -> None:
+        """See :meth:`Oracle.restart`."""
+        for oracle in self._oracles:
+            oracle.restart()
+
+    def add(self, rows: Sequence[Sequence[RowIds]]) -> None:
+        """The addresses that each rank touches in one more step, by lane and rank.
+
+        Raises:
+            ConfigError: when they fit into no cache; then no oracle knows the step.
+        """
+        for oracle, rows_of_rank in zip(self._oracles, rows, strict=True):
+            oracle.check_fits(rows_of_rank)
+        for oracle, rows_of_rank in zip(self._oracles, rows, strict=True):
+            oracle.add(rows_of_rank)
+
+    def open(self) -> list[Opening]:
+        """See :meth:`Oracle.open`."""
+        return [oracle.open() for oracle in self._oracles]
+
+    def plan(self) -> list[StepPlan]:
+        """See :meth:`Oracle.plan`."""
+        return [oracle.plan() for oracle in self._oracles]
