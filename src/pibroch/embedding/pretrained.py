@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import polars as pl
 import torch
 from numpy.typing import NDArray
+from safetensors import safe_open
 
 from pibroch.embedding.piece import PieceView
 from pibroch.embedding.table import Table
@@ -26,7 +28,9 @@ CHUNK_BYTES = 8 << 20
 class _Matrix(Protocol):
     """Rows of numbers somewhere."""
 
-    shape: tuple[int, ...]
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``[rows, D]``."""
 
     def rows(self, start: int, stop: int) -> NDArray[Any]:
         """Some of them, of any type of number."""
@@ -45,14 +49,40 @@ class _Array:
 
 
 @dataclass(frozen=True)
-class _Slices:
-    """A tensor of a safetensors file, or anything else that is sliced."""
+class _Tensor:
+    tensor: torch.Tensor
 
-    tensor: Any
-    shape: tuple[int, ...]
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
 
     def rows(self, start: int, stop: int) -> NDArray[Any]:
         found: NDArray[Any] = self.tensor[start:stop].float().numpy()
+        return found
+
+
+@dataclass(frozen=True)
+class _Npy:
+    """Mapped anew for each look, so that what was read does not stay in memory."""
+
+    path: Path
+    shape: tuple[int, ...]
+
+    def rows(self, start: int, stop: int) -> NDArray[Any]:
+        return np.array(np.load(self.path, mmap_mode="r", allow_pickle=False)[start:stop])
+
+
+@dataclass(frozen=True)
+class _Safetensors:
+    """Likewise."""
+
+    path: Path
+    name: str
+    shape: tuple[int, ...]
+
+    def rows(self, start: int, stop: int) -> NDArray[Any]:
+        with safe_open(self.path, "pt") as file:
+            found: NDArray[Any] = file.get_slice(self.name)[start:stop].float().numpy()
         return found
 
 
@@ -70,12 +100,11 @@ class _Frame:
             found: NDArray[Any] = some.to_numpy()
             return found
         lists = some[self.columns[0]]
-        lengths = set(lists.list.len().to_list()) if lists.dtype.base_type().__name__ == "List" else {self.shape[1]}
-        if lengths - {self.shape[1]}:
-            raise DataError(
-                f"lists of {sorted(lengths, key=str)} numbers in column {self.columns[0]!r}, rows {start} to {stop - 1}",
-                f"{self.shape[1]} in each row",
-            )
+        lengths = lists.cast(pl.List(pl.Float32)).list.len().fill_null(0)
+        odd = [place for place, length in enumerate(lengths) if length != self.shape[1]]
+        if odd:
+            where = f"row {start + odd[0]} of column {self.columns[0]!r}"
+            raise DataError(f"a list of {lengths[odd[0]]} numbers in {where}", f"{self.shape[1]} in each row")
         return np.asarray(lists.explode().to_numpy()).reshape(-1, self.shape[1])
 
 
@@ -135,12 +164,17 @@ def _chunks(matrix: _Matrix) -> Iterator[tuple[int, Records]]:
     num_rows, width = matrix.shape
     step = max(1, CHUNK_BYTES // (4 * max(1, width)))
     for start in range(0, num_rows, step):
-        yield start, np.ascontiguousarray(matrix.rows(start, min(start + step, num_rows)), np.float32)
+        some = matrix.rows(start, min(start + step, num_rows))
+        if some.dtype.kind not in "fiu":
+            raise DataError(f"weights of type {some.dtype}", "numbers")
+        yield start, np.ascontiguousarray(some, np.float32)
 
 
 def _check_ids(rows: Ints, num_rows: int, table: Table) -> None:
     if rows.shape != (num_rows,) or rows.dtype.kind not in "iu":
-        raise DataError(f"ids {list(rows.shape)} of type {rows.dtype}", f"{num_rows} whole numbers, one a row of the weights")
+        raise DataError(
+            f"ids {list(rows.shape)} of type {rows.dtype}", f"{num_rows} whole numbers, one a row of the weights"
+        )
     bad = np.flatnonzero((rows < 0) | (rows >= table.num_rows))
     if len(bad):
         raise DataError(
@@ -155,7 +189,7 @@ def _open(source: Any, table: Table, tensor: str | None, ids: Any) -> tuple[_Mat
     rows = None if ids is None or isinstance(ids, str) else np.asarray(ids)
     if isinstance(source, torch.Tensor):
         source = source.detach().cpu()
-        return _Slices(source, tuple(source.shape)), rows
+        return _Tensor(source), rows
     if not isinstance(source, str | Path):
         return _Array(np.asarray(source)), rows
     path = Path(source)
@@ -173,26 +207,20 @@ def _open(source: Any, table: Table, tensor: str | None, ids: Any) -> tuple[_Mat
 
 
 def _open_npy(path: Path, table: Table, tensor: str | None, ids: Any, rows: Ints | None) -> tuple[_Matrix, Ints | None]:
-    return _Array(np.load(path, mmap_mode="r", allow_pickle=False)), rows
+    return _Npy(path, np.load(path, mmap_mode="r", allow_pickle=False).shape), rows
 
 
 def _open_safetensors(
     path: Path, table: Table, tensor: str | None, ids: Any, rows: Ints | None
 ) -> tuple[_Matrix, Ints | None]:
-    from safetensors import safe_open
-
-    file = safe_open(path, "pt")
-    names = sorted(file.keys())
-    name = _one_of(names, tensor, f"tensor of {path}")
-    found = file.get_slice(name)
-    return _Slices(found, tuple(found.get_shape())), rows
+    with safe_open(path, "pt") as file:
+        name = _one_of(sorted(file.keys()), tensor, f"tensor of {path}")
+        return _Safetensors(path, name, tuple(file.get_slice(name).get_shape())), rows
 
 
 def _open_parquet(
     path: Path, table: Table, tensor: str | None, ids: Any, rows: Ints | None
 ) -> tuple[_Matrix, Ints | None]:
-    import polars as pl
-
     frame = pl.scan_parquet(path, glob=False)
     types = dict(frame.collect_schema())
     num_rows = int(frame.select(pl.len()).collect().item())
@@ -210,7 +238,7 @@ def _open_parquet(
 def _one_of(names: Sequence[str], wanted: str | None, what: str) -> str:
     if wanted is None and len(names) == 1:
         return names[0]
-    if wanted not in names:
+    if wanted is None or wanted not in names:
         got = "none named" if wanted is None else repr(wanted)
         raise DataError(f"{got} as {what}", f"one of {', '.join(names) or 'those that there are: none'}")
     return wanted
