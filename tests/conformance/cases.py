@@ -498,3 +498,37 @@ def train_two_modules(channel, num_batches, exchange, **options):
         (loss_of(first(batch)) + loss_of(second(batch))).backward()
     pieces = [view.weights.copy() for each in (first, second) for view in each.pieces()]
     return said, (first.step, second.step), pieces
+
+
+def load_from_outside(channel, exchange="alltoall", **options):
+    """Weights from outside in the middle of a run; returns what is read then, and the pieces after one more step."""
+    tables = SHAPES["any"]
+    embeddings = pb.Embeddings(tables, optimizers("adam", "any"), exchange=exchange, seed=3, channel=channel, **options)
+    batches = [ragged_batch(tables, 5, seed=10 * i + channel.ranks.rank) for i in range(6)]
+    found = []
+    for number, batch in enumerate(embeddings.feed(batches)):
+        if number == 3:
+            for table in tables[2:4]:
+                weights = np.random.default_rng(table.num_rows).normal(size=(table.num_rows, table.dim))
+                embeddings.load_weights(table.name, weights)
+        out = embeddings(batch)
+        found.append(as_tensor(out).detach())
+        loss_of(out).backward()
+    return found, pieces_of(embeddings)
+
+
+def learn_weights(channel, exchange="alltoall", **options):
+    """Train with weights that want gradients; returns these, with what was looked up, and the pieces."""
+    tables = SHAPES["any"]
+    embeddings = pb.Embeddings(
+        tables, optimizers("adagrad", "any"), exchange=exchange, seed=3, channel=channel, **options
+    )
+    batches = [ragged_batch(tables, 5, seed=10 * i + channel.ranks.rank, weighted=True) for i in range(6)]
+    found = []
+    for batch in batches:
+        batch.weights.requires_grad_()
+    for batch in embeddings.feed(batches):
+        out = as_tensor(embeddings(batch))
+        loss_of(out).backward()
+        found += [out.detach(), batch.weights.grad]
+    return found, pieces_of(embeddings)

@@ -16,7 +16,7 @@ SNAPSHOT = {
     "Frozen": f"({OPTIMIZER.replace('lr: float', 'lr: float = 0.0')}) -> None",
     "JaggedBatch": "(dense: Tensor, keys: tuple[str, ...], values: Tensor, offsets: Tensor, labels: Tensor,"
     " weights: Tensor | None = None, position: LoaderPosition | None = None,"
-    " first_sample: int = 0) -> None",
+    " first_sample: int = 0, by_id: bool = False) -> None",
     "Normal": "(std: float = 0.01, zero_columns: int = 0) -> None",
     "Plan": "(*, num_shards: int, placements: dict[str, pibroch.planner.plan.Placement]) -> None",
     "Predictor": "(manifest: Manifest, embeddings: Embeddings, model: nn.Module) -> None",

@@ -27,6 +27,7 @@ from pibroch.embedding import (
 from pibroch.errors import ConfigError, TrainingError
 from pibroch.exchange.base import Exchange, Rates, Setup
 from pibroch.exchange.fused_optimizer import FusedOptimizer
+from pibroch.exchange.learned_weights import by_id_where_learned
 from pibroch.exchange.output import EmbeddingOutput, OutputForm
 from pibroch.kernels.arrays import Records
 
@@ -127,6 +128,23 @@ class Embeddings(nn.Module):
         for shard in self.exchange.shards:
             shard.track_touched()
 
+    def load_weights(self, table: str, source: Any, *, tensor: str | None = None, ids: Any = None) -> None:
+        """Give a table weights from outside, see :func:`pibroch.embedding.pretrained.load_weights`.
+
+        Between ranks every rank calls it, with the same source; each takes what it holds.
+
+        Raises:
+            ConfigError: when there is no such table.
+            DataError: for a source that cannot be read, or does not fit the table.
+        """
+        known = {each.name: each for each in self.tables}
+        if table not in known:
+            raise ConfigError(f"weights for table {table!r}", f"one of the tables {sorted(known)}")
+        from pibroch.embedding.pretrained import load_weights  # with a library for tables, which few programs need
+
+        load_weights(self.pieces(), known[table], source, tensor=tensor, ids=ids, step=self.step)
+        self.exchange.forget()
+
     @property
     def shard(self) -> MemoryShard:
         """The row records that this process holds, where one shard holds them all (every placement but column-wise).
@@ -177,7 +195,7 @@ class Embeddings(nn.Module):
 
         Of tables of several dims, or where some are not pooled, an :class:`~pibroch.exchange.output.EmbeddingOutput`: it has
         each feature's by its name. A feature absent from a batch counts as empty bags, with one logged warning. Between ranks
-        every rank must call, in the same order; a batch may be empty.
+        every rank must call, in the same order; a batch may be empty. Weights of ids that require a gradient get it.
 
         Args:
             batch: a :class:`JaggedBatch`, or anything with TorchRec's ``keys()``, ``values()``, ``lengths()``.
@@ -193,7 +211,7 @@ class Embeddings(nn.Module):
                 self._warn_of_waiting()
             return self._output.of(known, _Lookup.apply(self._anchor, self, known))
         found, _ = self.exchange.lookup(known, False, self.step if self._averaged else None)
-        return self._output.of(known, self._output.joined(found))
+        return self._output.of(known, self._output.joined(known, found))
 
     def _prepare(self, batch: Any) -> JaggedBatch:
         """The batch as exchanges know it: this module's features in their order."""
@@ -204,7 +222,7 @@ class Embeddings(nn.Module):
             if not is_filler:
                 self._warn_of(absent)
             known = known.with_empty(absent)
-        return known.select(self.features)
+        return by_id_where_learned(known.select(self.features))
 
     def _warn_of(self, absent: tuple[str, ...]) -> None:
         new = sorted(set(absent) - self._absent)
@@ -303,7 +321,8 @@ class _Lookup(torch.autograd.Function):
     def forward(ctx: Any, anchor: Tensor, embeddings: Embeddings, batch: JaggedBatch) -> tuple[Tensor, ...]:
         found, handle = embeddings.exchange.lookup(batch, True)
         ctx.embeddings, ctx.handle = embeddings, handle
-        return embeddings._output.joined(found)
+        ctx.batch = batch
+        return embeddings._output.joined(batch, found)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
@@ -315,7 +334,7 @@ class _Lookup(torch.autograd.Function):
             )  # fmt: skip
         embeddings.step += 1
         rates = Rates(embeddings.fused_optimizer.learning_rates, embeddings.step)
-        embeddings.exchange.update(ctx.handle, embeddings._output.gradients(gradients), rates)
+        embeddings.exchange.update(ctx.handle, embeddings._output.gradients(ctx.batch, gradients), rates)
         ctx.handle = None
         Variable._execution_engine.queue_callback(embeddings.exchange.fetch_next)
         return None, None, None
