@@ -146,6 +146,11 @@ class BulkReceiver:
         storage = transfer.data.untyped_storage()
         return torch.empty(0, dtype=DTYPE_OF_CODE[info.dtype]).set_(storage, 0, info.shape)  # type: ignore[call-overload,no-any-return]
 
+    def clear(self) -> None:
+        """Nothing more will arrive, and nobody takes what has."""
+        self._transfers.clear()
+        self._pending_bytes = 0
+
     def _begin(self, number: int, total_bytes: int) -> _Transfer:
         if not 0 < total_bytes <= self._max_bytes - self._pending_bytes:
             raise ProtocolError(

@@ -197,6 +197,8 @@ class Connection:
         for stream in (*self._bulk_streams, *([self.stream] if self.stream is not None else [])):
             stream.close(reason)
         self._sender.clear()
+        self._receiver.clear()
+        self._incomplete.clear()
         if self.sharing is not None:
             self.sharing.close()
         self._on_lost(self, reason)

@@ -224,6 +224,7 @@ class Stream:
             self._sock.shutdown(socket.SHUT_RDWR)  # a caller that reads sees it, and lets go
         with self._reading:
             self._sock.close()
+            self._reader.close()  # what refers to this stream may live until the garbage collector comes
         while self._descriptors:
             os.close(self._descriptors.popleft())
         self._on_closed(reason)
