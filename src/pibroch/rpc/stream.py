@@ -229,6 +229,10 @@ class Stream:
             os.close(self._descriptors.popleft())
         self._on_closed(reason)
 
+    def close_soon(self, reason: str) -> None:
+        """Have the loop close it, from any thread."""
+        self._reactor.call_soon(lambda: self.close(reason))
+
     def _close_read_out(self, reason: str) -> None:
         """Close it because nothing can be written, but read first what the peer said before it went: answers, a goodbye."""
         if self._reading.acquire(timeout=_HANDED_OVER_S):  # a caller that reads does so at once itself
