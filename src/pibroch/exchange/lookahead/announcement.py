@@ -2,7 +2,8 @@
 
 A message to each rank::
 
-    int64 samples (-1: a bad batch) | int64 1 unless a filler | int64 distinct rows | int64 bytes of rows | rows | room left
+    int64 samples (-1: a bad batch) | int64 1 unless a filler | int64 distinct rows | int64 bytes of rows |
+    int64 bytes of the batch | rows | room left
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Prepared:
         grouped: its positions by distinct address, rising.
         row_of_position: int32 ``[V]``, the number of each position's address among the distinct ones.
         encoded: the distinct addresses as bytes.
-        num_samples: of the part.
+        num_samples, num_bytes: of the part.
         problem: with the part; it then counts as without ids.
     """
 
@@ -58,6 +59,7 @@ class Prepared:
     row_of_position: NDArray[np.int32]
     encoded: Bytes
     num_samples: int
+    num_bytes: int
     problem: RowIdError | None
 
 
@@ -71,6 +73,7 @@ class Announcement:
         share: this rank's share of the global batch.
         is_real: whether some rank's part is one of its own batches, and not a filler after its last one.
         problem: with some rank's part, as this rank is to report it.
+        num_bytes: of the largest part.
     """
 
     here: Prepared
@@ -78,6 +81,7 @@ class Announcement:
     share: float
     is_real: bool
     problem: DataError | None
+    num_bytes: int
 
 
 def prepare(lane: RowLane, batch: JaggedBatch) -> Prepared:
@@ -90,7 +94,15 @@ def prepare(lane: RowLane, batch: JaggedBatch) -> Prepared:
     encoded = np.empty(varint.MAX_BYTES * len(grouped.rows), np.uint8)
     num_bytes = varint.encode(grouped.rows, encoded)
     ids = replace(ids, row_ids=np.empty(0, np.int64))
-    return Prepared(ids, grouped, row_of_position, encoded[:num_bytes].copy(), batch.batch_size, problem)
+    return Prepared(
+        ids, grouped, row_of_position, encoded[:num_bytes].copy(), batch.batch_size, _bytes_of(batch), problem
+    )
+
+
+def _bytes_of(batch: JaggedBatch) -> int:
+    """What it takes of memory while it waits."""
+    tensors = (batch.dense, batch.values, batch.offsets, batch.labels, batch.weights)
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 class Announcer:
@@ -127,12 +139,13 @@ class Announcer:
             rows = [nothing] * len(rows)
             here = replace(here, grouped=group_rows(nothing), encoded=here.encoded[:0])
         share = here.num_samples / max(1, int(heads[:, 0].sum()))
-        return Announcement(here, rows, share, bool(heads[:, 1].any()), problem)
+        return Announcement(here, rows, share, bool(heads[:, 1].any()), problem, int(heads[:, 4].max()))
 
     def _exchange(self, here: Prepared, is_real: bool) -> tuple[Ints, list[list[Bytes]]]:
-        """For each rank the four numbers that head its message, and its encoded rows in two pieces."""
+        """For each rank the five numbers that head its message, and its encoded rows in two pieces."""
         size, encoded = self._world_size, here.encoded
-        head = np.array([-1 if here.problem else here.num_samples, is_real, len(here.grouped.rows), len(encoded)])
+        num_samples = -1 if here.problem else here.num_samples
+        head = np.array([num_samples, is_real, len(here.grouped.rows), len(encoded), here.num_bytes])
         room = int(self._room[self._rank])
         self._purposes.add("ids", (size - 1) * max(room, len(encoded)) if self._tells_rows else 0)
         message = np.zeros(head.nbytes + room, np.uint8)
@@ -160,7 +173,7 @@ class Announcer:
         for rank, (first, rest) in enumerate(pieces):
             if rank == self._rank:
                 continue
-            num_rows, num_bytes = heads[rank, 2:].tolist()
+            num_rows, num_bytes = heads[rank, 2:4].tolist()
             encoded = np.concatenate([first, rest]) if len(rest) else first[:num_bytes]
             rows[rank] = np.empty(num_rows, np.int64)
             if varint.decode(encoded, rows[rank]) != num_bytes:
