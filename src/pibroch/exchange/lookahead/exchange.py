@@ -82,16 +82,16 @@ class LookaheadExchange(Exchange[Step | Routes]):
         self._leave_plan()
         feed, lookahead = self._window.begin_feed(), self._window.lookahead
         ahead: deque[JaggedBatch] = deque()
-        told: deque[Step] = deque()
+        announcing: deque[Step] = deque()
         for batch, is_real in and_then_fillers(batches, self._unplanned.row_space.features):
             step = Step(batch, is_real, feed)
             self._window.read(step)
             if len(ahead) <= lookahead + 1 or self._window.feed != feed:
                 self._announce_read()
             ahead.append(batch)
-            told.append(step)
-            if len(told) > _HEARD_AFTER:  # as all ranks know it by then, without waiting
-                largest = told.popleft().announced.result().num_bytes
+            announcing.append(step)
+            if len(announcing) > _HEARD_AFTER:  # as all ranks know it by then, without waiting
+                largest = announcing.popleft().announced.result().num_bytes
                 lookahead = min(lookahead, max(1, AHEAD_BYTES // max(1, largest)))
             while len(ahead) > lookahead + 2:  # a step's plan is made one step early, and waits for no message
                 yield ahead.popleft()
