@@ -15,6 +15,7 @@ from pibroch.embedding.rows import update_rows
 from pibroch.embedding.tensor_file import write_tensors
 from pibroch.errors import NotAllowedError
 from pibroch.exchange.compression import exchange_compressed
+from pibroch.exchange.lookahead import exchange as lookahead_exchange
 from pibroch.exchange.lookahead import server_homes
 from pibroch.exchange.lookahead.announcement import Announcer, BytesByPurpose, Prepared, PreparedLane
 from pibroch.kernels.varint import numba as varint
@@ -179,7 +180,7 @@ def announce(channel, num_rows):
         encoded = np.empty(varint.MAX_BYTES * len(rows[rank]), np.uint8)
         encoded = encoded[: varint.encode(rows[rank], encoded)]
         lane = PreparedLane(None, SimpleNamespace(rows=rows[rank]), None, encoded)
-        here = Prepared([lane], number + rank, None)
+        here = Prepared([lane], number + rank, 0, None)
         sent.append(0)
         heard = announcer.announce(here, rank == 0)
         is_right &= heard.is_real and all(map(np.array_equal, heard.rows[0], rows))
@@ -237,6 +238,28 @@ def run_out_of_batches(channel, num_batches, exchange="alltoall", **options):
         sizes.append(batch.batch_size)
         loss_of(embeddings(batch)).backward()
     return sizes, [view.weights.copy() for view in embeddings.pieces()], embeddings.step
+
+
+def read_ahead(channel, sizes, ahead_bytes, exchange="alltoall", **options):
+    """Feed batches whose sizes on rank 1 are ``sizes``, small ones elsewhere; returns how many are read ahead, and pieces."""
+    tables, rank = SHAPES["odd_dims"], channel.ranks.rank
+    embeddings = pb.Embeddings(tables, pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel, **options)
+    num_read, ahead, before = 0, [], lookahead_exchange.AHEAD_BYTES
+
+    def batches():
+        nonlocal num_read
+        for i, size in enumerate(sizes):
+            num_read += 1
+            yield ragged_batch(tables, size if rank == 1 else 3, seed=i + rank)
+
+    lookahead_exchange.AHEAD_BYTES = ahead_bytes
+    try:
+        for num_handed_out, batch in enumerate(embeddings.feed(batches())):
+            ahead.append(num_read - num_handed_out - 1)
+            loss_of(embeddings(batch)).backward()
+    finally:
+        lookahead_exchange.AHEAD_BYTES = before
+    return ahead, [view.weights.copy() for view in embeddings.pieces()]
 
 
 def run_stream(channel, name, sizes, exchange="alltoall", look_at=(), forget_at=(), shape="odd_dims", **options):
