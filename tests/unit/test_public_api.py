@@ -12,7 +12,7 @@ SNAPSHOT = {
     "Adagrad": ADAGRAD,
     "Adam": ADAM,
     "Embeddings": "(tables: Sequence[Table], optimizer: Optimizers, exchange: str = local, seed: int = 0,"
-    " channel: Channel | None = None, **options: Any) -> None",
+    " channel: Channel | None = None, device: torch.device | str | None = None, **options: Any) -> None",
     "Frozen": f"({OPTIMIZER.replace('lr: float', 'lr: float = 0.0')}) -> None",
     "JaggedBatch": "(dense: Tensor, keys: tuple[str, ...], values: Tensor, offsets: Tensor, labels: Tensor,"
     " weights: Tensor | None = None, position: LoaderPosition | None = None,"

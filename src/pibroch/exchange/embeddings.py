@@ -26,6 +26,7 @@ from pibroch.embedding import (
 )
 from pibroch.errors import ConfigError, TrainingError
 from pibroch.exchange.base import Exchange, Rates, Setup
+from pibroch.exchange.device_port import DevicePort
 from pibroch.exchange.fused_optimizer import FusedOptimizer
 from pibroch.exchange.learned_weights import by_id_where_learned
 from pibroch.exchange.output import EmbeddingOutput, OutputForm
@@ -48,6 +49,7 @@ class Embeddings(nn.Module):
             torch.distributed's group), or another that :func:`pibroch.config.exchange.exchanges` lists.
         seed: of the initial weights, which depend on nothing else but the tables' names.
         channel: between the ranks, for this module alone; over all ranks of torch.distributed's group when absent.
+        device: where the dense model is: batches may come from there, and embeddings are given there. Rows stay in host memory.
         **options: of the exchange, see :class:`pibroch.exchange.alltoall.build.PlacedOptions` and
             :class:`pibroch.exchange.lookahead.build.LookaheadOptions`.
 
@@ -72,6 +74,7 @@ class Embeddings(nn.Module):
         exchange: str = "local",
         seed: int = 0,
         channel: Channel | None = None,
+        device: torch.device | str | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -84,6 +87,7 @@ class Embeddings(nn.Module):
         self.fused_optimizer = FusedOptimizer(self.groups)
         self.step = 0
         self._output = OutputForm(self.tables, self.groups)
+        self._port = None if device is None else DevicePort(device)
         self._averaged = self._is_frozen = False
         self._absent: set[str] = set()
         self._handed_out: deque[tuple[Any, JaggedBatch]] = deque(
@@ -211,10 +215,14 @@ class Embeddings(nn.Module):
                 self._warn_of_waiting()
             return self._output.of(known, _Lookup.apply(self._anchor, self, known))
         found, _ = self.exchange.lookup(known, False, self.step if self._averaged else None)
-        return self._output.of(known, self._output.joined(known, found))
+        return self._output.of(known, self._there(self._output.joined(known, found)))
+
+    def _there(self, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return found if self._port is None else self._port.to_device(found)
 
     def _prepare(self, batch: Any) -> JaggedBatch:
         """The batch as exchanges know it: this module's features in their order."""
+        batch = batch if self._port is None else self._port.batch_to_host(batch)
         known = batch if isinstance(batch, JaggedBatch) else JaggedBatch.from_keyed_jagged(batch)
         absent = tuple(feature for feature in self.features if feature not in known.keys)
         is_filler = known.batch_size == 0  # perhaps of another module's feed, which knows its own features
@@ -322,7 +330,7 @@ class _Lookup(torch.autograd.Function):
         found, handle = embeddings.exchange.lookup(batch, True)
         ctx.embeddings, ctx.handle = embeddings, handle
         ctx.batch = batch
-        return embeddings._output.joined(batch, found)
+        return embeddings._there(embeddings._output.joined(batch, found))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
@@ -334,7 +342,8 @@ class _Lookup(torch.autograd.Function):
             )  # fmt: skip
         embeddings.step += 1
         rates = Rates(embeddings.fused_optimizer.learning_rates, embeddings.step)
-        embeddings.exchange.update(ctx.handle, embeddings._output.gradients(ctx.batch, gradients), rates)
+        here = gradients if embeddings._port is None else embeddings._port.to_host(gradients)
+        embeddings.exchange.update(ctx.handle, embeddings._output.gradients(ctx.batch, here), rates)
         ctx.handle = None
         Variable._execution_engine.queue_callback(embeddings.exchange.fetch_next)
         return None, None, None

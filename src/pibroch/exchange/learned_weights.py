@@ -33,13 +33,14 @@ def pool_by_weights(groups: Sequence[TableGroup], batch: JaggedBatch, found: Seq
 
 def _pooled(space: RowSpace, batch: JaggedBatch, rows: Tensor) -> Tensor:
     assert batch.weights is not None, "they are what is learned"
-    scaled = rows * batch.weights.float()[:, None]
+    scaled = rows * batch.weights.float().to(rows.device)[:, None]
     if not space.is_pooled:
         return scaled
     size, num_features = batch.batch_size, len(space.features)
     lengths = batch.lengths()
-    bags = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-    summed = torch.zeros(len(lengths), space.dim).index_add(0, bags, scaled).view(num_features, size, space.dim)
+    bags = torch.repeat_interleave(torch.arange(len(lengths)), lengths).to(rows.device)
+    nothing = torch.zeros(len(lengths), space.dim, device=rows.device)
+    summed = nothing.index_add(0, bags, scaled).view(num_features, size, space.dim)
     is_mean = torch.from_numpy(space.mean_of_feature)[:, None]
     divisors = torch.where(is_mean, lengths.view(num_features, size).clamp(min=1), 1)
-    return (summed / divisors[:, :, None]).transpose(0, 1)
+    return (summed / divisors[:, :, None].to(rows.device)).transpose(0, 1)

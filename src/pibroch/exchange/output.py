@@ -56,7 +56,7 @@ class JaggedEmbeddings:
 
     def mask(self, length: int) -> Tensor:
         """Which positions of :meth:`padded` hold an id, bool ``[B, T]``."""
-        return torch.arange(length) < self.lengths()[:, None]
+        return (torch.arange(length) < self.lengths()[:, None]).to(self.values.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class OutputForm:
             found = pool_by_weights(self._groups, batch, found)
             if self.is_tensor and len(found) > 1:
                 order = torch.tensor([place for each in self._groups for place in each.places]).argsort()
-                found = [torch.cat(list(found), 1).index_select(1, order)]
+                found = [torch.cat(list(found), 1).index_select(1, order.to(found[0].device))]
         if self.is_tensor:
             return found[0]
         spaces = [each.space for each in self._groups]
