@@ -12,6 +12,7 @@ from pibroch.embedding.torchrec_config import initializer_of, refuse_unsupported
 from pibroch.errors import ConfigError
 
 Pooling = Literal["sum", "mean", "none"]
+Dtype = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class Table:
         pooling: how the rows of one bag become one vector, ``none`` for a vector an id; a batch's weights scale the rows
             first.
         initializer: initial weights; by default uniform in ±1/sqrt(num_rows).
+        dtype: of the weights in memory. Updates of ``bfloat16`` ones are made in float32 and rounded stochastically; optimizer
+            state is float32.
     """
 
     name: str
@@ -34,13 +37,15 @@ class Table:
     features: tuple[str, ...] = ()
     pooling: Pooling = "sum"
     initializer: Initializer = field(default_factory=Uniform)
+    dtype: Dtype = "float32"
 
     def __post_init__(self) -> None:
         for label, number in (("num_rows", self.num_rows), ("dim", self.dim)):
             if not isinstance(number, int) or number < 1:
                 raise ConfigError(f"table {self.name!r} with {label} {number!r}", "a whole number of at least 1")
-        if self.pooling not in get_args(Pooling):
-            raise ConfigError(f"table {self.name!r} with pooling {self.pooling!r}", f"one of {get_args(Pooling)}")
+        for label, value, known in (("pooling", self.pooling, Pooling), ("dtype", self.dtype, Dtype)):
+            if value not in get_args(known):
+                raise ConfigError(f"table {self.name!r} with {label} {value!r}", f"one of {get_args(known)}")
         object.__setattr__(self, "features", tuple(self.features) or (self.name,))
 
     @classmethod
@@ -64,6 +69,15 @@ class Table:
         if isinstance(self.initializer, Uniform) and self.initializer.bound is None:
             return Uniform(self.num_rows**-0.5, self.initializer.center)
         return self.initializer
+
+
+def weight_floats(dim: int, dtype: Dtype) -> int:
+    """How many float32 the weights of a row take in its record.
+
+    >>> weight_floats(5, "float32"), weight_floats(5, "bfloat16")
+    (5, 3)
+    """
+    return dim if dtype == "float32" else (dim + 1) // 2
 
 
 def check_tables(tables: Sequence[Table]) -> None:

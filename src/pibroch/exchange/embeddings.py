@@ -19,18 +19,19 @@ from pibroch.embedding import (
     MemoryShard,
     Optimizers,
     PieceView,
+    RowArray,
     RowSpace,
     Table,
     group_tables,
     optimizers_of,
 )
+from pibroch.embedding.narrow_rows import NarrowRows
 from pibroch.errors import ConfigError, TrainingError
 from pibroch.exchange.base import Exchange, Rates, Setup
 from pibroch.exchange.device_port import DevicePort
 from pibroch.exchange.fused_optimizer import FusedOptimizer
 from pibroch.exchange.learned_weights import by_id_where_learned
 from pibroch.exchange.output import EmbeddingOutput, OutputForm
-from pibroch.kernels.arrays import Records
 
 logger = logging.getLogger(__name__)
 
@@ -269,7 +270,7 @@ class Embeddings(nn.Module):
         return super().requires_grad_(requires_grad)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """What ``to``, ``half``, ``cuda`` and their like do: rows are float32 in this process's memory, and stay so.
+        """What ``to``, ``half``, ``cuda`` and their like do: rows are in host memory, of their tables' types, and stay so.
 
         Raises:
             ConfigError: for another type or device.
@@ -278,19 +279,20 @@ class Embeddings(nn.Module):
         if wanted.dtype != torch.float32 or wanted.device.type != "cpu":
             raise ConfigError(
                 f"embedding tables to be {wanted.dtype} on {wanted.device}", "float32 on the CPU",
-                "move the dense model alone, and embeddings(batch).to(...) with it",
+                "move the dense model alone, and embeddings(batch).to(...) with it; rows of 16 bits: Table(dtype='bfloat16')",
             )  # fmt: skip
         return self
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        """TorchRec's names; the tensors are views into the records, not copies.
+        """TorchRec's names; the tensors, of the tables' types, are views into the records, not copies.
 
         Raises:
             ConfigError: where this process does not hold whole tables.
         """
         for table in self.tables:
-            weights = torch.from_numpy(self._whole(table))
-            destination[f"{prefix}embedding_bags.{table.name}.weight"] = weights
+            weights = self._whole(table)
+            tensor = weights.as_tensor() if isinstance(weights, NarrowRows) else torch.from_numpy(weights)
+            destination[f"{prefix}embedding_bags.{table.name}.weight"] = tensor
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, metadata: Any, strict: bool, missing: list[str],
@@ -305,10 +307,10 @@ class Embeddings(nn.Module):
             elif tuple(state_dict[name].shape) != (table.num_rows, table.dim):
                 errors.append(f"{name}: got {list(state_dict[name].shape)}, need {[table.num_rows, table.dim]}")
             else:
-                self._whole(table)[:] = state_dict[name].detach().cpu().numpy()
+                self._whole(table)[:] = state_dict[name].detach().cpu().float().numpy()
         unexpected += [key for key in state_dict if key.startswith(f"{prefix}embedding_bags.") and key not in names]
 
-    def _whole(self, table: Table) -> Records:
+    def _whole(self, table: Table) -> RowArray:
         """A table's weights, ``[num_rows, dim]``, if they are all here."""
         self.exchange.flush()
         for shard in self.exchange.shards:
