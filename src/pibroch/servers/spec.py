@@ -52,10 +52,10 @@ class ShardSpec:
     pieces: list[list[int]]
     optimizer: Named
     seed: int
-    dtype: Dtype
+    dtype: Dtype = "float32"
 
     @classmethod
-    def of(cls, pieces: Sequence[Piece], optimizer: SparseOptimizer, seed: int, dtype: Dtype) -> ShardSpec:
+    def of(cls, pieces: Sequence[Piece], optimizer: SparseOptimizer, seed: int, dtype: Dtype = "float32") -> ShardSpec:
         """What a shard of these pieces needs.
 
         Raises:

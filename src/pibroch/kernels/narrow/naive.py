@@ -7,21 +7,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.kernels.arrays import Records, Stored
-
 Halves = NDArray[np.uint16]
 Words = NDArray[Any]  # 32 bits each, as uint64
 SPECIAL, MANTISSA, QUIET = 0x7F800000, 0x007FFFFF, 0x00400000
 
 
-def widened(numbers: Stored) -> Records:
+def widened(numbers: Any) -> Any:
     """The bits of bfloat16 as float32; float32 as it is.
 
     >>> widened(np.array([0x3F80, 0xC020], np.uint16))
     array([ 1. , -2.5], dtype=float32)
     """
-    if numbers.dtype == np.float32:
-        return numbers.view(np.float32)
+    if numbers.dtype != np.uint16:
+        return numbers
     return (numbers.astype(np.uint32) << 16).view(np.float32)
 
 
