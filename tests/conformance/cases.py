@@ -1,6 +1,7 @@
 """The batches, tables and optimizers of the conformance suite, and one run of a case on one rank."""
 
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 
 import exchanges  # noqa: F401, registers the example's
@@ -445,9 +446,9 @@ def overfill(channel, exchange="lookahead", **options):
     return None, step
 
 
-def look_up_averages(channel, exchange="alltoall", **options):
+def look_up_averages(channel, exchange="alltoall", dtype="float32", **options):
     """Train with moving averages, look these up between steps; returns what was looked up, and the pieces' state."""
-    tables, rank, found = SHAPES["odd_dims"], channel.ranks.rank, []
+    tables, rank, found = [replace(table, dtype=dtype) for table in SHAPES["odd_dims"]], channel.ranks.rank, []
     optimizer = pb.Adam(lr=0.1, average=0.9)
     embeddings = pb.Embeddings(tables, optimizer, exchange=exchange, seed=3, channel=channel, **options)
     batches = [ragged_batch(tables, 5, seed=10 * i + rank) for i in range(6)]

@@ -36,11 +36,13 @@ def test_same_bits_for_every_optimizer(worlds, run, size, cache):
         check_same(results, stream_bits(worlds(size), name), name)
 
 
+@pytest.mark.parametrize("shape", ["any", "narrow"])
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_same_bits_for_tables_of_any_kind(worlds, run, size):
+def test_same_bits_for_tables_of_any_kind(worlds, run, size, shape):
     for name in ("row_wise_adagrad", "adam"):
-        results = run(size, size, cases.run_stream, name, SIZES, lookahead=3, cache_rows=60, shape="any")
-        check_same(results, stream_bits(worlds(size), name, shape="any"), name, "any")
+        at = {"look_at": (3,), "forget_at": (7,)} if shape == "narrow" else {}
+        results = run(size, size, cases.run_stream, name, SIZES, lookahead=3, cache_rows=60, shape=shape, **at)
+        check_same(results, stream_bits(worlds(size), name, shape=shape, **at), name, shape)
 
 
 @pytest.mark.parametrize("delayed", [True, False])

@@ -38,7 +38,8 @@ class NarrowRows:
         return self[:]
 
     def __getitem__(self, chosen: Any) -> NDArray[Any]:
-        return naive.widened(self._numbers[chosen])
+        wide: NDArray[Any] = naive.widened(self._numbers[chosen])
+        return wide
 
     def __setitem__(self, chosen: Any, values: Any) -> None:
         wide = np.ascontiguousarray(values, np.float32)
