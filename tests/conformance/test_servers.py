@@ -81,6 +81,14 @@ def test_programs_that_leave_the_order_of_the_feed(worlds, run, function):
         np.testing.assert_equal(mine, right)
 
 
+def test_averages_of_rows_of_16_bits(worlds, run):
+    for right, mine in zip(
+        worlds(2).run(cases.look_up_averages, dtype="bfloat16"),
+        run(2, 2, cases.look_up_averages, dtype="bfloat16", lookahead=3), strict=True,
+    ):  # fmt: skip
+        np.testing.assert_equal(mine, right)
+
+
 @pytest.mark.parametrize("wire", ["bfloat16", "float16"])
 def test_a_narrow_wire_gives_the_bits_of_alltoall_with_it(worlds, run, wire):
     results = worlds(2).run(cases.run_stream, "adam", SIZES, wire=wire)

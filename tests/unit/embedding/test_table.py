@@ -12,7 +12,9 @@ from pibroch.embedding import MemoryShard, RowSpace
 from pibroch.errors import ConfigError
 
 
-@pytest.mark.parametrize("fields", [{"num_rows": 0}, {"dim": 0}, {"dim": -3}, {"dim": 2.5}, {"pooling": "max"}])
+@pytest.mark.parametrize(
+    "fields", [{"num_rows": 0}, {"dim": 0}, {"dim": -3}, {"dim": 2.5}, {"pooling": "max"}, {"dtype": "float16"}]
+)
 def test_bad_tables_are_refused_by_name(fields):
     with pytest.raises(ConfigError, match="'a'"):
         pb.Table(**({"name": "a", "num_rows": 3, "dim": 2} | fields))
@@ -25,6 +27,7 @@ def test_bad_tables_are_refused_by_name(fields):
         ([pb.Table("a", 3, 2), pb.Table("a", 3, 2, features=("b",))], "table 'a' named twice"),
         ([pb.Table("a", 3, 2), pb.Table("b", 3, 2, features=("a", "a"))], "of table 'b' feature 'a' named twice"),
         ([pb.Table("a", 3, 2), pb.Table("b", 3, 4)], r"dim \[2, 4\]"),
+        ([pb.Table("a", 3, 2), pb.Table("b", 3, 2, dtype="bfloat16")], "one dim and dtype"),
     ],
 )
 def test_tables_that_do_not_go_together(tables, message):

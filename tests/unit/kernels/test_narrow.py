@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from row_updates import OPTIMIZERS, a_step
 
 from pibroch.kernels import parallel
 from pibroch.kernels.gather_pool import naive as pooling_naive
@@ -13,6 +12,7 @@ from pibroch.kernels.gather_pool import numba as pooling
 from pibroch.kernels.narrow import naive, numba
 from pibroch.kernels.route import numba as routing
 from pibroch.kernels.scatter_update.narrow import Rounding
+from row_updates import OPTIMIZERS, a_step
 
 NO_COLUMNS = np.empty(0, np.int32)
 WORDS = [
