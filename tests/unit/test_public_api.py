@@ -24,7 +24,7 @@ SNAPSHOT = {
     "RowWiseAdam": ADAM,
     "SGD": f"({OPTIMIZER}) -> None",
     "Table": "(name: str, num_rows: int, dim: int, features: tuple[str, ...] = (), pooling: Pooling = sum,"
-    " initializer: Initializer = <factory>) -> None",
+    " initializer: Initializer = <factory>, dtype: Dtype = float32) -> None",
     "Uniform": "(bound: float | None = None, center: float = 0.0) -> None",
     "Zeros": "() -> None",
     "data_parallel": "(model: M, ranks: Ranks | None = None, reduction: Reduction = mean) -> M",

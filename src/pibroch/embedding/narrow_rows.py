@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pibroch.embedding.piece import RowArray
 from pibroch.kernels.narrow import naive, numba
 
 
@@ -50,3 +51,8 @@ class NarrowRows:
     def as_tensor(self) -> Tensor:
         """A view, as torch's bfloat16."""
         return torch.from_numpy(self._numbers.view(np.int16)).view(torch.bfloat16)
+
+
+def tensor_of(rows: RowArray) -> Tensor:
+    """A view of rows in this process's memory, float32 or bfloat16."""
+    return rows.as_tensor() if isinstance(rows, NarrowRows) else torch.from_numpy(rows)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pibroch.embedding.table import Dtype, weight_floats
+from pibroch.embedding.dtype import Dtype, weight_floats
 from pibroch.errors import ConfigError
 from pibroch.kernels.scatter_update import narrow as narrow_kernels
 from pibroch.kernels.scatter_update import numba as kernels

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.embedding.dtype import Dtype, weight_floats
 from pibroch.embedding.initializers import stream_key
 from pibroch.embedding.narrow_rows import NarrowRows
 from pibroch.embedding.optimizers import SparseOptimizer
 from pibroch.embedding.piece import Piece, PieceView, RowArray
-from pibroch.embedding.table import Dtype, Table, weight_floats
+from pibroch.embedding.table import Table
 from pibroch.kernels.arrays import Ints, Records, Stored
 from pibroch.kernels.memory import empty_rows
 

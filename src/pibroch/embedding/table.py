@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from pibroch.embedding.dtype import Dtype
 from pibroch.embedding.initializers import Initializer, Uniform
-from pibroch.embedding.torchrec_config import initializer_of, refuse_unsupported
+from pibroch.embedding.torchrec_config import dtype_of, initializer_of, refuse_unsupported
 from pibroch.errors import ConfigError
 
 Pooling = Literal["sum", "mean", "none"]
-Dtype = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,29 +55,21 @@ class Table:
         Anything with the fields of one will do. Initial weights are drawn from the same distribution.
 
         Raises:
-            ConfigError: for what a table cannot do: other types than float32, functions that initialise in ways of their own,
-                virtual tables.
+            ConfigError: for what a table cannot do: types but float32 and bfloat16, functions that initialise in ways of their
+                own, virtual tables.
         """
         refuse_unsupported(config)
         pooling: Any = getattr(config, "pooling", "none")
         pooling = str(getattr(pooling, "value", pooling)).lower()
         features, initializer = tuple(config.feature_names), initializer_of(config)
-        return cls(config.name, config.num_embeddings, config.embedding_dim, features, pooling, initializer)
+        sizes = config.num_embeddings, config.embedding_dim
+        return cls(config.name, *sizes, features, pooling, initializer, dtype_of(config))
 
     def resolved_initializer(self) -> Initializer:
         """The initializer with what it takes from the table filled in."""
         if isinstance(self.initializer, Uniform) and self.initializer.bound is None:
             return Uniform(self.num_rows**-0.5, self.initializer.center)
         return self.initializer
-
-
-def weight_floats(dim: int, dtype: Dtype) -> int:
-    """How many float32 the weights of a row take in its record.
-
-    >>> weight_floats(5, "float32"), weight_floats(5, "bfloat16")
-    (5, 3)
-    """
-    return dim if dtype == "float32" else (dim + 1) // 2
 
 
 def check_tables(tables: Sequence[Table]) -> None:

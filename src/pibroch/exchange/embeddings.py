@@ -19,13 +19,12 @@ from pibroch.embedding import (
     MemoryShard,
     Optimizers,
     PieceView,
-    RowArray,
     RowSpace,
     Table,
     group_tables,
     optimizers_of,
 )
-from pibroch.embedding.narrow_rows import NarrowRows
+from pibroch.embedding.narrow_rows import tensor_of
 from pibroch.errors import ConfigError, TrainingError
 from pibroch.exchange.base import Exchange, Rates, Setup
 from pibroch.exchange.device_port import DevicePort
@@ -290,9 +289,7 @@ class Embeddings(nn.Module):
             ConfigError: where this process does not hold whole tables.
         """
         for table in self.tables:
-            weights = self._whole(table)
-            tensor = weights.as_tensor() if isinstance(weights, NarrowRows) else torch.from_numpy(weights)
-            destination[f"{prefix}embedding_bags.{table.name}.weight"] = tensor
+            destination[f"{prefix}embedding_bags.{table.name}.weight"] = self._whole(table)
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, metadata: Any, strict: bool, missing: list[str],
@@ -307,17 +304,17 @@ class Embeddings(nn.Module):
             elif tuple(state_dict[name].shape) != (table.num_rows, table.dim):
                 errors.append(f"{name}: got {list(state_dict[name].shape)}, need {[table.num_rows, table.dim]}")
             else:
-                self._whole(table)[:] = state_dict[name].detach().cpu().float().numpy()
+                self._whole(table).copy_(state_dict[name].detach())
         unexpected += [key for key in state_dict if key.startswith(f"{prefix}embedding_bags.") and key not in names]
 
-    def _whole(self, table: Table) -> RowArray:
-        """A table's weights, ``[num_rows, dim]``, if they are all here."""
+    def _whole(self, table: Table) -> Tensor:
+        """A view of a table's weights, ``[num_rows, dim]``, if they are all here."""
         self.exchange.flush()
         for shard in self.exchange.shards:
             for piece in shard.pieces if isinstance(shard, MemoryShard) else ():
                 is_whole = (len(piece.rows), len(piece.columns)) == (table.num_rows, table.dim)
                 if piece.table.name == table.name and is_whole and isinstance(shard, MemoryShard):
-                    return shard.weights(table.name)
+                    return tensor_of(shard.weights(table.name))
         raise ConfigError(
             f"state of table {table.name!r}, which lies on several ranks", "all of it in this process",
             "use pieces() for what is here, or a checkpoint of `pibroch train`, which knows of no ranks",

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.embedding import Piece, RowSpace, Table
-from pibroch.embedding.table import Dtype
+from pibroch.embedding.dtype import Dtype
 from pibroch.errors import ConfigError
 from pibroch.exchange.rows import Readers
 from pibroch.kernels.route.numba import Homes

@@ -15,7 +15,7 @@ import torch
 
 from pibroch.collectives import Channel
 from pibroch.embedding import Piece, SparseOptimizer
-from pibroch.embedding.table import Dtype
+from pibroch.embedding.dtype import Dtype
 from pibroch.kernels.arrays import Ints, Records
 from pibroch.servers import server
 from pibroch.servers.spec import ShardSpec

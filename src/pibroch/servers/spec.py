@@ -22,7 +22,7 @@ from pibroch.embedding import (
     Uniform,
     Zeros,
 )
-from pibroch.embedding.table import Dtype
+from pibroch.embedding.dtype import Dtype
 from pibroch.errors import ConfigError
 
 OPTIMIZERS: dict[str, type[SparseOptimizer]] = {

@@ -58,6 +58,11 @@ def test_table_from_torchrec_config():
     assert pb.Table.from_config(torchrec_config()) == pb.Table("t", 7, 3, ("f", "g"), "mean")
 
 
+@pytest.mark.parametrize("data_type", [SimpleNamespace(value="BF16"), torch.bfloat16])
+def test_a_table_of_16_bits_from_torchrec_config(data_type):
+    assert pb.Table.from_config(torchrec_config(data_type=data_type)).dtype == "bfloat16"
+
+
 UNIFORM = partial(torch.nn.init.uniform_, a=-0.25, b=0.75)
 
 
@@ -85,8 +90,8 @@ def test_initial_weights_are_those_of_the_config(fields, initializer):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"data_type": SimpleNamespace(value="FP16")}, "'t' of .*FP16.*; need FP32"),
-        ({"data_type": torch.bfloat16}, "of torch.bfloat16; need FP32"),
+        ({"data_type": SimpleNamespace(value="FP16")}, "'t' of .*FP16.*; need FP32 or BF16"),
+        ({"data_type": torch.float16}, "of torch.float16; need FP32 or BF16"),
         ({"pooling": SimpleNamespace(value="MAX")}, "pooling 'max'"),
         ({"need_pos": True}, "need_pos True"),
         ({"use_virtual_table": True}, "no support for virtual tables"),

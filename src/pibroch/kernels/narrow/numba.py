@@ -74,7 +74,7 @@ def round_rows(words: Words, num_rows: int, dim: int, keys: Words, first_columns
                 even = np.uint32(np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))
                 words[row, d] = rounded(bits, even)
             continue
-        first = np.int64(first_columns[row]) if len(first_columns) > 0 else 0
+        mine = keys[first_columns[row] :] if len(first_columns) > 0 else keys
         for d in range(dim):
             bits = words[row, d]
-            words[row, d] = rounded(bits, np.uint32(mixed(np.uint32(bits ^ keys[first + d])) >> np.uint32(16)))
+            words[row, d] = rounded(bits, np.uint32(mixed(np.uint32(bits ^ mine[d])) >> np.uint32(16)))

@@ -55,14 +55,16 @@ def load(
 ) -> None:
     """Copy the rows ``first`` to ``last`` to ``scratch`` ``[rows, D + state]``."""
     width, num_rows = records.shape[1], len(rows)
-    before, is_long = (dim + 1) // 2, width > MAX_SHORT_DIM
+    is_long = width > MAX_SHORT_DIM
+    state, found = records[:, (dim + 1) // 2 :], scratch[:, dim:]  # sums of indices would keep loops from being vectors
+    num_state = state.shape[1]
     for u in range(first, last):
         prefetch_row(records, rows[min(u + ROWS_AHEAD, num_rows - 1)], width, is_long)
         row, i = rows[u], u - first
         for d in range(dim):
             scratch[i, d] = widened(stored[row, d])
-        for d in range(width - before):
-            scratch[i, dim + d] = records[row, before + d]
+        for d in range(num_state):
+            found[i, d] = state[row, d]
 
 
 @kernel
@@ -70,13 +72,14 @@ def store(
     records: Records, stored: Halves, rows: NDArray[np.int64], first: int, last: int, dim: int, scratch: Records
 ) -> None:
     """The inverse of :func:`load`, of weights that were rounded."""
-    before, width = (dim + 1) // 2, records.shape[1]
+    state, found = records[:, (dim + 1) // 2 :], scratch[:, dim:]
+    num_state = state.shape[1]
     for u in range(first, last):
         row, i = rows[u], u - first
         for d in range(dim):
             stored[row, d] = cut_for(stored, scratch[i, d])
-        for d in range(width - before):
-            records[row, before + d] = scratch[i, dim + d]
+        for d in range(num_state):
+            state[row, d] = found[i, d]
 
 
 def run(
