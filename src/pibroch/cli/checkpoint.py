@@ -22,7 +22,7 @@ from pibroch.train.manifest import Manifest, read_manifest
 
 app = typer.Typer(help="Inspect, verify and convert checkpoints.", no_args_is_help=True, rich_markup_mode="markdown")
 
-Source = Annotated[Path, typer.Argument(metavar="DIR", help="A checkpoint, or a run directory for its best one.")]
+Source = Annotated[Path, typer.Argument(metavar="DIR", help="A checkpoint, a folder of some, or a run directory for its best one.")]
 
 
 class System(StrEnum):
@@ -50,11 +50,18 @@ def inspect_command(path: Source) -> None:
         table.add_row(name, f"{saved.num_rows:,}", str(saved.dim), state or "none", parts, decimal(size))
     results.print(f"{folder}: step {manifest.progress.step}, {kind}")
     Console().print(table)
-    config, rates = manifest.config, manifest.learning_rates
     total = sum(digest.size_bytes for digest in manifest.files.values())
-    results.print(f"model {config.model.name}, sparse optimizer {config.embedding.optimizer.name}")
-    results.print(f"learning rates: dense {rates['dense']:g}, embedding {rates['embedding']:g}")
-    results.print(f"dataset {manifest.dataset_fingerprint[:12]}, {len(manifest.files) + 1} files, {decimal(total)}")
+    data = "a program of one's own, saved by pibroch.save"
+    if manifest.program is None:
+        config = manifest.config
+        results.print(f"model {config.model.name}, sparse optimizer {config.embedding.optimizer.name}")
+        data = f"dataset {manifest.dataset_fingerprint[:12]}"
+    else:
+        parts = ", ".join(["tables", *manifest.program.parts])
+        results.print(f"{parts}; position {manifest.progress.loader or 'not saved'}", soft_wrap=True)
+    rates = ", ".join(f"{name} {rate:g}" for name, rate in manifest.learning_rates.items())
+    results.print(f"learning rates: {rates}", soft_wrap=True)
+    results.print(f"{data}, {len(manifest.files) + 1} files, {decimal(total)}")
 
 
 @app.command("verify")

@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, Self
 
 import torch
@@ -62,6 +63,7 @@ class Embeddings(nn.Module):
         optimizers: by table name.
         fused_optimizer: the rows' learning rates, for torch's schedulers.
         step: number of updates so far.
+        ranks: between which the tables lie.
     """
 
     def __init__(
@@ -79,11 +81,13 @@ class Embeddings(nn.Module):
         self.optimizers = optimizers_of(tables, optimizer)
         self.groups = group_tables(tables, optimizer)
         self.features = tuple(dict.fromkeys(feature for table in tables for feature in table.features))
-        self.exchange: Exchange[Any] = spec.build(Setup(self.groups, seed, channel), **options)
+        setup = Setup(self.groups, seed, channel)
+        self.exchange: Exchange[Any] = spec.build(setup, **options)
+        self.ranks = setup.ranks
         self.fused_optimizer = FusedOptimizer(self.groups)
         self.step = 0
         self._output = OutputForm(self.tables, self.groups)
-        self._averaged = self._is_frozen = False
+        self._averaged = self._is_frozen = self._is_left_out = False
         self._absent: set[str] = set()
         self._handed_out: deque[tuple[Any, JaggedBatch]] = deque(
             maxlen=4
@@ -113,6 +117,28 @@ class Embeddings(nn.Module):
         for each, known in zip(self.groups, self.fused_optimizer.param_groups, strict=True):
             lr = each.optimizer.lr
             known["lr"] = rate if lr == usual else lr * (rate / usual)
+
+    @cached_property
+    def control(self) -> Channel:
+        """Between the ranks, for what happens beside steps; every rank asks for it at the same place, at first."""
+        return self.ranks.open_channel()
+
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Within, ``state_dict`` and ``load_state_dict`` of a module around this one know nothing of the tables."""
+        self._is_left_out = True
+        try:
+            yield
+        finally:
+            self._is_left_out = False
+
+    @contextmanager
+    def rewriting(self) -> Iterator[list[PieceView]]:
+        """Within, :meth:`pieces`, to be written to; nothing that was fetched before is used afterwards. On all ranks."""
+        self.exchange.flush()
+        self.exchange.forget()
+        yield self.pieces()
+        self.exchange.forget()
 
     def pieces(self) -> list[PieceView]:
         """The parts of the tables that this process holds; waits for updates that are under way.
@@ -262,7 +288,7 @@ class Embeddings(nn.Module):
         Raises:
             ConfigError: where this process does not hold whole tables.
         """
-        for table in self.tables:
+        for table in () if self._is_left_out else self.tables:
             weights = torch.from_numpy(self._whole(table))
             destination[f"{prefix}embedding_bags.{table.name}.weight"] = weights
 
@@ -271,6 +297,8 @@ class Embeddings(nn.Module):
         unexpected: list[str], errors: list[str],
     ) -> None:  # fmt: skip
         """Copies weights in; optimizer state is left alone (checkpoints carry it, see pibroch.embedding.checkpoint)."""
+        if self._is_left_out:
+            return
         self.exchange.forget()
         names = {f"{prefix}embedding_bags.{table.name}.weight": table for table in self.tables}
         for name, table in names.items():

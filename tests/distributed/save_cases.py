@@ -1,0 +1,140 @@
+"""What each rank does in the tests of `pibroch.save`: a program of one's own with tables of any kind."""
+
+import os
+import signal
+import sys
+
+import numpy as np
+import torch
+from torch import nn
+
+import pibroch as pb
+
+TABLES = [
+    pb.Table("user", 40, 8, features=("x", "y")),
+    pb.Table("item", 30, 16, pooling="mean"),
+    pb.Table("word", 50, 4, pooling="none"),
+    pb.Table("still", 20, 8),
+    pb.Table("wide", 400, 1, features=("x",)),
+]
+OPTIMIZERS = {
+    "": pb.RowWiseAdagrad(lr=0.3),
+    "item": pb.Adam(lr=0.05, weight_decay=0.1),
+    "word": pb.Adagrad(lr=0.2),
+    "still": pb.Frozen(),
+}
+SIZE = 12  # of a global batch
+FEATURES = tuple(dict.fromkeys(feature for table in TABLES for feature in table.features))
+
+
+class Program:
+    """One rank's part of it; the same batches at every number of ranks."""
+
+    def __init__(self, channel, seed=3, exchange="alltoall", **options):
+        self.channel = channel
+        ranks = channel.ranks
+        several = exchange != "local"
+        options |= {"exchange": exchange, "seed": seed} | ({"channel": ranks.open_channel()} if several else {})
+        self.embeddings = pb.Embeddings(TABLES, OPTIMIZERS, **options)
+        torch.manual_seed(seed + ranks.rank)
+        self.model = nn.Sequential(nn.Linear(8 + 8 + 16 + 4 + 8 + 1, 16), nn.Dropout(0.3), nn.Linear(16, 1))
+        self.model = pb.data_parallel(self.model, ranks) if several else self.model
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.scheduler = {
+            "dense": torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 0.02, total_steps=20),
+            "rows": torch.optim.lr_scheduler.StepLR(self.embeddings.fused_optimizer, step_size=2, gamma=0.5),
+        }
+
+    @property
+    def parts(self):
+        return {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+
+    def train(self, first, last, dropout=True):
+        """Steps ``first`` to ``last``, this one included."""
+        self.model.train(dropout)
+        rank, size = self.channel.ranks.rank, self.channel.ranks.world_size
+        for step in range(first, last + 1):
+            batch = batch_of(step, SIZE * rank // size, SIZE * (rank + 1) // size)
+            out = self.embeddings(batch)
+            words = out["word"].padded(3).sum(1)
+            vectors = [out[name] for name in ("x@user", "y", "item", "still", "x@wide")]
+            logits = self.model(torch.cat([*vectors, words], 1)).squeeze(1)
+            self.optimizer.zero_grad()
+            nn.functional.binary_cross_entropy_with_logits(logits, batch.labels).backward()
+            self.optimizer.step()
+            self.embeddings.fused_optimizer.step()
+            for each in self.scheduler.values():
+                each.step()
+
+    def save(self, folder, **options):
+        return pb.save(folder, self.embeddings, **self.parts, **options)
+
+    def load(self, folder, **options):
+        return pb.load(folder, self.embeddings, **self.parts, **options)
+
+    def numbers(self):
+        """All tables with their state, dense weights, and what only schedulers know."""
+        whole = {}
+        for view in self.embeddings.pieces():
+            for field, numbers in {"weight": view.weights, **view.state}.items():
+                whole[view.piece.table.name, field, view.piece.rows.start, view.piece.columns.start] = (
+                    view.piece, np.array(numbers)
+                )  # fmt: skip
+        dense = {name: tensor.numpy().copy() for name, tensor in self.model.state_dict().items()}
+        rates = [*self.scheduler["dense"].get_last_lr(), *self.scheduler["rows"].get_last_lr()]
+        return whole, dense, [*rates, *self.embeddings.fused_optimizer.learning_rates, self.embeddings.step]
+
+
+def batch_of(step, first, last):
+    """Samples ``first`` to ``last`` of the global batch of a step."""
+    rng = np.random.default_rng(step)
+    limit = {"x": 40, "y": 40, "item": 30, "word": 50, "still": 20}
+    values, lengths = [], []
+    for feature in FEATURES:
+        counts = rng.integers(0, 4, SIZE)
+        ids = rng.integers(0, limit[feature], counts.sum())
+        ends = counts.cumsum()
+        values.append(ids[ends[first] - counts[first] : ends[last - 1]] if last > first else ids[:0])
+        lengths.append(counts[first:last])
+    labels = torch.from_numpy(rng.integers(0, 2, SIZE)[first:last].astype(np.float32))
+    offsets = np.concatenate([[0], np.concatenate(lengths).cumsum()]).astype(np.int64)
+    ids = torch.from_numpy(np.concatenate(values).astype(np.int64))
+    return pb.JaggedBatch(torch.zeros(last - first, 0), FEATURES, ids, torch.from_numpy(offsets), labels)
+
+
+def undisturbed(channel, last, dropout=True, **options):
+    program = Program(channel, **options)
+    program.train(1, last, dropout)
+    return program.numbers()
+
+
+def save_and_die(channel, folder, last, die_in, dropout=True, **options):
+    """Save after every other step; every rank kills itself in a step."""
+    program = Program(channel, **options)
+    program.load(folder, missing_ok=True)
+    for step in range(program.embeddings.step + 1, last + 1):
+        program.train(step, step, dropout)
+        if step == die_in:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if step % 2 == 0:
+            program.save(folder, extra={"step": step, "seen": (1, float("inf"))}, position={"epoch": 0, "sample": step})
+    return program.numbers()
+
+
+def resume(channel, folder, last, dropout=True, **options):
+    """Into other initial numbers; what was loaded, and what came of the steps to ``last``."""
+    program = Program(channel, seed=9, **options)
+    saved = program.load(folder)
+    loaded = program.numbers()
+    program.train(saved.step + 1, last, dropout)
+    return (saved.step, saved.position, saved.extra), loaded, program.numbers()
+
+
+if __name__ == "__main__":
+    import torch.distributed as dist
+
+    from pibroch.collectives import Ranks
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    save_and_die(Ranks.joined(60).open_channel(), sys.argv[1], 9, int(sys.argv[2]))
