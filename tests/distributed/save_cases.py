@@ -1,5 +1,6 @@
 """What each rank does in the tests of `pibroch.save`: a program of one's own with tables of any kind."""
 
+import logging
 import os
 import signal
 import sys
@@ -128,6 +129,58 @@ def resume(channel, folder, last, dropout=True, **options):
     loaded = program.numbers()
     program.train(saved.step + 1, last, dropout)
     return (saved.step, saved.position, saved.extra), loaded, program.numbers()
+
+
+def undisturbed_from(channel, folder, last):
+    """Without dropout, which depends on the number of ranks in torch's own module."""
+    return resume(channel, folder, last, dropout=False)[2]
+
+
+def save_damage_and_load(channel, folder):
+    """Save after steps 2, 4 and 6, damage the last; load, and save again; what was loaded, and what was warned of."""
+    program = Program(channel)
+    for step in (2, 4, 6):
+        program.train(step - 1, step)
+        program.save(folder)
+    channel.barrier()
+    if channel.ranks.rank == 0:
+        next((folder / "step-00000006" / "tables").iterdir()).unlink()
+    channel.barrier()
+    records = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    logging.getLogger("pibroch.train").addHandler(handler)
+    program = Program(channel, seed=8)
+    saved = program.load(folder)
+    logging.getLogger("pibroch.train").removeHandler(handler)
+    assert saved.step == 4
+    said = [record.getMessage() for record in records if record.levelno == logging.WARNING]
+    program.save(folder)
+    return saved.step, said[0].partition("is ")[2][:11]
+
+
+def save_badly(channel, folder):
+    """What ranks say of saving at different steps, of what cannot be stored, and of a row that is not finite."""
+    program, said = Program(channel), []
+    program.train(1, 1)
+    rank = channel.ranks.rank
+    view = program.embeddings.pieces()[0]
+    for attempt in ({"step": 1 + rank}, {"extra": {"f": print if rank == 1 else 1}}, {}):
+        if not attempt and rank == 1:
+            view.weights[0] = float("nan")
+        try:
+            program.save(folder, **attempt)
+            said.append("")
+        except pb.errors.PibrochError as error:
+            said.append(str(error))
+        channel.barrier()
+    return said
+
+
+def save_once(channel, folder):
+    program = Program(channel)
+    program.train(1, 2)
+    program.save(folder)
 
 
 if __name__ == "__main__":

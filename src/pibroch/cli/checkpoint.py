@@ -22,7 +22,7 @@ from pibroch.train.manifest import Manifest, read_manifest
 
 app = typer.Typer(help="Inspect, verify and convert checkpoints.", no_args_is_help=True, rich_markup_mode="markdown")
 
-Source = Annotated[Path, typer.Argument(metavar="DIR", help="A checkpoint, a folder of some, or a run directory for its best one.")]
+Source = Annotated[Path, typer.Argument(metavar="DIR", help="A checkpoint; a run or a folder for its best one.")]
 
 
 class System(StrEnum):
