@@ -7,7 +7,9 @@ import sys
 
 import numpy as np
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import pibroch as pb
 
@@ -181,6 +183,63 @@ def save_once(channel, folder):
     program = Program(channel)
     program.train(1, 2)
     program.save(folder)
+
+
+def dcp_parts(program):
+    """As torch's own tools put models and optimizers into DCP's checkpoints, and the tables beside them."""
+    model, optimizer = get_state_dict(program.model, program.optimizer)
+    schedulers = {name: each.state_dict() for name, each in program.scheduler.items()}
+    return {"rows": program.embeddings.stateful(), "model": model, "optimizer": optimizer, "schedulers": schedulers}
+
+
+def dcp_save(channel, folder, last, dropout=False, **options):
+    program = Program(channel, **options)
+    program.train(1, last, dropout)
+    dcp.save(dcp_parts(program), checkpoint_id=folder)
+    return program.numbers()
+
+
+def dcp_resume(channel, folder, last, dropout=False, **options):
+    """Into other initial numbers; what was loaded, and what came of the steps to ``last``."""
+    program = Program(channel, seed=9, **options)
+    parts = dcp_parts(program)
+    dcp.load(parts, checkpoint_id=folder)
+    set_state_dict(
+        program.model, program.optimizer, model_state_dict=parts["model"], optim_state_dict=parts["optimizer"]
+    )
+    for name, each in program.scheduler.items():
+        each.load_state_dict(parts["schedulers"][name])
+    loaded = program.numbers()
+    program.train(program.embeddings.step + 1, last, dropout)
+    return loaded, program.numbers()
+
+
+def gather_whole(channel, on_all_ranks, **options):
+    """What `full_state_dict` gives after two steps, and the same through what this rank holds."""
+    program = Program(channel, **options)
+    program.train(1, 2, dropout=False)
+    state = program.embeddings.full_state_dict(on_all_ranks=on_all_ranks, row_state=True)
+    return {name: tensor.numpy() for name, tensor in state.items()}, program.numbers()
+
+
+def fill_whole(channel, state, **options):
+    """Rank 0 alone has the state."""
+    program = Program(channel, seed=8, **options)
+    state = {name: torch.from_numpy(array) for name, array in state.items()}
+    program.embeddings.load_full_state_dict(state if channel.ranks.rank == 0 else {})
+    return program.numbers()
+
+
+def fill_badly(channel, state, **options):
+    program, said = Program(channel, **options), []
+    state = {name: torch.from_numpy(array) for name, array in state.items()}
+    first = next(iter(state))
+    for bad in ({**state, first: state[first][1:]}, {**state, "other": state[first]}, {first: state[first]}):
+        try:
+            program.embeddings.load_full_state_dict(bad if channel.ranks.rank == 0 else {})
+        except pb.errors.CheckpointError as error:
+            said.append(str(error))
+    return said
 
 
 if __name__ == "__main__":

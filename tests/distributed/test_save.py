@@ -92,3 +92,40 @@ def test_two_processes_write_the_same_bytes_again(worlds, tmp_path):
         worlds(2).run(cases.save_once, tmp_path / name)
     assert files_below(tmp_path / "one") == files_below(tmp_path / "two")
     assert len(files_below(tmp_path / "one")) > 10
+
+
+MIXED = {"user": "column_wise", "item": "replicated", "word": "table_wise", "": "row_wise"}
+
+
+def test_through_torch_distributed_checkpoint(worlds, tmp_path):
+    saved = numbers_of(worlds(2).run(cases.dcp_save, tmp_path, 4, placement=MIXED))
+    expected = numbers_of(worlds(2).run(cases.undisturbed, LAST, dropout=False, placement=MIXED))
+    elsewhere = [(2, {"placement": MIXED}), (3, {"placement": "table_wise"}), (1, {"exchange": "local"})]
+    for ranks, options in elsewhere:
+        results = worlds(ranks).run(cases.dcp_resume, tmp_path, LAST, **options)
+        compare(numbers_of([result[0] for result in results]), saved, same_bits=True)
+        compare(numbers_of([result[1] for result in results]), expected, same_bits=ranks == 2)
+
+
+@pytest.mark.parametrize("on_all_ranks", [False, True])
+def test_whole_tables_are_gathered_and_spread(worlds, on_all_ranks):
+    results = worlds(2).run(cases.gather_whole, on_all_ranks, placement=MIXED)
+    numbers = numbers_of([result[1] for result in results])
+    state = results[0][0]
+    tables = {name.removeprefix("embedding_bags.").replace(".", "/"): array for name, array in state.items()}
+    assert tables.keys() == {name for name in numbers if "/" in name}
+    for name, array in tables.items():
+        np.testing.assert_array_equal(array, numbers[name])
+    assert results[1][0].keys() == (state.keys() if on_all_ranks else set())
+
+    for ranks, options in ((3, {"placement": "table_wise"}), (2, {"placement": MIXED})):
+        got = numbers_of(worlds(ranks).run(cases.fill_whole, state, **options))
+        compare({name: got[name] for name in tables}, tables, same_bits=True)
+
+
+def test_what_does_not_fit_is_an_error_on_all_ranks(worlds):
+    state = worlds(1).run(cases.gather_whole, False)[0][0]
+    for shape, unknown, missing in worlds(2).run(cases.fill_badly, state):
+        assert "'embedding_bags.user.weight' of shape [39, 8]; need [40, 8]" in shape
+        assert "got 'other' in the state" in unknown or "bad state on rank 0" in unknown
+        assert "no 'embedding_bags.item.weight'" in missing

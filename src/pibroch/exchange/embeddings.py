@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Variable
 
 from pibroch.collectives import Channel
@@ -19,7 +18,6 @@ from pibroch.data import JaggedBatch
 from pibroch.embedding import (
     MemoryShard,
     Optimizers,
-    PieceView,
     RowSpace,
     Table,
     group_tables,
@@ -29,12 +27,12 @@ from pibroch.errors import ConfigError, TrainingError
 from pibroch.exchange.base import Exchange, Rates, Setup
 from pibroch.exchange.fused_optimizer import FusedOptimizer
 from pibroch.exchange.output import EmbeddingOutput, OutputForm
-from pibroch.kernels.arrays import Records
+from pibroch.exchange.states import TableStates
 
 logger = logging.getLogger(__name__)
 
 
-class Embeddings(nn.Module):
+class Embeddings(TableStates):
     """All embedding tables of a model.
 
     One call and its backward are one step: each row that the batch touches is updated exactly once, with the sum of its
@@ -87,7 +85,7 @@ class Embeddings(nn.Module):
         self.fused_optimizer = FusedOptimizer(self.groups)
         self.step = 0
         self._output = OutputForm(self.tables, self.groups)
-        self._averaged = self._is_frozen = self._is_left_out = False
+        self._averaged = self._is_frozen = False
         self._absent: set[str] = set()
         self._handed_out: deque[tuple[Any, JaggedBatch]] = deque(
             maxlen=4
@@ -117,36 +115,6 @@ class Embeddings(nn.Module):
         for each, known in zip(self.groups, self.fused_optimizer.param_groups, strict=True):
             lr = each.optimizer.lr
             known["lr"] = rate if lr == usual else lr * (rate / usual)
-
-    @cached_property
-    def control(self) -> Channel:
-        """Between the ranks, for what happens beside steps; every rank asks for it at the same place, at first."""
-        return self.ranks.open_channel()
-
-    @contextmanager
-    def left_out(self) -> Iterator[None]:
-        """Within, ``state_dict`` and ``load_state_dict`` of a module around this one know nothing of the tables."""
-        self._is_left_out = True
-        try:
-            yield
-        finally:
-            self._is_left_out = False
-
-    @contextmanager
-    def rewriting(self) -> Iterator[list[PieceView]]:
-        """Within, :meth:`pieces`, to be written to; nothing that was fetched before is used afterwards. On all ranks."""
-        self.exchange.flush()
-        self.exchange.forget()
-        yield self.pieces()
-        self.exchange.forget()
-
-    def pieces(self) -> list[PieceView]:
-        """The parts of the tables that this process holds; waits for updates that are under way.
-
-        Views stay valid, but between a step and the next look at them call this again.
-        """
-        self.exchange.flush()
-        return [view for shard in self.exchange.shards for view in shard.views()]
 
     def track_touched(self) -> None:
         """Mark the rows that are updated from now on, see :attr:`PieceView.touched`."""
@@ -281,47 +249,6 @@ class Embeddings(nn.Module):
                 "move the dense model alone, and embeddings(batch).to(...) with it",
             )  # fmt: skip
         return self
-
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        """TorchRec's names; the tensors are views into the records, not copies.
-
-        Raises:
-            ConfigError: where this process does not hold whole tables.
-        """
-        for table in () if self._is_left_out else self.tables:
-            weights = torch.from_numpy(self._whole(table))
-            destination[f"{prefix}embedding_bags.{table.name}.weight"] = weights
-
-    def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, metadata: Any, strict: bool, missing: list[str],
-        unexpected: list[str], errors: list[str],
-    ) -> None:  # fmt: skip
-        """Copies weights in; optimizer state is left alone (checkpoints carry it, see pibroch.embedding.checkpoint)."""
-        if self._is_left_out:
-            return
-        self.exchange.forget()
-        names = {f"{prefix}embedding_bags.{table.name}.weight": table for table in self.tables}
-        for name, table in names.items():
-            if name not in state_dict:
-                missing.append(name)
-            elif tuple(state_dict[name].shape) != (table.num_rows, table.dim):
-                errors.append(f"{name}: got {list(state_dict[name].shape)}, need {[table.num_rows, table.dim]}")
-            else:
-                self._whole(table)[:] = state_dict[name].detach().cpu().numpy()
-        unexpected += [key for key in state_dict if key.startswith(f"{prefix}embedding_bags.") and key not in names]
-
-    def _whole(self, table: Table) -> Records:
-        """A table's weights, ``[num_rows, dim]``, if they are all here."""
-        self.exchange.flush()
-        for shard in self.exchange.shards:
-            for piece in shard.pieces if isinstance(shard, MemoryShard) else ():
-                is_whole = (len(piece.rows), len(piece.columns)) == (table.num_rows, table.dim)
-                if piece.table.name == table.name and is_whole and isinstance(shard, MemoryShard):
-                    return shard.weights(table.name)
-        raise ConfigError(
-            f"state of table {table.name!r}, which lies on several ranks", "all of it in this process",
-            "use pieces() for what is here, or a checkpoint of `pibroch train`, which knows of no ranks",
-        )  # fmt: skip
 
 
 class _Lookup(torch.autograd.Function):
