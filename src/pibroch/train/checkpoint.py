@@ -4,7 +4,7 @@
 ``tables/<name>.safetensors`` or, from several ranks, ``tables/<name>@0-of-4.safetensors``; in an incremental one also
 ``...@delta.safetensors``; with averages ``dense_average.safetensors``. Every rank writes the parts of tables that it holds,
 rank 0 the rest. Nothing in it depends on time or place: equal runs on as many ranks write equal bytes. Any number of ranks
-reads them.
+reads them. Programs of one's own (`program.py`) write the same, with files for their parts.
 """
 
 from __future__ import annotations

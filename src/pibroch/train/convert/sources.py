@@ -150,7 +150,7 @@ def _joined(name: str, parts: Sequence[_Sharded]) -> Tensor:
 
 
 def _read_dcp(folder: Path) -> dict[str, Tensor]:
-    reader = _Reader(folder)
+    reader = _SafeReader(folder)
     try:
         index = reader.read_metadata()
         tensors = {
@@ -168,7 +168,7 @@ def _read_dcp(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
-class _Reader(FileSystemReader):
+class _SafeReader(FileSystemReader):
     """Reads the index with :class:`_IndexUnpickler`; of the rest only tensors are asked for, each with ``weights_only``."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
