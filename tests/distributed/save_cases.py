@@ -58,16 +58,19 @@ class Program:
         rank, size = self.channel.ranks.rank, self.channel.ranks.world_size
         for step in range(first, last + 1):
             batch = batch_of(step, SIZE * rank // size, SIZE * (rank + 1) // size)
-            out = self.embeddings(batch)
-            words = out["word"].padded(3).sum(1)
-            vectors = [out[name] for name in ("x@user", "y", "item", "still", "x@wide")]
-            logits = self.model(torch.cat([*vectors, words], 1)).squeeze(1)
-            self.optimizer.zero_grad()
-            nn.functional.binary_cross_entropy_with_logits(logits, batch.labels).backward()
-            self.optimizer.step()
-            self.embeddings.fused_optimizer.step()
-            for each in self.scheduler.values():
-                each.step()
+            self.step(batch)
+
+    def step(self, batch):
+        out = self.embeddings(batch)
+        words = out["word"].padded(3).sum(1)
+        vectors = [out[name] for name in ("x@user", "y", "item", "still", "x@wide")]
+        logits = self.model(torch.cat([*vectors, words], 1)).squeeze(1)
+        self.optimizer.zero_grad()
+        nn.functional.binary_cross_entropy_with_logits(logits, batch.labels).backward()
+        self.optimizer.step()
+        self.embeddings.fused_optimizer.step()
+        for each in self.scheduler.values():
+            each.step()
 
     def save(self, folder, **options):
         return pb.save(folder, self.embeddings, **self.parts, **options)
@@ -240,6 +243,75 @@ def fill_badly(channel, state, **options):
         except pb.errors.CheckpointError as error:
             said.append(str(error))
     return said
+
+
+def read_ahead(channel, folder, last, save_after, load_after=None, **options):
+    """Batches come through a feed that reads ahead, which saving and loading interrupt; the numbers at the end."""
+    program = Program(channel, **options)
+    rank, size = channel.ranks.rank, channel.ranks.world_size
+    batches = (batch_of(step, SIZE * rank // size, SIZE * (rank + 1) // size) for step in range(1, last + 1))
+    program.model.train(False)
+    for batch in program.embeddings.feed(batches):
+        program.step(batch)
+        if program.embeddings.step == save_after:
+            program.save(folder)
+        if program.embeddings.step == load_after:
+            program.load(folder)
+            load_after = None
+    return program.numbers()
+
+
+def steps_after_load(channel, folder, steps):
+    program = Program(channel, seed=5)
+    program.load(folder)
+    for step in steps:
+        program.train(step, step, dropout=False)
+    return program.numbers()
+
+
+def resume_and_save(channel, folder, last, to, **options):
+    """As `resume`, then saved; whole tables on rank 0, and the numbers."""
+    program = Program(channel, seed=9, **options)
+    saved = program.load(folder)
+    program.train(saved.step + 1, last, dropout=False)
+    program.save(to)
+    state = program.embeddings.full_state_dict(row_state=True)
+    return {name: tensor.numpy() for name, tensor in state.items()}, program.numbers()
+
+
+class Towers(nn.Module):
+    """A layer of all ranks, and towers that some ranks hold."""
+
+    def __init__(self, held):
+        super().__init__()
+        self.bottom = nn.Linear(3, 3)
+        self.towers = nn.ModuleDict({str(tower): nn.Linear(3, 2) for tower in held})
+
+
+def towers(channel, folder, do):
+    """Tower r is rank r's alone; rows of one process hold both. Weights and moments by name."""
+    ranks = channel.ranks
+    torch.manual_seed(7 if do == "save" else 8)
+    model = Towers(range(2) if ranks.world_size == 1 else [ranks.rank])
+    if ranks.world_size > 1:
+        group = ranks.groups([[0], [1]])
+        pb.data_parallel(model.towers[str(ranks.rank)], group, reduction="sum")
+        pb.data_parallel(model, ranks, reduction="sum")
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    options = {"exchange": "alltoall", "channel": ranks.open_channel()} if ranks.world_size > 1 else {}
+    embeddings = pb.Embeddings(TABLES, OPTIMIZERS, **options)
+    if do == "save":
+        for name, parameter in model.named_parameters():
+            parameter.grad = torch.full_like(parameter, 1.0 + 2 * name.startswith("towers.1"))
+        optimizer.step()
+        pb.save(folder, embeddings, model=model, optimizer=optimizer)
+    else:
+        pb.load(folder, embeddings, model=model, optimizer=optimizer)
+    names = [name for name, _ in model.named_parameters()]
+    found = {name: tensor.detach().numpy().copy() for name, tensor in model.state_dict().items()}
+    for place, fields in optimizer.state_dict()["state"].items():
+        found |= {f"{names[place]}/{field}": value.numpy().copy() for field, value in fields.items()}
+    return found
 
 
 if __name__ == "__main__":

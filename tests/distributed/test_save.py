@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import role_crew
 import save_cases as cases
 from test_checkpoint_move import compare, whole
 
@@ -129,3 +130,36 @@ def test_what_does_not_fit_is_an_error_on_all_ranks(worlds):
         assert "'embedding_bags.user.weight' of shape [39, 8]; need [40, 8]" in shape
         assert "got 'other' in the state" in unknown or "bad state on rank 0" in unknown
         assert "no 'embedding_bags.item.weight'" in missing
+
+
+def test_saving_and_loading_interrupt_what_reads_ahead(worlds, tmp_path):
+    expected = numbers_of(worlds(2).run(cases.undisturbed, LAST, dropout=False))
+    options = {"exchange": "lookahead", "lookahead": 4}
+    numbers = numbers_of(worlds(2).run(cases.read_ahead, tmp_path, LAST, 5, **options))
+    compare(numbers, expected, same_bits=True)
+    results = worlds(2).run(cases.resume, tmp_path, LAST, False, exchange="lookahead")
+    compare(numbers_of([result[2] for result in results]), expected, same_bits=True)
+
+    results = worlds(2).run(cases.read_ahead, tmp_path, LAST, None, 7, **options)  # steps 8 and 9 follow on step 5
+    again = worlds(2).run(cases.steps_after_load, tmp_path, [8, 9])
+    compare(numbers_of(results), numbers_of(again), same_bits=True)
+
+
+def test_rows_on_servers(worlds, server_crew, killed, tmp_path):
+    expected = numbers_of(worlds(2).run(cases.undisturbed_from, killed, LAST))
+    results = worlds(2).run(role_crew.run, server_crew.meet, 2, cases.resume_and_save, killed, LAST, tmp_path)
+    compare(numbers_of([result[1] for result in results]), expected, same_bits=True)
+    for name, array in results[0][0].items():  # whole tables
+        np.testing.assert_array_equal(array, expected[name.removeprefix("embedding_bags.").replace(".", "/")])
+    loaded = cases.resume(Ranks.alone().open_channel(), tmp_path, LAST, exchange="local")
+    compare(numbers_of([loaded[1]]), expected, same_bits=True)
+
+
+def test_what_groups_of_ranks_hold(worlds, tmp_path):
+    saved = worlds(2).run(cases.towers, tmp_path, "save")
+    both = saved[0] | saved[1]
+    alone = cases.towers(Ranks.alone().open_channel(), tmp_path, "load")
+    assert alone.keys() == both.keys() and any("towers.1.weight/exp_avg" in name for name in both)
+    for found in (alone, *worlds(2).run(cases.towers, tmp_path, "load")):
+        for name, array in found.items():
+            np.testing.assert_array_equal(array, both[name], name)

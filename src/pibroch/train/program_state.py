@@ -128,14 +128,29 @@ class ProgramParts:
         held = {file_of(part): self._held(part) for part in encoded}
         trees: dict[str, Any] = {part: each.tree for part, each in encoded.items()}
         if any(held.values()):
-            mine = {part: led(channel, tree["state"], held[file_of(part)]) for part, tree in trees.items() if tree}
-            for theirs in channel.gather(mine)[::-1]:
-                for part, named in theirs.items():
-                    trees[part]["state"] |= named
+            self._add_what_groups_hold(trees, channel)
         dense = gather_dense(channel, lambda: state, held)
         dense |= _random_states(channel)
         unchecked = {file_of(part): each.unchecked for part, each in encoded.items()}
         return {file: tensors for file, tensors in dense.items() if tensors}, trees, unchecked
+
+    def _add_what_groups_hold(self, trees: Mapping[str, Any], channel: Channel) -> None:
+        """To rank 0's plain values of parts those of the groups' first ranks."""
+        mine = {
+            part: {
+                "state": led(channel, tree["state"], self._held(part)),
+                "groups": [
+                    [*led(channel, dict.fromkeys(g["params"]), self._held(part))] for g in tree.get("groups", ())
+                ],
+            }
+            for part, tree in trees.items()
+            if tree and self._held(part)
+        }
+        for theirs in channel.gather(mine):
+            for part, found in theirs.items():
+                trees[part]["state"] |= found["state"]
+                for group, names in zip(trees[part].get("groups", ()), found["groups"], strict=False):
+                    group["params"] += [name for name in names if name not in group["params"]]
 
     def load(self, folder: Path, manifest: Manifest) -> None:
         """Fill all parts in place.
