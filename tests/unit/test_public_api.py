@@ -11,6 +11,8 @@ ADAM = f"({OPTIMIZER}, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1
 SNAPSHOT = {
     "Adagrad": ADAGRAD,
     "Adam": ADAM,
+    "EmbeddingOutput": "(places: Mapping[str, ReaderPlace], groups: Sequence[Tensor],"
+    " offsets: Sequence[Tensor | None]) -> None",
     "Embeddings": "(tables: Sequence[Table], optimizer: Optimizers, exchange: str = local, seed: int = 0,"
     " channel: Channel | None = None, device: torch.device | str | None = None, **options: Any) -> None",
     "Frozen": f"({OPTIMIZER.replace('lr: float', 'lr: float = 0.0')}) -> None",

@@ -95,6 +95,12 @@ class EmbeddingOutput(Mapping[str, "Tensor | JaggedEmbeddings"]):
     def __len__(self) -> int:
         return len(self._places)
 
+    @property
+    def batch_size(self) -> int:
+        """B."""
+        part = self[next(iter(self))]
+        return len(part) if isinstance(part, Tensor) else len(part.offsets) - 1
+
     def cat(self) -> Tensor:
         """All pooled embeddings side by side, ``[B, sum of D]``, in the order of the names.
 
