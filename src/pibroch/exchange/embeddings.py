@@ -25,7 +25,9 @@ from pibroch.embedding import (
 )
 from pibroch.errors import ConfigError, TrainingError
 from pibroch.exchange.base import Exchange, Rates, Setup
+from pibroch.exchange.device_port import DevicePort
 from pibroch.exchange.fused_optimizer import FusedOptimizer
+from pibroch.exchange.learned_weights import by_id_where_learned
 from pibroch.exchange.output import EmbeddingOutput, OutputForm
 from pibroch.exchange.states import TableStates
 
@@ -46,6 +48,7 @@ class Embeddings(TableStates):
             torch.distributed's group), or another that :func:`pibroch.config.exchange.exchanges` lists.
         seed: of the initial weights, which depend on nothing else but the tables' names.
         channel: between the ranks, for this module alone; over all ranks of torch.distributed's group when absent.
+        device: where the dense model is: batches may come from there, and embeddings are given there. Rows stay in host memory.
         **options: of the exchange, see :class:`pibroch.exchange.alltoall.build.PlacedOptions` and
             :class:`pibroch.exchange.lookahead.build.LookaheadOptions`.
 
@@ -71,6 +74,7 @@ class Embeddings(TableStates):
         exchange: str = "local",
         seed: int = 0,
         channel: Channel | None = None,
+        device: torch.device | str | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -85,6 +89,7 @@ class Embeddings(TableStates):
         self.fused_optimizer = FusedOptimizer(self.groups)
         self.step = 0
         self._output = OutputForm(self.tables, self.groups)
+        self._port = None if device is None else DevicePort(device)
         self._averaged = self._is_frozen = False
         self._absent: set[str] = set()
         self._handed_out: deque[tuple[Any, JaggedBatch]] = deque(
@@ -120,6 +125,23 @@ class Embeddings(TableStates):
         """Mark the rows that are updated from now on, see :attr:`PieceView.touched`."""
         for shard in self.exchange.shards:
             shard.track_touched()
+
+    def load_weights(self, table: str, source: Any, *, tensor: str | None = None, ids: Any = None) -> None:
+        """Give a table weights from outside, see :func:`pibroch.embedding.pretrained.load_weights`.
+
+        Between ranks every rank calls it, with the same source; each takes what it holds.
+
+        Raises:
+            ConfigError: when there is no such table.
+            DataError: for a source that cannot be read, or does not fit the table.
+        """
+        known = {each.name: each for each in self.tables}
+        if table not in known:
+            raise ConfigError(f"weights for table {table!r}", f"one of the tables {sorted(known)}")
+        from pibroch.embedding.pretrained import load_weights  # with a library for tables, which few programs need
+
+        load_weights(self.pieces(), known[table], source, tensor=tensor, ids=ids, step=self.step)
+        self.exchange.forget()
 
     @property
     def shard(self) -> MemoryShard:
@@ -171,7 +193,7 @@ class Embeddings(TableStates):
 
         Of tables of several dims, or where some are not pooled, an :class:`~pibroch.exchange.output.EmbeddingOutput`: it has
         each feature's by its name. A feature absent from a batch counts as empty bags, with one logged warning. Between ranks
-        every rank must call, in the same order; a batch may be empty.
+        every rank must call, in the same order; a batch may be empty. Weights of ids that require a gradient get it.
 
         Args:
             batch: a :class:`JaggedBatch`, or anything with TorchRec's ``keys()``, ``values()``, ``lengths()``.
@@ -187,10 +209,14 @@ class Embeddings(TableStates):
                 self._warn_of_waiting()
             return self._output.of(known, _Lookup.apply(self._anchor, self, known))
         found, _ = self.exchange.lookup(known, False, self.step if self._averaged else None)
-        return self._output.of(known, self._output.joined(found))
+        return self._output.of(known, self._there(self._output.joined(known, found)))
+
+    def _there(self, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return found if self._port is None else self._port.to_device(found)
 
     def _prepare(self, batch: Any) -> JaggedBatch:
         """The batch as exchanges know it: this module's features in their order."""
+        batch = batch if self._port is None else self._port.batch_to_host(batch)
         known = batch if isinstance(batch, JaggedBatch) else JaggedBatch.from_keyed_jagged(batch)
         absent = tuple(feature for feature in self.features if feature not in known.keys)
         is_filler = known.batch_size == 0  # perhaps of another module's feed, which knows its own features
@@ -198,7 +224,7 @@ class Embeddings(TableStates):
             if not is_filler:
                 self._warn_of(absent)
             known = known.with_empty(absent)
-        return known.select(self.features)
+        return by_id_where_learned(known.select(self.features))
 
     def _warn_of(self, absent: tuple[str, ...]) -> None:
         new = sorted(set(absent) - self._absent)
@@ -258,7 +284,8 @@ class _Lookup(torch.autograd.Function):
     def forward(ctx: Any, anchor: Tensor, embeddings: Embeddings, batch: JaggedBatch) -> tuple[Tensor, ...]:
         found, handle = embeddings.exchange.lookup(batch, True)
         ctx.embeddings, ctx.handle = embeddings, handle
-        return embeddings._output.joined(found)
+        ctx.batch = batch
+        return embeddings._there(embeddings._output.joined(batch, found))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
@@ -270,7 +297,8 @@ class _Lookup(torch.autograd.Function):
             )  # fmt: skip
         embeddings.step += 1
         rates = Rates(embeddings.fused_optimizer.learning_rates, embeddings.step)
-        embeddings.exchange.update(ctx.handle, embeddings._output.gradients(gradients), rates)
+        here = gradients if embeddings._port is None else embeddings._port.to_host(gradients)
+        embeddings.exchange.update(ctx.handle, embeddings._output.gradients(ctx.batch, here), rates)
         ctx.handle = None
         Variable._execution_engine.queue_callback(embeddings.exchange.fetch_next)
         return None, None, None
