@@ -225,11 +225,15 @@ def gather_whole(channel, on_all_ranks, **options):
     return {name: tensor.numpy() for name, tensor in state.items()}, program.numbers()
 
 
-def fill_whole(channel, state, **options):
+def fill_whole(channel, state, by_table, **options):
     """Rank 0 alone has the state."""
     program = Program(channel, seed=8, **options)
     state = {name: torch.from_numpy(array) for name, array in state.items()}
-    program.embeddings.load_full_state_dict(state if channel.ranks.rank == 0 else {})
+    for table in TABLES if by_table else [None]:
+        some = {name: each for name, each in state.items() if table is None or f".{table.name}." in name}
+        program.embeddings.load_full_state_dict(some if channel.ranks.rank == 0 else {}, strict=not by_table)
+    one = program.embeddings.full_state_dict(["item"], on_all_ranks=True)
+    assert torch.equal(one.pop("embedding_bags.item.weight"), state["embedding_bags.item.weight"]) and not one
     return program.numbers()
 
 

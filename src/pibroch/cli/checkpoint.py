@@ -91,7 +91,7 @@ def verify_command(path: Source) -> None:
 
 @app.command("convert")
 def convert_command(
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="A checkpoint or run directory; with --from, a file.")],
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="A checkpoint or run; with --from, what others wrote.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; with --from, a new run directory.")],
     to: Annotated[System | None, typer.Option("--to", help="Export under this system's names.")] = None,
     from_: Annotated[System | None, typer.Option("--from", help="Import from this system's names.")] = None,
@@ -112,6 +112,8 @@ def convert_command(
         pibroch checkpoint convert model.pt runs/theirs --from dlrm --recipe recipe.toml --data data/criteo
 
         pibroch train --run-dir runs/theirs --resume
+
+    With `--from`, SRC is a file of `torch.save`, a folder of `torch.distributed.checkpoint`, or one with each rank's file.
     """
     if (to is None) == (from_ is None):
         raise ConfigError("both or neither of --to and --from", "one of them", "e.g. --to torchrec")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -61,24 +61,39 @@ class TableStates(nn.Module):
         yield self.pieces()
         self.exchange.forget()
 
-    def full_state_dict(self, on_all_ranks: bool = False, row_state: bool = False) -> dict[str, Tensor]:
+    def full_state_dict(
+        self, tables: Sequence[str] | None = None, *, on_all_ranks: bool = False, row_state: bool = False
+    ) -> dict[str, Tensor]:
         """Copies of whole tables, named as in ``state_dict``, on rank 0 or on all; the other ranks get none. All ranks call it.
 
-        Beside the copies, memory is that of a small buffer.
+        Beside the copies, memory is that of a few small buffers.
 
         Args:
+            tables: by name, e.g. one at a time where memory is short; all when absent.
             on_all_ranks: or on rank 0 alone.
             row_state: with the optimizers' state, ``embedding_bags.<table>.<field>``.
-        """
-        return gather_tables(self, on_all_ranks=on_all_ranks, row_state=row_state)
 
-    def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        Raises:
+            ConfigError: for a table that is not there.
+        """
+        known = {table.name: table for table in self.tables}
+        unknown = [name for name in tables or () if name not in known]
+        if unknown:
+            raise ConfigError(f"table {unknown[0]!r}", f"one of {', '.join(known)}")
+        chosen = self.tables if tables is None else [known[name] for name in tables]
+        return gather_tables(self, chosen, on_all_ranks=on_all_ranks, row_state=row_state)
+
+    def load_full_state_dict(self, state: Mapping[str, Tensor], strict: bool = True) -> None:
         """Fill all ranks' rows from what rank 0 passes, with optimizer state where it has some. All ranks call it.
+
+        Args:
+            state: whole tables on rank 0; what others pass is not looked at.
+            strict: whether all tables must be there; else those that are absent stay as they are.
 
         Raises:
             CheckpointError: (on all ranks) for missing or other tables, or other shapes.
         """
-        fill_tables(self, state)
+        fill_tables(self, state, strict)
 
     def stateful(self) -> EmbeddingState:
         """The tables as ``torch.distributed.checkpoint`` takes them, see :class:`~pibroch.exchange.stateful.EmbeddingState`."""
