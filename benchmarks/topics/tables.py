@@ -63,7 +63,10 @@ SETTINGS = [
 ]
 
 
-@topic("tables", "tables of many widths, and sequences read id by id, against TorchRec's collections; needs root")
+@topic(
+    "tables", "tables of many widths, and sequences read id by id, against TorchRec's collections; needs root",
+    sections=["widths", "sequences"], quick_sections=["widths"],
+)  # fmt: skip
 def run(options: Options) -> Report:
     """Measure all settings.
 
@@ -73,7 +76,8 @@ def run(options: Options) -> Report:
     load, notes = ForeignLoad(), list[str]()
     rows: list[Row] = []
     versions: dict[str, str] = {}
-    for setting in SETTINGS[:1] if options.quick else SETTINGS:
+    chosen = [setting for setting in SETTINGS if setting.what == options.section]
+    for setting in chosen[:1] if options.quick else chosen:
         lineup = lineup_of(setting)
         notes += [note for note in lineup.notes if note not in notes]
         with Lab(setting.hosts) as lab, teams(lineup.specs, lab) as running:
