@@ -44,7 +44,8 @@ def loss_of_pooled(pooled_BS: Tensor, weights_SH: Tensor, labels_B: Tensor) -> T
 
 def loss_of_sequences(values_VD: Tensor, weights_DH: Tensor, labels_B: Tensor) -> Tensor:
     """Mean loss of a batch of sequences of one length."""
-    return loss_of_pooled(values_VD.view(len(labels_B), -1, values_VD.shape[1]).mean(1), weights_DH, labels_B)
+    per_sample_BLD = values_VD.view(labels_B.shape[0], -1, weights_DH.shape[0])  # no len(): TorchRec traces it
+    return loss_of_pooled(per_sample_BLD.mean(1), weights_DH, labels_B)
 
 
 def sequences(ids_NFB: Tensor) -> list[Tensor]:
