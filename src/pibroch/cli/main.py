@@ -46,13 +46,7 @@ _GROUPS = {
     "bench": "Measure against what others use: correctness first, then a table, CSV, Markdown and a plot.",
 }
 
-_ENDED_FOR_GOOD = (
-    *_GROUPS,
-    "evaluate",
-    "predict",
-    "report",
-    "doctor",
-)  # commands that begin anew when they are given again
+_ENDED_FOR_GOOD = (*_GROUPS, "evaluate", "report", "doctor")  # commands that begin anew when they are given again
 
 
 class _Stopped(BaseException):
