@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pibroch.exchange import EmbeddingOutput, Embeddings
     from pibroch.planner import Plan
     from pibroch.train.predictor import Predictor
+    from pibroch.train.program import load, save
 
 __all__ = [
     "SGD",
@@ -38,6 +39,8 @@ __all__ = [
     "__version__",
     "data_parallel",
     "errors",
+    "load",
+    "save",
 ]
 
 _HOMES = {
@@ -47,6 +50,8 @@ _HOMES = {
     "Plan": "pibroch.planner",
     "Predictor": "pibroch.train.predictor",
     "data_parallel": "pibroch.collectives",
+    "load": "pibroch.train.program",
+    "save": "pibroch.train.program",
 }
 
 

@@ -29,6 +29,12 @@ SNAPSHOT = {
     " initializer: Initializer = <factory>) -> None",
     "Uniform": "(bound: float | None = None, center: float = 0.0) -> None",
     "Zeros": "() -> None",
+    "load": "(path: str | Path, embeddings: Embeddings, *, model: Named[nn.Module] = None,"
+    " optimizer: Named[torch.optim.Optimizer] = None, scheduler: Named[HasState] = None, row_state: bool = True,"
+    " missing_ok: bool = False) -> Saved",
+    "save": "(folder: str | Path, embeddings: Embeddings, *, model: Named[nn.Module] = None,"
+    " optimizer: Named[torch.optim.Optimizer] = None, scheduler: Named[HasState] = None,"
+    " position: Position | None = None, extra: object = None, step: int | None = None, keep: int | None = 2) -> Path",
     "data_parallel": "(model: M, ranks: Ranks | None = None, reduction: Reduction = mean) -> M",
 }
 

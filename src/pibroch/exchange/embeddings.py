@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Variable
 
 from pibroch.collectives import Channel
@@ -18,7 +18,6 @@ from pibroch.data import JaggedBatch
 from pibroch.embedding import (
     MemoryShard,
     Optimizers,
-    PieceView,
     RowSpace,
     Table,
     group_tables,
@@ -30,12 +29,12 @@ from pibroch.exchange.device_port import DevicePort
 from pibroch.exchange.fused_optimizer import FusedOptimizer
 from pibroch.exchange.learned_weights import by_id_where_learned
 from pibroch.exchange.output import EmbeddingOutput, OutputForm
-from pibroch.kernels.arrays import Records
+from pibroch.exchange.states import TableStates
 
 logger = logging.getLogger(__name__)
 
 
-class Embeddings(nn.Module):
+class Embeddings(TableStates):
     """All embedding tables of a model.
 
     One call and its backward are one step: each row that the batch touches is updated exactly once, with the sum of its
@@ -65,6 +64,7 @@ class Embeddings(nn.Module):
         optimizers: by table name.
         fused_optimizer: the rows' learning rates, for torch's schedulers.
         step: number of updates so far.
+        ranks: between which the tables lie.
     """
 
     def __init__(
@@ -83,7 +83,9 @@ class Embeddings(nn.Module):
         self.optimizers = optimizers_of(tables, optimizer)
         self.groups = group_tables(tables, optimizer)
         self.features = tuple(dict.fromkeys(feature for table in tables for feature in table.features))
-        self.exchange: Exchange[Any] = spec.build(Setup(self.groups, seed, channel), **options)
+        setup = Setup(self.groups, seed, channel)
+        self.exchange: Exchange[Any] = spec.build(setup, **options)
+        self.ranks = setup.ranks
         self.fused_optimizer = FusedOptimizer(self.groups)
         self.step = 0
         self._output = OutputForm(self.tables, self.groups)
@@ -118,14 +120,6 @@ class Embeddings(nn.Module):
         for each, known in zip(self.groups, self.fused_optimizer.param_groups, strict=True):
             lr = each.optimizer.lr
             known["lr"] = rate if lr == usual else lr * (rate / usual)
-
-    def pieces(self) -> list[PieceView]:
-        """The parts of the tables that this process holds; waits for updates that are under way.
-
-        Views stay valid, but between a step and the next look at them call this again.
-        """
-        self.exchange.flush()
-        return [view for shard in self.exchange.shards for view in shard.views()]
 
     def track_touched(self) -> None:
         """Mark the rows that are updated from now on, see :attr:`PieceView.touched`."""
@@ -281,45 +275,6 @@ class Embeddings(nn.Module):
                 "move the dense model alone, and embeddings(batch).to(...) with it",
             )  # fmt: skip
         return self
-
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        """TorchRec's names; the tensors are views into the records, not copies.
-
-        Raises:
-            ConfigError: where this process does not hold whole tables.
-        """
-        for table in self.tables:
-            weights = torch.from_numpy(self._whole(table))
-            destination[f"{prefix}embedding_bags.{table.name}.weight"] = weights
-
-    def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, metadata: Any, strict: bool, missing: list[str],
-        unexpected: list[str], errors: list[str],
-    ) -> None:  # fmt: skip
-        """Copies weights in; optimizer state is left alone (checkpoints carry it, see pibroch.embedding.checkpoint)."""
-        self.exchange.forget()
-        names = {f"{prefix}embedding_bags.{table.name}.weight": table for table in self.tables}
-        for name, table in names.items():
-            if name not in state_dict:
-                missing.append(name)
-            elif tuple(state_dict[name].shape) != (table.num_rows, table.dim):
-                errors.append(f"{name}: got {list(state_dict[name].shape)}, need {[table.num_rows, table.dim]}")
-            else:
-                self._whole(table)[:] = state_dict[name].detach().cpu().numpy()
-        unexpected += [key for key in state_dict if key.startswith(f"{prefix}embedding_bags.") and key not in names]
-
-    def _whole(self, table: Table) -> Records:
-        """A table's weights, ``[num_rows, dim]``, if they are all here."""
-        self.exchange.flush()
-        for shard in self.exchange.shards:
-            for piece in shard.pieces if isinstance(shard, MemoryShard) else ():
-                is_whole = (len(piece.rows), len(piece.columns)) == (table.num_rows, table.dim)
-                if piece.table.name == table.name and is_whole and isinstance(shard, MemoryShard):
-                    return shard.weights(table.name)
-        raise ConfigError(
-            f"state of table {table.name!r}, which lies on several ranks", "all of it in this process",
-            "use pieces() for what is here, or a checkpoint of `pibroch train`, which knows of no ranks",
-        )  # fmt: skip
 
 
 class _Lookup(torch.autograd.Function):
