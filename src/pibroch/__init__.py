@@ -12,6 +12,7 @@ from pibroch import errors
 from pibroch.version import __version__
 
 if TYPE_CHECKING:
+    from pibroch import metrics, torchrec
     from pibroch.collectives import data_parallel
     from pibroch.data import JaggedBatch
     from pibroch.embedding import SGD, Adagrad, Adam, Frozen, Normal, RowWiseAdagrad, RowWiseAdam, Table, Uniform, Zeros
@@ -37,6 +38,8 @@ __all__ = [
     "__version__",
     "data_parallel",
     "errors",
+    "metrics",
+    "torchrec",
 ]
 
 _HOMES = {
@@ -46,9 +49,12 @@ _HOMES = {
     "Predictor": "pibroch.train.predictor",
     "data_parallel": "pibroch.collectives",
 }
+_MODULES = ("metrics", "torchrec")
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"pibroch.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'pibroch' has no attribute {name!r}")
     return getattr(import_module(_HOMES.get(name, "pibroch.embedding")), name)

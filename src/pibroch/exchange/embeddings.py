@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,11 +26,13 @@ from pibroch.embedding import (
 )
 from pibroch.errors import ConfigError, TrainingError
 from pibroch.exchange.base import Exchange, Rates, Setup
+from pibroch.exchange.empty_batch import Filler, is_same
 from pibroch.exchange.fused_optimizer import FusedOptimizer
 from pibroch.exchange.output import EmbeddingOutput, OutputForm
 from pibroch.kernels.arrays import Records
 
 logger = logging.getLogger(__name__)
+B = TypeVar("B")
 
 
 class Embeddings(nn.Module):
@@ -63,6 +65,8 @@ class Embeddings(nn.Module):
         fused_optimizer: the rows' learning rates, for torch's schedulers.
         step: number of updates so far.
     """
+
+    _kind_in_state: ClassVar[str] = "embedding_bags"
 
     def __init__(
         self,
@@ -146,30 +150,48 @@ class Embeddings(nn.Module):
         """Bytes of all row records in this process's care: weights and optimizer state."""
         return sum(shard.num_bytes for shard in self.exchange.shards)
 
-    def feed(self, batches: Iterable[Any]) -> Iterator[Any]:
+    def feed(
+        self, batches: Iterable[B], key: Callable[[B], Any] | None = None, empty: Callable[[B], B] | None = None
+    ) -> Iterator[B]:
         """Iterate over ``batches`` as the exchange wants it: strategies read ahead, so that ids and rows travel early.
 
-        Between ranks, one that runs out of batches before the others gets empty ones (each a :class:`JaggedBatch` of no
-        samples) until all have run out. Of several modules one reads ahead, and the others are called with its batches.
+        Batches may be any objects: what is looked up is ``key(batch)``, and the loop gets its own batches back. To be found
+        again it calls the module with the object that ``key`` gave, or one with the same tensors of values, lengths and
+        weights (``batch.to("cpu")`` keeps them); what is not found is looked up late, with one warning.
+
+        Between ranks, one that runs out of batches before the others goes on with empty ones until all have run out. Without a
+        ``key`` each is a :class:`JaggedBatch` of no samples; with one it is made of the rank's last batch by ``empty``.
+
+        Of several modules one reads ahead, and the others are called with its batches.
+
+        Args:
+            batches: to come.
+            key: gives of a batch the ids, a :class:`JaggedBatch` or anything with TorchRec's ``keys()``, ``values()``,
+                ``lengths()``; the batch itself when absent.
+            empty: makes of a batch one of its kind without samples; :func:`pibroch.exchange.empty_batch.without_samples` when
+                absent, which knows tensors, ids, containers, dataclasses and other objects of such parts.
 
         Raises:
-            ConfigError: for the feed of another module, where both would read ahead.
+            ConfigError: for the feed of another module, where both would read ahead; for a batch of which no empty one can be
+                made, and where a rank with a ``key`` has no batch at all.
         """
         if self.exchange.reads_ahead and getattr(batches, "gi_code", None) is Embeddings.feed.__code__:
             raise ConfigError(
                 "a feed of another module's feed", "one module that reads ahead",
                 "feed the one with the most bytes, and call the others with its batches",
             )  # fmt: skip
-        read: deque[Any] = deque()
+        read: deque[tuple[B, Any]] = deque()
 
         def prepared() -> Iterator[JaggedBatch]:
             for batch in batches:
-                read.append(batch)
-                yield self._prepare(batch)
+                asked = batch if key is None else key(batch)
+                read.append((batch, asked))
+                yield self._prepare(asked)
 
+        filler: Filler[B] = Filler(key, empty)
         for known in self.exchange.feed(prepared(), self.training and torch.is_grad_enabled() and not self._is_frozen):
-            batch = read.popleft() if read else known
-            self._handed_out.append((batch, known))
+            batch, asked = filler.follow(*read.popleft(), known) if read else filler.make(known)
+            self._handed_out.append((asked, known))
             yield batch
 
     def forward(self, batch: Any) -> Tensor | EmbeddingOutput:
@@ -186,14 +208,18 @@ class Embeddings(nn.Module):
             RowIdError: for an id outside its table; names the feature, the sample and the id.
             DataError: for a batch without any of the features, or a bad batch on another rank.
         """
-        fed = next((handed for handed in self._handed_out if handed[0] is batch), None)
-        known = self._prepare(batch) if fed is None else fed[1]
+        known, is_fed = self._known(batch)
         if torch.is_grad_enabled() and self.training and not self._is_frozen:
-            if fed is None:
+            if not is_fed:
                 self._warn_of_waiting()
             return self._output.of(known, _Lookup.apply(self._anchor, self, known))
         found, _ = self.exchange.lookup(known, False, self.step if self._averaged else None)
         return self._output.of(known, self._output.joined(found))
+
+    def _known(self, batch: Any) -> tuple[JaggedBatch, bool]:
+        """The batch as the exchange knows it, and whether it came through :meth:`feed`."""
+        fed = next((known for asked, known in reversed(self._handed_out) if is_same(asked, batch)), None)
+        return (self._prepare(batch), False) if fed is None else (fed, True)
 
     def _prepare(self, batch: Any) -> JaggedBatch:
         """The batch as exchanges know it: this module's features in their order."""
@@ -264,7 +290,7 @@ class Embeddings(nn.Module):
         """
         for table in self.tables:
             weights = torch.from_numpy(self._whole(table))
-            destination[f"{prefix}embedding_bags.{table.name}.weight"] = weights
+            destination[f"{prefix}{self._kind_in_state}.{table.name}.weight"] = weights
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, metadata: Any, strict: bool, missing: list[str],
@@ -272,7 +298,7 @@ class Embeddings(nn.Module):
     ) -> None:  # fmt: skip
         """Copies weights in; optimizer state is left alone (checkpoints carry it, see pibroch.embedding.checkpoint)."""
         self.exchange.forget()
-        names = {f"{prefix}embedding_bags.{table.name}.weight": table for table in self.tables}
+        names = {f"{prefix}{self._kind_in_state}.{table.name}.weight": table for table in self.tables}
         for name, table in names.items():
             if name not in state_dict:
                 missing.append(name)
@@ -280,7 +306,9 @@ class Embeddings(nn.Module):
                 errors.append(f"{name}: got {list(state_dict[name].shape)}, need {[table.num_rows, table.dim]}")
             else:
                 self._whole(table)[:] = state_dict[name].detach().cpu().numpy()
-        unexpected += [key for key in state_dict if key.startswith(f"{prefix}embedding_bags.") and key not in names]
+        unexpected += [
+            key for key in state_dict if key.startswith(f"{prefix}{self._kind_in_state}.") and key not in names
+        ]
 
     def _whole(self, table: Table) -> Records:
         """A table's weights, ``[num_rows, dim]``, if they are all here."""
