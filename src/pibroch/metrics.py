@@ -97,8 +97,9 @@ class StreamingMetrics:
         Raises:
             DataError: for other shapes or values.
         """
-        for task in self.tasks:
-            sums = _sums(*(self._of(task, name, given) for name, given in _named(logits, labels, weights)))
+        named = (("logits", logits), ("labels", labels), ("weights", weights))
+        found = {task: _sums(*(self._of(task, name, given) for name, given in named)) for task in self.tasks}
+        for task, sums in found.items():
             self._lifetime[task] += sums
             parts = self._parts[task]
             if parts[-1][_COUNT] >= self._most_in_part:
@@ -134,10 +135,6 @@ class StreamingMetrics:
             raise DataError(f"{name} {list(tensor.shape)} of task {task!r}", "[B] or [B, 1]")
         found: Sums = tensor.reshape(-1).to("cpu", torch.float64).numpy()
         return found
-
-
-def _named(logits: Any, labels: Any, weights: Any) -> tuple[tuple[str, Any], ...]:
-    return ("logits", logits), ("labels", labels), ("weights", weights)
 
 
 def _nothing() -> Sums:
