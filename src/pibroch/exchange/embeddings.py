@@ -29,7 +29,7 @@ from pibroch.exchange.base import Exchange, Rates, Setup
 from pibroch.exchange.empty_batch import Filler, is_same
 from pibroch.exchange.fused_optimizer import FusedOptimizer
 from pibroch.exchange.output import EmbeddingOutput, OutputForm
-from pibroch.kernels.arrays import Records
+from pibroch.exchange.state import load_tables, whole_tables
 
 logger = logging.getLogger(__name__)
 B = TypeVar("B")
@@ -288,40 +288,21 @@ class Embeddings(nn.Module):
         Raises:
             ConfigError: where this process does not hold whole tables.
         """
-        for table in self.tables:
-            weights = torch.from_numpy(self._whole(table))
-            destination[f"{prefix}{self._kind_in_state}.{table.name}.weight"] = weights
+        self.exchange.flush()
+        destination.update(whole_tables(self.tables, self.exchange.shards, f"{prefix}{self._kind_in_state}."))
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, metadata: Any, strict: bool, missing: list[str],
         unexpected: list[str], errors: list[str],
     ) -> None:  # fmt: skip
-        """Copies weights in; optimizer state is left alone (checkpoints carry it, see pibroch.embedding.checkpoint)."""
-        self.exchange.forget()
-        names = {f"{prefix}{self._kind_in_state}.{table.name}.weight": table for table in self.tables}
-        for name, table in names.items():
-            if name not in state_dict:
-                missing.append(name)
-            elif tuple(state_dict[name].shape) != (table.num_rows, table.dim):
-                errors.append(f"{name}: got {list(state_dict[name].shape)}, need {[table.num_rows, table.dim]}")
-            else:
-                self._whole(table)[:] = state_dict[name].detach().cpu().numpy()
-        unexpected += [
-            key for key in state_dict if key.startswith(f"{prefix}{self._kind_in_state}.") and key not in names
-        ]
+        """Copies weights in; optimizer state is left alone (checkpoints carry it, see pibroch.embedding.checkpoint).
 
-    def _whole(self, table: Table) -> Records:
-        """A table's weights, ``[num_rows, dim]``, if they are all here."""
-        self.exchange.flush()
-        for shard in self.exchange.shards:
-            for piece in shard.pieces if isinstance(shard, MemoryShard) else ():
-                is_whole = (len(piece.rows), len(piece.columns)) == (table.num_rows, table.dim)
-                if piece.table.name == table.name and is_whole and isinstance(shard, MemoryShard):
-                    return shard.weights(table.name)
-        raise ConfigError(
-            f"state of table {table.name!r}, which lies on several ranks", "all of it in this process",
-            "use pieces() for what is here, or a checkpoint of `pibroch train`, which knows of no ranks",
-        )  # fmt: skip
+        Between ranks every rank calls it, with whole tables, and takes what it holds.
+        """
+        self.exchange.forget()
+        problems = load_tables(self.tables, self.pieces(), f"{prefix}{self._kind_in_state}.", state_dict)
+        for found, known in zip((missing, unexpected, errors), problems, strict=True):
+            found += known
 
 
 class _Lookup(torch.autograd.Function):
