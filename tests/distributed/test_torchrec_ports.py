@@ -68,13 +68,16 @@ def losses(tmp_path_factory):
         python = peers_python()
     except MissingDependencyError as error:
         pytest.skip(error.got)
-    asked = "import sys, sysconfig, torch; print(torch.__version__, sys.version_info[:2], sysconfig.get_path('purelib'), sep='|')"
+    asked = "; ".join(
+        [
+            "import sys, sysconfig, torch",
+            "print(torch.__version__, *sys.version_info[:2], sysconfig.get_path('purelib'), sep='|')",
+        ]
+    )
     ran = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True, timeout=120)
-    their_torch, their_python, packages = ran.stdout.strip().split("|")
-    if (their_torch, their_python) != (torch.__version__, str(sys.version_info[:2])):
-        pytest.skip(
-            f"TorchRec's models need their own environment's torch, {their_torch}; here it is {torch.__version__}"
-        )
+    *theirs, packages = ran.stdout.strip().split("|")
+    if theirs != [torch.__version__, *map(str, sys.version_info[:2])]:
+        pytest.skip(f"TorchRec's models need the torch and the Python of their own environment, {theirs}")
     folder = tmp_path_factory.mktemp("ports")
     end(start(python, "torchrec", 1, folder), folder)  # writes the weights with which all start
     others = start(python, "torchrec", 2, folder)

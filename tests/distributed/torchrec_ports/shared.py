@@ -17,7 +17,7 @@ def join():
 
 
 def draw(step, rank, world, features, most=5):
-    """This rank's part of a global batch: dense, lengths and ids (feature by feature), labels; ``features`` have so many ids."""
+    """This rank's part of a global batch: dense, lengths and ids (feature by feature), labels; ``features`` say of which."""
     generator = torch.Generator().manual_seed(step)
     dense, labels = torch.randn(SIZE, 4, generator=generator), torch.randint(0, 2, (SIZE,), generator=generator).float()
     mine, lengths, ids = slice(SIZE * rank // world, SIZE * (rank + 1) // world), [], []
