@@ -79,6 +79,10 @@ class KeyedTensor:
         place = self._keys.index(key)
         return self._values.narrow(1, sum(self._lengths[:place]), self._lengths[place])
 
+    def _key_indices(self) -> dict[str, int]:
+        """Each key's place; TorchRec's own ``KeyedTensor.regroup`` asks for it."""
+        return {key: place for place, key in enumerate(self._keys)}
+
     def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedTensor:
         """On another device; gradients come back from it."""
         return KeyedTensor(self._keys, self._lengths, self._values.to(device, non_blocking=non_blocking))

@@ -1,4 +1,4 @@
-"""run.py FOLDER SYSTEM [PACKAGES]: the programs of one system, one after the other, on one rank."""
+"""run.py FOLDER SYSTEM [PACKAGES]: the programs of one system, one after the other, on one rank; for pibroch TorchRec's own objects, too."""
 
 import importlib
 import sys
@@ -8,5 +8,5 @@ import shared
 if len(sys.argv) > 3:
     sys.path.append(sys.argv[3])  # where TorchRec lies, for its models
 rank, world = shared.join()
-for name in ("dlrm", "two_tower", "bert4rec"):
+for name in ("dlrm", "two_tower", "bert4rec", *(["objects"] if sys.argv[2] == "pibroch" and world == 1 else [])):
     importlib.import_module(f"{name}_{sys.argv[2]}").run(rank, world)

@@ -204,3 +204,19 @@ def test_the_ids_of_a_fed_batch_are_known_again(caplog):
             collection(again if place % 2 else batch.ids).values().sum().backward()
     assert len(calls) == 4, "each batch is prepared once, when it is read"
     assert collection.step == 4
+
+
+@pytest.mark.parametrize(("gradient", "less"), [(1e-8, 0.35), (3e-8, 0.16), (1e-6, 0.006)])
+def test_eps_counts_where_gradients_are_small(gradient, less):
+    """What docs/moving-from-torchrec.md says of it; FBGEMM 1.8 gives the same."""
+
+    def moved(**eps):
+        config = EmbeddingBagConfig(num_embeddings=3, embedding_dim=4, name="t", init_fn=torch.nn.init.zeros_)
+        collection = EmbeddingBagCollection([config], optimizer=pb.RowWiseAdagrad(lr=0.1, **eps))
+        for _ in range(10):
+            (
+                collection(KeyedJaggedTensor(["t"], torch.tensor([0]), lengths=torch.tensor([1]))).values() * gradient
+            ).sum().backward()
+        return collection.state_dict()["embedding_bags.t.weight"][0, 0].item()
+
+    assert 1 - moved(eps=1e-8) / moved() == pytest.approx(less, abs=0.005)
