@@ -98,3 +98,8 @@ def test_the_same_program_has_the_same_losses(losses, name):
     assert len(want) == 20 and np.ptp(want) > 0.01
     for system, world in (("torchrec", 2), ("pibroch", 1), ("pibroch", 2)):
         np.testing.assert_allclose(losses(name, system, world), want, rtol=1e-6, err_msg=f"{system}, {world} ranks")
+
+
+@pytest.mark.slow
+def test_torchrec_s_own_objects_are_taken(losses):
+    assert losses("objects", "pibroch", 1) == [1.0], "objects_pibroch.py came to its end"

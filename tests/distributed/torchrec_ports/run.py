@@ -1,4 +1,4 @@
-"""run.py FOLDER SYSTEM [PACKAGES]: the programs of one system, one after the other, on one rank; for pibroch TorchRec's own objects, too."""
+"""run.py FOLDER SYSTEM [PACKAGES]: the programs of one system, one after the other, on one rank."""
 
 import importlib
 import sys
