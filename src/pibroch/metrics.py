@@ -1,7 +1,7 @@
 """What predictions are worth while training goes on: AUC, log loss, normalised entropy and calibration, task by task.
 
 Each rank adds its own samples; figures are those of all ranks together. ``pibroch evaluate`` keeps every prediction and is
-exact (:mod:`pibroch.train.metrics`); here memory is fixed, 1.3 MB a task, and only AUC is not exact: logits are told apart by
+exact (:mod:`pibroch.train.metrics`); here memory is fixed, 1.2 MB a task, and only AUC is not exact: logits are told apart by
 steps of 1/256 between -16 and 16, pairs within a step count as ties.
 
 Shape legend: B samples.
