@@ -26,7 +26,7 @@ PHASES = ("lookup", "lookup+update")
 NUM_BATCHES = 24
 COLUMNS = [
     "optimizer", "ids", "batch", "threads", "dim", "phase", "contender", "p20_ms", "p50_ms", "p80_ms", "cpu_ms",
-    "pibroch_over_it",
+    "over_pibroch",
 ]  # fmt: skip
 PLOT = PlotSpec(
     "update_ms", ("optimizer", "ids", "batch", "threads"), "dim", "contender", "lookup + update, ms", "low", "high", 1
@@ -35,7 +35,7 @@ MEANINGS = (
     "26 tables of 100,000 rows, one id a bag; `lookup+update` is forward and backward with the optimizer's step",
     "pibroch's times include its check of every id and the grouping of equal ones",
     "`cpu_ms`: CPU time of all threads a step, waiting in spin loops included",
-    "`pibroch_over_it`: the contender's time over pibroch's, median over the rounds",
+    "`over_pibroch`: the contender's time over pibroch's, median over the rounds",
     "torch has no row-wise Adagrad for sparse gradients",
 )
 
@@ -109,8 +109,8 @@ def case_rows(setting: Setting, outcome: Outcome) -> list[Row]:
                 "threads": setting.threads, "dim": setting.dim, "phase": phase, "contender": label,
                 "p20_ms": mine.percentile(20), "p50_ms": mine.percentile(50), "p80_ms": mine.percentile(80),
                 "cpu_ms": sum(mine.cpu_ms) / len(mine.cpu_ms),
-                "pibroch_over_it": ratios[len(ratios) // 2],
-                "pibroch_over_it_least": ratios[0], "pibroch_over_it_most": ratios[-1],
+                "over_pibroch": ratios[len(ratios) // 2],
+                "over_pibroch_least": ratios[0], "over_pibroch_most": ratios[-1],
                 "update_ms": mine.percentile(50) if phase == PHASES[1] else None,
                 "low": mine.percentile(20), "high": mine.percentile(80),
             })  # fmt: skip

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pibroch.collectives import data_parallel
     from pibroch.data import JaggedBatch
     from pibroch.embedding import SGD, Adagrad, Adam, Frozen, Normal, RowWiseAdagrad, RowWiseAdam, Table, Uniform, Zeros
-    from pibroch.exchange import Embeddings
+    from pibroch.exchange import EmbeddingOutput, Embeddings
     from pibroch.planner import Plan
     from pibroch.train.predictor import Predictor
 
@@ -24,6 +24,7 @@ __all__ = [
     "SGD",
     "Adagrad",
     "Adam",
+    "EmbeddingOutput",
     "Embeddings",
     "Frozen",
     "JaggedBatch",
@@ -43,6 +44,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "EmbeddingOutput": "pibroch.exchange",
     "Embeddings": "pibroch.exchange",
     "JaggedBatch": "pibroch.data",
     "Plan": "pibroch.planner",

@@ -6,6 +6,7 @@ PibrochError
 │   ├── DataError         raw data, an encoded dataset or a batch
 │   │   └── RowIdError    an id outside its table (names feature, sample and id)
 │   └── CheckpointError   missing, damaged, or of another schema
+│       └── DamagedCheckpointError  its files are missing, cut short, changed or unreadable
 ├── TrainingError         a run that cannot go on: the command line exits with 1
 │   ├── NonFiniteLossError
 │   └── RankFailedError   another rank failed or was lost (names rank and step)
@@ -64,6 +65,10 @@ class RowIdError(DataError):
 
 class CheckpointError(InputError):
     """A checkpoint that is missing, damaged, or of another schema."""
+
+
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint whose files are not those that were saved; another one of the run may be whole."""
 
 
 class TrainingError(PibrochError):

@@ -15,6 +15,7 @@ from pibroch.embedding.rows import update_rows
 from pibroch.embedding.tensor_file import write_tensors
 from pibroch.errors import NotAllowedError
 from pibroch.exchange.compression import exchange_compressed
+from pibroch.exchange.lookahead import exchange as lookahead_exchange
 from pibroch.exchange.lookahead import server_homes
 from pibroch.exchange.lookahead.announcement import Announcer, BytesByPurpose, Prepared, PreparedLane
 from pibroch.kernels.varint import numba as varint
@@ -179,7 +180,7 @@ def announce(channel, num_rows):
         encoded = np.empty(varint.MAX_BYTES * len(rows[rank]), np.uint8)
         encoded = encoded[: varint.encode(rows[rank], encoded)]
         lane = PreparedLane(None, SimpleNamespace(rows=rows[rank]), None, encoded)
-        here = Prepared([lane], number + rank, None)
+        here = Prepared([lane], number + rank, 0, None)
         sent.append(0)
         heard = announcer.announce(here, rank == 0)
         is_right &= heard.is_real and all(map(np.array_equal, heard.rows[0], rows))
@@ -237,6 +238,28 @@ def run_out_of_batches(channel, num_batches, exchange="alltoall", **options):
         sizes.append(batch.batch_size)
         loss_of(embeddings(batch)).backward()
     return sizes, [view.weights.copy() for view in embeddings.pieces()], embeddings.step
+
+
+def read_ahead(channel, sizes, ahead_bytes, exchange="alltoall", **options):
+    """Feed batches whose sizes on rank 1 are ``sizes``, small ones elsewhere; returns how many are read ahead, and pieces."""
+    tables, rank = SHAPES["odd_dims"], channel.ranks.rank
+    embeddings = pb.Embeddings(tables, pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel, **options)
+    num_read, ahead, before = 0, [], lookahead_exchange.AHEAD_BYTES
+
+    def batches():
+        nonlocal num_read
+        for i, size in enumerate(sizes):
+            num_read += 1
+            yield ragged_batch(tables, size if rank == 1 else 3, seed=i + rank)
+
+    lookahead_exchange.AHEAD_BYTES = ahead_bytes
+    try:
+        for num_handed_out, batch in enumerate(embeddings.feed(batches())):
+            ahead.append(num_read - num_handed_out - 1)
+            loss_of(embeddings(batch)).backward()
+    finally:
+        lookahead_exchange.AHEAD_BYTES = before
+    return ahead, [view.weights.copy() for view in embeddings.pieces()]
 
 
 def run_stream(channel, name, sizes, exchange="alltoall", look_at=(), forget_at=(), shape="odd_dims", **options):
@@ -520,3 +543,37 @@ def train_two_modules(channel, num_batches, exchange, **options):
         (loss_of(first(batch)) + loss_of(second(batch))).backward()
     pieces = [view.weights.copy() for each in (first, second) for view in each.pieces()]
     return said, (first.step, second.step), pieces
+
+
+def load_from_outside(channel, exchange="alltoall", **options):
+    """Weights from outside in the middle of a run; returns what is read then, and the pieces after one more step."""
+    tables = SHAPES["any"]
+    embeddings = pb.Embeddings(tables, optimizers("adam", "any"), exchange=exchange, seed=3, channel=channel, **options)
+    batches = [ragged_batch(tables, 5, seed=10 * i + channel.ranks.rank) for i in range(6)]
+    found = []
+    for number, batch in enumerate(embeddings.feed(batches)):
+        if number == 3:
+            for table in tables[2:4]:
+                weights = np.random.default_rng(table.num_rows).normal(size=(table.num_rows, table.dim))
+                embeddings.load_weights(table.name, weights)
+        out = embeddings(batch)
+        found.append(as_tensor(out).detach())
+        loss_of(out).backward()
+    return found, pieces_of(embeddings)
+
+
+def learn_weights(channel, exchange="alltoall", **options):
+    """Train with weights that want gradients; returns these, with what was looked up, and the pieces."""
+    tables = SHAPES["any"]
+    embeddings = pb.Embeddings(
+        tables, optimizers("adagrad", "any"), exchange=exchange, seed=3, channel=channel, **options
+    )
+    batches = [ragged_batch(tables, 5, seed=10 * i + channel.ranks.rank, weighted=True) for i in range(6)]
+    found = []
+    for batch in batches:
+        batch.weights.requires_grad_()
+    for batch in embeddings.feed(batches):
+        out = as_tensor(embeddings(batch))
+        loss_of(out).backward()
+        found += [out.detach(), batch.weights.grad]
+    return found, pieces_of(embeddings)

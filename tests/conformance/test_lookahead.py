@@ -136,3 +136,16 @@ def test_a_batch_that_fits_into_no_cache_ends_the_run_before_it_is_trained(world
     for said, step in worlds(2).run(cases.overfill):
         assert "rows, and a cache of 12; need room for the rows of one batch; do: raise cache_rows" in said
         assert step < 5
+
+
+@pytest.mark.parametrize("small_first", [0, 12])
+def test_large_batches_are_read_ahead_as_far_as_their_bytes_allow(worlds, small_first):
+    """One rank's batches are large, from the first one on or later: all ranks read less far, alike, with the same bits."""
+    sizes = [3] * small_first + [400] * 20
+    expected = worlds(3).run(cases.read_ahead, sizes, 1)
+    found = worlds(3).run(cases.read_ahead, sizes, 1, exchange="lookahead", lookahead=10)
+    free = worlds(3).run(cases.read_ahead, sizes, 1 << 40, exchange="lookahead", lookahead=10)
+    for (ahead, pieces), (far, _), (_, others) in zip(found, free, expected, strict=True):
+        np.testing.assert_equal(pieces, others)
+        assert max(far) >= 12 and max(ahead[small_first:]) <= 5, (far, ahead)
+    assert len({tuple(ahead) for ahead, _ in found}) == 1

@@ -134,3 +134,28 @@ def test_of_two_modules_one_reads_ahead_and_ragged_ranks_take_every_step_of_both
             results, worlds(2).run(cases.train_two_modules, [5, 3], "alltoall"), strict=True
         ):
             np.testing.assert_equal(mine, right)
+
+
+def test_weights_from_outside_arrive_wherever_their_rows_lie(worlds):
+    right = worlds(3).run(cases.load_from_outside)
+    records = whole_records(right, SHAPES["any"], cases.optimizers("adam", "any"))
+    for exchange, placement in CASES:
+        if placement != "row_wise":
+            results = worlds(3).run(cases.load_from_outside, **options_of(exchange, placement, SHAPES["any"]))
+            assert np.array_equal(whole_records(results, SHAPES["any"], cases.optimizers("adam", "any")), records)
+            for (mine, _), (other, _) in zip(results, right, strict=True):
+                assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
+
+
+def test_weights_that_are_learned_get_the_same_gradient_wherever_rows_lie(worlds):
+    right = worlds(2).run(cases.learn_weights)
+    assert all(gradient.abs().sum() > 0 for found, _ in right for gradient in found[1::2])
+    records = whole_records(right, SHAPES["any"], cases.optimizers("adagrad", "any"))
+    for exchange, placement in CASES:
+        options = options_of(exchange, placement, SHAPES["any"])
+        if placement in ("row_wise", "table_wise_pooled", "halves"):  # of which some pool where rows are
+            continue
+        results = worlds(2).run(cases.learn_weights, **options)
+        assert np.array_equal(whole_records(results, SHAPES["any"], cases.optimizers("adagrad", "any")), records)
+        for (mine, _), (other, _) in zip(results, right, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))

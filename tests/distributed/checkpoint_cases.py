@@ -1,5 +1,6 @@
 """What each rank does in the tests of checkpoints: a tiny run with the same batches at every number of ranks."""
 
+import logging
 import os
 import resource
 import signal
@@ -136,11 +137,17 @@ def try_to_resume(channel, data, folder):
 
 
 def what_resuming_says(run):
+    """The error, or the warnings of what was set aside, or ``None``."""
+    warnings, handler = [], logging.Handler(logging.WARNING)
+    handler.emit = lambda record: warnings.append(record.getMessage())
+    logging.getLogger("pibroch").addHandler(handler)
     try:
         run.folder.resume(run.session)
     except pb.errors.CheckpointError as error:
         return str(error)
-    return None
+    finally:
+        logging.getLogger("pibroch").removeHandler(handler)
+    return "; ".join(text for text in warnings if "damaged" in text) or None
 
 
 def try_to_resume_with_each_file_damaged(channel, data, folder, files):
@@ -158,6 +165,8 @@ def try_to_resume_with_each_file_damaged(channel, data, folder, files):
         said.append(what_resuming_says(run))
         channel.barrier()
         if channel.ranks.rank == 0:
+            for aside in folder.glob("*.damaged"):
+                aside.rename(aside.with_suffix(""))
             path.write_bytes(content)
         channel.barrier()
     return said

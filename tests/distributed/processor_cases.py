@@ -5,7 +5,7 @@ import torch
 from pibroch import rpc
 from pibroch.data import EncodedDataset, Loader
 from pibroch.errors import NotAllowedError, PibrochError
-from pibroch.processors import Processors, client
+from pibroch.processors import Processors, client, serve
 from pibroch.roles import DATA_PROCESSOR
 from pibroch.roles.group import join, leave
 from pibroch.servers import server
@@ -56,6 +56,21 @@ def problem_of(channel, meet, path, told_path, told_digest, num_processors=2):
         return type(error).__name__, str(error)
     finally:
         leave()
+
+
+def serve_and_leave(meet, number, opens):
+    """Be a processor for a moment."""
+    serve(meet, number, opens)
+    leave()
+
+
+def problem_of_joining(channel, meet, timeout_s=0.2):
+    """What is raised when no processor comes; ``None`` when one is there."""
+    try:
+        join(meet, {DATA_PROCESSOR: 1}, 0, timeout_s)
+    except PibrochError as error:
+        return type(error).__name__, str(error)
+    leave()
 
 
 def is_refused(channel, meet):

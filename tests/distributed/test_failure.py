@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -67,27 +67,54 @@ def test_killed_ranks_are_named_and_the_run_ends_with_the_bits_of_an_undisturbed
     assert CheckpointFolder(run / "checkpoints", 2).steps()[-1] == 63
 
 
-def test_a_rank_that_waits_for_a_living_one_gives_up():
+@contextmanager
+def three_ranks(program):
+    """Processes that run a file beside this one as the ranks of a run."""
     place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    program = [sys.executable, Path(__file__).with_name("stuck_rank.py")]
+    command = [sys.executable, Path(__file__).with_name(program)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with ExitStack() as stack:
         ranks = [
-            stack.enter_context(subprocess.Popen(program, env={**os.environ, **place, "RANK": str(rank)}, **pipes))
+            stack.enter_context(subprocess.Popen(command, env={**os.environ, **place, "RANK": str(rank)}, **pipes))
             for rank in range(3)
         ]
         try:
-            assert ranks[0].stdout.readline() == "waits\n"
-            start = time.monotonic()
-            ranks[1].stdin.write("\n")
-            ranks[1].stdin.flush()
-            for rank in (0, 2):
-                errors = ranks[rank].communicate(timeout=ENDS_S)[1]
-                assert ranks[rank].returncode == 1 and "rank 1 failed in step 3: its process ended" in errors, errors
-            assert time.monotonic() - start < ENDS_S
+            yield ranks
         finally:
             for process in ranks:
                 process.kill()
+
+
+def go_on(process):
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def test_a_rank_that_waits_for_a_living_one_gives_up():
+    with three_ranks("stuck_rank.py") as ranks:
+        assert ranks[0].stdout.readline() == "waits\n"
+        start = time.monotonic()
+        go_on(ranks[1])
+        for rank in (0, 2):
+            errors = ranks[rank].communicate(timeout=ENDS_S)[1]
+            assert ranks[rank].returncode == 1 and "rank 1 failed in step 3: its process ended" in errors, errors
+        assert time.monotonic() - start < ENDS_S
+
+
+def test_a_stopped_rank_is_named_when_the_others_have_waited_in_vain():
+    stopped = 2
+    with three_ranks("stopped_rank.py") as ranks:
+        assert [process.stdout.readline() for process in ranks] == ["ready\n"] * 3
+        os.kill(ranks[stopped].pid, signal.SIGSTOP)
+        others = [process for rank, process in enumerate(ranks) if rank != stopped]
+        for process in others:
+            go_on(process)
+        for process in others:
+            errors = process.communicate(timeout=ENDS_S)[1]
+            named = (
+                rf"RankFailedError: got rank {stopped} failed in step 3: it was waited for in vain.*stopped, or hangs"
+            )
+            assert process.returncode == 1 and re.search(named, errors), errors
 
 
 @pytest.fixture

@@ -118,15 +118,20 @@ def test_the_command_reads_data_where_it_is_told(worlds, data, server_crew, tmp_
     beside = ["--meet", server_crew.meet, "--number", 0, "--with-servers"]
     with start_command("data-processor", *alone) as program, start_command("data-processor", *beside) as other:
         assert worlds(1).run(processor_cases.problem_of, meet, *told, 1) == [None]
-        for _ in range(20):  # an earlier test's processor of this name may be gone, and this one not there yet
-            (problem,) = worlds(1).run(processor_cases.problem_of, server_crew.meet, *told, 1)
-            if problem[0] != "TrainingError":
-                break
+        (problem,) = worlds(1).run(processor_cases.problem_of, server_crew.meet, *told, 1)
         assert problem[0] == "DataError", problem
         for each in (program, other):
             each.send_signal(signal.SIGTERM)
             ended = each.end()
             assert ended.returncode == 128 + signal.SIGTERM and "processor0 is ready at" in ended.stdout, ended
+
+
+@pytest.mark.parametrize("how", ["killed", "left"])
+def test_a_processor_that_is_gone_is_waited_for_not_met(worlds, server_crew, how):
+    beside = RoleCrew(1, serve if how == "killed" else processor_cases.serve_and_leave, server_crew.meet)
+    beside.close()
+    (problem,) = worlds(1).run(processor_cases.problem_of_joining, server_crew.meet)
+    assert problem[0] == "TrainingError" and "no data processor 0" in problem[1], problem
 
 
 def test_a_processor_runs_its_own_functions_only(worlds, processors):

@@ -43,3 +43,14 @@ def lines_of_code(source):
     return [
         line for number, line in lines if number not in numbers and line.strip() and not line.strip().startswith("#")
     ]
+
+
+def test_sequences_learns_and_so_it_does_on_two_ranks():
+    path = EXAMPLES / "sequences.py"
+    torchrun = Program("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, path)
+    with Program(path) as alone, torchrun:
+        ran = [alone.end(200), torchrun.end(200)]
+    assert [each.returncode for each in ran] == [0, 0], ran
+    losses = [float(loss) for each in ran for loss in re.findall(r"rank \d: log loss (\d\.\d+)", each.stdout)]
+    assert len(losses) == 3
+    assert max(losses) < 0.2

@@ -11,12 +11,14 @@ ADAM = f"({OPTIMIZER}, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1
 SNAPSHOT = {
     "Adagrad": ADAGRAD,
     "Adam": ADAM,
+    "EmbeddingOutput": "(places: Mapping[str, ReaderPlace], groups: Sequence[Tensor],"
+    " offsets: Sequence[Tensor | None]) -> None",
     "Embeddings": "(tables: Sequence[Table], optimizer: Optimizers, exchange: str = local, seed: int = 0,"
-    " channel: Channel | None = None, **options: Any) -> None",
+    " channel: Channel | None = None, device: torch.device | str | None = None, **options: Any) -> None",
     "Frozen": f"({OPTIMIZER.replace('lr: float', 'lr: float = 0.0')}) -> None",
     "JaggedBatch": "(dense: Tensor, keys: tuple[str, ...], values: Tensor, offsets: Tensor, labels: Tensor,"
     " weights: Tensor | None = None, position: LoaderPosition | None = None,"
-    " first_sample: int = 0) -> None",
+    " first_sample: int = 0, by_id: bool = False) -> None",
     "Normal": "(std: float = 0.01, zero_columns: int = 0) -> None",
     "Plan": "(*, num_shards: int, placements: dict[str, pibroch.planner.plan.Placement]) -> None",
     "Predictor": "(manifest: Manifest, embeddings: Embeddings, model: nn.Module) -> None",

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -78,8 +78,10 @@ def main() -> NoReturn:
     _add_groups(sys.argv[1:])
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
+    command = typer.main.get_command(app)
+    _show_flags_bare(command)
     try:
-        app()
+        command()
     except PibrochError as error:
         if debug:
             console.print_exception()
@@ -120,6 +122,16 @@ def _add_groups(arguments: Sequence[str]) -> None:
     for name, text in _GROUPS.items():
         group = import_module(f"pibroch.cli.{name}").app if name == named else typer.Typer(help=text)
         app.add_typer(group, name=name)
+
+
+def _show_flags_bare(command: Any) -> None:
+    """Have the help show a flag as what is typed: typer (0.29) writes `--resume <bool>`, and `--resume true` is an error."""
+    shown_by = command.get_help_option(command.context_class(command))
+    for option in [*command.params, *([] if shown_by is None else [shown_by])]:
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
+    for inner in getattr(command, "commands", {}).values():
+        _show_flags_bare(inner)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from pibroch.train.run_directory import RunDirectory
 
 DEFAULT_RECIPE = "synthetic_small"
+logger = logging.getLogger(__name__)
 
 Recipe = Annotated[str | None, typer.Argument(help="A recipe's file or name; `synthetic_small` when absent.")]
 Data = Annotated[Path | None, typer.Option(help="An encoded dataset, instead of the recipe's.")]
@@ -122,11 +124,14 @@ def _train(
     )
     if not world.is_first:
         return
-    summary = result.summary
+    summary, throughput = result.summary, f"{result.summary.samples_per_second:,.0f} samples/s"
+    if not dataset.samples["test"]:
+        results.print(f"no test samples  {throughput}")
+        return
     best = "" if result.best_possible_auc is None else f"  best possible AUC {result.best_possible_auc:.4f}"
     results.print(
         f"test AUC {_number(summary.auc)}  logloss {_number(summary.logloss)}  NE {_number(summary.normalized_entropy)}"
-        f"  {summary.samples_per_second:,.0f} samples/s{best}"
+        f"  {throughput}{best}"
     )
 
 
@@ -151,6 +156,7 @@ def evaluate(
 def _begin(recipe: str | None, changes: list[str], run_dir: Path | None, resume: bool) -> tuple[RunConfig, Path]:
     """The configuration and the folder of a run that begins or goes on."""
     from pibroch.config import load_recipe
+    from pibroch.config.differences import differences, spelled
     from pibroch.config.recipes import change_config
     from pibroch.errors import ConfigError
     from pibroch.train.run_directory import RunDirectory
@@ -159,16 +165,43 @@ def _begin(recipe: str | None, changes: list[str], run_dir: Path | None, resume:
         raise ConfigError("--resume without --run-dir", "the directory of the run to go on with", "add --run-dir DIR")
     name = recipe or DEFAULT_RECIPE
     run = RunDirectory(run_dir or Path("runs") / f"{Path(name).stem}-{time.strftime('%Y%m%d-%H%M%S')}")
-    if resume and run.exists():
-        config = change_config(run.config(), changes)
-        if recipe is not None and load_recipe(recipe, changes) != config:
-            raise ConfigError(
-                f"recipe {recipe}, which differs from {run.path / 'config.toml'}",
-                "the configuration that the run began with",
-                "leave the recipe out, or start anew in another --run-dir",
-            )
-        return config, run.path
-    return load_recipe(name, changes), run.must_be_new().path
+    begun = _begun(run) if resume else None
+    if begun is None:
+        return load_recipe(name, changes), run.must_be_new().path
+    config = change_config(begun, changes)
+    differing = {} if recipe is None else differences(config, load_recipe(recipe, changes))
+    if differing:
+        raise ConfigError(
+            f"recipe {recipe} with {spelled({key: new for key, (_, new) in differing.items()})}",
+            f"{spelled({key: old for key, (old, _) in differing.items()})}, with which the run in {run.path} began",
+            "leave the recipe out, or start anew in another --run-dir",
+        )
+    return config, run.path
+
+
+def _begun(run: RunDirectory) -> RunConfig | None:
+    """The configuration of the run that was begun in a directory, if one was."""
+    from pibroch.errors import ConfigError
+
+    if run.exists():
+        return run.config()
+    if not run.path.exists():
+        return None
+    from pibroch.train.checkpoint_folder import newest_config
+
+    config = newest_config(run.checkpoints_path)
+    if config is not None:
+        logger.warning("no config.toml in %s: going on with the configuration in its newest checkpoint", run.path)
+        return config
+    try:
+        run.must_be_new()
+    except ConfigError as error:
+        raise ConfigError(
+            f"run directory {run.path} with neither config.toml nor an undamaged checkpoint, which is not empty",
+            "the directory of a run, or a new or empty folder for one that begins",
+            "put its config.toml back, or pass another --run-dir",
+        ) from error
+    return None
 
 
 def _agree(world: World, begin: Callable[[], tuple[RunConfig, Path]]) -> tuple[RunConfig, Path]:

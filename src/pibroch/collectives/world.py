@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
@@ -14,6 +15,9 @@ from pibroch.collectives.channel import Channel
 from pibroch.collectives.failure_detector import FailureDetector, OnStuck
 from pibroch.collectives.ranks import Ranks
 from pibroch.errors import ConfigError, PibrochError, TrainingError
+
+if TYPE_CHECKING:
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 RENDEZVOUS_TIMEOUT_S = 120.0
 CONTROL_TIMEOUT_S = 3600.0
@@ -89,7 +93,13 @@ def world_of_environment(on_stuck: OnStuck | None = None) -> Iterator[World]:
 
 def _join(on_stuck: OnStuck | None) -> tuple[World, FailureDetector]:
     try:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=RENDEZVOUS_TIMEOUT_S))
+        timeout = timedelta(seconds=RENDEZVOUS_TIMEOUT_S)
+        store = _store_of_attempt(timeout)
+        if store is None:
+            dist.init_process_group("gloo", timeout=timeout)
+        else:
+            rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
         ranks = Ranks.joined()
         control = ranks.patient(CONTROL_TIMEOUT_S).open_channel()
         detector = FailureDetector.over(control, on_stuck)
@@ -103,6 +113,20 @@ def _join(on_stuck: OnStuck | None) -> tuple[World, FailureDetector]:
         ) from error  # fmt: skip
     ranks.explain = detector.explain
     return World(ranks, control, detector), detector
+
+
+def _store_of_attempt(timeout: timedelta) -> PrefixStore | None:
+    """The part of torchrun's store that belongs to this start of the ranks; ``None`` where rank 0 opens a store.
+
+    With `--max-restarts` the store outlives them, and torch (2.13) would find in it where those before listened.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT")
+    if attempt is None or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not in every build of torch
+
+    host, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT", 0)
+    return PrefixStore(f"pibroch_{attempt}", TCPStore(host, port, None, False, timeout))
 
 
 def _number(variable: str, default: int) -> int:

@@ -31,13 +31,13 @@ class ModelConfig(Section):
     """
 
     name: ModelName = "dlrm"
-    dim: int = Field(16, ge=1, le=4096)
+    dim: int = Field(default=16, ge=1, le=4096)
     bottom: tuple[Width, ...] = (512, 256)
     top: tuple[Width, ...] = (512, 256)
-    cross_layers: int = Field(3, ge=1, le=64)
-    cross_rank: int | None = Field(None, ge=1)
+    cross_layers: int = Field(default=3, ge=1, le=64)
+    cross_rank: int | None = Field(default=None, ge=1)
     structure: Literal["stacked", "parallel"] = "parallel"
     activation: Activation = "relu"
-    dropout: float = Field(0.0, ge=0.0, lt=1.0)
-    embedding_dropout: float = Field(0.0, ge=0.0, lt=1.0)
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    embedding_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     batch_norm: bool = False

@@ -10,6 +10,12 @@ from pydantic import BaseModel, ValidationError
 
 from pibroch.errors import ConfigError
 
+_SECTIONS = {
+    "data": "pass --data DIR, or add a [data] table with `dir` or a [data.synthesize] table",
+    "train": "write one into the [train] table, e.g. `epochs = 1`, or pass --set train.epochs=1",
+}
+"""What helps where a whole table is missing or says too little: no single value can stand for it."""
+
 
 def config_error(error: ValidationError, raw: Mapping[str, Any], model: type[BaseModel], source: str) -> ConfigError:
     """The error for the first problem of a recipe.
@@ -30,15 +36,21 @@ def config_error(error: ValidationError, raw: Mapping[str, Any], model: type[Bas
             f"unknown key `{key}` in {source}{tail}", f"one of {', '.join(known)}", _suggestion(path, known, key)
         )
     if problem["type"] == "missing":
-        return ConfigError(f"no `{key}` in {source}{tail}", "a value for it", f"add it, or pass --set {key}=VALUE")
+        do = _SECTIONS.get(key, f"add it, or pass --set {key}=VALUE")
+        return ConfigError(f"no `{key}` in {source}{tail}", "a value for it", do)
     if problem["type"].startswith("union_tag"):
         got = problem["input"]
         name = f"`{key}.name = {got.get('name')!r}`" if isinstance(got, Mapping) else f"`{key} = {_shorten(got)}`"
         known_names = problem.get("ctx", {}).get("expected_tags", "a name")
         return ConfigError(f"{name} in {source}{tail}", known_names, "choose one by `name`")
-    need = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    need = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ").removeprefix("needs ")
+    if problem["type"].startswith("model_"):
+        need = f"a table, [{key}]"
+    is_section = problem["type"].startswith("model_") or isinstance(problem["input"], Mapping)
     where = f"`{key} = {_shorten(problem['input'])}`" if key else "a recipe"
-    return ConfigError(f"{where} in {source}{tail}", need, f"change it, or pass --set {key or 'KEY'}=VALUE")
+    setting = (f"{key}.KEY" if is_section else key) if key else "KEY"
+    advice = _SECTIONS.get(key) if is_section else None
+    return ConfigError(f"{where} in {source}{tail}", need, advice or f"change it, or pass --set {setting}=VALUE")
 
 
 def recipe_path(loc: tuple[int | str, ...], raw: Mapping[str, Any]) -> tuple[str, ...]:

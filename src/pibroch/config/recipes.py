@@ -10,7 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pibroch.config.embedding import with_exchange_section
+from pibroch.config.base import Section
+from pibroch.config.embedding import EmbeddingConfig, with_exchange_section
 from pibroch.config.exchange import exchanges
 from pibroch.config.problems import config_error
 from pibroch.config.run import RunConfig
@@ -69,8 +70,9 @@ def change_config(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 
 def check_config(raw: Mapping[str, Any], source: str) -> RunConfig:
     """Turn a merged recipe into a RunConfig; ``source`` names it in errors."""
+    raw = _with_default_names(raw, RunConfig)
     if isinstance(embedding := raw.get("embedding"), Mapping):
-        raw = {**raw, "embedding": with_exchange_section(embedding)}
+        raw = {**raw, "embedding": with_exchange_section(_with_default_names(embedding, EmbeddingConfig))}
     try:
         return RunConfig.model_validate(raw)
     except ValidationError as error:
@@ -78,7 +80,7 @@ def check_config(raw: Mapping[str, Any], source: str) -> RunConfig:
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """Turn ``a.b=value`` texts into nested tables; a value that is no TOML is taken as text.
+    """Turn ``a.b=value`` texts into nested tables; ``none`` takes a value away, another that is no TOML is taken as text.
 
     >>> parse_overrides(["train.steps=10", "model.name=dcnv2"])
     {'train': {'steps': 10}, 'model': {'name': 'dcnv2'}}
@@ -128,6 +130,16 @@ def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+def _with_default_names(raw: Mapping[str, Any], section: type[Section]) -> dict[str, Any]:
+    """A table in which settings of an optimizer or initialiser that nobody named are those of the default one."""
+    result = dict(raw)
+    for key in _VARIANTS:
+        default = section.model_fields[key].default if key in section.model_fields else None
+        if isinstance(default, Section) and isinstance(settings := raw.get(key), Mapping) and "name" not in settings:
+            result[key] = {**default.model_dump(mode="json", exclude_unset=True), **settings}
+    return result
+
+
 def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     if path.resolve() in seen:
         raise ConfigError(f"{path}, which extends itself", "a chain of recipes that ends", "remove one `extends`")
@@ -148,6 +160,8 @@ def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def _toml_value(text: str) -> Any:
+    if text == "none":  # TOML has no word for it
+        return None
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -19,13 +19,14 @@ class RunConfig(Section):
 
     Attributes:
         seed: of initial weights, shuffling and dropout.
+        model: a DLRM when absent.
         optimizer: of the dense layers.
         schedule: a factor on the learning rates of dense layers and embeddings alike.
     """
 
     seed: int = Field(default=1, ge=0, lt=2**31)
     data: DataConfig
-    model: ModelConfig
+    model: ModelConfig = ModelConfig()
     embedding: EmbeddingConfig = EmbeddingConfig()
     optimizer: DenseOptimizerConfig = AdamConfig(name="adam", lr=1e-3)
     schedule: ScheduleConfig = ScheduleConfig()

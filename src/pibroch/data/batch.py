@@ -41,6 +41,7 @@ class JaggedBatch:
         weights: float32 ``[V]`` or ``None`` for all ones.
         position: where the loader stands after this batch, ``None`` when made by hand.
         first_sample: place of the first sample in the global batch, of which this is one rank's part.
+        by_id: whether rows are wanted id by id, neither scaled nor pooled: for weights that are learned.
     """
 
     dense: Tensor
@@ -51,6 +52,7 @@ class JaggedBatch:
     weights: Tensor | None = None
     position: LoaderPosition | None = None
     first_sample: int = 0
+    by_id: bool = False
 
     @property
     def batch_size(self) -> int:

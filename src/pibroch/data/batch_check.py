@@ -79,12 +79,6 @@ def _check_weights(weights: Any, num_values: int) -> None:
     _check_tensor("weights", weights)
     if not weights.is_floating_point() or tuple(weights.shape) != (num_values,):
         _refuse(f"weights {_shown(weights)} for {num_values} values", "float32, one per value")
-    if weights.requires_grad and torch.is_grad_enabled():
-        raise DataError(
-            "weights that require a gradient",
-            "weights without: a step gives gradients to the rows of the tables alone, and these would get none",
-            "pass weights.detach(), or multiply embeddings(batch) by what is to be learned",
-        )
     as_float = weights.detach().float()
     if not bool(torch.isfinite(as_float.sum(dtype=torch.float64))):
         place = int((~torch.isfinite(as_float)).nonzero()[0])

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.data.encode import FeatureEncoder
+from pibroch.data.mapped import FileIdentity, MappedFiles
 from pibroch.data.schema import Schema
 from pibroch.data.splits import SPLITS
 from pibroch.data.storage import checksum
@@ -44,6 +45,7 @@ class Split:
         dense: float32 ``[N, n]``.
         ids: int32 ``[N, F1]``, the features that are not multi-hot, in the order of ``keys``.
         bags: the multi-hot features by name.
+        files: those that are mapped; ``None`` for arrays in memory.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Split:
     dense: NDArray[np.float32]
     ids: NDArray[np.int32]
     bags: Mapping[str, Bags]
+    files: MappedFiles | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -81,6 +84,7 @@ class EncodedDataset:
         self.truth: dict[str, dict[str, float]] | None = manifest["truth"]
         self._items: dict[str, dict[str, int]] = manifest["items"]
         self._files: dict[str, list[int]] = manifest["files"]
+        self._opened: dict[str, FileIdentity] = {}
 
     @classmethod
     def open(cls, path: str | Path) -> EncodedDataset:
@@ -112,16 +116,16 @@ class EncodedDataset:
         """The samples of one split.
 
         Raises:
-            DataError: when there is no split of this name.
+            DataError: when there is no split of this name, or its files were replaced since the dataset was opened.
         """
         if name not in SPLITS:
             raise DataError(f"split `{name}`", f"one of {', '.join(SPLITS)}", "correct the name")
-        count = self.samples[name]
+        count, files = self.samples[name], MappedFiles(self.path, self._opened)
         one_hot = [feature for feature in self.schema.categorical if not feature.multi_hot]
         bags = {
             feature: Bags(
-                self._map(f"{name}/{feature}.values.i32", "<i4", (num_items,)),
-                self._map(f"{name}/{feature}.offsets.i64", "<i8", (count + 1,)),
+                self._map(f"{name}/{feature}.values.i32", "<i4", (num_items,), files),
+                self._map(f"{name}/{feature}.offsets.i64", "<i8", (count + 1,), files),
             )
             for feature, num_items in self._items[name].items()
         }
@@ -129,10 +133,11 @@ class EncodedDataset:
             name,
             self.schema.keys,
             self.schema.dense_names,
-            self._map(f"{name}/labels.u8", "u1", (count,)),
-            self._map(f"{name}/dense.f32", "<f4", (count, len(self.schema.dense))),
-            self._map(f"{name}/ids.i32", "<i4", (count, len(one_hot))),
+            self._map(f"{name}/labels.u8", "u1", (count,), files),
+            self._map(f"{name}/dense.f32", "<f4", (count, len(self.schema.dense)), files),
+            self._map(f"{name}/ids.i32", "<i4", (count, len(one_hot)), files),
             bags,
+            files,
         )
 
     def access_counts(self, feature: str) -> NDArray[np.int64]:
@@ -176,14 +181,16 @@ class EncodedDataset:
     def _check_sizes(self) -> None:
         for name, (size, _) in self._files.items():
             path = self.path / name
-            found = path.stat().st_size if path.is_file() else None
-            if found != size:
-                got = "missing" if found is None else f"{found:,} bytes long"
+            found = FileIdentity.of(path) if path.is_file() else None
+            if found is None or found.size_bytes != size:
+                got = "missing" if found is None else f"{found.size_bytes:,} bytes long"
                 raise DataError(f"{path}, {got}", f"{size:,} bytes", _DO)
+            self._opened[name] = found
 
-    def _map(self, name: str, dtype: str, shape: Sequence[int]) -> NDArray[Any]:
+    def _map(self, name: str, dtype: str, shape: Sequence[int], files: MappedFiles | None = None) -> NDArray[Any]:
         path, shape = self.path / name, tuple(shape)
         num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
         if name not in self._files or self._files[name][0] != num_bytes:
             raise DataError(f"{path} that does not fit the manifest", f"an array of shape {list(shape)}", _DO)
-        return np.memmap(path, dtype, "r", shape=shape) if num_bytes else np.empty(shape, dtype)
+        files = files or MappedFiles(self.path, self._opened)
+        return files.map(name, dtype, shape) if num_bytes else np.empty(shape, dtype)

@@ -120,7 +120,13 @@ class Loader:
 
 
 def batch_of(split: Split, samples: NDArray[np.int64], position: LoaderPosition | None = None) -> JaggedBatch:
-    """The batch of chosen samples ``[B]``; cost linear in their ids."""
+    """The batch of chosen samples ``[B]``; cost linear in their ids.
+
+    Raises:
+        DataError: when the split's files are not any more what they were when the dataset was opened.
+    """
+    if split.files is not None:
+        split.files.check()
     size, num_one_hot = len(samples), split.ids.shape[1]
     dense = np.empty((size, split.dense.shape[1]), np.float32)
     labels = np.empty(size, np.float32)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pibroch.errors import CheckpointError, StorageError
+from pibroch.errors import DamagedCheckpointError, StorageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +66,22 @@ def verify_file(path: Path, digest: FileDigest) -> None:
     """Read a file once and compare.
 
     Raises:
-        CheckpointError: when it is missing, cut short or changed; names the file.
+        DamagedCheckpointError: when it is missing, cut short, changed or unreadable; names the file.
     """
-    do = "use another checkpoint, or delete this one to resume from the one before"
+    do = "use another checkpoint; without this one, --resume goes on from the one before"
     if not path.is_file():
-        raise CheckpointError(f"no {path}", "the file that the manifest names", do)
-    size = path.stat().st_size
-    if size != digest.size_bytes:
-        raise CheckpointError(f"{path} of {size} bytes", f"{digest.size_bytes} bytes, as its manifest says", do)
-    with path.open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != digest.sha256:
-            raise CheckpointError(f"{path}, whose bytes changed since it was saved", "an undamaged file", do)
+        raise DamagedCheckpointError(f"no {path}", "the file that the manifest names", do)
+    try:
+        size = path.stat().st_size
+        if size != digest.size_bytes:
+            need = f"{digest.size_bytes} bytes, as its manifest says"
+            raise DamagedCheckpointError(f"{path} of {size} bytes", need, do)
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DamagedCheckpointError(f"{path}, unreadable: {error.strerror}", "a readable file", do) from error
+    if sha256 != digest.sha256:
+        raise DamagedCheckpointError(f"{path}, whose bytes changed since it was saved", "an undamaged file", do)
 
 
 def flush_to_disk(path: Path) -> None:

@@ -26,8 +26,10 @@ from pibroch.embedding import (
 )
 from pibroch.errors import ConfigError, TrainingError
 from pibroch.exchange.base import Exchange, Rates, Setup
+from pibroch.exchange.device_port import DevicePort, there
 from pibroch.exchange.empty_batch import Filler, is_same
 from pibroch.exchange.fused_optimizer import FusedOptimizer
+from pibroch.exchange.learned_weights import by_id_where_learned
 from pibroch.exchange.output import EmbeddingOutput, OutputForm
 from pibroch.exchange.state import load_tables, whole_tables
 
@@ -49,6 +51,7 @@ class Embeddings(nn.Module):
             torch.distributed's group), or another that :func:`pibroch.config.exchange.exchanges` lists.
         seed: of the initial weights, which depend on nothing else but the tables' names.
         channel: between the ranks, for this module alone; over all ranks of torch.distributed's group when absent.
+        device: where the dense model is: batches may come from there, and embeddings are given there. Rows stay in host memory.
         **options: of the exchange, see :class:`pibroch.exchange.alltoall.build.PlacedOptions` and
             :class:`pibroch.exchange.lookahead.build.LookaheadOptions`.
 
@@ -75,6 +78,7 @@ class Embeddings(nn.Module):
         exchange: str = "local",
         seed: int = 0,
         channel: Channel | None = None,
+        device: torch.device | str | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -87,11 +91,10 @@ class Embeddings(nn.Module):
         self.fused_optimizer = FusedOptimizer(self.groups)
         self.step = 0
         self._output = OutputForm(self.tables, self.groups)
+        self._port = None if device is None else DevicePort(device)
         self._averaged = self._is_frozen = False
         self._absent: set[str] = set()
-        self._handed_out: deque[tuple[Any, JaggedBatch]] = deque(
-            maxlen=4
-        )  # by feed: as the user and the exchange know it
+        self._handed_out: deque[tuple[Any, JaggedBatch]] = deque(maxlen=4)  # by feed: what is asked for, as it is known
         self._warned_of_waiting = False
         self._anchor = torch.zeros((), requires_grad=True)  # makes autograd call the update; never a parameter
 
@@ -131,6 +134,23 @@ class Embeddings(nn.Module):
         for shard in self.exchange.shards:
             shard.track_touched()
 
+    def load_weights(self, table: str, source: Any, *, tensor: str | None = None, ids: Any = None) -> None:
+        """Give a table weights from outside, see :func:`pibroch.embedding.pretrained.load_weights`.
+
+        Between ranks every rank calls it, with the same source; each takes what it holds.
+
+        Raises:
+            ConfigError: when there is no such table.
+            DataError: for a source that cannot be read, or does not fit the table.
+        """
+        known = {each.name: each for each in self.tables}
+        if table not in known:
+            raise ConfigError(f"weights for table {table!r}", f"one of the tables {sorted(known)}")
+        from pibroch.embedding.pretrained import load_weights  # with a library for tables, which few programs need
+
+        load_weights(self.pieces(), known[table], source, tensor=tensor, ids=ids, step=self.step)
+        self.exchange.forget()
+
     @property
     def shard(self) -> MemoryShard:
         """The row records that this process holds, where one shard holds them all (every placement but column-wise).
@@ -147,7 +167,7 @@ class Embeddings(nn.Module):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all row records in this process's care: weights and optimizer state."""
+        """Of all row records in this process's care: weights and optimizer state."""
         return sum(shard.num_bytes for shard in self.exchange.shards)
 
     def feed(
@@ -155,21 +175,18 @@ class Embeddings(nn.Module):
     ) -> Iterator[B]:
         """Iterate over ``batches`` as the exchange wants it: strategies read ahead, so that ids and rows travel early.
 
-        Batches may be any objects: what is looked up is ``key(batch)``, and the loop gets its own batches back. To be found
-        again it calls the module with the object that ``key`` gave, or one with the same tensors of values, lengths and
-        weights (``batch.to("cpu")`` keeps them); what is not found is looked up late, with one warning.
+        Batches may be any objects: what is looked up is ``key(batch)``, and the loop gets its own batches back. It calls the
+        module with what ``key`` gave, or with ids over the same tensors; others are looked up late, with one warning.
 
-        Between ranks, one that runs out of batches before the others goes on with empty ones until all have run out. Without a
-        ``key`` each is a :class:`JaggedBatch` of no samples; with one it is made of the rank's last batch by ``empty``.
-
-        Of several modules one reads ahead, and the others are called with its batches.
+        Between ranks, one that runs out of batches before the others goes on with empty ones until all have run out: each a
+        :class:`JaggedBatch` of no samples, or with a ``key`` a copy of the rank's last batch without its samples. Of several
+        modules one reads ahead, and the others are called with its batches.
 
         Args:
             batches: to come.
             key: gives of a batch the ids, a :class:`JaggedBatch` or anything with TorchRec's ``keys()``, ``values()``,
                 ``lengths()``; the batch itself when absent.
-            empty: makes of a batch one of its kind without samples; :func:`pibroch.exchange.empty_batch.without_samples` when
-                absent, which knows tensors, ids, containers, dataclasses and other objects of such parts.
+            empty: makes of a batch one without samples; :func:`pibroch.exchange.empty_batch.without_samples` when absent.
 
         Raises:
             ConfigError: for the feed of another module, where both would read ahead; for a batch of which no empty one can be
@@ -199,7 +216,7 @@ class Embeddings(nn.Module):
 
         Of tables of several dims, or where some are not pooled, an :class:`~pibroch.exchange.output.EmbeddingOutput`: it has
         each feature's by its name. A feature absent from a batch counts as empty bags, with one logged warning. Between ranks
-        every rank must call, in the same order; a batch may be empty.
+        every rank must call, in the same order; a batch may be empty. Weights of ids that require a gradient get it.
 
         Args:
             batch: a :class:`JaggedBatch`, or anything with TorchRec's ``keys()``, ``values()``, ``lengths()``.
@@ -214,7 +231,7 @@ class Embeddings(nn.Module):
                 self._warn_of_waiting()
             return self._output.of(known, _Lookup.apply(self._anchor, self, known))
         found, _ = self.exchange.lookup(known, False, self.step if self._averaged else None)
-        return self._output.of(known, self._output.joined(found))
+        return self._output.of(known, there(self._port, self._output.joined(known, found)))
 
     def _known(self, batch: Any) -> tuple[JaggedBatch, bool]:
         """The batch as the exchange knows it, and whether it came through :meth:`feed`."""
@@ -223,6 +240,7 @@ class Embeddings(nn.Module):
 
     def _prepare(self, batch: Any) -> JaggedBatch:
         """The batch as exchanges know it: this module's features in their order."""
+        batch = batch if self._port is None else self._port.batch_to_host(batch)
         known = batch if isinstance(batch, JaggedBatch) else JaggedBatch.from_keyed_jagged(batch)
         absent = tuple(feature for feature in self.features if feature not in known.keys)
         is_filler = known.batch_size == 0  # perhaps of another module's feed, which knows its own features
@@ -230,7 +248,7 @@ class Embeddings(nn.Module):
             if not is_filler:
                 self._warn_of(absent)
             known = known.with_empty(absent)
-        return known.select(self.features)
+        return by_id_where_learned(known.select(self.features))
 
     def _warn_of(self, absent: tuple[str, ...]) -> None:
         new = sorted(set(absent) - self._absent)
@@ -269,16 +287,16 @@ class Embeddings(nn.Module):
         return super().requires_grad_(requires_grad)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """What ``to``, ``half``, ``cuda`` and their like do: rows are float32 in this process's memory, and stay so.
+        """What ``to``, ``half``, ``cuda`` and their like do: rows are float32 in host memory, and stay so.
 
         Raises:
-            ConfigError: for another type or device.
+            ConfigError: for another type, or a device that is not the one given.
         """
-        wanted = fn(torch.zeros(()))
-        if wanted.dtype != torch.float32 or wanted.device.type != "cpu":
+        wanted, there = fn(torch.zeros(())), "cpu" if self._port is None else self._port.device.type
+        if wanted.dtype != torch.float32 or wanted.device.type not in ("cpu", there):
             raise ConfigError(
                 f"embedding tables to be {wanted.dtype} on {wanted.device}", "float32 on the CPU",
-                "move the dense model alone, and embeddings(batch).to(...) with it",
+                "move the dense model alone, and make this one with device=, where embeddings then are",
             )  # fmt: skip
         return self
 
@@ -311,8 +329,8 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, embeddings: Embeddings, batch: JaggedBatch) -> tuple[Tensor, ...]:
         found, handle = embeddings.exchange.lookup(batch, True)
-        ctx.embeddings, ctx.handle = embeddings, handle
-        return embeddings._output.joined(found)
+        ctx.embeddings, ctx.handle, ctx.batch = embeddings, handle, batch
+        return there(embeddings._port, embeddings._output.joined(batch, found))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
@@ -324,7 +342,8 @@ class _Lookup(torch.autograd.Function):
             )  # fmt: skip
         embeddings.step += 1
         rates = Rates(embeddings.fused_optimizer.learning_rates, embeddings.step)
-        embeddings.exchange.update(ctx.handle, embeddings._output.gradients(gradients), rates)
+        here = gradients if embeddings._port is None else embeddings._port.to_host(gradients)
+        embeddings.exchange.update(ctx.handle, embeddings._output.gradients(ctx.batch, here), rates)
         ctx.handle = None
         Variable._execution_engine.queue_callback(embeddings.exchange.fetch_next)
         return None, None, None

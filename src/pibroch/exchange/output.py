@@ -17,6 +17,7 @@ from pibroch.data import JaggedBatch
 from pibroch.embedding import Table, TableGroup, names_of_readers
 from pibroch.errors import ConfigError
 from pibroch.exchange.keyed_tensor import KeyedTensor
+from pibroch.exchange.learned_weights import pool_by_weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +57,7 @@ class JaggedEmbeddings:
 
     def mask(self, length: int) -> Tensor:
         """Which positions of :meth:`padded` hold an id, bool ``[B, T]``."""
-        return torch.arange(length) < self.lengths()[:, None]
+        return (torch.arange(length) < self.lengths()[:, None]).to(self.values.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,12 @@ class EmbeddingOutput(Mapping[str, "Tensor | JaggedEmbeddings"]):
     def __len__(self) -> int:
         return len(self._places)
 
+    @property
+    def batch_size(self) -> int:
+        """B."""
+        part = self[next(iter(self))]
+        return len(part) if isinstance(part, Tensor) else len(part.offsets) - 1
+
     def cat(self) -> Tensor:
         """All pooled embeddings side by side, ``[B, sum of D]``, in the order of the names.
 
@@ -122,7 +129,10 @@ class EmbeddingOutput(Mapping[str, "Tensor | JaggedEmbeddings"]):
         counts = [sum(place.group == number for place in self._places.values()) for number in range(len(self._groups))]
         found: list[Sequence[Tensor] | Sequence[JaggedEmbeddings]] = []
         for embeddings, offsets, count in zip(self._groups, self._offsets, counts, strict=True):
-            found.append(embeddings.unbind(1) if offsets is None else _jagged(embeddings, offsets, count))
+            if offsets is not None:
+                found.append(_jagged(embeddings, offsets, count))
+            else:  # one alone is no part, whose gradient would be copied into one of the whole
+                found.append([embeddings.squeeze(1)] if count == 1 else embeddings.unbind(1))
         return found
 
 
@@ -147,23 +157,28 @@ class OutputForm:
         }
         self._places = {name: of_reader[number] for number, name in enumerate(names_of_readers(tables))}
 
-    def joined(self, found: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def joined(self, batch: JaggedBatch, found: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """What leaves a lookup: all groups as one ``[B, F, D]`` where they fit into one."""
-        if not self.is_tensor or len(found) == 1:
+        if not self.is_tensor or len(found) == 1 or batch.by_id:
             return tuple(found)
         out_BFD = torch.empty(len(found[0]), len(self._places), found[0].shape[2])
         for each, part in zip(self._groups, found, strict=True):
             out_BFD[:, list(each.places)] = part
         return (out_BFD,)
 
-    def gradients(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+    def gradients(self, batch: JaggedBatch, gradients: Sequence[Tensor]) -> list[Tensor]:
         """The inverse, as the exchange wants them."""
-        if not self.is_tensor or len(self._groups) == 1:
+        if not self.is_tensor or len(self._groups) == 1 or batch.by_id:
             return [gradient.contiguous().float() for gradient in gradients]
         return [gradients[0][:, list(each.places)].contiguous().float() for each in self._groups]
 
     def of(self, batch: JaggedBatch, found: Sequence[Tensor]) -> Tensor | EmbeddingOutput:
         """What users get."""
+        if batch.by_id:
+            found = pool_by_weights(self._groups, batch, found)
+            if self.is_tensor and len(found) > 1:
+                order = torch.tensor([place for each in self._groups for place in each.places]).argsort()
+                found = [torch.cat(list(found), 1).index_select(1, order.to(found[0].device))]
         if self.is_tensor:
             return found[0]
         spaces = [each.space for each in self._groups]
@@ -174,7 +189,7 @@ class OutputForm:
 def _jagged(values: Tensor, offsets: Tensor, num_readers: int) -> list[JaggedEmbeddings]:
     size = (len(offsets) - 1) // num_readers
     ends = offsets[::size].tolist() if size else [0] * (num_readers + 1)
-    parts = values.split([end - start for start, end in pairwise(ends)])
+    parts = values.split([end - start for start, end in pairwise(ends)]) if num_readers > 1 else (values,)
     return [
         JaggedEmbeddings(part, offsets[number * size : (number + 1) * size + 1] - start)
         for number, (part, start) in enumerate(zip(parts, ends[:-1], strict=True))

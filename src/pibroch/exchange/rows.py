@@ -70,9 +70,9 @@ class BatchIds:
     @classmethod
     def of(cls, row_ids: Ints, batch: JaggedBatch, readers: Readers) -> BatchIds:
         """Of a batch whose ids were resolved to rows."""
-        scale = pooling_scale(batch, readers.mean)
+        scale = NO_SCALE if batch.by_id else pooling_scale(batch, readers.mean)
         num_ids, offsets = len(row_ids), batch.offsets.numpy()
-        if readers.is_pooled:
+        if readers.is_pooled and not batch.by_id:
             return cls(row_ids, offsets, scale, is_one_hot(batch), readers.num_features, readers.shares_tables)
         each = np.arange(num_ids + 1)
         return cls(row_ids, each, scale, True, 1, readers.shares_tables, (offsets, readers.num_features))

@@ -119,6 +119,12 @@ def _tiles(run: RunRecords) -> list[tuple[str, str]]:
     if summary is None:
         step = run.training[-1]["step"] if run.training else 0
         return [("state", "not finished"), ("step", f"{step:,}")]
+    throughput = [
+        ("samples/s", f"{summary['samples_per_second']:,.0f}"),
+        ("peak memory", f"{summary['peak_rss_bytes'] / 2**20:,.0f} MiB"),
+    ]
+    if evaluation and "auc" not in evaluation:
+        return [("test AUC", "no test split"), *throughput]
     tiles = [("test AUC", _number(summary["auc"]))]
     if evaluation.get("best_possible_auc") is not None:
         tiles.append(("best possible AUC", _number(evaluation["best_possible_auc"])))
@@ -127,8 +133,7 @@ def _tiles(run: RunRecords) -> list[tuple[str, str]]:
         ("logloss", _number(summary["logloss"])),
         ("normalised entropy", _number(summary["normalized_entropy"])),
         ("calibration", _number(evaluation.get("calibration"), 3)),
-        ("samples/s", f"{summary['samples_per_second']:,.0f}"),
-        ("peak memory", f"{summary['peak_rss_bytes'] / 2**20:,.0f} MiB"),
+        *throughput,
     ]
 
 

@@ -44,7 +44,11 @@ class Processor:
         if position.epoch < 0 or not 0 <= position.sample < len(loader.split):
             raise ProtocolError(f"{position} wanted of {len(loader.split):,} samples", "a sample of the split")
         with lock:
-            batch = loader.batch_at(position)
+            try:
+                batch = loader.batch_at(position)
+            except DataError:
+                self._forget(source)
+                raise
         return to_plain(batch, is_one_hot=not loader.split.bags)
 
     def _loader(self, source: Source) -> tuple[threading.Lock, Loader]:
@@ -56,6 +60,12 @@ class Processor:
             if len(self._loaders) > MOST_LOADERS:
                 self._loaders.popitem(last=False)
         return found
+
+    def _forget(self, source: Source) -> None:
+        """Its files have changed: whoever asks again gets what is there now, if that is the same dataset."""
+        with self._lock:
+            self._loaders.pop(source, None)
+            self._datasets.pop((self.data or Path(source.path), source.digest), None)
 
     def _dataset(self, source: Source) -> EncodedDataset:
         path = self.data or Path(source.path)

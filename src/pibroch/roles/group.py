@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from urllib.parse import urlparse
 
+import msgspec
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -16,6 +18,7 @@ from pibroch.errors import ConfigError, TrainingError
 from pibroch.roles.role import FIRST_TRAINER_ID, LARGEST_NUMBER, Role
 from pibroch.rpc.agent import current_agent
 from pibroch.rpc.info import WorkerInfo
+from pibroch.rpc.membership import Record, is_there
 
 JOIN_TIMEOUT_S = 120.0
 LOST_AFTER_S = 15.0
@@ -48,7 +51,9 @@ def serve(
     agent = current_agent()
     if on_lost is not None:
         agent.when_lost(lambda worker, incarnation: agent.submit(lambda: on_lost(worker, incarnation)))
-    store.set(_ready(role, number), "")
+    key = _ready(role, number)
+    store.set(key, msgspec.json.encode(agent.record).decode())
+    agent.when_closed(lambda: _cross_out(store, key))
 
 
 def join(
@@ -70,7 +75,7 @@ def join(
     store, deadline = _store(meet, False, *members[0], timeout_s), time.monotonic() + timeout_s
     for role, number in members:
         try:
-            while not store.check([_ready(role, number)]):  # a wait inside the store would hear no signal
+            while not _is_there(store, _ready(role, number)):  # a wait inside the store would hear no signal
                 if time.monotonic() > deadline:
                     raise _absent(role, number, meet, timeout_s)
                 time.sleep(_POLL_S)
@@ -102,6 +107,17 @@ def tls_of(environ: Mapping[str, str]) -> tuple[str, str, str] | None:
 
 def _ready(role: Role, number: int) -> str:
     return f"ready/{role.name(number)}"
+
+
+def _is_there(store: TCPStore, key: str) -> bool:
+    """Whether one is ready and still there: who was killed has not crossed itself out, and a successor may be on its way."""
+    entry = store.get(key) if store.check([key]) else b""
+    return bool(entry) and is_there(msgspec.json.decode(entry, type=Record))
+
+
+def _cross_out(store: TCPStore, key: str) -> None:
+    with suppress(dist.DistError, RuntimeError):  # whoever opened the meeting place may be gone already
+        store.set(key, "")
 
 
 def _options(store: TCPStore, served: list[str]) -> rpc.RpcBackendOptions:

@@ -18,7 +18,7 @@ from pibroch.rpc.connection import Connection, Message
 from pibroch.rpc.frames import Kind
 from pibroch.rpc.futures import Future, Waiter
 from pibroch.rpc.info import IdSource, WorkerInfo
-from pibroch.rpc.membership import Membership, Rendezvous
+from pibroch.rpc.membership import Membership, Record, Rendezvous
 from pibroch.rpc.options import UNSET_RPC_TIMEOUT, RpcBackendOptions
 from pibroch.rpc.packing import Packer
 from pibroch.rpc.peers import Peers
@@ -94,6 +94,11 @@ class Agent:
     @autograd.setter
     def autograd(self, autograd: Autograd) -> None:
         self._packer.recorder = autograd
+
+    @property
+    def record(self) -> Record:
+        """Who this worker is, and where it listens."""
+        return self._peers.record
 
     # life
 

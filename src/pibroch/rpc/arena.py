@@ -73,6 +73,7 @@ class Arena:
         self.idle_bytes = 0
         self.total_bytes = 0
         self.lent_blocks = 0
+        self.lent_bytes = 0
 
     def allocate(self, nbytes: int) -> Place | NeedSegment:
         """A place for ``nbytes``, or the wish for a segment that has room for them."""
@@ -115,6 +116,7 @@ class Arena:
                 "each block given back once, by whom it was lent to",
             )
         self.lent_blocks -= 1
+        self.lent_bytes -= size
         if not segment.lent:
             self._forget_ranges(segment_id, segment)
             self._set_idle(segment_id, segment)
@@ -149,6 +151,7 @@ class Arena:
             self._end_idle(segment_id, segment)
         segment.lent[offset] = size
         self.lent_blocks += 1
+        self.lent_bytes += size
 
     def _set_idle(self, segment_id: int, segment: _Segment) -> None:
         self._idle[segment_id] = None

@@ -31,6 +31,7 @@ class BulkSender:
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self._chunks: deque[tuple[bytes, memoryview]] = deque()
+        self._num_waiting_bytes = 0  # of these chunks
         self._streams: list[Stream] = []
         self._lock = threading.Lock()
 
@@ -44,21 +45,32 @@ class BulkSender:
         """Buffers that are not with the kernel yet."""
         return len(self._chunks) + sum(stream.num_queued for stream in self._streams)
 
+    @property
+    def num_queued_bytes(self) -> int:
+        """Of chunks that are not with the kernel yet."""
+        return self._num_waiting_bytes + sum(stream.num_queued_bytes for stream in self._streams)
+
     def add(self, stream: Stream) -> None:
         """One more stream."""
         self._streams.append(stream)
 
     def clear(self) -> None:
         """Nothing will be sent any more."""
-        self._chunks.clear()
+        with self._lock:
+            self._chunks.clear()
+            self._num_waiting_bytes = 0
 
     def send(self, data: memoryview) -> int:
         """Queue a transfer; its number. The data must stay as they are until they are sent."""
         number = next(self._numbers)
+        chunks = []
         for offset in range(0, data.nbytes, CHUNK_BYTES):
             chunk = data[offset : offset + CHUNK_BYTES]
             metadata = encode((data.nbytes, offset))
-            self._chunks.append((header(Kind.BULK, number, len(metadata), chunk.nbytes) + metadata, chunk))
+            chunks.append((header(Kind.BULK, number, len(metadata), chunk.nbytes) + metadata, chunk))
+        with self._lock:
+            self._chunks += chunks
+            self._num_waiting_bytes += data.nbytes
         for stream in self._streams:
             if not stream.num_queued:
                 self.pull(stream)
@@ -71,6 +83,7 @@ class BulkSender:
                 if not self._chunks or stream.num_queued:
                     return
                 chunk = self._chunks.popleft()
+                self._num_waiting_bytes -= chunk[1].nbytes
                 stream.send(chunk)
 
 
@@ -145,6 +158,11 @@ class BulkReceiver:
             )
         storage = transfer.data.untyped_storage()
         return torch.empty(0, dtype=DTYPE_OF_CODE[info.dtype]).set_(storage, 0, info.shape)  # type: ignore[call-overload,no-any-return]
+
+    def clear(self) -> None:
+        """Nothing more will arrive, and nobody takes what has."""
+        self._transfers.clear()
+        self._pending_bytes = 0
 
     def _begin(self, number: int, total_bytes: int) -> _Transfer:
         if not 0 < total_bytes <= self._max_bytes - self._pending_bytes:

@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 
 _MESSAGES = (Kind.REQUEST, Kind.NOTE, Kind.ANSWER)
 _SHARED_MEMORY = (Kind.SEGMENT, Kind.FREE, Kind.DROP)
+UNREAD_BYTES = 64 << 20
+"""Of errors in place of answers: a peer that reads none of so many is lost."""
+_DEAF = "it does not read its answers"
 _COPY_BELOW_BYTES = 16 << 10  # small tensors are copied behind their metadata: one buffer, one system call
 
 
@@ -94,7 +97,9 @@ class Connection:
         self.is_lost = False
         self.left_on_purpose = False
         self.is_overdue = False  # it has not taken its answers, likewise
-        self.num_requests = self.num_at_work = self.bytes_at_work = 0  # the peer's, kept by ``service.py``
+        self._unread_bytes = 0  # of errors that were sent since all was with the kernel
+        self._is_deaf = False
+        self.num_at_work = self.bytes_at_work = 0  # the peer's, kept by ``service.py``
 
     # sending, from any thread
 
@@ -133,6 +138,15 @@ class Connection:
         else:
             self.send_buffers([start + metadata, *payload])
 
+    def send_failure(self, number: int, metadata: bytes) -> None:
+        """Send an error in place of an answer; never blocks. A peer that reads none of them is lost in the end."""
+        self.send(Kind.FAILURE, number, metadata)
+        self._unread_bytes = self._unread_bytes + len(metadata) if self.num_queued else 0
+        stream = self.stream
+        if stream is not None and min(self._unread_bytes, stream.num_queued_bytes) > UNREAD_BYTES:
+            self._is_deaf = True
+            stream.close_soon(_DEAF)
+
     def send_buffers(self, buffers: Sequence[Buffer], descriptors: Sequence[HasDescriptor] = ()) -> None:
         """Send whole frames."""
         stream = self.stream
@@ -163,9 +177,11 @@ class Connection:
 
     @property
     def bytes_owed(self) -> int:
-        """What the peer has not taken of what was sent: in the queue, and in shared memory that it has not given back."""
-        queued = self.stream.num_queued_bytes if self.stream is not None else 0
-        return queued + (self.sharing.total_bytes if self.sharing is not None else 0)
+        """What the peer has not taken of what was sent: in queues, and in shared memory that it has not given back."""
+        owed = self._sender.num_queued_bytes
+        if self.stream is not None:
+            owed += self.stream.num_queued_bytes
+        return owed if self.sharing is None else owed + self.sharing.bytes_owed
 
     # on the loop
 
@@ -197,6 +213,8 @@ class Connection:
         for stream in (*self._bulk_streams, *([self.stream] if self.stream is not None else [])):
             stream.close(reason)
         self._sender.clear()
+        self._receiver.clear()
+        self._incomplete.clear()
         if self.sharing is not None:
             self.sharing.close()
         self._on_lost(self, reason)
@@ -221,6 +239,8 @@ class Connection:
 
     def on_frame(self, frame: Frame) -> None:
         """A whole frame is there."""
+        if self._is_deaf:  # what was read together with the frame that was one too many
+            raise ProtocolError(_DEAF)
         if frame.kind in _MESSAGES:
             message = self._message(frame)
             if message is not None:
@@ -290,7 +310,7 @@ class Connection:
         """Tell whoever waits for it that a message could not be read."""
         failure = encode(failure_of(error))
         if kind == Kind.REQUEST:
-            self.send(Kind.FAILURE, number, failure)
+            self.send_failure(number, failure)
         elif kind == Kind.ANSWER:
             self._on_failure(self, number, failure)
 

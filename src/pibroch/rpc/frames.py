@@ -153,6 +153,12 @@ class FrameReader:
         self._compact()
         return frames
 
+    def close(self) -> None:
+        """Let go of all memory: nothing is received any more."""
+        self._staging, self._start, self._end = bytearray(), 0, 0
+        self._frame, self._checksum = None, None
+        self._targets, self._filling = [], []
+
     def _filled(self, num_bytes: int) -> None:
         rest = self._targets.pop()[num_bytes:]
         if rest.nbytes:

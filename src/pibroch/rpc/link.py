@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import functools
 import logging
 import os
 import socket
 import ssl
 import struct
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -92,7 +94,8 @@ class Admission:
         self._out = bytearray(core.start())
         self._is_over = False
         reactor.watch(sock.fileno(), READ | WRITE, self._on_events)
-        reactor.call_at(time.monotonic() + timeout_s, self._expire)
+        # the timer must not keep what is over: strangers may come faster than it runs out
+        reactor.call_at(time.monotonic() + timeout_s, functools.partial(_expire, weakref.ref(self)))
 
     def refuse(self, error: Exception) -> None:
         """Give up."""
@@ -102,7 +105,8 @@ class Admission:
             self._sock.close()
             self._on_refused(error)
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
+        """Its time is over (on the loop)."""
         if isinstance(self._core, Server):
             self.refuse(TimeoutError("no handshake in time"))
         elif self._is_connecting and not _is_connected(self._sock):
@@ -156,11 +160,7 @@ class Admission:
     def _admit(self) -> None:
         self._is_over = True
         self._reactor.forget(self._sock.fileno())
-        on_admitted = self._on_admitted
-        self._on_admitted = self._on_refused = (
-            _nothing  # the timer still knows this object, and must not keep what they hold
-        )
-        on_admitted(self._sock)
+        self._on_admitted(self._sock)
 
     def _say_why(self) -> None:
         """A server's last word to whom it refuses."""
@@ -181,8 +181,10 @@ def _is_connected(sock: socket.socket) -> bool:
     return True
 
 
-def _nothing(_: object) -> None:
-    """Do nothing."""
+def _expire(admission: weakref.ref[Admission]) -> None:
+    """A timer has run out; by then the handshake may be over and gone."""
+    if (one := admission()) is not None:
+        one.expire()
 
 
 def dial(address: Address, here: str, lost_after_s: float) -> socket.socket:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from pibroch.errors import ConfigError, RpcError, RpcTimeoutError
+from pibroch.host import this_machine
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.link import Address
 
@@ -328,6 +329,17 @@ def _goes_on_listening(record: Record) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+def is_there(record: Record, timeout_s: float = 1.0) -> bool:
+    """Whether somebody listens where a worker's record says, on this machine or another one; blocks so long at most."""
+    if record.address.is_reached_locally(this_machine()):
+        return _listens(record)
+    try:
+        socket.create_connection((record.host, record.port), timeout_s).close()
+    except OSError:
+        return False
+    return True
 
 
 def _listens(record: Record) -> bool:

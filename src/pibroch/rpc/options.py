@@ -34,7 +34,7 @@ class Limits:
     Attributes:
         metadata_bytes: of one message without its tensors.
         message_bytes: of one message's tensors; of those of all requests that a worker has under way here, and of the answers
-            that it has not taken.
+            that it has not taken (those that are made at that moment come on top, one a thread).
         requests: that one worker may have under way here.
         waiting_strangers: connections that have not proved yet that they know the secret.
         handshake_s: time that they have to do so.

@@ -30,7 +30,6 @@ Life = Callable[[Any], int]
 _ANSWER_BODY = msgspec.Raw(encode(Answer()))
 _SHORT_S = 0.0002  # functions that take less run on the network thread
 _FEW = 16  # requests of a worker under way whose tensors are not counted
-_LOOK_EVERY = 64  # requests, after which it is seen whether a worker takes its answers
 
 
 class Service:
@@ -80,14 +79,9 @@ class Service:
             life = self._lives.get(type(body))
             if life is not None and connection is not None and life(body) != connection.incarnation:
                 raise ProtocolError(f"incarnation {life(body)} of worker {origin.name!r}", f"{connection.incarnation}")
-            if connection is not None and message.kind == Kind.REQUEST:
-                connection.num_requests += 1
-                if (
-                    connection.is_overdue
-                    or connection.num_at_work >= _FEW
-                    or connection.num_requests % _LOOK_EVERY == 0
-                ):
-                    self._check_load(connection, message)
+            asking = connection if message.kind == Kind.REQUEST else None
+            if asking is not None and (asking.is_overdue or asking.num_at_work >= _FEW):
+                self._check_load(asking, message)
         except RpcError as error:
             log.warning("a message of worker %r that cannot be understood: %s", origin.name, error)
             self._answer_failure(connection, message, error)
@@ -108,9 +102,7 @@ class Service:
     def _check_load(self, connection: Connection, message: Message) -> None:
         """Refuse a request of a worker that has too much under way here, or does not take its answers."""
         limits = self._limits
-        connection.is_overdue = connection.bytes_owed > limits.message_bytes
-        if connection.num_queued > 2 * limits.requests:
-            self._reactor.call_soon(lambda: connection.lose("it does not read its answers"))
+        self._check_answers(connection)
         num_bytes = 0
         if connection.num_at_work >= _FEW:
             num_bytes = sum(tensor.untyped_storage().nbytes() for tensor in message.tensors)  # with room between rows
@@ -120,14 +112,16 @@ class Service:
                 f"at most {limits.requests:,}",
                 "wait for some of them, or raise limits.requests",
             )
-        for what, total in (("under way", connection.bytes_at_work + num_bytes), ("sent back", connection.bytes_owed)):
-            if total > limits.message_bytes:
-                raise ProtocolError(
-                    f"tensors of {total:,} bytes {what} for worker {connection.peer.name!r}",
-                    f"at most {limits.message_bytes:,} at once",
-                    "wait for some requests, take their answers and let them go, or raise limits.message_bytes",
-                )
+        if connection.bytes_at_work + num_bytes > limits.message_bytes:
+            raise _too_much(connection.bytes_at_work + num_bytes, "under way", connection)
         message.num_bytes = num_bytes
+
+    def _check_answers(self, connection: Connection) -> None:
+        """Refuse what would add to the answers that a worker does not take."""
+        owed = connection.bytes_owed
+        connection.is_overdue = owed > self._limits.message_bytes
+        if connection.is_overdue:
+            raise _too_much(owed, "sent back", connection)
 
     def _is_done(self, connection: Connection | None, message: Message) -> None:
         with self._running_lock:
@@ -156,6 +150,7 @@ class Service:
                 answer = self.packer.to_myself(self.me, Kind.ANSWER, number, _ANSWER_BODY, value, context)
                 self._requests.on_answer(None, answer)
             else:
+                self._check_answers(connection)
                 self.packer.send(connection, Kind.ANSWER, message.number, _ANSWER_BODY, box, context)
         except Exception as error:
             self._answer_failure(connection, message, error)
@@ -180,7 +175,15 @@ class Service:
         if connection is None:
             self._requests.on_failure(None, message.number, metadata)
         else:
-            connection.send(Kind.FAILURE, message.number, metadata)
+            connection.send_failure(message.number, metadata)
+
+
+def _too_much(num_bytes: int, where: str, connection: Connection) -> ProtocolError:
+    return ProtocolError(
+        f"tensors of {num_bytes:,} bytes {where} for worker {connection.peer.name!r}",
+        f"at most {connection.limits.message_bytes:,} at once",
+        "wait for some requests, take their answers and let them go, or raise limits.message_bytes",
+    )
 
 
 class _Task:

@@ -106,9 +106,13 @@ class Sharing:
         return msgspec.structs.replace(info, segment=loan.segment.segment_id, offset=loan.offset, returned=True)
 
     @property
-    def total_bytes(self) -> int:
-        """Of our own segments."""
-        return self._arena.total_bytes
+    def bytes_owed(self) -> int:
+        """What the peer has not given back: the blocks lent to it, or the segments that they keep from being let go.
+
+        One segment is there for the first small block already, and does not count.
+        """
+        arena = self._arena
+        return max(arena.lent_bytes, arena.total_bytes - arena.idle_bytes - SHARED_SEGMENT_BYTES)
 
     def report(self) -> bytes:
         """A ``FREE`` frame with what died since the last one, or nothing; to be sent before anything else."""

@@ -224,9 +224,14 @@ class Stream:
             self._sock.shutdown(socket.SHUT_RDWR)  # a caller that reads sees it, and lets go
         with self._reading:
             self._sock.close()
+            self._reader.close()  # what refers to this stream may live until the garbage collector comes
         while self._descriptors:
             os.close(self._descriptors.popleft())
         self._on_closed(reason)
+
+    def close_soon(self, reason: str) -> None:
+        """Have the loop close it, from any thread."""
+        self._reactor.call_soon(lambda: self.close(reason))
 
     def _close_read_out(self, reason: str) -> None:
         """Close it because nothing can be written, but read first what the peer said before it went: answers, a goodbye."""

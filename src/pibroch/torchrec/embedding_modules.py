@@ -19,7 +19,7 @@ from pibroch.torchrec.jagged_tensor import JaggedTensor
 
 
 class _Collection(Embeddings):
-    """What both share: tables of configurations, on the CPU, with an optimizer.
+    """What both share: tables of configurations, with an optimizer.
 
     Attributes:
         names: of what comes out, in the order of the tables.
@@ -30,25 +30,21 @@ class _Collection(Embeddings):
         options: dict[str, Any],
     ) -> None:  # fmt: skip
         kind = type(self).__name__
-        if device is not None and torch.device(device).type not in ("cpu", "meta"):
-            raise ConfigError(
-                f"a {kind} on {device}", "the CPU, in whose memory rows lie",
-                "leave device out, and move what it gives: model(collection(features).to(device))",
-            )  # fmt: skip
         if optimizer is None:
             raise ConfigError(
                 f"a {kind} without an optimizer of its rows", "optimizer=, e.g. pibroch.RowWiseAdagrad(lr=0.05, eps=1e-8)",
                 "give it here in place of apply_optimizer_in_backward, fused_params or torch.optim; to learn nothing "
                 "pibroch.Frozen()",
             )  # fmt: skip
-        super().__init__(tables, optimizer, exchange, **options)
+        there = None if device is None or torch.device(device).type in ("cpu", "meta") else device
+        super().__init__(tables, optimizer, exchange, device=there, **options)
         self._configs = [_with_features(config) for config in configs]
         self.names = list(names_of_readers(tables))
 
     @property
     def device(self) -> torch.device:
-        """Where rows, and what comes out, lie."""
-        return torch.device("cpu")
+        """Where what comes out lies; rows lie in host memory."""
+        return torch.device("cpu") if self._port is None else self._port.device
 
 
 class EmbeddingBagCollection(_Collection):
@@ -60,7 +56,7 @@ class EmbeddingBagCollection(_Collection):
     Args:
         tables: configurations of TorchRec or of :mod:`pibroch.torchrec`.
         is_weighted: whether rows are scaled by the weights of the batch, which are left aside otherwise.
-        device: the CPU; ``meta`` means nothing else.
+        device: where the dense model is, as of :class:`pibroch.Embeddings`; ``meta`` means the CPU.
         optimizer: of the rows, or one by table name; always given.
         exchange: as of :class:`pibroch.Embeddings`; by default ``local`` in one process and ``alltoall`` in several.
         **options: of :class:`pibroch.Embeddings` and of the exchange.
@@ -118,7 +114,7 @@ class EmbeddingBagCollection(_Collection):
     def _prepare(self, batch: Any) -> JaggedBatch:
         known = super()._prepare(batch)
         if not self._is_weighted:
-            return known if known.weights is None else replace(known, weights=None)
+            return known if known.weights is None else replace(known, weights=None, by_id=False)
         if known.weights is None and known.batch_size:
             raise DataError(
                 "features without weights in an EmbeddingBagCollection with is_weighted=True", "a weight for each id"
@@ -133,7 +129,7 @@ class EmbeddingCollection(_Collection):
 
     Args:
         tables: configurations of TorchRec or of :mod:`pibroch.torchrec`; pooling is ignored.
-        device: the CPU; ``meta`` means nothing else.
+        device: where the dense model is, as of :class:`pibroch.Embeddings`; ``meta`` means the CPU.
         need_indices: whether what comes out has the ids as its ``weights()``.
         optimizer: of the rows, or one by table name; always given.
         exchange: as of :class:`pibroch.Embeddings`; by default ``local`` in one process and ``alltoall`` in several.
@@ -193,7 +189,8 @@ class EmbeddingCollection(_Collection):
         for name, vectors in out.items():
             assert isinstance(vectors, JaggedEmbeddings)
             weights = None if ids is None else ids[name.split("@")[0]]
-            found[name] = JaggedTensor(vectors.values, weights, vectors.lengths(), vectors.offsets)
+            lengths, offsets = vectors.lengths().to(self.device), vectors.offsets.to(self.device)
+            found[name] = JaggedTensor(vectors.values, weights, lengths, offsets)
         return found
 
     def _ids(self, features: Any) -> dict[str, torch.Tensor]:
@@ -201,11 +198,12 @@ class EmbeddingCollection(_Collection):
         bounds = (
             known.offsets[:: max(1, known.batch_size)].tolist() if known.batch_size else [0] * (len(known.keys) + 1)
         )
-        return {key: known.values[bounds[i] : bounds[i + 1]] for i, key in enumerate(known.keys)}
+        values = known.values.to(self.device)
+        return {key: values[bounds[i] : bounds[i + 1]] for i, key in enumerate(known.keys)}
 
     def _prepare(self, batch: Any) -> JaggedBatch:
         known = super()._prepare(batch)
-        return known if known.weights is None else replace(known, weights=None)
+        return known if known.weights is None else replace(known, weights=None, by_id=False)
 
 
 def _with_features(config: Any) -> Any:

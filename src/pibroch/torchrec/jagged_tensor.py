@@ -101,7 +101,7 @@ class JaggedTensor:
         flat = self._values if self._values.ndim == 2 else self._values[:, None]
         if length < 1:
             return self._values.new_empty(len(lengths), 0, *self._values.shape[1:])
-        ragged = JaggedEmbeddings(flat, self.offsets().long())
+        ragged = JaggedEmbeddings(flat, self.offsets().long().cpu())
         padded = ragged.padded(length)
         if padding_value:
             padded = padded.masked_fill(~ragged.mask(length)[:, :, None], padding_value)

@@ -42,6 +42,7 @@ from pibroch.errors import CheckpointError, StorageError
 from pibroch.train.agreement import on_first, together
 from pibroch.train.dense_state import gather_dense, load_dense_optimizer, load_dense_weights, save_dense
 from pibroch.train.manifest import FORMAT_VERSION, MANIFEST, Manifest, Progress
+from pibroch.train.resumption import check_settings
 
 if TYPE_CHECKING:
     from pibroch.train.session import Session
@@ -117,9 +118,11 @@ def restore_checkpoint(folder: Path, manifest: Manifest, session: Session, chann
     """Bring a session, on any number of ranks, to exactly where the checkpoint was saved.
 
     Raises:
-        CheckpointError: (on all ranks) when a file is damaged, or when the tables are not those of the session.
+        DamagedCheckpointError: (on all ranks) when a file is damaged; the session is then as it was.
+        CheckpointError: (on all ranks) when settings, tables or data are not those of the session.
     """
-    _verify(folder, manifest, session, channel, same_state=True)
+    check_settings(manifest, session.config)
+    _check_tables(manifest, session, same_state=True)
     if manifest.dataset_fingerprint != session.dataset.fingerprint:
         raise CheckpointError(
             f"a checkpoint of dataset {manifest.dataset_fingerprint[:12]}",
@@ -132,6 +135,7 @@ def restore_checkpoint(folder: Path, manifest: Manifest, session: Session, chann
             "the data that the run began with, byte for byte",
             "resume with that data, or start anew",
         )
+    _verify(folder, manifest, channel)
 
     def load() -> None:
         _load_weights(folder, manifest, session)
@@ -147,7 +151,8 @@ def restore_weights(folder: Path, manifest: Manifest, session: Session, channel:
     Raises:
         CheckpointError: as `restore_checkpoint`, but for another dataset of equal table sizes.
     """
-    _verify(folder, manifest, session, channel, same_state=False)
+    _check_tables(manifest, session, same_state=False)
+    _verify(folder, manifest, channel)
     together(channel, lambda: _load_weights(folder, manifest, session))
 
 
@@ -216,10 +221,12 @@ def _load_weights(folder: Path, manifest: Manifest, session: Session) -> None:
     load_dense_weights(folder, session)
 
 
-def _verify(folder: Path, manifest: Manifest, session: Session, channel: Channel, *, same_state: bool) -> None:
+def _check_tables(manifest: Manifest, session: Session, *, same_state: bool) -> None:
     wanted = saved_tables(session.embeddings.tables, session.embeddings.optimizers)
     check_tables_match(manifest.tables, wanted, same_state=same_state)
 
+
+def _verify(folder: Path, manifest: Manifest, channel: Channel) -> None:
     def verify() -> None:
         for file in share_of_files(manifest.files, channel.ranks.rank, channel.ranks.world_size):
             verify_file(folder / file, manifest.files[file])

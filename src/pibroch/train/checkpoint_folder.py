@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pibroch.collectives import Channel, Ranks
+from pibroch.config import RunConfig
 from pibroch.embedding.storage import explained_refusal, remove_leftovers
-from pibroch.errors import CheckpointError, StorageError
-from pibroch.train.agreement import on_first
+from pibroch.errors import CheckpointError, DamagedCheckpointError, StorageError
+from pibroch.train.agreement import on_first, together
 from pibroch.train.checkpoint import Base, restore_checkpoint, restore_weights, save_checkpoint
-from pibroch.train.manifest import MANIFEST, Progress, read_manifest
+from pibroch.train.manifest import MANIFEST, Manifest, Progress, read_manifest
+from pibroch.train.resumption import warn_of_settings
 
 if TYPE_CHECKING:
     from pibroch.train.session import Session
@@ -37,6 +40,19 @@ def find_checkpoint(path: Path) -> Path:
             f"no checkpoint in {path}", "a checkpoint folder or a run directory", "name one that pibroch train wrote"
         )
     return found
+
+
+def newest_config(checkpoints: Path) -> RunConfig | None:
+    """The configuration in a run's newest checkpoint whose manifest is not damaged; ``None`` when there is none.
+
+    Raises:
+        CheckpointError: when it is of another format.
+    """
+    folder = CheckpointFolder(checkpoints, keep=1)
+    for step in reversed(folder.steps()):
+        with suppress(DamagedCheckpointError):
+            return read_manifest(folder.path(step)).config
+    return None
 
 
 class CheckpointFolder:
@@ -97,20 +113,17 @@ class CheckpointFolder:
         on_first(self.channel, lambda: self._tidy(progress.monitor.best_step))
 
     def resume(self, session: Session) -> Progress:
-        """Bring a session to the latest checkpoint, clean up after a killed run; a fresh start where there is none.
+        """Bring a session to the newest undamaged checkpoint, clean up after a killed run; a fresh start where there is none.
+
+        Damaged ones are named in a warning and set aside under another name, for the run will write those steps again.
 
         Raises:
-            CheckpointError: (on all ranks) when the checkpoint is damaged or of other tables or data.
+            CheckpointError: (on all ranks) when all checkpoints are damaged, or one is of other settings, tables or data.
         """
         if self.full_every > 1:
             session.embeddings.track_touched()
-        path = self._as_first_sees(self.latest)
-        progress = Progress()
-        if path is not None:
-            manifest = read_manifest(path)
-            restore_checkpoint(path, manifest, session, self.channel)
-            self._last, progress = Base(path, manifest), manifest.progress
-            logger.info("resumed from %s", path)
+        self._last = self._restore_newest(session)
+        progress = Progress() if self._last is None else self._last.manifest.progress
         on_first(self.channel, lambda: self._prepare_resume(progress.monitor.best_step))
         return progress
 
@@ -144,6 +157,47 @@ class CheckpointFolder:
                 f"{error.strerror} while linking {link}", "a disk that takes links", "free some space"
             ) from error
 
+    def _restore_newest(self, session: Session) -> Base | None:
+        """Where the session is from now on; every rank tries the same checkpoints."""
+        damaged: dict[int, DamagedCheckpointError] = {}
+        for step in reversed(on_first(self.channel, self.steps)):
+            path = self.path(step)
+            try:
+                manifest = self._read(path)
+                restore_checkpoint(path, manifest, session, self.channel)
+            except DamagedCheckpointError as error:
+                damaged[step] = error
+                continue
+            for other, problem in damaged.items():
+                logger.warning(
+                    "the checkpoint of step %d is damaged (%s) and is set aside as %s; the run goes on from step %d",
+                    other, problem.got, _aside(self.path(other)).name, step,
+                )  # fmt: skip
+            on_first(self.channel, lambda: self._set_aside(damaged))
+            logger.info("resumed from %s", path)
+            warn_of_settings(manifest, session.config)
+            return Base(path, manifest)
+        if damaged:
+            newest = max(damaged)
+            raise CheckpointError(
+                f"no undamaged checkpoint in {self.folder}: of step {newest} {damaged[newest].got}"
+                + (f", and {len(damaged) - 1} older" if len(damaged) > 1 else ""),
+                "one that is whole", "put back a copy of one, or start anew in another --run-dir",
+            ) from damaged[newest]  # fmt: skip
+        return None
+
+    def _read(self, path: Path) -> Manifest:
+        """A manifest, which all ranks have read or none."""
+        manifests: list[Manifest] = []
+        together(self.channel, lambda: manifests.append(read_manifest(path)))
+        return manifests[0]
+
+    def _set_aside(self, damaged: Iterable[int]) -> None:
+        with explained_refusal(self.folder):
+            for step in damaged:
+                shutil.rmtree(_aside(self.path(step)), ignore_errors=True)
+                self.path(step).rename(_aside(self.path(step)))
+
     def _next_base(self) -> Base | None:
         """What the next checkpoint builds on; ``None`` when a full one is due, or when the last one was removed."""
         last = self._last
@@ -173,3 +227,8 @@ class CheckpointFolder:
         if best_step is not None and not self.path(best_step).exists():
             logger.warning("the best checkpoint, of step %d, is gone; the last one will stand in for it", best_step)
         self.link_best(best_step)
+
+
+def _aside(path: Path) -> Path:
+    """Where a damaged checkpoint is kept: beside the others, and none of them."""
+    return path.with_name(f"{path.name}.damaged")

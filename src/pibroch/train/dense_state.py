@@ -19,6 +19,7 @@ from pibroch.collectives import Channel
 from pibroch.collectives.ownership import all_parts, is_within, own_parts
 from pibroch.embedding.storage import FileDigest
 from pibroch.embedding.tensor_file import write_tensors
+from pibroch.errors import CheckpointError
 
 if TYPE_CHECKING:
     from pibroch.train.session import Session
@@ -62,10 +63,21 @@ def save_dense(folder: Path, state: DenseState) -> dict[str, FileDigest]:
 
 
 def load_dense_weights(folder: Path, session: Session) -> None:
-    """Load what this rank holds of the model, and of its averages where the session keeps them."""
-    session.model.load_state_dict(_load_own(folder, WEIGHTS, session))
-    if session.averages is not None:
-        session.averages.load_state_dict(_load_own(folder, AVERAGES, session))
+    """Load what this rank holds of the model, and of its averages where the session keeps them.
+
+    Raises:
+        CheckpointError: when they are not the session's.
+    """
+    try:
+        session.model.load_state_dict(_load_own(folder, WEIGHTS, session))
+        if session.averages is not None:
+            session.averages.load_state_dict(_load_own(folder, AVERAGES, session))
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"dense layers in {folder} that are not those of this run: {str(error).splitlines()[-1].strip()}",
+            "a checkpoint of this model, of this version of pibroch",
+            "resume with the model and the version that wrote it, or start anew",
+        ) from error
 
 
 def load_dense_optimizer(folder: Path, session: Session) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
@@ -11,10 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pibroch.collectives import Channel
+from pibroch.config import RunConfig
 from pibroch.data import EncodedDataset, JaggedBatch, Loader
 from pibroch.data.dataset import SplitName
+from pibroch.errors import ConfigError, DataError
 from pibroch.train.metrics import Curves, Metrics, Predictions
 from pibroch.train.session import Session
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,35 @@ class AccessSkew:
 
     row_share: list[float]
     access_share: list[float]
+
+
+def check_splits(config: RunConfig, dataset: EncodedDataset) -> None:
+    """Whether a run can do with the splits that have samples; logs what it will leave out.
+
+    Raises:
+        DataError: without training samples.
+        ConfigError: for a setting that needs validation samples where there are none.
+    """
+    empty = [split for split, count in dataset.samples.items() if count == 0]
+    if "train" in empty:
+        raise DataError(f"no training samples in {dataset.path}", "samples to train on", "prepare more data")
+    needing = {
+        "train.early_stop_patience": (config.train.early_stop_patience, None),
+        "schedule.plateau_factor": (config.schedule.plateau_factor, 1.0),
+    }
+    for key, (value, off) in needing.items():
+        if "validation" in empty and value != off:
+            raise ConfigError(
+                f"`{key} = {value}` with no validation samples in {dataset.path}",
+                "a validation split, by which it goes",
+                f"pass --set {key}={'none' if off is None else off}, or prepare the data with --split time:0.8/0.1/0.1",
+            )
+    if "validation" in empty:
+        logger.warning(
+            "no validation samples in %s: nothing chooses a best model, so the last one is kept", dataset.path
+        )
+    if "test" in empty:
+        logger.warning("no test samples in %s: the run ends without an evaluation", dataset.path)
 
 
 def evaluate(session: Session, split: SplitName) -> tuple[Metrics, Curves]:

@@ -21,6 +21,7 @@ from pibroch.train.evaluation import evaluate
 from pibroch.train.manifest import Progress
 from pibroch.train.meter import Meter
 from pibroch.train.metrics import Metrics, finite_or_none
+from pibroch.train.monitor import Monitor
 from pibroch.train.session import Session
 from pibroch.train.stopwatch import Stopwatch
 
@@ -64,7 +65,7 @@ class Trainer:
     @property
     def is_finished(self) -> bool:
         """Whether all steps are done or nothing has improved for too long."""
-        return self.step >= self.total_steps or self.monitor.is_exhausted(self.settings.early_stop_patience)
+        return has_finished(self.session, self.step, self.monitor)
 
     @property
     def samples_trained(self) -> int:
@@ -131,7 +132,8 @@ class Trainer:
         if is_last or self.step % self.settings.log_every == 0:
             self._report()
         improved = False
-        if is_last or self.step % (self.settings.evaluate_every or self.steps_per_epoch) == 0:
+        is_due = is_last or self.step % (self.settings.evaluate_every or self.steps_per_epoch) == 0
+        if is_due and self.session.dataset.samples["validation"]:
             self.stopwatch.pause()
             with span("evaluate"):
                 improved = self._evaluate()
@@ -161,6 +163,11 @@ class Trainer:
 
     def _progress(self) -> Progress:
         return Progress(step=self.step, loader=self.loader.state_at(self.position), monitor=replace(self.monitor))
+
+
+def has_finished(session: Session, step: int, monitor: Monitor) -> bool:
+    """Whether a run that is so far has nothing more to train."""
+    return step >= total_steps(session) or monitor.is_exhausted(session.config.train.early_stop_patience)
 
 
 def total_steps(session: Session) -> int:

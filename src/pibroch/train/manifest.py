@@ -15,7 +15,7 @@ from pibroch.config.base import Section
 from pibroch.data.schema import Schema
 from pibroch.embedding.checkpoint import SavedTable
 from pibroch.embedding.storage import FileDigest
-from pibroch.errors import CheckpointError
+from pibroch.errors import CheckpointError, DamagedCheckpointError
 from pibroch.train.monitor import Monitor
 
 FORMAT_VERSION = 2
@@ -69,7 +69,8 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a checkpoint, itself checked.
 
     Raises:
-        CheckpointError: when there is none, or when it is damaged.
+        DamagedCheckpointError: when there is none, or when it is damaged.
+        CheckpointError: when it is of another format.
     """
     path = folder / MANIFEST
     try:
@@ -85,10 +86,11 @@ def read_manifest(folder: Path) -> Manifest:
             )
         return Manifest.model_validate(content)
     except FileNotFoundError as error:
-        raise CheckpointError(f"no {path}", "a checkpoint folder", "name a folder that pibroch train wrote") from error
+        do = "name a folder that pibroch train wrote"
+        raise DamagedCheckpointError(f"no {path}", "a checkpoint folder", do) from error
     except (ValueError, KeyError, AttributeError, OSError) as error:
         problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-        raise CheckpointError(
+        raise DamagedCheckpointError(
             f"{path}, which is damaged: {problem}", "an undamaged file", "use another checkpoint"
         ) from error
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,20 +23,23 @@ from pibroch.observability.memory import peak_rss_bytes
 from pibroch.observability.records import FanOut, Sink
 from pibroch.observability.sinks import JsonLines
 from pibroch.observability.step_trace import StepTrace
+from pibroch.train.agreement import on_first
 from pibroch.train.checkpoint_folder import CheckpointFolder, find_checkpoint
-from pibroch.train.evaluation import access_skew, evaluate, predict
-from pibroch.train.loop import Trainer, evaluation_record, total_steps
-from pibroch.train.manifest import Manifest, read_manifest, schema_of
+from pibroch.train.evaluation import access_skew, check_splits, evaluate, predict
+from pibroch.train.loop import Trainer, evaluation_record, has_finished, total_steps
+from pibroch.train.manifest import Manifest, Progress, read_manifest, schema_of
 from pibroch.train.meter import hit_rate
 from pibroch.train.metrics import Metrics, finite_or_none
 from pibroch.train.predictor import Predictor
+from pibroch.train.resumption import warn_of_surroundings
 from pibroch.train.roles import processes_beside
-from pibroch.train.run_directory import RunDirectory
+from pibroch.train.run_directory import VERSIONS, RunDirectory, surroundings
 from pibroch.train.sameness import check_same_run
 from pibroch.train.session import Session, build_session, build_tables
 from pibroch.train.stopwatch import Stopwatch
 from pibroch.train.summary import Summary
 
+logger = logging.getLogger(__name__)
 MakeSink = Callable[[int], Sink]
 
 
@@ -63,17 +67,17 @@ def run_training(
         meet: where the processes beside the ranks meet that a launcher has started, see :mod:`pibroch.roles.launched`.
 
     Raises:
-        ConfigError: when ranks have other data, code, versions or settings than rank 0.
-        CheckpointError: when the latest checkpoint is damaged or belongs to other data.
+        ConfigError: when ranks have other data, code, versions or settings than rank 0, or for settings that need a split that
+            is not there.
+        DataError: when there are no training samples.
+        CheckpointError: when all checkpoints are damaged, or the latest belongs to other settings or data.
         NonFiniteLossError: when training diverges.
         StorageError: when the disk refuses.
         RankFailedError: when another rank failed or was lost.
         TrainingError: when an embedding server, the oracle or a data processor was lost.
     """
-    for split, count in dataset.samples.items():
-        if count == 0:
-            raise DataError(f"an empty {split} split in {dataset.path}", "samples in each split", "prepare more data")
     world = world or World.alone()
+    check_splits(config, dataset)
     check_same_run(world.control, config, dataset)
     with processes_beside(config, world, run, meet) as beside:
         session = build_session(config, dataset, world, beside)
@@ -84,6 +88,15 @@ def _train(session: Session, run: RunDirectory, make_sink: MakeSink, traces: boo
     settings, channel = session.config.train, session.world.control
     checkpoints = CheckpointFolder(run.checkpoints_path, settings.keep, settings.full_checkpoint_every, channel)
     progress = checkpoints.resume(session)
+    on_first(channel, lambda: _note_surroundings(session, run, checkpoints.latest() is not None))
+    finished = on_first(channel, lambda: _summary_of_finished(session, run, progress))
+    if finished is not None:
+        summary = Summary(**finished)
+        logger.info(
+            "the run is finished (%d steps): its summary stays as it is; --set train.epochs=N with --resume prolongs it",
+            summary.steps,
+        )
+        return RunResult(summary, _best_possible_auc(session.dataset))
     stopwatch = Stopwatch(run.truncate_metrics(progress.step))
     sink = FanOut([JsonLines(run.metrics_path), make_sink(total_steps(session))])
     tracing: AbstractContextManager[StepTrace | None] = nullcontext()
@@ -105,9 +118,12 @@ def evaluate_checkpoint(path: Path, dataset: EncodedDataset, split: str) -> Metr
     Raises:
         CheckpointError: when it is missing, damaged, or of other tables or dense features.
         ConfigError: when there is no such split.
+        DataError: when it has no samples.
     """
     if split not in dataset.samples:
         raise ConfigError(f"split {split!r}", f"one of {', '.join(dataset.samples)}", "change --split")
+    if not dataset.samples[split]:
+        raise DataError(f"no {split} samples in {dataset.path}", "a split with samples", "pass another --split")
     folder = find_checkpoint(path)
     config = _must_fit(read_manifest(folder), dataset).config
     if config.train.threads is not None:
@@ -139,26 +155,47 @@ def _must_fit(manifest: Manifest, dataset: EncodedDataset) -> Manifest:
     return manifest
 
 
+def _note_surroundings(session: Session, run: RunDirectory, goes_on: bool) -> None:
+    """Keep what the run began with; where it goes on with something else, say so."""
+    here = surroundings(threads=torch.get_num_threads(), ranks=session.world.ranks.world_size)
+    before = (run.read_json(VERSIONS) if goes_on else None) or {}
+    warn_of_surroundings(before, here)
+    run.write_json(VERSIONS, here | before)
+
+
+def _summary_of_finished(session: Session, run: RunDirectory, progress: Progress) -> dict[str, Any] | None:
+    """The summary of a run that has nothing left to do; ``None`` for one that goes on, or whose end was cut off."""
+    if not has_finished(session, progress.step, progress.monitor):
+        return None
+    summary = run.read_json("summary.json")
+    if summary is None or summary.get("steps") != progress.step:
+        return None
+    return {field.name: summary.get(field.name) for field in fields(Summary)}
+
+
 def _conclude(session: Session, run: RunDirectory, trainer: Trainer, sink: Sink) -> RunResult:
-    metrics, curves = evaluate(session, "test")
+    tested: dict[str, Any] = {}
+    metrics = None
+    if session.dataset.samples["test"]:
+        metrics, curves = evaluate(session, "test")
+        record = evaluation_record(trainer.monitor.best_step or trainer.step, "test", metrics, True)
+        sink.evaluation(record)
+        tested = {**asdict(record), "curves": asdict(curves)}
     summary = _summary(session, trainer, metrics)
-    record = evaluation_record(trainer.monitor.best_step or trainer.step, "test", metrics, True)
-    sink.evaluation(record)
-    possible = session.dataset.best_possible_auc
-    best_possible_auc = None if possible is None else possible["test"]
+    best_possible_auc = _best_possible_auc(session.dataset)
     if session.world.is_first:
-        evaluation: dict[str, Any] = {
-            **asdict(record),
-            "best_possible_auc": best_possible_auc,
-            "curves": asdict(curves),
-            "access_skew": asdict(access_skew(session.dataset)),
-        }
-        run.write_json("evaluation.json", evaluation)
+        skew = asdict(access_skew(session.dataset))
+        run.write_json("evaluation.json", {**tested, "best_possible_auc": best_possible_auc, "access_skew": skew})
         run.write_summary(summary)
     return RunResult(summary, best_possible_auc)
 
 
-def _summary(session: Session, trainer: Trainer, metrics: Metrics) -> Summary:
+def _best_possible_auc(dataset: EncodedDataset) -> float | None:
+    """Of the test split, where it is known."""
+    return (dataset.best_possible_auc or {}).get("test") if dataset.samples["test"] else None
+
+
+def _summary(session: Session, trainer: Trainer, metrics: Metrics | None) -> Summary:
     """The run in figures, the same on all ranks but for the time that each has measured."""
     world, traffic = session.world, session.world.ranks.traffic
     seconds, own_samples = trainer.stopwatch.read()
@@ -174,9 +211,9 @@ def _summary(session: Session, trainer: Trainer, metrics: Metrics) -> Summary:
         samples=trainer.samples_trained,
         seconds=round(trainer.stopwatch.seconds_before + seconds, 3),
         samples_per_second=round(sum(samples) / seconds, 1) if seconds else 0.0,
-        auc=finite_or_none(metrics.auc),
-        logloss=finite_or_none(metrics.logloss),
-        normalized_entropy=finite_or_none(metrics.normalized_entropy),
+        auc=None if metrics is None else finite_or_none(metrics.auc),
+        logloss=None if metrics is None else finite_or_none(metrics.logloss),
+        normalized_entropy=None if metrics is None else finite_or_none(metrics.normalized_entropy),
         exchange=session.config.embedding.exchange.for_ranks(world.ranks.world_size).name,
         world_size=world.ranks.world_size,
         bytes_sent=sum(sent),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import tomllib
@@ -23,7 +24,16 @@ except ImportError:  # not on Windows
 
 LOCK = ".lock"
 """Held by rank 0 while it trains; says who it is."""
+VERSIONS = "versions.json"
+logger = logging.getLogger(__name__)
 _LIBRARIES = ("torch", "numba", "numpy", "polars", "safetensors")
+
+
+def surroundings(**more: int) -> dict[str, Any]:
+    """What a run depends on besides its settings, or what helps to understand it: versions and the machine, and ``more``."""
+    versions = {"pibroch": version("pibroch"), "python": platform.python_version()}
+    versions |= {name: version(name) for name in _LIBRARIES}
+    return {**versions, "platform": platform.platform(), "cpus": os.cpu_count(), **more}
 
 
 class RunDirectory:
@@ -105,9 +115,8 @@ class RunDirectory:
         except OSError as error:
             raise StorageError(f"{error.strerror} at {self.path}", "a folder to write to", "pass --run-dir") from error
         self.write_text("config.toml", to_toml(config.model_dump()))
-        versions = {"pibroch": version("pibroch"), "python": platform.python_version()}
-        versions |= {name: version(name) for name in _LIBRARIES}
-        self.write_json("versions.json", {**versions, "platform": platform.platform(), "cpus": os.cpu_count()})
+        if self.read_json(VERSIONS) is None:
+            self.write_json(VERSIONS, surroundings())
 
     def config(self) -> RunConfig:
         """The resolved configuration of the run begun here.
@@ -124,8 +133,9 @@ class RunDirectory:
             ) from error
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(
-                f"{path}, which is no TOML: {error}", "the file as it was written", "start anew"
-            ) from error
+                f"{path}, which is no TOML: {error}", "the file as it was written",
+                "remove it to go on with what the newest checkpoint holds of it, or start anew",
+            ) from error  # fmt: skip
         return check_config(raw, str(path))
 
     def truncate_metrics(self, last_step: int) -> float:
@@ -151,9 +161,16 @@ class RunDirectory:
         self.write_json("summary.json", asdict(summary))
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """A JSON file of the run, ``None`` when the run did not get that far."""
+        """A JSON file of the run; ``None`` when the run did not get that far, and with a warning for a damaged one."""
         path = self.path / name
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        try:
+            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            return content
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            logger.warning("%s is damaged (%s), and taken as lost", path, error)
+            return None
 
     def write_json(self, name: str, content: object) -> None:
         """Write a JSON file, in one rename."""

@@ -14,7 +14,7 @@ class Summary:
         samples: samples trained on, by all ranks.
         seconds: spent in training steps; evaluation, saving and compilation are not in it.
         samples_per_second: over these seconds.
-        auc, logloss, normalized_entropy: of the test split, ``None`` where undefined.
+        auc, logloss, normalized_entropy: of the test split, ``None`` where undefined or where there is none.
         exchange: how embeddings were exchanged.
         world_size: number of processes.
         bytes_sent, bytes_received: between ranks, summed over them, by the processes that ended the run; with what travels

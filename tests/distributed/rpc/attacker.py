@@ -47,13 +47,13 @@ class Attacker:
     def __exit__(self, *_):
         self.socket.close()
 
-    def shake_hands(self, secret=SECRET, expected=None, name="eve", **client):
+    def shake_hands(self, secret=SECRET, expected=None, name="eve", connection_id=None, stream=0, **client):
         """A handshake; returns all that was sent."""
         core = Client(
             secret,
             Identity(name, self.ID, self.INCARNATION),
             expected or self.target["name"],
-            Purpose(random.getrandbits(62)),
+            Purpose(connection_id or random.getrandbits(62), stream),
             **client,
         )
         sent = b""

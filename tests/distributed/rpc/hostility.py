@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from pibroch import rpc
-from pibroch.rpc import autograd
+from pibroch.rpc import autograd, connection
 from pibroch.rpc.connection import Connection
 from pibroch.rpc.messages import Call
 from pibroch.rpc.stream import Stream
@@ -127,6 +127,29 @@ def start_counting():
     Connection.on_frame = on_frame
 
 
+def seen(kind):
+    """Frames of a kind since ``start_counting``."""
+    return _seen[kind]
+
+
+def bytes_owed(name):
+    """What a worker has not taken."""
+    from pibroch.rpc.agent import current_agent
+
+    return sum(each.bytes_owed for each in current_agent()._peers.connections() if each.peer.name == name)
+
+
+def limit_unread(num_bytes):
+    """How much of errors may lie unread before a peer is lost."""
+    connection.UNREAD_BYTES = num_bytes
+
+
+def is_busy():
+    from pibroch.rpc.agent import current_agent
+
+    return current_agent().is_busy()
+
+
 def counted():
     Connection.on_frame = _original_on_frame
     return {kind.name: count for kind, count in _seen.items()}
@@ -180,6 +203,10 @@ def add(a, b):
 
 def echo(value):
     return value
+
+
+def ones(num_bytes):
+    return torch.ones(num_bytes, dtype=torch.uint8)
 
 
 def fail(text):

@@ -118,7 +118,9 @@ def test_rows_of_single_process_reach_the_files(small_case, tmp_path):
         assert {"pibroch", "torch", "numba"} <= set(contenders.versions)
     rows = single_process.case_rows(setting, small_case, outcome)
     assert [row["contender"] for row in rows] == list(here)
-    assert rows[0]["pibroch_over_it"] == rows[1]["over_torch"] == 1.0
+    assert rows[0]["over_pibroch"] == rows[1]["over_torch"] == 1.0
+    assert rows[0]["over_torch"] == pytest.approx(rows[0]["p50_ms"] / rows[1]["p50_ms"])
+    assert rows[1]["over_pibroch"] in outcome.times["step"]["plain torch"].ratios_to(outcome.times["step"][OURS])
     assert set(single_process.COLUMNS) <= set(rows[0])
     assert "plain torch" in single_process.headline(setting, outcome)
     report = single_process.Report("t", "T", rows, single_process.COLUMNS, single_process.PLOT)

@@ -1,6 +1,7 @@
 import csv
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from benchmarks.load import ForeignLoad
@@ -45,6 +46,29 @@ def test_a_report_becomes_four_files(tmp_path):
     for needed in ("# A title", "a note", "command", "commit", "hardware", "date"):
         assert needed in page
     assert sorted(path.name for path in paths[0].parent.iterdir()) == sorted(path.name for path in paths)
+
+
+def test_ratios_of_committed_results_are_own_time_over_the_named_contenders():
+    results = Path(__file__).parents[3] / "benchmarks" / "results"
+    torch_ms = {}
+    for row in _measured(results / "single_process"):
+        setting = row["ids"], row["optimizer"], row["dim"]
+        torch_ms |= {setting: float(row["p50_ms"])} if row["contender"] == "plain torch" else {}
+    for row in _measured(results / "single_process"):
+        setting = row["ids"], row["optimizer"], row["dim"]
+        assert bool(row["over_torch"]) == (setting in torch_ms)
+        if setting in torch_ms:
+            assert float(row["over_torch"]) == pytest.approx(float(row["p50_ms"]) / torch_ms[setting])
+    for topic in ("single_process", "kernels", "rpc"):
+        assert {row["over_pibroch"] for row in _measured(results / topic) if row["contender"] == "pibroch"} <= {
+            "1.0",
+            "",
+        }
+
+
+def _measured(folder):
+    with (folder / "measurements.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def test_a_page_of_sections_keeps_those_that_were_not_measured_again(tmp_path):

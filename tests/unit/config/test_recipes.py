@@ -38,6 +38,49 @@ def test_another_optimizer_does_not_inherit_settings(recipe):
         load_recipe(str(recipe), ["embedding.optimizer.name=sgd"])
 
 
+@pytest.fixture
+def least(tmp_path):
+    """A recipe with nothing that has a default."""
+    path = tmp_path / "least.toml"
+    path.write_text('[data]\ndir = "x"\n[train]\nepochs = 2\n')
+    return path
+
+
+def test_a_setting_of_an_optimizer_that_nobody_named_is_one_of_the_default(least):
+    changes = ["optimizer.lr=0.5", "embedding.optimizer.lr=0.25", "embedding.init.std=0.1"]
+    config, plain = load_recipe(str(least), changes), load_recipe(str(least))
+    assert (config.optimizer.name, config.optimizer.lr) == (plain.optimizer.name, 0.5)
+    assert (config.embedding.optimizer.name, config.embedding.optimizer.lr) == ("adam", 0.25)
+    assert (config.embedding.init.name, config.embedding.init.std) == ("normal", 0.1)
+    with pytest.raises(ConfigError, match=r"unknown key `optimizer\.momentum`.*need one of betas"):
+        load_recipe(str(least), ["optimizer.momentum=0.9"])
+
+
+def test_a_recipe_without_a_model_has_the_default_one(least):
+    assert load_recipe(str(least)).model.name == "dlrm"
+    assert load_recipe(str(least), ["model.dim=8"]).model.dim == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "followed"),
+    [
+        ('[data]\ndir = "x"\n', "no `train`", "train.epochs=1"),
+        ('[data]\ndir = "x"\n[train]\nbatch_size = 9\n', "need exactly one of", "train.epochs=1"),
+        ('[data]\ndir = "x"\n[train]\nepochs = 1\nsteps = 2\n', "need exactly one of", "train.epochs=1"),
+        ("[train]\nepochs = 1\n", "no `data`", "data.dir='x'"),
+        ("data = 3\n[train]\nepochs = 1\n", r"need a table, \[data\]", "data.dir='x'"),
+    ],
+)
+def test_the_advice_for_a_missing_table_works(tmp_path, text, message, followed):
+    path = tmp_path / "r.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message) as refused:
+        load_recipe(str(path))
+    said = "--data DIR" if followed.startswith("data") else f"--set {followed}"
+    assert said in refused.value.do, "`--data DIR` stands for `--set data.dir=DIR`"
+    load_recipe(str(path), [followed])
+
+
 def test_steps_replace_epochs(recipe):
     train = load_recipe(str(recipe), ["train.steps=5"]).train
     assert train.steps == 5 and train.epochs is None

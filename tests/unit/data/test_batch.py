@@ -57,7 +57,6 @@ def test_no_malformed_batch_crashes_or_gives_nan(tmp_path):
         ({"weights": torch.ones(3)}, r"weights float32 \[3\] for 4 values"),
         ({"weights": torch.tensor([1, 1, torch.nan, 1])}, "weight nan of value 2"),
         ({"weights": torch.tensor([1, 1, 1e300, 1], dtype=torch.float64)}, r"weight 1e\+300 of value 2"),
-        ({"weights": torch.ones(4, requires_grad=True)}, r"require a gradient.*weights\.detach\(\)"),
         ({"values": torch.tensor([1.5, 2, 3, 0])}, r"values float32 \[4\]; need int64"),
         ({"labels": torch.zeros(3)}, "dense float32 .2, 1.; need float32 .3, n., a row for each label"),
         ({"labels": [0, 1]}, "labels that are a list; need a torch tensor"),
@@ -82,15 +81,6 @@ def test_what_was_written_to_a_batch_is_checked_when_it_enters():
             next(iter(embeddings.feed([same])))
 
 
-def test_weights_that_want_a_gradient_may_be_read_without_one():
-    embeddings = pb.Embeddings([pb.Table("a", 9, 4), pb.Table("b", 9, 4)], pb.SGD(lr=1.0))
-    with torch.no_grad():
-        batch = weighted_batch(weights=torch.ones(4, requires_grad=True))
-        assert torch.equal(embeddings(batch), embeddings(weighted_batch()))
-    with pytest.raises(DataError, match="require a gradient"):
-        embeddings(batch)
-
-
 def test_float_ids_of_one_hot_bags_are_refused():
     with pytest.raises(DataError, match="values float32"):
         JaggedBatch.from_one_hot(torch.zeros(2, 0), ["a"], torch.tensor([[1.0, 2.0]]), torch.zeros(2))
@@ -112,7 +102,6 @@ def test_float_ids_of_one_hot_bags_are_refused():
         ),
         (Keyed(variable_stride_per_key=True), "a batch size for each key; need one"),
         (Keyed(inverse_indices_or_none=(["a"], torch.tensor([0, 0]))), "no inverse indices"),
-        (Keyed(weights_or_none=torch.ones(3, requires_grad=True)), "require a gradient"),
         (Keyed(weights_or_none=torch.ones(2)), "weights float32 .2. for 3 values"),
         (Keyed(values=np.array([1, 2, 3]), lengths=torch.tensor([2, 0, 0, 1])), None),
     ],

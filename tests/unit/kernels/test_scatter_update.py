@@ -13,7 +13,10 @@ OPTIMIZERS = {
     "adagrad": Adagrad(lr=0.1, weight_decay=0.01, initial_accumulator=0.1),
     "row_wise_adagrad": RowWiseAdagrad(lr=0.1, weight_decay=0.01),
     "row_wise_adagrad_clipped": RowWiseAdagrad(lr=0.1, max_row_norm=0.5),
+    "sgd_clipped": SGD(lr=0.1, max_element=0.3, max_row_norm=0.5, weight_decay=0.01),
+    "adagrad_clipped": Adagrad(lr=0.1, max_element=0.3, initial_accumulator=0.1),
     "adam": Adam(lr=0.1, weight_decay=0.01),
+    "adam_decoupled": Adam(lr=0.1, weight_decay=0.2, decoupled=True),
     "row_wise_adam": RowWiseAdam(lr=0.1, weight_decay=0.01, betas=(0.8, 0.95)),
 }
 NAIVE = {SGD: naive.sgd, Adagrad: naive.adagrad, RowWiseAdagrad: naive.row_wise_adagrad}

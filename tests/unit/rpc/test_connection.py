@@ -1,5 +1,7 @@
 """What a message may say of its tensors."""
 
+import gc
+
 import pytest
 import torch
 
@@ -42,3 +44,29 @@ def test_room_between_rows_counts_as_memory(num_tensors):
 
 def test_orders_of_dims_take_no_memory():
     assert len(arrived(*[TensorInfo(0, (10, 10), layout=((1, 0), ()))] * 4)) == 4
+
+
+def test_a_lost_connection_keeps_nothing_of_what_has_half_arrived():
+    """It may be referred to until the garbage collector comes, and a peer may come back often before."""
+    connection = Connection(WorkerInfo("eve", 1), 1, LIMITS, *[lambda *_: None] * 3)
+    allocates = []
+    connection.open_bulk(lambda allocate, *_: (allocates.append(allocate), NoStream())[1], b"")
+    chunk = Frame(Kind.BULK, 1, encode((2911, 0)), 2911)
+    allocates[0](chunk)
+    assert num_tensors_of(2911) > 0
+    connection.lose("it was enough")
+    assert num_tensors_of(2911) == 0
+
+
+class NoStream:
+    """Where no bytes travel."""
+
+    def start(self, surplus):
+        pass
+
+    def close(self, reason):
+        pass
+
+
+def num_tensors_of(size):
+    return sum(type(each) is torch.Tensor and each.numel() == size for each in gc.get_objects())

@@ -1,10 +1,13 @@
 """Who may knock at a Unix socket, and how much is written about it."""
 
 import functools
+import gc
 import logging
 import os
 import secrets
 import socket
+import time
+import weakref
 
 import pytest
 
@@ -83,3 +86,26 @@ def test_lines_come_at_a_bounded_rate():
     assert sum(lines.wants_one(100.0) for _ in range(1000)) == 5 and lines.num_left_out == 995
     assert sum(lines.wants_one(101.0) for _ in range(1000)) == 2
     assert sum(lines.wants_one(200.0) for _ in range(1000)) == 5
+
+
+def test_a_handshake_that_is_over_is_gone_before_its_time_runs_out(reactor, name):
+    """Else who knocks fast enough would fill memory, as each would stay for ``handshake_s``."""
+    cores = []
+
+    def make_core():
+        core = Server(b"a secret of sixteen bytes", Identity("me", 0, 1))
+        cores.append(weakref.ref(core))
+        return core
+
+    gc.disable()
+    try:
+        Listener(
+            reactor, listening(name), make_core, lambda *_: None, max_strangers=4, handshake_s=3600, lost_after_s=4
+        )
+        assert all(greeted(name) for _ in range(21))
+        deadline = time.monotonic() + PATIENCE_S
+        while any(core() is not None for core in cores[:20]) and time.monotonic() < deadline:
+            time.sleep(0.001)  # until all departures but the last were seen
+    finally:
+        gc.enable()
+    assert [core() for core in cores[:20]] == [None] * 20

@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+import tracemalloc
 
 import pytest
 
@@ -173,3 +174,22 @@ def test_a_frame_that_comes_slowly_is_waited_for(loop, make_ends, monkeypatch):
         assert not ends.arrived.acquire(timeout=0.07) and not ends.reasons
         ends.theirs.sendall(bytes(100))
     assert ends.arrived.acquire(timeout=PATIENCE_S)
+
+
+def test_a_closed_stream_keeps_no_memory_until_the_garbage_collector_comes(loop, make_ends):
+    begun = header(Kind.GOODBYE, 1, 0, 0) + header(Kind.REQUEST, 2, 0, 1 << 20) + bytes(100)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        all_ends = [make_ends(1 << 20) for _ in range(8)]
+        for ends in all_ends:
+            run_on(loop, lambda ends=ends: ends.stream.start(b""))
+            ends.theirs.sendall(begun)
+            assert ends.arrived.acquire(timeout=PATIENCE_S)
+        during, _ = tracemalloc.get_traced_memory()
+        for ends in all_ends:
+            run_on(loop, lambda ends=ends: ends.stream.close("over"))
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert during - before > 8 << 20 and after - before < 1 << 18

@@ -171,7 +171,7 @@ def test_without_samples_and_without_ids():
     ("make", "message"),
     [
         (lambda: EmbeddingBagCollection(bag_configs()), "without an optimizer.*apply_optimizer_in_backward"),
-        (lambda: EmbeddingBagCollection(bag_configs(), device="cuda", optimizer=SGD), "EmbeddingBagCollection on cuda"),
+        (lambda: EmbeddingBagCollection(bag_configs(), device="xpu", optimizer=SGD), "device xpu"),
         (lambda: EmbeddingBagCollection(ec_configs(), optimizer=SGD), "'t1' without pooling.*EmbeddingCollection"),
         (lambda: EmbeddingBagCollection(bag_configs(need_pos=True), optimizer=SGD), "need_pos"),
         (lambda: EmbeddingBagCollection([EmbeddingBagConfig(9, 4)], optimizer=SGD), "without a name"),
@@ -220,3 +220,25 @@ def test_eps_counts_where_gradients_are_small(gradient, less):
         return collection.state_dict()["embedding_bags.t.weight"][0, 0].item()
 
     assert 1 - moved(eps=1e-8) / moved() == pytest.approx(less, abs=0.005)
+
+
+@pytest.mark.parametrize("device", [None, *(["cuda"] if torch.cuda.is_available() else [])])
+def test_weights_of_ids_learn_where_they_count_and_all_is_where_it_shall_be(device):
+    where = torch.device(device or "cpu")
+    bags = EmbeddingBagCollection(bag_configs(), is_weighted=True, device=device, optimizer=SGD)
+    vectors = EmbeddingCollection(ec_configs(), device=device, need_indices=True, optimizer=SGD)
+    model = torch.nn.ModuleList([bags, vectors, torch.nn.Linear(24 + 12, 1)]).to(where)
+    ids = features(weighted=True).to(where)
+    ids.weights().requires_grad_()
+    pooled, part = model[0](ids), model[1](ids)["b@t2"]
+    found = [pooled.values(), part.values(), part.lengths(), part.offsets(), part.weights(), part.to_padded_dense(3)]
+    assert {each.device.type for each in found} == {where.type} == {bags.device.type}
+    model[2](torch.cat([pooled.values(), part.to_padded_dense(3).flatten(1)], 1)).sum().backward()
+    assert (bags.step, vectors.step) == (1, 1)
+    assert (ids.weights().grad != 0).all() and not model[1](ids)["a"].values().isnan().any()
+    plain, ignored = EmbeddingBagCollection(bag_configs(), optimizer=SGD), features(weighted=True)
+    ignored.weights().requires_grad_()
+    out = plain(ignored).values()
+    assert torch.equal(out, plain(features()).values())
+    out.sum().backward()
+    assert plain.step == 1 and ignored.weights().grad is None

@@ -44,7 +44,7 @@ class GroupLanes:
         if self._is_simple:
             return parts[0]
         space = self.space
-        if space.is_pooled:
+        if space.is_pooled and not batch.by_id:
             out = torch.empty(batch.batch_size, len(space.features), space.dim)
             for lane, part in zip(self.lanes, parts, strict=True):
                 for cell in _cells(lane):
@@ -64,7 +64,7 @@ class GroupLanes:
         """The inverse of :meth:`assemble`."""
         if self._is_simple:
             return [gradient]
-        if self.space.is_pooled:
+        if self.space.is_pooled and not batch.by_id:
             return [
                 torch.stack([gradient[:, cell.place, cell.columns] for cell in _cells(lane)], 1).contiguous()
                 for lane in self.lanes

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pibroch.data import JaggedBatch
 from pibroch.embedding.rows import NO_SCALE, group_rows, read_rows, update_rows
+from pibroch.errors import ConfigError
 from pibroch.exchange.alltoall.lane import Lane, Route
 from pibroch.exchange.messages import Talk, Values
 from pibroch.exchange.rows import BatchIds, group, pool, pooling_scale, row_id_error
@@ -102,6 +103,11 @@ class PooledLane(Lane):
     def route(self, batch: JaggedBatch, is_real: bool = True) -> Talk[Route]:
         """See :class:`Lane`."""
         layout, batch = self.layout, batch.pick(self.layout.features)
+        if batch.by_id:
+            raise ConfigError(
+                "weights that are learned with the placement table_wise_pooled, where owners pool",
+                "a placement under which rows travel, e.g. table_wise",
+            )
         offsets, values = batch.offsets.numpy(), batch.values.numpy()
         addresses, problem = np.empty(len(values), np.int64), None
         bad = routing.resolve_addresses(values, offsets, layout.homes, addresses)

@@ -2,8 +2,8 @@
 
 A message to each rank::
 
-    int64 samples (-1: a bad batch) | int64 1 unless a filler | for each lane int64 distinct rows and int64 bytes of rows |
-    rows, lane by lane | room left
+    int64 samples (-1: a bad batch) | int64 1 unless a filler | int64 bytes of the batch |
+    for each lane int64 distinct rows and int64 bytes of rows | rows, lane by lane | room left
 """
 
 from __future__ import annotations
@@ -68,12 +68,13 @@ class Prepared:
 
     Attributes:
         lanes: of all lanes.
-        num_samples: of it.
+        num_samples, num_bytes: of it.
         problem: with it.
     """
 
     lanes: Sequence[PreparedLane]
     num_samples: int
+    num_bytes: int
     problem: RowIdError | None
 
 
@@ -87,6 +88,7 @@ class Announcement:
         share: this rank's share of the global batch.
         is_real: whether some rank's part is one of its own batches, and not a filler after its last one.
         problem: with some rank's part, as this rank is to report it.
+        num_bytes: of the largest part.
     """
 
     here: Prepared
@@ -94,6 +96,7 @@ class Announcement:
     share: float
     is_real: bool
     problem: DataError | None
+    num_bytes: int
 
 
 def prepare(lanes: Sequence[RowLane], batch: JaggedBatch) -> Prepared:
@@ -102,7 +105,7 @@ def prepare(lanes: Sequence[RowLane], batch: JaggedBatch) -> Prepared:
     with span("group"):
         found = [_prepared(lane, batch) for lane in lanes]
     problem = next((problem for _, problem in found if problem is not None), None)
-    return Prepared([each for each, _ in found], batch.batch_size, problem)
+    return Prepared([each for each, _ in found], batch.batch_size, _bytes_of(batch), problem)
 
 
 def _prepared(lane: RowLane, batch: JaggedBatch) -> tuple[PreparedLane, RowIdError | None]:
@@ -114,6 +117,12 @@ def _prepared(lane: RowLane, batch: JaggedBatch) -> tuple[PreparedLane, RowIdErr
     num_bytes = varint.encode(grouped.rows, encoded)
     ids = replace(ids, row_ids=np.empty(0, np.int64))
     return PreparedLane(ids, grouped, row_of_position, encoded[:num_bytes].copy()), problem
+
+
+def _bytes_of(batch: JaggedBatch) -> int:
+    """What it takes of memory while it waits."""
+    tensors = (batch.dense, batch.values, batch.offsets, batch.labels, batch.weights)
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 class Announcer:
@@ -150,13 +159,13 @@ class Announcer:
             rows = [[nothing] * len(of_lane) for of_lane in rows]
             here = replace(here, lanes=[lane.emptied() for lane in here.lanes])
         share = here.num_samples / max(1, int(heads[:, 0].sum()))
-        return Announcement(here, rows, share, bool(heads[:, 1].any()), problem)
+        return Announcement(here, rows, share, bool(heads[:, 1].any()), problem, int(heads[:, 2].max()))
 
     def _exchange(self, here: Prepared, is_real: bool) -> tuple[Ints, list[Bytes]]:
         """The numbers that head each rank's message, and its encoded rows."""
         size, encoded = self._world_size, np.concatenate([lane.encoded for lane in here.lanes])
         of_lanes = [number for lane in here.lanes for number in (len(lane.grouped.rows), len(lane.encoded))]
-        head = np.array([-1 if here.problem else here.num_samples, is_real, *of_lanes])
+        head = np.array([-1 if here.problem else here.num_samples, is_real, here.num_bytes, *of_lanes])
         room = int(self._room[self._rank])
         self._purposes.add("ids", (size - 1) * max(room, len(encoded)) if self._tells_rows else 0)
         message = np.zeros(head.nbytes + room, np.uint8)
@@ -166,7 +175,7 @@ class Announcer:
         heads = np.stack([each[: head.nbytes].view(np.int64) for each in received])
         if not self._tells_rows:
             return heads, []
-        num_bytes = heads[:, 3::2].sum(1)
+        num_bytes = heads[:, 4::2].sum(1)
         rest = np.maximum(num_bytes - self._room, 0)
         more = self._to_all(encoded[room:], rest) if rest.any() else [encoded[:0]] * size
         self._room = num_bytes + num_bytes // 16
@@ -187,7 +196,7 @@ class Announcer:
         rows = [[lane.grouped.rows] * self._world_size for lane in here.lanes]
         for rank, of_rank in enumerate(encoded):
             start = 0
-            for lane, (num_rows, num_bytes) in enumerate(heads[rank, 2:].reshape(-1, 2).tolist()):
+            for lane, (num_rows, num_bytes) in enumerate(heads[rank, 3:].reshape(-1, 2).tolist()):
                 if rank != self._rank:
                     rows[lane][rank] = _decoded_rows(of_rank[start : start + num_bytes], num_rows, rank)
                 start += num_bytes

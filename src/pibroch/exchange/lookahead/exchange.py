@@ -38,6 +38,10 @@ from pibroch.lookahead import StepPlan
 from pibroch.lookahead.oracle_thread import pass_on
 from pibroch.observability.trace import span
 
+AHEAD_BYTES = 2 << 30
+"""Of the batches that a rank has read ahead, where each is as large as the largest so far on any rank."""
+_HEARD_AFTER = 2  # steps
+
 
 class LookaheadExchange(Exchange[Step | Routed]):
     """Records move to the ranks that need them next; updates cross before the next step only where another rank waits.
@@ -66,20 +70,28 @@ class LookaheadExchange(Exchange[Step | Routed]):
         self._done = Report(lookahead=lookahead)
 
     def feed(self, batches: Iterable[JaggedBatch], trains: bool) -> Iterator[JaggedBatch]:
-        """See :class:`Exchange`; reads ``lookahead`` batches further than it hands out, and tells their rows to all ranks."""
+        """See :class:`Exchange`; reads ``lookahead`` batches further than it hands out, and tells their rows to all ranks.
+
+        Large ones are read less far: all ranks hold what takes ``AHEAD_BYTES`` on the rank with the largest, and a few more.
+        """
         if not trains:
             yield from self._unplanned.feed(batches, trains)
             return
         self._leave_plan()
         feed, lookahead = self._window.begin_feed(), self._window.lookahead
         ahead: deque[JaggedBatch] = deque()
+        announcing: deque[Step] = deque()
         for batch, is_real in and_then_fillers(batches, self._unplanned.features):
             step = Step(batch, is_real, feed)
             self._window.read(step)
             if len(ahead) <= lookahead + 1 or self._window.feed != feed:
                 self._announce_read()
             ahead.append(batch)
-            if len(ahead) > lookahead + 2:  # a step's plan is made one step early, and waits for no message
+            announcing.append(step)
+            if len(announcing) > _HEARD_AFTER:  # as all ranks know it by then, without waiting
+                largest = announcing.popleft().announced.result().num_bytes
+                lookahead = min(lookahead, max(1, AHEAD_BYTES // max(1, largest)))
+            while len(ahead) > lookahead + 2:  # a step's plan is made one step early, and waits for no message
                 yield ahead.popleft()
                 self._announce_read()  # at the same place on all ranks, whose batches may end at different steps
             if not is_real and not step.announced.result().is_real:

@@ -1,0 +1,251 @@
+"""Weights from outside: arrays, ``.npy``, safetensors and Parquet files, streamed into the pieces of a table.
+
+What is read at a time does not grow with the table. A source is read twice: once to see that all of it is right, before
+anything is written, and once into the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import polars as pl
+import torch
+from numpy.typing import NDArray
+from safetensors import safe_open
+
+from pibroch.embedding.piece import PieceView
+from pibroch.embedding.table import Table
+from pibroch.errors import DataError
+from pibroch.kernels.arrays import Ints, Records
+
+CHUNK_BYTES = 8 << 20
+
+
+class _Matrix(Protocol):
+    """Rows of numbers somewhere."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``[rows, D]``."""
+
+    def rows(self, start: int, stop: int) -> NDArray[Any]:
+        """Some of them, of any type of number."""
+
+
+@dataclass(frozen=True)
+class _Array:
+    array: NDArray[Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    def rows(self, start: int, stop: int) -> NDArray[Any]:
+        return self.array[start:stop]
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    tensor: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
+
+    def rows(self, start: int, stop: int) -> NDArray[Any]:
+        found: NDArray[Any] = self.tensor[start:stop].float().numpy()
+        return found
+
+
+@dataclass(frozen=True)
+class _Npy:
+    """Mapped anew for each look, so that what was read does not stay in memory."""
+
+    path: Path
+    shape: tuple[int, ...]
+
+    def rows(self, start: int, stop: int) -> NDArray[Any]:
+        return np.array(np.load(self.path, mmap_mode="r", allow_pickle=False)[start:stop])
+
+
+@dataclass(frozen=True)
+class _Safetensors:
+    """Likewise."""
+
+    path: Path
+    name: str
+    shape: tuple[int, ...]
+
+    def rows(self, start: int, stop: int) -> NDArray[Any]:
+        with safe_open(self.path, "pt") as file:
+            found: NDArray[Any] = file.get_slice(self.name)[start:stop].float().numpy()
+        return found
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """Columns of a Parquet file: one of lists, or one a weight."""
+
+    frame: Any
+    columns: Sequence[str]
+    shape: tuple[int, ...]
+
+    def rows(self, start: int, stop: int) -> NDArray[Any]:
+        some = self.frame.slice(start, stop - start).select(self.columns).collect()
+        if len(self.columns) > 1:
+            found: NDArray[Any] = some.to_numpy()
+            return found
+        lists = some[self.columns[0]]
+        lengths = lists.cast(pl.List(pl.Float32)).list.len().fill_null(0)
+        odd = [place for place, length in enumerate(lengths) if length != self.shape[1]]
+        if odd:
+            where = f"row {start + odd[0]} of column {self.columns[0]!r}"
+            raise DataError(f"a list of {lengths[odd[0]]} numbers in {where}", f"{self.shape[1]} in each row")
+        return np.asarray(lists.explode().to_numpy()).reshape(-1, self.shape[1])
+
+
+def load_weights(
+    views: Sequence[PieceView], table: Table, source: Any, *, tensor: str | None = None, ids: Any = None, step: int = 0
+) -> None:
+    """Write weights from outside to the pieces of a table that are here; optimizer state stays as it is.
+
+    Args:
+        views: the pieces that are here; those of other tables are left alone.
+        table: whose rows they are.
+        source: numbers ``[rows, D]``: an array or tensor, or the path of a ``.npy``, ``.safetensors`` or ``.parquet`` file.
+        tensor: which tensor of a safetensors file, or which column of lists of a Parquet file; may be left out where there is
+            one. A Parquet file may also have a column of numbers for each weight.
+        ids: the row of each row of the source, where these are not all rows in their order: int64 ``[rows]``, or the name of
+            a Parquet file's column.
+        step: of the module, as of which moving averages begin anew.
+
+    Raises:
+        DataError: for a source that cannot be read, or does not fit the table; nothing was written.
+    """
+    matrix, rows = _open(source, table, tensor, ids)
+    num_rows = matrix.shape[0]
+    if len(matrix.shape) != 2 or matrix.shape[1] != table.dim:
+        raise DataError(f"weights {list(matrix.shape)} for table {table.name!r}", f"[rows, {table.dim}]")
+    if rows is None and num_rows != table.num_rows:
+        raise DataError(
+            f"{num_rows:,} rows for table {table.name!r}", f"{table.num_rows:,}", "say by ids which rows they are"
+        )
+    if rows is not None:
+        _check_ids(rows, num_rows, table)
+    for start, weights in _chunks(matrix):
+        bad = np.flatnonzero(~np.isfinite(weights).all(1))
+        if len(bad):
+            raise DataError(f"NaN or an infinite number in row {start + int(bad[0])} of the weights", "finite numbers")
+    mine = [view for view in views if view.piece.table.name == table.name]
+    for start, weights in _chunks(matrix):
+        here = np.arange(start, start + len(weights)) if rows is None else rows[start : start + len(weights)]
+        for view in mine:
+            _write(view, here, weights, step)
+
+
+def _write(view: PieceView, rows: Ints, weights: Records, step: int) -> None:
+    held, columns = view.piece.rows, view.piece.columns
+    places, rest = np.divmod(rows - held.start, held.step)
+    mask = (rest == 0) & (places >= 0) & (places < len(held))
+    places, part = places[mask], weights[mask, columns.start : columns.stop]
+    view.weights[places] = part
+    if "average" in view.state:
+        view.state["average"][places] = part
+        view.state["averaged_at"][places] = step
+    if view.touched is not None:
+        view.touched[places] = True
+
+
+def _chunks(matrix: _Matrix) -> Iterator[tuple[int, Records]]:
+    num_rows, width = matrix.shape
+    step = max(1, CHUNK_BYTES // (4 * max(1, width)))
+    for start in range(0, num_rows, step):
+        some = matrix.rows(start, min(start + step, num_rows))
+        if some.dtype.kind not in "fiu":
+            raise DataError(f"weights of type {some.dtype}", "numbers")
+        yield start, np.ascontiguousarray(some, np.float32)
+
+
+def _check_ids(rows: Ints, num_rows: int, table: Table) -> None:
+    if rows.shape != (num_rows,) or rows.dtype.kind not in "iu":
+        raise DataError(
+            f"ids {list(rows.shape)} of type {rows.dtype}", f"{num_rows} whole numbers, one a row of the weights"
+        )
+    bad = np.flatnonzero((rows < 0) | (rows >= table.num_rows))
+    if len(bad):
+        raise DataError(
+            f"id {int(rows[bad[0]])} in row {int(bad[0])} of the weights for table {table.name!r}",
+            f"an id from 0 to {table.num_rows - 1}",
+        )
+    if len(np.unique(rows)) < len(rows):
+        raise DataError(f"an id twice among those of the weights for table {table.name!r}", "each row once")
+
+
+def _open(source: Any, table: Table, tensor: str | None, ids: Any) -> tuple[_Matrix, Ints | None]:
+    rows = None if ids is None or isinstance(ids, str) else np.asarray(ids)
+    if isinstance(source, torch.Tensor):
+        source = source.detach().cpu()
+        return _Tensor(source), rows
+    if not isinstance(source, str | Path):
+        return _Array(np.asarray(source)), rows
+    path = Path(source)
+    opener = _OPENERS.get(path.suffix)
+    if opener is None:
+        raise DataError(f"{path} as weights", f"a file that ends in {', '.join(_OPENERS)}, or an array")
+    if not path.is_file():
+        raise DataError(f"{path}, which is not there", "a file of weights")
+    try:
+        return opener(path, table, tensor, ids, rows)
+    except DataError:
+        raise
+    except Exception as error:  # of three libraries, which do not say what they raise
+        raise DataError(f"{path}, which cannot be read: {error}", f"a {path.suffix} file of weights") from error
+
+
+def _open_npy(path: Path, table: Table, tensor: str | None, ids: Any, rows: Ints | None) -> tuple[_Matrix, Ints | None]:
+    return _Npy(path, np.load(path, mmap_mode="r", allow_pickle=False).shape), rows
+
+
+def _open_safetensors(
+    path: Path, table: Table, tensor: str | None, ids: Any, rows: Ints | None
+) -> tuple[_Matrix, Ints | None]:
+    with safe_open(path, "pt") as file:
+        name = _one_of(sorted(file.keys()), tensor, f"tensor of {path}")
+        return _Safetensors(path, name, tuple(file.get_slice(name).get_shape())), rows
+
+
+def _open_parquet(
+    path: Path, table: Table, tensor: str | None, ids: Any, rows: Ints | None
+) -> tuple[_Matrix, Ints | None]:
+    frame = pl.scan_parquet(path, glob=False)
+    types = dict(frame.collect_schema())
+    num_rows = int(frame.select(pl.len()).collect().item())
+    if isinstance(ids, str):
+        if ids not in types:
+            raise DataError(f"no column {ids!r} in {path}", f"one of {', '.join(types)}")
+        del types[ids]
+        rows = frame.select(ids).collect()[ids].to_numpy()
+    lists = [name for name, kind in types.items() if isinstance(kind, pl.List | pl.Array)]
+    if tensor is None and not lists:
+        return _Frame(frame, list(types), (num_rows, len(types))), rows
+    return _Frame(frame, [_one_of(lists, tensor, f"column of lists of {path}")], (num_rows, table.dim)), rows
+
+
+def _one_of(names: Sequence[str], wanted: str | None, what: str) -> str:
+    if wanted is None and len(names) == 1:
+        return names[0]
+    if wanted is None or wanted not in names:
+        got = "none named" if wanted is None else repr(wanted)
+        raise DataError(f"{got} as {what}", f"one of {', '.join(names) or 'those that there are: none'}")
+    return wanted
+
+
+_OPENERS: dict[str, Callable[..., tuple[_Matrix, Ints | None]]] = {
+    ".npy": _open_npy,
+    ".safetensors": _open_safetensors,
+    ".parquet": _open_parquet,
+}

@@ -1,0 +1,46 @@
+"""Weights of ids that are learned: rows come id by id, and torch scales and pools them, so that weights get their gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from pibroch.data import JaggedBatch
+from pibroch.embedding import RowSpace, TableGroup
+
+
+def by_id_where_learned(batch: JaggedBatch) -> JaggedBatch:
+    """The batch, with rows wanted id by id if its weights want a gradient."""
+    is_learned = batch.weights is not None and batch.weights.requires_grad and torch.is_grad_enabled()
+    return replace(batch, by_id=True) if is_learned else batch
+
+
+def pool_by_weights(groups: Sequence[TableGroup], batch: JaggedBatch, found: Sequence[Tensor]) -> list[Tensor]:
+    """Embeddings of each group, ``[B, F, D]`` or ``[V, D]``, from the rows ``[V, D]`` of all its ids.
+
+    Args:
+        groups: of tables.
+        batch: whose rows were wanted id by id.
+        found: for each group.
+    """
+    return [
+        _pooled(group.space, batch.pick(group.space.features), rows) for group, rows in zip(groups, found, strict=True)
+    ]
+
+
+def _pooled(space: RowSpace, batch: JaggedBatch, rows: Tensor) -> Tensor:
+    assert batch.weights is not None, "they are what is learned"
+    scaled = rows * batch.weights.float().to(rows.device)[:, None]
+    if not space.is_pooled:
+        return scaled
+    size, num_features = batch.batch_size, len(space.features)
+    lengths = batch.lengths()
+    bags = torch.repeat_interleave(torch.arange(len(lengths)), lengths).to(rows.device)
+    nothing = torch.zeros(len(lengths), space.dim, device=rows.device)
+    summed = nothing.index_add(0, bags, scaled).view(num_features, size, space.dim)
+    is_mean = torch.from_numpy(space.mean_of_feature)[:, None]
+    divisors = torch.where(is_mean, lengths.view(num_features, size).clamp(min=1), 1)
+    return (summed / divisors[:, :, None].to(rows.device)).transpose(0, 1)

@@ -1,0 +1,108 @@
+"""A peer that asks and asks and does not read: what is kept for it is bounded, and the others do not feel it."""
+
+import contextlib
+import time
+
+import hostility
+import pytest
+from attacker import Attacker
+from hostility import SECRET
+from mutations import call_of
+from rpc_crew import Crew
+from test_hostile import log_of
+
+from pibroch.rpc.connection import UNREAD_BYTES
+from pibroch.rpc.failures import decode_failure
+from pibroch.rpc.frames import Kind, header
+from pibroch.rpc.info import WorkerInfo
+from pibroch.rpc.options import Limits
+
+pytestmark = pytest.mark.timeout(120)
+
+LIMITS = Limits(metadata_bytes=1 << 20, message_bytes=32 << 20, requests=256)
+ANSWER_BYTES = 4 << 20
+NUM_REQUESTS = 250
+NUM_THREADS = 16
+CONNECTION_ID = 0x17
+ME = WorkerInfo("worker0", 0)
+
+
+@pytest.fixture(scope="module")
+def crew():
+    made = Crew(2, secret=SECRET, limits=LIMITS)
+    made.run(1, hostility.varied_calls, "worker0")
+    yield made
+    made.close()
+
+
+def requests(metadata, numbers):
+    return b"".join(header(Kind.REQUEST, number, len(metadata), 0) + metadata for number in numbers)
+
+
+def wait_until_seen(crew, num_requests):
+    """Until worker 0 has seen so many requests, and works on none."""
+    deadline = time.monotonic() + hostility.PATIENCE_S
+    while (seen := crew.run(0, hostility.seen, Kind.REQUEST)) < num_requests or crew.run(0, hostility.is_busy):
+        assert time.monotonic() < deadline, f"{seen} of {num_requests}"
+
+
+@contextlib.contextmanager
+def opened(crew, how):
+    """An attacker's connection through shared memory, over TCP alone, or with a further stream for large tensors."""
+    with contextlib.ExitStack() as stack:
+        target = crew.run(0, hostility.target)
+        attacker = stack.enter_context(Attacker(target, unix=how == "shared memory"))
+        attacker.shake_hands(connection_id=CONNECTION_ID)
+        if how == "two streams":
+            bulk = stack.enter_context(Attacker(target, unix=False))
+            bulk.shake_hands(connection_id=CONNECTION_ID, stream=1)
+        assert attacker.request(call_of("hostility:add", 1, 2)).kind == Kind.ANSWER
+        yield attacker
+
+
+@pytest.mark.parametrize("at_once", [8, NUM_REQUESTS])
+@pytest.mark.parametrize("how", ["shared memory", "one stream", "two streams"])
+def test_answers_that_a_peer_does_not_take_are_bounded(crew, how, at_once):
+    crew.run(0, hostility.start_counting)
+    with opened(crew, how) as attacker:
+        metadata = call_of("hostility:ones", ANSWER_BYTES)
+        for first in range(1, NUM_REQUESTS + 1, at_once):
+            numbers = range(first, min(first + at_once, NUM_REQUESTS + 1))
+            attacker.send(requests(metadata, numbers))
+            wait_until_seen(crew, 1 + numbers[-1])
+        owed = crew.run(0, hostility.bytes_owed, "eve")
+        assert owed <= LIMITS.message_bytes + NUM_THREADS * (ANSWER_BYTES + 1024)
+        assert crew.run(1, hostility.honest_call, "worker0")
+        crew.run(0, hostility.counted)
+        if how != "two streams":
+            answers = answers_by_number(attacker, NUM_REQUESTS)
+            refused = [
+                decode_failure(each.metadata, ME, None) for each in answers.values() if each.kind == Kind.FAILURE
+            ]
+            assert 0 < len(answers) - len(refused) < 40 and "sent back" in str(refused[-1])
+        if how == "one stream":  # all is taken
+            assert attacker.request(metadata).kind == Kind.ANSWER
+
+
+def answers_by_number(attacker, count):
+    """All answers, in place of whatever else there is about shared memory."""
+    found = {}
+    while len(found) < count:
+        (frame,) = attacker.frames(1)
+        if frame.kind in (Kind.ANSWER, Kind.FAILURE):
+            found[frame.number] = frame
+    return found
+
+
+@pytest.mark.parametrize("what", ["overdue", "unreadable"])
+def test_a_peer_that_reads_nothing_and_asks_on_is_lost(crew, what):
+    """Refusals lie about, too."""
+    crew.run(0, hostility.listen_to_log)
+    crew.run(0, hostility.limit_unread, 1 << 20)
+    with opened(crew, "shared memory") as attacker:
+        metadata = call_of("hostility:ones", ANSWER_BYTES) if what == "overdue" else b"\xc1"
+        attacker.send(requests(metadata, range(1, 50_000)))
+        attacker.wait_closed()
+    crew.run(0, hostility.limit_unread, UNREAD_BYTES)
+    assert log_of(crew, "eve", "does not read its answers")
+    assert crew.run(1, hostility.honest_call, "worker0")

@@ -1,0 +1,129 @@
+"""Weights from outside arrive in their rows, whatever they come in; what does not fit is said before anything is written."""
+
+import subprocess
+import sys
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import pibroch as pb
+from pibroch.errors import ConfigError, DataError
+
+ROWS, DIM = 50, 6
+WEIGHTS = np.random.default_rng(0).normal(size=(ROWS, DIM)).astype(np.float32)
+IDS = np.random.default_rng(1).permutation(ROWS)[:20]
+
+
+def make(**optimizer):
+    tables = [pb.Table("other", 9, DIM), pb.Table("user", ROWS, DIM)]
+    return pb.Embeddings(tables, pb.Adagrad(lr=0.1, **optimizer), seed=1)
+
+
+def sources(folder):
+    np.save(folder / "w.npy", WEIGHTS.astype(np.float64))
+    save_file({"user": torch.from_numpy(WEIGHTS).double(), "b": torch.zeros(2)}, folder / "w.safetensors")
+    lists = pl.DataFrame({"vector": WEIGHTS.tolist(), "name": ["x"] * ROWS})
+    lists.write_parquet(folder / "lists.parquet", row_group_size=7)
+    pl.DataFrame({f"w{d}": WEIGHTS[:, d] for d in range(DIM)}).write_parquet(folder / "columns.parquet")
+    by_id = pl.DataFrame({"id": IDS, "vector": pl.Series(WEIGHTS[IDS].tolist(), dtype=pl.Array(pl.Float32, DIM))})
+    by_id.write_parquet(folder / "ids.parquet")
+
+
+CASES = {
+    "array": lambda folder: (WEIGHTS, {}),
+    "half": lambda folder: (WEIGHTS.astype(np.float16), {}),
+    "tensor": lambda folder: (torch.from_numpy(WEIGHTS).bfloat16(), {}),
+    "some": lambda folder: (WEIGHTS[IDS], {"ids": IDS}),
+    "npy": lambda folder: (folder / "w.npy", {}),
+    "safetensors": lambda folder: (str(folder / "w.safetensors"), {"tensor": "user"}),
+    "lists": lambda folder: (folder / "lists.parquet", {}),
+    "columns": lambda folder: (folder / "columns.parquet", {}),
+    "ids": lambda folder: (folder / "ids.parquet", {"ids": "id"}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_arrive_in_their_rows(tmp_path, monkeypatch, case):
+    monkeypatch.setattr("pibroch.embedding.pretrained.CHUNK_BYTES", 4 * DIM * 8)
+    sources(tmp_path)
+    embeddings = make(average=0.9)
+    before = {name: embeddings.shard.weights(name).copy() for name in ("other", "user")}
+    embeddings.track_touched()
+    source, options = CASES[case](tmp_path)
+    embeddings.load_weights("user", source, **options)
+    expected = WEIGHTS.copy()
+    if case == "half":
+        expected = WEIGHTS.astype(np.float16).astype(np.float32)
+    elif case == "tensor":
+        expected = torch.from_numpy(WEIGHTS).bfloat16().float().numpy()
+    elif case in ("some", "ids"):
+        expected = before["user"]
+        expected[IDS] = WEIGHTS[IDS]
+    (other, user) = embeddings.pieces()
+    assert np.array_equal(user.weights, expected)
+    assert np.array_equal(user.state["average"], expected)
+    assert np.array_equal(other.weights, before["other"]) and not other.touched.any()
+    assert user.touched.sum() == (len(IDS) if case in ("some", "ids") else ROWS)
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        (WEIGHTS[:, :5], {}, r"weights \[50, 5\] for table 'user'; need \[rows, 6\]"),
+        (WEIGHTS[0], {}, r"weights \[6\]"),
+        (WEIGHTS[:49], {}, "49 rows for table 'user'; need 50"),
+        (WEIGHTS[:2], {"ids": [1, 50]}, "id 50 in row 1"),
+        (WEIGHTS[:2], {"ids": [-1, 5]}, "id -1 in row 0"),
+        (WEIGHTS[:2], {"ids": [3, 3]}, "an id twice"),
+        (WEIGHTS[:2], {"ids": [3]}, "need 2 whole numbers"),
+        (np.where(np.arange(ROWS)[:, None] == 31, np.nan, WEIGHTS), {}, "in row 31"),
+        (np.full((ROWS, DIM), "x"), {}, "need numbers"),
+        ("nothing.npy", {}, "which is not there"),
+        ("w.csv", {}, "a file that ends in .npy"),
+        ("w.safetensors", {}, "none named as tensor"),
+        ("w.safetensors", {"tensor": "c"}, "need one of b, user"),
+        ("lists.parquet", {"tensor": "name"}, "need one of vector"),
+        ("ids.parquet", {"ids": "row"}, "no column 'row'"),
+        ("short.parquet", {}, "a list of 5 numbers in row 49 of column 'vector'"),
+        ("cut.npy", {}, "cannot be read"),
+        ("cut.parquet", {}, "cannot be read"),
+        ("cut.safetensors", {}, "cannot be read"),
+    ],
+)
+def test_what_does_not_fit_is_said_and_nothing_is_written(tmp_path, source, options, message):
+    sources(tmp_path)
+    pl.DataFrame({"vector": [*WEIGHTS[:49].tolist(), [1.0] * 5]}).write_parquet(tmp_path / "short.parquet")
+    for name in ("w.npy", "w.safetensors", "lists.parquet"):
+        data = (tmp_path / name).read_bytes()
+        (tmp_path / f"cut{(tmp_path / name).suffix}").write_bytes(data[: len(data) // 2])
+    embeddings = make()
+    before = embeddings.shard.records.copy()
+    with pytest.raises(DataError, match=message):
+        embeddings.load_weights("user", tmp_path / source if isinstance(source, str) else source, **options)
+    assert np.array_equal(embeddings.shard.records, before)
+    with pytest.raises(ConfigError, match="weights for table 'shop'"):
+        embeddings.load_weights("shop", WEIGHTS)
+
+
+LOAD = """
+import resource, sys, numpy as np, pibroch as pb
+embeddings = pb.Embeddings([pb.Table("user", 2_000_000, 16, initializer=pb.Zeros())], pb.SGD(lr=0.1))
+embeddings.load_weights("user", np.zeros((1, 16), np.float32), ids=[0])  # what is loaded on first use
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+embeddings.load_weights("user", sys.argv[1])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, embeddings.shard.records[-1, 0])
+"""
+
+
+@pytest.mark.parametrize("suffix", ["npy", "safetensors"])
+def test_a_large_matrix_takes_little_memory_beside_its_rows(tmp_path, suffix):
+    weights, path = np.ones((2_000_000, 16), np.float32), tmp_path / f"w.{suffix}"
+    np.save(path, weights) if suffix == "npy" else save_file({"w": torch.from_numpy(weights)}, path)
+    ran = subprocess.run([sys.executable, "-c", LOAD, str(path)], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    kilobytes, last = ran.stdout.split()
+    assert float(last) == 1.0
+    assert int(kilobytes) << 10 < 0.3 * weights.nbytes, "on top of the rows, which were there before"
