@@ -43,7 +43,7 @@ class GradientReducer:
     def count(self, samples: Callable[..., int], args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Note the samples of a forward pass, as ``samples`` gives them; evaluation does not count."""
         if torch.is_grad_enabled():
-            self.num_samples = samples(*args, **kwargs)
+            self.num_samples = int(samples(*args, **kwargs))
 
     def arrived(self, bucket: _Bucket, parameter: nn.Parameter) -> None:
         """A gradient is complete: send all buckets that now are, in their order, which is the same on all ranks."""

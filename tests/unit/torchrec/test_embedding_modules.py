@@ -206,6 +206,16 @@ def test_the_ids_of_a_fed_batch_are_known_again(caplog):
     assert collection.step == 4
 
 
+def test_of_one_object_fed_again_and_again_each_time_is_its_own():
+    collection = EmbeddingBagCollection(bag_configs(), optimizer=SGD)
+    seen = set()
+    for ids in collection.feed([features()] * 3):
+        known, is_fed = collection._known(ids)
+        assert is_fed and known is collection._handed_out[-1][1]
+        seen.add(id(known))
+    assert len(seen) == 3
+
+
 @pytest.mark.parametrize(("gradient", "less"), [(1e-8, 0.35), (3e-8, 0.16), (1e-6, 0.006)])
 def test_eps_counts_where_gradients_are_small(gradient, less):
     """What docs/moving-from-torchrec.md says of it; FBGEMM 1.8 gives the same."""
