@@ -37,7 +37,7 @@ class Filler(Generic[B]):
         """A filler and what of it is looked up; ``known`` is the exchange's own.
 
         Raises:
-            ConfigError: when there never was a batch, or no empty one can be made of the last one.
+            ConfigError: when there never was a batch, or no empty one can be made of the last one, or was made by ``empty``.
         """
         if self._key is None and self._empty is None:
             return known, known
@@ -48,7 +48,14 @@ class Filler(Generic[B]):
             )  # fmt: skip
         batch, num_samples = self._last
         made = without_samples(batch, num_samples) if self._empty is None else self._empty(batch)
-        return made, made if self._key is None else self._key(made)
+        asked = made if self._key is None else self._key(made)
+        if (num_bags := asked.lengths().numel()) > 0:
+            raise ConfigError(
+                f"ids with {num_bags} lengths of a batch that empty= made",
+                "none, as it has no samples",
+                "leave samples out",
+            )
+        return made, asked
 
 
 def is_same(one: Any, other: Any) -> bool:

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from pibroch.data import JaggedBatch
 from pibroch.errors import ConfigError
 from pibroch.exchange.empty_batch import Filler, without_samples
 from pibroch.torchrec import JaggedTensor, KeyedJaggedTensor
@@ -60,3 +61,11 @@ def test_a_rank_that_never_had_a_batch_is_told_so():
     with pytest.raises(ConfigError, match=r"a rank without any batch in feed\(\.\.\., key=\.\.\.\)"):
         Filler(lambda batch: batch.ids, None).make(None)
     assert Filler(None, None).make("the exchange's own") == ("the exchange's own", "the exchange's own")
+
+
+def test_a_function_that_leaves_samples_in_is_told_so():
+    batch = Batch(torch.ones(2, 3), ids(), None)
+    filler = Filler(lambda each: each.ids, lambda each: each)
+    assert filler.follow(batch, batch.ids, JaggedBatch.from_keyed_jagged(batch.ids)) == (batch, batch.ids)
+    with pytest.raises(ConfigError, match=r"ids with 4 lengths of a batch that empty= made"):
+        filler.make(None)
