@@ -48,7 +48,7 @@ class Filler(Generic[B]):
             )  # fmt: skip
         batch, num_samples = self._last
         made = without_samples(batch, num_samples) if self._empty is None else self._empty(batch)
-        asked = made if self._key is None else self._key(made)
+        asked: Any = made if self._key is None else self._key(made)
         if (num_bags := asked.lengths().numel()) > 0:
             raise ConfigError(
                 f"ids with {num_bags} lengths of a batch that empty= made",

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -113,7 +114,9 @@ class EmbeddingOutput(Mapping[str, "Tensor | JaggedEmbeddings"]):
             raise ConfigError("cat() of embeddings that are not pooled", "pooled ones", "take each by its name")
         if len(self._groups) == 1:
             return self._groups[0].flatten(1)
-        return torch.cat([part for name in pooled if isinstance(part := self[name], Tensor)], 1)
+        numbers = sorted({place.group for place in pooled.values()})
+        joined: Tensor = _SideBySide.apply(_spans(pooled, self._groups), *(self._groups[number] for number in numbers))
+        return joined
 
     def keyed_tensor(self) -> KeyedTensor:
         """The pooled ones in the layout, and with the methods, of TorchRec's ``KeyedTensor``."""
@@ -184,6 +187,53 @@ class OutputForm:
         spaces = [each.space for each in self._groups]
         offsets = [None if space.is_pooled else batch.pick(space.features).offsets for space in spaces]
         return EmbeddingOutput(self._places, found, offsets)
+
+
+Span = tuple[slice, slice]
+"""Readers of a group that follow each other, and their columns among those of all groups."""
+
+
+def _spans(places: Mapping[str, ReaderPlace], groups: Sequence[Tensor]) -> list[list[Span]]:
+    """For each group that is pooled, the spans of its readers."""
+    found: dict[int, list[Span]] = {number: [] for number in sorted({place.group for place in places.values()})}
+    column = 0
+    for where in places.values():
+        spans, dim = found[where.group], groups[where.group].shape[2]
+        inside, columns = slice(where.place, where.place + 1), slice(column, column + dim)
+        if spans and (spans[-1][0].stop, spans[-1][1].stop) == (where.place, column):
+            inside, columns = (
+                slice(old.start, new.stop) for old, new in zip(spans.pop(), (inside, columns), strict=True)
+            )
+        spans.append((inside, columns))
+        column += dim
+    return list(found.values())
+
+
+class _SideBySide(torch.autograd.Function):
+    """``torch.cat`` of readers, in as few copies as their order allows, and as few back."""
+
+    @staticmethod
+    def forward(ctx: Any, spans: list[list[Span]], *groups: Tensor) -> Tensor:
+        """Embeddings of each group, ``[B, F, D]``, as ``[B, sum of D]``."""
+        width = sum(group.shape[1] * group.shape[2] for group in groups)
+        ctx.spans, ctx.shapes = spans, [group.shape for group in groups]
+        out = groups[0].new_empty(len(groups[0]), width)
+        for of_group, group in zip(spans, groups, strict=True):
+            for inside, columns in of_group:
+                out[:, columns] = group[:, inside].flatten(1)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Of each group."""
+        (gradient,) = gradients
+        found = []
+        for of_group, shape in zip(ctx.spans, ctx.shapes, strict=True):
+            of_this = gradient.new_empty(shape)
+            for inside, columns in of_group:
+                of_this[:, inside] = gradient[:, columns].unflatten(1, (inside.stop - inside.start, shape[2]))
+            found.append(of_this)
+        return None, *found
 
 
 def _jagged(values: Tensor, offsets: Tensor, num_readers: int) -> list[JaggedEmbeddings]:
