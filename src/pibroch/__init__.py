@@ -12,6 +12,7 @@ from pibroch import errors
 from pibroch.version import __version__
 
 if TYPE_CHECKING:
+    from pibroch import metrics, torchrec
     from pibroch.collectives import data_parallel
     from pibroch.data import JaggedBatch
     from pibroch.embedding import SGD, Adagrad, Adam, Frozen, Normal, RowWiseAdagrad, RowWiseAdam, Table, Uniform, Zeros
@@ -40,7 +41,9 @@ __all__ = [
     "data_parallel",
     "errors",
     "load",
+    "metrics",
     "save",
+    "torchrec",
 ]
 
 _HOMES = {
@@ -53,9 +56,12 @@ _HOMES = {
     "load": "pibroch.train.program",
     "save": "pibroch.train.program",
 }
+_MODULES = ("metrics", "torchrec")
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"pibroch.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'pibroch' has no attribute {name!r}")
     return getattr(import_module(_HOMES.get(name, "pibroch.embedding")), name)

@@ -35,13 +35,14 @@ SNAPSHOT = {
     "save": "(folder: str | Path, embeddings: Embeddings, *, model: Named[nn.Module] = None,"
     " optimizer: Named[torch.optim.Optimizer] = None, scheduler: Named[HasState] = None,"
     " position: Position | None = None, extra: object = None, step: int | None = None, keep: int | None = 2) -> Path",
-    "data_parallel": "(model: M, ranks: Ranks | None = None, reduction: Reduction = mean) -> M",
+    "data_parallel": "(model: M, ranks: Ranks | None = None, reduction: Reduction = mean,"
+    " num_samples: Callable[..., int] | None = None) -> M",
 }
 
 
 def test_names_and_signatures():
     found = {name: getattr(pibroch, name) for name in pibroch.__all__}
     callables = {name: thing for name, thing in found.items() if callable(thing)}
-    assert set(found) - set(callables) == {"__version__", "errors"}
+    assert set(found) - set(callables) == {"__version__", "errors", "metrics", "torchrec"}
     signatures = {name: str(inspect.signature(thing)).replace("'", "") for name, thing in callables.items()}
     assert signatures == SNAPSHOT

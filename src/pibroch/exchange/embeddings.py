@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,13 +25,15 @@ from pibroch.embedding import (
 )
 from pibroch.errors import ConfigError, TrainingError
 from pibroch.exchange.base import Exchange, Rates, Setup
-from pibroch.exchange.device_port import DevicePort
+from pibroch.exchange.device_port import DevicePort, there
+from pibroch.exchange.empty_batch import Filler, is_same
 from pibroch.exchange.fused_optimizer import FusedOptimizer
 from pibroch.exchange.learned_weights import by_id_where_learned
 from pibroch.exchange.output import EmbeddingOutput, OutputForm
 from pibroch.exchange.states import TableStates
 
 logger = logging.getLogger(__name__)
+B = TypeVar("B")
 
 
 class Embeddings(TableStates):
@@ -92,9 +94,7 @@ class Embeddings(TableStates):
         self._port = None if device is None else DevicePort(device)
         self._averaged = self._is_frozen = False
         self._absent: set[str] = set()
-        self._handed_out: deque[tuple[Any, JaggedBatch]] = deque(
-            maxlen=4
-        )  # by feed: as the user and the exchange know it
+        self._handed_out: deque[tuple[Any, JaggedBatch]] = deque(maxlen=4)  # by feed: what is asked for, as it is known
         self._warned_of_waiting = False
         self._anchor = torch.zeros((), requires_grad=True)  # makes autograd call the update; never a parameter
 
@@ -159,33 +159,48 @@ class Embeddings(TableStates):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all row records in this process's care: weights and optimizer state."""
+        """Of all row records in this process's care: weights and optimizer state."""
         return sum(shard.num_bytes for shard in self.exchange.shards)
 
-    def feed(self, batches: Iterable[Any]) -> Iterator[Any]:
+    def feed(
+        self, batches: Iterable[B], key: Callable[[B], Any] | None = None, empty: Callable[[B], B] | None = None
+    ) -> Iterator[B]:
         """Iterate over ``batches`` as the exchange wants it: strategies read ahead, so that ids and rows travel early.
 
-        Between ranks, one that runs out of batches before the others gets empty ones (each a :class:`JaggedBatch` of no
-        samples) until all have run out. Of several modules one reads ahead, and the others are called with its batches.
+        Batches may be any objects: what is looked up is ``key(batch)``, and the loop gets its own batches back. It calls the
+        module with what ``key`` gave, or with ids over the same tensors; others are looked up late, with one warning.
+
+        Between ranks, one that runs out of batches before the others goes on with empty ones until all have run out: each a
+        :class:`JaggedBatch` of no samples, or with a ``key`` a copy of the rank's last batch without its samples. Of several
+        modules one reads ahead, and the others are called with its batches.
+
+        Args:
+            batches: to come.
+            key: gives of a batch the ids, a :class:`JaggedBatch` or anything with TorchRec's ``keys()``, ``values()``,
+                ``lengths()``; the batch itself when absent.
+            empty: makes of a batch one without samples; :func:`pibroch.exchange.empty_batch.without_samples` when absent.
 
         Raises:
-            ConfigError: for the feed of another module, where both would read ahead.
+            ConfigError: for the feed of another module, where both would read ahead; for a batch of which no empty one can be
+                made, and where a rank with a ``key`` has no batch at all.
         """
         if self.exchange.reads_ahead and getattr(batches, "gi_code", None) is Embeddings.feed.__code__:
             raise ConfigError(
                 "a feed of another module's feed", "one module that reads ahead",
                 "feed the one with the most bytes, and call the others with its batches",
             )  # fmt: skip
-        read: deque[Any] = deque()
+        read: deque[tuple[B, Any]] = deque()
 
         def prepared() -> Iterator[JaggedBatch]:
             for batch in batches:
-                read.append(batch)
-                yield self._prepare(batch)
+                asked = batch if key is None else key(batch)
+                read.append((batch, asked))
+                yield self._prepare(asked)
 
+        filler: Filler[B] = Filler(key, empty)
         for known in self.exchange.feed(prepared(), self.training and torch.is_grad_enabled() and not self._is_frozen):
-            batch = read.popleft() if read else known
-            self._handed_out.append((batch, known))
+            batch, asked = filler.follow(*read.popleft(), known) if read else filler.make(known)
+            self._handed_out.append((asked, known))
             yield batch
 
     def forward(self, batch: Any) -> Tensor | EmbeddingOutput:
@@ -202,17 +217,18 @@ class Embeddings(TableStates):
             RowIdError: for an id outside its table; names the feature, the sample and the id.
             DataError: for a batch without any of the features, or a bad batch on another rank.
         """
-        fed = next((handed for handed in self._handed_out if handed[0] is batch), None)
-        known = self._prepare(batch) if fed is None else fed[1]
+        known, is_fed = self._known(batch)
         if torch.is_grad_enabled() and self.training and not self._is_frozen:
-            if fed is None:
+            if not is_fed:
                 self._warn_of_waiting()
             return self._output.of(known, _Lookup.apply(self._anchor, self, known))
         found, _ = self.exchange.lookup(known, False, self.step if self._averaged else None)
-        return self._output.of(known, self._there(self._output.joined(known, found)))
+        return self._output.of(known, there(self._port, self._output.joined(known, found)))
 
-    def _there(self, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return found if self._port is None else self._port.to_device(found)
+    def _known(self, batch: Any) -> tuple[JaggedBatch, bool]:
+        """The batch as the exchange knows it, and whether it came through :meth:`feed`."""
+        fed = next((known for asked, known in reversed(self._handed_out) if is_same(asked, batch)), None)
+        return (self._prepare(batch), False) if fed is None else (fed, True)
 
     def _prepare(self, batch: Any) -> JaggedBatch:
         """The batch as exchanges know it: this module's features in their order."""
@@ -263,16 +279,16 @@ class Embeddings(TableStates):
         return super().requires_grad_(requires_grad)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """What ``to``, ``half``, ``cuda`` and their like do: rows are float32 in this process's memory, and stay so.
+        """What ``to``, ``half``, ``cuda`` and their like do: rows are float32 in host memory, and stay so.
 
         Raises:
-            ConfigError: for another type or device.
+            ConfigError: for another type, or a device that is not the one given.
         """
-        wanted = fn(torch.zeros(()))
-        if wanted.dtype != torch.float32 or wanted.device.type != "cpu":
+        wanted, there = fn(torch.zeros(())), "cpu" if self._port is None else self._port.device.type
+        if wanted.dtype != torch.float32 or wanted.device.type not in ("cpu", there):
             raise ConfigError(
                 f"embedding tables to be {wanted.dtype} on {wanted.device}", "float32 on the CPU",
-                "move the dense model alone, and embeddings(batch).to(...) with it",
+                "move the dense model alone, and make this one with device=, where embeddings then are",
             )  # fmt: skip
         return self
 
@@ -283,9 +299,8 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, embeddings: Embeddings, batch: JaggedBatch) -> tuple[Tensor, ...]:
         found, handle = embeddings.exchange.lookup(batch, True)
-        ctx.embeddings, ctx.handle = embeddings, handle
-        ctx.batch = batch
-        return embeddings._there(embeddings._output.joined(batch, found))
+        ctx.embeddings, ctx.handle, ctx.batch = embeddings, handle, batch
+        return there(embeddings._port, embeddings._output.joined(batch, found))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:

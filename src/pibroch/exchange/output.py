@@ -17,6 +17,7 @@ from torch import Tensor
 from pibroch.data import JaggedBatch
 from pibroch.embedding import Table, TableGroup, names_of_readers
 from pibroch.errors import ConfigError
+from pibroch.exchange.keyed_tensor import KeyedTensor
 from pibroch.exchange.learned_weights import pool_by_weights
 
 
@@ -117,12 +118,10 @@ class EmbeddingOutput(Mapping[str, "Tensor | JaggedEmbeddings"]):
         joined: Tensor = _SideBySide.apply(_spans(pooled, self._groups), *(self._groups[number] for number in numbers))
         return joined
 
-    def keyed_tensor(self) -> KeyedEmbeddings:
+    def keyed_tensor(self) -> KeyedTensor:
         """The pooled ones in the layout, and with the methods, of TorchRec's ``KeyedTensor``."""
         pooled = self._pooled()
-        return KeyedEmbeddings(
-            list(pooled), [self._groups[place.group].shape[-1] for place in pooled.values()], self.cat()
-        )
+        return KeyedTensor(list(pooled), [self._groups[place.group].shape[-1] for place in pooled.values()], self.cat())
 
     def _pooled(self) -> dict[str, ReaderPlace]:
         return {name: place for name, place in self._places.items() if self._offsets[place.group] is None}
@@ -188,40 +187,6 @@ class OutputForm:
         spaces = [each.space for each in self._groups]
         offsets = [None if space.is_pooled else batch.pick(space.features).offsets for space in spaces]
         return EmbeddingOutput(self._places, found, offsets)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class KeyedEmbeddings:
-    """Pooled embeddings side by side, with the methods of TorchRec's ``KeyedTensor``."""
-
-    _keys: list[str]
-    _lengths: list[int]
-    _values: Tensor
-
-    def keys(self) -> list[str]:
-        """Names of the features."""
-        return self._keys
-
-    def length_per_key(self) -> list[int]:
-        """Width of each one's embeddings."""
-        return self._lengths
-
-    def values(self) -> Tensor:
-        """All of them, ``[B, sum of D]``."""
-        return self._values
-
-    def offset_per_key(self) -> list[int]:
-        """First column of each one, and the number of all columns at the end."""
-        return [sum(self._lengths[:place]) for place in range(len(self._lengths) + 1)]
-
-    def to_dict(self) -> dict[str, Tensor]:
-        """Each one's embeddings ``[B, D]``."""
-        return dict(zip(self._keys, self._values.split(self._lengths, 1), strict=True))
-
-    def __getitem__(self, key: str) -> Tensor:
-        if key not in self._keys:
-            raise KeyError(f"{key!r}; there are {', '.join(self._keys)}")
-        return self.to_dict()[key]
 
 
 Span = tuple[slice, slice]

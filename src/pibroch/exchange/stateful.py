@@ -58,7 +58,7 @@ class EmbeddingState:
             saved = self._saved[table.name]
             cut = even_blocks(table.num_rows, embeddings.ranks.world_size)
             for field, numbers in blocks.collect(table, saved, [WEIGHT, *saved.state], cut).items():
-                state[name_of(table, field)] = _distributed(table.num_rows, numbers, mesh)
+                state[name_of(self._embeddings, table, field)] = _distributed(table.num_rows, numbers, mesh)
         rates = {table: group["lr"] for group in embeddings.fused_optimizer.param_groups for table in group["tables"]}
         state |= {
             f"learning_rates.{table}": torch.tensor(float(rate), dtype=torch.float64) for table, rate in rates.items()
@@ -77,7 +77,9 @@ class EmbeddingState:
             blocks = RowBlocks(channel, views)
             for table in embeddings.tables:
                 cut = even_blocks(table.num_rows, embeddings.ranks.world_size)
-                numbers = {field: _local(state_dict[name_of(table, field)]) for field in self._fields(table)}
+                numbers = {
+                    field: _local(state_dict[name_of(self._embeddings, table, field)]) for field in self._fields(table)
+                }
                 blocks.spread(table, self._saved[table.name], numbers, cut)
             for view in views:
                 if view.touched is not None:
@@ -90,7 +92,11 @@ class EmbeddingState:
         return [WEIGHT, *self._saved[table.name].state]
 
     def _check(self, state: Mapping[str, Tensor]) -> None:
-        names = [name_of(table, field) for table in self._embeddings.tables for field in self._fields(table)]
+        names = [
+            name_of(self._embeddings, table, field)
+            for table in self._embeddings.tables
+            for field in self._fields(table)
+        ]
         missing = [name for name in [*names, STEP] if name not in state]
         if missing:
             raise CheckpointError(

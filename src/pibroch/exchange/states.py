@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from pibroch.collectives import Channel, Ranks
-from pibroch.embedding import MemoryShard, PieceView, SparseOptimizer, Table
+from pibroch.embedding import PieceView, SparseOptimizer, Table
 from pibroch.errors import ConfigError
 from pibroch.exchange.base import Exchange
 from pibroch.exchange.fused_optimizer import FusedOptimizer
+from pibroch.exchange.state import load_tables, whole_tables
 from pibroch.exchange.stateful import EmbeddingState
 from pibroch.exchange.whole_tables import fill_tables, gather_tables
-from pibroch.kernels.arrays import Records
 
 
 class TableStates(nn.Module):
@@ -29,6 +28,8 @@ class TableStates(nn.Module):
     fused_optimizer: FusedOptimizer
     step: int
     ranks: Ranks
+    kind_in_state: ClassVar[str] = "embedding_bags"
+    """What stands before a table's name in states, as in TorchRec's."""
     _is_left_out = False
 
     def pieces(self) -> list[PieceView]:
@@ -71,7 +72,7 @@ class TableStates(nn.Module):
         Args:
             tables: by name, e.g. one at a time where memory is short; all when absent.
             on_all_ranks: or on rank 0 alone.
-            row_state: with the optimizers' state, ``embedding_bags.<table>.<field>``.
+            row_state: with the optimizers' state, named likewise.
 
         Raises:
             ConfigError: for a table that is not there.
@@ -105,37 +106,21 @@ class TableStates(nn.Module):
         Raises:
             ConfigError: where this process does not hold whole tables.
         """
-        for table in () if self._is_left_out else self.tables:
-            weights = torch.from_numpy(self._whole(table))
-            destination[f"{prefix}embedding_bags.{table.name}.weight"] = weights
+        if not self._is_left_out:
+            self.exchange.flush()
+            destination.update(whole_tables(self.tables, self.exchange.shards, f"{prefix}{self.kind_in_state}."))
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, metadata: Any, strict: bool, missing: list[str],
         unexpected: list[str], errors: list[str],
     ) -> None:  # fmt: skip
-        """Copies weights in; optimizer state is left alone (checkpoints carry it, see pibroch.save)."""
+        """Copies weights in; optimizer state is left alone (checkpoints carry it, see pibroch.save).
+
+        Between ranks every rank calls it, with whole tables, and takes what it holds.
+        """
         if self._is_left_out:
             return
         self.exchange.forget()
-        names = {f"{prefix}embedding_bags.{table.name}.weight": table for table in self.tables}
-        for name, table in names.items():
-            if name not in state_dict:
-                missing.append(name)
-            elif tuple(state_dict[name].shape) != (table.num_rows, table.dim):
-                errors.append(f"{name}: got {list(state_dict[name].shape)}, need {[table.num_rows, table.dim]}")
-            else:
-                self._whole(table)[:] = state_dict[name].detach().cpu().numpy()
-        unexpected += [key for key in state_dict if key.startswith(f"{prefix}embedding_bags.") and key not in names]
-
-    def _whole(self, table: Table) -> Records:
-        """A table's weights, ``[num_rows, dim]``, if they are all here."""
-        self.exchange.flush()
-        for shard in self.exchange.shards:
-            for piece in shard.pieces if isinstance(shard, MemoryShard) else ():
-                is_whole = (len(piece.rows), len(piece.columns)) == (table.num_rows, table.dim)
-                if piece.table.name == table.name and is_whole and isinstance(shard, MemoryShard):
-                    return shard.weights(table.name)
-        raise ConfigError(
-            f"state of table {table.name!r}, which lies on several ranks", "all of it in this process",
-            "gather it by full_state_dict(), or use pibroch.save, which knows of no ranks",
-        )  # fmt: skip
+        problems = load_tables(self.tables, self.pieces(), f"{prefix}{self.kind_in_state}.", state_dict)
+        for found, known in zip((missing, unexpected, errors), problems, strict=True):
+            found += known

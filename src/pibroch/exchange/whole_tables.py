@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 _DO = "pass what full_state_dict() of embeddings with the same tables gave"
 
 
-def name_of(table: Table, field: str = WEIGHT) -> str:
+def name_of(embeddings: TableStates, table: Table, field: str = WEIGHT) -> str:
     """TorchRec's name of a table's weights; others of its fields are named alike."""
-    return f"embedding_bags.{table.name}.{field}"
+    return f"{embeddings.kind_in_state}.{table.name}.{field}"
 
 
 def gather_tables(
@@ -40,7 +40,7 @@ def gather_tables(
         wanted = [everything if on_all_ranks or rank == 0 else nothing for rank in range(size)]
         numbers = blocks.collect(table, saved, fields, wanted)
         if wanted[channel.ranks.rank]:
-            found |= {name_of(table, field): torch.from_numpy(array) for field, array in numbers.items()}
+            found |= {name_of(embeddings, table, field): torch.from_numpy(array) for field, array in numbers.items()}
     return found
 
 
@@ -52,14 +52,16 @@ def fill_tables(embeddings: TableStates, state: Mapping[str, Tensor], strict: bo
     given: list[list[str]] = channel.gather([*state] if is_first else [])
     with embeddings.rewriting() as views:
         blocks = RowBlocks(channel, views)
-        for table in (each for each in embeddings.tables if name_of(each) in given[0]):
-            fields = [field for field in (WEIGHT, *saved[table.name].state) if name_of(table, field) in given[0]]
-            numbers = {field: _array(state[name_of(table, field)]) for field in fields} if is_first else {}
+        for table in (each for each in embeddings.tables if name_of(embeddings, each) in given[0]):
+            fields = [
+                field for field in (WEIGHT, *saved[table.name].state) if name_of(embeddings, table, field) in given[0]
+            ]
+            numbers = {field: _array(state[name_of(embeddings, table, field)]) for field in fields} if is_first else {}
             empty = {field: np.empty((0, 0), np.float32) for field in fields}
             held = [range(table.num_rows) if rank == 0 else range(0) for rank in range(channel.ranks.world_size)]
             blocks.spread(table, saved[table.name], numbers or empty, held)
-        for view in (each for each in views if name_of(each.piece.table) in given[0]):
-            if "average" in view.state and name_of(view.piece.table, "average") not in given[0]:
+        for view in (each for each in views if name_of(embeddings, each.piece.table) in given[0]):
+            if "average" in view.state and name_of(embeddings, view.piece.table, "average") not in given[0]:
                 view.state["average"][:], view.state["averaged_at"][:] = view.weights, embeddings.step
             if view.touched is not None:
                 view.touched[:] = True
@@ -74,9 +76,11 @@ def _check(embeddings: TableStates, state: Mapping[str, Tensor], strict: bool) -
     known: dict[str, list[int]] = {}
     for table in embeddings.tables:
         widths = {WEIGHT: table.dim, **saved[table.name].state}
-        known |= {name_of(table, field): [table.num_rows, width] for field, width in widths.items()}
-        if name_of(table) not in state and (strict or any(name_of(table, field) in state for field in widths)):
-            raise CheckpointError(f"no {name_of(table)!r} in the state", "the weights of all tables", _DO)
+        known |= {name_of(embeddings, table, field): [table.num_rows, width] for field, width in widths.items()}
+        if name_of(embeddings, table) not in state and (
+            strict or any(name_of(embeddings, table, field) in state for field in widths)
+        ):
+            raise CheckpointError(f"no {name_of(embeddings, table)!r} in the state", "the weights of all tables", _DO)
     for name, tensor in state.items():
         if name not in known:
             raise CheckpointError(f"{name!r} in the state", f"one of {', '.join(known)}", _DO)
