@@ -17,7 +17,7 @@ def rss_bytes() -> int:
 
 def peak_rss_bytes() -> int:
     """Most resident bytes since the process started or since ``reset_peak_rss``."""
-    return _field("VmHWM")
+    return max(_field("VmHWM"), _field("VmRSS"))  # the kernel counts the peak a moment later
 
 
 def reset_peak_rss() -> None:

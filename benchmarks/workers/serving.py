@@ -63,7 +63,8 @@ class Session:
         if kind == "setup":
             return self._setup(Case(**command["case"]))
         if kind == "memory":
-            return {"baseline": self._baseline_bytes, "peak": peak_rss_bytes(), "now": rss_bytes()}
+            now = rss_bytes()  # before the peak, which is no less then
+            return {"baseline": self._baseline_bytes, "peak": peak_rss_bytes(), "now": now}
         assert self._subject is not None, "setup comes first"
         if kind == "count":
             counting: Counting = self._subject  # type: ignore[assignment]

@@ -12,17 +12,20 @@ from pibroch import errors
 from pibroch.version import __version__
 
 if TYPE_CHECKING:
+    from pibroch import metrics, torchrec
     from pibroch.collectives import data_parallel
     from pibroch.data import JaggedBatch
     from pibroch.embedding import SGD, Adagrad, Adam, Frozen, Normal, RowWiseAdagrad, RowWiseAdam, Table, Uniform, Zeros
-    from pibroch.exchange import Embeddings
+    from pibroch.exchange import EmbeddingOutput, Embeddings
     from pibroch.planner import Plan
     from pibroch.train.predictor import Predictor
+    from pibroch.train.program import load, save
 
 __all__ = [
     "SGD",
     "Adagrad",
     "Adam",
+    "EmbeddingOutput",
     "Embeddings",
     "Frozen",
     "JaggedBatch",
@@ -37,18 +40,28 @@ __all__ = [
     "__version__",
     "data_parallel",
     "errors",
+    "load",
+    "metrics",
+    "save",
+    "torchrec",
 ]
 
 _HOMES = {
+    "EmbeddingOutput": "pibroch.exchange",
     "Embeddings": "pibroch.exchange",
     "JaggedBatch": "pibroch.data",
     "Plan": "pibroch.planner",
     "Predictor": "pibroch.train.predictor",
     "data_parallel": "pibroch.collectives",
+    "load": "pibroch.train.program",
+    "save": "pibroch.train.program",
 }
+_MODULES = ("metrics", "torchrec")
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"pibroch.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'pibroch' has no attribute {name!r}")
     return getattr(import_module(_HOMES.get(name, "pibroch.embedding")), name)

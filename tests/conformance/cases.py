@@ -512,6 +512,28 @@ def refuse_other_wires(channel, exchange, option, values):
         return str(error)
 
 
+def load_a_state_dict(channel, exchange, **options):
+    """Load other weights in the middle of a feed; returns which batches found them, and whether the pieces hold them."""
+    tables = SHAPES["odd_dims"]
+    embeddings = pb.Embeddings(tables, pb.SGD(lr=0.0), exchange=exchange, channel=channel, **options)
+    alone = pb.Embeddings(tables, pb.SGD(lr=0.0), seed=9)
+    state, same = alone.state_dict(), []
+    batches = [ragged_batch(tables, 5, seed=10 * i + channel.ranks.rank) for i in range(6)]
+    for i, batch in enumerate(embeddings.feed(batches)):
+        if i == 3:
+            embeddings.load_state_dict(state)
+        found = embeddings(batch)
+        same.append(torch.equal(found, alone(batch)))
+        loss_of(found).backward()
+    return same, all(
+        np.array_equal(
+            view.weights[:],
+            state[f"embedding_bags.{view.piece.table.name}.weight"][view.piece.rows][:, view.piece.columns],
+        )
+        for view in embeddings.pieces()
+    )
+
+
 def name_what_a_state_dict_lacks(channel, exchange, **options):
     """What ``state_dict`` says where tables lie on several ranks, and its shapes where each is whole."""
     embeddings = pb.Embeddings(SHAPES["odd_dims"], pb.SGD(lr=0.1), exchange=exchange, channel=channel, **options)

@@ -140,6 +140,12 @@ def test_a_state_dict_never_has_a_part_under_a_whole_tables_name(worlds):
             assert said != [whole, whole]
 
 
+def test_whole_tables_load_wherever_their_parts_lie(worlds):
+    for exchange, placement in CASES:
+        results = worlds(2).run(cases.load_a_state_dict, **options_of(exchange, placement, SHAPES["odd_dims"]))
+        assert results == [([False] * 3 + [True] * 3, True)] * 2, (exchange, placement)
+
+
 def test_of_two_modules_one_reads_ahead_and_ragged_ranks_take_every_step_of_both(worlds, exchange):
     results = worlds(2).run(cases.train_two_modules, [5, 3], exchange=exchange)
     for said, steps, _ in results:

@@ -43,3 +43,27 @@ def lines_of_code(source):
     return [
         line for number, line in lines if number not in numbers and line.strip() and not line.strip().startswith("#")
     ]
+
+
+def test_save_and_resume_goes_on_with_another_number_of_ranks(tmp_path):
+    path, losses = EXAMPLES / "save_and_resume.py", []
+    with Program("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, path, tmp_path / "a", 30) as two:
+        ran = two.end(200)
+    assert ran.returncode == 0 and "rank 1 of 2 begins after step 0" in ran.stdout, ran.stderr
+    for folder, begins in ((tmp_path / "a", 30), (tmp_path / "b", 0)):
+        with Program(path, folder, 60) as one:
+            ran = one.end(200)
+        assert ran.returncode == 0 and f"rank 0 of 1 begins after step {begins}" in ran.stdout, ran.stderr
+        losses.append(float(re.search(r"loss (\d\.\d+)", ran.stdout)[1]))
+    assert abs(losses[0] - losses[1]) < 1e-3 and losses[0] < 0.65
+
+
+def test_sequences_learns_and_so_it_does_on_two_ranks():
+    path = EXAMPLES / "sequences.py"
+    torchrun = Program("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, path)
+    with Program(path) as alone, torchrun:
+        ran = [alone.end(200), torchrun.end(200)]
+    assert [each.returncode for each in ran] == [0, 0], ran
+    losses = [float(loss) for each in ran for loss in re.findall(r"rank \d: log loss (\d\.\d+)", each.stdout)]
+    assert len(losses) == 3
+    assert max(losses) < 0.2

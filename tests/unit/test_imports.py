@@ -19,7 +19,7 @@ LAYERS = [
     {"roles"},
     {"servers", "processors"},
     {"exchange"},
-    {"train", "serve", "sim"},
+    {"train", "serve", "sim", "torchrec", "metrics"},
     {"cli", "__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -11,6 +11,8 @@ ADAM = f"({OPTIMIZER}, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1
 SNAPSHOT = {
     "Adagrad": ADAGRAD,
     "Adam": ADAM,
+    "EmbeddingOutput": "(places: Mapping[str, ReaderPlace], groups: Sequence[Tensor],"
+    " offsets: Sequence[Tensor | None]) -> None",
     "Embeddings": "(tables: Sequence[Table], optimizer: Optimizers, exchange: str = local, seed: int = 0,"
     " channel: Channel | None = None, device: torch.device | str | None = None, **options: Any) -> None",
     "Frozen": f"({OPTIMIZER.replace('lr: float', 'lr: float = 0.0')}) -> None",
@@ -27,13 +29,20 @@ SNAPSHOT = {
     " initializer: Initializer = <factory>, dtype: Dtype = float32) -> None",
     "Uniform": "(bound: float | None = None, center: float = 0.0) -> None",
     "Zeros": "() -> None",
-    "data_parallel": "(model: M, ranks: Ranks | None = None, reduction: Reduction = mean) -> M",
+    "load": "(path: str | Path, embeddings: Embeddings, *, model: Named[nn.Module] = None,"
+    " optimizer: Named[torch.optim.Optimizer] = None, scheduler: Named[HasState] = None, row_state: bool = True,"
+    " missing_ok: bool = False) -> Saved",
+    "save": "(folder: str | Path, embeddings: Embeddings, *, model: Named[nn.Module] = None,"
+    " optimizer: Named[torch.optim.Optimizer] = None, scheduler: Named[HasState] = None,"
+    " position: Position | None = None, extra: object = None, step: int | None = None, keep: int | None = 2) -> Path",
+    "data_parallel": "(model: M, ranks: Ranks | None = None, reduction: Reduction = mean,"
+    " num_samples: Callable[..., int] | None = None) -> M",
 }
 
 
 def test_names_and_signatures():
     found = {name: getattr(pibroch, name) for name in pibroch.__all__}
     callables = {name: thing for name, thing in found.items() if callable(thing)}
-    assert set(found) - set(callables) == {"__version__", "errors"}
+    assert set(found) - set(callables) == {"__version__", "errors", "metrics", "torchrec"}
     signatures = {name: str(inspect.signature(thing)).replace("'", "") for name, thing in callables.items()}
     assert signatures == SNAPSHOT

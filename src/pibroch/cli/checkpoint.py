@@ -22,7 +22,7 @@ from pibroch.train.manifest import Manifest, read_manifest
 
 app = typer.Typer(help="Inspect, verify and convert checkpoints.", no_args_is_help=True, rich_markup_mode="markdown")
 
-Source = Annotated[Path, typer.Argument(metavar="DIR", help="A checkpoint, or a run directory for its best one.")]
+Source = Annotated[Path, typer.Argument(metavar="DIR", help="A checkpoint; a run or a folder for its best one.")]
 
 
 class System(StrEnum):
@@ -50,11 +50,18 @@ def inspect_command(path: Source) -> None:
         table.add_row(name, f"{saved.num_rows:,}", str(saved.dim), state or "none", parts, decimal(size))
     results.print(f"{folder}: step {manifest.progress.step}, {kind}")
     Console().print(table)
-    config, rates = manifest.config, manifest.learning_rates
     total = sum(digest.size_bytes for digest in manifest.files.values())
-    results.print(f"model {config.model.name}, sparse optimizer {config.embedding.optimizer.name}")
-    results.print(f"learning rates: dense {rates['dense']:g}, embedding {rates['embedding']:g}")
-    results.print(f"dataset {manifest.dataset_fingerprint[:12]}, {len(manifest.files) + 1} files, {decimal(total)}")
+    data = "a program of one's own, saved by pibroch.save"
+    if manifest.program is None:
+        config = manifest.config
+        results.print(f"model {config.model.name}, sparse optimizer {config.embedding.optimizer.name}")
+        data = f"dataset {manifest.dataset_fingerprint[:12]}"
+    else:
+        parts = ", ".join(["tables", *manifest.program.parts])
+        results.print(f"{parts}; position {manifest.progress.loader or 'not saved'}", soft_wrap=True)
+    rates = ", ".join(f"{name} {rate:g}" for name, rate in manifest.learning_rates.items())
+    results.print(f"learning rates: {rates}", soft_wrap=True)
+    results.print(f"{data}, {len(manifest.files) + 1} files, {decimal(total)}")
 
 
 @app.command("verify")
@@ -84,7 +91,7 @@ def verify_command(path: Source) -> None:
 
 @app.command("convert")
 def convert_command(
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="A checkpoint or run directory; with --from, a file.")],
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="A checkpoint or run; with --from, what others wrote.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; with --from, a new run directory.")],
     to: Annotated[System | None, typer.Option("--to", help="Export under this system's names.")] = None,
     from_: Annotated[System | None, typer.Option("--from", help="Import from this system's names.")] = None,
@@ -105,6 +112,8 @@ def convert_command(
         pibroch checkpoint convert model.pt runs/theirs --from dlrm --recipe recipe.toml --data data/criteo
 
         pibroch train --run-dir runs/theirs --resume
+
+    With `--from`, SRC is a file of `torch.save`, a folder of `torch.distributed.checkpoint`, or one with each rank's file.
     """
     if (to is None) == (from_ is None):
         raise ConfigError("both or neither of --to and --from", "one of them", "e.g. --to torchrec")

@@ -17,6 +17,7 @@ import typer
 from pibroch.cli.console import console, leave, leave_with, set_up_logging
 from pibroch.cli.doctor import doctor
 from pibroch.cli.launch import has_launcher
+from pibroch.cli.predict import predict
 from pibroch.cli.report import report
 from pibroch.cli.servers import data_processor, embedding_server, oracle
 from pibroch.cli.train import evaluate, train
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(evaluate)
+app.command()(predict)
 app.command()(embedding_server)
 app.command()(oracle)
 app.command()(data_processor)
@@ -112,7 +114,7 @@ def _reason(stopped: _Stopped) -> PibrochError | None:
 
 def _how_to_go_on(arguments: Sequence[str]) -> str:
     named = [argument for argument in arguments if not argument.startswith("-")]
-    if named[:2] == ["data", "prepare"]:
+    if named[:2] == ["data", "prepare"] or named[:1] == ["predict"]:
         return "stopped; the same command goes on where it was"
     return "stopped" if named and named[0] in _ENDED_FOR_GOOD else "stopped; a training run goes on with --resume"
 

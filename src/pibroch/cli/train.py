@@ -139,13 +139,16 @@ def evaluate(
     checkpoint: Annotated[Path, typer.Option(help="A checkpoint, or a run directory for its best one.")],
     data: Annotated[Path, typer.Option(help="An encoded dataset.")],
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    predictions: Annotated[
+        Path | None, typer.Option(help="A file for the scores, as `pibroch predict` writes it.")
+    ] = None,
 ) -> None:
     """Evaluate a checkpoint: AUC, log loss, normalised entropy, calibration."""
     tune_process()
     from pibroch.data import EncodedDataset
     from pibroch.train.run import evaluate_checkpoint
 
-    metrics = evaluate_checkpoint(checkpoint, EncodedDataset.open(data), split)
+    metrics = evaluate_checkpoint(checkpoint, EncodedDataset.open(data), split, predictions)
     results.print(
         f"{split} AUC {_number(metrics.auc)}  logloss {_number(metrics.logloss)}"
         f"  NE {_number(metrics.normalized_entropy)}  calibration {_number(metrics.calibration)}"

@@ -7,7 +7,7 @@ hangs or stops where a rank has no samples. What is here weights ranks by their 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal, TypeVar
 
 import torch
@@ -18,6 +18,7 @@ from pibroch.collectives import ownership
 from pibroch.collectives.channel import Channel
 from pibroch.collectives.gradients import GradientReducer
 from pibroch.collectives.ranks import Ranks
+from pibroch.collectives.samples import samples_of
 from pibroch.errors import ConfigError
 from pibroch.models.batch_norm import BatchNorm
 
@@ -26,7 +27,9 @@ M = TypeVar("M", bound=nn.Module)
 Reduction = Literal["mean", "sum"]
 
 
-def data_parallel(model: M, ranks: Ranks | None = None, reduction: Reduction = "mean") -> M:
+def data_parallel(
+    model: M, ranks: Ranks | None = None, reduction: Reduction = "mean", num_samples: Callable[..., int] | None = None
+) -> M:
     """Make ``model`` one model of all ranks; returns it, with hooks attached and nothing renamed.
 
     Parameters and buffers become those of rank 0, now. From then on each backward leaves in ``grad``, on all ranks the same
@@ -37,9 +40,12 @@ def data_parallel(model: M, ranks: Ranks | None = None, reduction: Reduction = "
 
     Every rank calls the model and one backward through it in each step, with an empty batch too: ranks wait for each other.
     A rank without samples contributes nothing, be its gradients NaN. A parameter that no rank's backward reached keeps its
-    ``grad``. The number of samples is the first dimension of the first tensor (or the ``batch_size`` of the first batch)
-    among the arguments of the model's last call. Parameters to be trained must require gradients now; freezing some
-    later is fine. Reentrant activation checkpointing is not supported.
+    ``grad``. Parameters to be trained must require gradients now; freezing some later is fine. Reentrant activation
+    checkpointing is not supported.
+
+    *The number of samples* of a call is the first dimension of the first tensor among its arguments. A batch says its
+    ``batch_size`` or, as TorchRec's ids do, its ``stride()``; of any other object or container it is what all tensors and
+    batches in it agree on. ``num_samples`` says it where that is not so.
 
     *A module that some ranks hold*: with a group as ``ranks`` (:meth:`Ranks.group`) the group's members call this for a
     module that they alone have, and all of the above is about them. Where the module is a part of a larger model, all ranks
@@ -50,9 +56,11 @@ def data_parallel(model: M, ranks: Ranks | None = None, reduction: Reduction = "
         ranks: which processes; those of torch.distributed's default group when not given.
         reduction: ``"sum"`` where gradients are weighted already: they come out of an exchange whose backward delivers those
             of the mean over the global batch, and are only to be added. They count from every rank then, and must be numbers.
+        num_samples: gives the samples of a call when called with its arguments, e.g. ``lambda batch: len(batch.labels)``.
 
     Raises:
-        ConfigError: on all ranks, when their models differ in names, shapes or types.
+        ConfigError: on all ranks, when their models differ in names, shapes or types; in a call of the model, when its
+            arguments do not say how many samples there are.
         RankFailedError: here and in each backward, when another rank failed or was lost.
     """
     ranks = Ranks.joined() if ranks is None else ranks
@@ -65,10 +73,13 @@ def data_parallel(model: M, ranks: Ranks | None = None, reduction: Reduction = "
     _broadcast(channel, [tensor for _, tensor in _tensors(model, parts)])
     _share_moments(model, ranks, parts, is_mean=reduction == "mean")
     parameters = [p for name, p in model.named_parameters() if p.requires_grad and not ownership.is_within(name, parts)]
+    counted = samples_of if num_samples is None else num_samples
     gradients = GradientReducer(channel, parameters, is_mean=reduction == "mean")
     if reduction == "mean":
         # lambdas: a deep copy of the model, for averages say, shares them and does not copy what they hold
-        model.register_forward_pre_hook(lambda _, args, kwargs: gradients.count(args, kwargs), with_kwargs=True)
+        model.register_forward_pre_hook(
+            lambda _, args, kwargs: gradients.count(counted, args, kwargs), with_kwargs=True
+        )
     return model
 
 

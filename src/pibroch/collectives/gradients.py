@@ -5,15 +5,15 @@ Shape legend: B_r samples of rank r, B of all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.autograd import Variable
 
 from pibroch.collectives.channel import Channel
-from pibroch.errors import ConfigError, TrainingError
+from pibroch.errors import TrainingError
 
 BUCKET_BYTES = 1 << 20
 """Gradients that travel together, at least. DLRM's top network (13-512-256-64, 512-256-1) fills one bucket, which travels
@@ -40,10 +40,10 @@ class GradientReducer:
             for parameter in bucket.parameters:
                 parameter.register_post_accumulate_grad_hook(_arrival(self, bucket))
 
-    def count(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        """Note the samples of a forward pass; evaluation does not count."""
+    def count(self, samples: Callable[..., int], args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        """Note the samples of a forward pass, as ``samples`` gives them; evaluation does not count."""
         if torch.is_grad_enabled():
-            self.num_samples = _num_samples((*args, *kwargs.values()))
+            self.num_samples = int(samples(*args, **kwargs))
 
     def arrived(self, bucket: _Bucket, parameter: nn.Parameter) -> None:
         """A gradient is complete: send all buckets that now are, in their order, which is the same on all ranks."""
@@ -147,12 +147,3 @@ class _Bucket:
                 parameter.grad.copy_(view)
             elif is_reached:
                 parameter.grad = view.to(parameter.dtype, copy=True)
-
-
-def _num_samples(arguments: Iterable[object]) -> int:
-    for argument in arguments:
-        if isinstance(argument, Tensor) and argument.ndim:
-            return len(argument)
-        if isinstance(size := getattr(argument, "batch_size", None), int):
-            return size
-    raise ConfigError("a data-parallel model called without a tensor", "samples along a tensor's first dimension")

@@ -139,12 +139,12 @@ def _wanted_rows(file: TensorFile, name: str, part: SavedPart, wanted: range) ->
         return
     here = range(*part.rows)
     both = common(here, wanted)
-    stored, places = _places(both, here), _places(both, wanted)
+    stored, held = places(both, here), places(both, wanted)
     for first, chunk in file.chunks(name, range(stored[0], stored[-1] + 1)):
         begin, end = (-(-(bound - stored.start) // stored.step) for bound in (first, first + len(chunk)))
         if begin < end:
             inside = stored[begin:end]
-            yield _slice(places[begin:end]), chunk[inside[0] - first : inside[-1] - first + 1 : inside.step]
+            yield as_slice(held[begin:end]), chunk[inside[0] - first : inside[-1] - first + 1 : inside.step]
 
 
 def _listed_rows(file: TensorFile, name: str, wanted: range) -> Iterator[tuple[Rows, Array]]:
@@ -152,22 +152,23 @@ def _listed_rows(file: TensorFile, name: str, wanted: range) -> Iterator[tuple[R
     everything, rows_per_chunk = range(shape[0]), rows_that_fit(8 * math.prod(shape[1:]))
     chunks = file.chunks(name, everything, rows_per_chunk)
     for (_, ids), (_, chunk) in zip(file.chunks(ROW_IDS, everything, rows_per_chunk), chunks, strict=True):
-        places, rest = np.divmod(ids - wanted.start, wanted.step)
-        mask = (rest == 0) & (places >= 0) & (places < len(wanted))
-        yield places[mask], chunk[mask]
+        rows, rest = np.divmod(ids - wanted.start, wanted.step)
+        mask = (rest == 0) & (rows >= 0) & (rows < len(wanted))
+        yield rows[mask], chunk[mask]
 
 
-def _places(some: range, whole: range) -> range:
+def places(some: range, whole: range) -> range:
     """Positions in ``whole`` of numbers that all lie in it.
 
-    >>> _places(range(9, 50, 12), range(1, 100, 4))
+    >>> places(range(9, 50, 12), range(1, 100, 4))
     range(2, 12, 3)
     """
     start, step = whole.index(some[0]), some.step // whole.step
     return range(start, start + (len(some) - 1) * step + 1, step)
 
 
-def _slice(rows: range) -> slice:
+def as_slice(rows: range) -> slice:
+    """A range that is not empty, as arrays take it."""
     return slice(rows[0], rows[-1] + 1, rows.step)
 
 

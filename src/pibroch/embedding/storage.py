@@ -35,7 +35,7 @@ def explained_refusal(folder: Path) -> Iterator[None]:
         raise StorageError(
             f"{error.strerror or error} while saving {folder}",
             "a disk with room for the checkpoint",
-            "free some space and run again with --resume; earlier checkpoints are untouched",
+            "free some space and go on from the last checkpoint (--resume); earlier ones are untouched",
         ) from error
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +21,11 @@ from pibroch.embedding.storage import FileDigest
 from pibroch.errors import CheckpointError, TrainingError
 
 BUFFER_BYTES = 8 << 20
-_TYPE_NAMES = {"float32": "F32", "float64": "F64", "int64": "I64", "int32": "I32", "uint8": "U8", "bool": "BOOL"}
+_TYPE_NAMES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "complex64": "C64", "bool": "BOOL",
+    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
+    "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8",
+}  # fmt: skip
 _TYPES = {name: np.dtype(numpy_name) for numpy_name, name in _TYPE_NAMES.items()}
 
 Array = NDArray[Any]
@@ -35,11 +39,13 @@ class Stream:
         dtype: of all its numbers.
         shape: of the whole.
         chunks: arrays of consecutive rows that make the whole; read once.
+        type_name: what the file calls the type, where NumPy has another of that size in its place.
     """
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     chunks: Iterable[Array]
+    type_name: str | None = None
 
     @classmethod
     def of(cls, array: RowArray) -> Stream:
@@ -47,8 +53,13 @@ class Stream:
         return cls(array.dtype, array.shape, _chunks(array))
 
 
-def write_tensors(path: Path, tensors: Mapping[str, RowArray | Stream]) -> FileDigest:
+def write_tensors(path: Path, tensors: Mapping[str, RowArray | Stream], unchecked: Collection[str] = ()) -> FileDigest:
     """Write a safetensors file; arrays may be strided views and are never copied whole.
+
+    Args:
+        path: of the file.
+        tensors: by name.
+        unchecked: names of those that may have NaN and infinite numbers.
 
     Raises:
         TrainingError: when a number is NaN or infinite.
@@ -57,26 +68,26 @@ def write_tensors(path: Path, tensors: Mapping[str, RowArray | Stream]) -> FileD
     streams = {name: one if isinstance(one, Stream) else Stream.of(one) for name, one in tensors.items()}
     checksum, size = hashlib.sha256(), 0
     with path.open("wb") as file:
-        for piece in _file_pieces(streams, path):
+        for piece in _file_pieces(streams, path, unchecked):
             checksum.update(piece)
             size += file.write(piece)
     return FileDigest(size, checksum.hexdigest())
 
 
-def _file_pieces(streams: Mapping[str, Stream], path: Path) -> Iterator[bytes | memoryview]:
+def _file_pieces(streams: Mapping[str, Stream], path: Path, unchecked: Collection[str]) -> Iterator[bytes | memoryview]:
     header, end = {}, 0
     for name, stream in streams.items():
         start, end = end, end + int(np.prod(stream.shape, dtype=np.int64)) * stream.dtype.itemsize
         offsets = [start, end]
         header[name] = {
-            "dtype": _TYPE_NAMES[stream.dtype.name], "shape": list(stream.shape), "data_offsets": offsets
+            "dtype": stream.type_name or _TYPE_NAMES[stream.dtype.name], "shape": list(stream.shape), "data_offsets": offsets
         }  # fmt: skip
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for name, stream in streams.items():
         for rows in stream.chunks:
-            if rows.dtype.kind == "f" and not np.isfinite(rows).all():
+            if name not in unchecked and rows.dtype.kind in "fc" and not np.isfinite(rows).all():
                 raise TrainingError(
                     f"NaN or infinite numbers in {name!r}, to be saved as {path.name}",
                     "finite parameters",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import MISSING, fields, is_dataclass
 from functools import partial
 from typing import Any
 
@@ -12,11 +13,22 @@ from pibroch.embedding.dtype import Dtype
 from pibroch.embedding.initializers import Initializer, Normal, Uniform, Zeros
 from pibroch.errors import ConfigError
 
+_FIXED = "hash ids to a number of rows that is fixed"
 _REFUSED = {
     "need_pos": (False, "weights by position in the bag", "pass weights in the batch"),
     "num_embeddings_post_pruning": (None, "pruning", "train without; prune what you export"),
-    "use_virtual_table": (False, "virtual tables", "hash ids to a number of rows that is fixed"),
+    "use_virtual_table": (False, "virtual tables", _FIXED),
+    "virtual_table_eviction_policy": (None, "eviction", _FIXED),
+    "total_num_buckets": (None, "buckets of ids", _FIXED),
+    "input_dim": (None, "a number of ids besides that of the rows", "give num_embeddings alone"),
+    "enable_embedding_update": (False, "rows written from outside", "leave it out"),
+    "stash_weights": (False, "stashed weights", "leave it out: rows lie in the CPU's memory in any case"),
+    "has_feature_processor": (False, "feature processors", "weigh the ids in the batch"),
 }
+_TAKEN = {
+    "num_embeddings", "embedding_dim", "name", "data_type", "feature_names", "weight_init_max", "weight_init_min", "init_fn",
+    "pooling",
+}  # fmt: skip
 
 
 _DTYPES: dict[Any, Dtype] = {
@@ -45,6 +57,13 @@ def refuse_unsupported(config: Any) -> None:
     for field, (usual, what, do) in _REFUSED.items():
         if (value := getattr(config, field, usual)) != usual:
             raise ConfigError(f"{where} with {field} {value!r}", f"{usual}: there is no support for {what}", do)
+    for each in fields(config) if is_dataclass(config) else ():
+        default = each.default_factory() if each.default_factory is not MISSING else each.default
+        is_known = each.name in _TAKEN or each.name in _REFUSED
+        if not is_known and each.init and (value := getattr(config, each.name)) != default:
+            raise ConfigError(f"{where} with {each.name} {value!r}", "fields that a table knows", "leave it as it is")
+    if not config.name:
+        raise ConfigError(f"a {type(config).__name__} without a name", "one of its own for each table")
 
 
 def initializer_of(config: Any) -> Initializer:

@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pibroch.exchange.base import Exchange
     from pibroch.exchange.embeddings import Embeddings
+    from pibroch.exchange.output import EmbeddingOutput
 
-__all__ = ["Embeddings", "Exchange"]
-_HOMES = {"Embeddings": "pibroch.exchange.embeddings", "Exchange": "pibroch.exchange.base"}
+__all__ = ["EmbeddingOutput", "Embeddings", "Exchange"]
+_HOMES = {
+    "EmbeddingOutput": "pibroch.exchange.output",
+    "Embeddings": "pibroch.exchange.embeddings",
+    "Exchange": "pibroch.exchange.base",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 
 from pibroch.collectives import Channel
 from pibroch.data import JaggedBatch
-from pibroch.errors import ConfigError, DataError, RowIdError
+from pibroch.errors import CheckpointError, ConfigError, DataError, RowIdError
 
 
 def check_same_options(channel: Channel, options: Mapping[str, object]) -> None:
@@ -30,6 +30,21 @@ def bad_batch(channel: Channel, problem: RowIdError | None) -> DataError | None:
     rank, text = next(((rank, text) for rank, text in enumerate(problems) if text is not None), (None, None))
     need = "ids inside their tables on every rank"
     return None if rank is None else DataError(f"a bad batch on rank {rank}: {text}", need)
+
+
+def check_on_all(channel: Channel, check: Callable[[], None]) -> None:
+    """Do a check that may raise CheckpointError; what is wrong on one rank is an error on all. Every rank calls it."""
+    problem: CheckpointError | None = None
+    try:
+        check()
+    except CheckpointError as error:  # raised again below, once the others know
+        problem = error
+    problems: list[str | None] = channel.gather(None if problem is None else str(problem))
+    if problem is not None:
+        raise problem
+    for rank, text in enumerate(problems):
+        if text is not None:
+            raise CheckpointError(f"a bad state on rank {rank}: {text}", "one that fits on every rank")
 
 
 def and_then_fillers(batches: Iterable[JaggedBatch], keys: tuple[str, ...]) -> Iterator[tuple[JaggedBatch, bool]]:

@@ -44,6 +44,11 @@ class Setup:
         """Between the ranks; every rank asks for it."""
         return Ranks.joined().open_channel() if self.given_channel is None else self.given_channel
 
+    @property
+    def ranks(self) -> Ranks:
+        """Between which the tables lie: those of the channel, if the exchange asked for it, else this process alone."""
+        return self.channel.ranks if "channel" in self.__dict__ else Ranks.alone()
+
 
 @dataclass(frozen=True, slots=True)
 class Rates:

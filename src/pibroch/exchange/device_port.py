@@ -85,5 +85,10 @@ class DevicePort:
         return SimpleNamespace(**{name: _giving(value) for name, value in (kept | here).items()})
 
 
+def there(port: DevicePort | None, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Copies on a port's device; the tensors themselves without one."""
+    return found if port is None else port.to_device(found)
+
+
 def _giving(value: Any) -> Any:
     return lambda: value

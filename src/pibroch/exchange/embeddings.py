@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Variable
 
 from pibroch.collectives import Channel
@@ -18,24 +18,25 @@ from pibroch.data import JaggedBatch
 from pibroch.embedding import (
     MemoryShard,
     Optimizers,
-    PieceView,
     RowSpace,
     Table,
     group_tables,
     optimizers_of,
 )
-from pibroch.embedding.narrow_rows import tensor_of
 from pibroch.errors import ConfigError, TrainingError
 from pibroch.exchange.base import Exchange, Rates, Setup
-from pibroch.exchange.device_port import DevicePort
+from pibroch.exchange.device_port import DevicePort, there
+from pibroch.exchange.empty_batch import Filler, is_same
 from pibroch.exchange.fused_optimizer import FusedOptimizer
 from pibroch.exchange.learned_weights import by_id_where_learned
 from pibroch.exchange.output import EmbeddingOutput, OutputForm
+from pibroch.exchange.states import TableStates
 
 logger = logging.getLogger(__name__)
+B = TypeVar("B")
 
 
-class Embeddings(nn.Module):
+class Embeddings(TableStates):
     """All embedding tables of a model.
 
     One call and its backward are one step: each row that the batch touches is updated exactly once, with the sum of its
@@ -65,6 +66,7 @@ class Embeddings(nn.Module):
         optimizers: by table name.
         fused_optimizer: the rows' learning rates, for torch's schedulers.
         step: number of updates so far.
+        ranks: between which the tables lie.
     """
 
     def __init__(
@@ -83,16 +85,16 @@ class Embeddings(nn.Module):
         self.optimizers = optimizers_of(tables, optimizer)
         self.groups = group_tables(tables, optimizer)
         self.features = tuple(dict.fromkeys(feature for table in tables for feature in table.features))
-        self.exchange: Exchange[Any] = spec.build(Setup(self.groups, seed, channel), **options)
+        setup = Setup(self.groups, seed, channel)
+        self.exchange: Exchange[Any] = spec.build(setup, **options)
+        self.ranks = setup.ranks
         self.fused_optimizer = FusedOptimizer(self.groups)
         self.step = 0
         self._output = OutputForm(self.tables, self.groups)
         self._port = None if device is None else DevicePort(device)
         self._averaged = self._is_frozen = False
         self._absent: set[str] = set()
-        self._handed_out: deque[tuple[Any, JaggedBatch]] = deque(
-            maxlen=4
-        )  # by feed: as the user and the exchange know it
+        self._handed_out: deque[tuple[Any, JaggedBatch]] = deque(maxlen=4)  # by feed: what is asked for, as it is known
         self._warned_of_waiting = False
         self._anchor = torch.zeros((), requires_grad=True)  # makes autograd call the update; never a parameter
 
@@ -118,14 +120,6 @@ class Embeddings(nn.Module):
         for each, known in zip(self.groups, self.fused_optimizer.param_groups, strict=True):
             lr = each.optimizer.lr
             known["lr"] = rate if lr == usual else lr * (rate / usual)
-
-    def pieces(self) -> list[PieceView]:
-        """The parts of the tables that this process holds; waits for updates that are under way.
-
-        Views stay valid, but between a step and the next look at them call this again.
-        """
-        self.exchange.flush()
-        return [view for shard in self.exchange.shards for view in shard.views()]
 
     def track_touched(self) -> None:
         """Mark the rows that are updated from now on, see :attr:`PieceView.touched`."""
@@ -165,33 +159,48 @@ class Embeddings(nn.Module):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all row records in this process's care: weights and optimizer state."""
+        """Of all row records in this process's care: weights and optimizer state."""
         return sum(shard.num_bytes for shard in self.exchange.shards)
 
-    def feed(self, batches: Iterable[Any]) -> Iterator[Any]:
+    def feed(
+        self, batches: Iterable[B], key: Callable[[B], Any] | None = None, empty: Callable[[B], B] | None = None
+    ) -> Iterator[B]:
         """Iterate over ``batches`` as the exchange wants it: strategies read ahead, so that ids and rows travel early.
 
-        Between ranks, one that runs out of batches before the others gets empty ones (each a :class:`JaggedBatch` of no
-        samples) until all have run out. Of several modules one reads ahead, and the others are called with its batches.
+        Batches may be any objects: what is looked up is ``key(batch)``, and the loop gets its own batches back. It calls the
+        module with what ``key`` gave, or with ids over the same tensors; others are looked up late, with one warning.
+
+        Between ranks, one that runs out of batches before the others goes on with empty ones until all have run out: each a
+        :class:`JaggedBatch` of no samples, or with a ``key`` a copy of the rank's last batch without its samples. Of several
+        modules one reads ahead, and the others are called with its batches.
+
+        Args:
+            batches: to come.
+            key: gives of a batch the ids, a :class:`JaggedBatch` or anything with TorchRec's ``keys()``, ``values()``,
+                ``lengths()``; the batch itself when absent.
+            empty: makes of a batch one without samples; :func:`pibroch.exchange.empty_batch.without_samples` when absent.
 
         Raises:
-            ConfigError: for the feed of another module, where both would read ahead.
+            ConfigError: for the feed of another module, where both would read ahead; for a batch of which no empty one can be
+                made, and where a rank with a ``key`` has no batch at all.
         """
         if self.exchange.reads_ahead and getattr(batches, "gi_code", None) is Embeddings.feed.__code__:
             raise ConfigError(
                 "a feed of another module's feed", "one module that reads ahead",
                 "feed the one with the most bytes, and call the others with its batches",
             )  # fmt: skip
-        read: deque[Any] = deque()
+        read: deque[tuple[B, Any]] = deque()
 
         def prepared() -> Iterator[JaggedBatch]:
             for batch in batches:
-                read.append(batch)
-                yield self._prepare(batch)
+                asked = batch if key is None else key(batch)
+                read.append((batch, asked))
+                yield self._prepare(asked)
 
+        filler: Filler[B] = Filler(key, empty)
         for known in self.exchange.feed(prepared(), self.training and torch.is_grad_enabled() and not self._is_frozen):
-            batch = read.popleft() if read else known
-            self._handed_out.append((batch, known))
+            batch, asked = filler.follow(*read.popleft(), known) if read else filler.make(known)
+            self._handed_out.append((asked, known))
             yield batch
 
     def forward(self, batch: Any) -> Tensor | EmbeddingOutput:
@@ -208,17 +217,18 @@ class Embeddings(nn.Module):
             RowIdError: for an id outside its table; names the feature, the sample and the id.
             DataError: for a batch without any of the features, or a bad batch on another rank.
         """
-        fed = next((handed for handed in self._handed_out if handed[0] is batch), None)
-        known = self._prepare(batch) if fed is None else fed[1]
+        known, is_fed = self._known(batch)
         if torch.is_grad_enabled() and self.training and not self._is_frozen:
-            if fed is None:
+            if not is_fed:
                 self._warn_of_waiting()
             return self._output.of(known, _Lookup.apply(self._anchor, self, known))
         found, _ = self.exchange.lookup(known, False, self.step if self._averaged else None)
-        return self._output.of(known, self._there(self._output.joined(known, found)))
+        return self._output.of(known, there(self._port, self._output.joined(known, found)))
 
-    def _there(self, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return found if self._port is None else self._port.to_device(found)
+    def _known(self, batch: Any) -> tuple[JaggedBatch, bool]:
+        """The batch as the exchange knows it, and whether it came through :meth:`feed`."""
+        fed = next((known for asked, known in reversed(self._handed_out) if is_same(asked, batch)), None)
+        return (self._prepare(batch), False) if fed is None else (fed, True)
 
     def _prepare(self, batch: Any) -> JaggedBatch:
         """The batch as exchanges know it: this module's features in their order."""
@@ -272,53 +282,15 @@ class Embeddings(nn.Module):
         """What ``to``, ``half``, ``cuda`` and their like do: rows are in host memory, of their tables' types, and stay so.
 
         Raises:
-            ConfigError: for another type or device.
+            ConfigError: for another type, or a device that is not the one given.
         """
-        wanted = fn(torch.zeros(()))
-        if wanted.dtype != torch.float32 or wanted.device.type != "cpu":
+        wanted, there = fn(torch.zeros(())), "cpu" if self._port is None else self._port.device.type
+        if wanted.dtype != torch.float32 or wanted.device.type not in ("cpu", there):
             raise ConfigError(
                 f"embedding tables to be {wanted.dtype} on {wanted.device}", "float32 on the CPU",
-                "move the dense model alone, and embeddings(batch).to(...) with it; rows of 16 bits: Table(dtype='bfloat16')",
+                "move the dense model alone, and make this one with device=, where embeddings then are",
             )  # fmt: skip
         return self
-
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        """TorchRec's names; the tensors, of the tables' types, are views into the records, not copies.
-
-        Raises:
-            ConfigError: where this process does not hold whole tables.
-        """
-        for table in self.tables:
-            destination[f"{prefix}embedding_bags.{table.name}.weight"] = self._whole(table)
-
-    def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, metadata: Any, strict: bool, missing: list[str],
-        unexpected: list[str], errors: list[str],
-    ) -> None:  # fmt: skip
-        """Copies weights in; optimizer state is left alone (checkpoints carry it, see pibroch.embedding.checkpoint)."""
-        self.exchange.forget()
-        names = {f"{prefix}embedding_bags.{table.name}.weight": table for table in self.tables}
-        for name, table in names.items():
-            if name not in state_dict:
-                missing.append(name)
-            elif tuple(state_dict[name].shape) != (table.num_rows, table.dim):
-                errors.append(f"{name}: got {list(state_dict[name].shape)}, need {[table.num_rows, table.dim]}")
-            else:
-                self._whole(table).copy_(state_dict[name].detach())
-        unexpected += [key for key in state_dict if key.startswith(f"{prefix}embedding_bags.") and key not in names]
-
-    def _whole(self, table: Table) -> Tensor:
-        """A view of a table's weights, ``[num_rows, dim]``, if they are all here."""
-        self.exchange.flush()
-        for shard in self.exchange.shards:
-            for piece in shard.pieces if isinstance(shard, MemoryShard) else ():
-                is_whole = (len(piece.rows), len(piece.columns)) == (table.num_rows, table.dim)
-                if piece.table.name == table.name and is_whole and isinstance(shard, MemoryShard):
-                    return tensor_of(shard.weights(table.name))
-        raise ConfigError(
-            f"state of table {table.name!r}, which lies on several ranks", "all of it in this process",
-            "use pieces() for what is here, or a checkpoint of `pibroch train`, which knows of no ranks",
-        )  # fmt: skip
 
 
 class _Lookup(torch.autograd.Function):
@@ -327,9 +299,8 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, embeddings: Embeddings, batch: JaggedBatch) -> tuple[Tensor, ...]:
         found, handle = embeddings.exchange.lookup(batch, True)
-        ctx.embeddings, ctx.handle = embeddings, handle
-        ctx.batch = batch
-        return embeddings._there(embeddings._output.joined(batch, found))
+        ctx.embeddings, ctx.handle, ctx.batch = embeddings, handle, batch
+        return there(embeddings._port, embeddings._output.joined(batch, found))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from pibroch.data import JaggedBatch
 from pibroch.embedding import Table, TableGroup, names_of_readers
 from pibroch.errors import ConfigError
+from pibroch.exchange.keyed_tensor import KeyedTensor
 from pibroch.exchange.learned_weights import pool_by_weights
 
 
@@ -95,6 +97,12 @@ class EmbeddingOutput(Mapping[str, "Tensor | JaggedEmbeddings"]):
     def __len__(self) -> int:
         return len(self._places)
 
+    @property
+    def batch_size(self) -> int:
+        """B."""
+        part = self[next(iter(self))]
+        return len(part) if isinstance(part, Tensor) else len(part.offsets) - 1
+
     def cat(self) -> Tensor:
         """All pooled embeddings side by side, ``[B, sum of D]``, in the order of the names.
 
@@ -106,14 +114,14 @@ class EmbeddingOutput(Mapping[str, "Tensor | JaggedEmbeddings"]):
             raise ConfigError("cat() of embeddings that are not pooled", "pooled ones", "take each by its name")
         if len(self._groups) == 1:
             return self._groups[0].flatten(1)
-        return torch.cat([part for name in pooled if isinstance(part := self[name], Tensor)], 1)
+        numbers = sorted({place.group for place in pooled.values()})
+        joined: Tensor = _SideBySide.apply(_spans(pooled, self._groups), *(self._groups[number] for number in numbers))
+        return joined
 
-    def keyed_tensor(self) -> KeyedEmbeddings:
+    def keyed_tensor(self) -> KeyedTensor:
         """The pooled ones in the layout, and with the methods, of TorchRec's ``KeyedTensor``."""
         pooled = self._pooled()
-        return KeyedEmbeddings(
-            list(pooled), [self._groups[place.group].shape[-1] for place in pooled.values()], self.cat()
-        )
+        return KeyedTensor(list(pooled), [self._groups[place.group].shape[-1] for place in pooled.values()], self.cat())
 
     def _pooled(self) -> dict[str, ReaderPlace]:
         return {name: place for name, place in self._places.items() if self._offsets[place.group] is None}
@@ -181,38 +189,51 @@ class OutputForm:
         return EmbeddingOutput(self._places, found, offsets)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class KeyedEmbeddings:
-    """Pooled embeddings side by side, with the methods of TorchRec's ``KeyedTensor``."""
+Span = tuple[slice, slice]
+"""Readers of a group that follow each other, and their columns among those of all groups."""
 
-    _keys: list[str]
-    _lengths: list[int]
-    _values: Tensor
 
-    def keys(self) -> list[str]:
-        """Names of the features."""
-        return self._keys
+def _spans(places: Mapping[str, ReaderPlace], groups: Sequence[Tensor]) -> list[list[Span]]:
+    """For each group that is pooled, the spans of its readers."""
+    found: dict[int, list[Span]] = {number: [] for number in sorted({place.group for place in places.values()})}
+    column = 0
+    for where in places.values():
+        spans, dim = found[where.group], groups[where.group].shape[2]
+        inside, columns = slice(where.place, where.place + 1), slice(column, column + dim)
+        if spans and (spans[-1][0].stop, spans[-1][1].stop) == (where.place, column):
+            inside, columns = (
+                slice(old.start, new.stop) for old, new in zip(spans.pop(), (inside, columns), strict=True)
+            )
+        spans.append((inside, columns))
+        column += dim
+    return list(found.values())
 
-    def length_per_key(self) -> list[int]:
-        """Width of each one's embeddings."""
-        return self._lengths
 
-    def values(self) -> Tensor:
-        """All of them, ``[B, sum of D]``."""
-        return self._values
+class _SideBySide(torch.autograd.Function):
+    """``torch.cat`` of readers, in as few copies as their order allows, and as few back."""
 
-    def offset_per_key(self) -> list[int]:
-        """First column of each one, and the number of all columns at the end."""
-        return [sum(self._lengths[:place]) for place in range(len(self._lengths) + 1)]
+    @staticmethod
+    def forward(ctx: Any, spans: list[list[Span]], *groups: Tensor) -> Tensor:
+        """Embeddings of each group, ``[B, F, D]``, as ``[B, sum of D]``."""
+        width = sum(group.shape[1] * group.shape[2] for group in groups)
+        ctx.spans, ctx.shapes = spans, [group.shape for group in groups]
+        out = groups[0].new_empty(len(groups[0]), width)
+        for of_group, group in zip(spans, groups, strict=True):
+            for inside, columns in of_group:
+                out[:, columns] = group[:, inside].flatten(1)
+        return out
 
-    def to_dict(self) -> dict[str, Tensor]:
-        """Each one's embeddings ``[B, D]``."""
-        return dict(zip(self._keys, self._values.split(self._lengths, 1), strict=True))
-
-    def __getitem__(self, key: str) -> Tensor:
-        if key not in self._keys:
-            raise KeyError(f"{key!r}; there are {', '.join(self._keys)}")
-        return self.to_dict()[key]
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Of each group."""
+        (gradient,) = gradients
+        found = []
+        for of_group, shape in zip(ctx.spans, ctx.shapes, strict=True):
+            of_this = gradient.new_empty(shape)
+            for inside, columns in of_group:
+                of_this[:, inside] = gradient[:, columns].unflatten(1, (inside.stop - inside.start, shape[2]))
+            found.append(of_this)
+        return None, *found
 
 
 def _jagged(values: Tensor, offsets: Tensor, num_readers: int) -> list[JaggedEmbeddings]:

@@ -37,6 +37,13 @@ def together(channel: Channel, work: Callable[[], T]) -> list[T]:
     return [outcome["value"] for outcome in outcomes]
 
 
+def agreed(channel: Channel, work: Callable[[], T]) -> T:
+    """As :func:`together`, for work that gives anything; returns this rank's own result."""
+    done: list[T] = []
+    together(channel, lambda: done.append(work()))
+    return done[0]
+
+
 def on_first(channel: Channel, work: Callable[[], T]) -> T:
     """Do ``work`` on rank 0 alone, and give its result, or its error, to all. Blocks until it is done."""
     first: Any = together(channel, lambda: work() if channel.ranks.rank == 0 else None)[0]

@@ -4,14 +4,14 @@
 ``tables/<name>.safetensors`` or, from several ranks, ``tables/<name>@0-of-4.safetensors``; in an incremental one also
 ``...@delta.safetensors``; with averages ``dense_average.safetensors``. Every rank writes the parts of tables that it holds,
 rank 0 the rest. Nothing in it depends on time or place: equal runs on as many ranks write equal bytes. Any number of ranks
-reads them.
+reads them. Programs of one's own (`program.py`) write the same, with files for their parts.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,11 +40,18 @@ from pibroch.embedding.storage import (
 )
 from pibroch.errors import CheckpointError, StorageError
 from pibroch.train.agreement import on_first, together
-from pibroch.train.dense_state import gather_dense, load_dense_optimizer, load_dense_weights, save_dense
+from pibroch.train.dense_state import (
+    DenseState,
+    gather_session,
+    load_dense_optimizer,
+    load_dense_weights,
+    save_dense,
+)
 from pibroch.train.manifest import FORMAT_VERSION, MANIFEST, Manifest, Progress
 from pibroch.train.resumption import check_settings
 
 if TYPE_CHECKING:
+    from pibroch.exchange import Embeddings
     from pibroch.train.session import Session
 
 
@@ -69,15 +76,44 @@ class _Written:
     files: dict[str, FileDigest]
 
 
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a checkpoint holds besides rows.
+
+    Attributes:
+        dense: tensors to write, on rank 0.
+        about: what the manifest says of the run or program, by the manifest's fields.
+        unchecked: of files, the tensors that may have infinite numbers.
+    """
+
+    dense: DenseState
+    about: Mapping[str, Any]
+    unchecked: Mapping[str, Collection[str]] = field(default_factory=dict)
+
+
+def content_of(session: Session, progress: Progress, channel: Channel) -> Content:
+    """What a run's checkpoint holds besides rows; every rank calls it."""
+    rates = {"dense": session.optimizer.param_groups[0]["lr"], "embedding": session.embeddings.learning_rate}
+    about = {
+        "dataset_fingerprint": session.dataset.fingerprint,
+        "dataset_digest": session.dataset.digest,
+        "data_schema": session.dataset.schema.model_dump(mode="json"),
+        "config": session.config,
+        "progress": progress,
+        "learning_rates": rates,
+    }
+    return Content(gather_session(session, channel), about)
+
+
 def save_checkpoint(
-    folder: Path, session: Session, progress: Progress, channel: Channel, base: Base | None = None
+    folder: Path, embeddings: Embeddings, content: Content, channel: Channel, base: Base | None = None
 ) -> Manifest:
     """Write a checkpoint with all ranks at once; it is there whole or not at all. Blocks until it is on the disk.
 
     Args:
-        folder: must not exist; on a disk that all ranks see.
-        session: its pieces of tables are written by the rank that holds them.
-        progress: how far the run is.
+        folder: on a disk that all ranks see; one that exists is replaced once the new one is whole.
+        embeddings: pieces of tables are written by the rank that holds them.
+        content: all else.
         channel: between the ranks.
         base: link the whole tables of this one and write only touched rows; ``None`` for a full checkpoint.
 
@@ -86,17 +122,16 @@ def save_checkpoint(
         TrainingError: (on all ranks) when a parameter is NaN or infinite.
         RankFailedError: when a rank was lost.
     """
-    views, shapes = session.embeddings.pieces(), saved_tables(session.embeddings.tables, session.embeddings.optimizers)
+    views, shapes = embeddings.pieces(), saved_tables(embeddings.tables, embeddings.optimizers)
     own = [Extent.of(view.piece) for view in views if view.piece.is_primary]
     extents = TypeAdapter(list[list[Extent]]).validate_python(channel.gather(own))
     names = part_names([extent for rank in extents for extent in rank], shapes)
     temporary = folder.with_name(channel.gather(temporary_name(folder))[0])
-    dense = gather_dense(session, channel)
 
     def write() -> dict[str, Any]:
         with explained_refusal(folder):
             _must_be_shared(temporary)
-            files = save_dense(temporary, dense)
+            files = save_dense(temporary, content.dense, content.unchecked)
             parts = save_tables(temporary, views, names, only_touched=base is not None)
             for file in [*files, *(written.part.file for written in parts)]:
                 flush_to_disk(temporary / file)
@@ -105,7 +140,7 @@ def save_checkpoint(
     try:
         on_first(channel, lambda: _begin(temporary, folder))
         written = TypeAdapter(list[_Written]).validate_python(together(channel, write))
-        manifest = _manifest(session, progress, shapes, written, base)
+        manifest = _manifest(content, shapes, written, base)
         on_first(channel, lambda: _finish(temporary, folder, manifest, base))
     except BaseException:
         if channel.ranks.rank == 0:
@@ -122,7 +157,7 @@ def restore_checkpoint(folder: Path, manifest: Manifest, session: Session, chann
         CheckpointError: (on all ranks) when settings, tables or data are not those of the session.
     """
     check_settings(manifest, session.config)
-    _check_tables(manifest, session, same_state=True)
+    check_tables(manifest, session.embeddings, same_state=True)
     if manifest.dataset_fingerprint != session.dataset.fingerprint:
         raise CheckpointError(
             f"a checkpoint of dataset {manifest.dataset_fingerprint[:12]}",
@@ -135,7 +170,7 @@ def restore_checkpoint(folder: Path, manifest: Manifest, session: Session, chann
             "the data that the run began with, byte for byte",
             "resume with that data, or start anew",
         )
-    _verify(folder, manifest, channel)
+    verify_files(folder, manifest, channel)
 
     def load() -> None:
         _load_weights(folder, manifest, session)
@@ -151,8 +186,8 @@ def restore_weights(folder: Path, manifest: Manifest, session: Session, channel:
     Raises:
         CheckpointError: as `restore_checkpoint`, but for another dataset of equal table sizes.
     """
-    _check_tables(manifest, session, same_state=False)
-    _verify(folder, manifest, channel)
+    check_tables(manifest, session.embeddings, same_state=False)
+    verify_files(folder, manifest, channel)
     together(channel, lambda: _load_weights(folder, manifest, session))
 
 
@@ -166,15 +201,14 @@ def _must_be_shared(folder: Path) -> None:
     if not (folder / FOLDER).is_dir():
         raise StorageError(
             f"{folder.parent}, in which rank 0 began a checkpoint that this rank does not see",
-            "a run directory that all ranks share",
-            "pass a --run-dir on a shared file system",
+            "a folder that all ranks share",
+            "choose one on a shared file system (--run-dir)",
         )
 
 
 def _manifest(
-    session: Session, progress: Progress, shapes: Mapping[str, SavedTable], written: Sequence[_Written],
-    base: Base | None,
-) -> Manifest:  # fmt: skip
+    content: Content, shapes: Mapping[str, SavedTable], written: Sequence[_Written], base: Base | None
+) -> Manifest:
     parts = [part for rank in written for part in rank.parts]
     files = {name: digest for rank in written for name, digest in rank.files.items()}
     files |= {} if base is None else {name: base.manifest.files[name] for name in base.shared_files}
@@ -187,17 +221,9 @@ def _manifest(
     return Manifest(
         format_version=FORMAT_VERSION,
         increments=0 if base is None else base.manifest.increments + 1,
-        dataset_fingerprint=session.dataset.fingerprint,
-        dataset_digest=session.dataset.digest,
-        data_schema=session.dataset.schema.model_dump(mode="json"),
         tables=tables,
-        config=session.config,
-        progress=progress,
-        learning_rates={
-            "dense": session.optimizer.param_groups[0]["lr"],
-            "embedding": session.embeddings.learning_rate,
-        },
         files=files,
+        **content.about,
     )
 
 
@@ -211,8 +237,16 @@ def _finish(temporary: Path, folder: Path, manifest: Manifest, base: Base | None
         manifest.write(temporary)
         for path in (temporary / MANIFEST, temporary / FOLDER, temporary):
             flush_to_disk(path)
+        if folder.exists():  # a crash between the two leaves the old one under a name by which it is found
+            folder.rename(replaced_name(folder))
         temporary.rename(folder)
         flush_to_disk(folder.parent)
+        shutil.rmtree(replaced_name(folder), ignore_errors=True)
+
+
+def replaced_name(folder: Path) -> Path:
+    """Where a checkpoint is kept while another one takes its name."""
+    return folder.with_name(f"{folder.name}.replaced")
 
 
 def _load_weights(folder: Path, manifest: Manifest, session: Session) -> None:
@@ -221,12 +255,21 @@ def _load_weights(folder: Path, manifest: Manifest, session: Session) -> None:
     load_dense_weights(folder, session)
 
 
-def _check_tables(manifest: Manifest, session: Session, *, same_state: bool) -> None:
-    wanted = saved_tables(session.embeddings.tables, session.embeddings.optimizers)
+def check_tables(manifest: Manifest, embeddings: Embeddings, *, same_state: bool, weights_alone: bool = False) -> None:
+    """Raise CheckpointError unless a checkpoint's tables are those of ``embeddings``."""
+    wanted = saved_tables(embeddings.tables, embeddings.optimizers)
+    if weights_alone:
+        wanted = {name: replace(table, state={}) for name, table in wanted.items()}
     check_tables_match(manifest.tables, wanted, same_state=same_state)
 
 
-def _verify(folder: Path, manifest: Manifest, channel: Channel) -> None:
+def verify_files(folder: Path, manifest: Manifest, channel: Channel) -> None:
+    """Read all files once, each rank its share, and compare their checksums.
+
+    Raises:
+        DamagedCheckpointError: (on all ranks) when one is missing, cut short, changed or unreadable.
+    """
+
     def verify() -> None:
         for file in share_of_files(manifest.files, channel.ranks.rank, channel.ranks.world_size):
             verify_file(folder / file, manifest.files[file])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,8 @@ from pibroch.collectives import Channel, Ranks
 from pibroch.config import RunConfig
 from pibroch.embedding.storage import explained_refusal, remove_leftovers
 from pibroch.errors import CheckpointError, DamagedCheckpointError, StorageError
-from pibroch.train.agreement import on_first, together
-from pibroch.train.checkpoint import Base, restore_checkpoint, restore_weights, save_checkpoint
+from pibroch.train.agreement import agreed, on_first
+from pibroch.train.checkpoint import Base, content_of, restore_checkpoint, restore_weights, save_checkpoint
 from pibroch.train.manifest import MANIFEST, Manifest, Progress, read_manifest
 from pibroch.train.resumption import warn_of_settings
 
@@ -26,19 +27,20 @@ logger = logging.getLogger(__name__)
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint that a path means: itself, or a run's best one, or its latest when no evaluation chose one.
+    """The checkpoint that a path means: itself, or a run's or folder's best one, or the latest when no evaluation chose one.
 
     Raises:
         CheckpointError: when there is none.
     """
     if (path / MANIFEST).exists():
         return path
-    folder = CheckpointFolder(path / "checkpoints", keep=1)
-    found = folder.best() or folder.latest()
+    run, program = CheckpointFolder(path / "checkpoints", keep=1), CheckpointFolder(path, keep=1)
+    found = run.best() or run.latest() or program.best() or program.latest()
     if found is None:
         raise CheckpointError(
-            f"no checkpoint in {path}", "a checkpoint folder or a run directory", "name one that pibroch train wrote"
-        )
+            f"no checkpoint in {path}", "a checkpoint, a folder of some, or a run directory",
+            "name one that pibroch train or pibroch.save wrote",
+        )  # fmt: skip
     return found
 
 
@@ -104,7 +106,8 @@ class CheckpointFolder:
         path = self.path(progress.step)
         if not on_first(self.channel, path.exists):
             base = self._next_base()
-            self._last = Base(path, save_checkpoint(path, session, progress, self.channel, base))
+            content = content_of(session, progress, self.channel)
+            self._last = Base(path, save_checkpoint(path, session.embeddings, content, self.channel, base))
             if self.full_every > 1 and base is None:
                 session.embeddings.track_touched()
                 for view in session.embeddings.pieces():
@@ -159,44 +162,24 @@ class CheckpointFolder:
 
     def _restore_newest(self, session: Session) -> Base | None:
         """Where the session is from now on; every rank tries the same checkpoints."""
-        damaged: dict[int, DamagedCheckpointError] = {}
-        for step in reversed(on_first(self.channel, self.steps)):
-            path = self.path(step)
-            try:
-                manifest = self._read(path)
-                restore_checkpoint(path, manifest, session, self.channel)
-            except DamagedCheckpointError as error:
-                damaged[step] = error
-                continue
-            for other, problem in damaged.items():
-                logger.warning(
-                    "the checkpoint of step %d is damaged (%s) and is set aside as %s; the run goes on from step %d",
-                    other, problem.got, _aside(self.path(other)).name, step,
-                )  # fmt: skip
-            on_first(self.channel, lambda: self._set_aside(damaged))
-            logger.info("resumed from %s", path)
-            warn_of_settings(manifest, session.config)
-            return Base(path, manifest)
-        if damaged:
-            newest = max(damaged)
-            raise CheckpointError(
-                f"no undamaged checkpoint in {self.folder}: of step {newest} {damaged[newest].got}"
-                + (f", and {len(damaged) - 1} older" if len(damaged) > 1 else ""),
-                "one that is whole", "put back a copy of one, or start anew in another --run-dir",
-            ) from damaged[newest]  # fmt: skip
-        return None
 
-    def _read(self, path: Path) -> Manifest:
-        """A manifest, which all ranks have read or none."""
-        manifests: list[Manifest] = []
-        together(self.channel, lambda: manifests.append(read_manifest(path)))
-        return manifests[0]
+        def restore(path: Path, manifest: Manifest) -> None:
+            restore_checkpoint(path, manifest, session, self.channel)
 
-    def _set_aside(self, damaged: Iterable[int]) -> None:
-        with explained_refusal(self.folder):
-            for step in damaged:
-                shutil.rmtree(_aside(self.path(step)), ignore_errors=True)
-                self.path(step).rename(_aside(self.path(step)))
+        paths = [self.path(step) for step in reversed(on_first(self.channel, self.steps))]
+        base, damaged = newest_whole(self.channel, paths, restore)
+        if base is None:
+            must_have_none(damaged, "put back a copy of one, or start anew in another --run-dir")
+            return None
+        for other, problem in damaged.items():
+            logger.warning(
+                "the checkpoint of step %d is damaged (%s) and is set aside as %s; the run goes on from step %d",
+                step_of(other), problem.got, _aside(other).name, step_of(base.folder),
+            )  # fmt: skip
+        on_first(self.channel, lambda: set_aside(damaged, _aside))
+        logger.info("resumed from %s", base.folder)
+        warn_of_settings(base.manifest, session.config)
+        return base
 
     def _next_base(self) -> Base | None:
         """What the next checkpoint builds on; ``None`` when a full one is due, or when the last one was removed."""
@@ -215,6 +198,10 @@ class CheckpointFolder:
 
     def _tidy(self, best_step: int | None) -> None:
         self.link_best(best_step)
+        self.remove_old()
+
+    def remove_old(self) -> None:
+        """Remove what is no longer kept; on rank 0."""
         best = self.best()
         with explained_refusal(self.folder):
             for step in self.steps()[: -self.keep]:
@@ -227,6 +214,63 @@ class CheckpointFolder:
         if best_step is not None and not self.path(best_step).exists():
             logger.warning("the best checkpoint, of step %d, is gone; the last one will stand in for it", best_step)
         self.link_best(best_step)
+
+
+def newest_whole(
+    channel: Channel, paths: Sequence[Path], restore: Callable[[Path, Manifest], None]
+) -> tuple[Base | None, dict[Path, DamagedCheckpointError]]:
+    """Restore the first checkpoint that is not damaged; every rank calls it.
+
+    Args:
+        channel: between the ranks.
+        paths: newest first, the same on all ranks.
+        restore: changes nothing when it finds damage, which it raises on all ranks.
+
+    Returns:
+        The checkpoint, ``None`` when there is none, and what is wrong with the newer ones.
+
+    Raises:
+        CheckpointError: what ``restore`` raises but for damage.
+    """
+    damaged: dict[Path, DamagedCheckpointError] = {}
+    for path in paths:
+        try:
+            manifest = agreed(channel, partial(read_manifest, path))
+            restore(path, manifest)
+        except DamagedCheckpointError as error:
+            damaged[path] = error
+            continue
+        return Base(path, manifest), damaged
+    return None, damaged
+
+
+def must_have_none(damaged: Mapping[Path, DamagedCheckpointError], do: str) -> None:
+    """Raise CheckpointError when checkpoints, all of them damaged, were found."""
+    if damaged:
+        newest = next(iter(damaged))
+        raise CheckpointError(
+            f"no undamaged checkpoint in {newest.parent}: of step {step_of(newest)} {damaged[newest].got}"
+            + (f", and {len(damaged) - 1} older" if len(damaged) > 1 else ""),
+            "one that is whole",
+            do,
+        ) from damaged[newest]
+
+
+def step_of(path: Path) -> int:
+    """The step in a checkpoint's name."""
+    return int(path.name.removeprefix("step-").partition(".")[0])
+
+
+def set_aside(paths: Iterable[Path], name: Callable[[Path], Path]) -> None:
+    """Keep checkpoints beside the others under names by which none is found.
+
+    Raises:
+        StorageError: when the disk refuses.
+    """
+    for path in paths:
+        with explained_refusal(path):
+            shutil.rmtree(name(path), ignore_errors=True)
+            path.rename(name(path))
 
 
 def _aside(path: Path) -> Path:

@@ -5,21 +5,22 @@ Rank 0 writes it. It has all but what belongs to other groups of ranks, whose fi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import load, load_file, save
-from torch import Tensor
+from torch import Tensor, nn
 
 from pibroch.collectives import Channel
-from pibroch.collectives.ownership import all_parts, is_within, own_parts
+from pibroch.collectives.ownership import Parts, all_parts, is_within, own_parts
 from pibroch.embedding.storage import FileDigest
-from pibroch.embedding.tensor_file import write_tensors
+from pibroch.embedding.tensor_file import Stream, write_tensors
 from pibroch.errors import CheckpointError
+from pibroch.train.optimizer_state import encode_optimizer, load_optimizer
 
 if TYPE_CHECKING:
     from pibroch.train.session import Session
@@ -28,38 +29,75 @@ WEIGHTS, OPTIMIZER = "dense.safetensors", "dense_optimizer.safetensors"
 AVERAGES, RANDOM = "dense_average.safetensors", "random.safetensors"
 _AVERAGED = "module."  # what torch's averages put before each name
 
+_BY_BYTES = {
+    torch.bfloat16: (torch.int16, "BF16"),
+    torch.float8_e4m3fn: (torch.uint8, "F8_E4M3"),
+    torch.float8_e5m2: (torch.uint8, "F8_E5M2"),
+}
+
+T = TypeVar("T")
 DenseState = dict[str, dict[str, Tensor]]
 """Tensors by file and name."""
 
 
-def gather_dense(session: Session, channel: Channel) -> DenseState:
+def gather_session(session: Session, channel: Channel) -> DenseState:
+    """All of a session that :func:`save_dense` is to write, as :func:`gather_dense`."""
+    parts = all_parts(session.model)
+    averages = {_AVERAGED + part: members for part, members in parts.items()}
+    return gather_dense(channel, lambda: _dense_state(session), {WEIGHTS: parts, OPTIMIZER: parts, AVERAGES: averages})
+
+
+def gather_dense(channel: Channel, make: Callable[[], DenseState], held: Mapping[str, Parts]) -> DenseState:
     """All that :func:`save_dense` is to write, on rank 0; nothing on the others. Every rank calls it.
 
     Sends only what belongs to groups of ranks. Blocks until it has come.
 
+    Args:
+        channel: between the ranks.
+        make: this rank's tensors.
+        held: of files, which parts belong to groups of ranks.
+
     Raises:
         RankFailedError: when a rank was lost.
     """
-    is_first, parts = channel.ranks.rank == 0, all_parts(session.model)
-    state = _dense_state(session) if is_first or parts else {}
-    if not parts:
-        return state
-    led = [part for part, members in parts.items() if min(members) == channel.ranks.rank_in_run]
-    mine = {} if is_first else {file: _within(file, tensors, led) for file, tensors in state.items()}
-    for sent in _to_first(channel, mine):
+    is_first = channel.ranks.rank == 0
+    if not any(held.values()):
+        return make() if is_first else {}
+    state = make()
+    mine = {} if is_first else {file: led(channel, tensors, held.get(file, {})) for file, tensors in state.items()}
+    for sent in send_to_first(channel, mine):
         for file, tensors in sent.items():
             state[file] |= tensors
     return state if is_first else {}
 
 
-def save_dense(folder: Path, state: DenseState) -> dict[str, FileDigest]:
+def led(channel: Channel, named: Mapping[str, T], parts: Parts) -> dict[str, T]:
+    """What belongs to groups of which this rank is the first."""
+    led = [part for part, members in parts.items() if min(members) == channel.ranks.rank_in_run]
+    return {name: value for name, value in named.items() if is_within(name, led)}
+
+
+def save_dense(
+    folder: Path, state: DenseState, unchecked: Mapping[str, Collection[str]] | None = None
+) -> dict[str, FileDigest]:
     """Write the files into a checkpoint; returns their digests.
+
+    Args:
+        folder: the checkpoint.
+        state: what to write.
+        unchecked: of files, the tensors that may have infinite numbers, such as masks.
 
     Raises:
         TrainingError: when a parameter is NaN or infinite.
         OSError: when the disk refuses.
     """
-    return {name: write_tensors(folder / name, _arrays(tensors)) for name, tensors in state.items()}
+    free = unchecked or {}
+    return {
+        name: write_tensors(
+            folder / name, {key: _stream(tensor) for key, tensor in tensors.items()}, free.get(name, ())
+        )
+        for name, tensors in state.items()
+    }
 
 
 def load_dense_weights(folder: Path, session: Session) -> None:
@@ -82,13 +120,8 @@ def load_dense_weights(folder: Path, session: Session) -> None:
 
 def load_dense_optimizer(folder: Path, session: Session) -> None:
     """Load what this rank holds of the dense optimizer's state, and the random state."""
-    position = {name: i for i, (name, _) in enumerate(session.model.named_parameters())}
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, tensor in _load_own(folder, OPTIMIZER, session).items():
-        name, _, field = key.rpartition("/")
-        state.setdefault(position[name], {})[field] = tensor
-    groups = session.optimizer.state_dict()["param_groups"]
-    session.optimizer.load_state_dict({"state": state, "param_groups": groups})
+    names = [name for name, _ in session.model.named_parameters()]
+    load_optimizer(session.optimizer, names, _load_own(folder, OPTIMIZER, session), None)
     torch.set_rng_state(load_file(folder / RANDOM)["torch"])
 
 
@@ -96,26 +129,28 @@ def _dense_state(session: Session) -> DenseState:
     averages = {} if session.averages is None else {AVERAGES: session.averages.state_dict()}
     return {
         WEIGHTS: session.model.state_dict(),
-        OPTIMIZER: _optimizer_tensors(session),
+        OPTIMIZER: encode_optimizer(session.optimizer, [name for name, _ in session.model.named_parameters()])[1],
         RANDOM: {"torch": torch.get_rng_state()},
         **averages,
     }
 
 
-def _within(file: str, tensors: Mapping[str, Tensor], parts: Iterable[str]) -> dict[str, Tensor]:
-    """What a file has of some parts of the model."""
-    named = [_AVERAGED + part for part in parts] if file == AVERAGES else [*parts]
-    return {name: tensor for name, tensor in tensors.items() if is_within(name, named)}
-
-
 def _load_own(folder: Path, file: str, session: Session) -> dict[str, Tensor]:
-    """What a file has, without parts of the model that belong to groups of other ranks."""
-    tensors = load_file(folder / file)
-    elsewhere = _within(file, tensors, all_parts(session.model).keys() - own_parts(session.model).keys())
-    return {name: tensor for name, tensor in tensors.items() if name not in elsewhere}
+    before = _AVERAGED if file == AVERAGES else ""
+    return without(load_file(folder / file), [before + part for part in parts_elsewhere(session.model)])
 
 
-def _to_first(channel: Channel, state: DenseState) -> list[DenseState]:
+def parts_elsewhere(model: nn.Module) -> Collection[str]:
+    """Parts of a model that belong to groups of other ranks."""
+    return all_parts(model).keys() - own_parts(model).keys()
+
+
+def without(named: Mapping[str, T], parts: Collection[str]) -> dict[str, T]:
+    """What does not belong to some parts of a model."""
+    return {name: value for name, value in named.items() if not is_within(name, parts)}
+
+
+def send_to_first(channel: Channel, state: DenseState) -> list[DenseState]:
     """Every rank's, on rank 0; nothing on the others. One message from each, which is there twice meanwhile."""
     size, is_first = channel.ranks.world_size, channel.ranks.rank == 0
     tensors = {f"{file}:{name}": each.cpu().clone() for file, named in state.items() for name, each in named.items()}
@@ -131,16 +166,10 @@ def _to_first(channel: Channel, state: DenseState) -> list[DenseState]:
     return states
 
 
-def _optimizer_tensors(session: Session) -> dict[str, Tensor]:
-    """State of the dense optimizer under ``<parameter>/<field>``."""
-    names = [name for name, _ in session.model.named_parameters()]
-    return {
-        f"{names[position]}/{field}": torch.as_tensor(value)
-        for position, fields in session.optimizer.state_dict()["state"].items()
-        for field, value in fields.items()
-        if value is not None
-    }
-
-
-def _arrays(tensors: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
-    return {name: np.asarray(tensor.detach().cpu().numpy()) for name, tensor in tensors.items()}
+def _stream(tensor: Tensor) -> Stream:
+    """A dense tensor as it is written; types that NumPy does not have go as their bytes."""
+    here = tensor.detach().cpu()
+    if here.dtype in _BY_BYTES:
+        bits, name = _BY_BYTES[here.dtype]
+        return replace(Stream.of(here.contiguous().view(bits).numpy()), type_name=name)
+    return Stream.of(np.asarray(here.resolve_conj().resolve_neg().numpy()))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from pibroch.config import RunConfig
 from pibroch.config.base import Section
@@ -20,6 +20,8 @@ from pibroch.train.monitor import Monitor
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
+_EITHER = ("config", "program")
+"""Who wrote it: a run of the house's, or a program of one's own."""
 
 
 class Progress(Section):
@@ -30,29 +32,67 @@ class Progress(Section):
     monitor: Monitor = Monitor()
 
 
+class ProgramState(Section):
+    """What a program of one's own has saved besides tables and tensors, see :func:`pibroch.save`.
+
+    Attributes:
+        embedding_step: updates of rows so far.
+        num_ranks: that saved it, each its random state.
+        rates: of each table, its group's settings in the rows' optimizer, such as ``lr``.
+        parts: by name (``model``, ``optimizer@wide``, ...), plain values that name tensors in the part's file.
+        extra: what the program wanted to keep.
+    """
+
+    embedding_step: int
+    num_ranks: int
+    rates: dict[str, dict[str, Any]]
+    parts: dict[str, Any]
+    extra: Any = None
+
+
 class Manifest(Section):
     """What a checkpoint says of itself.
 
     Attributes:
         increments: incremental checkpoints since the last full one, this one included; 0 for a full one.
-        dataset_fingerprint: of the data that it was trained on: schema and vocabularies.
+        dataset_fingerprint: of the data that it was trained on: schema and vocabularies; empty where nobody said.
         dataset_digest: of all its contents; ``None`` in checkpoints that do not have it.
-        data_schema: the dataset's schema; serving encodes requests with it.
+        data_schema: the dataset's schema; serving encodes requests with it. Empty where nobody said.
         tables: by name, with their parts.
+        run_config: ``config`` in the file: of a run of ``pibroch train``.
+        program: of a program of one's own.
         learning_rates: in the last step, of ``dense`` layers and ``embedding`` rows.
         files: every other file with its size and checksum.
     """
 
+    model_config = ConfigDict(serialize_by_alias=True)
+
     format_version: int
     increments: int
-    dataset_fingerprint: str
+    dataset_fingerprint: str = ""
     dataset_digest: str | None = None
-    data_schema: dict[str, Any]
+    data_schema: dict[str, Any] = Field(default_factory=dict)
     tables: dict[str, SavedTable]
-    config: RunConfig
+    run_config: RunConfig | None = Field(None, alias="config")
+    program: ProgramState | None = None
     progress: Progress
     learning_rates: dict[str, float]
     files: dict[str, FileDigest]
+
+    @property
+    def config(self) -> RunConfig:
+        """The configuration of the run.
+
+        Raises:
+            CheckpointError: for a checkpoint that a program of one's own saved.
+        """
+        if self.run_config is None:
+            raise CheckpointError(
+                "a checkpoint that pibroch.save wrote, which knows no recipe, model or data set",
+                "one that pibroch train wrote",
+                "load it by pibroch.load in the program that made it",
+            )
+        return self.run_config
 
     def write(self, folder: Path) -> None:
         """Write ``manifest.json``.
@@ -61,6 +101,7 @@ class Manifest(Section):
             OSError: when the disk refuses.
         """
         content = self.model_dump(mode="json")
+        content = {key: value for key, value in content.items() if key not in _EITHER or value is not None}
         content["sha256"] = _checksum(content)
         (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
@@ -86,7 +127,7 @@ def read_manifest(folder: Path) -> Manifest:
             )
         return Manifest.model_validate(content)
     except FileNotFoundError as error:
-        do = "name a folder that pibroch train wrote"
+        do = "name a folder that pibroch train or pibroch.save wrote"
         raise DamagedCheckpointError(f"no {path}", "a checkpoint folder", do) from error
     except (ValueError, KeyError, AttributeError, OSError) as error:
         problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error

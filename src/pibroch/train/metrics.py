@@ -83,7 +83,7 @@ class Predictions:
         metrics = Metrics(
             auc=area_under_roc(negatives, positives),
             logloss=logloss,
-            normalized_entropy=logloss / _entropy(clicks / count) if 0 < clicks < count else math.nan,
+            normalized_entropy=logloss / binary_entropy(clicks / count) if 0 < clicks < count else math.nan,
             calibration=float(predicted.sum()) / clicks if clicks else math.nan,
             num_samples=count,
         )
@@ -97,14 +97,14 @@ class Predictions:
         )
 
 
-def area_under_roc(negatives: Counts, positives: Counts) -> float:
-    """Area under a ROC curve given as cumulative counts, by trapezia; exact in integers until the one division.
+def area_under_roc(negatives: Counts | Floats, positives: Counts | Floats) -> float:
+    """Area under a ROC curve given as cumulative counts or weights, by trapezia; exact in integers until the one division.
 
     >>> area_under_roc(np.array([0, 0, 1, 2]), np.array([0, 1, 2, 2]))
     0.875
     """
-    pairs = int(negatives[-1]) * int(positives[-1])
-    twice = int(np.sum(np.diff(negatives) * (positives[1:] + positives[:-1])))
+    pairs = negatives[-1].item() * positives[-1].item()
+    twice = np.sum(np.diff(negatives) * (positives[1:] + positives[:-1])).item()
     return twice / (2 * pairs) if pairs else math.nan
 
 
@@ -117,7 +117,8 @@ def _roc_counts(logits: NDArray[np.float32], labels: NDArray[np.bool_]) -> tuple
     return np.insert(negatives, 0, 0), np.insert(positives, 0, 0)
 
 
-def _entropy(rate: float) -> float:
+def binary_entropy(rate: float) -> float:
+    """Of an event of this rate, between 0 and 1, in nats: the log loss of who knows only the rate."""
     return -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
 
 

@@ -8,17 +8,16 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from pibroch.collectives.world import World
 from pibroch.config import RunConfig
 from pibroch.data import EncodedDataset, Loader
-from pibroch.data.dataset import SplitName
 from pibroch.embedding import SGD
 from pibroch.embedding.checkpoint import check_tables_match, saved_tables
-from pibroch.errors import CheckpointError, ConfigError, DataError
+from pibroch.errors import CheckpointError
 from pibroch.observability.memory import peak_rss_bytes
 from pibroch.observability.records import FanOut, Sink
 from pibroch.observability.sinks import JsonLines
@@ -35,6 +34,7 @@ from pibroch.train.resumption import warn_of_surroundings
 from pibroch.train.roles import processes_beside
 from pibroch.train.run_directory import VERSIONS, RunDirectory, surroundings
 from pibroch.train.sameness import check_same_run
+from pibroch.train.scoring import check_out, opened_split, write_predictions
 from pibroch.train.session import Session, build_session, build_tables
 from pibroch.train.stopwatch import Stopwatch
 from pibroch.train.summary import Summary
@@ -112,25 +112,44 @@ def _train(session: Session, run: RunDirectory, make_sink: MakeSink, traces: boo
         sink.close()
 
 
-def evaluate_checkpoint(path: Path, dataset: EncodedDataset, split: str) -> Metrics:
+def evaluate_checkpoint(path: Path, dataset: EncodedDataset, split: str, out: Path | None = None) -> Metrics:
     """Metrics of a checkpoint, or of a run directory's best one, over a split; on the threads that the recipe asks for.
+
+    Args:
+        path: the checkpoint.
+        dataset: encoded as the one that it was trained on.
+        split: train, validation or test.
+        out: a file for the scores, see :func:`pibroch.train.scoring.score_split`.
 
     Raises:
         CheckpointError: when it is missing, damaged, or of other tables or dense features.
-        ConfigError: when there is no such split.
+        ConfigError: when there is no such split, or ``out`` cannot be written.
         DataError: when it has no samples.
     """
-    if split not in dataset.samples:
-        raise ConfigError(f"split {split!r}", f"one of {', '.join(dataset.samples)}", "change --split")
-    if not dataset.samples[split]:
-        raise DataError(f"no {split} samples in {dataset.path}", "a split with samples", "pass another --split")
+    if out is not None:
+        check_out(out)
+    opened = opened_split(dataset, split)
+    predictor, _ = open_for(path, dataset)
+    loader = Loader(opened, predictor.config.train.evaluate_batch_size)
+    predictions = predict(loader, predictor.logits)
+    if out is not None:
+        write_predictions(predictions, out)
+    return predictions.result()[0]
+
+
+def open_for(path: Path, dataset: EncodedDataset) -> tuple[Predictor, Path]:
+    """A checkpoint's predictor, or that of a run directory's best one, for data that fits it, and the checkpoint's folder.
+
+    Torch computes on the threads that the recipe asks for from then on.
+
+    Raises:
+        CheckpointError: when it is missing, damaged, or of other tables, dense features or vocabularies.
+    """
     folder = find_checkpoint(path)
     config = _must_fit(read_manifest(folder), dataset).config
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
-    predictor = Predictor.open(folder)
-    loader = Loader(dataset.split(cast(SplitName, split)), config.train.evaluate_batch_size)
-    return predict(loader, predictor.logits).result()[0]
+    return Predictor.open(folder), folder
 
 
 def _must_fit(manifest: Manifest, dataset: EncodedDataset) -> Manifest:

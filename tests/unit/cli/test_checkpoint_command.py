@@ -53,7 +53,7 @@ def test_verify_names_each_damaged_or_missing_file(run):
     with pytest.raises(CheckpointError, match=r"manifest\.json, which is damaged"):
         verify_command(latest)
     with pytest.raises(CheckpointError, match="no checkpoint in"):
-        verify_command(latest.parent)
+        verify_command(latest.parent.parent.parent)
 
 
 def test_convert_there_and_back(run, config, tmp_path):

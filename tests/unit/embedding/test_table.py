@@ -1,5 +1,5 @@
 import math
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -10,6 +10,7 @@ import torch
 import pibroch as pb
 from pibroch.embedding import MemoryShard, RowSpace
 from pibroch.errors import ConfigError
+from pibroch.torchrec import EmbeddingBagConfig
 
 
 @pytest.mark.parametrize(
@@ -96,6 +97,13 @@ def test_initial_weights_are_those_of_the_config(fields, initializer):
         ({"need_pos": True}, "need_pos True"),
         ({"use_virtual_table": True}, "no support for virtual tables"),
         ({"num_embeddings_post_pruning": 3}, "no support for pruning"),
+        ({"virtual_table_eviction_policy": "lru"}, "no support for eviction"),
+        ({"total_num_buckets": 8}, "no support for buckets of ids"),
+        ({"input_dim": 9}, "with input_dim 9"),
+        ({"enable_embedding_update": True}, "with enable_embedding_update True"),
+        ({"stash_weights": True}, "with stash_weights True.*leave it out"),
+        ({"has_feature_processor": True}, "no support for feature processors"),
+        ({"name": ""}, "without a name"),
         ({"init_fn": lambda weights: weights.fill_(1)}, "with init_fn"),
         ({"init_fn": partial(torch.nn.init.normal_, mean=1.0)}, "with init_fn"),
         ({"init_fn": partial(torch.nn.init.trunc_normal_, std=1.0)}, "with init_fn"),
@@ -105,6 +113,16 @@ def test_initial_weights_are_those_of_the_config(fields, initializer):
 def test_what_a_table_cannot_do_is_not_left_out(fields, message):
     with pytest.raises(ConfigError, match=message):
         pb.Table.from_config(torchrec_config(**fields))
+
+
+def test_fields_of_a_later_torchrec_are_taken_only_as_they_are():
+    @dataclass
+    class LaterConfig(EmbeddingBagConfig):
+        magic: list[int] = field(default_factory=list)
+
+    assert pb.Table.from_config(LaterConfig(9, 4, "t")) == pb.Table("t", 9, 4)
+    with pytest.raises(ConfigError, match=r"with magic \[3\]; need fields that a table knows"):
+        pb.Table.from_config(LaterConfig(9, 4, "t", magic=[3]))
 
 
 def test_an_embedding_config_pools_nothing():

@@ -117,3 +117,15 @@ def test_other_types_and_devices_are_refused():
     for change in (model.half, model.double, lambda: model.to(torch.bfloat16), lambda: model.to("meta")):
         with pytest.raises(ConfigError, match="need float32 on the CPU"):
             change()
+
+
+def test_whole_tables_by_name_and_an_unknown_one():
+    embeddings = pb.Embeddings([pb.Table("a", 3, 2), pb.Table("b", 4, 2)], pb.Adagrad(lr=0.1))
+    state = embeddings.full_state_dict(["b"], row_state=True)
+    assert [*state] == ["embedding_bags.b.weight", "embedding_bags.b.sum"]
+    with pytest.raises(pb.errors.ConfigError, match="table 'c'; need one of a, b"):
+        embeddings.full_state_dict(["c"])
+    with pytest.raises(pb.errors.CheckpointError, match=r"no 'embedding_bags\.a\.weight'"):
+        embeddings.load_full_state_dict(state)
+    with pytest.raises(pb.errors.CheckpointError, match=r"no 'embedding_bags\.b\.weight'"):
+        embeddings.load_full_state_dict({"embedding_bags.b.sum": state["embedding_bags.b.sum"]}, strict=False)

@@ -26,8 +26,8 @@ class Format(ABC):
         """What ``torch.save`` is to write."""
 
     @abstractmethod
-    def read(self, content: Mapping[str, Any], tables: Sequence[str]) -> PlainModel:
-        """A model from what ``torch.load`` gave.
+    def read(self, content: State, tables: Sequence[str]) -> PlainModel:
+        """A model from tensors by name, see :func:`~pibroch.train.convert.sources.read_source`.
 
         Raises:
             CheckpointError: names what is missing.
@@ -50,10 +50,12 @@ class TorchRec(Format):
         state |= _named([first, *model.top[1:-1]], "over_arch.model.0._mlp.{}._linear.")
         return state | _named(model.top[-1:], "over_arch.model.1.")
 
-    def read(self, content: Mapping[str, Any], tables: Sequence[str]) -> PlainModel:
+    def read(self, content: State, tables: Sequence[str]) -> PlainModel:
         """See :class:`Format`."""
         state = _without_prefix(content, self.BAGS)
-        stored = {k.removeprefix(self.BAGS).removesuffix(".weight"): v for k, v in state.items() if self.BAGS in k}
+        stored = {
+            k.removeprefix(self.BAGS).removesuffix(".weight"): v for k, v in state.items() if k.startswith(self.BAGS)
+        }
         found = _matched({name.removeprefix("t_"): table for name, table in stored.items()}, tables)
         bottom = _layers(state, r"dense_arch\.model\._mlp\.(\d+)\._linear\.")
         top = _layers(state, r"over_arch\.model\.0\._mlp\.(\d+)\._linear\.") + _layers(
@@ -81,9 +83,9 @@ class ReferenceDLRM(Format):
         figures = dict.fromkeys(("train_loss", "total_loss", "test_acc", "test_auc"), 0.0)
         return {"state_dict": state, **counts, **figures}
 
-    def read(self, content: Mapping[str, Any], tables: Sequence[str]) -> PlainModel:
+    def read(self, content: State, tables: Sequence[str]) -> PlainModel:
         """See :class:`Format`."""
-        state = _without_prefix(content.get("state_dict", content), "emb_l.")
+        state = _without_prefix(content, "emb_l.")
         numbered = {int(name.split(".")[1]): tensor for name, tensor in state.items() if name.startswith("emb_l.")}
         if sorted(numbered) != list(range(len(tables))):
             raise CheckpointError(
@@ -114,15 +116,24 @@ def _layers(state: State, pattern: str) -> list[Layer]:
         raise CheckpointError(f"no {error.args[0]!r}", "a weight and a bias for each layer") from error
 
 
-def _without_prefix(state: Any, landmark: str) -> dict[str, Tensor]:
-    """Tensors by name, without what wrappers such as ``DistributedDataParallel`` put before."""
-    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
-        raise CheckpointError(f"a {type(state).__name__}", "a state_dict: tensors by name")
-    prefix = next((name[: name.index(landmark)] for name in state if landmark in name), None)
-    if prefix is None:
+def _without_prefix(state: State, landmark: str) -> dict[str, Tensor]:
+    """The model's tensors by name, without what wrappers and nested dictionaries put before.
+
+    Args:
+        state: tensors by name, perhaps with those of optimizers.
+        landmark: what the names of tables begin with.
+    """
+    of_table = re.compile(rf"(.*?){re.escape(landmark)}[^.]+\.weight")
+    prefixes = sorted({match[1] for name in state if (match := of_table.fullmatch(name))})
+    if not prefixes:
         some = ", ".join(list(state)[:3])
         raise CheckpointError(f"parameters named {some}, ...", f"some named {landmark}*", "choose the other format")
-    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
+    if len(prefixes) > 1:
+        raise CheckpointError(
+            f"tables under {' and '.join(repr(prefix) for prefix in prefixes)}", "those of one model", "save it alone"
+        )
+    chosen = prefixes[0]
+    return {name.removeprefix(chosen): tensor for name, tensor in state.items() if name.startswith(chosen)}
 
 
 def _matched(stored: dict[str, Tensor], tables: Sequence[str]) -> dict[str, Tensor]:

@@ -1,13 +1,8 @@
-"""From a file of ``torch.save`` that others wrote to a run that can be evaluated and trained on."""
+"""From what others wrote to a run that can be evaluated and trained on."""
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from pibroch.config import RunConfig
 from pibroch.data import EncodedDataset
@@ -15,6 +10,7 @@ from pibroch.errors import CheckpointError, ConfigError
 from pibroch.train.checkpoint_folder import CheckpointFolder
 from pibroch.train.convert.formats import FORMATS
 from pibroch.train.convert.plain import PlainModel, to_state
+from pibroch.train.convert.sources import read_source
 from pibroch.train.manifest import Progress
 from pibroch.train.run_directory import RunDirectory
 from pibroch.train.session import Session, build_session
@@ -26,7 +22,7 @@ def import_checkpoint(
     """Begin a run with another system's weights as its checkpoint of step 0; all optimizer state is fresh.
 
     Args:
-        source: written by ``torch.save``; read with ``weights_only=True``, so it runs no code.
+        source: what others wrote, see :func:`~pibroch.train.convert.sources.read_source`; it runs no code.
         run: a new directory.
         format_name: one of ``FORMATS``.
         config: whose model is the one in the file.
@@ -42,7 +38,7 @@ def import_checkpoint(
             "a DLRM with batch norm", "one without, as the file has none", "pass --set model.batch_norm=false"
         )
     run.must_be_new()
-    model = FORMATS[format_name].read(_load(source), list(dataset.num_rows))
+    model = FORMATS[format_name].read(read_source(source), list(dataset.num_rows))
     session = build_session(config, dataset)
     fill_session(session, model)
     run.create(config)
@@ -73,23 +69,6 @@ def fill_session(session: Session, model: PlainModel) -> None:
         view.weights[:] = model.tables[view.piece.table.name].float().numpy()
         if "average" in view.state:
             view.state["average"][:] = view.weights
-
-
-def _load(source: Path) -> Mapping[str, Any]:
-    try:
-        content = torch.load(source, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise CheckpointError(f"no {source}", "a file that torch.save wrote") from error
-    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(
-            f"{source}, which is no file of tensors: {reason}",
-            "a state_dict of tensors alone, written by torch.save",
-            "save model.state_dict() instead of the model",
-        ) from error
-    if not isinstance(content, Mapping):
-        raise CheckpointError(f"a {type(content).__name__} in {source}", "a state_dict", "save model.state_dict()")
-    return content
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:

@@ -1,0 +1,126 @@
+"""What :class:`pibroch.Embeddings` does with the states of its tables: torch's state_dict, whole tables, DCP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from pibroch.collectives import Channel, Ranks
+from pibroch.embedding import PieceView, SparseOptimizer, Table
+from pibroch.errors import ConfigError
+from pibroch.exchange.base import Exchange
+from pibroch.exchange.fused_optimizer import FusedOptimizer
+from pibroch.exchange.state import load_tables, whole_tables
+from pibroch.exchange.stateful import EmbeddingState
+from pibroch.exchange.whole_tables import fill_tables, gather_tables
+
+
+class TableStates(nn.Module):
+    """The base of :class:`pibroch.Embeddings`, which says what the attributes are."""
+
+    tables: tuple[Table, ...]
+    optimizers: dict[str, SparseOptimizer]
+    exchange: Exchange[Any]
+    fused_optimizer: FusedOptimizer
+    step: int
+    ranks: Ranks
+    kind_in_state: ClassVar[str] = "embedding_bags"
+    """What stands before a table's name in states, as in TorchRec's."""
+    _is_left_out = False
+
+    def pieces(self) -> list[PieceView]:
+        """The parts of the tables that this process holds; waits for updates that are under way.
+
+        Views stay valid, but between a step and the next look at them call this again.
+        """
+        self.exchange.flush()
+        return [view for shard in self.exchange.shards for view in shard.views()]
+
+    @cached_property
+    def control(self) -> Channel:
+        """Between the ranks, for what happens beside steps; every rank asks for it at the same place, at first."""
+        return self.ranks.open_channel()
+
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Within, ``state_dict`` and ``load_state_dict`` of a module around this one know nothing of the tables."""
+        self._is_left_out = True
+        try:
+            yield
+        finally:
+            self._is_left_out = False
+
+    @contextmanager
+    def rewriting(self) -> Iterator[list[PieceView]]:
+        """Within, :meth:`pieces`, to be written to; nothing that was fetched before is used afterwards. On all ranks."""
+        self.exchange.flush()
+        self.exchange.forget()
+        yield self.pieces()
+        self.exchange.forget()
+
+    def full_state_dict(
+        self, tables: Sequence[str] | None = None, *, on_all_ranks: bool = False, row_state: bool = False
+    ) -> dict[str, Tensor]:
+        """Copies of whole tables, named as in ``state_dict``, on rank 0 or on all; the other ranks get none. All ranks call it.
+
+        Beside the copies, memory is that of a few small buffers.
+
+        Args:
+            tables: by name, e.g. one at a time where memory is short; all when absent.
+            on_all_ranks: or on rank 0 alone.
+            row_state: with the optimizers' state, named likewise.
+
+        Raises:
+            ConfigError: for a table that is not there.
+        """
+        known = {table.name: table for table in self.tables}
+        unknown = [name for name in tables or () if name not in known]
+        if unknown:
+            raise ConfigError(f"table {unknown[0]!r}", f"one of {', '.join(known)}")
+        chosen = self.tables if tables is None else [known[name] for name in tables]
+        return gather_tables(self, chosen, on_all_ranks=on_all_ranks, row_state=row_state)
+
+    def load_full_state_dict(self, state: Mapping[str, Tensor], strict: bool = True) -> None:
+        """Fill all ranks' rows from what rank 0 passes, with optimizer state where it has some. All ranks call it.
+
+        Args:
+            state: whole tables on rank 0; what others pass is not looked at.
+            strict: whether all tables must be there; else those that are absent stay as they are.
+
+        Raises:
+            CheckpointError: (on all ranks) for missing or other tables, or other shapes.
+        """
+        fill_tables(self, state, strict)
+
+    def stateful(self) -> EmbeddingState:
+        """The tables as ``torch.distributed.checkpoint`` takes them, see :class:`~pibroch.exchange.stateful.EmbeddingState`."""
+        return EmbeddingState(self)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        """TorchRec's names; the tensors are views into the records, not copies.
+
+        Raises:
+            ConfigError: where this process does not hold whole tables.
+        """
+        if not self._is_left_out:
+            self.exchange.flush()
+            destination.update(whole_tables(self.tables, self.exchange.shards, f"{prefix}{self.kind_in_state}."))
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, metadata: Any, strict: bool, missing: list[str],
+        unexpected: list[str], errors: list[str],
+    ) -> None:  # fmt: skip
+        """Copies weights in; optimizer state is left alone (checkpoints carry it, see pibroch.save).
+
+        Between ranks every rank calls it, with whole tables, and takes what it holds.
+        """
+        if self._is_left_out:
+            return
+        self.exchange.forget()
+        problems = load_tables(self.tables, self.pieces(), f"{prefix}{self.kind_in_state}.", state_dict)
+        for found, known in zip((missing, unexpected, errors), problems, strict=True):
+            found += known

@@ -1,0 +1,88 @@
+"""Whole tables as plain tensors, wherever their rows lie: gathered for other tools, and filled from theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pibroch.embedding import Table
+from pibroch.embedding.checkpoint import saved_tables
+from pibroch.embedding.parts import WEIGHT
+from pibroch.errors import CheckpointError
+from pibroch.exchange.agreement import check_on_all
+from pibroch.exchange.row_blocks import RowBlocks
+
+if TYPE_CHECKING:
+    from pibroch.exchange.states import TableStates
+
+_DO = "pass what full_state_dict() of embeddings with the same tables gave"
+
+
+def name_of(embeddings: TableStates, table: Table, field: str = WEIGHT) -> str:
+    """TorchRec's name of a table's weights; others of its fields are named alike."""
+    return f"{embeddings.kind_in_state}.{table.name}.{field}"
+
+
+def gather_tables(
+    embeddings: TableStates, tables: Sequence[Table], *, on_all_ranks: bool, row_state: bool
+) -> dict[str, Tensor]:
+    """See :meth:`pibroch.exchange.Embeddings.full_state_dict`."""
+    channel, found = embeddings.control, dict[str, Tensor]()
+    blocks, size = RowBlocks(channel, embeddings.pieces()), channel.ranks.world_size
+    for table in tables:
+        saved = saved_tables([table], embeddings.optimizers[table.name])[table.name]
+        fields = [WEIGHT, *(saved.state if row_state else ())]
+        everything, nothing = range(table.num_rows), range(0)
+        wanted = [everything if on_all_ranks or rank == 0 else nothing for rank in range(size)]
+        numbers = blocks.collect(table, saved, fields, wanted)
+        if wanted[channel.ranks.rank]:
+            found |= {name_of(embeddings, table, field): torch.from_numpy(array) for field, array in numbers.items()}
+    return found
+
+
+def fill_tables(embeddings: TableStates, state: Mapping[str, Tensor], strict: bool) -> None:
+    """See :meth:`pibroch.exchange.Embeddings.load_full_state_dict`."""
+    channel, is_first = embeddings.control, embeddings.control.ranks.rank == 0
+    saved = saved_tables(embeddings.tables, embeddings.optimizers)
+    check_on_all(channel, lambda: _check(embeddings, state, strict) if is_first else None)
+    given: list[list[str]] = channel.gather([*state] if is_first else [])
+    with embeddings.rewriting() as views:
+        blocks = RowBlocks(channel, views)
+        for table in (each for each in embeddings.tables if name_of(embeddings, each) in given[0]):
+            fields = [
+                field for field in (WEIGHT, *saved[table.name].state) if name_of(embeddings, table, field) in given[0]
+            ]
+            numbers = {field: _array(state[name_of(embeddings, table, field)]) for field in fields} if is_first else {}
+            empty = {field: np.empty((0, 0), np.float32) for field in fields}
+            held = [range(table.num_rows) if rank == 0 else range(0) for rank in range(channel.ranks.world_size)]
+            blocks.spread(table, saved[table.name], numbers or empty, held)
+        for view in (each for each in views if name_of(embeddings, each.piece.table) in given[0]):
+            if "average" in view.state and name_of(embeddings, view.piece.table, "average") not in given[0]:
+                view.state["average"][:], view.state["averaged_at"][:] = view.weights, embeddings.step
+            if view.touched is not None:
+                view.touched[:] = True
+
+
+def _array(tensor: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    return np.asarray(tensor.detach().cpu().float().numpy())
+
+
+def _check(embeddings: TableStates, state: Mapping[str, Tensor], strict: bool) -> None:
+    saved = saved_tables(embeddings.tables, embeddings.optimizers)
+    known: dict[str, list[int]] = {}
+    for table in embeddings.tables:
+        widths = {WEIGHT: table.dim, **saved[table.name].state}
+        known |= {name_of(embeddings, table, field): [table.num_rows, width] for field, width in widths.items()}
+        if name_of(embeddings, table) not in state and (
+            strict or any(name_of(embeddings, table, field) in state for field in widths)
+        ):
+            raise CheckpointError(f"no {name_of(embeddings, table)!r} in the state", "the weights of all tables", _DO)
+    for name, tensor in state.items():
+        if name not in known:
+            raise CheckpointError(f"{name!r} in the state", f"one of {', '.join(known)}", _DO)
+        if list(tensor.shape) != known[name]:
+            raise CheckpointError(f"{name!r} of shape {list(tensor.shape)}", f"{known[name]}", _DO)

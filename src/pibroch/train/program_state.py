@@ -1,0 +1,291 @@
+"""The parts of a program of one's own (models, optimizers, schedulers) as files of tensors and plain values, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from urllib.parse import quote
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from pibroch.collectives import Channel
+from pibroch.collectives.ownership import Parts, all_parts
+from pibroch.errors import CheckpointError, ConfigError
+from pibroch.exchange.embeddings import Embeddings
+from pibroch.train.dense_state import (
+    OPTIMIZER,
+    RANDOM,
+    WEIGHTS,
+    DenseState,
+    gather_dense,
+    led,
+    parts_elsewhere,
+    send_to_first,
+    without,
+)
+from pibroch.train.manifest import Manifest
+from pibroch.train.optimizer_state import encode_optimizer, load_optimizer, names_of_parameters
+from pibroch.train.state_tree import decode, encode
+
+T = TypeVar("T")
+Named: TypeAlias = T | Mapping[str, T] | None
+"""None, one, or several by name."""
+
+SCHEDULER, EXTRA = "scheduler.safetensors", "extra.safetensors"
+_FILES = {"model": WEIGHTS, "optimizer": OPTIMIZER, "scheduler": SCHEDULER, "extra": EXTRA}
+
+
+@runtime_checkable
+class HasState(Protocol):
+    """What torch's schedulers, scalers and their like have."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values and tensors."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
+        """Take them back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A part: plain values, the tensors that they name, and which of these may be infinite."""
+
+    tree: Any
+    tensors: dict[str, Tensor]
+    unchecked: Collection[str] = ()
+
+
+class ProgramParts:
+    """What of a program is saved and loaded besides rows.
+
+    Args:
+        model: dense layers.
+        optimizer: torch optimizers.
+        scheduler: whatever has a ``state_dict`` of plain values and tensors.
+        embeddings: the tables, which may be a part of a model, and are saved otherwise.
+
+    Raises:
+        ConfigError: for something else.
+    """
+
+    def __init__(
+        self, model: Named[nn.Module], optimizer: Named[torch.optim.Optimizer], scheduler: Named[HasState],
+        embeddings: Embeddings,
+    ) -> None:  # fmt: skip
+        self._embeddings = embeddings
+        self._models = _named("model", model, nn.Module)
+        self._optimizers = _named("optimizer", optimizer, torch.optim.Optimizer)
+        self._schedulers = _named("scheduler", scheduler, HasState)
+        self._prefixes = {
+            "" if part == "model" else f"{part.partition('@')[2]}.": m for part, m in self._models.items()
+        }
+
+    @property
+    def names(self) -> list[str]:
+        """Of the parts."""
+        return [*self._models, *self._optimizers, *self._schedulers]
+
+    def encode(self, extra: object) -> dict[str, Encoded]:
+        """All parts, and ``extra`` as one, by name.
+
+        Raises:
+            ConfigError: for what cannot be stored.
+        """
+        for part, model in self._models.items():
+            others = [each for each in model.modules() if isinstance(each, Embeddings) and each is not self._embeddings]
+            if others:
+                raise ConfigError(
+                    f"{part} with pibroch.Embeddings of tables {', '.join(t.name for t in others[0].tables)} in it",
+                    "no tables but those that are saved", "save each Embeddings on its own, in a folder of its own",
+                )  # fmt: skip
+        with self._embeddings.left_out():
+            found = {part: _encode_model(model) for part, model in self._models.items()}
+        for part, optimizer in self._optimizers.items():
+            found[part] = Encoded(*encode_optimizer(optimizer, names_of_parameters(optimizer, self._prefixes)))
+        for part, scheduler in self._schedulers.items():
+            found[part] = _encode_values(scheduler.state_dict(), part)
+        return found if extra is None else {**found, "extra": _encode_values(extra, "extra")}
+
+    def learning_rates(self) -> dict[str, float]:
+        """Of each optimizer's first group, by the optimizer's name, ``dense`` for the only one."""
+        rates = {part: each.param_groups[0].get("lr") for part, each in self._optimizers.items()}
+        named = {part.partition("@")[2] or "dense": rate for part, rate in rates.items() if rate is not None}
+        return {name: float(rate) for name, rate in named.items()}
+
+    def gather(
+        self, encoded: Mapping[str, Encoded], channel: Channel
+    ) -> tuple[DenseState, dict[str, Any], dict[str, Collection[str]]]:
+        """Tensors by file (on rank 0), plain values by part, and what of the files may be infinite; every rank calls it.
+
+        Raises:
+            RankFailedError: when a rank was lost.
+        """
+        state = {file_of(part): each.tensors for part, each in encoded.items()}
+        held = {file_of(part): self._held(part) for part in encoded}
+        trees: dict[str, Any] = {part: each.tree for part, each in encoded.items()}
+        if any(held.values()):
+            self._add_what_groups_hold(trees, channel)
+        dense = gather_dense(channel, lambda: state, held)
+        dense |= _random_states(channel)
+        unchecked = {file_of(part): each.unchecked for part, each in encoded.items()}
+        return {file: tensors for file, tensors in dense.items() if tensors}, trees, unchecked
+
+    def _add_what_groups_hold(self, trees: Mapping[str, Any], channel: Channel) -> None:
+        """To rank 0's plain values of parts those of the groups' first ranks."""
+        mine = {
+            part: {
+                "state": led(channel, tree["state"], self._held(part)),
+                "groups": [
+                    [*led(channel, dict.fromkeys(g["params"]), self._held(part))] for g in tree.get("groups", ())
+                ],
+            }
+            for part, tree in trees.items()
+            if tree and self._held(part)
+        }
+        for theirs in channel.gather(mine):
+            for part, found in theirs.items():
+                trees[part]["state"] |= found["state"]
+                for group, names in zip(trees[part].get("groups", ()), found["groups"], strict=False):
+                    group["params"] += [name for name in names if name not in group["params"]]
+
+    def load(self, folder: Path, manifest: Manifest) -> None:
+        """Fill all parts in place.
+
+        Raises:
+            CheckpointError: when the saved ones are not those of this program.
+        """
+        trees = {} if manifest.program is None else manifest.program.parts
+        files = manifest.files
+        for part, model in self._models.items():
+            tensors = without(_read(folder, part, files), parts_elsewhere(model))
+            with self._embeddings.left_out():
+                _load_model(model, part, trees.get(part), tensors)
+        away = {prefix + part for prefix, model in self._prefixes.items() for part in parts_elsewhere(model)}
+        for part, optimizer in self._optimizers.items():
+            names, tensors = names_of_parameters(optimizer, self._prefixes), without(_read(folder, part, files), away)
+            load_optimizer(optimizer, names, tensors, trees.get(part), away)
+        for part, scheduler in self._schedulers.items():
+            scheduler.load_state_dict(decode(trees[part]["state"], _read(folder, part, files)))
+
+    def check(self, manifest: Manifest) -> list[str]:
+        """The names of saved parts that are not loaded here.
+
+        Raises:
+            CheckpointError: for a part of this program that was not saved.
+        """
+        saved = ["model", "optimizer"] if manifest.program is None else [*manifest.program.parts]
+        missing = [part for part in self.names if part not in saved]
+        if missing:
+            kind, _, name = missing[0].partition("@")
+            raise CheckpointError(
+                f"no {kind}{f' {name!r}' if name else ''} in a checkpoint of {_listed(saved)}",
+                "all parts that are to be loaded",
+                f"leave {kind}= out of pibroch.load, or save it by pibroch.save(..., {kind}=...), under the same name",
+            )
+        return [part for part in saved if part not in [*self.names, "extra"]]
+
+    def _held(self, part: str) -> Parts:
+        """What of a part's tensors belongs to groups of ranks."""
+        if part in self._models:
+            return all_parts(self._models[part])
+        if part not in self._optimizers:
+            return {}
+        return {
+            prefix + name: who for prefix, model in self._prefixes.items() for name, who in all_parts(model).items()
+        }
+
+
+def file_of(part: str) -> str:
+    """The file that has a part's tensors.
+
+    >>> file_of("model"), file_of("optimizer@wide/deep")
+    ('dense.safetensors', 'dense_optimizer@wide%2Fdeep.safetensors')
+    """
+    kind, _, name = part.partition("@")
+    file = _FILES[kind]
+    return file if not name else f"{file.removesuffix('.safetensors')}@{quote(name, safe=' ')}.safetensors"
+
+
+def load_extra(folder: Path, manifest: Manifest) -> Any:
+    """What the program kept besides; ``None`` when nothing."""
+    if manifest.program is None or "extra" not in manifest.program.parts:
+        return None
+    return decode(manifest.program.parts["extra"]["state"], _read(folder, "extra", manifest.files))
+
+
+def restore_random(folder: Path, manifest: Manifest, channel: Channel) -> bool:
+    """Set torch's random state to this rank's; not where another number of ranks saved it."""
+    ranks, num_saved = channel.ranks, 1 if manifest.program is None else manifest.program.num_ranks
+    if ranks.world_size != num_saved or RANDOM not in manifest.files:
+        return False
+    torch.set_rng_state(load_file(folder / RANDOM)[_random_name(ranks.rank)])
+    return True
+
+
+def _random_name(rank: int) -> str:
+    return f"torch@{rank}" if rank else "torch"
+
+
+def _random_states(channel: Channel) -> DenseState:
+    mine = {RANDOM: {_random_name(channel.ranks.rank): torch.get_rng_state()}}
+    if channel.ranks.world_size == 1:
+        return mine
+    all_states: dict[str, Tensor] = {}
+    for sent in send_to_first(channel, mine):
+        all_states |= sent[RANDOM]
+    return {RANDOM: all_states}
+
+
+def _named(kind: str, given: Named[Any], wanted: type) -> dict[str, Any]:
+    """By the names of parts: ``model``, or ``model@name`` of several."""
+    if given is None:
+        return {}
+    several = isinstance(given, Mapping) and not isinstance(given, nn.Module)
+    named = {f"{kind}@{name}": each for name, each in given.items()} if several else {kind: given}
+    for part, each in named.items():
+        if not isinstance(each, wanted) or isinstance(each, type):
+            raise ConfigError(
+                f"{part}, a {type(each).__name__}",
+                {"model": "a torch module", "optimizer": "a torch optimizer"}.get(kind, "something with state_dict()"),
+                "pass one, or several by name: {'wide': ..., 'deep': ...}",
+            )
+    return named
+
+
+def _encode_model(model: nn.Module) -> Encoded:
+    tensors: dict[str, Tensor] = {}
+    state = {key: encode(value, key, tensors) for key, value in model.state_dict().items()}
+    trained = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    unchecked = tensors.keys() - trained
+    only_tensors = all(value == {"$tensor": key} for key, value in state.items())
+    return Encoded(None if only_tensors else {"state": state}, tensors, unchecked)
+
+
+def _encode_values(value: object, part: str) -> Encoded:
+    tensors: dict[str, Tensor] = {}
+    return Encoded({"state": encode(value, part, tensors)}, tensors, tensors.keys())
+
+
+def _load_model(model: nn.Module, part: str, tree: Any, tensors: Mapping[str, Tensor]) -> None:
+    named = tensors if tree is None else decode(without(tree["state"], parts_elsewhere(model)), tensors)
+    try:
+        model.load_state_dict(dict(named))
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{part} in the checkpoint that does not fit: {str(error).splitlines()[-1].strip()}",
+            "the same layers of the same shapes",
+            "make the model as it was when the checkpoint was saved",
+        ) from error
+
+
+def _read(folder: Path, part: str, files: Collection[str]) -> dict[str, Tensor]:
+    file = file_of(part)
+    return load_file(folder / file) if file in files else {}
+
+
+def _listed(parts: Collection[str]) -> str:
+    return ", ".join(["tables", *parts])

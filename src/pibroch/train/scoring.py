@@ -1,0 +1,160 @@
+"""Scores of a whole split in a file: in order, part by part, so that a run that was cut off goes on where it was."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from pibroch.data import EncodedDataset, Split
+from pibroch.data.dataset import SplitName
+from pibroch.data.loader import batch_of
+from pibroch.errors import ConfigError, DataError
+from pibroch.train.manifest import MANIFEST
+from pibroch.train.metrics import Predictions
+from pibroch.train.predictor import Predictor
+
+SAMPLES_PER_PART = 1 << 20
+FORMATS = (".parquet", ".csv")
+_WHAT = "of.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What was done.
+
+    Attributes:
+        num_samples: in the file.
+        num_kept: of them, those that an earlier run had scored.
+    """
+
+    num_samples: int
+    num_kept: int
+
+
+def score_split(
+    predictor: Predictor, checkpoint: Path, dataset: EncodedDataset, split: str, out: Path,
+    advance: Callable[[int], None] = lambda _: None,
+) -> Scored:  # fmt: skip
+    """Write the score of each sample of a split, in the split's order, to a Parquet or CSV file.
+
+    Columns are ``sample`` (its place in the split), ``label`` and ``score``, a probability. Parts are kept in a folder beside
+    ``out`` until all are there; one that is there already, of the same checkpoint and data, is not scored again.
+
+    Args:
+        predictor: of the checkpoint.
+        checkpoint: its folder.
+        dataset: that fits the model.
+        split: train, validation or test.
+        out: the file; there must be none.
+        advance: told how many more samples are done.
+
+    Raises:
+        ConfigError: for a file that is there already or of another kind, or parts of other scores beside it.
+        DataError: for a split without samples.
+        OSError: when the disk refuses; parts that are written stay.
+    """
+    check_out(out)
+    opened = opened_split(dataset, split)
+    parts = out.with_name(f"{out.name}.parts")
+    _claim(parts, {
+        "checkpoint": hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest(),
+        "data": dataset.fingerprint, "samples": dataset.samples, "split": split, "samples_per_part": SAMPLES_PER_PART,
+    })  # fmt: skip
+    kept, files = 0, []
+    for number, first in enumerate(range(0, len(opened), SAMPLES_PER_PART)):
+        file, after = parts / f"{number:06}.parquet", min(first + SAMPLES_PER_PART, len(opened))
+        if file.exists():
+            kept += after - first
+            advance(after - first)
+        else:
+            _publish(frame_of(list(_scores(predictor, opened, range(first, after), advance)), first), file)
+        files.append(file)
+    whole = pl.scan_parquet(files)
+    temporary = parts / f"whole{out.suffix}"
+    (whole.sink_parquet if out.suffix == ".parquet" else whole.sink_csv)(temporary)
+    os.replace(temporary, out)
+    shutil.rmtree(parts)
+    return Scored(len(opened), kept)
+
+
+def write_predictions(predictions: Predictions, out: Path) -> None:
+    """The same file from predictions that were collected; each logit becomes a probability."""
+    logits, labels = predictions.arrays()
+    frame = frame_of([(logits, labels.astype(np.float32))], 0)
+    temporary = out.with_name(f"{out.name}.tmp")
+    (frame.write_parquet if out.suffix == ".parquet" else frame.write_csv)(temporary)
+    os.replace(temporary, out)
+
+
+def check_out(out: Path) -> None:
+    """Raise ConfigError for a file that scores cannot be written to."""
+    if out.suffix not in FORMATS:
+        raise ConfigError(f"{out} for scores", f"a file that ends in {' or '.join(FORMATS)}")
+    if out.exists():
+        raise ConfigError(f"{out}, which is there already", "a file that is not", "remove it, or choose another name")
+    if not out.parent.is_dir():
+        raise ConfigError(f"{out.parent}, which is no folder", "a folder for the scores", "make it")
+
+
+def opened_split(dataset: EncodedDataset, split: str) -> Split:
+    """A split that has samples.
+
+    Raises:
+        ConfigError: when there is no such split.
+        DataError: when it has no samples.
+    """
+    if split not in dataset.samples:
+        raise ConfigError(f"split {split!r}", f"one of {', '.join(dataset.samples)}", "change --split")
+    if not dataset.samples[split]:
+        raise DataError(f"no {split} samples in {dataset.path}", "a split with samples", "pass another --split")
+    return dataset.split(cast(SplitName, split))
+
+
+def frame_of(parts: list[tuple[NDArray[np.float32], NDArray[np.float32]]], first: int) -> pl.DataFrame:
+    """Logits and labels as the columns of the file."""
+    logits, labels = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
+    scores = 1.0 / (1.0 + np.exp(-logits.astype(np.float64)))
+    samples = np.arange(first, first + len(logits))
+    return pl.DataFrame({"sample": samples, "label": labels, "score": scores.astype(np.float32)})
+
+
+def _scores(
+    predictor: Predictor, split: Split, samples: range, advance: Callable[[int], None]
+) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    batch_size = predictor.config.train.evaluate_batch_size
+    for first in range(samples.start, samples.stop, batch_size):
+        batch = batch_of(split, np.arange(first, min(first + batch_size, samples.stop)))
+        yield predictor.logits(batch).numpy(), batch.labels.numpy()
+        advance(batch.batch_size)
+
+
+def _claim(parts: Path, what: dict[str, object]) -> None:
+    """The folder for parts of these scores.
+
+    Raises:
+        ConfigError: when those of others are there.
+    """
+    text = json.dumps(what, sort_keys=True)
+    parts.mkdir(exist_ok=True)
+    if (parts / _WHAT).exists() and (parts / _WHAT).read_text(encoding="utf-8") != text:
+        raise ConfigError(
+            f"{parts}, begun with another checkpoint, data or split", "parts of the same scores",
+            "remove that folder, or choose another --out",
+        )  # fmt: skip
+    (parts / _WHAT).write_text(text, encoding="utf-8")
+
+
+def _publish(frame: pl.DataFrame, file: Path) -> None:
+    temporary = file.with_suffix(".tmp")
+    frame.write_parquet(temporary)
+    os.replace(temporary, file)

@@ -1,0 +1,45 @@
+"""What the programs of both systems share: the same random ids, and where losses go. Names neither system."""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+STEPS, SIZE = 20, 12  # of all ranks together
+
+
+def join():
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    return dist.get_rank(), dist.get_world_size()
+
+
+def draw(step, rank, world, features, most=5):
+    """This rank's part of a global batch: dense, lengths and ids (feature by feature), labels; ``features`` say of which."""
+    generator = torch.Generator().manual_seed(step)
+    dense, labels = torch.randn(SIZE, 4, generator=generator), torch.randint(0, 2, (SIZE,), generator=generator).float()
+    mine, lengths, ids = slice(SIZE * rank // world, SIZE * (rank + 1) // world), [], []
+    for rows in features.values():
+        of_feature = torch.randint(1, most + 1, (SIZE,), generator=generator)
+        drawn = torch.randint(0, rows, (SIZE, most), generator=generator)
+        lengths.append(of_feature[mine])
+        ids += [bag[:length] for bag, length in zip(drawn[mine], of_feature[mine].tolist(), strict=True)]
+    return dense[mine], torch.cat(lengths), torch.cat(ids), labels[mine]
+
+
+def folder():
+    return Path(sys.argv[1])
+
+
+def initial(name, model):
+    """The weights with which both systems start: the first process that comes here alone writes them."""
+    path = folder() / f"{name}.pt"
+    if not path.exists():
+        torch.save(model.state_dict(), path)
+    return torch.load(path, weights_only=True)
+
+
+def save(name, losses):
+    torch.save(losses, folder() / f"{name}-{sys.argv[2]}-{dist.get_world_size()}-{dist.get_rank()}.pt")

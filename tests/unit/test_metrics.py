@@ -1,0 +1,127 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pibroch.errors import ConfigError, DataError
+from pibroch.metrics import NUM_BINS, StreamingMetrics
+from pibroch.train.metrics import Predictions
+
+
+def draw(count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(count, generator=generator) * 2 - 1
+    return logits, (torch.rand(count, generator=generator) < torch.sigmoid(logits * 0.7)).float()
+
+
+def exact(logits, labels):
+    known = Predictions()
+    known.add(logits.numpy(), labels.numpy())
+    return known.result()[0]
+
+
+def assert_same(found, want, auc=1e-5):
+    assert found.auc == pytest.approx(want.auc, abs=auc)
+    assert found.num_samples == want.num_samples
+    for name in ("logloss", "normalized_entropy", "calibration"):
+        assert getattr(found, name) == pytest.approx(getattr(want, name), rel=1e-6)
+
+
+def test_figures_are_the_exact_ones_but_for_ties_of_auc():
+    logits, labels = draw(20_000, 0)
+    metrics = StreamingMetrics()
+    for part in torch.arange(20_000).split(1536):
+        metrics.add(logits[part][:, None].requires_grad_(), labels[part])
+    found = metrics.compute()["label"]
+    assert_same(found.lifetime, exact(logits, labels))
+    assert found.window == found.lifetime
+
+
+def test_the_window_holds_the_latest_samples():
+    metrics = StreamingMetrics(window=8000)
+    batches = [draw(500, seed) for seed in range(40)]
+    for place, (logits, labels) in enumerate(batches):
+        metrics.add(logits, labels)
+        found = metrics.compute()["label"]
+        assert found.lifetime.num_samples == 500 * (place + 1)
+        if place >= 15:
+            assert 7000 <= found.window.num_samples <= 8000
+            latest = batches[place + 1 - found.window.num_samples // 500 : place + 1]
+            assert_same(found.window, exact(*(torch.cat(each) for each in zip(*latest, strict=True))), auc=1e-4)
+    metrics.reset()
+    assert metrics.compute()["label"].lifetime.num_samples == 0
+
+
+def test_tasks_have_their_own_samples():
+    logits, labels = draw(300, 1)
+    others = draw(300, 2)
+    mask = torch.arange(300) % 3 > 0
+    labels_with_gaps = torch.where(mask, others[1], torch.nan)
+    metrics = StreamingMetrics(["click", "buy"])
+    weights = {"click": None, "buy": mask.float()}
+    metrics.add({"click": logits, "buy": others[0]}, {"click": labels, "buy": labels_with_gaps}, weights)
+    found = metrics.compute()
+    assert_same(found["click"].lifetime, exact(logits, labels), auc=1e-3)
+    assert_same(found["buy"].lifetime, exact(others[0][mask], others[1][mask]), auc=1e-3)
+
+
+def test_a_weight_of_two_is_a_sample_twice():
+    logits, labels = draw(200, 3)
+    weighted, twice = StreamingMetrics(), StreamingMetrics()
+    weighted.add(logits, labels, torch.full((200,), 2.0))
+    twice.add(torch.cat([logits, logits]), torch.cat([labels, labels]))
+    one, other = weighted.compute()["label"].lifetime, twice.compute()["label"].lifetime
+    assert one.num_samples == 200 and other.num_samples == 400
+    assert (one.auc, one.logloss, one.calibration) == pytest.approx((other.auc, other.logloss, other.calibration))
+
+
+def test_nothing_and_one_kind_only_are_nan():
+    metrics = StreamingMetrics()
+    empty = metrics.compute()["label"].lifetime
+    assert math.isnan(empty.auc) and math.isnan(empty.logloss) and empty.num_samples == 0
+    metrics.add(torch.zeros(0), torch.zeros(0))
+    metrics.add([100.0, -100.0, 0.0], [0, 0, 0])  # outside the bins, too
+    found = metrics.compute()["label"].lifetime
+    assert math.isnan(found.auc) and math.isnan(found.normalized_entropy) and math.isnan(found.calibration)
+    assert found.logloss == pytest.approx((100 + math.log(2)) / 3)
+
+
+def test_logits_of_any_size_have_a_bin():
+    metrics = StreamingMetrics()
+    metrics.add(np.array([-1e30, -16.0, 16.0, 1e30]), np.array([0.0, 0, 1, 1]))
+    assert metrics.compute()["label"].lifetime.auc == 1.0
+    assert NUM_BINS == 8192
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "weights", "message"),
+    [
+        (torch.zeros(3), torch.zeros(2), None, "3 logits, 2 labels"),
+        (torch.zeros(2, 2), torch.zeros(4), None, r"logits \[2, 2\]"),
+        (torch.tensor(1.0), torch.zeros(1), None, r"logits \[\]"),
+        (torch.tensor([torch.nan]), torch.zeros(1), None, "a logit that is no finite number"),
+        (torch.zeros(1), torch.tensor([2.0]), None, "a label outside 0 to 1"),
+        (torch.zeros(1), torch.zeros(1), torch.tensor([-1.0]), "a weight below 0"),
+        ({"other": torch.zeros(1)}, torch.zeros(1), None, "without task 'label'"),
+    ],
+)
+def test_bad_predictions_are_refused_and_leave_no_trace(logits, labels, weights, message):
+    metrics = StreamingMetrics()
+    with pytest.raises(DataError, match=message):
+        metrics.add(logits, labels, weights)
+    assert metrics.compute()["label"].lifetime.num_samples == 0
+
+
+def test_bad_tasks_and_windows_are_refused():
+    for tasks in ([], "click", ["a", "a"]):
+        with pytest.raises(ConfigError, match="distinct names"):
+            StreamingMetrics(tasks)
+    with pytest.raises(ConfigError, match="a window of 3 samples"):
+        StreamingMetrics(window=3)
+    both = StreamingMetrics(["a", "b"])
+    with pytest.raises(DataError, match="a dictionary by task"):
+        both.add(torch.zeros(1), torch.zeros(1))
+    with pytest.raises(DataError, match="without task 'b'"):
+        both.add({"a": torch.zeros(1), "b": torch.zeros(1)}, {"a": torch.zeros(1)})
+    assert both.compute()["a"].lifetime.num_samples == 0
