@@ -1,6 +1,7 @@
 """The batches, tables and optimizers of the conformance suite, and one run of a case on one rank."""
 
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 
 import exchanges  # noqa: F401, registers the example's
@@ -45,6 +46,12 @@ SHAPES = {
         pb.Table("g", 7, 16, pooling="none"),
     ],
 }
+SHAPES["narrow"] = [  # weights of 16 bits, and others; an odd dim, whose last float holds one weight
+    pb.Table("a", 9, 5, features=("x", "y"), dtype="bfloat16"),
+    pb.Table("b", 30, 5, pooling="mean", dtype="bfloat16"),
+    pb.Table("c", 40, 5),
+    pb.Table("d", 50, 16, pooling="none", dtype="bfloat16"),
+]
 OF_TABLE = {
     "d": pb.Adagrad(lr=0.3),
     "e": pb.Frozen(),
@@ -163,6 +170,19 @@ def run_steps(channel, name, shape, kind, exchange="alltoall", **options):
         pooled_of_step.append(as_tensor(pooled).detach())
         loss_of(pooled, SIZES[step], bounds[step][rank]).backward()
     return pooled_of_step, pieces_of(embeddings)
+
+
+def watch_steps(channel, name, shape, kind, **options):
+    """As :func:`run_steps`, but with the pieces after each step and nothing between steps."""
+    rank, world, tables = channel.ranks.rank, channel.ranks.world_size, SHAPES[shape]
+    embeddings = pb.Embeddings(tables, optimizers(name, shape), seed=3, channel=channel, **options)
+    found = []
+    for step, size in enumerate(SIZES):
+        first, last = size * rank // world, size * (rank + 1) // world
+        pooled = embeddings(part_of(batch_of_kind(tables, size, step, kind), first, last))
+        loss_of(pooled, size, first).backward()
+        found.append((as_tensor(pooled).detach(), pieces_of(embeddings)))
+    return found
 
 
 def announce(channel, num_rows):
@@ -426,9 +446,9 @@ def overfill(channel, exchange="lookahead", **options):
     return None, step
 
 
-def look_up_averages(channel, exchange="alltoall", **options):
+def look_up_averages(channel, exchange="alltoall", dtype="float32", **options):
     """Train with moving averages, look these up between steps; returns what was looked up, and the pieces' state."""
-    tables, rank, found = SHAPES["odd_dims"], channel.ranks.rank, []
+    tables, rank, found = [replace(table, dtype=dtype) for table in SHAPES["odd_dims"]], channel.ranks.rank, []
     optimizer = pb.Adam(lr=0.1, average=0.9)
     embeddings = pb.Embeddings(tables, optimizer, exchange=exchange, seed=3, channel=channel, **options)
     batches = [ragged_batch(tables, 5, seed=10 * i + rank) for i in range(6)]

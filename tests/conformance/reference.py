@@ -34,6 +34,26 @@ class Reference:
             found += [part.ravel() for part in np.split(self._records[table.name], np.cumsum(widths)[:-1], 1)]
         return np.concatenate(found)
 
+    def adopt(self, records):
+        """Go on from how bfloat16 weights were rounded: each of them is one of the two that enclose the exact one.
+
+        Args:
+            records: after a step, see :attr:`records`.
+        """
+        at = 0
+        for table in self.tables:
+            mine = self._records[table.name]
+            if table.dtype == "bfloat16":
+                exact, found = (
+                    mine[:, : table.dim],
+                    records[at : at + table.num_rows * table.dim].reshape(-1, table.dim),
+                )
+                spacing = 2.0 ** (np.floor(np.log2(np.maximum(np.abs(exact), 1e-30))) - 7)
+                assert (np.abs(found - exact) <= spacing + 2e-5).all()
+                assert not (found.astype(np.float32).view(np.uint32) & 0xFFFF).any()
+                mine[:, : table.dim] = found
+            at += mine.size
+
     def step(self, batch, loss_of):
         """One step on the batch; returns the embeddings before it: [B, F, D], or with a row a sample."""
         self.steps += 1

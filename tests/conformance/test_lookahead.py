@@ -54,6 +54,21 @@ def test_same_bits_for_tables_of_any_kind_in_one_window(worlds, size, lookahead,
         check_same(results, (expected, records), name, "any")
 
 
+@pytest.mark.parametrize("wire", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(("size", "cache"), [(2, "lrpp"), (3, "partitioned"), (4, "replicated")])
+def test_same_bits_for_rows_of_16_bits(worlds, size, cache, wire):
+    for number, name in enumerate(("row_wise_adagrad", "adam")):
+        how = {"wire": wire, "compress": bool(number)}
+        expected = worlds(size).run(run_stream, name, SIZES, look_at=(5,), shape="narrow", **how)
+        records = whole_records(expected, SHAPES["narrow"], cases.optimizers(name, "narrow"))
+        options = {"lookahead": 2 + number, "cache": cache, "placement": ("row_wise", "table_wise")[number]}
+        if cache != "replicated":
+            options["cache_rows"] = 40
+        run = worlds(size).run
+        results = run(run_stream, name, SIZES, look_at=(5,), exchange="lookahead", shape="narrow", **options, **how)
+        check_same(results, (expected, records), name, "narrow")
+
+
 @pytest.mark.parametrize("cache", ["lrpp", "partitioned", "replicated"])
 @pytest.mark.parametrize("wire", ["bfloat16", "float16"])
 @pytest.mark.parametrize("size", [1, 2, 3])

@@ -36,11 +36,13 @@ def test_same_bits_for_every_optimizer(worlds, run, size, cache):
         check_same(results, stream_bits(worlds(size), name), name)
 
 
+@pytest.mark.parametrize("shape", ["any", "narrow"])
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_same_bits_for_tables_of_any_kind(worlds, run, size):
+def test_same_bits_for_tables_of_any_kind(worlds, run, size, shape):
     for name in ("row_wise_adagrad", "adam"):
-        results = run(size, size, cases.run_stream, name, SIZES, lookahead=3, cache_rows=60, shape="any")
-        check_same(results, stream_bits(worlds(size), name, shape="any"), name, "any")
+        at = {"look_at": (3,), "forget_at": (7,)} if shape == "narrow" else {}
+        results = run(size, size, cases.run_stream, name, SIZES, lookahead=3, cache_rows=60, shape=shape, **at)
+        check_same(results, stream_bits(worlds(size), name, shape=shape, **at), name, shape)
 
 
 @pytest.mark.parametrize("delayed", [True, False])
@@ -76,6 +78,14 @@ def test_pieces_can_be_looked_at_and_written_between_steps(worlds, run):
 def test_programs_that_leave_the_order_of_the_feed(worlds, run, function):
     expected = worlds(2).run(function)
     for right, mine in zip(expected, run(2, 2, function, lookahead=3), strict=True):
+        np.testing.assert_equal(mine, right)
+
+
+def test_averages_of_rows_of_16_bits(worlds, run):
+    for right, mine in zip(
+        worlds(2).run(cases.look_up_averages, dtype="bfloat16"),
+        run(2, 2, cases.look_up_averages, dtype="bfloat16", lookahead=3), strict=True,
+    ):  # fmt: skip
         np.testing.assert_equal(mine, right)
 
 

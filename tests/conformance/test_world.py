@@ -48,17 +48,39 @@ def test_steps_equal_the_reference_and_each_other(worlds, size, exchange, placem
         if options != {"exchange": "alltoall", "placement": "row_wise"}:
             results = worlds(size).run(run_steps, name, shape, KIND_OF[name], **options)
             records = whole_records(results, SHAPES[shape], optimizers(name, shape))
-        pooled_of_step, reference_records = expected(name, shape)
-        for step, right in enumerate(pooled_of_step):
-            pooled = torch.cat([pooled_of_step[step] for pooled_of_step, _ in results])
-            torch.testing.assert_close(pooled.double(), right, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(records, reference_records, rtol=5e-4, atol=5e-5)
+        if shape != "narrow":  # whose rounding the next steps amplify: step by step below
+            pooled_of_step, reference_records = expected(name, shape)
+            for step, right in enumerate(pooled_of_step):
+                pooled = torch.cat([pooled_of_step[step] for pooled_of_step, _ in results])
+                torch.testing.assert_close(pooled.double(), right, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(records, reference_records, rtol=5e-4, atol=5e-5)
         chosen = options.get("placement", "")
         kinds = {chosen} if isinstance(chosen, str) else set(chosen.values())
         if not ("column_wise" in kinds and name in ROW_WISE_OPTIMIZERS and size > 1):
             assert np.array_equal(records, first_records), f"{name}: other bits than row-wise placement"
             for (mine, _), (other, _) in zip(results, first, strict=True):
                 assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
+
+
+@pytest.mark.parametrize("placement", ["row_wise", "column_wise"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_steps_of_narrow_rows_equal_the_reference_but_for_their_rounding(worlds, size, placement):
+    """Column-wise as well, whose row-wise optimizers are held to nothing else."""
+    tables = SHAPES["narrow"]
+    for name in OPTIMIZERS:
+        results = worlds(size).run(
+            cases.watch_steps, name, "narrow", KIND_OF[name], exchange="alltoall", placement=placement
+        )
+        reference = Reference(pb.Embeddings(tables, optimizers(name, "narrow"), seed=3))
+        for step, of_ranks in enumerate(zip(*results, strict=True)):
+            right = reference.step(batch_of_kind(tables, SIZES[step], step, KIND_OF[name]), loss_of)
+            pooled = torch.cat([pooled for pooled, _ in of_ranks])
+            torch.testing.assert_close(pooled.double(), right, rtol=1e-4, atol=1e-5)
+            records = records_of(
+                [piece for _, pieces in of_ranks for piece in pieces], tables, optimizers(name, "narrow")
+            )
+            reference.adopt(records)
+            np.testing.assert_allclose(records, reference.records, rtol=5e-4, atol=5e-5)
 
 
 @pytest.fixture(params=OF_SEVERAL_RANKS)

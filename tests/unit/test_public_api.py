@@ -26,7 +26,7 @@ SNAPSHOT = {
     "RowWiseAdam": ADAM,
     "SGD": f"({OPTIMIZER}) -> None",
     "Table": "(name: str, num_rows: int, dim: int, features: tuple[str, ...] = (), pooling: Pooling = sum,"
-    " initializer: Initializer = <factory>) -> None",
+    " initializer: Initializer = <factory>, dtype: Dtype = float32) -> None",
     "Uniform": "(bound: float | None = None, center: float = 0.0) -> None",
     "Zeros": "() -> None",
     "load": "(path: str | Path, embeddings: Embeddings, *, model: Named[nn.Module] = None,"

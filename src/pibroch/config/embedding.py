@@ -60,6 +60,7 @@ class EmbeddingConfig(Section):
 
     Attributes:
         init: initial weights.
+        dtype: of the weights of rows: ``float32``, or ``bfloat16`` for half their memory, rounded stochastically in updates.
         optimizer: applied to each touched row; its ``weight_decay`` is the embedding regularisation.
         exchange: how a minibatch gets its rows, by name or as a table with the settings of that exchange: ``auto`` is ``local``
             for one process and ``alltoall`` for several; ``lookahead`` reads batches ahead and keeps the rows that they need
@@ -67,6 +68,7 @@ class EmbeddingConfig(Section):
     """
 
     init: InitializerConfig = NormalConfig(name="normal", std=0.01)
+    dtype: Literal["float32", "bfloat16"] = "float32"
     optimizer: SparseOptimizerConfig = SparseAdamConfig(name="adam", lr=1e-3)
     exchange: SerializeAsAny[ExchangeConfig] = Field(default={"name": "auto"}, validate_default=True)
 

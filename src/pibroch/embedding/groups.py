@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pibroch.embedding.optimizers import SparseOptimizer
+from pibroch.embedding.optimizers import Frozen, SparseOptimizer
 from pibroch.embedding.row_space import RowSpace
 from pibroch.embedding.table import Table, check_tables
 from pibroch.errors import ConfigError
@@ -79,13 +79,20 @@ def group_tables(tables: Sequence[Table], optimizer: Optimizers) -> tuple[TableG
     optimizers = optimizers_of(tables, optimizer)
     alike: dict[object, list[Table]] = {}
     for table in tables:
-        alike.setdefault((table.dim, table.pooling == "none", optimizers[table.name]), []).append(table)
+        chosen = optimizers[table.name]
+        if table.dtype != "float32" and chosen.narrow_kernel is None and not isinstance(chosen, Frozen):
+            raise ConfigError(
+                f"table {table.name!r} of {table.dtype} with {type(chosen).__name__}, which has no narrow_kernel",
+                "a table of float32, or another optimizer",
+            )
+        kind = table.dim, table.pooling == "none", table.dtype, chosen
+        alike.setdefault(kind, []).append(table)
     readers = [table.name for table in tables for _ in table.features]
     groups = []
-    for chosen in alike.values():
-        names = {table.name for table in chosen}
+    for members in alike.values():
+        names = {table.name for table in members}
         places = tuple(place for place, name in enumerate(readers) if name in names)
-        groups.append(TableGroup(RowSpace(chosen), optimizers[chosen[0].name], places))
+        groups.append(TableGroup(RowSpace(members), optimizers[members[0].name], places))
     return tuple(groups)
 
 

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from pibroch.embedding.dtype import Dtype, weight_floats
 from pibroch.errors import ConfigError
+from pibroch.kernels.scatter_update import narrow as narrow_kernels
 from pibroch.kernels.scatter_update import numba as kernels
 from pibroch.kernels.scatter_update.hyper import Hyper
 
@@ -38,6 +40,8 @@ class SparseOptimizer(ABC):
     max_element: float | None = None
 
     kernel: ClassVar[Callable[..., Any]]
+    narrow_kernel: ClassVar[Callable[..., Any] | None] = None
+    """Of records with bfloat16 weights, if there may be any."""
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -70,9 +74,9 @@ class SparseOptimizer(ABC):
         """The value with which all moments start."""
         return 0.0
 
-    def record_width(self, dim: int) -> int:
-        """Floats in a record: weights, then state."""
-        return dim + sum(self.state_fields(dim).values())
+    def record_width(self, dim: int, dtype: Dtype = "float32") -> int:
+        """Floats in a record: weights, two of 16 bits in one float, then state."""
+        return weight_floats(dim, dtype) + sum(self.state_fields(dim).values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +84,7 @@ class SGD(SparseOptimizer):
     """Stochastic gradient descent."""
 
     kernel: ClassVar[Callable[..., Any]] = staticmethod(kernels.sgd)
+    narrow_kernel: ClassVar[Callable[..., Any] | None] = staticmethod(narrow_kernels.sgd)
 
     def moments(self, dim: int) -> dict[str, int]:
         """See :class:`SparseOptimizer`."""
@@ -107,6 +112,7 @@ class Adagrad(SparseOptimizer):
     initial_accumulator: float = 0.0
 
     kernel: ClassVar[Callable[..., Any]] = staticmethod(kernels.adagrad)
+    narrow_kernel: ClassVar[Callable[..., Any] | None] = staticmethod(narrow_kernels.adagrad)
 
     def moments(self, dim: int) -> dict[str, int]:
         """See :class:`SparseOptimizer`."""
@@ -126,6 +132,7 @@ class RowWiseAdagrad(Adagrad):
     """Adagrad with one accumulator a row."""
 
     kernel: ClassVar[Callable[..., Any]] = staticmethod(kernels.row_wise_adagrad)
+    narrow_kernel: ClassVar[Callable[..., Any] | None] = staticmethod(narrow_kernels.row_wise_adagrad)
 
     def moments(self, dim: int) -> dict[str, int]:
         """See :class:`SparseOptimizer`."""
@@ -140,6 +147,7 @@ class Adam(SparseOptimizer):
     eps: float = 1e-8
 
     kernel: ClassVar[Callable[..., Any]] = staticmethod(kernels.adam)
+    narrow_kernel: ClassVar[Callable[..., Any] | None] = staticmethod(narrow_kernels.adam)
 
     def __post_init__(self) -> None:
         super(Adam, self).__post_init__()
@@ -165,6 +173,7 @@ class RowWiseAdam(Adam):
     """Adam with one second moment a row."""
 
     kernel: ClassVar[Callable[..., Any]] = staticmethod(kernels.row_wise_adam)
+    narrow_kernel: ClassVar[Callable[..., Any] | None] = staticmethod(narrow_kernels.row_wise_adam)
 
     def moments(self, dim: int) -> dict[str, int]:
         """See :class:`SparseOptimizer`."""

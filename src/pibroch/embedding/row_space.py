@@ -14,11 +14,11 @@ class RowSpace:
     """Row ids of a list of tables: row r of table t is ``first_row[t.name] + r``.
 
     Args:
-        tables: of one dim, and either all of them pooled or none.
+        tables: of one dim and dtype, and either all of them pooled or none.
 
     Attributes:
         tables: in the order of their rows.
-        dim: of all of them.
+        dim, dtype: of all of them.
         is_pooled: whether a lookup gives a vector for each bag; otherwise for each id.
         first_row: by table name.
         num_rows: of all tables together.
@@ -32,14 +32,14 @@ class RowSpace:
 
     def __init__(self, tables: Sequence[Table]) -> None:
         check_tables(tables)
-        kinds = sorted({(table.dim, table.pooling == "none") for table in tables})
+        kinds = sorted({(table.dim, table.pooling == "none", table.dtype) for table in tables})
         if len(kinds) > 1:
             raise ConfigError(
-                f"one row space of tables of dim {[dim for dim, _ in kinds]}", "one dim, all pooled or none",
+                f"one row space of tables of dim {[dim for dim, *_ in kinds]}", "one dim and dtype, all pooled or none",
                 "let embedding.group_tables put tables together",
             )  # fmt: skip
         self.tables = tuple(tables)
-        self.dim, self.is_pooled = kinds[0][0], not kinds[0][1]
+        self.dim, self.is_pooled, self.dtype = kinds[0][0], not kinds[0][1], kinds[0][2]
         bounds = np.cumsum([0, *(table.num_rows for table in tables)])
         self.first_row = {table.name: int(first) for table, first in zip(tables, bounds, strict=False)}
         self.num_rows = int(bounds[-1])

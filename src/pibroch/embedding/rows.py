@@ -13,10 +13,14 @@ from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Records
 from pibroch.kernels.average import numba as averaging
 from pibroch.kernels.dedupe import numba as grouping
+from pibroch.kernels.narrow import numba as narrow
 from pibroch.kernels.route import numba as routing
 from pibroch.kernels.scatter_update.hyper import Hyper
+from pibroch.kernels.scatter_update.narrow import Rounding
 from pibroch.kernels.scatter_update.numba import Grouped
 
+ROUNDS_STOCHASTICALLY = True  # bfloat16 weights in updates; False, for comparisons alone, to the nearest
+ROUNDING_SEED = 0x5EED
 ROWS_PER_THREAD = 128  # rows below which a further thread is not worth waking
 NO_SCALE: NDArray[np.float32] = np.empty(0, np.float32)
 
@@ -51,10 +55,10 @@ def read_rows(
     """Weights of rows ``[V, D]``, or their moving averages as of a step where the optimizer keeps some."""
     out = np.empty((len(row_ids), shard.dim), np.float32)
     if averaged_at is None or optimizer.average is None:
-        parallel.run(routing.gather_rows, len(row_ids), shard.records, row_ids, out)
+        parallel.run(routing.gather_rows, len(row_ids), shard.stored, row_ids, out)
     else:
-        first, decay = shard.column("average"), optimizer.average
-        parallel.run(averaging.averaged_rows, len(row_ids), shard.records, row_ids, first, decay, averaged_at, out)
+        how = shard.column("average"), optimizer.average, averaged_at
+        parallel.run(averaging.averaged_rows, len(row_ids), shard.records, shard.stored, row_ids, *how, out)
     return out
 
 
@@ -73,12 +77,30 @@ def update_rows(
     """
     if len(grouped.rows) == 0 or isinstance(optimizer, Frozen):
         return
-    _advance_averages(shard, optimizer, grouped.rows, step - 1)
-    kernel, bounds = type(optimizer).kernel, even_bounds(grouped)
-    parallel.run_ranges(kernel, bounds, shard.space, grouped, gradients, hyper.as_float32())
-    _advance_averages(shard, optimizer, grouped.rows, step)
+    how = grouped, gradients, hyper.as_float32()
+    if shard.dtype == "float32":
+        _advance_averages(shard, optimizer, grouped.rows, step - 1)
+        parallel.run_ranges(type(optimizer).kernel, even_bounds(grouped), shard.space, *how)
+        _advance_averages(shard, optimizer, grouped.rows, step)
+    else:
+        kernel = type(optimizer).narrow_kernel
+        assert kernel is not None, "see group_tables"
+        spaces, rounding = (shard.space, shard.stored_space), _rounding(shard, optimizer, grouped.rows, step)
+        parallel.run_ranges(kernel, even_bounds(grouped), *spaces, *how, rounding)
     if shard.touched is not None:
         shard.touched[grouped.rows] = True
+
+
+def _rounding(shard: MemoryShard, optimizer: SparseOptimizer, rows: NDArray[np.int64], step: int) -> Rounding:
+    """How the weights of a step's rows are rounded: by numbers that depend on the step and on columns of whole tables."""
+    first_columns = shard.first_columns(rows)
+    num_columns = shard.dim + int(first_columns.max(initial=0))
+    keys = np.empty(num_columns if ROUNDS_STOCHASTICALLY else 0, np.uint32)
+    narrow.keys_of(step, ROUNDING_SEED, keys)
+    decay, average_at = optimizer.average, -1
+    if decay is not None:  # in a record of float32
+        average_at = shard.dim + sum(optimizer.moments(shard.dim).values())
+    return Rounding(keys, first_columns, average_at, decay or 0.0, step)
 
 
 def _advance_averages(shard: MemoryShard, optimizer: SparseOptimizer, rows: NDArray[np.int64], step: int) -> None:

@@ -7,62 +7,74 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.embedding.dtype import Dtype, weight_floats
 from pibroch.embedding.initializers import stream_key
+from pibroch.embedding.narrow_rows import NarrowRows
 from pibroch.embedding.optimizers import SparseOptimizer
-from pibroch.embedding.piece import Piece, PieceView
+from pibroch.embedding.piece import Piece, PieceView, RowArray
 from pibroch.embedding.table import Table
-from pibroch.kernels.arrays import Records
+from pibroch.kernels.arrays import Ints, Records, Stored
 from pibroch.kernels.memory import empty_rows
 
 ROWS_PER_FILL = 1 << 18
 
 
 class MemoryShard:
-    """Records of the rows of some pieces of one width, end to end.
+    """Records of the rows of some pieces of one width and type, end to end.
 
     Attributes:
         pieces: in the order of their rows.
-        dim: floats of weights in a record.
+        dim: weights in a record.
+        dtype: of the weights; two bfloat16 lie in one float of the record.
         fields: floats of each field of optimizer state, which follow the weights.
         records: float32 ``[num_rows, record_width]``.
         space: float32 ``[num_rows + spare_rows, record_width]``: the records, then room that takes no memory until used.
+        stored, stored_space: the same in the type of the weights, see :data:`pibroch.kernels.arrays.Stored`: what kernels read.
         touched: bool ``[num_rows + spare_rows]``, rows updated since it was cleared; ``None`` until :meth:`track_touched`.
     """
 
     def __init__(
-        self, pieces: Sequence[Piece], dim: int, optimizer: SparseOptimizer, seed: int, spare_rows: int = 0
-    ) -> None:
-        self.pieces, self.dim = tuple(pieces), dim
+        self, pieces: Sequence[Piece], dim: int, optimizer: SparseOptimizer, seed: int, spare_rows: int = 0,
+        dtype: Dtype = "float32",
+    ) -> None:  # fmt: skip
+        self.pieces, self.dim, self.dtype = tuple(pieces), dim, dtype
         self.fields = optimizer.state_fields(dim)
+        self._width = weight_floats(dim, dtype)
         self._bounds = np.cumsum([0, *(len(piece.rows) for piece in pieces)]).tolist()
-        self.space: Records = empty_rows(self._bounds[-1] + spare_rows, optimizer.record_width(dim))
-        self.records = self.space[: self._bounds[-1]]
+        self.space: Records = empty_rows(self._bounds[-1] + spare_rows, optimizer.record_width(dim, dtype))
+        self.stored_space: Stored = self.space if dtype == "float32" else self.space.view(np.uint16)
+        self.records, self.stored = self.space[: self._bounds[-1]], self.stored_space[: self._bounds[-1]]
         self.touched: NDArray[np.bool_] | None = None
         for piece, first in zip(self.pieces, self._bounds, strict=False):
-            self._initialise(piece, self.records[first : first + len(piece.rows), :dim], seed)
-        first = dim + sum(optimizer.moments(dim).values())
-        self.records[:, dim:first] = optimizer.initial_state()
+            self._initialise(piece, self._weights_in(slice(first, first + len(piece.rows))), seed)
+        end = self._width + sum(optimizer.moments(dim).values())
+        self.records[:, self._width : end] = optimizer.initial_state()
         if optimizer.average is not None:
-            self.records[:, first : first + dim] = self.records[:, :dim]
-            self.records[:, first + dim] = 0
+            for start in range(0, len(self.records), ROWS_PER_FILL):
+                some = slice(start, start + ROWS_PER_FILL)
+                self.records[some, end : end + dim] = self._weights_in(some)[:]
+            self.records[:, end + dim] = 0
 
     @classmethod
     def whole(cls, tables: Sequence[Table], optimizer: SparseOptimizer, seed: int) -> MemoryShard:
         """All rows of all tables."""
         pieces = [Piece(table, range(table.num_rows), range(table.dim)) for table in tables]
-        return cls(pieces, tables[0].dim, optimizer, seed)
+        return cls(pieces, tables[0].dim, optimizer, seed, dtype=tables[0].dtype)
 
-    def _initialise(self, piece: Piece, weights: Records, seed: int) -> None:
+    def _initialise(self, piece: Piece, weights: RowArray, seed: int) -> None:
         table, columns = piece.table, piece.columns
         initializer, key = table.resolved_initializer(), stream_key(seed, table.name)
-        for start in range(0, len(weights), ROWS_PER_FILL):  # bounds what an initializer may allocate
-            target, rows = weights[start : start + ROWS_PER_FILL], piece.rows[start : start + ROWS_PER_FILL]
-            if len(columns) == table.dim:
-                initializer.fill(target, rows, key)
+        in_place = len(columns) == table.dim and self.dtype == "float32"
+        step = ROWS_PER_FILL if in_place else ROWS_PER_FILL // 16  # bounds what is allocated
+        for start in range(0, len(weights), step):
+            some = slice(start, start + step)
+            rows = piece.rows[some]
+            if in_place:
+                initializer.fill(weights[some], rows, key)
             else:
                 whole = np.empty((len(rows), table.dim), np.float32)
                 initializer.fill(whole, rows, key)
-                target[:] = whole[:, columns.start : columns.stop]
+                weights[some] = whole[:, columns.start : columns.stop]
 
     @property
     def num_bytes(self) -> int:
@@ -77,33 +89,51 @@ class MemoryShard:
     def column(self, field: str) -> int:
         """First column of a state field in a record."""
         before = list(self.fields).index(field)
-        return self.dim + sum(list(self.fields.values())[:before])
+        return self._width + sum(list(self.fields.values())[:before])
 
     def first_row(self, piece: int) -> int:
         """First row of a piece, by its place in ``pieces``."""
         return int(self._bounds[piece])
+
+    def first_columns(self, rows: Ints) -> NDArray[np.int32]:
+        """Of each of some rows, the table's column with which its weights begin; empty where all begin at 0."""
+        firsts = np.array([piece.columns.start for piece in self.pieces], np.int32)
+        if not firsts.any():
+            return firsts[:0]
+        return firsts[np.searchsorted(self._bounds, rows, side="right") - 1]
 
     def views(self) -> list[PieceView]:
         """The pieces with views of their numbers."""
         views = []
         for piece, first in zip(self.pieces, self._bounds, strict=False):
             here = slice(first, first + len(piece.rows))
-            rows = self.records[here]
             touched = None if self.touched is None else self.touched[here]
-            views.append(PieceView(piece, rows[:, : self.dim], self._fields_of(rows), touched))
+            views.append(PieceView(piece, self._weights_in(here), self._fields_in(here), touched))
         return views
 
-    def weights(self, table: str) -> Records:
-        """View of a table's weights as far as they are here, ``[rows, D]``; writing to it changes the table."""
-        return self._rows_of(table)[:, : self.dim]
+    def weights(self, table: str) -> RowArray:
+        """A table's weights as far as they are here, ``[rows, D]``; writing to them changes the table."""
+        return self._weights_in(self._rows_of(table))
 
     def state(self, table: str) -> dict[str, Records]:
         """Views of a table's optimizer state by field, each ``[rows, floats]``."""
-        return self._fields_of(self._rows_of(table))
+        return self._fields_in(self._rows_of(table))
 
-    def _rows_of(self, table: str) -> Records:
+    def array(self, field: str) -> RowArray:
+        """Of all rows, a field of optimizer state, or the weights by the name ``""``."""
+        everything = slice(0, len(self.records))
+        return self._fields_in(everything)[field] if field else self._weights_in(everything)
+
+    def _rows_of(self, table: str) -> slice:
         number = next(number for number, piece in enumerate(self.pieces) if piece.table.name == table)
-        return self.records[self._bounds[number] : self._bounds[number + 1]]
+        return slice(self._bounds[number], self._bounds[number + 1])
 
-    def _fields_of(self, rows: Records) -> dict[str, Records]:
-        return {name: rows[:, self.column(name) : self.column(name) + width] for name, width in self.fields.items()}
+    def _weights_in(self, rows: slice) -> RowArray:
+        """A view, or what reads and writes float32 through to bfloat16."""
+        if self.dtype == "float32":
+            return self.records[rows, : self.dim]
+        return NarrowRows(self.stored[rows, : self.dim].view(np.uint16))
+
+    def _fields_in(self, rows: slice) -> dict[str, Records]:
+        records = self.records[rows]
+        return {name: records[:, self.column(name) : self.column(name) + width] for name, width in self.fields.items()}

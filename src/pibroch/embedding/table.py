@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from pibroch.embedding.dtype import Dtype
 from pibroch.embedding.initializers import Initializer, Uniform
-from pibroch.embedding.torchrec_config import initializer_of, refuse_unsupported
+from pibroch.embedding.torchrec_config import dtype_of, initializer_of, refuse_unsupported
 from pibroch.errors import ConfigError
 
 Pooling = Literal["sum", "mean", "none"]
@@ -26,6 +27,8 @@ class Table:
         pooling: how the rows of one bag become one vector, ``none`` for a vector an id; a batch's weights scale the rows
             first.
         initializer: initial weights; by default uniform in ±1/sqrt(num_rows).
+        dtype: of the weights in memory. Updates of ``bfloat16`` ones are made in float32 and rounded stochastically; optimizer
+            state is float32.
     """
 
     name: str
@@ -34,13 +37,15 @@ class Table:
     features: tuple[str, ...] = ()
     pooling: Pooling = "sum"
     initializer: Initializer = field(default_factory=Uniform)
+    dtype: Dtype = "float32"
 
     def __post_init__(self) -> None:
         for label, number in (("num_rows", self.num_rows), ("dim", self.dim)):
             if not isinstance(number, int) or number < 1:
                 raise ConfigError(f"table {self.name!r} with {label} {number!r}", "a whole number of at least 1")
-        if self.pooling not in get_args(Pooling):
-            raise ConfigError(f"table {self.name!r} with pooling {self.pooling!r}", f"one of {get_args(Pooling)}")
+        for label, value, known in (("pooling", self.pooling, Pooling), ("dtype", self.dtype, Dtype)):
+            if value not in get_args(known):
+                raise ConfigError(f"table {self.name!r} with {label} {value!r}", f"one of {get_args(known)}")
         object.__setattr__(self, "features", tuple(self.features) or (self.name,))
 
     @classmethod
@@ -50,14 +55,15 @@ class Table:
         Anything with the fields of one will do. Initial weights are drawn from the same distribution.
 
         Raises:
-            ConfigError: for what a table cannot do: other types than float32, functions that initialise in ways of their own,
-                virtual tables.
+            ConfigError: for what a table cannot do: types but float32 and bfloat16, functions that initialise in ways of their
+                own, virtual tables.
         """
         refuse_unsupported(config)
         pooling: Any = getattr(config, "pooling", "none")
         pooling = str(getattr(pooling, "value", pooling)).lower()
         features, initializer = tuple(config.feature_names), initializer_of(config)
-        return cls(config.name, config.num_embeddings, config.embedding_dim, features, pooling, initializer)
+        sizes = config.num_embeddings, config.embedding_dim
+        return cls(config.name, *sizes, features, pooling, initializer, dtype_of(config))
 
     def resolved_initializer(self) -> Initializer:
         """The initializer with what it takes from the table filled in."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pibroch.embedding.dtype import Dtype
 from pibroch.embedding.initializers import Initializer, Normal, Uniform, Zeros
 from pibroch.errors import ConfigError
 
@@ -30,13 +31,28 @@ _TAKEN = {
 }  # fmt: skip
 
 
+_DTYPES: dict[Any, Dtype] = {
+    None: "float32", "FP32": "float32", torch.float32: "float32", "BF16": "bfloat16", torch.bfloat16: "bfloat16",
+}  # fmt: skip
+
+
+def dtype_of(config: Any) -> Dtype:
+    """The type of the weights, of a config that is not refused."""
+    return _DTYPES[_data_type(config)]
+
+
+def _data_type(config: Any) -> Any:
+    data_type = getattr(config, "data_type", None)
+    return getattr(data_type, "value", data_type)
+
+
 def refuse_unsupported(config: Any) -> None:
     """Raise ConfigError for what a table cannot do."""
     where = f"a {type(config).__name__} {getattr(config, 'name', '')!r}"
-    data_type = getattr(config, "data_type", None)
-    if data_type is not None and getattr(data_type, "value", data_type) not in ("FP32", torch.float32):
+    data_type = _data_type(config)
+    if data_type not in _DTYPES:
         raise ConfigError(
-            f"{where} of {data_type}", "FP32: rows and their optimizer state are float32", "leave data_type as it is"
+            f"{where} of {data_type}", "FP32 or BF16, of weights; optimizer state is float32", "choose one of them"
         )
     for field, (usual, what, do) in _REFUSED.items():
         if (value := getattr(config, field, usual)) != usual:

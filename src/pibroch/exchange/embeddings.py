@@ -279,7 +279,7 @@ class Embeddings(TableStates):
         return super().requires_grad_(requires_grad)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """What ``to``, ``half``, ``cuda`` and their like do: rows are float32 in host memory, and stay so.
+        """What ``to``, ``half``, ``cuda`` and their like do: rows are in host memory, of their tables' types, and stay so.
 
         Raises:
             ConfigError: for another type, or a device that is not the one given.

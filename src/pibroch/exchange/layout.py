@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.embedding import Piece, RowSpace, Table
+from pibroch.embedding.dtype import Dtype
 from pibroch.errors import ConfigError
 from pibroch.exchange.rows import Readers
 from pibroch.kernels.route.numba import Homes
@@ -40,7 +41,8 @@ class LaneLayout:
     """One width's blocks over all shards, seen from one rank.
 
     Attributes:
-        width: floats of weights in a record.
+        width: weights in a record.
+        dtype: of them.
         features: names of the features that read a block, in the order in which they are looked up.
         places: for each of them its place among the row space's features.
         first_columns: for each of them the first column of its block.
@@ -54,6 +56,7 @@ class LaneLayout:
     """
 
     width: int
+    dtype: Dtype
     features: tuple[str, ...]
     places: tuple[int, ...]
     first_columns: tuple[int, ...]
@@ -139,6 +142,7 @@ def _lane(space: RowSpace, blocks: list[Block], num_shards: int, rank: int) -> L
             first_address[reader, part] = bounds[shard] + offset_of[block.key, shard]
     return LaneLayout(
         width=len(blocks[0].columns),
+        dtype=space.dtype,
         features=tuple(feature for feature, _ in readers),
         places=tuple(first_place[b.table.name] + place for b in blocks for place in range(len(b.table.features))),
         first_columns=tuple(block.columns.start for _, block in readers),

@@ -17,7 +17,7 @@ from pibroch.embedding import RowSpace
 from pibroch.embedding.rows import NO_SCALE, rising
 from pibroch.errors import RowIdError
 from pibroch.kernels import parallel
-from pibroch.kernels.arrays import Ints, Records
+from pibroch.kernels.arrays import Ints, Records, Stored
 from pibroch.kernels.dedupe import numba as grouping
 from pibroch.kernels.gather_pool import numba as pooling
 from pibroch.kernels.memory import can_stream
@@ -109,8 +109,8 @@ def row_id_error(features: tuple[str, ...], num_rows: Ints, batch: JaggedBatch, 
     )
 
 
-def pool(ids: BatchIds, records: Records, rows: NDArray[np.signedinteger], dim: int) -> Tensor:
-    """Pooled embeddings float32 ``[B, F, D]`` from ``records`` ``[rows, W]``, position v from record ``rows[v]``.
+def pool(ids: BatchIds, records: Stored, rows: NDArray[np.signedinteger], dim: int) -> Tensor:
+    """Pooled embeddings float32 ``[B, F, D]`` from records in the type of their weights, position v from record ``rows[v]``.
 
     Where nothing is pooled ``[V, D]``.
     """

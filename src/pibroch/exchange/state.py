@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from pibroch.embedding import MemoryShard, PieceView, Shard, Table
+from pibroch.embedding import MemoryShard, PieceView, RowArray, Shard, Table
+from pibroch.embedding.narrow_rows import tensor_of
 from pibroch.errors import ConfigError
-from pibroch.kernels.arrays import Records
 
 
 def whole_tables(tables: Sequence[Table], shards: Sequence[Shard], prefix: str) -> dict[str, Tensor]:
-    """The weights of all tables by name, views into the records.
+    """The weights of all tables by name, views into the records, of the tables' types.
 
     Args:
         tables: all.
@@ -24,10 +23,10 @@ def whole_tables(tables: Sequence[Table], shards: Sequence[Shard], prefix: str) 
     Raises:
         ConfigError: where these do not hold whole tables.
     """
-    return {f"{prefix}{table.name}.weight": torch.from_numpy(_whole(table, shards)) for table in tables}
+    return {f"{prefix}{table.name}.weight": tensor_of(_whole(table, shards)) for table in tables}
 
 
-def _whole(table: Table, shards: Sequence[Shard]) -> Records:
+def _whole(table: Table, shards: Sequence[Shard]) -> RowArray:
     """A table's weights, ``[num_rows, dim]``, if they are all here."""
     for shard in shards:
         for piece in shard.pieces if isinstance(shard, MemoryShard) else ():

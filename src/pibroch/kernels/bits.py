@@ -1,14 +1,17 @@
-"""Bits of an integer in one instruction."""
+"""Bits of numbers in one instruction."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import config
 from numba.extending import intrinsic
+
+_INT32 = ir.IntType(32)
 
 
 def _lowest(typingctx: Any, mask: Any) -> Any:
@@ -25,7 +28,44 @@ def _lowest_of(mask: int) -> int:
     return (mask & -mask).bit_length() - 1 if mask else 64
 
 
+def _widened(typingctx: Any, number: Any) -> Any:
+    """Typing and code of :func:`widened`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if signature.args[0] == types.float32:
+            return args[0]
+        return builder.bitcast(builder.shl(builder.zext(args[0], _INT32), _INT32(16)), ir.FloatType())
+
+    return (types.float32(number), generate) if number in (types.float32, types.uint16) else None
+
+
+def _widened_one(number: Any) -> Any:
+    """Stand-in when kernels run uncompiled."""
+    return np.uint32(int(number) << 16).view(np.float32) if isinstance(number, np.uint16) else number
+
+
+def _cut_for(typingctx: Any, numbers: Any, number: Any) -> Any:
+    """Typing and code of :func:`cut_for`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if signature.return_type == types.float32:
+            return args[1]
+        return builder.trunc(builder.lshr(builder.bitcast(args[1], _INT32), _INT32(16)), ir.IntType(16))
+
+    return (numbers.dtype(numbers, number), generate) if number == types.float32 else None
+
+
+def _cut_for_one(numbers: Any, number: Any) -> Any:
+    """Stand-in when kernels run uncompiled."""
+    return number if numbers.dtype == np.float32 else np.uint16(int(np.float32(number).view(np.uint32)) >> 16)
+
+
 lowest: Callable[..., int] = _lowest_of
 """``lowest(mask)``: the number of the lowest bit that is set in an int64, 64 when none is."""
+widened: Callable[..., Any] = _widened_one
+"""``widened(number)``: a float32 as it is, the uint16 of a bfloat16 as float32."""
+cut_for: Callable[..., Any] = _cut_for_one
+"""``cut_for(numbers, number)``: a float32 as an element of ``numbers``, of which uint16 ones take its upper half: exact for
+what was widened."""
 if not config.DISABLE_JIT:  # type: ignore[attr-defined]
-    lowest = intrinsic(_lowest)
+    lowest, widened, cut_for = intrinsic(_lowest), intrinsic(_widened), intrinsic(_cut_for)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 FLOATS_PER_LINE = 16
 MAX_LINES = 16  # of a row are fetched; the hardware's own prefetcher follows longer ones
 TO_SECOND_LEVEL, TO_FIRST_LEVEL = 2, 3
+_ELEMENTS = (ir.FloatType(), ir.IntType(32), ir.IntType(16))
 MAX_SHORT_DIM = 32  # of rows that are fetched into the first level
 
 
@@ -71,13 +72,17 @@ def _stream_line(typingctx: Any, source: Any, start: Any, target: Any, place: An
     """Typing and code of :func:`stream_line`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        vector = ir.VectorType(ir.FloatType(), FLOATS_PER_LINE).as_pointer()
+        floats, words, halves = (ir.VectorType(kind, FLOATS_PER_LINE) for kind in _ELEMENTS)
+        is_wide = signature.args[0].dtype == types.float32
         pointers = []
-        for array, index in ((0, 1), (2, 3)):
+        for array, index, kind in ((0, 1, floats if is_wide else halves), (2, 3, floats)):
             data = context.make_array(signature.args[array])(context, builder, args[array]).data
-            pointers.append(builder.bitcast(builder.gep(data, [args[index]]), vector))
+            pointers.append(builder.bitcast(builder.gep(data, [args[index]]), kind.as_pointer()))
         line = builder.load(pointers[0])
-        line.align = 4
+        line.align = 4 if is_wide else 2
+        if not is_wide:
+            upper = ir.Constant(words, [16] * FLOATS_PER_LINE)
+            line = builder.bitcast(builder.shl(builder.zext(line, words), upper), floats)
         stored = builder.store(line, pointers[1])
         stored.align = 64
         stored.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
@@ -105,7 +110,9 @@ def _no_hint(*place: Any) -> None:
 
 def _copy_line(source: Any, start: int, target: Any, place: int) -> None:
     """Stand-in when kernels run uncompiled."""
-    target.reshape(-1)[place : place + FLOATS_PER_LINE] = source.reshape(-1)[start : start + FLOATS_PER_LINE]
+    line = source.reshape(-1)[start : start + FLOATS_PER_LINE]
+    line = line if line.dtype == np.float32 else (line.astype(np.uint32) << 16).view(np.float32)
+    target.reshape(-1)[place : place + FLOATS_PER_LINE] = line
 
 
 prefetch: Callable[..., None] = _no_hint
@@ -119,7 +126,7 @@ this way, in 3.1 otherwise. Of short rows they make nothing of the hint where mo
 one feature's gradients are, or where only some of the lines have it: 1.5 ms for an update of 64-byte rows that takes 0.7.
 """
 stream_line: Callable[..., None] = _copy_line
-"""``stream_line(source, start, target, place)``: copy 16 floats past the caches.
+"""``stream_line(source, start, target, place)``: copy 16 floats, or as many bfloat16 as floats, past the caches.
 
 Indices are into the flat arrays, both contiguous; the target's place must begin a cache line (:func:`can_stream`). For large
 outputs: an ordinary store first reads the line that it is about to overwrite.

@@ -15,6 +15,7 @@ import torch
 
 from pibroch.collectives import Channel
 from pibroch.embedding import Piece, SparseOptimizer
+from pibroch.embedding.dtype import Dtype
 from pibroch.kernels.arrays import Ints, Records
 from pibroch.servers import server
 from pibroch.servers.spec import ShardSpec
@@ -53,6 +54,7 @@ class EmbeddingServers:
         pieces: that each server holds.
         bounds: int64 ``[S + 1]``, first address of each server's rows.
         dim: D.
+        dtype: of the weights in the servers' memory; alone they travel as float32.
         optimizer: of all rows.
         seed: of the initial weights.
         channel: between the trainers, to agree on a name.
@@ -64,9 +66,9 @@ class EmbeddingServers:
 
     def __init__(
         self, names: Sequence[str], pieces: Sequence[Sequence[Piece]], bounds: Ints, dim: int,
-        optimizer: SparseOptimizer, seed: int, channel: Channel,
+        dtype: Dtype, optimizer: SparseOptimizer, seed: int, channel: Channel,
     ) -> None:  # fmt: skip
-        self.names, self.bounds, self.dim, self.width = tuple(names), bounds, dim, optimizer.record_width(dim)
+        self.names, self.bounds, self.dim, self.width = tuple(names), bounds, dim, optimizer.record_width(dim, dtype)
         self._ranks = channel.ranks
         self._workers = ServingWorkers("embedding server", names, channel)
         self._number = 0
@@ -74,7 +76,7 @@ class EmbeddingServers:
         largest = int(np.diff(bounds).max())
         self.row_type = np.dtype(np.int32 if largest < 1 << 31 else np.int64)
         for name, held in zip(self.names, pieces, strict=True):
-            spec = list(astuple(ShardSpec.of(held, optimizer, seed)))
+            spec = list(astuple(ShardSpec.of(held, optimizer, seed, dtype)))
             wanted = [spec, dim, channel.ranks.world_size]
             self._unanswered.append((name, self._workers.configure(name, server.configure, wanted)))
         self._wait(0)

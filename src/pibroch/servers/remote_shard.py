@@ -19,13 +19,16 @@ Array = NDArray[Any]
 
 
 class RemoteRows:
-    """Columns of consecutive rows on a server, ``[rows, columns]``; of whether rows were touched, ``[rows]``.
+    """A field of consecutive rows on a server, ``[rows, columns]``; of whether rows were touched, ``[rows]``.
 
     A :class:`~pibroch.embedding.RowArray`: slices and lists of rows are read and written in pieces that fit a buffer.
     """
 
-    def __init__(self, servers: EmbeddingServers, number: int, rows: range, columns: range | None) -> None:
+    def __init__(
+        self, servers: EmbeddingServers, number: int, rows: range, columns: range | None, field: str = ""
+    ) -> None:
         self._servers, self._number, self._rows, self._columns = servers, number, rows, columns
+        self._field = field
         self.dtype = np.dtype(np.bool_ if columns is None else np.float32)
         self.shape = (len(rows),) if columns is None else (len(rows), len(columns))
         self.ndim, self.itemsize = len(self.shape), self.dtype.itemsize
@@ -49,7 +52,7 @@ class RemoteRows:
             if self._columns is None:
                 found = self._servers.ask(self._number, server.read_touched, part)
             else:
-                found = self._servers.ask(self._number, server.read, part, _slice(self._columns))
+                found = self._servers.ask(self._number, server.read, self._field, part, _slice(self._columns))
             out[at] = found.numpy()
         return out
 
@@ -72,7 +75,7 @@ class RemoteRows:
             self._servers.ask(self._number, server.write_touched, rows, bool(values))
         else:
             given = torch.from_numpy(np.ascontiguousarray(values, np.float32))
-            self._servers.ask(self._number, server.write, rows, _slice(columns), given)
+            self._servers.ask(self._number, server.write, self._field, rows, _slice(columns), given)
 
     def _parts(self, rows: range) -> list[tuple[slice, slice]]:
         """Pieces of rows that fit a buffer: their places among ``rows``, and in the shard."""
@@ -94,11 +97,11 @@ class RemoteShard:
     def __init__(
         self, servers: EmbeddingServers, number: int, pieces: Sequence[Piece], optimizer: SparseOptimizer
     ) -> None:
-        self.pieces, self._dim, self._fields = tuple(pieces), servers.dim, optimizer.state_fields(servers.dim)
+        self.pieces, self._fields = tuple(pieces), {"": servers.dim} | optimizer.state_fields(servers.dim)
         self._servers, self._number, self._is_tracking = servers, number, False
         bounds = np.cumsum([0, *(len(piece.rows) for piece in pieces)]).tolist()
         self._spans = [range(begin, end) for begin, end in pairwise(bounds)]
-        self.num_bytes = RemoteRows(servers, number, range(bounds[-1]), range(servers.width)).nbytes
+        self.num_bytes = 4 * servers.width * bounds[-1]
 
     def track_touched(self) -> None:
         """Mark updated rows from now on."""
@@ -110,15 +113,11 @@ class RemoteShard:
         return [self._view(piece, span) for piece, span in zip(self.pieces, self._spans, strict=True)]
 
     def _view(self, piece: Piece, rows: range) -> PieceView:
-        at, state = self._dim, {}
-        for name, width in self._fields.items():
-            state[name] = self._rows(rows, range(at, at + width))
-            at += width
-        touched = self._rows(rows, None) if self._is_tracking else None
-        return PieceView(piece, self._rows(rows, range(self._dim)), state, touched)
-
-    def _rows(self, rows: range, columns: range | None) -> RemoteRows:
-        return RemoteRows(self._servers, self._number, rows, columns)
+        way = self._servers, self._number, rows
+        fields = {name: RemoteRows(*way, range(width), name) for name, width in self._fields.items()}
+        weights = fields.pop("")
+        touched = RemoteRows(*way, None) if self._is_tracking else None
+        return PieceView(piece, weights, fields, touched)
 
 
 def _slice(numbers: range) -> slice:

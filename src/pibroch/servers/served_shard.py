@@ -142,7 +142,7 @@ class ServedShard:
 
     def _bring_home(self, swap: RecordSwap) -> None:
         counts, nothing = np.array([[len(swap.home)], [0]]), np.empty(0, np.int64)
-        packing.unpack(swap.records, swap.home, nothing, counts, self.shard.dim, self.shard.records)
+        packing.unpack(swap.records, swap.home, nothing, counts, self.shard.dim, self.shard.records, self.shard.stored)
         if self.shard.touched is not None:
             self.shard.touched[swap.home] = True
 
@@ -152,7 +152,7 @@ class ServedShard:
             return read_rows(self.shard, self.optimizer, swap.lent, swap.averaged_at).ravel()
         counts = np.array([[len(swap.whole)], [len(swap.lent)]])
         out = np.empty(len(swap.whole) * records.shape[1] + len(swap.lent) * dim, np.float32)
-        packing.pack(records, swap.whole, swap.lent, counts, dim, out)
+        packing.pack(records, self.shard.stored, swap.whole, swap.lent, counts, dim, out)
         return out
 
     def _update(self, sums: Sequence[GradientSums]) -> None:

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.futures import Future
 
-from pibroch.errors import TrainingError
+from pibroch.embedding import RowArray
+from pibroch.errors import ProtocolError, TrainingError
 from pibroch.kernels.arrays import Ints
 from pibroch.rpc import functions
 from pibroch.servers.runs import Runs
@@ -55,15 +56,18 @@ def update(
     return SHARDS.find(key).request(trainer, number, sums)
 
 
-def read(key: str, rows: slice, columns: slice) -> Tensor:
-    """Columns of rows, outside of rounds: between steps, when all are done."""
-    return torch.from_numpy(SHARDS.find(key).shard.records[rows, columns].copy())
+def read(key: str, field: str, rows: slice, columns: slice) -> Tensor:
+    """Columns of a field of optimizer state, or of the weights by the name ``""``, as float32.
+
+    Outside of rounds: between steps, when all are done.
+    """
+    return torch.from_numpy(np.array(_array(key, field)[rows, columns]))
 
 
-def write(key: str, rows: slice | Tensor, columns: slice, values: Tensor) -> None:
+def write(key: str, field: str, rows: slice | Tensor, columns: slice, values: Tensor) -> None:
     """Write columns of rows, likewise."""
-    records = SHARDS.find(key).shard.records
-    records[_checked(rows, len(records)), columns] = values.numpy()
+    array = _array(key, field)
+    array[_checked(rows, len(array)), columns] = values.numpy()
 
 
 def track_touched(key: str) -> None:
@@ -80,6 +84,13 @@ def write_touched(key: str, rows: slice | Tensor, is_touched: bool) -> None:
     """Say whether rows were touched."""
     touched = _touched(key)
     touched[_checked(rows, len(touched))] = is_touched
+
+
+def _array(key: str, field: str) -> RowArray:
+    shard = SHARDS.find(key).shard
+    if field and field not in shard.fields:
+        raise ProtocolError(f"{field!r} of rows", f"one of {list(shard.fields)}, or '' for weights")
+    return shard.array(field)
 
 
 def _touched(key: str) -> NDArray[np.bool_]:

@@ -22,6 +22,7 @@ from pibroch.embedding import (
     Uniform,
     Zeros,
 )
+from pibroch.embedding.dtype import Dtype
 from pibroch.errors import ConfigError
 
 OPTIMIZERS: dict[str, type[SparseOptimizer]] = {
@@ -44,15 +45,17 @@ class ShardSpec:
         pieces: of the shard, in their order: number of the table; start, stop and step of its rows.
         optimizer: its name and fields.
         seed: of the initial weights.
+        dtype: of the weights in memory.
     """
 
     tables: list[Plain]
     pieces: list[list[int]]
     optimizer: Named
     seed: int
+    dtype: Dtype = "float32"
 
     @classmethod
-    def of(cls, pieces: Sequence[Piece], optimizer: SparseOptimizer, seed: int) -> ShardSpec:
+    def of(cls, pieces: Sequence[Piece], optimizer: SparseOptimizer, seed: int, dtype: Dtype = "float32") -> ShardSpec:
         """What a shard of these pieces needs.
 
         Raises:
@@ -61,7 +64,7 @@ class ShardSpec:
         tables = list(dict.fromkeys(piece.table.name for piece in pieces))
         known = {piece.table.name: _plain(piece.table) for piece in pieces}
         rows = [[tables.index(p.table.name), p.rows.start, p.rows.stop, p.rows.step] for p in pieces]
-        return cls([known[name] for name in tables], rows, _named(optimizer, OPTIMIZERS), seed)
+        return cls([known[name] for name in tables], rows, _named(optimizer, OPTIMIZERS), seed, dtype)
 
     def build(self, dim: int) -> tuple[MemoryShard, SparseOptimizer]:
         """The shard with its initial weights, ``dim`` in a row, and the optimizer.
@@ -71,9 +74,12 @@ class ShardSpec:
         """
         try:
             tables = [
-                Table(each["name"], each["num_rows"], each["dim"], initializer=_made(each["initializer"], INITIALIZERS))
+                Table(
+                    each["name"], each["num_rows"], each["dim"], initializer=_made(each["initializer"], INITIALIZERS),
+                    dtype=self.dtype,
+                )
                 for each in self.tables
-            ]
+            ]  # fmt: skip
             pieces = [Piece(tables[n], range(*rows), range(tables[n].dim)) for n, *rows in self.pieces]
             optimizer = _made(self.optimizer, OPTIMIZERS)
         except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -83,7 +89,7 @@ class ShardSpec:
                 raise ConfigError(f"rows {piece.rows} of table {piece.table.name!r}", "rows that the table has")
             if piece.table.dim != dim:
                 raise ConfigError(f"table {piece.table.name!r} of dim {piece.table.dim}", f"dim {dim}")
-        return MemoryShard(pieces, dim, optimizer, self.seed), optimizer
+        return MemoryShard(pieces, dim, optimizer, self.seed, dtype=self.dtype), optimizer
 
 
 def _plain(table: Table) -> Plain:

@@ -17,7 +17,7 @@ class PoolingType(Enum):
 
 
 class DataType(Enum):
-    """Of weights. Tables here are float32; the others are refused by name."""
+    """Of weights. Tables here are float32 or bfloat16; the others are refused by name."""
 
     FP32 = "FP32"
     FP16 = "FP16"

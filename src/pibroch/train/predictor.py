@@ -107,10 +107,14 @@ class Predictor:
 
 
 def _load_embeddings(folder: Path, manifest: Manifest) -> Embeddings:
-    """All tables in this process, weights or their averages alone: no optimizer state."""
-    tables = [Table(name, saved.num_rows, saved.dim, initializer=Zeros()) for name, saved in manifest.tables.items()]
-    embeddings = Embeddings(tables, SGD(lr=1.0), "local")
+    """All tables in this process, weights or their averages alone, which are float32: no optimizer state."""
     decay, step = manifest.config.train.average, manifest.progress.step
+    dtype = manifest.config.embedding.dtype if decay is None else "float32"
+    tables = [
+        Table(name, saved.num_rows, saved.dim, initializer=Zeros(), dtype=dtype)
+        for name, saved in manifest.tables.items()
+    ]
+    embeddings = Embeddings(tables, SGD(lr=1.0), "local")
     if decay is None:
         load_tables(folder, manifest.tables, embeddings.pieces())
     else:

@@ -147,7 +147,8 @@ def build_tables(config: RunConfig, num_rows: dict[str, int]) -> list[Table]:
     dim = config.model.dim
     table_dim = MODELS[config.model.name].table_dim(dim)
     initializer = _initializer(config, table_dim - dim)
-    return [Table(name, rows, table_dim, initializer=initializer) for name, rows in num_rows.items()]
+    dtype = config.embedding.dtype
+    return [Table(name, rows, table_dim, initializer=initializer, dtype=dtype) for name, rows in num_rows.items()]
 
 
 def _averages(model: nn.Module, decay: float | None) -> AveragedModel | None:

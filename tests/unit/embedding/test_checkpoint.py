@@ -28,14 +28,16 @@ OPTIMIZERS = {
 }
 
 
-def shards_of(plan, optimizer, tables=TABLES):
+def shards_of(plan, optimizer, tables=TABLES, dtype="float32"):
     """The views of each rank of a plan, of shards of each width of columns."""
     ranks = []
     for rank in range(plan.num_shards):
         pieces = [piece for table in tables for shard, piece in plan.pieces(table) if shard == rank]
         widths = sorted({len(piece.columns) for piece in pieces})
         by_width = [[piece for piece in pieces if len(piece.columns) == width] for width in widths]
-        shards = [MemoryShard(same, width, optimizer, 7) for same, width in zip(by_width, widths, strict=True)]
+        shards = [
+            MemoryShard(same, width, optimizer, 7, dtype=dtype) for same, width in zip(by_width, widths, strict=True)
+        ]
         for shard in shards:
             shard.track_touched()
         ranks.append([view for shard in shards for view in shard.views()])
@@ -99,6 +101,28 @@ def test_any_plan_loads_what_any_other_saved(tmp_path, optimizer):
                 load_tables(tmp_path / str(number), saved, views)
                 assert_equal(views, right)
                 assert all(view.touched.all() for view in views)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_rows_of_16_bits_load_as_they_were_saved(tmp_path, optimizer):
+    tables = [Table("a", 23, 5), Table("one", 1, 5)]  # columns cut in two are 3 and 2
+    for number, (saving, loading) in enumerate([(1, "row_wise"), (2, "column_wise"), (3, "row_wise")]):
+        ranks = shards_of(Plan.of(tables, 2, "column_wise"), optimizer, tables, "bfloat16")
+        fill(ranks, optimizer, tables)
+        saved = save(tmp_path / str(number), ranks, optimizer, tables=tables)
+        plan = Plan.of(tables, saving, loading)
+        wide, narrow, again = (
+            shards_of(plan, optimizer, tables, dtype) for dtype in ("float32", "bfloat16", "bfloat16")
+        )
+        for of_wide, of_narrow in zip(wide, narrow, strict=True):
+            for views in (of_wide, of_narrow):
+                load_tables(tmp_path / str(number), saved, views)
+            assert_equal(of_narrow, of_wide)
+            assert not any((np.array(view.weights).view(np.uint32) & 0xFFFF).any() for view in of_wide)
+        saved = save(tmp_path / f"{number} again", narrow, optimizer, tables=tables)
+        for views, right in zip(again, narrow, strict=True):
+            load_tables(tmp_path / f"{number} again", saved, views)
+            assert_equal(views, right)
 
 
 @pytest.mark.parametrize("optimizer", [OPTIMIZERS["adam"], OPTIMIZERS["averaged"]], ids=["adam", "averaged"])

@@ -13,7 +13,9 @@ from pibroch.errors import ConfigError
 from pibroch.torchrec import EmbeddingBagConfig
 
 
-@pytest.mark.parametrize("fields", [{"num_rows": 0}, {"dim": 0}, {"dim": -3}, {"dim": 2.5}, {"pooling": "max"}])
+@pytest.mark.parametrize(
+    "fields", [{"num_rows": 0}, {"dim": 0}, {"dim": -3}, {"dim": 2.5}, {"pooling": "max"}, {"dtype": "float16"}]
+)
 def test_bad_tables_are_refused_by_name(fields):
     with pytest.raises(ConfigError, match="'a'"):
         pb.Table(**({"name": "a", "num_rows": 3, "dim": 2} | fields))
@@ -26,6 +28,7 @@ def test_bad_tables_are_refused_by_name(fields):
         ([pb.Table("a", 3, 2), pb.Table("a", 3, 2, features=("b",))], "table 'a' named twice"),
         ([pb.Table("a", 3, 2), pb.Table("b", 3, 2, features=("a", "a"))], "of table 'b' feature 'a' named twice"),
         ([pb.Table("a", 3, 2), pb.Table("b", 3, 4)], r"dim \[2, 4\]"),
+        ([pb.Table("a", 3, 2), pb.Table("b", 3, 2, dtype="bfloat16")], "one dim and dtype"),
     ],
 )
 def test_tables_that_do_not_go_together(tables, message):
@@ -56,6 +59,11 @@ def test_table_from_torchrec_config():
     assert pb.Table.from_config(torchrec_config()) == pb.Table("t", 7, 3, ("f", "g"), "mean")
 
 
+@pytest.mark.parametrize("data_type", [SimpleNamespace(value="BF16"), torch.bfloat16])
+def test_a_table_of_16_bits_from_torchrec_config(data_type):
+    assert pb.Table.from_config(torchrec_config(data_type=data_type)).dtype == "bfloat16"
+
+
 UNIFORM = partial(torch.nn.init.uniform_, a=-0.25, b=0.75)
 
 
@@ -83,8 +91,8 @@ def test_initial_weights_are_those_of_the_config(fields, initializer):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"data_type": SimpleNamespace(value="FP16")}, "'t' of .*FP16.*; need FP32"),
-        ({"data_type": torch.bfloat16}, "of torch.bfloat16; need FP32"),
+        ({"data_type": SimpleNamespace(value="FP16")}, "'t' of .*FP16.*; need FP32 or BF16"),
+        ({"data_type": torch.float16}, "of torch.float16; need FP32 or BF16"),
         ({"pooling": SimpleNamespace(value="MAX")}, "pooling 'max'"),
         ({"need_pos": True}, "need_pos True"),
         ({"use_virtual_table": True}, "no support for virtual tables"),

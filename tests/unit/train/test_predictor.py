@@ -27,6 +27,8 @@ CASES = {
     "deepfm": ["model.name=deepfm", "train.steps=5"],
     "wide_deep": ["model.name=wide_deep", "train.steps=5"],
     "bf16": ["train.bf16=true", "train.steps=5"],
+    "narrow rows": ["embedding.dtype=bfloat16", "train.steps=12"],
+    "narrow rows, averages": ["embedding.dtype=bfloat16", "train.average=0.9", "train.steps=12"],
     "averages": ["train.average=0.9", "train.steps=12"],
     "averages, incremental": ["train.average=0.9", "train.steps=13", "train.full_checkpoint_every=9"],
 }

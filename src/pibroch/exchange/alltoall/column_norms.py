@@ -53,7 +53,7 @@ def with_whole_rows(
     parallel.run(routing.sum_gradients, num_rows, updates, gradients, np.float32(1.0), totals)
     if hyper.max_element:
         np.clip(totals, -hyper.max_element, hyper.max_element, out=totals)
-    weights = shard.records[updates.rows, : layout.width]
+    weights = shard.array("")[updates.rows]
     pairs = ((totals, totals), (totals, weights), (weights, weights))
     parts = np.stack([np.einsum("ud,ud->u", a, b, dtype=np.float64) for a, b in pairs], axis=1)
     sums, dims = yield from _over_columns(layout, rank, shard, updates, parts)

@@ -65,7 +65,7 @@ class Lane(ABC):
     ) -> None:
         self.layout, self.optimizer, self.channel, self.wire = layout, optimizer, wire.channel, wire
         self.rank, self.world_size = self.channel.ranks.rank, self.channel.ranks.world_size
-        self.shard = MemoryShard(layout.pieces[self.rank], layout.width, optimizer, seed, spare_rows)
+        self.shard = MemoryShard(layout.pieces[self.rank], layout.width, optimizer, seed, spare_rows, layout.dtype)
         largest = int(np.diff(layout.bounds).max())
         self.id_type: DTypeLike = np.int32 if largest < 1 << 31 else np.int64
 

@@ -21,7 +21,7 @@ from pibroch.exchange.alltoall.lane import Lane, Route
 from pibroch.exchange.messages import Talk, Values
 from pibroch.exchange.rows import BatchIds, group, pool, pooling_scale, row_id_error
 from pibroch.kernels import parallel
-from pibroch.kernels.arrays import Bytes, Ints, Records
+from pibroch.kernels.arrays import Bytes, Ints, Records, Stored
 from pibroch.kernels.route import numba as routing
 from pibroch.kernels.scatter_update.numba import Grouped
 
@@ -86,7 +86,8 @@ class BagRoute(Route):
 
     def _pooled(self, ids: BatchIds, averaged_at: int | None) -> Tensor:
         """One rank's bags, ``[B_p * F, D]``."""
-        lane, records, rows = self.lane, self.lane.shard.records, ids.row_ids
+        lane, rows = self.lane, ids.row_ids
+        records: Stored = lane.shard.stored
         if averaged_at is not None:
             records = read_rows(lane.shard, lane.optimizer, ids.row_ids, averaged_at)
             rows = np.arange(len(rows))

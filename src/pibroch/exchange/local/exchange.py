@@ -40,7 +40,7 @@ class LocalExchange(Exchange[list[BatchIds]]):
 
     def _pooled(self, number: int, ids: BatchIds, averaged_at: int | None) -> Tensor:
         each, shard = self._groups[number], self._held[number]
-        records, rows = shard.records, ids.row_ids
+        records, rows = shard.stored, ids.row_ids
         if averaged_at is not None:
             records = read_rows(shard, each.optimizer, ids.row_ids, averaged_at)
             rows = rising(len(ids.row_ids)).astype("int64")

@@ -45,7 +45,7 @@ def spare_rows(
     if wanted is None:
         rank = channel.ranks.rank
         neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", channel.ranks.world_size))
-        widths = [4 * o.record_width(layout.width) for o, layout in zip(optimizers, layouts, strict=True)]
+        widths = [4 * o.record_width(layout.width, layout.dtype) for o, layout in zip(optimizers, layouts, strict=True)]
         homes = [sum(len(piece.rows) for piece in layout.pieces[rank]) for layout in layouts]
         own_bytes = sum(width * count for width, count in zip(widths, homes, strict=True))
         free_bytes = max(0, free_memory() // neighbours - own_bytes)  # its own rows, which are still to be made

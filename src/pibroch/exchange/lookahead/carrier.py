@@ -23,7 +23,7 @@ from pibroch.exchange.alltoall.row_lane import RowLane
 from pibroch.exchange.lookahead.announcement import BytesByPurpose
 from pibroch.exchange.messages import Counts, MixedRows, Rows, Talk, Values
 from pibroch.kernels import parallel
-from pibroch.kernels.arrays import Ints, Records
+from pibroch.kernels.arrays import Ints, Records, Stored
 from pibroch.kernels.pack import numba as packing
 from pibroch.kernels.route import numba as routing
 from pibroch.kernels.scatter_update.hyper import Hyper
@@ -60,9 +60,9 @@ class Carrier:
         """Slots that hold a row's record."""
         return int(np.count_nonzero(self._row_of_slot != NOBODY))
 
-    def read(self, places: Ints, row_of_position: NDArray[np.int32]) -> tuple[Records, NDArray[np.signedinteger]]:
+    def read(self, places: Ints, row_of_position: NDArray[np.int32]) -> tuple[Stored, NDArray[np.signedinteger]]:
         """Records, and which one each position of a batch reads; rounded to the wire's type wherever they are."""
-        space, dim = self.shard.space, self.shard.dim
+        space, dim = self.shard.stored_space, self.shard.dim
         if self.wire.is_exact:
             return space, places[row_of_position]
         rows = np.empty((len(places), dim), np.float32)
@@ -92,16 +92,17 @@ class Carrier:
 
     def carry(self, transfers: dict[str, Transfer]) -> Talk[None]:
         """Send the rows that leave, receive those that come: transfers by purpose, in one message to each rank."""
-        records, dim, num_home = self.shard.space, self.shard.dim, self._num_home
+        records, stored, dim = self.shard.space, self.shard.stored_space, self.shard.dim
+        num_home = self._num_home
         widths = np.array([records.shape[1], dim])
         transfer = reduce(merged, transfers.values())
         send_counts, receive_counts = widths @ transfer.counts[:2], widths @ transfer.counts[2:]
         sent, received = np.empty(int(send_counts.sum()), np.float32), np.empty(int(receive_counts.sum()), np.float32)
-        packing.pack(records, transfer.records_out, transfer.weights_out, transfer.counts[:2], dim, sent)
+        packing.pack(records, stored, transfer.records_out, transfer.weights_out, transfer.counts[:2], dim, sent)
         yield from self._swap(transfers, transfer, sent, received, widths)
         left = transfer.records_out[transfer.records_out >= num_home] - num_home
         self._row_of_slot[left] = NOBODY
-        packing.unpack(received, transfer.records_in, transfer.weights_in, transfer.counts[2:], dim, records)
+        packing.unpack(received, transfer.records_in, transfer.weights_in, transfer.counts[2:], dim, records, stored)
         in_slots = transfer.records_in >= num_home
         self._row_of_slot[transfer.records_in[in_slots] - num_home] = transfer.rows_in[in_slots]
         self._touch(transfer.records_in[~in_slots])

@@ -69,7 +69,9 @@ class ServerLane(RowLane):
     ) -> None:  # fmt: skip
         super().__init__(layout, optimizer, seed, wire, spare_rows)
         pieces, bounds = layout.pieces[self.world_size :], layout.bounds[self.world_size :]
-        self.servers = EmbeddingServers(names, pieces, bounds, layout.width, optimizer, seed, self.channel)
+        self.servers = EmbeddingServers(
+            names, pieces, bounds, layout.width, layout.dtype, optimizer, seed, self.channel
+        )
 
     def route(self, batch: JaggedBatch, is_real: bool = True) -> Talk[Route]:
         """See :class:`Lane`."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.kernels.arrays import Records
+from pibroch.kernels.arrays import Records, Stored
+from pibroch.kernels.bits import widened
 from pibroch.kernels.policy import kernel
 
 
@@ -33,6 +34,7 @@ def advance(
 @kernel
 def averaged_rows(
     records: Records,
+    stored: Stored,
     row_ids: NDArray[np.int64],
     first: int,
     decay: float,
@@ -41,11 +43,14 @@ def averaged_rows(
     start: int,
     stop: int,
 ) -> None:
-    """Write the averages at ``step`` of ``row_ids[start:stop]`` to ``out`` ``[V, D]``; the records stay as they are."""
+    """Write the averages at ``step`` of ``row_ids[start:stop]`` to ``out`` ``[V, D]``; the records stay as they are.
+
+    ``stored`` are the records in the type of their weights.
+    """
     dim = out.shape[1]
     for position in range(start, stop):
         row = row_ids[position]
         keep = np.float32(decay ** (step - records[row, first + dim]))
         for d in range(dim):
-            weight = records[row, d]
+            weight = widened(stored[row, d])
             out[position, d] = weight + keep * (records[row, first + d] - weight)

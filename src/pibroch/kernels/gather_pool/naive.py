@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.kernels.arrays import Stored
+from pibroch.kernels.narrow.naive import widened
+
 
 def resolve_rows(
     values: NDArray[np.int64], offsets: NDArray[np.int64], first_row: NDArray[np.int64], num_rows: NDArray[np.int64]
@@ -23,7 +26,7 @@ def resolve_rows(
 
 
 def gather_pool(
-    records: NDArray[np.float32],
+    records: Stored,
     row_ids: NDArray[np.int64],
     offsets: NDArray[np.int64],
     scale: NDArray[np.float32],
@@ -32,12 +35,13 @@ def gather_pool(
 ) -> NDArray[np.float32]:
     """Sum of ``scale * weights`` over each bag, ``[B, F, D]``; an empty ``scale`` means ones."""
     num_samples = (len(offsets) - 1) // num_features
+    weights = widened(records[:, :dim])
     pooled_BFD = np.zeros((num_samples, num_features, dim), np.float32)
     for bag in range(num_features * num_samples):
         feature, sample = divmod(bag, num_samples)
         for position in range(offsets[bag], offsets[bag + 1]):
             factor = scale[position] if len(scale) else np.float32(1)
-            pooled_BFD[sample, feature] += factor * records[row_ids[position], :dim]
+            pooled_BFD[sample, feature] += factor * weights[row_ids[position]]
     return pooled_BFD
 
 

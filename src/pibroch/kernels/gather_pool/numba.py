@@ -1,6 +1,7 @@
 """Look rows up and pool them: all features of a row space in one call.
 
-B samples, F features, D weights in a row, W floats in a record (weights, then optimizer state), V ids.
+B samples, F features, D weights in a row, W floats in a record (weights, then optimizer state), V ids. Weights may be
+bfloat16: records come in the weights' type (:data:`~pibroch.kernels.arrays.Stored`).
 Bags are feature-major: bag ``f * B + b`` holds ``row_ids[offsets[bag] : offsets[bag + 1]]``.
 """
 
@@ -9,6 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.kernels.arrays import Stored
+from pibroch.kernels.bits import widened
 from pibroch.kernels.memory import FLOATS_PER_LINE, MAX_SHORT_DIM, prefetch_row, stream_line
 from pibroch.kernels.policy import kernel
 
@@ -50,7 +53,7 @@ def resolve_rows(
 
 @kernel
 def gather_pool(
-    records: NDArray[np.float32],
+    records: Stored,
     row_ids: NDArray[np.int64],
     offsets: NDArray[np.int64],
     scale: NDArray[np.float32],
@@ -65,8 +68,8 @@ def gather_pool(
     caches, which hold little of an output of this size by the time it is read (measured: 2.2 ms instead of 2.9 at D = 64).
     """
     num_samples, num_features, dim = pooled_BFD.shape
-    last, width = len(row_ids) - 1, records.shape[1]
-    scaled, is_long = len(scale) > 0, dim > MAX_SHORT_DIM
+    last, width, floats = len(row_ids) - 1, records.shape[1], (dim * records.itemsize + 3) // 4
+    scaled, is_long = len(scale) > 0, floats > MAX_SHORT_DIM
     for bag in range(start, stop):
         feature = bag // num_samples
         sample = bag - feature * num_samples
@@ -75,7 +78,7 @@ def gather_pool(
             for d in range(dim):
                 pooled_BFD[sample, feature, d] = 0.0
             continue
-        prefetch_row(records, row_ids[min(begin + AHEAD, last)], dim, is_long)
+        prefetch_row(records, row_ids[min(begin + AHEAD, last)], floats, is_long)
         row = row_ids[begin]
         if stream and not scaled and end == begin + 1:
             place = (sample * num_features + feature) * dim
@@ -84,13 +87,13 @@ def gather_pool(
             continue
         factor = scale[begin] if scaled else np.float32(1.0)
         for d in range(dim):
-            pooled_BFD[sample, feature, d] = factor * records[row, d]
+            pooled_BFD[sample, feature, d] = factor * widened(records[row, d])
         for position in range(begin + 1, end):
-            prefetch_row(records, row_ids[min(position + AHEAD, last)], dim, is_long)
+            prefetch_row(records, row_ids[min(position + AHEAD, last)], floats, is_long)
             row = row_ids[position]
             factor = scale[position] if scaled else np.float32(1.0)
             for d in range(dim):
-                pooled_BFD[sample, feature, d] += factor * records[row, d]
+                pooled_BFD[sample, feature, d] += factor * widened(records[row, d])
 
 
 @kernel

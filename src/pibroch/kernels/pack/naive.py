@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from pibroch.kernels.arrays import Ints, Records
+import numpy as np
+
+from pibroch.kernels.arrays import Ints, Records, Stored
+from pibroch.kernels.narrow.naive import nearest, widened
 
 
 def spans(counts: Ints, widths: tuple[int, int]) -> list[tuple[int, int, int, int]]:
@@ -17,17 +20,19 @@ def spans(counts: Ints, widths: tuple[int, int]) -> list[tuple[int, int, int, in
     return found
 
 
-def pack(records: Records, whole: Ints, lent: Ints, counts: Ints, dim: int, out: Records) -> None:
+def pack(records: Records, stored: Stored, whole: Ints, lent: Ints, counts: Ints, dim: int, out: Records) -> None:
     """For each rank in turn the records of its ``whole`` rows, then the weights of its ``lent`` ones."""
     for kind, first, end, at in spans(counts, (records.shape[1], dim)):
-        width = (records.shape[1], dim)[kind]
-        rows = records[(whole, lent)[kind][first:end], :width]
+        rows = widened(stored[lent[first:end], :dim]) if kind else records[whole[first:end]]
         out[at : at + rows.size] = rows.ravel()
 
 
-def unpack(message: Records, whole: Ints, lent: Ints, counts: Ints, dim: int, records: Records) -> None:
+def unpack(message: Records, whole: Ints, lent: Ints, counts: Ints, dim: int, records: Records, stored: Stored) -> None:
     """The inverse of :func:`pack` at the receiver's places."""
     for kind, first, end, at in spans(counts, (records.shape[1], dim)):
         width = (records.shape[1], dim)[kind]
         rows = message[at : at + (end - first) * width].reshape(-1, width)
-        records[(whole, lent)[kind][first:end], :width] = rows
+        if kind:
+            stored[lent[first:end], :dim] = rows if stored.dtype == np.float32 else nearest(rows)
+        else:
+            records[whole[first:end]] = rows

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.kernels.arrays import Records
+from pibroch.kernels.arrays import Records, Stored
+from pibroch.kernels.bits import widened
 from pibroch.kernels.memory import MAX_SHORT_DIM, prefetch_row
 from pibroch.kernels.policy import kernel
 from pibroch.kernels.scatter_update.numba import POSITIONS_AHEAD, ROWS_AHEAD, Grouped
@@ -72,15 +73,16 @@ def places(grouped: Grouped, out: NDArray[np.int64], start: int, stop: int) -> N
 
 
 @kernel
-def gather_rows(records: Records, rows: NDArray[np.int64], out: Records, start: int, stop: int) -> None:
-    """Copy the weights of ``rows[start:stop]`` to ``out`` ``[U, D]``."""
+def gather_rows(records: Stored, rows: NDArray[np.int64], out: Records, start: int, stop: int) -> None:
+    """Copy the weights of ``rows[start:stop]`` to ``out`` ``[U, D]``, as float32."""
     dim, last = out.shape[1], len(rows) - 1
-    is_long = dim > MAX_SHORT_DIM
+    floats = (dim * records.itemsize + 3) // 4
+    is_long = floats > MAX_SHORT_DIM
     for u in range(start, stop):
-        prefetch_row(records, rows[min(u + ROWS_AHEAD, last)], dim, is_long)
+        prefetch_row(records, rows[min(u + ROWS_AHEAD, last)], floats, is_long)
         row = rows[u]
         for d in range(dim):
-            out[u, d] = records[row, d]
+            out[u, d] = widened(records[row, d])
 
 
 @kernel

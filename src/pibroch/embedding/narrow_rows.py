@@ -1,0 +1,58 @@
+"""Weights of 16 bits as whoever saves, loads or looks at tables knows weights: in float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pibroch.embedding.piece import RowArray
+from pibroch.kernels.narrow import naive, numba
+
+
+class NarrowRows:
+    """Bfloat16 numbers in memory, a :class:`~pibroch.embedding.RowArray`: reads give copies, writes are rounded to the nearest.
+
+    What was read is exact, so writing it back changes nothing.
+
+    Args:
+        numbers: uint16 ``[rows, columns]``, the upper halves of float32.
+    """
+
+    def __init__(self, numbers: NDArray[np.uint16]) -> None:
+        self._numbers = numbers
+        self.dtype = np.dtype(np.float32)
+        self.shape, self.ndim, self.size = numbers.shape, numbers.ndim, numbers.size
+        self.itemsize, self.nbytes = self.dtype.itemsize, self.dtype.itemsize * numbers.size
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return self[:] if dtype is None else self[:].astype(dtype)
+
+    def copy(self) -> NDArray[Any]:
+        """All of it."""
+        return self[:]
+
+    def __getitem__(self, chosen: Any) -> NDArray[Any]:
+        wide: NDArray[Any] = naive.widened(self._numbers[chosen])
+        return wide
+
+    def __setitem__(self, chosen: Any, values: Any) -> None:
+        wide = np.ascontiguousarray(values, np.float32)
+        narrow = np.empty(wide.shape, np.uint16)
+        numba.nearest(wide.reshape(1, -1), narrow.reshape(1, -1))
+        self._numbers[chosen] = narrow
+
+    def as_tensor(self) -> Tensor:
+        """A view, as torch's bfloat16."""
+        return torch.from_numpy(self._numbers.view(np.int16)).view(torch.bfloat16)
+
+
+def tensor_of(rows: RowArray) -> Tensor:
+    """A view of rows in this process's memory, float32 or bfloat16."""
+    return rows.as_tensor() if isinstance(rows, NarrowRows) else torch.from_numpy(rows)
