@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
-from row_updates import OPTIMIZERS, a_step
 
 from pibroch.embedding import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
 from pibroch.kernels import parallel
 from pibroch.kernels.scatter_update import naive
 from pibroch.kernels.scatter_update.numba import Grouped
+from row_updates import OPTIMIZERS, a_step
 
 NAIVE = {SGD: naive.sgd, Adagrad: naive.adagrad, RowWiseAdagrad: naive.row_wise_adagrad}
 NAIVE |= {Adam: naive.adam, RowWiseAdam: naive.row_wise_adam}
