@@ -45,6 +45,8 @@ class MemoryShard:
         self.stored_space: Stored = self.space if dtype == "float32" else self.space.view(np.uint16)
         self.records, self.stored = self.space[: self._bounds[-1]], self.stored_space[: self._bounds[-1]]
         self.touched: NDArray[np.bool_] | None = None
+        if self.dtype != "float32":
+            self.stored[:, dim : 2 * self._width] = 0  # the half that an odd dim leaves
         for piece, first in zip(self.pieces, self._bounds, strict=False):
             self._initialise(piece, self._weights_in(slice(first, first + len(piece.rows))), seed)
         end = self._width + sum(optimizer.moments(dim).values())

@@ -64,6 +64,17 @@ def test_a_state_dict_has_views_in_16_bits_and_takes_any_type():
     assert np.array_equal(other.shard.weights("a"), embeddings.shard.weights("a"))
 
 
+def test_whole_states_are_float32_and_load_as_they_were_saved():
+    tables = [NARROW, pb.Table("b", 9, 5)]
+    first, second, third = (pb.Embeddings(tables, pb.Adam(lr=0.1, average=0.9), seed=seed) for seed in (1, 2, 3))
+    state = first.full_state_dict(row_state=True)
+    assert {numbers.dtype for numbers in state.values()} == {torch.float32}
+    second.load_full_state_dict(state)
+    third.stateful().load_state_dict(first.stateful().state_dict())
+    for mine, *others in zip(*(each.exchange.shards for each in (first, second, third)), strict=True):
+        assert all(mine.records.tobytes() == other.records.tobytes() for other in others)
+
+
 def test_weights_from_outside_are_rounded():
     embeddings, given = pb.Embeddings([NARROW], pb.SGD(lr=0.1)), np.random.default_rng(1).normal(size=(700, 5))
     embeddings.load_weights("a", given)
