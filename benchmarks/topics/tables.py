@@ -41,8 +41,8 @@ MEANINGS = (
     f"sequences: one table of 1,000,000 rows, dim 64, {LENGTH} ids a sample, a vector for each",
     "row-wise Adagrad, batch 2048 a rank, Zipf ids; a fixed linear layer of 64 units behind the tables, nothing dense to train",
     "one host: two threads; two hosts at 1 Gbit/s: a rank and a thread each, all hosts share this machine's cores",
-    "`of_torchrec`, `of_one_width`: step time over that of the faster form of TorchRec, and of the same exchange with one width; "
-    "median over the rounds",
+    "`of_torchrec`, `of_one_width`: step time over that of the faster form of TorchRec, and of the same exchange with one "
+    "width; medians over the rounds",
 )
 
 
