@@ -16,6 +16,7 @@ from torchrec import (
     EmbeddingCollection,
     EmbeddingConfig,
     KeyedJaggedTensor,
+    KeyedTensor,
 )
 from torchrec.datasets.utils import Batch
 from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
@@ -113,7 +114,12 @@ def _pooled(case: Case) -> Built:
     ]
     weights = heads.head(case, sum(config.embedding_dim for config in configs))
     collection = EmbeddingBagCollection(device=torch.device("meta"), tables=configs)
-    model = Model(collection, lambda out, batch: heads.loss_of_pooled(out.values(), weights, batch.labels))
+
+    def loss_of(out: KeyedTensor, batch: Batch) -> Tensor:
+        side_by_side = torch.cat([out[key] for key in keys], 1)  # sharded collections have orders of their own
+        return heads.loss_of_pooled(side_by_side, weights, batch.labels)
+
+    model = Model(collection, loss_of)
     ids_NFB, dense_NBn, labels_NB = rank_batches(case)
     lengths = torch.ones(case.num_tables * case.batch_size, dtype=torch.int32)
     batches = [
