@@ -94,21 +94,36 @@ class JaggedBatch:
         """
         if keys == self.keys:
             return self
-        place = {key: index for index, key in enumerate(self.keys)}
-        absent = [key for key in keys if key not in place]
-        if absent:
-            raise DataError(f"a batch without feature {absent[0]!r}", f"the features {list(keys)}")
-        size, index = self.batch_size, [place[key] for key in keys]
+        size, index = self.batch_size, self._places(keys)
         if self.weights is None and self.offsets.data_ptr() == one_hot_offsets(self.offsets.numel() - 1).data_ptr():
             values = self.values.view(len(self.keys), size)[index].view(-1)
             return self._with_parts(keys, values, one_hot_offsets(values.numel()), None)
         spans = [(int(self.offsets[i * size]), int(self.offsets[(i + 1) * size])) for i in index]
-        lengths = self.lengths().view(len(self.keys), size)[index].reshape(-1)
-        offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int64)
-        torch.cumsum(lengths, 0, out=offsets[1:])
+        offsets = self.offsets_of(keys)
         values = torch.cat([self.values[begin:end] for begin, end in spans])
         weights = None if self.weights is None else torch.cat([self.weights[begin:end] for begin, end in spans])
         return self._with_parts(keys, values, offsets, weights)
+
+    def offsets_of(self, keys: tuple[str, ...]) -> Tensor:
+        """The offsets that :meth:`pick` gives, int64 ``[len(keys) * B + 1]``; no ids are copied.
+
+        Raises:
+            DataError: when a feature is not in the batch.
+        """
+        if keys == self.keys:
+            return self.offsets
+        lengths = self.lengths().view(len(self.keys), self.batch_size)[self._places(keys)].reshape(-1)
+        offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int64)
+        torch.cumsum(lengths, 0, out=offsets[1:])
+        return offsets
+
+    def _places(self, keys: tuple[str, ...]) -> list[int]:
+        """Of these features among the batch's."""
+        place = {key: index for index, key in enumerate(self.keys)}
+        absent = [key for key in keys if key not in place]
+        if absent:
+            raise DataError(f"a batch without feature {absent[0]!r}", f"the features {list(keys)}")
+        return [place[key] for key in keys]
 
     def _with_parts(
         self, keys: tuple[str, ...], values: Tensor, offsets: Tensor, weights: Tensor | None

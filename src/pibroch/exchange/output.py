@@ -185,7 +185,7 @@ class OutputForm:
         if self.is_tensor:
             return found[0]
         spaces = [each.space for each in self._groups]
-        offsets = [None if space.is_pooled else batch.pick(space.features).offsets for space in spaces]
+        offsets = [None if space.is_pooled else batch.offsets_of(space.features) for space in spaces]
         return EmbeddingOutput(self._places, found, offsets)
 
 
