@@ -63,9 +63,9 @@ def test_each_range_runs_once_whatever_the_number_of_threads(threads, num_ranges
 
 def test_kernels_are_torchs_threads_and_start_none_of_their_own(threads):
     torch.ones(500, 500) @ torch.ones(500, 500)
-    before = len(os.listdir("/proc/self/task"))
+    before = set(os.listdir("/proc/self/task"))
     parallel.run(fill, 10_000, np.zeros(10_000, np.int64))
-    assert len(os.listdir("/proc/self/task")) == before
+    assert set(os.listdir("/proc/self/task")) <= before  # one of another test's may end meanwhile
     product = torch.ones(500, 500) @ torch.ones(500, 500)
     assert (product == 500).all(), "and torch goes on with them"
 

@@ -31,6 +31,7 @@ def maps() -> int:
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
+    gc.collect()  # what other tests left would else go in the midst of one
     before = open_fds(), maps()
     yield
     if (open_fds(), maps()) != before:
