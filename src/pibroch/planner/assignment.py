@@ -30,7 +30,7 @@ class Assignment:
 
     @property
     def is_everywhere(self) -> NDArray[np.bool_]:
-        """bool ``[P]``: whether each shard has the partition's rows."""
+        """Whether each shard has the rows of a partition, bool ``[P]``."""
         held = self.copies.copy()
         held[np.arange(len(self.home)), self.home] = True
         return np.asarray(held.all(axis=1))
