@@ -94,7 +94,7 @@ class Connection:
         self._sender, self._receiver = BulkSender(), BulkReceiver(limits.message_bytes)
         self._incomplete: dict[int, _Arriving] = {}  # messages by the transfers that they wait for
         self.refusal: PibrochError | None = None  # why the peer did not let this worker in
-        self.is_lost = False
+        self.is_lost, self.loss = False, ""  # and why
         self.left_on_purpose = False
         self.is_overdue = False  # it has not taken its answers, likewise
         self._unread_bytes = 0  # of errors that were sent since all was with the kernel
@@ -208,7 +208,7 @@ class Connection:
         with self._lock:
             if self.is_lost:
                 return
-            self.is_lost = True
+            self.loss, self.is_lost = reason, True  # in this order, for whoever looks without the lock
             self._backlog.clear()
         for stream in (*self._bulk_streams, *([self.stream] if self.stream is not None else [])):
             stream.close(reason)

@@ -75,7 +75,7 @@ class Requests:
             return
         self._packer.send(connection, Kind.REQUEST, number, packed, [value], context, lambda: self._expect(call))
         if connection.is_lost:
-            self.lose(connection, "the connection was lost")
+            self.lose(connection, connection.loss)
 
     def tell(self, connection: Connection | None, body: msgspec.Struct, value: object, context: int | None) -> None:
         """Send a note, which has no answer."""

@@ -1,6 +1,7 @@
 """What a message may say of its tensors."""
 
 import gc
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from pibroch.rpc.frames import Frame, Kind
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.messages import Answer, Envelope, TensorInfo, encode
 from pibroch.rpc.options import Limits
+from pibroch.rpc.requests import Requests
 
 LIMITS = Limits(message_bytes=3000)
 
@@ -70,3 +72,14 @@ class NoStream:
 
 def num_tensors_of(size):
     return sum(type(each) is torch.Tensor and each.numel() == size for each in gc.get_objects())
+
+
+def test_a_request_that_meets_a_lost_connection_says_why_it_was_lost():
+    connection, failures = Connection(WorkerInfo("eve", 1), 1, LIMITS, *[lambda *_: None] * 3), []
+    connection.lose("it does not listen")
+    packer = SimpleNamespace(send=lambda *args: args[-1]())
+    loop = SimpleNamespace(call_at=lambda *_: None)
+    requests = Requests(WorkerInfo("me", 0), packer, loop, None, None)
+    requests.ask(connection, SimpleNamespace(fail=failures.append), Answer(), None, 10.0, None)
+    assert ["it does not listen" in str(error) for error in failures] == [True]
+    assert requests.num_pending == 0
