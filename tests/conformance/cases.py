@@ -12,6 +12,7 @@ import pibroch as pb
 from pibroch import rpc
 from pibroch.data import JaggedBatch
 from pibroch.embedding import optimizers_of
+from pibroch.embedding.row_set import ids_of
 from pibroch.embedding.rows import update_rows
 from pibroch.embedding.tensor_file import write_tensors
 from pibroch.errors import NotAllowedError
@@ -81,15 +82,15 @@ def records_of(pieces, tables, optimizer):
         widths = {"weights": table.dim, **by_table[table.name].state_fields(table.dim)}
         found[table.name] = {field: np.full((table.num_rows, width), np.nan) for field, width in widths.items()}
     for piece, weights, state in pieces:
-        rows = slice(piece.rows.start, piece.rows.stop, piece.rows.step)
+        rows = ids_of(piece.rows)
         for field, numbers in {"weights": weights, **state}.items():
             target = found[piece.table.name][field]
             columns = (
                 slice(piece.columns.start, piece.columns.stop) if target.shape[1] == piece.table.dim else slice(None)
             )
-            target = target[rows, columns]
-            assert np.isnan(target).all() or np.array_equal(target, numbers), f"replicas of {piece.table.name} differ"
-            target[:] = numbers
+            before = target[rows, columns]
+            assert np.isnan(before).all() or np.array_equal(before, numbers), f"replicas of {piece.table.name} differ"
+            target[rows, columns] = numbers
     flat = np.concatenate([numbers.ravel() for fields in found.values() for numbers in fields.values()])
     assert not np.isnan(flat).any(), "rows that nobody holds"
     return flat
@@ -307,6 +308,25 @@ def bytes_of_a_stream(channel, *args, **options):
     embeddings, _ = _stream(channel, *args, **options)
     embeddings.exchange.flush()
     return embeddings.exchange.report().bytes_by_purpose
+
+
+def gather_and_spread(channel, placement):
+    """All tables with optimizer state after some steps, gathered, spread into other embeddings, and gathered again."""
+    tables, rank = SHAPES["odd_dims"], channel.ranks.rank
+
+    def embeddings(seed):
+        return pb.Embeddings(
+            tables, pb.Adam(lr=0.1), exchange="alltoall", seed=seed, channel=channel, placement=placement
+        )
+
+    trained, other = embeddings(3), embeddings(4)
+    for step in range(3):
+        loss_of(trained(ragged_batch(tables, 5, seed=10 * step + rank))).backward()
+    state = trained.full_state_dict(row_state=True)
+    other.load_full_state_dict(state)
+    again = other.full_state_dict(row_state=True)
+    assert all(torch.equal(again[name], tensor) for name, tensor in state.items())
+    return {name: tensor.numpy() for name, tensor in state.items()}
 
 
 def _stream(channel, name, sizes, exchange="alltoall", look_at=(), forget_at=(), shape="odd_dims", **options):

@@ -36,7 +36,7 @@ class Run:
 
     def __init__(self, channel, data, folder, optimizer="adagrad", placement="row_wise", full_every=1, keep=9, seed=5):
         dataset = EncodedDataset.open(Path(data))
-        tables = [pb.Table(name, rows, 4) for name, rows in dataset.num_rows.items()]
+        tables = tables_of(data)
         exchange = {"exchange": "alltoall", "placement": placement, "channel": channel.ranks.open_channel()}
         embeddings = pb.Embeddings(tables, OPTIMIZERS[optimizer], seed=seed, **exchange)
         torch.manual_seed(seed)
@@ -91,6 +91,18 @@ def move_and_go_on(channel, data, folder, options):
     loaded = run.numbers()
     run.train(progress.step + 1, 6)
     return loaded, run.numbers()
+
+
+def tables_of(data):
+    return [pb.Table(name, rows, 4) for name, rows in EncodedDataset.open(Path(data)).num_rows.items()]
+
+
+def load_and_save(channel, data, folder, target, options):
+    """Load what others saved, and save it elsewhere."""
+    run = Run(channel, data, folder, seed=6, **options)
+    progress = run.folder.resume(run.session)
+    CheckpointFolder(Path(target), 9, 1, channel).save(run.session, progress)
+    return run.numbers()
 
 
 def save_every_step(channel, data, folder, last, options):

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from world import World
 
+from pibroch.embedding.row_set import ids_of
 from pibroch.train.checkpoint_folder import CheckpointFolder
 from pibroch.train.manifest import read_manifest
+from row_plans import random_plan
 from small_run import files_below
 
 PLACEMENTS = [
@@ -23,14 +25,14 @@ def whole(results):
     tables = {}
     for pieces, _ in results:
         for piece, fields in pieces:
-            rows = slice(piece.rows.start, piece.rows.stop, piece.rows.step)
+            rows = ids_of(piece.rows)
             for name, numbers in fields.items():
                 per_column = name == "weight" or numbers.shape[1] == len(piece.columns) > 1 or piece.table.dim == 1
                 width = piece.table.dim if per_column else numbers.shape[1]
                 key = (piece.table.name, name)
                 table = tables.setdefault(key, np.full((piece.table.num_rows, width), np.nan, np.float32))
                 columns = slice(piece.columns.start, piece.columns.stop) if per_column else slice(None)
-                seen = table[rows, columns]
+                seen = table[rows][:, columns]
                 assert np.isnan(seen).all() or np.array_equal(seen, numbers), f"replicas of {key} differ"
                 table[rows, columns] = numbers
     return {"/".join(key): table for key, table in tables.items()} | results[0][1]
@@ -56,6 +58,25 @@ def test_saved_by_four_row_wise_and_loaded_by_others(worlds, data, tmp_path, opt
         loaded, went_on = (whole([result[i] for result in results]) for i in (0, 1))
         compare(loaded, saved, True, f"loaded by {ranks}, {placement}")
         compare(went_on, expected, ranks == 4, f"after going on with {ranks}, {placement}")
+
+
+def test_saved_under_plans_of_rows_and_loaded_row_wise_and_back(worlds, data, tmp_path):
+    """The first three are saved by four ranks, the last as an increment; what others load and save is loaded again."""
+    tables = cases.tables_of(data)
+    plan = random_plan(tables, 4, 1, copies=True)
+    options = {"full_every": 3, "optimizer": "averaged", "placement": plan}
+    numbers = whole(worlds(4).run(cases.save_every_step, data, tmp_path, 2, options))
+    assert read_manifest(CheckpointFolder(tmp_path, 2).latest()).increments == 1
+    right = whole(
+        worlds(4).run(cases.save_every_step, data, tmp_path / "row_wise", 2, options | {"placement": "row_wise"})
+    )
+    compare(numbers, right, True, "under the plan")
+    for ranks in (1, 2, 3):
+        moved = worlds(ranks).run(cases.load_and_save, data, tmp_path, tmp_path / str(ranks), {"optimizer": "averaged"})
+        compare(whole(moved), numbers, True, f"loaded row-wise by {ranks}")
+        again = {"optimizer": "averaged", "placement": random_plan(tables, 4, ranks, copies=True)}
+        back = worlds(4).run(cases.move_and_go_on, data, tmp_path / str(ranks), again)
+        compare(whole([loaded for loaded, _ in back]), numbers, True, f"of {ranks}, loaded under another plan")
 
 
 def test_incremental_checkpoints_and_a_resumed_run_s_bytes(worlds, data, tmp_path):

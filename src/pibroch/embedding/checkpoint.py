@@ -24,6 +24,7 @@ from pibroch.embedding.parts import (
     write_touched,
 )
 from pibroch.embedding.piece import Piece, PieceView
+from pibroch.embedding.row_set import ListedRows
 from pibroch.embedding.rows import read_rows
 from pibroch.embedding.shard import MemoryShard
 from pibroch.embedding.table import Table
@@ -65,17 +66,21 @@ class Extent(NamedTuple):
     table: str
     rows: tuple[int, int, int]
     columns: tuple[int, int]
+    num_listed: int = 0
+    """Of rows that a plan chose; ``rows`` then goes from the first to behind the last of them."""
 
     @classmethod
     def of(cls, piece: Piece) -> Self:
         """The extent of a piece."""
-        rows, columns = piece.rows, piece.columns
-        return cls(piece.table.name, (rows.start, rows.stop, rows.step), (columns.start, columns.stop))
+        rows, columns = piece.rows, (piece.columns.start, piece.columns.stop)
+        if isinstance(rows, ListedRows):
+            return cls(piece.table.name, (rows[0], rows[-1] + 1, 1), columns, len(rows))
+        return cls(piece.table.name, (rows.start, rows.stop, rows.step), columns)
 
     @property
     def num_cells(self) -> int:
         """Rows times columns."""
-        return len(range(*self.rows)) * len(range(*self.columns))
+        return (self.num_listed or len(range(*self.rows))) * len(range(*self.columns))
 
 
 def saved_tables(tables: Sequence[Table], optimizer: Optimizers) -> dict[str, SavedTable]:

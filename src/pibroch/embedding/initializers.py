@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from pibroch.errors import ConfigError
 from pibroch.kernels import parallel
+from pibroch.kernels.arrays import Ints
 from pibroch.kernels.fill.numba import fill_normal, fill_uniform
 
 Weights = NDArray[np.float32]
@@ -23,8 +24,8 @@ Weights = NDArray[np.float32]
 class Initializer(Protocol):
     """Fills a table's weights in place."""
 
-    def fill(self, weights: Weights, rows: range, key: int) -> None:
-        """Write float32 ``weights`` ``[len(rows), D]``, which are these rows of the table."""
+    def fill(self, weights: Weights, rows: Ints, key: int) -> None:
+        """Write float32 ``weights`` ``[R, D]``, which are these rows of the table, int64 ``[R]``."""
 
 
 def stream_key(seed: int, table: str) -> int:
@@ -37,7 +38,7 @@ def stream_key(seed: int, table: str) -> int:
 class Zeros:
     """All weights 0."""
 
-    def fill(self, weights: Weights, rows: range, key: int) -> None:
+    def fill(self, weights: Weights, rows: Ints, key: int) -> None:
         """See :class:`Initializer`."""
         weights[:] = 0.0
 
@@ -49,11 +50,11 @@ class Uniform:
     bound: float | None = None
     center: float = 0.0
 
-    def fill(self, weights: Weights, rows: range, key: int) -> None:
+    def fill(self, weights: Weights, rows: Ints, key: int) -> None:
         """See :class:`Initializer`."""
         if self.bound is None:
             raise ConfigError("Uniform without a bound", "a bound", "let Table.resolved_initializer() set it")
-        parallel.run(fill_uniform, len(weights), weights, rows.start, rows.step, np.uint64(key), np.float32(self.bound))
+        parallel.run(fill_uniform, len(weights), weights, rows, np.uint64(key), np.float32(self.bound))
         if self.center:
             weights += np.float32(self.center)
 
@@ -65,8 +66,8 @@ class Normal:
     std: float = 0.01
     zero_columns: int = 0
 
-    def fill(self, weights: Weights, rows: range, key: int) -> None:
+    def fill(self, weights: Weights, rows: Ints, key: int) -> None:
         """See :class:`Initializer`."""
-        parallel.run(fill_normal, len(weights), weights, rows.start, rows.step, np.uint64(key), np.float32(self.std))
+        parallel.run(fill_normal, len(weights), weights, rows, np.uint64(key), np.float32(self.std))
         if self.zero_columns:
             weights[:, -self.zero_columns :] = 0.0

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.embedding.piece import Piece, PieceView, RowArray
+from pibroch.embedding.row_set import ListedRows, RowSet, as_slice, common, ids_of, places, places_of
 from pibroch.embedding.storage import FileDigest
 from pibroch.embedding.tensor_file import Stream, TensorFile, rows_that_fit, write_tensors
 from pibroch.errors import CheckpointError
@@ -34,11 +35,13 @@ class SavedPart:
         file: path inside the checkpoint, holding ``weight`` and the fields of optimizer state.
         columns: first and last + 1 of the weights' columns.
         rows: start, stop and step of the rows' ids; ``None`` when the file lists them, rising, as ``row_ids``.
+        is_delta: whether these are the rows that were touched since the last full checkpoint.
     """
 
     file: str
     columns: tuple[int, int]
     rows: tuple[int, int, int] | None
+    is_delta: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +60,13 @@ def write_piece(folder: Path, file: str, view: PieceView) -> WrittenPart:
         TrainingError: when a number is NaN or infinite.
         OSError: when the disk refuses.
     """
-    piece, tensors = view.piece, {WEIGHT: view.weights, **view.state}
-    part = SavedPart(file, _bounds(piece), (piece.rows.start, piece.rows.stop, piece.rows.step))
-    return WrittenPart(piece.table.name, part, write_tensors(folder / file, tensors))
+    piece, tensors, rows = view.piece, {WEIGHT: view.weights, **view.state}, None
+    if isinstance(piece.rows, ListedRows):
+        streams: dict[str, RowArray | Stream] = {ROW_IDS: Stream.of(piece.rows.ids), **tensors}
+    else:
+        streams, rows = dict(tensors), (piece.rows.start, piece.rows.stop, piece.rows.step)
+    part = SavedPart(file, _bounds(piece), rows, is_delta=False)
+    return WrittenPart(piece.table.name, part, write_tensors(folder / file, streams))
 
 
 def write_touched(folder: Path, file: str, view: PieceView) -> WrittenPart | None:
@@ -79,7 +86,7 @@ def write_touched(folder: Path, file: str, view: PieceView) -> WrittenPart | Non
     for name, array in tensors.items():
         streams[name] = Stream(array.dtype, (num_rows, *array.shape[1:]), _touched_rows(array, touched))
     digest = write_tensors(folder / file, streams)
-    return WrittenPart(piece.table.name, SavedPart(file, _bounds(piece), None), digest)
+    return WrittenPart(piece.table.name, SavedPart(file, _bounds(piece), None, is_delta=True), digest)
 
 
 def read_part(folder: Path, part: SavedPart, by_columns: Collection[str], view: PieceView) -> None:
@@ -96,7 +103,7 @@ def read_part(folder: Path, part: SavedPart, by_columns: Collection[str], view: 
     """
     piece = view.piece
     columns = common(range(*part.columns), piece.columns)
-    if not columns or (part.rows is not None and not common(range(*part.rows), piece.rows)):
+    if not columns or (part.rows is not None and not _may_meet(range(*part.rows), piece.rows)):
         return
     with TensorFile(folder / part.file) as file:
         for name, target in {WEIGHT: view.weights, **view.state}.items():
@@ -111,33 +118,31 @@ def read_part(folder: Path, part: SavedPart, by_columns: Collection[str], view: 
 
 def mark_touched(folder: Path, part: SavedPart, view: PieceView) -> None:
     """Mark the rows of a piece that a part of touched rows lists."""
-    if part.rows is None and view.touched is not None and common(range(*part.columns), view.piece.columns):
+    if part.is_delta and view.touched is not None and common(range(*part.columns), view.piece.columns):
         with TensorFile(folder / part.file) as file:
             for rows, _ in _wanted_rows(file, ROW_IDS, part, view.piece.rows):
                 view.touched[rows] = True
 
 
-def common(left: range, right: range) -> range:
-    """The numbers that lie in both of two rising ranges.
-
-    >>> common(range(1, 100, 4), range(0, 50, 6))
-    range(0, 0)
-    >>> list(common(range(1, 100, 4), range(3, 50, 6)))
-    [9, 21, 33, 45]
-    """
-    skipped = max(0, -(-(right.start - left.start) // left.step))
-    first = next((number for number in left[skipped : skipped + right.step] if number in right), None)
-    if first is None:
-        return range(0)
-    return range(first, min(left.stop, right.stop), math.lcm(left.step, right.step))
+def _may_meet(part: range, wanted: RowSet) -> bool:
+    if isinstance(wanted, range):
+        return len(common(part, wanted)) > 0
+    return len(wanted) > 0 and part.start <= wanted[-1] and part.stop > wanted[0]
 
 
-def _wanted_rows(file: TensorFile, name: str, part: SavedPart, wanted: range) -> Iterator[tuple[Rows, Array]]:
+def _wanted_rows(file: TensorFile, name: str, part: SavedPart, wanted: RowSet) -> Iterator[tuple[Rows, Array]]:
     """The rows of a tensor that lie in ``wanted``, piece by piece, each with its places there."""
     if part.rows is None:
         yield from _listed_rows(file, name, wanted)
-        return
-    here = range(*part.rows)
+    elif isinstance(wanted, range):
+        yield from _spaced_rows(file, name, range(*part.rows), wanted)
+    else:
+        here = range(*part.rows)
+        for first, chunk in file.chunks(name, range(len(here))):
+            yield _chosen(here[first : first + len(chunk)], wanted, chunk)
+
+
+def _spaced_rows(file: TensorFile, name: str, here: range, wanted: range) -> Iterator[tuple[Rows, Array]]:
     both = common(here, wanted)
     stored, held = places(both, here), places(both, wanted)
     for first, chunk in file.chunks(name, range(stored[0], stored[-1] + 1)):
@@ -147,29 +152,19 @@ def _wanted_rows(file: TensorFile, name: str, part: SavedPart, wanted: range) ->
             yield as_slice(held[begin:end]), chunk[inside[0] - first : inside[-1] - first + 1 : inside.step]
 
 
-def _listed_rows(file: TensorFile, name: str, wanted: range) -> Iterator[tuple[Rows, Array]]:
+def _listed_rows(file: TensorFile, name: str, wanted: RowSet) -> Iterator[tuple[Rows, Array]]:
     shape = file.shape(name)
     everything, rows_per_chunk = range(shape[0]), rows_that_fit(8 * math.prod(shape[1:]))
     chunks = file.chunks(name, everything, rows_per_chunk)
     for (_, ids), (_, chunk) in zip(file.chunks(ROW_IDS, everything, rows_per_chunk), chunks, strict=True):
-        rows, rest = np.divmod(ids - wanted.start, wanted.step)
-        mask = (rest == 0) & (rows >= 0) & (rows < len(wanted))
-        yield rows[mask], chunk[mask]
+        yield _chosen(ListedRows.of(ids), wanted, chunk)
 
 
-def places(some: range, whole: range) -> range:
-    """Positions in ``whole`` of numbers that all lie in it.
-
-    >>> places(range(9, 50, 12), range(1, 100, 4))
-    range(2, 12, 3)
-    """
-    start, step = whole.index(some[0]), some.step // whole.step
-    return range(start, start + (len(some) - 1) * step + 1, step)
-
-
-def as_slice(rows: range) -> slice:
-    """A range that is not empty, as arrays take it."""
-    return slice(rows[0], rows[-1] + 1, rows.step)
+def _chosen(here: RowSet, wanted: RowSet, numbers: Array) -> tuple[Rows, Array]:
+    """Those of some rows' numbers that are wanted, with their places there."""
+    found = places_of(wanted, ids_of(here))
+    mask = found >= 0
+    return found[mask], numbers[mask]
 
 
 def _check_width(file: TensorFile, name: str, width: int) -> None:
@@ -187,8 +182,8 @@ def _bounds(piece: Piece) -> tuple[int, int]:
 
 def _touched_ids(piece: Piece, touched: NDArray[np.bool_]) -> Iterator[NDArray[np.int64]]:
     for start in range(0, len(touched), ROWS_PER_SEARCH):
-        places = np.flatnonzero(touched[start : start + ROWS_PER_SEARCH]) + start
-        yield piece.rows.start + piece.rows.step * places.astype(np.int64)
+        mask = touched[start : start + ROWS_PER_SEARCH]
+        yield ids_of(piece.rows, slice(start, start + ROWS_PER_SEARCH))[mask]
 
 
 def _touched_rows(array: RowArray, touched: NDArray[np.bool_]) -> Iterator[Array]:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.embedding.row_set import RowSet
 from pibroch.embedding.table import Table
 
 
@@ -18,13 +19,13 @@ class Piece:
 
     Attributes:
         table: the whole table.
-        rows: ids inside the table, e.g. ``range(1, 1460, 2)``.
+        rows: ids inside the table, rising, e.g. ``range(1, 1460, 2)``.
         columns: of its weights, e.g. ``range(0, 16)``.
         is_primary: whether this copy is the one to save; false for further replicas.
     """
 
     table: Table
-    rows: range
+    rows: RowSet
     columns: range
     is_primary: bool = True
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from pibroch.embedding.piece import PieceView
+from pibroch.embedding.row_set import places_of
 from pibroch.embedding.table import Table
 from pibroch.errors import DataError
 from pibroch.kernels.arrays import Ints, Records
@@ -148,9 +149,8 @@ def load_weights(
 
 
 def _write(view: PieceView, rows: Ints, weights: Records, step: int) -> None:
-    held, columns = view.piece.rows, view.piece.columns
-    places, rest = np.divmod(rows - held.start, held.step)
-    mask = (rest == 0) & (places >= 0) & (places < len(held))
+    columns, places = view.piece.columns, places_of(view.piece.rows, rows)
+    mask = places >= 0
     places, part = places[mask], weights[mask, columns.start : columns.stop]
     view.weights[places] = part
     if "average" in view.state:

@@ -12,6 +12,7 @@ from pibroch.embedding.initializers import stream_key
 from pibroch.embedding.narrow_rows import NarrowRows
 from pibroch.embedding.optimizers import SparseOptimizer
 from pibroch.embedding.piece import Piece, PieceView, RowArray
+from pibroch.embedding.row_set import ids_of
 from pibroch.embedding.table import Table
 from pibroch.kernels.arrays import Ints, Records, Stored
 from pibroch.kernels.memory import empty_rows
@@ -70,7 +71,7 @@ class MemoryShard:
         step = ROWS_PER_FILL if in_place else ROWS_PER_FILL // 16  # bounds what is allocated
         for start in range(0, len(weights), step):
             some = slice(start, start + step)
-            rows = piece.rows[some]
+            rows = ids_of(piece.rows, some)
             if in_place:
                 initializer.fill(weights[some], rows, key)
             else:

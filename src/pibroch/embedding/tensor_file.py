@@ -103,7 +103,10 @@ class TensorFile:
         self.path = path
         self._file = path.open("rb")
         size = int.from_bytes(self._file.read(8), "little")
-        self._entries: dict[str, Any] = json.loads(self._file.read(size))
+        entries = json.loads(self._file.read(size))
+        if not isinstance(entries, dict):
+            raise CheckpointError(f"{path}, which begins as no safetensors file does", "a safetensors file")
+        self._entries: dict[str, Any] = entries
         self._entries.pop("__metadata__", None)
         self._data_start = 8 + size
 
@@ -143,6 +146,21 @@ class TensorFile:
             if self._file.readinto(part) != len(part):
                 raise CheckpointError(f"{self.path}, which ends in the middle of {name!r}", "a whole file")
             yield first, np.frombuffer(part, dtype).reshape(-1, *shape)
+
+    def mapped(self, name: str) -> Array:
+        """A tensor where it lies in the file; processes that map it share its memory until they write to it.
+
+        Raises:
+            CheckpointError: when there is no such tensor, or the file ends early.
+        """
+        entry = self._entry(name)
+        dtype, shape, start = _TYPES[entry["dtype"]], tuple(entry["shape"]), self._data_start + entry["data_offsets"][0]
+        num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if start + num_bytes > self.path.stat().st_size or start < 0 or num_bytes < 0:
+            raise CheckpointError(f"{self.path}, which ends in the middle of {name!r}", "a whole file")
+        if not num_bytes:
+            return np.empty(shape, dtype)
+        return np.asarray(np.memmap(self._file, dtype, "c", start, shape))
 
     def _entry(self, name: str) -> dict[str, Any]:
         if name not in self._entries:

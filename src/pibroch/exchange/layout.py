@@ -1,7 +1,7 @@
 """Where a plan puts every row, cut into lanes: a lane holds all blocks of columns of one width.
 
 Within a lane the shards lie end to end, so that an **address** (shard, offset) is one integer: the shard's first address plus
-the offset. Replicated blocks come first in every shard, at the same offsets.
+the offset. Rows that every shard holds come first in each, at the same offsets.
 """
 
 from __future__ import annotations
@@ -18,17 +18,30 @@ from pibroch.errors import ConfigError
 from pibroch.exchange.rows import Readers
 from pibroch.kernels.route.numba import Homes
 from pibroch.planner import Placement, Plan
+from pibroch.planner.row_map import RowMap
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some columns of a table, with the shard and rows of each part of it; a replicated block has one part and no shard."""
+    """Some columns of a table, with the shard of each part of it.
+
+    Attributes:
+        table: whose columns these are.
+        columns: which ones.
+        homes: parts that one shard holds.
+        copies: of the rows that every shard holds, its own.
+        owner_pools: whether owners pool.
+        row_map: where rows have homes of their own.
+        shards: then, where each of its shards is.
+    """
 
     table: Table
     columns: range
-    parts: tuple[tuple[int, Piece], ...]
-    is_replicated: bool
+    homes: tuple[tuple[int, Piece], ...]
+    copies: tuple[tuple[int, Piece], ...]
     owner_pools: bool
+    row_map: RowMap | None = None
+    shards: tuple[int, ...] = ()
 
     @property
     def key(self) -> tuple[str, int]:
@@ -50,7 +63,7 @@ class LaneLayout:
         homes: for each of them where rows lie.
         pieces: of each shard, replicated ones first.
         bounds: int64 ``[W + 1]``, each shard's first address.
-        num_replicated: rows of replicated blocks.
+        num_replicated: rows that every shard holds, the first of each.
         owners_pool: whether bags and pooled vectors travel; features then stand in the order of their owners.
         num_features_of_shard: in a pooled lane, features whose tables each shard holds.
     """
@@ -94,7 +107,7 @@ def behind(plan: Plan, num_trainers: int) -> Plan:
         name: Placement(kind=each.kind, shards=tuple(shard + num_trainers for shard in each.shards))
         for name, each in plan.placements.items()
     }
-    return Plan(num_shards=num_trainers + plan.num_shards, placements=placements)
+    return plan.model_copy(update={"num_shards": num_trainers + plan.num_shards, "placements": placements})
 
 
 def lay_out(space: RowSpace, plan: Plan, rank: int) -> list[LaneLayout]:
@@ -109,37 +122,34 @@ def lay_out(space: RowSpace, plan: Plan, rank: int) -> list[LaneLayout]:
 
 
 def _blocks(table: Table, plan: Plan) -> list[Block]:
-    kind = plan.placements[table.name].kind
-    pieces = plan.pieces(table)
+    kind, homes, copies = plan.placements[table.name].kind, plan.homes(table), plan.copies(table)
     if kind == "column_wise":
-        return [Block(table, piece.columns, ((shard, piece),), False, False) for shard, piece in pieces]
+        return [Block(table, piece.columns, ((shard, piece),), (), False) for shard, piece in homes]
     owner_pools = kind == "table_wise_pooled" and table.pooling != "none"
-    return [Block(table, range(table.dim), tuple(pieces), kind == "replicated", owner_pools)]
+    row_map = plan.row_map if kind == "rows" else None
+    shards = plan.placements[table.name].shards
+    return [Block(table, range(table.dim), tuple(homes), tuple(copies), owner_pools, row_map, shards)]
 
 
 def _lane(space: RowSpace, blocks: list[Block], num_shards: int, rank: int) -> LaneLayout:
     pieces: list[list[Piece]] = [[] for _ in range(num_shards)]
     sizes = [0] * num_shards
-    offset_of: dict[tuple[tuple[str, int], int], int] = {}
-    for block in sorted(blocks, key=lambda block: not block.is_replicated):  # replicated ones first, at equal offsets
-        for shard, piece in block.parts:
-            offset_of[block.key, shard] = sizes[shard]
-            pieces[shard].append(piece)
-            sizes[shard] += len(piece.rows)
+    first_row: dict[tuple[tuple[str, int], int, bool], int] = {}
+    for are_copies in (True, False):  # copies first, at equal offsets
+        for block in blocks:
+            for shard, piece in block.copies if are_copies else block.homes:
+                first_row[block.key, shard, are_copies] = sizes[shard]
+                pieces[shard].append(piece)
+                sizes[shard] += len(piece.rows)
     bounds = np.cumsum([0, *sizes], dtype=np.int64)
+    address = {key: int(bounds[key[1]]) + first for key, first in first_row.items()}
     owners_pool = blocks[0].owner_pools
     if owners_pool:  # so that what goes to one owner is one span of a batch's bags
-        blocks = sorted(blocks, key=lambda block: block.parts[0][0])
+        blocks = sorted(blocks, key=lambda block: block.homes[0][0])
     readers = [(feature, block) for block in blocks for feature in block.table.features]
     first_place = dict(
         zip(space.first_row, np.cumsum([0, *(len(table.features) for table in space.tables)]), strict=False)
     )
-    homes = [[rank] if block.is_replicated else [shard for shard, _ in block.parts] for _, block in readers]
-    # row r of a reader lies in part r % k, at offset r // k behind the first address of its block there
-    first_address = np.zeros((len(readers), max(len(shards) for shards in homes)), np.int64)
-    for reader, (_, block) in enumerate(readers):
-        for part, shard in enumerate(homes[reader]):
-            first_address[reader, part] = bounds[shard] + offset_of[block.key, shard]
     return LaneLayout(
         width=len(blocks[0].columns),
         dtype=space.dtype,
@@ -152,14 +162,34 @@ def _lane(space: RowSpace, blocks: list[Block], num_shards: int, rank: int) -> L
             space.is_pooled,
             len(readers) > len(blocks),
         ),
-        homes=Homes(
-            np.array([block.table.num_rows for _, block in readers], np.int64),
-            np.array([len(shards) for shards in homes], np.uint32),
-            first_address,
-        ),
+        homes=_homes([block for _, block in readers], address, rank),
         pieces=tuple(tuple(held) for held in pieces),
         bounds=bounds,
-        num_replicated=sum(block.table.num_rows for block in blocks if block.is_replicated),
+        num_replicated=sum(len(piece.rows) for block in blocks for _, piece in block.copies[:1]),
         owners_pool=owners_pool,
-        num_features_of_shard=tuple(sum(shard in shards for shards in homes) for shard in range(num_shards)),
+        num_features_of_shard=tuple(
+            sum(shard == home for _, block in readers for home, _ in block.homes) for shard in range(num_shards)
+        ),
+    )
+
+
+def _homes(blocks: Sequence[Block], address: Mapping[tuple[tuple[str, int], int, bool], int], rank: int) -> Homes:
+    """Where the rows of each reader's block lie for a rank; its own copy is the home of a row that every shard holds."""
+    first_addresses, mapped = [], next((block.row_map for block in blocks if block.row_map), None)
+    for block in blocks:
+        own = address.get((block.key, rank, True), 0)
+        if block.row_map is None:
+            firsts = [address[block.key, shard, False] for shard, _ in block.homes] or [own]
+        else:
+            firsts = [*(address.get((block.key, shard, False), 0) for shard in block.shards), own]
+        first_addresses.append(firsts)
+    most = max(len(firsts) for firsts in first_addresses)
+    return Homes(
+        np.array([block.table.num_rows for block in blocks], np.int64),
+        np.array([len(firsts) for firsts in first_addresses], np.uint32),
+        np.array([[*firsts, *[0] * (most - len(firsts))] for firsts in first_addresses], np.int64),
+        np.array([-1 if b.row_map is None else b.row_map.first_row(b.table.name) for b in blocks], np.int64),
+        np.empty(0, np.uint16) if mapped is None else mapped.partition,
+        np.empty(0, np.uint32) if mapped is None else mapped.index,
+        np.empty(0, np.int64) if mapped is None else mapped.place_of,
     )

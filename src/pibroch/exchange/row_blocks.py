@@ -1,6 +1,7 @@
 """Rows on their way between pieces, as a plan cuts tables, and blocks of consecutive rows, as others want them.
 
-All ranks know all extents, so that nobody has to say what it sends. A round moves as many rows as fit into a small buffer.
+All ranks know all extents, so that nobody has to say what it sends, but for rows that a plan chose one by one: who holds
+such rows says which. A round moves as many rows as fit into a small buffer.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,9 +18,10 @@ from numpy.typing import NDArray
 from pibroch.collectives import Channel
 from pibroch.embedding import PieceView, RowArray, Table
 from pibroch.embedding.checkpoint import Extent, SavedTable
-from pibroch.embedding.parts import WEIGHT, as_slice, common, places
+from pibroch.embedding.parts import WEIGHT
+from pibroch.embedding.row_set import RowSet, as_slice, places_of, those_within
 from pibroch.embedding.tensor_file import BUFFER_BYTES
-from pibroch.kernels.arrays import Records
+from pibroch.kernels.arrays import Ints, Records
 
 Blocks = Sequence[range]
 """For each rank the consecutive rows of a table that it has, or is to have; they may overlap, or be none."""
@@ -35,13 +38,32 @@ def even_blocks(num_rows: int, num_ranks: int) -> list[range]:
     return [range(first, after) for first, after in pairwise(bounds)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Place:
-    """A piece on some rank; of other ranks' pieces the numbers are not here."""
+    """A piece on some rank; other ranks' views are not here."""
 
     extent: Extent
     is_primary: bool
-    numbers: Mapping[str, RowArray] | None
+    view: PieceView | None
+
+    @property
+    def rows(self) -> RowSet:
+        """Which ones it has; of rows that a plan chose those who hold them know alone."""
+        return range(*self.extent.rows) if self.view is None else self.view.piece.rows
+
+    def rows_in(self, block: range) -> Ints:
+        """Ids of those of its rows that lie in a block."""
+        return those_within(self.rows, block)
+
+    def span_of(self, rows: Ints) -> slice:
+        """Where rows that :meth:`rows_in` gave lie among its rows."""
+        first = int(places_of(self.rows, rows[:1])[0])
+        return slice(first, first + len(rows))
+
+    def numbers(self, field: str) -> RowArray:
+        """Of all its rows, which are here."""
+        assert self.view is not None
+        return self.view.weights if field == WEIGHT else self.view.state[field]
 
 
 class RowBlocks:
@@ -58,10 +80,9 @@ class RowBlocks:
         self._places: list[list[_Place]] = []
         for rank, pieces in enumerate(channel.gather([[*Extent.of(v.piece), v.piece.is_primary] for v in views])):
             found = []
-            for number, (table, rows, columns, is_primary) in enumerate(pieces):
+            for number, (table, rows, columns, num_listed, is_primary) in enumerate(pieces):
                 view = views[number] if rank == here else None
-                numbers = None if view is None else {WEIGHT: view.weights, **view.state}
-                found.append(_Place(Extent(table, tuple(rows), tuple(columns)), is_primary, numbers))
+                found.append(_Place(Extent(table, tuple(rows), tuple(columns), num_listed), is_primary, view))
             self._places.append(found)
 
     def collect(self, table: Table, saved: SavedTable, fields: Sequence[str], blocks: Blocks) -> dict[str, Records]:
@@ -72,55 +93,75 @@ class RowBlocks:
         rank, widths = self._channel.ranks.rank, _widths(saved, fields)
         out = {field: np.empty((len(blocks[rank]), width), np.float32) for field, width in widths.items()}
         for chunks in _rounds(blocks, sum(widths.values())):
+            meetings = self._meetings(table, chunks, only_primary=True)
             send: list[list[Records]] = [[] for _ in blocks]
             counts = [0] * len(blocks)
-            for source, place in self._of(table, only_primary=True):
-                for to, chunk in enumerate(chunks):
-                    both = common(range(*place.extent.rows), chunk)
-                    if not both:
-                        continue
-                    for field in fields:
-                        columns = _columns(place, saved, field)
-                        if source == rank:
-                            rows = as_slice(places(both, range(*place.extent.rows)))
-                            assert place.numbers is not None
-                            send[to].append(np.ascontiguousarray(place.numbers[field][rows], np.float32))
-                        if to == rank:
-                            counts[source] += len(both) * len(columns)
+            for (source, place, to), rows in meetings.items():
+                for field in fields:
+                    if source == rank:
+                        some = place.numbers(field)[place.span_of(rows)]
+                        send[to].append(np.ascontiguousarray(some, np.float32))
+                    if to == rank:
+                        counts[source] += len(rows) * len(_columns(place, saved, field))
             came = self._exchange(send, counts)
-            for source, place in self._of(table, only_primary=True):
-                both = common(range(*place.extent.rows), chunks[rank])
-                for field in fields if both else ():
+            for (source, place, to), rows in meetings.items():
+                for field in fields if to == rank else ():
                     columns = _columns(place, saved, field)
-                    target = out[field][as_slice(places(both, blocks[rank]))]
-                    target[:, as_slice(columns)] = came[source].take((len(both), len(columns)))
+                    numbers = came[source].take((len(rows), len(columns)))
+                    out[field][rows - blocks[rank].start, as_slice(columns)] = numbers
         return out
 
     def spread(self, table: Table, saved: SavedTable, numbers: Mapping[str, Records], blocks: Blocks) -> None:
         """The reverse: write this rank's block of a table into all pieces that have some of its rows, replicas included."""
         rank, fields = self._channel.ranks.rank, list(numbers)
         for chunks in _rounds(blocks, sum(_widths(saved, fields).values())):
+            meetings = self._meetings(table, chunks, only_primary=False)
             send: list[list[Records]] = [[] for _ in blocks]
             counts = [0] * len(blocks)
-            for to, place in self._of(table, only_primary=False):
-                for source, chunk in enumerate(chunks):
-                    both = common(range(*place.extent.rows), chunk)
-                    for field in fields if both else ():
-                        columns = _columns(place, saved, field)
-                        if source == rank:
-                            some = numbers[field][as_slice(places(both, blocks[rank]))]
-                            send[to].append(np.ascontiguousarray(some[:, as_slice(columns)], np.float32))
-                        if to == rank:
-                            counts[source] += len(both) * len(columns)
+            for (to, place, source), rows in meetings.items():
+                for field in fields:
+                    columns = _columns(place, saved, field)
+                    if source == rank:
+                        some = numbers[field][rows - blocks[rank].start, as_slice(columns)]
+                        send[to].append(np.ascontiguousarray(some, np.float32))
+                    if to == rank:
+                        counts[source] += len(rows) * len(columns)
             came = self._exchange(send, counts)
-            for place in (place for to, place in self._of(table, only_primary=False) if to == rank):
-                assert place.numbers is not None
-                for source, chunk in enumerate(chunks):
-                    both = common(range(*place.extent.rows), chunk)
-                    for field in fields if both else ():
-                        rows = as_slice(places(both, range(*place.extent.rows)))
-                        shape = len(both), len(_columns(place, saved, field))
-                        place.numbers[field][rows, slice(None)] = came[source].take(shape)
+            for (to, place, source), rows in meetings.items():
+                for field in fields if to == rank else ():
+                    shape = len(rows), len(_columns(place, saved, field))
+                    place.numbers(field)[place.span_of(rows), slice(None)] = came[source].take(shape)
+
+    def _meetings(self, table: Table, chunks: Blocks, *, only_primary: bool) -> dict[_Meeting, Ints]:
+        """What pieces and blocks on either side of this rank have in common: who holds the piece, it, whose block; the rows."""
+        rank, found, unknown = self._channel.ranks.rank, dict[_Meeting, Ints](), list[_Meeting]()
+        for holder, place in self._of(table, only_primary=only_primary):
+            for owner, chunk in enumerate(chunks):
+                if rank not in (holder, owner):
+                    continue
+                if place.extent.num_listed and holder != rank:
+                    unknown.append(_Meeting(holder, place, owner))
+                found[_Meeting(holder, place, owner)] = place.rows_in(chunk)
+        if any(place.extent.num_listed for _, place in self._of(table, only_primary=only_primary)):
+            found |= self._ask(found, unknown)
+        return {meeting: rows for meeting, rows in found.items() if len(rows)}
+
+    def _ask(self, known: Mapping[_Meeting, Ints], unknown: Sequence[_Meeting]) -> dict[_Meeting, Ints]:
+        """Which rows other ranks' pieces of chosen rows have of this rank's block; they learn of this rank's likewise."""
+        ranks = self._channel.ranks
+        asked: list[list[Ints]] = [[] for _ in range(ranks.world_size)]
+        for (holder, place, owner), rows in known.items():
+            if place.extent.num_listed and holder == ranks.rank != owner:
+                asked[owner].append(rows)
+        lengths: list[list[list[int]]] = self._channel.gather([[len(rows) for rows in each] for each in asked])
+        flat = [rows for each in asked for rows in each]
+        coming = [lengths[rank][ranks.rank] for rank in range(ranks.world_size)]
+        came = self._channel.all_to_all(
+            torch.from_numpy(np.concatenate(flat) if flat else np.empty(0, np.int64)),
+            [sum(map(len, each)) for each in asked], [sum(each) for each in coming],
+        )  # fmt: skip
+        parts = iter(came.split([length for each in coming for length in each]))
+        return {meeting: next(parts).numpy() for meeting in unknown}
 
     def _of(self, table: Table, *, only_primary: bool) -> Iterator[tuple[int, _Place]]:
         for rank, pieces in enumerate(self._places):
@@ -133,6 +174,14 @@ class RowBlocks:
         going = torch.from_numpy(np.concatenate(flat) if flat else np.empty(0, np.float32))
         came = self._channel.all_to_all(going, [sum(part.size for part in parts) for parts in send], counts)
         return [_Arrived(part.numpy()) for part in came.split(list(counts))]
+
+
+class _Meeting(NamedTuple):
+    """A piece on a rank, and the part of a block on another, or on the same, in a round."""
+
+    holder: int
+    place: _Place
+    owner: int
 
 
 class _Arrived:

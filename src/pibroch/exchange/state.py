@@ -9,7 +9,9 @@ from torch import Tensor
 
 from pibroch.embedding import MemoryShard, PieceView, RowArray, Shard, Table
 from pibroch.embedding.narrow_rows import tensor_of
+from pibroch.embedding.row_set import RowSet, as_slice
 from pibroch.errors import ConfigError
+from pibroch.kernels.arrays import Ints
 
 
 def whole_tables(tables: Sequence[Table], shards: Sequence[Shard], prefix: str) -> dict[str, Tensor]:
@@ -58,9 +60,9 @@ def load_tables(
         weights = state[name].detach().float().cpu().numpy()
         for view in views:
             if view.piece.table.name == table.name:
-                view.weights[:] = weights[_slice(view.piece.rows), _slice(view.piece.columns)]
+                view.weights[:] = weights[_chosen(view.piece.rows), as_slice(view.piece.columns)]
     return missing, [key for key in state if key.startswith(prefix) and key not in names], errors
 
 
-def _slice(places: range) -> slice:
-    return slice(places.start, places.stop, places.step)
+def _chosen(rows: RowSet) -> slice | Ints:
+    return as_slice(rows) if isinstance(rows, range) else rows.ids

@@ -30,7 +30,7 @@ class Assignment:
 
     @property
     def is_everywhere(self) -> NDArray[np.bool_]:
-        """Whether each shard has the rows of a partition, bool ``[P]``."""
+        """Whether each of several shards has the rows of a partition, bool ``[P]``."""
         held = self.copies.copy()
         held[np.arange(len(self.home)), self.home] = True
-        return np.asarray(held.all(axis=1))
+        return np.asarray(held.all(axis=1) & (self.num_shards > 1))

@@ -7,6 +7,7 @@ Kinds of placement:
 - *row-wise*: row r lies on shard ``shards[r % k]``, so that the hot rows at a vocabulary's beginning spread evenly.
 - *column-wise*: shard ``shards[j]`` holds the j-th block of columns of every row.
 - *replicated* (data-parallel): every shard holds the whole table.
+- *rows*: each row has a home of its own, or copies on every shard, as a :class:`~pibroch.planner.row_map.RowMap` says.
 """
 
 from __future__ import annotations
@@ -14,34 +15,52 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pibroch.config.exchange import PLACEMENTS, PlacementKind
 from pibroch.embedding import Piece, Table
 from pibroch.errors import ConfigError
+from pibroch.planner.assignment import Assignment
+from pibroch.planner.row_map import RowMap
+from pibroch.planner.row_map_file import open_row_map, write_row_map
 
 ROWS_A_BATCH = 4096
 """Distinct rows that a minibatch asks of a large table, about: what a table costs its shard is traffic, not memory."""
 
 
 class Placement(BaseModel):
-    """Where one table lies; ``shards`` is empty for a replicated table, which lies everywhere."""
+    """Where one table lies.
+
+    Attributes:
+        kind: how it is cut.
+        shards: that hold it; none for a replicated table, which lies everywhere. Where rows have homes of their own, shard
+            s of the row map is ``shards[s]``.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: PlacementKind
+    kind: PlacementKind | Literal["rows"]
     shards: tuple[int, ...] = ()
 
 
 class Plan(BaseModel):
-    """Placements by table name, over ``num_shards`` shards."""
+    """Placements by table name, over ``num_shards`` shards.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    Attributes:
+        num_shards: ranks, or servers.
+        placements: by table name.
+        made_from: what whoever made it noted: data, topology, costs predicted.
+        row_map: of the tables whose rows have homes of their own; lies in a file beside the plan's.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     num_shards: int
     placements: dict[str, Placement]
+    made_from: dict[str, Any] = {}
+    row_map: RowMap | None = Field(default=None, exclude=True)
 
     @classmethod
     def of(cls, tables: Sequence[Table], num_shards: int, placement: str | Mapping[str, str] = "row_wise") -> Self:
@@ -69,6 +88,23 @@ class Plan(BaseModel):
             placements[table.name] = Placement.model_validate({"kind": kind, "shards": shards})
         return cls(num_shards=num_shards, placements={table.name: placements[table.name] for table in tables})
 
+    @classmethod
+    def by_rows(cls, assignment: Assignment, made_from: Mapping[str, Any] | None = None) -> Self:
+        """A plan that gives each row the home and the copies of its partition.
+
+        >>> halves = Assignment({"a": np.array([0, 1, 1], np.uint16)}, np.array([1, 0], np.uint16), np.zeros((2, 2), np.bool_))
+        >>> plan = Plan.by_rows(halves)
+        >>> [(shard, piece.rows.ids.tolist()) for shard, piece in plan.homes(Table("a", 3, 4))]
+        [(0, [1, 2]), (1, [0])]
+
+        Raises:
+            ConfigError: for an assignment that cannot be.
+        """
+        row_map = RowMap.of(assignment)
+        shards = tuple(range(row_map.num_shards))
+        placements = {table: Placement(kind="rows", shards=shards) for table in row_map.num_rows}
+        return cls(num_shards=len(shards), placements=placements, made_from=dict(made_from or {}), row_map=row_map)
+
     def check(self, tables: Sequence[Table]) -> None:
         """Raise ConfigError unless the plan places exactly these tables on its shards."""
         names = {table.name for table in tables}
@@ -86,41 +122,95 @@ class Plan(BaseModel):
                 "row_wise": len(shards) >= 1 and len(set(shards)) == len(shards),
                 "column_wise": len(shards) >= 1 and table.dim % len(shards) == 0,
                 "replicated": not shards,
-            }[kind]
-            if not right or not all(0 <= shard < self.num_shards for shard in shards):
+            }.get(kind)
+            if kind == "rows":
+                self._check_rows(table)
+            elif not right or not all(0 <= shard < self.num_shards for shard in shards):
                 raise ConfigError(
                     f"table {table.name!r} of dim {table.dim} placed {kind} on shards {list(shards)}",
                     f"shards from 0 to {self.num_shards - 1}: one (table-wise), distinct ones (row-wise), "
                     "as many as divide its dim (column-wise), or none (replicated)",
                 )
 
+    def _check_rows(self, table: Table) -> None:
+        known = {} if self.row_map is None else self.row_map.num_rows
+        if self.row_map is None or known.get(table.name) != table.num_rows:
+            raise ConfigError(
+                f"a plan for {known.get(table.name, 0):,} rows of table {table.name!r}",
+                f"one for its {table.num_rows:,} rows", "make a plan for these tables",
+            )  # fmt: skip
+        shards = self.placements[table.name].shards
+        if sorted(set(shards)) != sorted(shards) or len(shards) != self.row_map.num_shards:
+            raise ConfigError(
+                f"shards {list(shards)} of table {table.name!r}", f"{self.row_map.num_shards} distinct ones"
+            )
+        if not all(0 <= shard < self.num_shards for shard in shards):
+            raise ConfigError(f"shards {list(shards)} of table {table.name!r}", f"shards below {self.num_shards}")
+
     def pieces(self, table: Table) -> list[tuple[int, Piece]]:
-        """All parts of a table, each with its shard."""
+        """All parts of a table, each with its shard, copies included."""
+        return self.copies(table) + self.homes(table)
+
+    def copies(self, table: Table) -> list[tuple[int, Piece]]:
+        """The rows of a table that every shard holds, once for each."""
+        placement, rows = self.placements[table.name], range(table.num_rows)
+        writer = list(self.placements).index(table.name) % self.num_shards
+        if placement.kind == "replicated":
+            return [(shard, Piece(table, rows, range(table.dim), shard == writer)) for shard in range(self.num_shards)]
+        if self.row_map is None or placement.kind != "rows" or not self.row_map.counts[table.name][-1]:
+            return []
+        everywhere = self.row_map.rows_at(table.name, self.row_map.num_shards)
+        return [
+            (
+                shard,
+                Piece(table, everywhere, range(table.dim), shard == placement.shards[writer % len(placement.shards)]),
+            )
+            for shard in placement.shards
+        ]
+
+    def homes(self, table: Table) -> list[tuple[int, Piece]]:
+        """The parts of a table that one shard holds, each with its shard."""
         placement = self.placements[table.name]
         rows, columns, shards = range(table.num_rows), range(table.dim), placement.shards
         if placement.kind == "replicated":
-            writer = list(self.placements).index(table.name) % self.num_shards
-            return [(shard, Piece(table, rows, columns, shard == writer)) for shard in range(self.num_shards)]
+            return []
+        if placement.kind == "rows":
+            assert self.row_map is not None, "checked"
+            counts = self.row_map.counts[table.name]
+            return [
+                (shard, Piece(table, self.row_map.rows_at(table.name, place), columns))
+                for place, shard in enumerate(shards)
+                if counts[place]
+            ]
         if placement.kind == "column_wise":
             width = table.dim // len(shards)
             return [(s, Piece(table, rows, columns[j * width : (j + 1) * width])) for j, s in enumerate(shards)]
         return [(s, Piece(table, rows[j :: len(shards)], columns)) for j, s in enumerate(shards)]
 
     def save(self, path: Path) -> None:
-        """Write the plan as JSON."""
+        """Write the plan as JSON, and homes of single rows beside it, as ``<path>.rows``."""
+        if self.row_map is not None:
+            write_row_map(_beside(path), self.row_map)
         path.write_text(json.dumps(self.model_dump(), indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a plan.
+        """Read a plan; homes of single rows are mapped, and processes of a host that read the same share them.
 
         Raises:
-            ConfigError: when there is none, or when it is no plan.
+            ConfigError: when there is none, or when it is no plan, or damaged.
         """
         try:
-            return cls.model_validate_json(path.read_text(encoding="utf-8"))
+            plan = cls.model_validate_json(path.read_text(encoding="utf-8"))
+            if not any(placement.kind == "rows" for placement in plan.placements.values()):
+                return plan
+            return plan.model_copy(update={"row_map": open_row_map(_beside(path))})
         except (OSError, ValidationError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}, which is no plan: {error}", "a file that pibroch wrote as a plan") from error
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(path.name + ".rows")
 
 
 def _shards(table: Table, kind: str, load: list[int]) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from pibroch.embedding import Piece, SparseOptimizer
 from pibroch.embedding.dtype import Dtype
 from pibroch.kernels.arrays import Ints, Records
 from pibroch.servers import server
-from pibroch.servers.spec import ShardSpec
+from pibroch.servers.spec import ShardSpec, listed_rows
 from pibroch.servers.workers import ServingWorkers
 
 T = TypeVar("T")
@@ -78,7 +78,7 @@ class EmbeddingServers:
         for name, held in zip(self.names, pieces, strict=True):
             spec = list(astuple(ShardSpec.of(held, optimizer, seed, dtype)))
             wanted = [spec, dim, channel.ranks.world_size]
-            self._unanswered.append((name, self._workers.configure(name, server.configure, wanted)))
+            self._unanswered.append((name, self._workers.configure(name, server.configure, wanted, listed_rows(held))))
         self._wait(0)
 
     def exchange(

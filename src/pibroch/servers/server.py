@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,12 +26,22 @@ log = logging.getLogger(__name__)
 SHARDS: Runs[ServedShard] = Runs("an embedding server", "tables, optimizer or seed")
 
 
-def configure(run: str, trainer: list[str | int], key: str, wanted: list[Any], forgotten: list[str]) -> None:
-    """Make the shard ``key``, see :class:`Runs`; ``wanted`` are the spec's fields, dim, number of trainers."""
+def configure(
+    run: str,
+    trainer: list[str | int],
+    key: str,
+    wanted: list[Any],
+    forgotten: list[str],
+    listed: Sequence[Tensor] = (),
+) -> None:
+    """Make the shard ``key``, see :class:`Runs`.
+
+    ``wanted`` are the spec's fields, dim, number of trainers; ``listed`` the ids of rows that the spec does not name.
+    """
 
     def make() -> ServedShard:
         spec, dim, num_trainers = wanted
-        shard, optimizer = ShardSpec(*spec).build(dim)
+        shard, optimizer = ShardSpec(*spec).build(dim, listed)
         log.info("%s rows of %d tables for %s", f"{len(shard.records):,}", len(spec[0]), trainer[0])
         return ServedShard(shard, optimizer, num_trainers)
 

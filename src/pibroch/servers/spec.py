@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from pibroch.embedding import (
     SGD,
@@ -23,7 +28,9 @@ from pibroch.embedding import (
     Zeros,
 )
 from pibroch.embedding.dtype import Dtype
+from pibroch.embedding.row_set import ListedRows, RowSet
 from pibroch.errors import ConfigError
+from pibroch.kernels.arrays import Ints
 
 OPTIMIZERS: dict[str, type[SparseOptimizer]] = {
     cls.__name__: cls for cls in (SGD, Adagrad, RowWiseAdagrad, Adam, RowWiseAdam, Frozen)
@@ -42,7 +49,8 @@ class ShardSpec:
 
     Attributes:
         tables: name, rows, dim, name and fields of the initializer of each.
-        pieces: of the shard, in their order: number of the table; start, stop and step of its rows.
+        pieces: of the shard, in their order: number of the table; start, stop and step of its rows, or of rows that a plan
+            chose one by one how many they are and their checksum: their ids go beside, see :func:`listed_rows`.
         optimizer: its name and fields.
         seed: of the initial weights.
         dtype: of the weights in memory.
@@ -63,11 +71,11 @@ class ShardSpec:
         """
         tables = list(dict.fromkeys(piece.table.name for piece in pieces))
         known = {piece.table.name: _plain(piece.table) for piece in pieces}
-        rows = [[tables.index(p.table.name), p.rows.start, p.rows.stop, p.rows.step] for p in pieces]
+        rows = [[tables.index(piece.table.name), *_plain_rows(piece.rows)] for piece in pieces]
         return cls([known[name] for name in tables], rows, _named(optimizer, OPTIMIZERS), seed, dtype)
 
-    def build(self, dim: int) -> tuple[MemoryShard, SparseOptimizer]:
-        """The shard with its initial weights, ``dim`` in a row, and the optimizer.
+    def build(self, dim: int, listed: Sequence[Tensor] = ()) -> tuple[MemoryShard, SparseOptimizer]:
+        """The shard with its initial weights, ``dim`` in a row, and the optimizer; ``listed`` as from :func:`listed_rows`.
 
         Raises:
             ConfigError: for what cannot be.
@@ -80,9 +88,10 @@ class ShardSpec:
                 )
                 for each in self.tables
             ]  # fmt: skip
-            pieces = [Piece(tables[n], range(*rows), range(tables[n].dim)) for n, *rows in self.pieces]
+            ids = iter(listed)
+            pieces = [Piece(tables[n], _rows(rows, ids), range(tables[n].dim)) for n, *rows in self.pieces]
             optimizer = _made(self.optimizer, OPTIMIZERS)
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+        except (KeyError, IndexError, TypeError, ValueError, StopIteration) as error:
             raise ConfigError(f"a shard that cannot be made: {error}", "tables, pieces and an optimizer") from error
         for piece in pieces:
             if len(piece.rows) and not (piece.rows[0] >= 0 and piece.rows[-1] < piece.table.num_rows):
@@ -90,6 +99,30 @@ class ShardSpec:
             if piece.table.dim != dim:
                 raise ConfigError(f"table {piece.table.name!r} of dim {piece.table.dim}", f"dim {dim}")
         return MemoryShard(pieces, dim, optimizer, self.seed, dtype=self.dtype), optimizer
+
+
+def listed_rows(pieces: Sequence[Piece]) -> list[Tensor]:
+    """Ids of the rows of those pieces whose rows a plan chose one by one, int64, in the order of the pieces."""
+    return [torch.from_numpy(piece.rows.ids) for piece in pieces if isinstance(piece.rows, ListedRows)]
+
+
+def _plain_rows(rows: RowSet) -> list[int]:
+    if isinstance(rows, ListedRows):
+        return [len(rows), _checksum(rows.ids)]
+    return [rows.start, rows.stop, rows.step]
+
+
+def _rows(plain: Sequence[int], listed: Iterator[Tensor]) -> RowSet:
+    if len(plain) == 3:
+        return range(*plain)
+    ids = next(listed).numpy()
+    if ids.dtype != np.int64 or [len(ids), _checksum(ids)] != list(plain) or (np.diff(ids) <= 0).any():
+        raise ValueError("other ids of rows than were said, or ids that do not rise")
+    return ListedRows.of(ids)
+
+
+def _checksum(ids: Ints) -> int:
+    return zlib.crc32(np.ascontiguousarray(ids).data)
 
 
 def _plain(table: Table) -> Plain:

@@ -54,10 +54,10 @@ class ServingWorkers:
         weakref.finalize(self, forgotten.append, self.key)
 
     def configure(
-        self, name: str, function: Callable[..., None], wanted: Sequence[object]
+        self, name: str, function: Callable[..., None], wanted: Sequence[object], *more: object
     ) -> torch.futures.Future[None]:
-        """Say what one is to hold, under ``key``, for all trainers."""
-        args = (self._run, self._me, self.key, wanted, self._forgotten)
+        """Say what one is to hold, under ``key``, for all trainers; ``more`` is not compared with what others say."""
+        args = (self._run, self._me, self.key, wanted, self._forgotten, *more)
         return self.call(name, function, *args, timeout_s=CONFIGURE_TIMEOUT_S)
 
     def call(

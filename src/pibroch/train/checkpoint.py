@@ -65,7 +65,7 @@ class Base:
     @property
     def shared_files(self) -> list[str]:
         """Files of the last full checkpoint, which the incremental one has in common with it."""
-        return [part.file for table in self.manifest.tables.values() for part in table.parts if part.rows is not None]
+        return [part.file for table in self.manifest.tables.values() for part in table.parts if not part.is_delta]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ def _manifest(
     files |= {part.part.file: part.digest for part in parts}
     tables = {}
     for name, shape in shapes.items():
-        whole = [] if base is None else [part for part in base.manifest.tables[name].parts if part.rows is not None]
+        whole = [] if base is None else [part for part in base.manifest.tables[name].parts if not part.is_delta]
         new = [part.part for part in parts if part.table == name]
         tables[name] = SavedTable(shape.num_rows, shape.dim, shape.state, (*whole, *new))
     return Manifest(

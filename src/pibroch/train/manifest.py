@@ -18,7 +18,8 @@ from pibroch.embedding.storage import FileDigest
 from pibroch.errors import CheckpointError, DamagedCheckpointError
 from pibroch.train.monitor import Monitor
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+"""Of what is written; 2, which had no ``is_delta``, is read too."""
 MANIFEST = "manifest.json"
 _EITHER = ("config", "program")
 """Who wrote it: a run of the house's, or a program of one's own."""
@@ -119,12 +120,14 @@ def read_manifest(folder: Path) -> Manifest:
         checksum = content.pop("sha256")
         if checksum != _checksum(content):
             raise ValueError("its checksum does not match its content")
-        if content.get("format_version") != FORMAT_VERSION:
+        if content.get("format_version") not in (2, FORMAT_VERSION):
             raise CheckpointError(
                 f"{folder} of format {content.get('format_version')}",
-                f"format {FORMAT_VERSION}",
+                f"format 2 or {FORMAT_VERSION}",
                 "load it with the version of pibroch that wrote it",
             )
+        if content["format_version"] == 2:
+            _mark_deltas(content)
         return Manifest.model_validate(content)
     except FileNotFoundError as error:
         do = "name a folder that pibroch train or pibroch.save wrote"
@@ -150,6 +153,13 @@ def schema_of(manifest: Manifest) -> Schema:
             "a schema of this version",
             "load it with the version of pibroch that wrote it",
         ) from error
+
+
+def _mark_deltas(content: dict[str, Any]) -> None:
+    """Say of each part whether it is a delta, as format 3 does: in format 2 those are the parts that list their rows."""
+    for table in content["tables"].values():
+        for part in table["parts"]:
+            part["is_delta"] = part["rows"] is None
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

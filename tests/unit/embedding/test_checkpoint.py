@@ -15,9 +15,11 @@ from pibroch.embedding.checkpoint import (
     save_tables,
     saved_tables,
 )
+from pibroch.embedding.row_set import ids_of
 from pibroch.embedding.storage import verify_file
 from pibroch.errors import CheckpointError
 from pibroch.planner import Plan
+from row_plans import random_plan
 
 TABLES = [Table("a", 23, 4), Table("b/../c@ü", 5, 4), Table("one", 1, 4)]
 OPTIMIZERS = {
@@ -53,10 +55,10 @@ def fill(ranks, optimizer, tables=TABLES):
         whole = {name: generator.random((table.num_rows, floats), np.float32) for name, floats in fields.items()}
         touched[table.name] = generator.random(table.num_rows) < 0.4
         for view in [view for views in ranks for view in views if view.piece.table == table]:
-            rows = slice(view.piece.rows.start, view.piece.rows.stop, view.piece.rows.step)
+            rows = ids_of(view.piece.rows)
             columns = slice(view.piece.columns.start, view.piece.columns.stop)
             for name, target in {"weight": view.weights, **view.state}.items():
-                target[:] = whole[name][rows, columns if fields[name] == table.dim else slice(None)]
+                target[:] = whole[name][rows][:, columns if fields[name] == table.dim else slice(None)]
             view.touched[:] = touched[table.name][rows]
     return touched
 
@@ -90,6 +92,7 @@ PLANS = [(1, "table_wise"), *((ranks, kind) for ranks in (2, 3, 4) for kind in P
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_any_plan_loads_what_any_other_saved(tmp_path, optimizer):
     plans = [Plan.of(TABLES, ranks, placement) for ranks, placement in PLANS]
+    plans += [random_plan(TABLES, ranks, seed, copies=seed > 1) for seed, ranks in enumerate((1, 3, 4))]
     for number, plan in enumerate(plans):
         ranks = shards_of(plan, optimizer)
         fill(ranks, optimizer)

@@ -6,6 +6,8 @@ from pibroch.kernels.gather_pool.numba import gradient_sources
 from pibroch.kernels.route import naive
 from pibroch.kernels.route import numba as fast
 from pibroch.kernels.route.numba import Homes
+from pibroch.planner.assignment import Assignment
+from pibroch.planner.row_map import RowMap
 
 
 def homes_of(num_rows, num_parts):
@@ -16,7 +18,9 @@ def homes_of(num_rows, num_parts):
         for part in range(parts):
             first[feature, part] = end
             end += len(range(part, rows, parts))
-    return Homes(np.array(num_rows, np.int64), np.array(num_parts, np.uint32), first)
+    nothing = np.empty(0, np.uint16), np.empty(0, np.uint32), np.empty(0, np.int64)
+    unmapped = np.full(len(num_rows), -1, np.int64)
+    return Homes(np.array(num_rows, np.int64), np.array(num_parts, np.uint32), first, unmapped, *nothing)
 
 
 @pytest.mark.parametrize("num_parts", [(1, 1, 1), (1, 3, 4), (7, 2, 5)])
@@ -32,6 +36,29 @@ def test_addresses_as_naive_and_one_to_one(num_parts):
     assert np.array_equal(got, expected)
     pairs = set(zip(np.repeat([0, 1, 2], size).tolist(), values.tolist(), strict=True))
     assert len(set(got.tolist())) == len(pairs)
+
+
+def test_addresses_of_rows_with_homes_of_their_own_as_naive_and_one_to_one():
+    rng = np.random.default_rng(1)
+    parts = {"a": rng.integers(0, 5, 50).astype(np.uint16), "b": rng.integers(0, 5, 300).astype(np.uint16)}
+    row_map = RowMap.of(Assignment(parts, np.array([0, 1, 1, 0, 2], np.uint16), np.zeros((5, 3), np.bool_)))
+    counts = np.array([[100, 0, 0, 0], *row_map.counts.values()])
+    first = (counts.cumsum() - counts.ravel()).reshape(counts.shape)
+    homes = Homes(
+        np.array([100, 50, 300]), np.array([1, 4, 4], np.uint32), first, np.array([-1, 0, 50]),
+        row_map.partition, row_map.index, row_map.place_of,
+    )  # fmt: skip
+    values = np.concatenate([np.arange(50), np.arange(50), np.arange(50)])
+    offsets, expected, got = np.arange(151), np.empty(150, np.int64), np.empty(150, np.int64)
+    assert naive.resolve_addresses(values, offsets, homes, expected) == -1
+    assert fast.resolve_addresses(values, offsets, homes, got) == -1
+    assert np.array_equal(got, expected)
+    assert len(set(got.tolist())) == 150
+    for number, table in ((1, "a"), (2, "b")):
+        for place in range(3):
+            ids = row_map.rows_at(table, place).ids[:50]
+            ids = ids[ids < 50]
+            assert np.array_equal(got[50 * number + ids], first[number, place] + np.arange(len(ids)))
 
 
 @pytest.mark.parametrize("bad", [-1, 7, 1 << 33, -(1 << 40)])

@@ -27,25 +27,25 @@ def split_mix(key: np.uint64, counter: np.uint64) -> float:
 
 @kernel
 def fill_uniform(
-    weights: NDArray[np.float32], first: int, step: int, key: np.uint64, bound: np.float32, start: int, stop: int
+    weights: NDArray[np.float32], rows: NDArray[np.int64], key: np.uint64, bound: np.float32, start: int, stop: int
 ) -> None:
-    """Uniform in [-bound, bound) for ``weights[start:stop]`` ``[rows, D]``; row i is the table's ``first + step * i``."""
+    """Uniform in [-bound, bound) for ``weights[start:stop]`` ``[rows, D]``; row i is the table's ``rows[i]``."""
     dim = weights.shape[1]
     for row in range(start, stop):
         for d in range(dim):
-            u = split_mix(key, np.uint64((first + step * row) * dim + d))
+            u = split_mix(key, np.uint64(rows[row] * dim + d))
             weights[row, d] = bound * np.float32(2.0 * u - 1.0)
 
 
 @kernel
 def fill_normal(
-    weights: NDArray[np.float32], first: int, step: int, key: np.uint64, std: np.float32, start: int, stop: int
+    weights: NDArray[np.float32], rows: NDArray[np.int64], key: np.uint64, std: np.float32, start: int, stop: int
 ) -> None:
     """Normal(0, std) by Box and Muller, two uniforms an element."""
     dim = weights.shape[1]
     for row in range(start, stop):
         for d in range(dim):
-            element = np.uint64(2 * ((first + step * row) * dim + d))
+            element = np.uint64(2 * (rows[row] * dim + d))
             radius = math.sqrt(-2.0 * math.log(1.0 - split_mix(key, element)))
             angle = 2.0 * math.pi * split_mix(key, element + np.uint64(1))
             weights[row, d] = std * np.float32(radius * math.cos(angle))

@@ -17,7 +17,11 @@ def resolve_addresses(values: NDArray[Any], offsets: NDArray[Any], homes: Any, a
         feature = (int(np.searchsorted(offsets, position, side="right")) - 1) // num_samples
         if not 0 <= value < homes.num_rows[feature]:
             return position
-        row, part = divmod(value, int(homes.num_parts[feature]))
+        if homes.first_mapped[feature] >= 0:
+            place = int(homes.first_mapped[feature]) + value
+            row, part = int(homes.number[place]), int(homes.part_of[homes.partition[place]])
+        else:
+            row, part = divmod(value, int(homes.num_parts[feature]))
         addresses[position] = homes.first_address[feature, part] + row
     return -1
 

@@ -20,15 +20,25 @@ from pibroch.kernels.scatter_update.numba import POSITIONS_AHEAD, ROWS_AHEAD, Gr
 class Homes(NamedTuple):
     """Where the rows of each feature's table lie: row r is row ``r // num_parts`` of part ``r % num_parts``.
 
+    Or, where rows have homes of their own, with ``n = first_mapped + r``, row ``number[n]`` of part ``part_of[partition[n]]``.
+
     Attributes:
         num_rows: int64 ``[F]``.
         num_parts: uint32 ``[F]``.
         first_address: int64 ``[F, P]``, of each part's first row.
+        first_mapped: int64 ``[F]``; -1 where homes follow from ids.
+        partition: uint16 ``[N]``, of all rows that have homes of their own.
+        number: uint32 ``[N]``, likewise.
+        part_of: int64, of each partition.
     """
 
     num_rows: NDArray[np.int64]
     num_parts: NDArray[np.uint32]
     first_address: NDArray[np.int64]
+    first_mapped: NDArray[np.int64]
+    partition: NDArray[np.uint16]
+    number: NDArray[np.uint32]
+    part_of: NDArray[np.int64]
 
 
 @kernel
@@ -48,7 +58,13 @@ def resolve_addresses(
             for position in range(begin, end):
                 if values[position] < 0 or values[position] >= limit:
                     return position
-        if parts == 1:
+        mapped = homes.first_mapped[feature]
+        if mapped >= 0:
+            for position in range(begin, end):
+                row = mapped + values[position]
+                part = homes.part_of[np.int64(homes.partition[row])]
+                addresses[position] = homes.first_address[feature, part] + np.int64(homes.number[row])
+        elif parts == 1:
             first = homes.first_address[feature, 0]
             for position in range(begin, end):
                 addresses[position] = first + values[position]

@@ -1,0 +1,1 @@
+"""Homes of single rows."""
