@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import role_crew as on_servers
 import torch
+from exchanges import options_of
 from test_lookahead import SIZES, check_same, stream_bits
 from test_world import KIND_OF, bits, whole_records
 
@@ -18,11 +19,27 @@ def test_alltoall_with_copies_gives_the_bits_of_row_wise_placement(worlds, size,
     for seed, name in enumerate(OPTIMIZERS):
         first, records = bits(worlds(size), name, shape)
         plan = random_plan(SHAPES[shape], size, seed, copies=size > 1)
-        results = worlds(size).run(run_steps, name, shape, KIND_OF[name], placement=plan)
+        replicas = ("gather", "sparse", "dense")[(seed + size) % 3]
+        results = worlds(size).run(run_steps, name, shape, KIND_OF[name], placement=plan, replicas=replicas)
         optimizer = cases.optimizers(name, shape)
         assert np.array_equal(whole_records(results, SHAPES[shape], optimizer), records), name
         for (mine, _), (other, _) in zip(results, first, strict=True):
             assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True)), name
+
+
+@pytest.mark.parametrize("replicas", ["sparse", "dense"])
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("placement", ["replicated", "mixed"])
+def test_sums_of_whole_copied_tables_have_the_same_bits(worlds, size, placement, replicas):
+    for shape in ("odd_dims", "any"):
+        for name in ("adagrad", "row_wise_adam"):
+            options = options_of("alltoall", placement, SHAPES[shape])
+            expected = worlds(size).run(run_steps, name, shape, KIND_OF[name], **options)
+            records = whole_records(expected, SHAPES[shape], cases.optimizers(name, shape))
+            results = worlds(size).run(run_steps, name, shape, KIND_OF[name], replicas=replicas, **options)
+            assert np.array_equal(whole_records(results, SHAPES[shape], cases.optimizers(name, shape)), records)
+            for (mine, _), (other, _) in zip(results, expected, strict=True):
+                assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
 
 
 @pytest.mark.parametrize("cache", ["lrpp", "partitioned", "replicated"])

@@ -6,9 +6,15 @@ from pibroch.config.exchange import PLACEMENTS, ExchangeSpec, PlacedSection
 
 
 class AllToAllSection(PlacedSection):
-    """What exchanges between ranks have in common."""
+    """What exchanges between ranks have in common, and copies.
+
+    Attributes:
+        replicas: how gradients of rows that every rank has are summed; the sums are the same. ``gather`` suits a few rows,
+            ``sparse`` many that are read often.
+    """
 
     name: Literal["alltoall"] = "alltoall"
+    replicas: Literal["gather", "sparse", "dense"] = "gather"
 
 
 SPEC = ExchangeSpec(

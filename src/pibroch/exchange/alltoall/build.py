@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pibroch.errors import ConfigError
 from pibroch.exchange.agreement import check_same_options
+from pibroch.exchange.alltoall.copies import WAYS
 from pibroch.exchange.alltoall.exchange import AllToAllExchange
 from pibroch.exchange.alltoall.group_lanes import GroupLanes
 from pibroch.exchange.alltoall.pooled_lane import PooledLane
@@ -53,13 +55,28 @@ class PlacedOptions:
         return RowWire(setup.channel, self.wire, self.compress)
 
 
+@dataclass(frozen=True, slots=True)
+class AllToAllOptions(PlacedOptions):
+    """What users tell this exchange besides.
+
+    Attributes:
+        replicas: how gradients of rows that every rank has are summed: ``gather``, ``sparse`` or ``dense``, see
+            :mod:`pibroch.exchange.alltoall.copies`. The sums are the same.
+    """
+
+    replicas: str = "gather"
+
+
 def build(setup: Setup, **options: object) -> AllToAllExchange:
-    """The exchange of a rank; every rank calls it. Options as :class:`PlacedOptions` has them.
+    """The exchange of a rank; every rank calls it. Options as :class:`AllToAllOptions` has them.
 
     Raises:
         ConfigError: for options that cannot be, or that differ between ranks.
     """
-    chosen = options_of(PlacedOptions, "alltoall", options)
+    chosen = options_of(AllToAllOptions, "alltoall", options)
+    if chosen.replicas not in WAYS:
+        raise ConfigError(f"replicas {chosen.replicas!r}", f"one of {', '.join(WAYS)}")
+    check_same_options(setup.channel, {"replicas": chosen.replicas})
     wire, ranks = chosen.wire_on(setup), setup.channel.ranks
     plan = chosen.plan_of(setup, ranks.world_size, "ranks")
     groups = []
@@ -68,5 +85,8 @@ def build(setup: Setup, **options: object) -> AllToAllExchange:
             (PooledLane if layout.owners_pool else RowLane)(layout, each.optimizer, setup.seed, wire)
             for layout in lay_out(each.space, plan, ranks.rank)
         ]
+        for lane in lanes:
+            if isinstance(lane, RowLane):
+                lane.replicas = chosen.replicas
         groups.append(GroupLanes(each.space, lanes))
     return AllToAllExchange(groups, wire)

@@ -15,10 +15,11 @@ from pibroch.data import JaggedBatch
 from pibroch.embedding.rows import NO_SCALE, group_rows, read_rows, update_rows
 from pibroch.errors import RowIdError
 from pibroch.exchange.alltoall.column_norms import needs_whole_rows, with_whole_rows
+from pibroch.exchange.alltoall.copies import WAYS, OwnedCopies
 from pibroch.exchange.alltoall.lane import Lane, Route
 from pibroch.exchange.messages import Talk, Values
 from pibroch.exchange.rows import BatchIds, DistinctRows, pool, row_id_error
-from pibroch.kernels.arrays import Ints, Records
+from pibroch.kernels.arrays import Ints, Records, RowIds
 from pibroch.kernels.route import numba as routing
 from pibroch.kernels.scatter_update.numba import Grouped
 
@@ -58,6 +59,7 @@ class RowRoute(DistinctRoute):
         updates: rows of this shard that the step updates, and the gradients that will come for them in rank order.
         update_counts: gradients from each rank.
         num_replicated: distinct replicated rows in this rank's part, the first of its own ones.
+        copies: their way where owners sum them; ``None`` where each rank sends all others its own.
     """
 
     lane: RowLane
@@ -67,6 +69,7 @@ class RowRoute(DistinctRoute):
     updates: Grouped
     update_counts: list[int]
     num_replicated: int
+    copies: OwnedCopies | None
 
     def fetch(self, averaged_at: int | None) -> Talk[Records]:
         """The distinct rows ``[U, D]``, in the order of their addresses."""
@@ -79,22 +82,41 @@ class RowRoute(DistinctRoute):
         if lane.is_frozen:
             return
         layout, optimizer = lane.layout, lane.optimizer
+        own = gradients[:0]
         if layout.num_replicated:
             parts = list(gradients.split(counts))
-            copies = parts[lane.rank][: self.num_replicated]
-            parts = [part if p == lane.rank else torch.cat([part, copies]) for p, part in enumerate(parts)]
+            own = parts[lane.rank][: self.num_replicated]
+            parts = [
+                part if p == lane.rank else torch.cat([part, *self._along(own, p)]) for p, part in enumerate(parts)
+            ]
             gradients, counts = torch.cat(parts), [len(part) for part in parts]
-        received = yield from lane.carry(gradients, counts, self.update_counts)
+        came = received = yield from lane.carry(gradients, counts, self.update_counts)
         updates, hyper = self.updates, optimizer.hyper(learning_rate, step)
         if needs_whole_rows(layout, optimizer):
             updates, received, hyper = yield from with_whole_rows(
                 layout, lane.rank, lane.shard, updates, received, hyper
             )
         update_rows(lane.shard, optimizer, updates, received, hyper, step)
+        if self.copies is not None:
+            sums = yield from self.copies.sums(came, own.numpy())
+            hyper = optimizer.hyper(learning_rate, step)
+            update_rows(lane.shard, optimizer, self.copies.updates(), sums, hyper, step)
+
+    def _along(self, own: Tensor, rank: int) -> list[Tensor]:
+        """The gradients of this rank's copied rows that go to another with those of its rows."""
+        if self.copies is None:
+            return [own]
+        return [own[self.copies.owned_by(rank)]] if self.copies.gradients_go_along else []
 
 
 class RowLane(Lane):
-    """Each distinct row travels once, and is pooled where it is needed."""
+    """Each distinct row travels once, and is pooled where it is needed.
+
+    Attributes:
+        replicas: how gradients of copied rows are summed, see :mod:`pibroch.exchange.alltoall.copies`.
+    """
+
+    replicas = "gather"
 
     def route(self, batch: JaggedBatch, is_real: bool = True) -> Talk[Route]:
         """See :class:`Lane`."""
@@ -105,12 +127,15 @@ class RowLane(Lane):
         ends = np.searchsorted(rows, layout.bounds)
         wanted = np.diff(ends).tolist()
         replicated = int(np.searchsorted(rows, layout.bounds[rank] + layout.num_replicated) - ends[rank])
-        heads = [[-1 if problem else batch.batch_size, is_real, count, replicated] for count in wanted]
-        received = yield from self.exchange_heads(torch.tensor(heads), problem)
         offsets = (rows - np.repeat(layout.bounds[:-1], wanted)).astype(self.id_type)
         own = offsets[ends[rank] : ends[rank + 1]]
+        copies = self._owned_copies(own[:replicated])
+        copied = [own[:replicated] if copies is None else own[copies.owned_by(p)] for p in range(self.world_size)]
+        sizes = zip(wanted, copied, strict=True)
+        heads = [[-1 if problem else batch.batch_size, is_real, count, len(rows)] for count, rows in sizes]
+        received = yield from self.exchange_heads(torch.tensor(heads), problem)
         parts = [
-            own if p == rank else np.concatenate([offsets[ends[p] : ends[p + 1]], own[:replicated]])
+            own if p == rank else np.concatenate([offsets[ends[p] : ends[p + 1]], copied[p]])
             for p in range(self.world_size)
         ]
         asked_counts, replicated_counts = received[:, 2].tolist(), received[:, 3].tolist()
@@ -119,10 +144,25 @@ class RowLane(Lane):
         sent = torch.from_numpy(np.concatenate(parts))
         came = yield Values(sent, [len(part) for part in parts], update_counts)
         updated = came.tensor.numpy().astype(np.int64)
+        asked = _without(updated, asked_counts, replicated_counts)
+        updates = group_rows(updated) if copies is None else group_rows(updated[:0])
+        if copies is not None:
+            yield from copies.hear(updated, self.id_type)
+            if not copies.gradients_go_along:
+                updated, update_counts = asked, asked_counts
+            places = np.flatnonzero(updated >= layout.num_replicated)
+            updates = group_rows(updated[places])._replace(source=places.astype(np.int32))
         return RowRoute(
             here, batch.batch_size / max(1, int(received[:, 0].sum())), bool(received[:, 1].any()), self, wanted,
-            _without(updated, asked_counts, replicated_counts), asked_counts, group_rows(updated), update_counts, replicated,
+            asked, asked_counts, updates, update_counts, replicated, copies,
         )  # fmt: skip
+
+    def _owned_copies(self, own: RowIds) -> OwnedCopies | None:
+        """This rank's copied rows, where owners sum their gradients."""
+        way, num_rows = WAYS[self.replicas], self.layout.num_replicated
+        if way is None or not num_rows or self.world_size == 1 or self.is_frozen:
+            return None
+        return way(num_rows, self.rank, self.world_size, own.astype(np.int64))
 
     def resolve(self, batch: JaggedBatch) -> tuple[BatchIds, RowIdError | None]:
         """The batch's ids as addresses; where one is outside its table, no ids and the error, for all ranks to hear of."""

@@ -1,0 +1,142 @@
+"""Gradients of rows that every rank has a copy of: how all ranks come to the same sum, in rank order.
+
+Three ways, by the rows that a rank sends. With W ranks, r the distinct copied rows of its part of the batch, R those of the
+whole batch, C all that there are:
+
+- *gather*: its own gradients to every other rank, ``(W - 1) r``, in one message with those of other rows.
+- *sparse*: each to the row's owner, who sends the sum to every rank, ``(W - 1) / W (r + R)``: the local-aggregated sparse
+  all-reduce of OPER (Sec. 5.3). A ring would sum in another order than that of the ranks.
+- *dense*: likewise, but of all copied rows, read or not, ``2 (W - 1) / W C``.
+
+The copied row at offset o belongs to rank o % W, so that hot rows, which may lie side by side, spread over the owners.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import torch
+
+from pibroch.embedding.rows import NO_SCALE, group_rows, rising
+from pibroch.exchange.messages import Counts, Rows, Talk, Values
+from pibroch.kernels import parallel
+from pibroch.kernels.arrays import Ints, Records, RowIds
+from pibroch.kernels.route import numba as routing
+from pibroch.kernels.scatter_update.numba import Grouped
+
+
+class OwnedCopies(ABC):
+    """One batch's copied rows, where owners sum them.
+
+    Args:
+        num_rows: C.
+        rank: this one.
+        world_size: W.
+        own: int64, offsets of this rank's distinct copied rows, rising.
+
+    Attributes:
+        gradients_go_along: whether owners get them in one message with those of other rows.
+    """
+
+    gradients_go_along: bool
+
+    def __init__(self, num_rows: int, rank: int, world_size: int, own: Ints) -> None:
+        self.num_rows, self.rank, self.world_size, self.own = num_rows, rank, world_size, own
+        self._owned = group_rows(own[:0])
+        self._counts: list[int] = []
+        self._rows = own[:0]
+
+    def owned_by(self, rank: int) -> Ints:
+        """Places among this rank's rows of those that belong to a rank."""
+        return np.flatnonzero(self.own % self.world_size == rank)
+
+    def hear(self, read: Ints, id_type: Any) -> Talk[None]:
+        """Learn which rows all ranks will update.
+
+        Args:
+            read: int64, offsets of the rows that other ranks and this one read here, in rank order.
+            id_type: in which offsets travel.
+        """
+        places = np.flatnonzero((read < self.num_rows) & (read % self.world_size == self.rank))
+        self._owned = group_rows(read[places])._replace(source=places.astype(np.int32))
+        rows = self._owned.rows.astype(id_type)
+        counts = yield Counts(torch.full((self.world_size, 1), len(rows)))
+        self._counts = counts.tensor[:, 0].tolist()
+        came = yield Values(_repeated(rows, self.world_size), [len(rows)] * self.world_size, self._counts)
+        self._rows = came.tensor.numpy().astype(np.int64)
+
+    def updates(self) -> Grouped:
+        """The rows that the step updates on every rank, each with its sum among those that `sums` gives."""
+        order = np.argsort(self._rows)
+        positions = rising(len(order))
+        segments = rising(len(order) + 1)
+        return Grouped(self._rows[order], segments, positions, self._places_of_sums()[order].astype(np.int32), NO_SCALE)
+
+    @abstractmethod
+    def _places_of_sums(self) -> RowIds:
+        """Of each row that was heard of, the place of its sum."""
+
+    @abstractmethod
+    def sums(self, received: Records, own: Records) -> Talk[Records]:
+        """Sums of copied rows' gradients, the same on all ranks.
+
+        Args:
+            received: gradients of the rows that `hear` got.
+            own: of this rank's rows.
+        """
+
+    def _to_all(self, sums: Records, counts: list[int]) -> Talk[Records]:
+        came = yield Rows(_repeated(sums, self.world_size), [len(sums)] * self.world_size, counts)
+        numbers: Records = came.tensor.numpy()
+        return numbers
+
+
+class SparseSums(OwnedCopies):
+    """Of rows that were read."""
+
+    gradients_go_along = True
+
+    def _places_of_sums(self) -> RowIds:
+        return rising(len(self._rows))
+
+    def sums(self, received: Records, own: Records) -> Talk[Records]:
+        """See :class:`OwnedCopies`."""
+        totals = np.empty((len(self._owned.rows), received.shape[1]), np.float32)
+        parallel.run(routing.sum_gradients, len(totals), self._owned, received, np.float32(1.0), totals)
+        return (yield from self._to_all(totals, self._counts))
+
+
+class DenseSums(OwnedCopies):
+    """Of all copied rows: those that were not read add zeros."""
+
+    gradients_go_along = False
+
+    def _places_of_sums(self) -> RowIds:
+        firsts = np.cumsum([0, *self._owned_counts()])
+        return firsts[self._rows % self.world_size] + self._rows // self.world_size
+
+    def _owned_counts(self) -> list[int]:
+        return [len(range(rank, self.num_rows, self.world_size)) for rank in range(self.world_size)]
+
+    def sums(self, received: Records, own: Records) -> Talk[Records]:
+        """See :class:`OwnedCopies`."""
+        counts, width = self._owned_counts(), own.shape[1]
+        firsts = np.cumsum([0, *counts])
+        everything = np.zeros((self.num_rows, width), np.float32)
+        everything[firsts[self.own % self.world_size] + self.own // self.world_size] = own
+        here = counts[self.rank]
+        came = yield Rows(torch.from_numpy(everything), counts, [here] * self.world_size)
+        parts = came.tensor.numpy().reshape(self.world_size, here, width)
+        totals = parts[0].copy()
+        for part in parts[1:]:
+            totals += part
+        return (yield from self._to_all(totals, counts))
+
+
+WAYS: dict[str, type[OwnedCopies] | None] = {"gather": None, "sparse": SparseSums, "dense": DenseSums}
+
+
+def _repeated(rows: np.ndarray[Any, Any], times: int) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate([rows] * times))
