@@ -126,7 +126,7 @@ def _load_model(folder: Path, manifest: Manifest) -> nn.Module:
     """The dense layers, or their averages; none is initialised, which would draw random numbers."""
     schema = schema_of(manifest)
     with _one_at_a_time, torch.device("meta"):
-        model = build_model(manifest.config.model, len(schema.dense), len(manifest.tables))
+        model = build_model(manifest.config.model, len(schema.dense), len(manifest.tables), tuple(manifest.tables))
     if manifest.config.train.average is None:
         state = load_file(folder / WEIGHTS)
     else:
