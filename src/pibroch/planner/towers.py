@@ -66,8 +66,9 @@ class Similarity:
 
 
 def coordinates(similarity: Floats, strategy: Strategy, seed: int = 0, num_dims: int = 2) -> Floats:
-    """Points ``[F, num_dims]`` whose distances are those of features, as near as there is room: Adam on the stress,
-    from some starts, of which the best is kept.
+    """Points ``[F, num_dims]`` whose distances are those of features, as near as there is room.
+
+    By Adam on the stress, from some starts, of which the best is kept.
 
     Args:
         similarity: ``[F, F]``, see :class:`Similarity`.
