@@ -53,7 +53,7 @@ def test_imports_point_down(path):
 
 
 PURE = [
-    "pibroch.exchange.lookahead.window", "pibroch.kernels.window.naive", "pibroch.kernels.window.numba",
+    "pibroch.collectives.bounded_lag.window", "pibroch.exchange.lookahead.window", "pibroch.kernels.window.naive", "pibroch.kernels.window.numba",
     "pibroch.lookahead.encoding", "pibroch.lookahead.oracle", "pibroch.lookahead.requests",
     "pibroch.rpc.autograd.discovery",
 ]  # fmt: skip
