@@ -1,11 +1,11 @@
 """The lag window: which request uses which slot, and what has to be complete before the next one may begin.
 
-Pure: events in, instructions out. A rank sends its part of request j into slot ``j % num_slots`` of every rank, and request j is
-complete here when every rank's part has arrived and was read. With a bound k, at most k requests are outstanding.
+Pure: events in, instructions out. A rank sends its part of request j into slot ``j % num_slots`` of every rank, and request
+j is complete here when every rank's part has arrived and was read. With a bound k, at most k requests are outstanding.
 
-Why twice as many slots (Differs from the paper, which has k): that B's part of request j - k arrived at A says that B *sent* it,
-not that B *read* what A had sent for it. B sent it after it had completed, and so read, request j - 2k. So with 2k slots A may
-overwrite the slot of j - 2k; with k it overwrites what B may still have to read. No acknowledgement travels.
+Why twice as many slots. Differs from the paper, which has k: that B's part of request j - k arrived at A says that B *sent*
+it, not that B *read* what A had sent for it. B sent it after it had completed, and so read, request j - 2k. So with 2k slots A
+may overwrite the slot of j - 2k; with k it overwrites what B may still have to read. No acknowledgement travels.
 """
 
 from __future__ import annotations
@@ -93,6 +93,12 @@ class LagWindow:
         if self.bound == 0:
             instructions.append(self._complete_oldest())
         return instructions
+
+    def initiate_alone(self) -> int:
+        """A request begins while none is outstanding, and is complete when the next event comes; returns its number."""
+        assert not self._outstanding
+        self.num_initiated += 1
+        return self.num_initiated - 1
 
     def wait(self, number: int) -> list[Complete]:
         """Somebody waits for a request: everything up to and including it completes, nothing if it is complete.
