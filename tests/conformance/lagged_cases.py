@@ -11,7 +11,7 @@ import numpy as np
 from torch.distributed import PrefixStore
 from torch.distributed.distributed_c10d import _get_default_store
 
-from pibroch.collectives.bounded_lag.base import Parts, Slot
+from pibroch.collectives.bounded_lag.base import RankParts, Slot
 from pibroch.collectives.bounded_lag.opening import open_lagged_transport
 from pibroch.collectives.bounded_lag.options import BoundedLagOptions
 from pibroch.collectives.bounded_lag.window import Complete, LagWindow
@@ -51,11 +51,11 @@ def exchanges(channel, name, bound, num_exchanges, seed=0, most_delay_s=0.0005):
         for each in instructions:
             if isinstance(each, Complete):
                 came = outstanding.pop(each.number)
-                transport.take(Slot(0, each.number), Parts.of(came))
+                transport.take(Slot(0, each.number), RankParts.of(came))
                 for p in peers:
                     assert came[p].tobytes() == message(each.number, p, here, seed).tobytes(), (each, p)
             else:
-                transport.put(Slot(0, each.number), Parts.of(going))
+                transport.put(Slot(0, each.number), RankParts.of(going))
 
     for number in range(num_exchanges):
         if number == num_exchanges // 10:
@@ -85,7 +85,7 @@ def views(channel, name):
         slot = Slot(stream, number)
         parts = [np.full(3 + 400 * (number % 4), 10 * here + p + stream, np.uint8) for p in range(size)]
         for p in reversed(transport.peers):
-            transport.put(slot, Parts.of(parts), only=p)
+            transport.put(slot, RankParts.of(parts), only=p)
         while not all(transport.has_arrived(slot, p) for p in transport.peers):
             seen = transport.wait_for_news(seen, slot)
         for p in transport.peers:
@@ -100,10 +100,10 @@ def views(channel, name):
 def wrong_size(channel, name):
     """Rank 0 expects more than comes."""
     transport, here = opened(channel, name), channel.ranks.rank
-    transport.put(Slot(0, 0), Parts.of([np.zeros(5, np.uint8)] * channel.ranks.world_size))
+    transport.put(Slot(0, 0), RankParts.of([np.zeros(5, np.uint8)] * channel.ranks.world_size))
     channel.barrier()
     try:
-        transport.take(Slot(0, 0), Parts.of([np.zeros(5 + (here == 0), np.uint8)] * channel.ranks.world_size))
+        transport.take(Slot(0, 0), RankParts.of([np.zeros(5 + (here == 0), np.uint8)] * channel.ranks.world_size))
         return None
     except InputError as error:
         return str(error)
@@ -115,7 +115,7 @@ def wrong_size(channel, name):
 def idle(channel, name):
     """CPU seconds of a rank that waits a second for another one."""
     transport, here = opened(channel, name), channel.ranks.rank
-    parts = Parts.of([np.zeros(5, np.uint8)] * channel.ranks.world_size)
+    parts = RankParts.of([np.zeros(5, np.uint8)] * channel.ranks.world_size)
     used = 0.0
     for number in range(2):  # the first one compiles
         transport.put(Slot(0, number), parts) if number == 0 else None
@@ -137,7 +137,7 @@ def close(channel, name):
     channel.barrier()
     before = files_and_threads()
     transport = opened(channel, name)
-    parts = Parts.of([np.zeros(5000, np.uint8)] * channel.ranks.world_size)
+    parts = RankParts.of([np.zeros(5000, np.uint8)] * channel.ranks.world_size)
     transport.put(Slot(0, 0), parts)
     transport.take(Slot(0, 0), parts)
     channel.barrier()
@@ -160,7 +160,7 @@ def lose_a_peer(channel, name, victim, how):
     Rank 0 waits for all; the others, which do not, wait for rank 0, and so in vain once it has given up.
     """
     transport, here = opened(channel, name), channel.ranks.rank
-    parts = Parts.of([np.zeros(5, np.uint8)] * channel.ranks.world_size)
+    parts = RankParts.of([np.zeros(5, np.uint8)] * channel.ranks.world_size)
     transport.put(Slot(0, 0), parts)
     transport.take(Slot(0, 0), parts)
     start = time.monotonic()
@@ -178,7 +178,7 @@ def lose_a_peer(channel, name, victim, how):
 def patience(channel, name):
     """What is said when a rank lives and sends nothing."""
     transport, here = opened(channel, name, timeout_s=0.5), channel.ranks.rank
-    parts = Parts.of([np.zeros(5, np.uint8)] * channel.ranks.world_size)
+    parts = RankParts.of([np.zeros(5, np.uint8)] * channel.ranks.world_size)
     said = None
     if here == 0:
         try:

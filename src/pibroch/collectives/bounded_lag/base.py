@@ -24,7 +24,7 @@ class Slot(NamedTuple):
     number: int
 
 
-class Parts(NamedTuple):
+class RankParts(NamedTuple):
     """Memory for, or from, each rank; whoever made it keeps it alive.
 
     Attributes:
@@ -36,7 +36,7 @@ class Parts(NamedTuple):
     sizes: Ints
 
     @classmethod
-    def of(cls, arrays: Sequence[NDArray[np.generic]]) -> Parts:
+    def of(cls, arrays: Sequence[NDArray[np.generic]]) -> RankParts:
         """One contiguous array a rank."""
         addresses = np.array([each.ctypes.data for each in arrays], np.int64)
         return cls(addresses, np.array([each.nbytes for each in arrays], np.int64))
@@ -64,15 +64,15 @@ class LaggedTransport(ABC):
     num_slots: int
 
     @abstractmethod
-    def put(self, slot: Slot, going: Parts, only: int | None = None) -> None:
+    def put(self, slot: Slot, going: RankParts, only: int | None = None) -> None:
         """Send each peer its part, or the one of them that is named; returns when the memory may be written again."""
 
     @abstractmethod
-    def put_beside(self, slot: Slot, going: Parts, own: int) -> None:
+    def put_beside(self, slot: Slot, going: RankParts, own: int) -> None:
         """:meth:`put` to all peers, and copy this rank's own part to an address unless that is 0."""
 
     @abstractmethod
-    def take(self, slot: Slot, coming: Parts) -> None:
+    def take(self, slot: Slot, coming: RankParts) -> None:
         """Wait for the parts of all peers and copy them to memory of their sizes.
 
         Raises:

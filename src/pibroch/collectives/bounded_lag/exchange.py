@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from typing import NamedTuple
 
-from pibroch.collectives.bounded_lag.base import LaggedTransport, Parts, Slot
+from pibroch.collectives.bounded_lag.base import LaggedTransport, RankParts, Slot
 from pibroch.collectives.bounded_lag.shared_memory import SharedMemoryTransport
 from pibroch.collectives.bounded_lag.window import Complete, Instruction, LagWindow
 from pibroch.errors import PibrochError
@@ -15,7 +15,7 @@ from pibroch.errors import PibrochError
 class _Outstanding(NamedTuple):
     """A request that was put: where its parts go, and what keeps that memory alive."""
 
-    coming: Parts
+    coming: RankParts
     kept: object
 
 
@@ -41,7 +41,7 @@ class LaggedAllToAll:
         self._lock = threading.RLock()
         self._failure: PibrochError | None = None
 
-    def initiate(self, going: Parts, coming: Parts, kept: object) -> int:
+    def initiate(self, going: RankParts, coming: RankParts, kept: object) -> int:
         """Begin a request, after those that the bound wants out of the way; returns its number.
 
         Args:
@@ -100,7 +100,7 @@ class LaggedAllToAll:
         """Give the transport back; requests that are outstanding stay incomplete."""
         self.transport.close()
 
-    def _carry_out(self, instructions: list[Instruction] | list[Complete], going: Parts | None = None) -> None:
+    def _carry_out(self, instructions: list[Instruction] | list[Complete], going: RankParts | None = None) -> None:
         try:
             for each in instructions:
                 if isinstance(each, Complete):

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # torch does not export it by name
 
-from pibroch.collectives.bounded_lag.base import Parts
+from pibroch.collectives.bounded_lag.base import RankParts
 from pibroch.collectives.bounded_lag.exchange import LaggedAllToAll
 from pibroch.collectives.bounded_lag.opening import open_lagged_transport
 from pibroch.collectives.bounded_lag.options import BoundedLagOptions
@@ -124,14 +124,10 @@ class BoundedLagProcessGroup(dist.ProcessGroup):
             raise _refused("tensors on the CPU are needed")
         exchange = self._exchange
         if not (output_split_sizes or input_split_sizes):
-            nbytes = input.nbytes
             _check_equal(input, output, self._size)
+            each = input.nbytes // self._size
             is_waited_for = opts is not None and not getattr(opts, "asyncOp", True)  # not in torch 2.6
-            if (
-                exchange is not None
-                and is_waited_for
-                and exchange.exchange(input.data_ptr(), output.data_ptr(), nbytes // self._size)
-            ):
+            if is_waited_for and exchange and exchange.exchange(input.data_ptr(), output.data_ptr(), each):
                 return None
             sizes = [each] * self._size
             going, coming = _consecutive(input, sizes), _consecutive(output, sizes)
@@ -157,7 +153,7 @@ class BoundedLagProcessGroup(dist.ProcessGroup):
         ]
         return self._begin(_scattered(sent), _scattered(received), output_tensors, received)
 
-    def _begin(self, going: Parts, coming: Parts, outputs: list[Tensor], received: list[Tensor]) -> LaggedWork:
+    def _begin(self, going: RankParts, coming: RankParts, outputs: list[Tensor], received: list[Tensor]) -> LaggedWork:
         if going.sizes[self._rank] != coming.sizes[self._rank]:
             raise _refused(
                 f"{going.sizes[self._rank]} bytes for this rank itself, which expects {coming.sizes[self._rank]}"
@@ -221,12 +217,12 @@ def _bytes_of(tensor: Tensor, splits: Sequence[int], size: int) -> list[int]:
     return [width * each for each in splits]
 
 
-def _consecutive(tensor: Tensor, sizes: list[int]) -> Parts:
+def _consecutive(tensor: Tensor, sizes: list[int]) -> RankParts:
     first = tensor.data_ptr()
     ends = list(accumulate(sizes, initial=first))
-    return Parts(np.array(ends[:-1], np.int64), np.array(sizes, np.int64))
+    return RankParts(np.array(ends[:-1], np.int64), np.array(sizes, np.int64))
 
 
-def _scattered(tensors: Sequence[Tensor]) -> Parts:
+def _scattered(tensors: Sequence[Tensor]) -> RankParts:
     addresses = np.array([each.data_ptr() for each in tensors], np.int64)
-    return Parts(addresses, np.array([each.nbytes for each in tensors], np.int64))
+    return RankParts(addresses, np.array([each.nbytes for each in tensors], np.int64))

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pibroch.collectives.bounded_lag.base import LaggedTransport, Parts, Slot
+from pibroch.collectives.bounded_lag.base import LaggedTransport, RankParts, Slot
 from pibroch.collectives.bounded_lag.losses import ENDED, LEFT, STOPPED, Losses, Patience, state_of
 from pibroch.collectives.bounded_lag.meeting import process_at
 from pibroch.errors import InputError, TrainingError
@@ -86,7 +86,7 @@ class SharedMemoryTransport(LaggedTransport):
         """Of memory that this rank has made for messages; pages of it that nothing was written to take none."""
         return self._inbox.nbytes + sum(each.nbytes for each in self._own.values())
 
-    def put(self, slot: Slot, going: Parts, only: int | None = None) -> None:
+    def put(self, slot: Slot, going: RankParts, only: int | None = None) -> None:
         """See :class:`LaggedTransport`."""
         if only is None:
             self.put_beside(slot, going, 0)
@@ -96,14 +96,14 @@ class SharedMemoryTransport(LaggedTransport):
         at, address, nbytes = self._place(slot.stream, place), int(going.addresses[only]), int(going.sizes[only])
         ring.put_one(self._links[only], at, slot.number + 1, address, nbytes, segments[only])
 
-    def put_beside(self, slot: Slot, going: Parts, own: int) -> None:
+    def put_beside(self, slot: Slot, going: RankParts, own: int) -> None:
         """See :class:`LaggedTransport`."""
         place = slot.number % self.num_slots
         segments = self._segments_for(slot.stream, place, going, self.peers)
         at = self._place(slot.stream, place)
         ring.put(self._links, self.rank, at, slot.number + 1, going.addresses, going.sizes, segments, own)
 
-    def take(self, slot: Slot, coming: Parts) -> None:
+    def take(self, slot: Slot, coming: RankParts) -> None:
         """See :class:`LaggedTransport`."""
         self._pending[:] = self._is_peer
         self._take_pending(slot, coming)
@@ -124,7 +124,7 @@ class SharedMemoryTransport(LaggedTransport):
         )  # fmt: skip
         if outcome != ring.ARRIVED:
             addresses = target + nbytes * np.arange(self.world_size)
-            self._take_pending(slot, Parts(addresses, np.full(self.world_size, nbytes)))
+            self._take_pending(slot, RankParts(addresses, np.full(self.world_size, nbytes)))
 
     def has_arrived(self, slot: Slot, peer: int) -> bool:
         """See :class:`LaggedTransport`."""
@@ -166,7 +166,7 @@ class SharedMemoryTransport(LaggedTransport):
         """Address of a sender's ring in the inbox at an address."""
         return inbox + HEAD_BYTES + sender * self.num_slots * self._stride
 
-    def _take_pending(self, slot: Slot, coming: Parts) -> None:
+    def _take_pending(self, slot: Slot, coming: RankParts) -> None:
         stream, place = slot.stream, slot.number % self.num_slots
         known, at = self._coming[stream, place], self._place(stream, place)
         patience: Patience | None = None
@@ -194,7 +194,7 @@ class SharedMemoryTransport(LaggedTransport):
                 f"{expected}, which this rank expects", "let all ranks agree on the sizes of an exchange",
             )  # fmt: skip
 
-    def _segments_for(self, stream: int, place: int, going: Parts, peers: Sequence[int]) -> Ints:
+    def _segments_for(self, stream: int, place: int, going: RankParts, peers: Sequence[int]) -> Ints:
         """The segments in which messages travel: those of the slot, or larger ones; none where the slot will do."""
         if int(going.sizes.max()) <= self.slot_bytes:
             return self._no_segments
