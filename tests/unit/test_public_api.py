@@ -11,6 +11,7 @@ ADAM = f"({OPTIMIZER}, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1
 SNAPSHOT = {
     "Adagrad": ADAGRAD,
     "Adam": ADAM,
+    "BoundedLagOptions": "(bound: int | None = None, transport: str | None = None, slot_bytes: int = 65536) -> None",
     "EmbeddingOutput": "(places: Mapping[str, ReaderPlace], groups: Sequence[Tensor],"
     " offsets: Sequence[Tensor | None]) -> None",
     "Embeddings": "(tables: Sequence[Table], optimizer: Optimizers, exchange: str = local, seed: int = 0,"

@@ -1,0 +1,34 @@
+"""Opening a transport between the ranks of a group: who shares a host, and what carries the messages of whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pibroch.collectives.bounded_lag.base import LaggedTransport
+from pibroch.collectives.bounded_lag.meeting import KeyStore, meet
+from pibroch.collectives.bounded_lag.options import BoundedLagOptions
+from pibroch.collectives.bounded_lag.shared_memory import SharedMemoryTransport
+from pibroch.kernels.atomics import FUTEX_CALL
+
+
+def open_lagged_transport(
+    store: KeyStore, rank: int, members: Sequence[int], num_slots: int, options: BoundedLagOptions, timeout_s: float,
+    num_streams: int = 1,
+) -> LaggedTransport:  # fmt: skip
+    """A transport between all members, each of which calls this. Blocks.
+
+    Args:
+        store: of this transport alone.
+        rank: of this process in the group.
+        members: the group's ranks, at least two, by their numbers in the run.
+        num_slots: of each stream.
+        options: of the group.
+        timeout_s: for all to come, and of each wait later.
+        num_streams: of messages that are numbered together.
+
+    Raises:
+        TrainingError: when some did not come.
+    """
+    shares_memory = options.resolved_transport() == "auto" and FUTEX_CALL is not None
+    meeting = meet(store, rank, len(members), timeout_s, shares_memory=shares_memory)
+    return SharedMemoryTransport(meeting.local, rank, members, num_slots, options.slot_bytes, num_streams, timeout_s)
