@@ -66,7 +66,7 @@ def memory(record_bytes: Floats, home: NDArray[np.integer], copies: NDArray[np.b
 
 def served(weight: Floats, source: NDArray[np.int64], num_shards: int) -> Floats:
     """Eq. 2 without its factor: what each shard looks up for all readers, itself included, ``[W]``."""
-    return traffic(weight, source, num_shards).sum(axis=0)
+    return np.asarray(traffic(weight, source, num_shards).sum(axis=0))
 
 
 def traffic(weight: Floats, source: NDArray[np.int64], num_shards: int) -> Floats:
