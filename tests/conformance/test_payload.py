@@ -1,5 +1,7 @@
 """What a plan is predicted to send from rank to rank, beside what a run counts."""
 
+from itertools import count
+
 import numpy as np
 import pytest
 
@@ -25,7 +27,9 @@ def test_bytes_of_each_link_are_predicted(worlds, data, size, replicas):
     dataset = EncodedDataset.open(data)
     tables = [pb.Table(name, rows, 8) for name, rows in dataset.num_rows.items()]
     profile = count_dataset(dataset, CountOptions(PER_RANK))
-    for plan in (pb.Plan.of(tables, size), random_plan(tables, size, 3, copies=True)):
+    drawn = (random_plan(tables, size, seed, copies=True) for seed in count())
+    copying = next(plan for plan in drawn if plan.copies(tables[0]))
+    for plan in (pb.Plan.of(tables, size), copying):
         counted = worlds(size).run(cases.count_sent, data, plan, replicas, STEPS, PER_RANK)
         predicted = STEPS * step_payload(plan, tables, profile, replicas=replicas)
-        np.testing.assert_allclose(predicted, np.array(counted), rtol=0.02 if replicas == "gather" else 0.06)
+        np.testing.assert_allclose(predicted, np.array(counted), rtol=0.02)
