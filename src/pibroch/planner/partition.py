@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from pibroch.errors import ConfigError
 from pibroch.kernels.partition import numba as kernels
 from pibroch.planner.profile import AccessProfile
 
+Form = Literal["accesses", "transfers"]
 MAX_PARTITIONS = 1 << 16  # numbered by uint16
 DENSE_COUNTS = 1 << 16  # counts from here on are rows of their own among the runs: few, and sorted
 
@@ -86,7 +87,7 @@ class Partitions:
         """Of all records of a partition, ``[P]``."""
         return np.asarray(self.num_rows * self.record_bytes, np.float64)
 
-    def weight(self, form: str) -> NDArray[np.float64]:
+    def weight(self, form: Form) -> NDArray[np.float64]:
         """Bytes that one rank reads of each partition in a step, in the form ``accesses`` or ``transfers``, ``[P]``."""
         return np.asarray((self.accesses if form == "accesses" else self.transfers) * self.weight_bytes)
 
@@ -169,7 +170,7 @@ class Partitioner:
 
     def _runs(self, tables: list[TableSize]) -> _Kind:
         rows, batches = np.zeros(DENSE_COUNTS, np.int64), np.zeros(DENSE_COUNTS, np.int64)
-        hot: list[tuple[NDArray[np.int64], ...]] = []
+        hot: list[tuple[NDArray[Any], ...]] = []
         for number, table in enumerate(tables):
             counts = self._profile.tables[table.name]
             kernels.count_counts(counts.accesses, counts.batches, rows, batches)
