@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.kernels.policy import kernel
+from pibroch.planner.cost import distinct
 from pibroch.planner.partition import Form, TableSize
 from pibroch.planner.profile import AccessProfile, TableCounts
 
@@ -79,12 +80,11 @@ def _amounts(
     """Bytes of each row that one reader gets in a step, in both forms."""
     batch = batch_size or profile.batch_size
     accesses = counts.accesses * (batch / profile.num_samples)
-    share = counts.batches / profile.num_batches
+    share: Floats = np.asarray(counts.batches / profile.num_batches, np.float64)
     exponent = batch / min(profile.batch_size, profile.num_samples)
     if exponent != 1:
-        with np.errstate(divide="ignore"):
-            share = -np.expm1(exponent * np.log1p(-np.minimum(share, 1.0)))
-    return accesses * table.weight_bytes, np.minimum(share, accesses) * table.weight_bytes
+        share = distinct(share, exponent)
+    return accesses * table.weight_bytes, np.asarray(np.minimum(share, accesses) * table.weight_bytes)
 
 
 def _sum(

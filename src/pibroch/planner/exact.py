@@ -88,7 +88,7 @@ def optimum(case: Case, time_limit_s: float = 60.0) -> Optimum:
     return Optimum(float(found.fun) * scale, bound, held)
 
 
-def lower_bound(case: Case, num_groups: int = 48) -> float:
+def lower_bound(case: Case, num_groups: int = 96) -> float:
     """What no placement's worst link can be below; O(K 2**W) and one linear program over the groups."""
     density = case.weight / case.memory
     order = np.argsort(-density, kind="stable")

@@ -40,6 +40,7 @@ class PlanOptions:
         threshold: on accesses and memory of a partition, as a share of all; the coarsest that meets the degrees of balance
             below when absent (Sec. 4.2, backtracking).
         memory_balance, workload_balance, link_balance: least over most, that end the backtracking.
+        link_gap: worst link over its lower bound, that ends it, where the bound can be worked out.
         steps: also work out what other budgets would buy.
     """
 
@@ -52,6 +53,7 @@ class PlanOptions:
     memory_balance: float = 0.995
     workload_balance: float = 0.995
     link_balance: float = 0.991
+    link_gap: float = 1.006
     steps: bool = True
 
     def __post_init__(self) -> None:
@@ -69,6 +71,13 @@ class PlanOptions:
     def chosen_policy(self) -> Policy:
         """The policy, or the mode's default."""
         return self.policy or POLICIES[self.mode][0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    partitions: Partitions
+    threshold: float
+    found: Found
 
 
 def make_plan(
@@ -105,7 +114,8 @@ def make_plan(
     progress("counting rows", 0.0)
     partitioner = Partitioner(tables, profile, options.batch_size)
     progress("counting rows", 1.0)
-    partitions, threshold, found = _backtrack(partitioner, topology, room, options, progress)
+    trial = _backtrack(partitioner, topology, room, options, progress)
+    partitions, found = trial.partitions, trial.found
     if found.misfits and np.isfinite(topology.memory_bytes).any():
         _check_fit(partitions, found.placed, topology)
     steps = _steps(partitions, topology, tables, options, progress) if options.steps else []
@@ -113,8 +123,8 @@ def make_plan(
     assignment = _assignment(partitioner, partitions, found.placed, topology)
     progress("assigning rows", 1.0)
     prediction = predict(partitions, found.placed, topology, options, profile, room)
-    bound = _bound(partitions, topology, room, options) if len(partitions) and options.mode == "inference" else None
-    changes = {"threshold": threshold, "steps": steps, "worst_link_bound": bound}
+    bound = _bound(partitions, topology, room, options)
+    changes = {"threshold": trial.threshold, "steps": steps, "worst_link_bound": bound}
     return assignment, prediction.model_copy(update=changes)
 
 
@@ -197,20 +207,24 @@ def crossing(reads: Floats) -> float:
 
 def _backtrack(
     partitioner: Partitioner, topology: ClusterTopology, room: Floats, options: PlanOptions, progress: Progress
-) -> tuple[Partitions, float, Found]:
-    """Cut finer until the degrees of balance are met, or nothing finer can be numbered; the last threshold that was cut."""
+) -> _Trial:
+    """Cut finer until the plan is good enough or nothing finer can be numbered; the best that was found."""
     thresholds: Sequence[float] = THRESHOLDS if options.threshold is None else (options.threshold,)
     if options.threshold is None and partitioner.num_rows <= ROW_BY_ROW:
         thresholds = (0.0,)
-    best: tuple[Partitions, float, Found] | None = None
+    best: tuple[tuple[int, bool, float], _Trial] | None = None
     for number, threshold in enumerate(thresholds):
         progress("placing", number / len(thresholds))
         partitions = partitioner.cut(threshold)
         if partitions is None:
             break
-        found = _place(partitions, topology, room, options)
-        best = partitions, threshold, found
-        if _is_balanced(partitions, found, topology, options):
+        trial = _Trial(partitions, threshold, _place(partitions, topology, room, options))
+        is_balanced = _is_balanced(partitions, trial.found, topology, options)
+        rank = trial.found.misfits, not is_balanced, trial.found.worst_link
+        if best is None or rank < best[0]:
+            best = rank, trial
+        bound = _bound(partitions, topology, room, options) if is_balanced else None
+        if is_balanced and (bound is None or trial.found.worst_link <= options.link_gap * bound):
             break
     if best is None:
         raise ConfigError(
@@ -218,8 +232,9 @@ def _backtrack(
             f"one that gives at most {MAX_PARTITIONS:,} partitions",
             "choose a larger one, or leave it out",
         )
+    partitioner.cut(best[1].threshold)  # what it assigns are the partitions cut last
     progress("placing", 1.0)
-    return best[0], best[1], best[2]
+    return best[1]
 
 
 def _place(partitions: Partitions, topology: ClusterTopology, room: Floats, options: PlanOptions) -> Found:
@@ -289,9 +304,11 @@ def _steps(
 def _bound(partitions: Partitions, topology: ClusterTopology, room: Floats, options: PlanOptions) -> float | None:
     from pibroch.planner.exact import MAX_SHARDS, Case, lower_bound
 
-    if not 2 <= topology.num_ranks <= MAX_SHARDS or not partitions.weight(options.objective).sum():
+    weight = partitions.weight(options.objective)
+    if options.chosen_policy != "links" or not 2 <= topology.num_ranks <= MAX_SHARDS or not weight.sum():
         return None
-    return lower_bound(Case(partitions.weight(options.objective), partitions.memory_bytes, topology.cost, room))
+    room = np.maximum(room, partitions.memory_bytes.sum() * room / room.sum())
+    return lower_bound(Case(weight, partitions.memory_bytes, topology.cost, room))
 
 
 def _curve(partitions: Partitions) -> list[tuple[float, float]]:

@@ -18,6 +18,7 @@ from pibroch.embedding.optimizers import SparseOptimizer
 from pibroch.embedding.table import Table
 from pibroch.errors import ConfigError
 from pibroch.kernels.partition import numba as kernels
+from pibroch.planner.cost import distinct
 from pibroch.planner.profile import AccessProfile
 
 Form = Literal["accesses", "transfers"]
@@ -198,7 +199,7 @@ class Partitioner:
         accesses = sums[:, 1] * (batch / max(1, profile.num_samples))
         share = sums[:, 2] / np.maximum(1, sums[:, 0] * profile.num_batches)
         exponent = batch / min(profile.batch_size, max(1, profile.num_samples))
-        transfers = sums[:, 0] * (share if exponent == 1 else _rescaled(share, exponent))
+        transfers = sums[:, 0] * (share if exponent == 1 else distinct(share, exponent))
         is_access_bound = np.concatenate([flags for _, flags in parts])
         return Partitions(
             sums[:, 0].astype(np.int64),
@@ -208,12 +209,6 @@ class Partitioner:
             record_bytes,
             is_access_bound,
         )
-
-
-def _rescaled(share: NDArray[np.float64], exponent: float) -> NDArray[np.float64]:
-    """Share of batches ``exponent`` times as large in which a row of this share of batches occurs, batches being alike."""
-    with np.errstate(divide="ignore"):
-        return np.asarray(-np.expm1(exponent * np.log1p(-np.minimum(share, 1.0))))
 
 
 def sizes_of(

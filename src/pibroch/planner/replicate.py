@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from pibroch.kernels.placement import numba as kernels
 from pibroch.planner.balance import by_worth
-from pibroch.planner.cost import sources, traffic
+from pibroch.planner.cost import distinct, sources, traffic
 from pibroch.planner.partition import Partitions
 from pibroch.planner.topology import ClusterTopology
 
@@ -115,8 +115,7 @@ def synchronisation(partitions: Partitions, placed: Placed, num_shards: int) -> 
     out = np.zeros((num_shards, num_shards))
     share = np.minimum(1.0, partitions.transfers / np.maximum(1, partitions.num_rows))
     read = partitions.transfers * partitions.weight_bytes
-    with np.errstate(divide="ignore"):
-        summed = -np.expm1(num_shards * np.log1p(-share)) * partitions.num_rows * partitions.weight_bytes
+    summed = distinct(share, num_shards) * partitions.num_rows * partitions.weight_bytes
     is_copied = placed.held.sum(axis=1) > 1
     for shard in range(num_shards):
         here = placed.home == shard
