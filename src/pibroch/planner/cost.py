@@ -30,9 +30,9 @@ def distinct(share: Floats, num_draws: float) -> Floats:
 
 def holders(home: NDArray[np.integer], copies: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Which shards hold a partition, bool ``[P, W]``."""
-    held = np.array(copies, bool)
+    held = np.array(copies, np.bool_)
     held[np.arange(len(home)), home] = True
-    return held
+    return np.asarray(held, np.bool_)
 
 
 def sources(home: NDArray[np.integer], copies: NDArray[np.bool_], cost: Floats) -> NDArray[np.int64]:
@@ -61,7 +61,7 @@ def sources(home: NDArray[np.integer], copies: NDArray[np.bool_], cost: Floats) 
 
 def memory(record_bytes: Floats, home: NDArray[np.integer], copies: NDArray[np.bool_]) -> Floats:
     """Eq. 1: bytes of records on each shard, ``[W]``."""
-    return np.asarray(record_bytes @ holders(home, copies))
+    return np.asarray(record_bytes @ holders(home, copies), np.float64)
 
 
 def served(weight: Floats, source: NDArray[np.int64], num_shards: int) -> Floats:

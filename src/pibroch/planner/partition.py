@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,10 @@ from pibroch.embedding.optimizers import SparseOptimizer
 from pibroch.embedding.table import Table
 from pibroch.errors import ConfigError
 from pibroch.kernels.partition import numba as kernels
+from pibroch.planner.cost import distinct
 from pibroch.planner.profile import AccessProfile
 
+Form = Literal["accesses", "transfers"]
 MAX_PARTITIONS = 1 << 16  # numbered by uint16
 DENSE_COUNTS = 1 << 16  # counts from here on are rows of their own among the runs: few, and sorted
 
@@ -86,7 +88,7 @@ class Partitions:
         """Of all records of a partition, ``[P]``."""
         return np.asarray(self.num_rows * self.record_bytes, np.float64)
 
-    def weight(self, form: str) -> NDArray[np.float64]:
+    def weight(self, form: Form) -> NDArray[np.float64]:
         """Bytes that one rank reads of each partition in a step, in the form ``accesses`` or ``transfers``, ``[P]``."""
         return np.asarray((self.accesses if form == "accesses" else self.transfers) * self.weight_bytes)
 
@@ -169,7 +171,7 @@ class Partitioner:
 
     def _runs(self, tables: list[TableSize]) -> _Kind:
         rows, batches = np.zeros(DENSE_COUNTS, np.int64), np.zeros(DENSE_COUNTS, np.int64)
-        hot: list[tuple[NDArray[np.int64], ...]] = []
+        hot: list[tuple[NDArray[Any], ...]] = []
         for number, table in enumerate(tables):
             counts = self._profile.tables[table.name]
             kernels.count_counts(counts.accesses, counts.batches, rows, batches)
@@ -197,7 +199,7 @@ class Partitioner:
         accesses = sums[:, 1] * (batch / max(1, profile.num_samples))
         share = sums[:, 2] / np.maximum(1, sums[:, 0] * profile.num_batches)
         exponent = batch / min(profile.batch_size, max(1, profile.num_samples))
-        transfers = sums[:, 0] * (share if exponent == 1 else _rescaled(share, exponent))
+        transfers = sums[:, 0] * (share if exponent == 1 else distinct(share, exponent))
         is_access_bound = np.concatenate([flags for _, flags in parts])
         return Partitions(
             sums[:, 0].astype(np.int64),
@@ -207,12 +209,6 @@ class Partitioner:
             record_bytes,
             is_access_bound,
         )
-
-
-def _rescaled(share: NDArray[np.float64], exponent: float) -> NDArray[np.float64]:
-    """Share of batches ``exponent`` times as large in which a row of this share of batches occurs, batches being alike."""
-    with np.errstate(divide="ignore"):
-        return np.asarray(-np.expm1(exponent * np.log1p(-np.minimum(share, 1.0))))
 
 
 def sizes_of(
