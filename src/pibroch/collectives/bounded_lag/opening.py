@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from pibroch.collectives.bounded_lag.base import LaggedTransport
 from pibroch.collectives.bounded_lag.meeting import KeyStore, meet
+from pibroch.collectives.bounded_lag.mixed import MixedTransport
 from pibroch.collectives.bounded_lag.options import BoundedLagOptions
 from pibroch.collectives.bounded_lag.shared_memory import SharedMemoryTransport
+from pibroch.collectives.bounded_lag.tcp import TcpTransport
 from pibroch.kernels.atomics import FUTEX_CALL
 
 
@@ -31,4 +33,9 @@ def open_lagged_transport(
     """
     shares_memory = options.resolved_transport() == "auto" and FUTEX_CALL is not None
     meeting = meet(store, rank, len(members), timeout_s, shares_memory=shares_memory)
-    return SharedMemoryTransport(meeting.local, rank, members, num_slots, options.slot_bytes, num_streams, timeout_s)
+    if not meeting.local:
+        return TcpTransport(meeting.remote, rank, members, num_slots, timeout_s)
+    local = SharedMemoryTransport(meeting.local, rank, members, num_slots, options.slot_bytes, num_streams, timeout_s)
+    if not meeting.remote:
+        return local
+    return MixedTransport(local, TcpTransport(meeting.remote, rank, members, num_slots, timeout_s, local.wake))

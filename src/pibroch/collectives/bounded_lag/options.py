@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pibroch.errors import ConfigError
 
 SLOT_BYTES = 1 << 16
-TRANSPORTS = ("auto",)
+TRANSPORTS = ("auto", "stream")
 BOUND_VARIABLE, TRANSPORT_VARIABLE = "PIBROCH_BLS_BOUND", "PIBROCH_BLS_TRANSPORT"
 
 
