@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pibroch.collectives.bounded_lag.base import LaggedTransport
-from pibroch.collectives.bounded_lag.meeting import KeyStore, meet
+from pibroch.collectives.bounded_lag.gloo_streams import GlooStreamTransport
+from pibroch.collectives.bounded_lag.meeting import meet
 from pibroch.collectives.bounded_lag.mixed import MixedTransport
 from pibroch.collectives.bounded_lag.options import BoundedLagOptions
 from pibroch.collectives.bounded_lag.shared_memory import SharedMemoryTransport
 from pibroch.collectives.bounded_lag.tcp import TcpTransport
 from pibroch.kernels.atomics import FUTEX_CALL
 
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]  # torch does not export it by name
+
 
 def open_lagged_transport(
-    store: KeyStore, rank: int, members: Sequence[int], num_slots: int, options: BoundedLagOptions, timeout_s: float,
+    store: Store, rank: int, members: Sequence[int], num_slots: int, options: BoundedLagOptions, timeout_s: float,
     num_streams: int = 1,
 ) -> LaggedTransport:  # fmt: skip
     """A transport between all members, each of which calls this. Blocks.
@@ -31,7 +36,10 @@ def open_lagged_transport(
     Raises:
         TrainingError: when some did not come.
     """
-    shares_memory = options.resolved_transport() == "auto" and FUTEX_CALL is not None
+    name = options.resolved_transport()
+    if name == "gloo":
+        return GlooStreamTransport(store, rank, members, num_slots, timeout_s)
+    shares_memory = name == "auto" and FUTEX_CALL is not None
     meeting = meet(store, rank, len(members), timeout_s, shares_memory=shares_memory)
     if not meeting.local:
         return TcpTransport(meeting.remote, rank, members, num_slots, timeout_s)

@@ -166,7 +166,7 @@ class StreamTransport(LaggedTransport):
             return
         self._is_closed = True
         for p in self.peers:
-            if p not in self._ended:
+            if self._ended.get(p) != ENDED:
                 self.send(p, Frame(GOODBYE, 0, NOTHING))
         self.end(END_S)
         for thread in self._threads:

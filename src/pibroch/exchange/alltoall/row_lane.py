@@ -5,20 +5,23 @@ Shape legend: B samples of this rank, F features of the lane, D its width, V ids
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pibroch.data import JaggedBatch
 from pibroch.embedding.rows import NO_SCALE, group_rows, read_rows, update_rows
 from pibroch.errors import RowIdError
 from pibroch.exchange.alltoall.column_norms import needs_whole_rows, with_whole_rows
-from pibroch.exchange.alltoall.lane import Lane, Route
+from pibroch.exchange.alltoall.lane import Lane, LaneQuestion, Route
 from pibroch.exchange.messages import Talk, Values
 from pibroch.exchange.rows import BatchIds, DistinctRows, pool, row_id_error
-from pibroch.kernels.arrays import Ints, Records
+from pibroch.kernels.arrays import Bytes, Ints, Records
 from pibroch.kernels.route import numba as routing
 from pibroch.kernels.scatter_update.numba import Grouped
 
@@ -102,12 +105,11 @@ class RowLane(Lane):
         ids, problem = self.resolve(batch.pick(layout.features))
         here = DistinctRows.of(ids)
         rows = here.grouped.rows
-        ends = np.searchsorted(rows, layout.bounds)
+        ends, offsets = self._by_owner(rows)
         wanted = np.diff(ends).tolist()
         replicated = int(np.searchsorted(rows, layout.bounds[rank] + layout.num_replicated) - ends[rank])
         heads = [[-1 if problem else batch.batch_size, is_real, count, replicated] for count in wanted]
         received = yield from self.exchange_heads(torch.tensor(heads), problem)
-        offsets = (rows - np.repeat(layout.bounds[:-1], wanted)).astype(self.id_type)
         own = offsets[ends[rank] : ends[rank + 1]]
         parts = [
             own if p == rank else np.concatenate([offsets[ends[p] : ends[p + 1]], own[:replicated]])
@@ -123,6 +125,31 @@ class RowLane(Lane):
             here, batch.batch_size / max(1, int(received[:, 0].sum())), bool(received[:, 1].any()), self, wanted,
             _without(updated, asked_counts, replicated_counts), asked_counts, group_rows(updated), update_counts, replicated,
         )  # fmt: skip
+
+    def ask(self, batch: JaggedBatch) -> LaneQuestion:
+        """See :class:`Lane`."""
+        ids, problem = self.resolve(batch.pick(self.layout.features))
+        if problem is not None:
+            raise problem
+        here = DistinctRows.of(ids)
+        ends, offsets = self._by_owner(here.grouped.rows)
+        parts = [offsets[start:end].view(np.uint8) for start, end in pairwise(ends.tolist())]
+
+        def pool_rows(answers: Sequence[Records]) -> Tensor:
+            return pool(ids, np.concatenate(answers), here.places, self.layout.width)
+
+        return LaneQuestion(parts, [0] * len(parts), np.diff(ends).tolist(), pool_rows)
+
+    def answer(self, question: Bytes, num_samples: int, note: int, averaged_at: int | None) -> Records:
+        """See :class:`Lane`."""
+        offsets = question.view(self.id_type).astype(np.int64)
+        return read_rows(self.shard, self.optimizer, offsets, averaged_at)
+
+    def _by_owner(self, rows: Ints) -> tuple[Ints, NDArray[np.signedinteger]]:
+        """Of rising addresses the bounds of each owner's, and all as offsets in the owner's shard."""
+        bounds = self.layout.bounds
+        ends: Ints = np.searchsorted(rows, bounds)
+        return ends, (rows - np.repeat(bounds[:-1], np.diff(ends))).astype(self.id_type)
 
     def resolve(self, batch: JaggedBatch) -> tuple[BatchIds, RowIdError | None]:
         """The batch's ids as addresses; where one is outside its table, no ids and the error, for all ranks to hear of."""
