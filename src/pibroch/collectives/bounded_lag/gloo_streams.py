@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pibroch.collectives.bounded_lag.streams import NOTHING, Frame, StreamTransport
+from pibroch.collectives.bounded_lag.streams import NOTHING, StreamFrame, StreamTransport
 from pibroch.collectives.gloo_threads import let_senders_finish
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class GlooStreamTransport(StreamTransport):
         self._sent: dict[int, deque[tuple[dist.Work, Tensor]]] = {p: deque() for p in peers}
         self.listen()
 
-    def send(self, peer: int, frame: Frame) -> None:
+    def send(self, peer: int, frame: StreamFrame) -> None:
         """See :class:`StreamTransport`; gloo sends on its own, from a copy."""
         head = torch.tensor([frame.stream, frame.number, len(frame.part)])
         try:
@@ -80,7 +80,7 @@ class GlooStreamTransport(StreamTransport):
         except RuntimeError:
             return  # its thread has noticed
 
-    def receive(self, peer: int) -> Frame | None:
+    def receive(self, peer: int) -> StreamFrame | None:
         """See :class:`StreamTransport`."""
         head = torch.empty(3, dtype=torch.int64)
         try:
@@ -91,7 +91,7 @@ class GlooStreamTransport(StreamTransport):
                 self._group.recv([torch.from_numpy(part)], peer, 0).wait()
         except RuntimeError:
             return None
-        return Frame(stream, number, part)
+        return StreamFrame(stream, number, part)
 
     def end(self, timeout_s: float) -> None:
         """See :class:`StreamTransport`. A stream ends with the other's goodbye; without it gloo's threads stay."""

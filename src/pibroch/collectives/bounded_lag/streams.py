@@ -29,7 +29,7 @@ END_S = 2.0
 NOTHING = np.empty(0, np.uint8)
 
 
-class Frame(NamedTuple):
+class StreamFrame(NamedTuple):
     """A message, or what ranks tell each other besides.
 
     Attributes:
@@ -76,14 +76,14 @@ class StreamTransport(LaggedTransport):
             thread.start()
 
     @abstractmethod
-    def send(self, peer: int, frame: Frame) -> None:
+    def send(self, peer: int, frame: StreamFrame) -> None:
         """Send a frame after all earlier ones, from any thread; the memory of its part may be written to when this returns.
 
         Raises nothing when the peer is gone: its thread notices that, too.
         """
 
     @abstractmethod
-    def receive(self, peer: int) -> Frame | None:
+    def receive(self, peer: int) -> StreamFrame | None:
         """The next frame of a peer, for which this waits; ``None`` when its stream has ended."""
 
     @abstractmethod
@@ -97,7 +97,7 @@ class StreamTransport(LaggedTransport):
             for key in [key for key in self._came if key[0] == slot.stream and key[1] <= oldest]:
                 del self._came[key]
         for p in self.peers if only is None else (only,):
-            self.send(p, Frame(slot.stream, slot.number, bytes_at(int(going.addresses[p]), int(going.sizes[p]))))
+            self.send(p, StreamFrame(slot.stream, slot.number, bytes_at(int(going.addresses[p]), int(going.sizes[p]))))
 
     def put_beside(self, slot: Slot, going: RankParts, own: int) -> None:
         """See :class:`LaggedTransport`."""
@@ -141,7 +141,7 @@ class StreamTransport(LaggedTransport):
         """See :class:`LaggedTransport`."""
         for p in self.peers:
             if p not in self._ended and p != rank:
-                self.send(p, Frame(LOST, rank, NOTHING))
+                self.send(p, StreamFrame(LOST, rank, NOTHING))
 
     def look_at_others(self, missing: Sequence[int], number: int, patience: Patience) -> None:
         """See :class:`LaggedTransport`."""
@@ -157,7 +157,7 @@ class StreamTransport(LaggedTransport):
                     raise self.lost(p, number, STOPPED)
                 if p not in self._pinged:
                     self._pinged.add(p)
-                    self.send(p, Frame(PING, 0, NOTHING))
+                    self.send(p, StreamFrame(PING, 0, NOTHING))
         patience.check(missing, number)
 
     def close(self) -> None:
@@ -167,7 +167,7 @@ class StreamTransport(LaggedTransport):
         self._is_closed = True
         for p in self.peers:
             if self._ended.get(p) != ENDED:
-                self.send(p, Frame(GOODBYE, 0, NOTHING))
+                self.send(p, StreamFrame(GOODBYE, 0, NOTHING))
         self.end(END_S)
         for thread in self._threads:
             thread.join(END_S)
@@ -176,7 +176,7 @@ class StreamTransport(LaggedTransport):
         """A peer's thread."""
         while (frame := self.receive(peer)) is not None:
             if frame.stream == PING:
-                self.send(peer, Frame(PONG, 0, NOTHING))
+                self.send(peer, StreamFrame(PONG, 0, NOTHING))
                 continue
             with self._changed:
                 if frame.stream == PONG:

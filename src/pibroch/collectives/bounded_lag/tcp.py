@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from pibroch.collectives.bounded_lag.streams import END_S, Frame, StreamTransport
+from pibroch.collectives.bounded_lag.streams import END_S, StreamFrame, StreamTransport
 from pibroch.kernels.arrays import Bytes
 
 _HEAD = struct.Struct("3q")  # stream, number, bytes of the part
@@ -41,18 +41,18 @@ class TcpTransport(StreamTransport):
         self.listen()
         _OPEN.add(self)
 
-    def send(self, peer: int, frame: Frame) -> None:
+    def send(self, peer: int, frame: StreamFrame) -> None:
         """See :class:`StreamTransport`."""
         self._outboxes[peer].send(_HEAD.pack(frame.stream, frame.number, len(frame.part)), frame.part)
 
-    def receive(self, peer: int) -> Frame | None:
+    def receive(self, peer: int) -> StreamFrame | None:
         """See :class:`StreamTransport`."""
         head = np.empty(_HEAD.size, np.uint8)
         if not _fill(self._links[peer], head):
             return None
         stream, number, nbytes = _HEAD.unpack(head.data)
         part = np.empty(nbytes, np.uint8)
-        return Frame(stream, number, part) if _fill(self._links[peer], part) else None
+        return StreamFrame(stream, number, part) if _fill(self._links[peer], part) else None
 
     def end(self, timeout_s: float) -> None:
         """See :class:`StreamTransport`; the sockets close when the other ends have, or the time is over."""
