@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pibroch.embedding import SGD, Adagrad, Adam, Frozen, Normal, RowWiseAdagrad, RowWiseAdam, Table, Uniform, Zeros
     from pibroch.exchange import EmbeddingOutput, Embeddings
     from pibroch.planner import Plan
+    from pibroch.serve import BoundedLagPipeline
     from pibroch.train.predictor import Predictor
     from pibroch.train.program import load, save
 
@@ -28,6 +29,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "BoundedLagOptions",
+    "BoundedLagPipeline",
     "EmbeddingOutput",
     "Embeddings",
     "Frozen",
@@ -51,6 +53,7 @@ __all__ = [
 
 _HOMES = {
     "BoundedLagOptions": "pibroch.collectives.bounded_lag.options",
+    "BoundedLagPipeline": "pibroch.serve",
     "EmbeddingOutput": "pibroch.exchange",
     "Embeddings": "pibroch.exchange",
     "JaggedBatch": "pibroch.data",

@@ -11,11 +11,13 @@ import numpy as np
 from torch.distributed import PrefixStore
 from torch.distributed.distributed_c10d import _get_default_store
 
+from pibroch.collectives.bounded_lag import meeting
 from pibroch.collectives.bounded_lag.base import RankParts, Slot
 from pibroch.collectives.bounded_lag.opening import open_lagged_transport
 from pibroch.collectives.bounded_lag.options import BoundedLagOptions
 from pibroch.collectives.bounded_lag.window import Complete, LagWindow
 from pibroch.errors import InputError, PibrochError, RankFailedError
+from pibroch.host import this_machine
 
 SLOT_BYTES = 512
 _numbers = itertools.count()
@@ -27,8 +29,11 @@ def store():
 
 
 def opened(channel, name, bound=1, num_streams=1, timeout_s=60.0):
-    options = BoundedLagOptions(transport=name, slot_bytes=SLOT_BYTES)
+    """``mixed`` are two hosts: the first rank is alone on one."""
+    options = BoundedLagOptions(transport="auto" if name == "mixed" else name, slot_bytes=SLOT_BYTES)
     ranks, slots = channel.ranks, LagWindow(bound).num_slots
+    host = f"host {min(ranks.rank, 1)}" if name == "mixed" else this_machine()
+    meeting.this_machine = lambda: host
     return open_lagged_transport(store(), ranks.rank, ranks.members, slots, options, timeout_s, num_streams)
 
 

@@ -15,7 +15,7 @@ NUM_EXCHANGES = int(os.environ.get("PIBROCH_SOAK_EXCHANGES", "300"))
 MOST_GROWTH_BYTES = 1 << 20
 SECONDS_TO_NOTICE = 5.0
 
-pytestmark = pytest.mark.parametrize("name", TRANSPORTS)
+pytestmark = pytest.mark.parametrize("name", [*TRANSPORTS, "mixed"])
 
 
 @pytest.mark.parametrize(("size", "bound"), [(2, 0), (2, 8), (3, 1), (4, 3)])

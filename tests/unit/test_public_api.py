@@ -12,6 +12,8 @@ SNAPSHOT = {
     "Adagrad": ADAGRAD,
     "Adam": ADAM,
     "BoundedLagOptions": "(bound: int | None = None, transport: str | None = None, slot_bytes: int = 65536) -> None",
+    "BoundedLagPipeline": "(model: Callable[..., Any], embeddings: Embeddings, bound: int | None = None,"
+    " transport: str | None = None) -> None",
     "EmbeddingOutput": "(places: Mapping[str, ReaderPlace], groups: Sequence[Tensor],"
     " offsets: Sequence[Tensor | None]) -> None",
     "Embeddings": "(tables: Sequence[Table], optimizer: Optimizers, exchange: str = local, seed: int = 0,"

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import NamedTuple
 
 from pibroch.collectives.bounded_lag.base import LaggedTransport, RankParts, Slot
 from pibroch.collectives.bounded_lag.shared_memory import SharedMemoryTransport
 from pibroch.collectives.bounded_lag.window import Complete, Instruction, LagWindow
 from pibroch.errors import PibrochError
-
-
-class _Outstanding(NamedTuple):
-    """A request that was put: where its parts go, and what keeps that memory alive."""
-
-    coming: RankParts
-    kept: object
 
 
 class LaggedAllToAll:
@@ -37,22 +29,21 @@ class LaggedAllToAll:
         assert transport.num_slots == self.window.num_slots
         self.transport = transport
         self._shared = transport if isinstance(transport, SharedMemoryTransport) and _is_whole(transport) else None
-        self._outstanding: deque[_Outstanding] = deque()
+        self._outstanding: deque[RankParts] = deque()
         self._lock = threading.RLock()
         self._failure: PibrochError | None = None
 
-    def initiate(self, going: RankParts, coming: RankParts, kept: object) -> int:
+    def initiate(self, going: RankParts, coming: RankParts) -> int:
         """Begin a request, after those that the bound wants out of the way; returns its number.
 
         Args:
             going: what each rank gets; not looked at any more when this returns.
             coming: filled by :meth:`wait`, this rank's own part at once.
-            kept: whatever keeps the memory of ``coming`` alive.
         """
         with self._lock:
             self._check()
             instructions = self.window.initiate()
-            self._outstanding.append(_Outstanding(coming, kept))
+            self._outstanding.append(coming)
             self._carry_out(instructions, going)
             return self.window.num_initiated - 1
 
@@ -104,10 +95,10 @@ class LaggedAllToAll:
         try:
             for each in instructions:
                 if isinstance(each, Complete):
-                    self.transport.take(Slot(0, each.number), self._outstanding[0].coming)
+                    self.transport.take(Slot(0, each.number), self._outstanding[0])
                     self._outstanding.popleft()
                 elif going is not None:
-                    own = int(self._outstanding[-1].coming.addresses[self.transport.rank])
+                    own = int(self._outstanding[-1].addresses[self.transport.rank])
                     self.transport.put_beside(Slot(0, each.number), going, own)
         except PibrochError as error:
             self._failure = error

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pibroch.errors import RankFailedError, TrainingError
+from pibroch.errors import TrainingError
 
 STOPPED_S = 2.0
 """How long a process may be stopped, by a signal, before those who wait for it give up."""
@@ -29,6 +28,11 @@ class Patience:
         self._since = time.monotonic()
         self._stopped_since: dict[int, float] = {}
 
+    @property
+    def seconds(self) -> float:
+        """Since the wait began."""
+        return time.monotonic() - self._since
+
     def is_stopped_for_long(self, rank: int, is_stopped: bool) -> bool:
         """Told now and then whether a rank is stopped; whether it has been for long."""
         if not is_stopped:
@@ -38,30 +42,12 @@ class Patience:
 
     def check(self, missing: Iterable[int], number: int) -> None:
         """Raise TrainingError when the ranks that are missing have had their time."""
-        if time.monotonic() - self._since > self._timeout_s:
+        if self.seconds > self._timeout_s:
             names = [self._members[rank] for rank in missing]
             raise TrainingError(
                 f"nothing of ranks {names} for exchange {number} in {self._timeout_s:g} s", "all ranks at the same exchange",
                 "look at their logs; a longer timeout helps where they are only slow",
             )  # fmt: skip
-
-
-class Losses:
-    """Says who is lost, first to those who look at it, then by an error here.
-
-    Args:
-        members: the ranks of the group by their numbers in the run.
-        announce: lets the others know that this rank leaves because of another one.
-    """
-
-    def __init__(self, members: Sequence[int], announce: Callable[[int], None]) -> None:
-        self._members, self._announce = members, announce
-
-    def fail(self, rank: int, number: int | None, reason: str) -> RankFailedError:
-        """The error for a rank that is lost; the others hear of it."""
-        with suppress(OSError):
-            self._announce(rank)
-        return RankFailedError(self._members[rank], number, reason)
 
 
 def state_of(process: int) -> str:

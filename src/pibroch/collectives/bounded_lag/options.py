@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pibroch.errors import ConfigError
 
 SLOT_BYTES = 1 << 16
-TRANSPORTS = ("auto",)
+TRANSPORTS = ("auto", "stream", "gloo")
 BOUND_VARIABLE, TRANSPORT_VARIABLE = "PIBROCH_BLS_BOUND", "PIBROCH_BLS_TRANSPORT"
 
 
@@ -18,8 +18,8 @@ class BoundedLagOptions:
 
     Attributes:
         bound: k, requests that may be outstanding before a rank blocks; ``PIBROCH_BLS_BOUND`` when absent, else 1.
-        transport: ``auto``, shared memory within a host and streams between hosts, or ``stream`` everywhere;
-            ``PIBROCH_BLS_TRANSPORT`` when absent, else ``auto``.
+        transport: ``auto``, shared memory within a host and streams between hosts, ``stream`` everywhere, or ``gloo``, whose
+            messages between pairs are slower; ``PIBROCH_BLS_TRANSPORT`` when absent, else ``auto``.
         slot_bytes: what fits a slot; larger messages travel in segments that are made when they are needed.
     """
 

@@ -161,7 +161,7 @@ class BoundedLagProcessGroup(dist.ProcessGroup):
         if self._exchange is None:
             copy_bytes(int(coming.addresses[0]), int(going.addresses[0]), int(going.sizes[0]))
             return LaggedWork(None, 0, outputs, received)
-        number = self._exchange.initiate(going, coming, received)
+        number = self._exchange.initiate(going, coming)
         return LaggedWork(self._exchange, number, outputs, received)
 
     def getBackendName(self) -> str:
@@ -220,9 +220,9 @@ def _bytes_of(tensor: Tensor, splits: Sequence[int], size: int) -> list[int]:
 def _consecutive(tensor: Tensor, sizes: list[int]) -> RankParts:
     first = tensor.data_ptr()
     ends = list(accumulate(sizes, initial=first))
-    return RankParts(np.array(ends[:-1], np.int64), np.array(sizes, np.int64))
+    return RankParts(np.array(ends[:-1], np.int64), np.array(sizes, np.int64), tensor)
 
 
 def _scattered(tensors: Sequence[Tensor]) -> RankParts:
     addresses = np.array([each.data_ptr() for each in tensors], np.int64)
-    return RankParts(addresses, np.array([each.nbytes for each in tensors], np.int64))
+    return RankParts(addresses, np.array([each.nbytes for each in tensors], np.int64), tensors)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pibroch.collectives.bounded_lag.base import LaggedTransport, RankParts, Slot
-from pibroch.collectives.bounded_lag.losses import ENDED, LEFT, STOPPED, Losses, Patience, state_of
+from pibroch.collectives.bounded_lag.losses import ENDED, LEFT, STOPPED, Patience, state_of
 from pibroch.collectives.bounded_lag.meeting import process_at
 from pibroch.errors import InputError, TrainingError
 from pibroch.kernels.arrays import Bytes, Ints
@@ -58,10 +58,9 @@ class SharedMemoryTransport(LaggedTransport):
     ) -> None:  # fmt: skip
         self.rank, self.world_size, self.num_slots = rank, len(members), num_slots
         self.peers = tuple(sorted(links))
-        self._members, self._timeout_s, self.slot_bytes = members, timeout_s, slot_bytes
+        self.members, self.timeout_s, self.slot_bytes = members, timeout_s, slot_bytes
         self._stride = ring.HEADER_BYTES + -(-slot_bytes // 64) * 64
         self._sockets = links
-        self._losses = Losses(members, self._announce)
         rings = num_streams * self.world_size * num_slots
         self._inbox = OwnSegment.create(HEAD_BYTES + rings * self._stride)
         self._foreign = self._trade_inboxes()
@@ -143,13 +142,34 @@ class SharedMemoryTransport(LaggedTransport):
         body = start + ring.HEADER_BYTES
         return self._inbox.array[body : body + nbytes]
 
-    def wait_for_news(self, seen: int, missing: Slot) -> int:
+    def sleep(self, seen: int) -> int:
         """See :class:`LaggedTransport`."""
-        patience = Patience(self._members, self._timeout_s)
-        while (rung := ring.wait_for_bell(self._inbox.address, seen, self._effort, SLEEP_US)) == seen:
-            absent = [p for p in self.peers if not self.has_arrived(missing, p)]
-            self._look_at_others(absent, missing.number, patience)
-        return int(rung)
+        rung: int = ring.wait_for_bell(self._inbox.address, seen, self._effort, SLEEP_US)
+        return rung
+
+    def wake(self) -> None:
+        """Let :meth:`sleep` end in this process; from any thread."""
+        ring.ring_bell(self._inbox.address)
+
+    def announce(self, rank: int) -> None:
+        """See :class:`LaggedTransport`."""
+        self._note(rank + 1)
+
+    def look_at_others(self, missing: Sequence[int], number: int, patience: Patience) -> None:
+        """See :class:`LaggedTransport`."""
+        states = {p: "" if _has_hung_up(self._sockets[p]) else state_of(self._processes[p]) for p in missing}
+        for p, foreign in self._foreign.items():  # looked at after the states: who ends has left its note before
+            note = int(foreign.array[NOTE : NOTE + 8].view(np.int64)[0])
+            if note > 0 and note - 1 != self.rank:
+                raise self.lost(note - 1, number, f"lost, says rank {self.members[p]}")
+            if note == CLOSED and p in states:
+                raise self.lost(p, number, LEFT)
+        for p, state in states.items():
+            if state == "":
+                raise self.lost(p, number, ENDED)
+            if patience.is_stopped_for_long(p, state == "T"):
+                raise self.lost(p, number, STOPPED)
+        patience.check(missing, number)
 
     def close(self) -> None:
         """See :class:`LaggedTransport`."""
@@ -179,8 +199,8 @@ class SharedMemoryTransport(LaggedTransport):
                 return
             missing = [int(p) for p in np.flatnonzero(self._pending)]
             if outcome == ring.PENDING:
-                patience = patience or Patience(self._members, self._timeout_s)
-                self._look_at_others([p for p in missing if not self.has_arrived(slot, p)], slot.number, patience)
+                patience = patience or Patience(self.members, self.timeout_s)
+                self.look_at_others([p for p in missing if not self.has_arrived(slot, p)], slot.number, patience)
                 continue
             p = next(p for p in missing if self.has_arrived(slot, p))
             self._resolve(slot, p, int(coming.sizes[p]))
@@ -190,7 +210,7 @@ class SharedMemoryTransport(LaggedTransport):
         view = self.view(slot, p)
         if len(view) != expected:
             raise InputError(
-                f"{len(view)} bytes from rank {self._members[p]} in exchange {slot.number}",
+                f"{len(view)} bytes from rank {self.members[p]} in exchange {slot.number}",
                 f"{expected}, which this rank expects", "let all ranks agree on the sizes of an exchange",
             )  # fmt: skip
 
@@ -216,7 +236,7 @@ class SharedMemoryTransport(LaggedTransport):
         try:
             socket.send_fds(self._sockets[p], [announcement], [segment.fd])
         except OSError as error:
-            raise self._losses.fail(p, None, ENDED) from error
+            raise self.lost(p, None, ENDED) from error
         segment.close_fd()
         self._own[stream, place, p], self._room[stream, place, p] = segment, size
         self._going[stream, place, p] = segment.segment_id, segment.address
@@ -235,7 +255,7 @@ class SharedMemoryTransport(LaggedTransport):
 
     def _trade_inboxes(self) -> dict[int, ForeignSegment]:
         for link in self._sockets.values():
-            link.settimeout(self._timeout_s)
+            link.settimeout(self.timeout_s)
             socket.send_fds(link, [_ANNOUNCEMENT.pack(0, self._inbox.nbytes)], [self._inbox.fd])
         inboxes = {p: _receive(link) for p, link in self._sockets.items()}
         self._inbox.close_fd()
@@ -244,25 +264,6 @@ class SharedMemoryTransport(LaggedTransport):
 
     def _note(self, text: int) -> None:
         self._inbox.array[NOTE : NOTE + 8].view(np.int64)[0] = text
-
-    def _announce(self, rank: int) -> None:
-        self._note(rank + 1)
-
-    def _look_at_others(self, missing: Sequence[int], number: int, patience: Patience) -> None:
-        """Raise for a rank that is lost, or that has had its time."""
-        for p, foreign in self._foreign.items():
-            note = int(foreign.array[NOTE : NOTE + 8].view(np.int64)[0])
-            if note > 0 and note - 1 != self.rank:
-                raise self._losses.fail(note - 1, number, f"lost, says rank {self._members[p]}")
-            if note == CLOSED and p in missing:
-                raise self._losses.fail(p, number, LEFT)
-        for p in missing:
-            state = state_of(self._processes[p])
-            if state == "" or _has_hung_up(self._sockets[p]):
-                raise self._losses.fail(p, number, ENDED)
-            if patience.is_stopped_for_long(p, state == "T"):
-                raise self._losses.fail(p, number, STOPPED)
-        patience.check(missing, number)
 
 
 def _receive(link: socket.socket) -> ForeignSegment:
