@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pibroch.embedding import SGD, Adagrad, Adam, Frozen, Normal, RowWiseAdagrad, RowWiseAdam, Table, Uniform, Zeros
     from pibroch.exchange import EmbeddingOutput, Embeddings
     from pibroch.planner import Plan
-    from pibroch.train.predictor import Predictor
+    from pibroch.serve.predictor import Predictor
     from pibroch.train.program import load, save
 
 __all__ = [
@@ -51,7 +51,7 @@ _HOMES = {
     "Embeddings": "pibroch.exchange",
     "JaggedBatch": "pibroch.data",
     "Plan": "pibroch.planner",
-    "Predictor": "pibroch.train.predictor",
+    "Predictor": "pibroch.serve.predictor",
     "data_parallel": "pibroch.collectives",
     "load": "pibroch.train.program",
     "save": "pibroch.train.program",

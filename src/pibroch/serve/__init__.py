@@ -1,0 +1,1 @@
+"""From a checkpoint to answers: predictors, exports, and a server for them."""
