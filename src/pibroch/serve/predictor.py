@@ -19,7 +19,9 @@ from pibroch.config import RunConfig
 from pibroch.data import JaggedBatch
 from pibroch.data.raw_batch import batch_from_raw
 from pibroch.errors import CheckpointError, DataError
+from pibroch.serve.export_format import is_export
 from pibroch.serve.from_checkpoint import open_checkpoint
+from pibroch.serve.from_export import open_export
 from pibroch.serve.model import OpenedModel
 
 Rows = Sequence[Mapping[str, object]]
@@ -47,19 +49,22 @@ class Predictor:
 
     @classmethod
     def open(cls, path: str | Path, data: str | Path | None = None) -> Self:
-        """Load a checkpoint, every byte of it verified, or the best one of a run directory.
+        """Open an export, a checkpoint, or the best checkpoint of a run directory; every byte is verified.
 
-        Takes the time to read the files twice and the memory of the weights (and, with averages, up to 256 MiB on the way).
+        An export is mapped: its tables take no memory of this process's own. A checkpoint takes the time to read its files
+        twice and the memory of the weights (and, with averages, up to 256 MiB on the way).
 
         Args:
-            path: a checkpoint folder or a run directory.
-            data: the dataset that it was trained on, whose dictionaries raw values need; where the run found it when absent.
-                A checkpoint of hashed and whole-number features needs none.
+            path: an export, a checkpoint folder or a run directory.
+            data: the dataset that a checkpoint was trained on, whose dictionaries raw values need; where the run found it
+                when absent. A checkpoint of hashed and whole-number features needs none, and an export has its own.
 
         Raises:
             CheckpointError: when it is missing, damaged, or not of this version's models.
             DataError: when there is no dataset at ``data``.
         """
+        if is_export(Path(path)):
+            return cls(open_export(Path(path)))
         return cls(open_checkpoint(Path(path), None if data is None else Path(data)))
 
     @property
