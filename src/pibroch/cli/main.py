@@ -20,6 +20,7 @@ from pibroch.cli.export import export
 from pibroch.cli.launch import has_launcher
 from pibroch.cli.predict import predict
 from pibroch.cli.report import report
+from pibroch.cli.serve import serve
 from pibroch.cli.servers import data_processor, embedding_server, oracle
 from pibroch.cli.train import evaluate, train
 from pibroch.errors import PibrochError
@@ -35,6 +36,7 @@ app.command()(train)
 app.command()(evaluate)
 app.command()(predict)
 app.command()(export)
+app.command()(serve)
 app.command()(embedding_server)
 app.command()(oracle)
 app.command()(data_processor)
