@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pibroch.exchange import EmbeddingOutput, Embeddings
     from pibroch.planner import Plan
     from pibroch.serve import BoundedLagPipeline
-    from pibroch.train.predictor import Predictor
+    from pibroch.serve.predictor import Predictor
     from pibroch.train.program import load, save
 
 __all__ = [
@@ -58,7 +58,7 @@ _HOMES = {
     "Embeddings": "pibroch.exchange",
     "JaggedBatch": "pibroch.data",
     "Plan": "pibroch.planner",
-    "Predictor": "pibroch.train.predictor",
+    "Predictor": "pibroch.serve.predictor",
     "data_parallel": "pibroch.collectives",
     "load": "pibroch.train.program",
     "save": "pibroch.train.program",

@@ -16,9 +16,11 @@ import typer
 
 from pibroch.cli.console import console, leave, leave_with, set_up_logging
 from pibroch.cli.doctor import doctor
+from pibroch.cli.export import export
 from pibroch.cli.launch import has_launcher
 from pibroch.cli.predict import predict
 from pibroch.cli.report import report
+from pibroch.cli.serve import serve
 from pibroch.cli.servers import data_processor, embedding_server, oracle
 from pibroch.cli.train import evaluate, train
 from pibroch.errors import PibrochError
@@ -33,6 +35,8 @@ app = typer.Typer(
 app.command()(train)
 app.command()(evaluate)
 app.command()(predict)
+app.command()(export)
+app.command()(serve)
 app.command()(embedding_server)
 app.command()(oracle)
 app.command()(data_processor)
@@ -47,7 +51,13 @@ _GROUPS = {
     "bench": "Measure against what others use: correctness first, then a table, CSV, Markdown and a plot.",
 }
 
-_ENDED_FOR_GOOD = (*_GROUPS, "evaluate", "report", "doctor")  # commands that begin anew when they are given again
+_ENDED_FOR_GOOD = (
+    *_GROUPS,
+    "evaluate",
+    "export",
+    "report",
+    "doctor",
+)  # commands that begin anew when they are given again
 
 
 class _Stopped(BaseException):

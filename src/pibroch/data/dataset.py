@@ -18,6 +18,7 @@ from pibroch.data.mapped import FileIdentity, MappedFiles
 from pibroch.data.schema import Schema
 from pibroch.data.splits import SPLITS
 from pibroch.data.storage import checksum
+from pibroch.data.transform import FIRST_ROW
 from pibroch.data.writer import FORMAT_VERSION, MANIFEST
 from pibroch.errors import DataError, PibrochError
 
@@ -150,13 +151,14 @@ class EncodedDataset:
     @cached_property
     def encoders(self) -> dict[str, FeatureEncoder]:
         """For each feature what turns raw values into rows, for serving."""
-        encoders = {}
-        for feature in self.schema.categorical:
-            name = f"tables/{feature.name}.codes.u64"
-            size = self.num_rows[feature.name] - 2
-            codes = np.array(self._map(name, "<u8", (size,))) if name in self._files else None
-            encoders[feature.name] = FeatureEncoder(feature, codes)
-        return encoders
+        return {
+            feature.name: FeatureEncoder(feature, None if feature.fixed_num_rows else self.codes(feature.name))
+            for feature in self.schema.categorical
+        }
+
+    def codes(self, feature: str) -> NDArray[np.uint64]:
+        """The codes of rows 2, 3, ... of a feature that has a vocabulary, uint64 ``[num_rows - 2]``."""
+        return np.array(self._map(f"tables/{feature}.codes.u64", "<u8", (self.num_rows[feature] - FIRST_ROW,)))
 
     @cached_property
     def digest(self) -> str:

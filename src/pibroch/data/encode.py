@@ -24,11 +24,17 @@ class FeatureEncoder:
     Args:
         feature: what the schema says of it.
         vocabulary: the codes of rows 2, 3, ... as uint64; ``None`` unless the encoding is a vocabulary.
+        slots: :func:`index_of` the vocabulary, where somebody has made it before; made on first use when absent.
     """
 
-    def __init__(self, feature: CategoricalFeature, vocabulary: NDArray[np.uint64] | None = None) -> None:
+    def __init__(
+        self,
+        feature: CategoricalFeature,
+        vocabulary: NDArray[np.uint64] | None = None,
+        slots: NDArray[np.int32] | None = None,
+    ) -> None:
         self.feature = feature
-        self._slots: NDArray[np.int32] | None = None
+        self._slots = slots
         self._vocabulary = vocabulary
         fixed = feature.fixed_num_rows
         self.num_rows: int = fixed if fixed is not None else FIRST_ROW + (0 if vocabulary is None else len(vocabulary))
@@ -48,7 +54,7 @@ class FeatureEncoder:
             return np.where(codes == EMPTY_CODE, MISSING_ROW, rows).astype(np.int32)
         assert self._vocabulary is not None
         if self._slots is None:
-            self._slots = _hash_table(self._vocabulary, _num_slots(len(self._vocabulary)))
+            self._slots = index_of(self._vocabulary)
         rows_found: NDArray[np.int32] = _look_up(codes, self._vocabulary, self._slots, EMPTY_CODE)
         return rows_found
 
@@ -103,21 +109,35 @@ def _fields(column: str, values: Iterable[object]) -> Fields:
 def _items(value: object, delimiter: str) -> Sequence[object]:
     if isinstance(value, _LISTS):
         return list(value)
-    text = raw_text(value).decode()
-    return text.split(delimiter) if text else []
+    text = raw_text(value)
+    return text.split(delimiter.encode()) if text else []
 
 
 def raw_text(value: object) -> bytes:
-    """A single value as a text file would hold it.
+    """A single value as a text file would hold it; bytes are such a text.
+
+    Raises:
+        DataError: for what cannot be written as UTF-8.
 
     >>> raw_text(None), raw_text(True), raw_text(1.5)
     (b'', b'1', b'1.5')
     """
+    if isinstance(value, bytes):
+        return value
     if value is None:
         return b""
     if isinstance(value, bool):
         return b"1" if value else b"0"
-    return str(value).encode()
+    try:
+        return str(value).encode()
+    except ValueError as error:  # half a character of UTF-16, or a whole number of thousands of digits
+        raise DataError(f"a value that is no text: {error}", "UTF-8", "correct the value") from error
+
+
+def index_of(vocabulary: NDArray[np.uint64]) -> NDArray[np.int32]:
+    """The hash table that finds a code's place in a vocabulary, int32 ``[slots]``, two to four slots a code."""
+    slots: NDArray[np.int32] = _hash_table(vocabulary, _num_slots(len(vocabulary)))
+    return slots
 
 
 def _num_slots(count: int) -> int:

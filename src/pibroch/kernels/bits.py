@@ -44,6 +44,26 @@ def _widened_one(number: Any) -> Any:
     return np.uint32(int(number) << 16).view(np.float32) if isinstance(number, np.uint16) else number
 
 
+def _half_widened(typingctx: Any, number: Any) -> Any:
+    """Typing and code of :func:`half_widened`: shifted into a float32 of too small an exponent, then scaled by 2^112."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if signature.args[0] == types.float32:
+            return args[0]
+        wide, kind = builder.zext(args[0], _INT32), ir.FloatType()
+        small = builder.bitcast(builder.shl(builder.and_(wide, _INT32(0x7FFF)), _INT32(13)), kind)
+        size = builder.bitcast(builder.fmul(small, ir.Constant(kind, 2.0**112)), _INT32)
+        sign = builder.shl(builder.and_(wide, _INT32(0x8000)), _INT32(16))
+        return builder.bitcast(builder.or_(size, sign), kind)
+
+    return (types.float32(number), generate) if number in (types.float32, types.uint16) else None
+
+
+def _half_widened_one(number: Any) -> Any:
+    """Stand-in when kernels run uncompiled."""
+    return np.float32(number.view(np.float16)) if isinstance(number, np.uint16) else number
+
+
 def _cut_for(typingctx: Any, numbers: Any, number: Any) -> Any:
     """Typing and code of :func:`cut_for`."""
 
@@ -64,8 +84,11 @@ lowest: Callable[..., int] = _lowest_of
 """``lowest(mask)``: the number of the lowest bit that is set in an int64, 64 when none is."""
 widened: Callable[..., Any] = _widened_one
 """``widened(number)``: a float32 as it is, the uint16 of a bfloat16 as float32."""
+half_widened: Callable[..., Any] = _half_widened_one
+"""``half_widened(number)``: a float32 as it is, the uint16 of a finite float16 as float32."""
 cut_for: Callable[..., Any] = _cut_for_one
 """``cut_for(numbers, number)``: a float32 as an element of ``numbers``, of which uint16 ones take its upper half: exact for
 what was widened."""
 if not config.DISABLE_JIT:  # type: ignore[attr-defined]
     lowest, widened, cut_for = intrinsic(_lowest), intrinsic(_widened), intrinsic(_cut_for)
+    half_widened = intrinsic(_half_widened)

@@ -1,4 +1,4 @@
-"""Scores from trained models: what answers requests rather than learns."""
+"""From trained models to answers: predictors, exports, a server for them, and inference of many ranks."""
 
 from pibroch.serve.bounded_lag import BoundedLagPipeline, Prediction
 

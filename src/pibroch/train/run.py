@@ -22,6 +22,7 @@ from pibroch.observability.memory import peak_rss_bytes
 from pibroch.observability.records import FanOut, Sink
 from pibroch.observability.sinks import JsonLines
 from pibroch.observability.step_trace import StepTrace
+from pibroch.serve.predictor import Predictor
 from pibroch.train.agreement import on_first
 from pibroch.train.checkpoint_folder import CheckpointFolder, find_checkpoint
 from pibroch.train.evaluation import access_skew, check_splits, evaluate, predict
@@ -29,7 +30,6 @@ from pibroch.train.loop import Trainer, evaluation_record, has_finished, total_s
 from pibroch.train.manifest import Manifest, Progress, read_manifest, schema_of
 from pibroch.train.meter import hit_rate
 from pibroch.train.metrics import Metrics, finite_or_none
-from pibroch.train.predictor import Predictor
 from pibroch.train.resumption import warn_of_surroundings
 from pibroch.train.roles import processes_beside
 from pibroch.train.run_directory import VERSIONS, RunDirectory, surroundings

@@ -19,9 +19,9 @@ from pibroch.data import EncodedDataset, Split
 from pibroch.data.dataset import SplitName
 from pibroch.data.loader import batch_of
 from pibroch.errors import ConfigError, DataError
+from pibroch.serve.predictor import Predictor
 from pibroch.train.manifest import MANIFEST
 from pibroch.train.metrics import Predictions
-from pibroch.train.predictor import Predictor
 
 SAMPLES_PER_PART = 1 << 20
 FORMATS = (".parquet", ".csv")

@@ -14,7 +14,7 @@ from pibroch.data import EncodedDataset
 from pibroch.data.loader import Loader
 from pibroch.errors import ConfigError, StorageError
 from pibroch.planner.towers import Balance, Floats, Similarity, Strategy, coordinates, partition
-from pibroch.train.predictor import Predictor
+from pibroch.serve.predictor import Predictor
 
 BATCH_SIZE = 2048
 

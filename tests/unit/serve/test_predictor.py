@@ -119,7 +119,7 @@ def test_a_new_thread_computes_on_the_programs_number_of_threads(batches, run):
     number = 1 if openmp.omp_get_num_procs() > 1 else 2
     torch.set_num_threads(number)
     predictor, found = pb.Predictor.open(run.path), []
-    predictor._model.register_forward_pre_hook(lambda *_: found.append(openmp.omp_get_max_threads()))
+    predictor._dense.register_forward_pre_hook(lambda *_: found.append(openmp.omp_get_max_threads()))
     thread = threading.Thread(target=predictor, args=(batches[0],))
     thread.start()
     thread.join(60)

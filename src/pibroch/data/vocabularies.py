@@ -1,0 +1,52 @@
+"""What turns raw values into rows, apart from the samples that it was counted on: a schema and its dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pibroch.data.dataset import EncodedDataset
+from pibroch.data.encode import FeatureEncoder
+from pibroch.data.schema import Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabularies:
+    """A schema with the dictionary of each feature that has one.
+
+    Attributes:
+        schema: the features.
+        fingerprint: of the data sets that are encoded with it, see :func:`pibroch.data.writer.fingerprint`.
+        codes: by feature, the codes of rows 2, 3, ... as uint64; features whose rows the schema alone decides have none.
+        slots: by feature, the index that finds codes, where it was made before; see :func:`pibroch.data.encode.index_of`.
+    """
+
+    schema: Schema
+    fingerprint: str
+    codes: Mapping[str, NDArray[np.uint64]]
+    slots: Mapping[str, NDArray[np.int32]] = field(default_factory=dict)
+
+    @classmethod
+    def of_dataset(cls, dataset: EncodedDataset) -> Vocabularies:
+        """Those that a dataset was encoded with.
+
+        Raises:
+            DataError: when its files do not fit its manifest.
+        """
+        counted = [feature for feature in dataset.schema.categorical if feature.fixed_num_rows is None]
+        codes = {feature.name: dataset.codes(feature.name) for feature in counted}
+        return cls(dataset.schema, dataset.fingerprint, codes)
+
+    def encoders(self) -> dict[str, FeatureEncoder]:
+        """For each feature what turns raw values into rows.
+
+        Raises:
+            DataError: when a feature that needs a dictionary has none.
+        """
+        return {
+            feature.name: FeatureEncoder(feature, self.codes.get(feature.name), self.slots.get(feature.name))
+            for feature in self.schema.categorical
+        }

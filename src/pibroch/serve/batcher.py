@@ -1,0 +1,165 @@
+"""Dynamic batching: requests that wait are scored together, each by the model that it was accepted for.
+
+A batch is computed as soon as a thread is free and either the batch is full or its oldest request has waited for as long as the
+budget allows; while it is computed, the next one gathers. Requests are never divided: each answer is of one model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pibroch.data import JaggedBatch
+from pibroch.errors import InputError
+from pibroch.serve.inputs import Work, merged_batches, merged_columns, num_rows
+from pibroch.serve.predictor import Predictor
+from pibroch.serve.settings import Limits, Refusal
+
+logger = logging.getLogger(__name__)
+Logits = NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class _Request:
+    predictor: Predictor
+    work: Work
+    num_rows: int
+    came_at: float
+    answer: asyncio.Future[Logits]
+
+
+class Batcher:
+    """Scores requests of one event loop; made, asked and closed in its thread.
+
+    Args:
+        limits: of batches and of the queue.
+        observe: told of each batch its number of requests and of rows.
+    """
+
+    def __init__(self, limits: Limits, observe: Callable[[int, int], None] = lambda requests, rows: None) -> None:
+        self._limits, self._observe = limits, observe
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[_Request] = deque()
+        self.rows_waiting = 0
+        self._is_busy = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="pibroch-score")
+
+    async def logits(self, predictor: Predictor, work: Work) -> Logits:
+        """Logits of a request, float32 ``[B]``.
+
+        Raises:
+            Refusal: 400 for rows that cannot be scored or too many of them, 429 when the queue is full, 503 when the answer
+                takes too long.
+        """
+        limits, count = self._limits, num_rows(work)
+        if not 1 <= count <= limits.rows:
+            raise Refusal(400, f"got {count} rows; need 1 to {limits.rows} in a request")
+        if self._waiting and self.rows_waiting + count > limits.queue_rows:
+            raise Refusal(
+                429, f"got {count} rows with {self.rows_waiting} waiting already; try again", {"retry-after": "1"}
+            )
+        request = _Request(predictor, work, count, self._loop.time(), self._loop.create_future())
+        self._waiting.append(request)
+        self.rows_waiting += count
+        self._begin()
+        try:
+            return await asyncio.wait_for(request.answer, limits.answer_timeout_s)
+        except TimeoutError as error:
+            reason = f"no answer within {limits.answer_timeout_s:g} s, as the server has too much to do; try again"
+            raise Refusal(503, reason, {"retry-after": "1"}) from error
+
+    def close(self) -> None:
+        """End the thread once it has computed what it has begun."""
+        self._pool.shutdown(wait=True)
+
+    def _begin(self) -> None:
+        """Start a batch when one is due."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while not self._is_busy and self._waiting:
+            due = self._waiting[0].came_at + self._limits.batch_delay_ms / 1000 - self._loop.time()
+            if due > 0 and self.rows_waiting < self._limits.batch_rows:
+                self._timer = self._loop.call_later(due, self._begin)
+                return
+            batch = self._take()
+            if batch:
+                self._is_busy = True
+                self._observe(len(batch), sum(request.num_rows for request in batch))
+                computed = self._loop.run_in_executor(self._pool, _score, batch)
+                computed.add_done_callback(lambda done, batch=batch: self._end(batch, done))  # type: ignore[misc]
+
+    def _take(self) -> list[_Request]:
+        """The oldest requests of one model, as many as fit a batch; those that nobody waits for any more are left out."""
+        batch: list[_Request] = []
+        rows = 0
+        while self._waiting:
+            first = self._waiting[0]
+            if batch and (first.predictor is not batch[0].predictor or rows + first.num_rows > self._limits.batch_rows):
+                break
+            self._waiting.popleft()
+            self.rows_waiting -= first.num_rows
+            if not first.answer.done():
+                batch.append(first)
+                rows += first.num_rows
+        return batch
+
+    def _end(self, batch: Sequence[_Request], done: asyncio.Future[list[Any]]) -> None:
+        self._is_busy = False
+        error = done.exception()
+        results = [error] * len(batch) if error is not None else done.result()
+        for request, result in zip(batch, results, strict=True):
+            if request.answer.done():
+                continue
+            if isinstance(result, BaseException):
+                request.answer.set_exception(result)
+            else:
+                request.answer.set_result(result)
+        self._begin()
+
+
+def _score(batch: Sequence[_Request]) -> list[Logits | Exception]:
+    """Each request's logits, or why it has none: one bad request does not spoil the others'."""
+    try:
+        return list(_split(batch, _logits(batch)))
+    except InputError as error:
+        if len(batch) == 1:
+            return [Refusal(400, str(error))]
+        return [result for request in batch for result in _score([request])]
+
+
+def _logits(batch: Sequence[_Request]) -> Logits:
+    """Of all rows: those of encoded requests first."""
+    predictor, parts = batch[0].predictor, []
+    encoded = [request.work for request in batch if isinstance(request.work, JaggedBatch)]
+    raw = [request.work for request in batch if not isinstance(request.work, JaggedBatch)]
+    if encoded:
+        parts.append(merged_batches(encoded))
+    if raw:
+        parts.append(predictor.encode(merged_columns(raw)))
+    found: Logits = predictor.logits(merged_batches(parts)).numpy()
+    return found
+
+
+def _split(batch: Sequence[_Request], logits: Logits) -> list[Logits | Exception]:
+    order = sorted(range(len(batch)), key=lambda place: not isinstance(batch[place].work, JaggedBatch))
+    results: list[Logits | Exception] = [logits] * len(batch)
+    end = 0
+    for place in order:
+        start, end = end, end + batch[place].num_rows
+        part = logits[start:end]
+        if np.isfinite(part).all():
+            results[place] = part
+        else:
+            row = int(np.flatnonzero(~np.isfinite(part))[0])
+            results[place] = Refusal(400, f"got row {row} with numbers so large that its score is no number")
+    return results

@@ -1,0 +1,210 @@
+"""A checkpoint to an export: all that serving needs in one folder, there whole or not at all.
+
+Tables pass through in bounded memory, whatever their size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pibroch.data.encode import index_of
+from pibroch.data.vocabularies import Vocabularies
+from pibroch.embedding import SGD
+from pibroch.embedding.checkpoint import load_averages, load_tables
+from pibroch.embedding.piece import Piece
+from pibroch.embedding.shard import MemoryShard
+from pibroch.embedding.storage import FileDigest, explained_refusal, flush_to_disk, temporary_name
+from pibroch.embedding.tensor_file import Stream, rows_that_fit, write_tensors
+from pibroch.errors import CheckpointError, ConfigError
+from pibroch.kernels.arrays import Records
+from pibroch.serve.export_format import (
+    DENSE,
+    MANIFEST,
+    ROWS,
+    VERSION_NAME,
+    VOCABULARIES,
+    ExportDtype,
+    ExportedTable,
+    ExportManifest,
+    RowShard,
+    is_export,
+)
+from pibroch.serve.from_checkpoint import dense_state, plain_table, read_verified, version_of, vocabularies_of
+from pibroch.serve.row_files import row_bytes, row_stream
+from pibroch.train.checkpoint_folder import find_checkpoint
+from pibroch.train.manifest import Manifest, schema_of
+from pibroch.version import __version__
+
+SHARD_BYTES = 4 << 30
+Advance = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """How to export.
+
+    Attributes:
+        dtype: of the rows.
+        data: the dataset that the model was trained on, for its dictionaries; where the run found it when absent.
+        version: a name for these weights; one of the step and a checksum when absent.
+        overwrite: replace an export that is there already.
+        shard_bytes: rows of all tables are cut into files of at most about this size.
+    """
+
+    dtype: ExportDtype = "float32"
+    data: Path | None = None
+    version: str | None = None
+    overwrite: bool = False
+    shard_bytes: int = SHARD_BYTES
+
+
+def export_checkpoint(
+    checkpoint: Path, out: Path, options: ExportOptions | None = None, advance: Advance = lambda _: None
+) -> ExportManifest:
+    """Write an export of a checkpoint, or of a run directory's best one, all of whose bytes are verified first.
+
+    Args:
+        checkpoint: its folder, or a run directory.
+        out: the folder to write.
+        options: how.
+        advance: told how many more rows are done.
+
+    Raises:
+        CheckpointError: for a checkpoint that is missing or damaged, or whose dictionaries are not to be found.
+        ConfigError: for an ``out`` that is taken.
+        StorageError: when the disk refuses.
+        TrainingError: for weights that the type cannot hold.
+    """
+    options = options or ExportOptions()
+    refuse_taken(out, options.overwrite)
+    if options.version is not None and not re.fullmatch(VERSION_NAME, options.version):
+        raise ConfigError(f"version {options.version!r}", "up to 80 letters, digits, dots, - and _", "choose another")
+    folder = find_checkpoint(checkpoint)
+    manifest = read_verified(folder)
+    vocabularies = vocabularies_of(manifest, options.data)
+    if vocabularies is None:
+        raise CheckpointError(
+            f"{folder}, whose data set is not at {manifest.config.data.dir}",
+            "the data set that it was trained on, which has the dictionaries of its features",
+            "pass --data DIR",
+        )
+    temporary = out.with_name(temporary_name(out))
+    try:
+        with explained_refusal(out):
+            shutil.rmtree(temporary, ignore_errors=True)
+            (temporary / "tables").mkdir(parents=True)
+            written = _write(temporary, folder, manifest, vocabularies, options, advance)
+            _publish(temporary, out, written)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return written
+
+
+def refuse_taken(out: Path, overwrite: bool) -> None:
+    """Raise ConfigError unless ``out`` is free, or an export that may be replaced."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not is_export(out):
+        raise ConfigError(f"{out}, which exists and is no export", "a new folder", "choose another --out")
+    if not overwrite:
+        raise ConfigError(f"{out}, which holds an export", "a new folder", "pass --overwrite to replace it")
+
+
+def _write(
+    out: Path, folder: Path, manifest: Manifest, vocabularies: Vocabularies, options: ExportOptions, advance: Advance
+) -> ExportManifest:
+    dims = {saved.dim for saved in manifest.tables.values()}
+    assert len(dims) == 1, "tables of a run are of one width"
+    (dim,) = dims
+    tables, first = [], 0
+    for name, saved in manifest.tables.items():
+        tables.append(ExportedTable(name=name, first_row=first, num_rows=saved.num_rows))
+        first += saved.num_rows
+    rows_per_shard = max(1, options.shard_bytes // row_bytes(dim, options.dtype))
+    shards, files = [], {}
+    starts = range(0, first, rows_per_shard)
+    for number, start in enumerate(starts):
+        name = f"tables/rows-{number:05}-of-{len(starts):05}.safetensors"
+        shard = RowShard(file=name, first_row=start, num_rows=min(rows_per_shard, first - start))
+        chunks = _chunks(folder, manifest, tables, shard, advance)
+        files[name] = write_tensors(out / name, {ROWS: row_stream(dim, options.dtype, shard.num_rows, chunks)})
+        shards.append(shard)
+    dense = {name: tensor.numpy() for name, tensor in dense_state(folder, manifest).items()}
+    files[DENSE] = write_tensors(out / DENSE, {name: Stream.of(array) for name, array in dense.items()})
+    if vocabularies.codes:
+        files[VOCABULARIES] = _write_vocabularies(out / VOCABULARIES, vocabularies)
+    return ExportManifest(
+        version=options.version or _version(version_of(folder, manifest), options.dtype, files),
+        step=manifest.progress.step,
+        made_by=__version__,
+        dtype=options.dtype,
+        dim=dim,
+        tables=tuple(tables),
+        shards=tuple(shards),
+        schema=schema_of(manifest),
+        fingerprint=manifest.dataset_fingerprint,
+        model=manifest.config.model,
+        bf16=manifest.config.train.bf16,
+        files=files,
+    )
+
+
+def _version(of_checkpoint: str, dtype: ExportDtype, files: dict[str, FileDigest]) -> str:
+    """Of the step and all content, such as ``1125-0c3f9a51-int8``: the same content has the same name."""
+    step = of_checkpoint.partition("-")[0]
+    content = json.dumps({name: asdict(digest) for name, digest in files.items()}, sort_keys=True)
+    return f"{step}-{hashlib.sha256(content.encode()).hexdigest()[:8]}-{dtype}"
+
+
+def _chunks(
+    folder: Path, manifest: Manifest, tables: list[ExportedTable], shard: RowShard, advance: Advance
+) -> Iterator[Records]:
+    """The weights of a shard's rows, or their averages, float32 ``[r, D]`` in consecutive chunks of bounded size."""
+    config, end = manifest.config, shard.first_row + shard.num_rows
+    for table in tables:
+        saved = manifest.tables[table.name]
+        plain = plain_table(table.name, saved.num_rows, saved.dim, config)
+        first, after = max(shard.first_row, table.first_row), min(end, table.first_row + table.num_rows)
+        step = rows_that_fit(4 * saved.dim)
+        for start in range(first - table.first_row, after - table.first_row, step):
+            rows = range(start, min(start + step, after - table.first_row))
+            here = MemoryShard([Piece(plain, rows, range(saved.dim))], saved.dim, SGD(lr=1.0), 0, dtype=plain.dtype)
+            (view,) = here.views()
+            if config.train.average is None:
+                load_tables(folder, manifest.tables, [view])
+            else:
+                load_averages(folder, manifest.tables, [view], config.train.average, manifest.progress.step)
+            yield np.asarray(view.weights)
+            advance(len(rows))
+
+
+def _write_vocabularies(path: Path, vocabularies: Vocabularies) -> FileDigest:
+    """Codes first, which are the wider numbers, so that each tensor begins at a multiple of its own width."""
+    codes = {f"{name}.codes": codes for name, codes in vocabularies.codes.items()}
+    slots = {f"{name}.slots": index_of(codes) for name, codes in vocabularies.codes.items()}
+    return write_tensors(path, {**codes, **slots})
+
+
+def _publish(temporary: Path, out: Path, manifest: ExportManifest) -> None:
+    """Give a finished export its name; one that had the name goes, and stays mapped where it is in use."""
+    manifest.write(temporary)
+    for file in [*manifest.files, MANIFEST]:
+        flush_to_disk(temporary / file)
+    for path in (temporary / "tables", temporary):
+        flush_to_disk(path)
+    replaced = out.with_name(f".{out.name}.replaced")
+    shutil.rmtree(replaced, ignore_errors=True)
+    if out.exists():
+        out.rename(replaced)
+    temporary.rename(out)
+    flush_to_disk(out.parent)
+    shutil.rmtree(replaced, ignore_errors=True)

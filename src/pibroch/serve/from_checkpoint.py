@@ -1,0 +1,137 @@
+"""A model from a checkpoint: all weights in this process's memory, averages where the run kept them."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from pibroch.config import RunConfig
+from pibroch.data import EncodedDataset
+from pibroch.data.vocabularies import Vocabularies
+from pibroch.embedding import SGD, Table, Zeros
+from pibroch.embedding.checkpoint import load_averages, load_tables
+from pibroch.embedding.storage import verify_file
+from pibroch.errors import CheckpointError, DataError
+from pibroch.exchange import Embeddings
+from pibroch.serve.model import OpenedModel, dense_layers
+from pibroch.train.checkpoint_folder import find_checkpoint
+from pibroch.train.dense_state import AVERAGES, WEIGHTS
+from pibroch.train.manifest import MANIFEST, Manifest, read_manifest, schema_of
+
+logger = logging.getLogger(__name__)
+
+
+def open_checkpoint(path: Path, data: Path | None = None) -> OpenedModel:
+    """Load a checkpoint, every byte of it verified, or the best one of a run directory.
+
+    Args:
+        path: a checkpoint folder or a run directory.
+        data: the dataset that it was trained on, for its dictionaries; where the run found it when absent.
+
+    Raises:
+        CheckpointError: when it is missing, damaged, or not of this version's models; or was trained on other ``data``.
+        DataError: when there is no dataset at ``data``.
+    """
+    folder = find_checkpoint(path)
+    manifest = read_verified(folder)
+    config, schema = manifest.config, schema_of(manifest)
+    embeddings = _load_embeddings(folder, manifest).eval()
+    num_rows = {name: saved.num_rows for name, saved in manifest.tables.items()}
+    dense = dense_layers(config.model, len(schema.dense), list(num_rows), dense_state(folder, manifest), str(folder))
+    return OpenedModel(
+        source=str(folder),
+        version=version_of(folder, manifest),
+        step=manifest.progress.step,
+        schema=schema,
+        fingerprint=manifest.dataset_fingerprint,
+        features=embeddings.row_space.features,
+        num_rows=num_rows,
+        lookup=embeddings,
+        dense=dense,
+        bf16=config.train.bf16,
+        vocabularies=vocabularies_of(manifest, data),
+        config=config,
+    )
+
+
+def read_verified(folder: Path) -> Manifest:
+    """The manifest of a checkpoint all of whose files are as they were saved.
+
+    Raises:
+        DamagedCheckpointError: when one is missing or damaged.
+        CheckpointError: when it is of another format.
+    """
+    manifest = read_manifest(folder)
+    for name, digest in manifest.files.items():
+        verify_file(folder / name, digest)
+    return manifest
+
+
+def version_of(folder: Path, manifest: Manifest) -> str:
+    """A name of a checkpoint's weights, such as ``1125-0c3f9a51``."""
+    return f"{manifest.progress.step}-{hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()[:8]}"
+
+
+def vocabularies_of(manifest: Manifest, data: Path | None = None) -> Vocabularies | None:
+    """The dictionaries of a checkpoint: its schema alone where that suffices, else from the dataset that it was trained on.
+
+    Args:
+        manifest: of the checkpoint.
+        data: that dataset; where the run found it when absent.
+
+    Returns:
+        ``None`` when nobody said where the dataset is and it is no longer where the run found it.
+
+    Raises:
+        CheckpointError: when ``data`` is another dataset.
+        DataError: when there is no dataset at ``data``.
+    """
+    schema, fingerprint = schema_of(manifest), manifest.dataset_fingerprint
+    if data is not None:
+        dataset = EncodedDataset.open(data)
+        if dataset.fingerprint != fingerprint:
+            raise CheckpointError(
+                f"data {dataset.fingerprint[:12]} in {data}, whose vocabularies or encodings are not the checkpoint's",
+                f"data {fingerprint[:12]}, on which it was trained",
+                "pass that data",
+            )
+        return Vocabularies.of_dataset(dataset)
+    if all(feature.fixed_num_rows is not None for feature in schema.categorical):
+        return Vocabularies(schema, fingerprint, {})
+    found = manifest.config.data.dir
+    try:
+        there = EncodedDataset.open(found) if found else None
+    except DataError:
+        there = None
+    return Vocabularies.of_dataset(there) if there is not None and there.fingerprint == fingerprint else None
+
+
+def dense_state(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
+    """The dense layers' weights and buffers by name: their averages where the run kept them."""
+    state: dict[str, Tensor] = load_file(folder / WEIGHTS)
+    if manifest.config.train.average is None:
+        return state
+    averages = load_file(folder / AVERAGES)
+    return {name: averages[f"module.{name}"] for name in state if f"module.{name}" in averages}
+
+
+def plain_table(name: str, num_rows: int, dim: int, config: RunConfig) -> Table:
+    """A table that holds weights or their averages, which are float32, and is filled from a checkpoint."""
+    dtype = config.embedding.dtype if config.train.average is None else "float32"
+    return Table(name, num_rows, dim, initializer=Zeros(), dtype=dtype)
+
+
+def _load_embeddings(folder: Path, manifest: Manifest) -> Embeddings:
+    """All tables in this process, without optimizer state."""
+    decay, step = manifest.config.train.average, manifest.progress.step
+    tables = [plain_table(name, saved.num_rows, saved.dim, manifest.config) for name, saved in manifest.tables.items()]
+    embeddings = Embeddings(tables, SGD(lr=1.0), "local")
+    if decay is None:
+        load_tables(folder, manifest.tables, embeddings.pieces())
+    else:
+        load_averages(folder, manifest.tables, embeddings.pieces(), decay, step)
+    return embeddings

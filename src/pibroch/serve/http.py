@@ -1,0 +1,251 @@
+"""The endpoints: the Open Inference Protocol v2, raw rows, metrics. FastAPI routes them and shows them at ``/docs``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+from fastapi import FastAPI
+from fastapi.requests import Request
+from fastapi.responses import JSONResponse, Response
+from numpy.typing import NDArray
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from pibroch.errors import CheckpointError
+from pibroch.serve.batcher import Batcher
+from pibroch.serve.gate import error_body
+from pibroch.serve.inference_protocol import JSON_LENGTH, answer, parse_infer
+from pibroch.serve.inputs import encoded_inputs, raw_inputs, work_of
+from pibroch.serve.prometheus import Metrics
+from pibroch.serve.raw_body import parse_raw
+from pibroch.serve.settings import Refusal
+from pibroch.serve.store import ModelStore
+from pibroch.version import __version__
+
+SCORE, LOGIT = "score", "logit"
+OUTPUTS = (SCORE, LOGIT)
+
+
+class Service:
+    """Answers of one process.
+
+    Args:
+        store: the model.
+        batcher: made when the event loop runs.
+        metrics: of this process.
+
+    Attributes:
+        is_ready: false before the first batch can be scored, and while the server drains.
+    """
+
+    def __init__(self, store: ModelStore, metrics: Metrics) -> None:
+        self.store, self.metrics = store, metrics
+        self.batcher: Batcher | None = None
+        self.is_ready = False
+        self.num_open: Callable[[], int] = lambda: 0
+
+    async def infer(self, request: Request) -> Response:
+        """Scores of encoded samples (`dense`, `ids`, ...) or of raw columns (`BYTES`), as JSON or binary tensors."""
+        self._known(request)
+        body = await request.body()
+        predictor = self.store.current  # from here on the request is this version's
+        self._of_version(request, predictor.version)
+        wanted = parse_infer(body, request.headers.get(JSON_LENGTH), OUTPUTS)
+        work = work_of(wanted.inputs, predictor)
+        if isinstance(work, dict) and not predictor.takes_raw:
+            raise self._no_raw()
+        logits = await self._batcher.logits(predictor, work)
+        outputs = {SCORE: _scores(logits), LOGIT: logits}
+        content, headers = answer(self.store.name, predictor.version, wanted, outputs)
+        return Response(content, headers=headers)
+
+    async def score(self, request: Request) -> Response:
+        """Scores of raw rows: `{"rows": [...]}`, `{"columns": {...}}`, or lines as in the training data (`text/csv`)."""
+        body = await request.body()
+        predictor = self.store.current
+        if not predictor.takes_raw:
+            raise self._no_raw()
+        raw = parse_raw(body, request.headers.get("content-type", ""), predictor.schema, predictor.columns)
+        scores = _scores(await self._batcher.logits(predictor, raw)).tolist()
+        if request.headers.get("accept", "").startswith("text/csv"):
+            text = "".join(f"{score!r}\n" for score in scores)
+            return Response(text, media_type="text/csv", headers={"x-model-version": predictor.version})
+        content = {"model_name": self.store.name, "model_version": predictor.version, "scores": scores}
+        return Response(msgspec.json.encode(content), media_type="application/json")
+
+    async def live(self) -> Response:
+        """Whether the process answers."""
+        return JSONResponse({"live": True})
+
+    async def ready(self) -> Response:
+        """Whether requests should be sent here: 200, or 503 while the server starts or drains."""
+        return JSONResponse({"ready": self.is_ready}, 200 if self.is_ready else 503)
+
+    async def server_metadata(self) -> Response:
+        """Name and version of the server, and the extensions that it knows."""
+        return JSONResponse({"name": "pibroch", "version": __version__, "extensions": ["binary_tensor_data"]})
+
+    async def model_metadata(self, request: Request) -> Response:
+        """Inputs and outputs of the model; `raw_inputs` may take the place of `inputs`."""
+        self._known(request)
+        predictor = self.store.current
+        self._of_version(request, predictor.version)
+        return JSONResponse({
+            "name": self.store.name, "versions": [predictor.version], "platform": "pibroch",
+            "inputs": encoded_inputs(predictor.schema),
+            "raw_inputs": raw_inputs(predictor) if predictor.takes_raw else [],
+            "outputs": [{"name": name, "datatype": "FP32", "shape": [-1]} for name in OUTPUTS],
+        })  # fmt: skip
+
+    async def model_ready(self, request: Request) -> Response:
+        """Whether this model, or this version of it, can be asked."""
+        self._known(request)
+        self._of_version(request, self.store.current.version)
+        return await self.ready()
+
+    async def metrics_text(self) -> Response:
+        """For Prometheus."""
+        predictor, name = self.store.current, self.store.name
+        gauges = {
+            f'pibroch_model_info{{model="{name}",version="{predictor.version}"}}': 1,
+            "pibroch_model_step": predictor.step,
+            "pibroch_model_loads": self.store.num_loaded,
+            "pibroch_model_load_failures": self.store.num_failed,
+            "pibroch_rows_waiting": self._batcher.rows_waiting,
+            "pibroch_requests_open": self.num_open(),
+        }
+        return Response(self.metrics.text(gauges), media_type="text/plain; version=0.0.4")
+
+    @property
+    def _batcher(self) -> Batcher:
+        if self.batcher is None:
+            raise Refusal(503, "the server is not ready yet")
+        return self.batcher
+
+    def _known(self, request: Request) -> None:
+        name = request.path_params["model"]
+        if name != self.store.name:
+            raise Refusal(404, f"got model `{name[:80]}`; need `{self.store.name}`")
+
+    def _of_version(self, request: Request, version: str) -> None:
+        asked = request.path_params.get("version", version)
+        if asked != version:
+            raise Refusal(
+                404, f"got version `{asked[:80]}` of {self.store.name}; need {version}, or none for the newest"
+            )
+
+    def _no_raw(self) -> Refusal:
+        try:
+            self.store.current.encode({})
+        except CheckpointError as error:
+            return Refusal(400, str(error))
+        raise AssertionError("asked only where raw rows cannot be encoded")
+
+
+def build_app(service: Service) -> FastAPI:
+    """The routes of a service."""
+    app = FastAPI(
+        title=f"pibroch: {service.store.name}", version=__version__, description="Scores of a recommendation model."
+    )
+    get: list[tuple[str, Callable[..., Any]]] = [
+        ("/v2/health/live", service.live),
+        ("/v2/health/ready", service.ready),
+        ("/v2", service.server_metadata),
+        ("/v2/models/{model}", service.model_metadata),
+        ("/v2/models/{model}/ready", service.model_ready),
+        ("/v2/models/{model}/versions/{version}", service.model_metadata),
+        ("/v2/models/{model}/versions/{version}/ready", service.model_ready),
+        ("/metrics", service.metrics_text),
+    ]
+    for path, function in get:
+        app.add_api_route(
+            path, function, methods=["GET"], response_class=Response, openapi_extra=_path_parameters(path)
+        )
+    for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"):
+        extra = {**_path_parameters(path), "requestBody": _INFER_BODY}
+        app.add_api_route(path, service.infer, methods=["POST"], response_class=Response, openapi_extra=extra)
+    body = {"requestBody": _score_body(service)}
+    app.add_api_route("/score", service.score, methods=["POST"], response_class=Response, openapi_extra=body)
+    app.add_exception_handler(Refusal, _refused)
+    app.add_exception_handler(HTTPException, _not_found)
+    app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(Exception, _failed)
+    return app
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Refusal)
+    return Response(error_body(error.reason), error.status, error.headers, media_type="application/json")
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    reason = f"got {request.method[:20]} {request.url.path[:200]}; need one of the endpoints at /docs"
+    headers = dict(error.headers or {})
+    return Response(error_body(reason), error.status_code, headers, media_type="application/json")
+
+
+async def _gone(_: Request, __: Exception) -> Response:
+    """For a client that left in the middle of its request, and will not see it."""
+    return Response(status_code=400)
+
+
+async def _failed(_: Request, __: Exception) -> Response:
+    """For what nobody foresaw, which the gate logs."""
+    return Response(error_body("the server failed; its log has the reason"), 500, media_type="application/json")
+
+
+def _scores(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Probabilities, as bulk prediction writes them."""
+    scores: NDArray[np.float32] = (1.0 / (1.0 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
+    return scores
+
+
+def _path_parameters(path: str) -> dict[str, Any]:
+    names = [name for name in ("model", "version") if f"{{{name}}}" in path]
+    return {
+        "parameters": [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+    }
+
+
+def _score_body(service: Service) -> dict[str, Any]:
+    schema = service.store.current.schema
+    row = {"type": "object", "additionalProperties": True, "required": list(service.store.current.columns)}
+    form = {"type": "object", "properties": {"rows": {"type": "array", "items": row}}}
+    lines = {
+        "type": "string",
+        "description": f"Lines of {schema.separator.join(schema.columns or schema.used_columns())}",
+    }
+    return {"required": True, "content": {"application/json": {"schema": form}, "text/csv": {"schema": lines}}}
+
+
+_INFER_BODY = {
+    "required": True,
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "required": ["inputs"],
+                "properties": {
+                    "id": {"type": "string"},
+                    "inputs": {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "required": ["name", "shape", "datatype"],
+                            "properties": {
+                                "name": {"type": "string"},
+                                "shape": {"type": "array", "items": {"type": "integer"}},
+                                "datatype": {"type": "string"},
+                                "data": {"type": "array"},
+                            },
+                        },
+                    },
+                },
+            }
+        }
+    },
+}

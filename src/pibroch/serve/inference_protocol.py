@@ -1,0 +1,223 @@
+"""Requests and answers of the Open Inference Protocol v2: JSON, and the extension for binary tensors.
+
+https://github.com/kserve/open-inference-protocol. In the extension a body is JSON, as long as a header says, then the bytes
+of those tensors whose parameters say ``binary_data_size``, one behind the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from pibroch.serve.settings import Refusal
+
+JSON_LENGTH = "Inference-Header-Content-Length"
+_KINDS = {
+    "BOOL": np.bool_, "UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64, "INT8": np.int8,
+    "INT16": np.int16, "INT32": np.int32, "INT64": np.int64, "FP16": np.float16, "FP32": np.float32, "FP64": np.float64,
+}  # fmt: skip
+_LENGTH_BYTES = 4
+
+
+class _Tensor(msgspec.Struct):
+    name: str
+    shape: list[int]
+    datatype: str
+    parameters: dict[str, Any] = {}
+    data: list[Any] | None = None
+
+
+class _Wanted(msgspec.Struct):
+    name: str
+    parameters: dict[str, Any] = {}
+
+
+class _Request(msgspec.Struct):
+    inputs: list[_Tensor]
+    id: str | None = None
+    parameters: dict[str, Any] = {}
+    outputs: list[_Wanted] | None = None
+
+
+_decoder = msgspec.json.Decoder(_Request)
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """What a client asks.
+
+    Attributes:
+        inputs: tensors by name; texts and bytes as object arrays of bytes.
+        request_id: to be given back.
+        outputs: names that are wanted, and whether each as bytes; ``None`` for the usual ones.
+        is_binary: whether outputs that say nothing of it are wanted as bytes.
+    """
+
+    inputs: dict[str, NDArray[Any]]
+    request_id: str | None
+    outputs: dict[str, bool] | None
+    is_binary: bool
+
+
+def parse_infer(body: bytes, json_length: str | None, outputs: Sequence[str]) -> InferRequest:
+    """Read a request.
+
+    Args:
+        body: as it came.
+        json_length: the header of the binary extension.
+        outputs: names that may be asked for.
+
+    Raises:
+        Refusal: for what is no such request.
+    """
+    end = len(body)
+    if json_length is not None:
+        if not (json_length.isascii() and json_length.isdigit() and len(json_length) < 12 and int(json_length) <= end):
+            raise Refusal(400, f"got {JSON_LENGTH}: {json_length[:40]} of {end} bytes; need the JSON's length in bytes")
+        end = int(json_length)
+    try:
+        request = _decoder.decode(memoryview(body)[:end])
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise Refusal(400, f"got a body that is no inference request: {error}") from error
+    inputs: dict[str, NDArray[Any]] = {}
+    for tensor in request.inputs:
+        if tensor.name in inputs:
+            raise Refusal(400, f"got input `{tensor.name[:80]}` twice")
+        size = tensor.parameters.get("binary_data_size")
+        if size is None:
+            inputs[tensor.name] = _of_json(tensor)
+            continue
+        if type(size) is not int or not 0 <= size <= len(body) - end or tensor.data is not None:
+            raise Refusal(
+                400, f"got binary_data_size {str(size)[:40]} for `{tensor.name[:80]}` with {len(body) - end} bytes left"
+            )
+        inputs[tensor.name] = _of_bytes(tensor, body[end : end + size])
+        end += size
+    if end != len(body):
+        raise Refusal(400, f"got {len(body) - end} bytes behind the last tensor")
+    is_binary = request.parameters.get("binary_data_output") is True
+    return InferRequest(inputs, request.id, _wanted(request, outputs, is_binary), is_binary)
+
+
+def _wanted(request: _Request, known: Sequence[str], is_binary: bool) -> dict[str, bool] | None:
+    if not request.outputs:
+        return None
+    for output in request.outputs:
+        if output.name not in known:
+            raise Refusal(400, f"got output `{output.name[:80]}`; need one of {', '.join(known)}")
+    return {output.name: output.parameters.get("binary_data", is_binary) is True for output in request.outputs}
+
+
+def _shape_of(tensor: _Tensor) -> tuple[int, ...]:
+    if not 1 <= len(tensor.shape) <= 8 or not all(0 <= size < 1 << 31 for size in tensor.shape):
+        raise Refusal(
+            400, f"got shape {str(tensor.shape)[:80]} for `{tensor.name[:80]}`; need one to eight sizes from 0 up"
+        )
+    if tensor.datatype not in (*_KINDS, "BYTES"):
+        raise Refusal(
+            400,
+            f"got datatype {tensor.datatype[:40]} for `{tensor.name[:80]}`; need BYTES or one of {', '.join(_KINDS)}",
+        )
+    return tuple(tensor.shape)
+
+
+def _of_json(tensor: _Tensor) -> NDArray[Any]:
+    shape = _shape_of(tensor)
+    if tensor.data is None:
+        raise Refusal(400, f"got `{tensor.name[:80]}` without data")
+    items = tensor.data
+    for _ in shape[1:]:  # nested as deep as the shape, or flat
+        if not items or not all(isinstance(item, list) for item in items):
+            break
+        items = [inner for item in items for inner in item]
+    if len(items) != math.prod(shape):
+        raise Refusal(400, f"got {len(items)} items for `{tensor.name[:80]}` of shape {list(shape)}")
+    if tensor.datatype == "BYTES":
+        if not all(type(item) is str for item in items):
+            raise Refusal(400, f"got what is no text in `{tensor.name[:80]}`; need strings")
+        texts = np.empty(len(items), object)
+        texts[:] = [_utf8(item, tensor.name) for item in items]
+        return texts.reshape(shape)
+    allowed = {"BOOL": (bool,), "FP16": (int, float), "FP32": (int, float), "FP64": (int, float)}.get(
+        tensor.datatype, (int,)
+    )
+    if not all(type(item) in allowed for item in items):
+        raise Refusal(400, f"got what is no {tensor.datatype} in `{tensor.name[:80]}`")
+    try:
+        return np.array(items, _KINDS[tensor.datatype]).reshape(shape)
+    except (OverflowError, ValueError) as error:
+        raise Refusal(400, f"got a number that is no {tensor.datatype} in `{tensor.name[:80]}`: {error}") from error
+
+
+def _utf8(text: str, name: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeError as error:
+        raise Refusal(400, f"got a text that is no UTF-8 in `{name[:80]}`: {error}") from error
+
+
+def _of_bytes(tensor: _Tensor, data: bytes) -> NDArray[Any]:
+    shape = _shape_of(tensor)
+    if tensor.datatype == "BYTES":
+        items = _texts(data, tensor.name, math.prod(shape))
+        texts = np.empty(len(items), object)
+        texts[:] = items
+        return texts.reshape(shape)
+    kind = np.dtype(_KINDS[tensor.datatype]).newbyteorder("<")
+    if len(data) != math.prod(shape) * kind.itemsize:
+        raise Refusal(400, f"got {len(data)} bytes for `{tensor.name[:80]}`, {tensor.datatype} {list(shape)}")
+    return np.frombuffer(data, kind).reshape(shape)
+
+
+def _texts(data: bytes, name: str, count: int) -> list[bytes]:
+    """Texts, each behind its length as a little-endian uint32."""
+    found: list[bytes] = []
+    at = 0
+    while at < len(data) and len(found) < count:
+        size = int.from_bytes(data[at : at + _LENGTH_BYTES], "little")
+        at += _LENGTH_BYTES
+        found.append(data[at : at + size])
+        at += size
+    if at != len(data) or len(found) != count:
+        raise Refusal(
+            400, f"got bytes for `{name[:80]}` that are not {count} texts, each behind its length in four bytes"
+        )
+    return found
+
+
+def answer(
+    name: str, version: str, request: InferRequest, outputs: Mapping[str, NDArray[np.float32]]
+) -> tuple[bytes, dict[str, str]]:
+    """The body of an answer and its headers.
+
+    Args:
+        name: of the model.
+        version: of it.
+        request: that is answered.
+        outputs: float32 ``[B]`` by name; the first is the usual one.
+    """
+    wanted = request.outputs or {next(iter(outputs)): request.is_binary}
+    tensors, blobs = [], []
+    for output, is_binary in wanted.items():
+        values = outputs[output]
+        tensor: dict[str, Any] = {"name": output, "datatype": "FP32", "shape": [len(values)]}
+        if is_binary:
+            blobs.append(values.astype("<f4").tobytes())
+            tensor["parameters"] = {"binary_data_size": len(blobs[-1])}
+        else:
+            tensor["data"] = values.tolist()
+        tensors.append(tensor)
+    content: dict[str, Any] = {"model_name": name, "model_version": version, "outputs": tensors}
+    if request.request_id is not None:
+        content["id"] = request.request_id
+    text = msgspec.json.encode(content)
+    if not blobs:
+        return text, {"content-type": "application/json"}
+    headers = {"content-type": "application/octet-stream", JSON_LENGTH.lower(): str(len(text))}
+    return b"".join([text, *blobs]), headers

@@ -1,0 +1,148 @@
+"""What a model takes: raw columns, or encoded tensors; named tensors become one or the other.
+
+Shape legend: B samples, n dense features, F1 features with one id a sample, V ids of a multi-hot feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pibroch.data import JaggedBatch
+from pibroch.data.schema import Schema
+from pibroch.errors import DataError
+from pibroch.serve.predictor import Predictor
+from pibroch.serve.raw_body import RawColumns
+from pibroch.serve.settings import Refusal
+
+DENSE, IDS = "dense", "ids"
+Work = RawColumns | JaggedBatch
+"""What is scored: raw columns of B values, or a batch."""
+
+
+def num_rows(work: Work) -> int:
+    """B."""
+    return work.batch_size if isinstance(work, JaggedBatch) else len(next(iter(work.values())))
+
+
+def encoded_inputs(schema: Schema) -> list[dict[str, Any]]:
+    """The tensors of encoded samples, as the protocol's metadata lists inputs; -1 is B, or V."""
+    inputs: list[dict[str, Any]] = []
+    if schema.dense:
+        inputs.append({"name": DENSE, "datatype": "FP32", "shape": [-1, len(schema.dense)]})
+    num_one_hot = sum(not feature.multi_hot for feature in schema.categorical)
+    if num_one_hot:
+        inputs.append({"name": IDS, "datatype": "INT64", "shape": [-1, num_one_hot]})
+    for feature in schema.categorical:
+        if feature.multi_hot:
+            inputs += [
+                {"name": f"{feature.name}.{part}", "datatype": "INT64", "shape": [-1]} for part in ("values", "lengths")
+            ]
+    return inputs
+
+
+def raw_inputs(predictor: Predictor) -> list[dict[str, Any]]:
+    """The tensors of raw samples: one a column."""
+    return [{"name": column, "datatype": "BYTES", "shape": [-1]} for column in predictor.columns]
+
+
+def work_of(inputs: Mapping[str, NDArray[Any]], predictor: Predictor) -> Work:
+    """Encoded samples where exactly their tensors are given, else raw columns.
+
+    Raises:
+        Refusal: for tensors that are neither.
+    """
+    encoded = [each["name"] for each in encoded_inputs(predictor.schema)]
+    if set(inputs) == set(encoded):
+        try:
+            return _batch_of(inputs, predictor.schema)
+        except DataError as error:
+            raise Refusal(400, str(error)) from error
+    unknown = [name for name in inputs if name not in (*predictor.columns, predictor.schema.label)]
+    missing = [name for name in predictor.columns if name not in inputs]
+    if unknown or missing:
+        wrong = f"unknown input `{unknown[0][:80]}`" if unknown else f"no input `{missing[0][:80]}`"
+        need = f"encoded samples ({', '.join(encoded)[:200]}) or raw columns ({', '.join(predictor.columns)[:400]})"
+        raise Refusal(400, f"got {wrong}; need {need}")
+    return {name: _raw_values(inputs[name], name) for name in predictor.columns}
+
+
+def _raw_values(array: NDArray[Any], name: str) -> list[object]:
+    if array.ndim > 2 or (array.ndim == 2 and array.shape[1] != 1):
+        raise Refusal(400, f"got shape {list(array.shape)} for column `{name[:80]}`; need [B] or [B, 1]")
+    values: list[object] = array.reshape(-1).tolist()
+    return values
+
+
+def _batch_of(inputs: Mapping[str, NDArray[Any]], schema: Schema) -> JaggedBatch:
+    sizes = {name: len(array) for name, array in inputs.items() if not name.endswith(".values")}
+    if len(set(sizes.values())) != 1:
+        raise Refusal(400, f"got inputs of {sorted(set(sizes.values()))[:9]} samples; need one number")
+    size = next(iter(sizes.values()))
+    dense = np.empty((size, 0), np.float32)
+    if schema.dense:
+        dense = _typed(inputs[DENSE], DENSE, (np.float32, np.float64), (size, len(schema.dense))).astype(np.float32)
+        if not np.isfinite(dense).all():
+            raise Refusal(400, f"got what is no finite number in `{DENSE}`; need what preparation makes of the values")
+    one_hot = [feature.name for feature in schema.categorical if not feature.multi_hot]
+    ids = np.empty((size, 0), np.int64)
+    if one_hot:
+        ids = _typed(inputs[IDS], IDS, (np.int64, np.int32), (size, len(one_hot))).astype(np.int64)
+    values, lengths, place = [], [], 0
+    for feature in schema.categorical:
+        if feature.multi_hot:
+            names = f"{feature.name}.values", f"{feature.name}.lengths"
+            some, counts = (_typed(inputs[name], name, (np.int64, np.int32), None).astype(np.int64) for name in names)
+            if (counts < 0).any() or (counts > len(some)).any() or counts.sum() != len(some):
+                raise Refusal(400, f"got `{names[1][:80]}` that do not sum to the {len(some)} of `{names[0][:80]}`")
+            values.append(some)
+            lengths.append(counts)
+        else:
+            values.append(ids[:, place])
+            lengths.append(np.ones(size, np.int64))
+            place += 1
+    return _jagged(torch.from_numpy(dense), schema.keys, values, lengths)
+
+
+def _typed(array: NDArray[Any], name: str, kinds: Sequence[Any], shape: tuple[int, ...] | None) -> NDArray[Any]:
+    if array.dtype not in kinds or (array.shape != shape if shape else array.ndim != 1):
+        need = f"{' or '.join(str(np.dtype(kind)) for kind in kinds)} {list(shape) if shape else '[-1]'}"
+        raise Refusal(400, f"got {array.dtype} {list(array.shape)} for `{name[:80]}`; need {need}")
+    return array
+
+
+def _jagged(
+    dense: torch.Tensor,
+    keys: tuple[str, ...],
+    values: Sequence[NDArray[np.int64]],
+    lengths: Sequence[NDArray[np.int64]],
+) -> JaggedBatch:
+    offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
+    ids = torch.from_numpy(np.ascontiguousarray(np.concatenate(values)))
+    return JaggedBatch(dense, keys, ids, torch.from_numpy(offsets), torch.zeros(len(dense)))
+
+
+def merged_columns(parts: Sequence[RawColumns]) -> RawColumns:
+    """Raw samples of several requests, one behind the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return {name: [value for part in parts for value in part[name]] for name in parts[0]}
+
+
+def merged_batches(parts: Sequence[JaggedBatch]) -> JaggedBatch:
+    """Encoded samples of several requests, of the same features in the same order, one behind the other."""
+    if len(parts) == 1:
+        return parts[0]
+    num_features = len(parts[0].keys)
+    lengths = [part.lengths().view(num_features, part.batch_size) for part in parts]
+    features = torch.cat([torch.repeat_interleave(torch.arange(num_features), each.sum(1)) for each in lengths])
+    order = torch.sort(features, stable=True).indices
+    offsets = torch.zeros(sum(each.numel() for each in lengths) + 1, dtype=torch.int64)
+    torch.cumsum(torch.cat(lengths, 1).view(-1), 0, out=offsets[1:])
+    dense = torch.cat([part.dense for part in parts])
+    values = torch.cat([part.values for part in parts])[order]
+    return JaggedBatch(dense, parts[0].keys, values, offsets, torch.zeros(len(dense)))

@@ -1,0 +1,175 @@
+"""Scores from a checkpoint or an export alone: no data set, no process group, no optimizer.
+
+Evaluation, bulk prediction and the server stand on it. Nothing of a predictor changes after it was opened, so that any number
+of threads may ask it at once: averages are worked out when it opens, and what would be switched for a call (gradients,
+autocast) belongs to the calling thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from pibroch.config import RunConfig
+from pibroch.data import JaggedBatch
+from pibroch.data.raw_batch import batch_from_raw
+from pibroch.errors import CheckpointError, DataError
+from pibroch.serve.export_format import is_export
+from pibroch.serve.from_checkpoint import open_checkpoint
+from pibroch.serve.from_export import open_export
+from pibroch.serve.model import OpenedModel
+
+Rows = Sequence[Mapping[str, object]]
+Columns = Mapping[str, Sequence[object]]
+
+
+class Predictor:
+    """A trained model that predicts, by the moving averages where the run kept them. Made by :meth:`open`.
+
+    Calls from several threads at once are safe; each uses as many threads as torch does, or fewer while others compute.
+    Torch's number of threads and its random numbers stay as they are.
+
+    Attributes:
+        schema: of the data that it was trained on.
+        version: a name of its weights, different for others.
+        step: after which it was saved.
+
+    Example: see ``examples/predict.py``.
+    """
+
+    def __init__(self, model: OpenedModel) -> None:
+        self.schema, self.version, self.step = model.schema, model.version, model.step
+        self._model, self._dense = model, model.dense.eval().requires_grad_(False)
+        self._encoders = None if model.vocabularies is None else model.vocabularies.encoders()
+
+    @classmethod
+    def open(cls, path: str | Path, data: str | Path | None = None) -> Self:
+        """Open an export, a checkpoint, or the best checkpoint of a run directory; every byte is verified.
+
+        An export is mapped: its tables take no memory of this process's own. A checkpoint takes the time to read its files
+        twice and the memory of the weights (and, with averages, up to 256 MiB on the way).
+
+        Args:
+            path: an export, a checkpoint folder or a run directory.
+            data: the dataset that a checkpoint was trained on, whose dictionaries raw values need; where the run found it
+                when absent. A checkpoint of hashed and whole-number features needs none, and an export has its own.
+
+        Raises:
+            CheckpointError: when it is missing, damaged, or not of this version's models.
+            DataError: when there is no dataset at ``data``.
+        """
+        if is_export(Path(path)):
+            return cls(open_export(Path(path)))
+        return cls(open_checkpoint(Path(path), None if data is None else Path(data)))
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The categorical features that a batch holds, in the order of the model."""
+        return self._model.features
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of raw rows that it reads."""
+        return tuple(column for column in self.schema.used_columns() if column != self.schema.label)
+
+    @property
+    def takes_raw(self) -> bool:
+        """Whether the dictionaries that raw values need are there."""
+        return self._encoders is not None
+
+    @property
+    def config(self) -> RunConfig:
+        """The configuration of the run.
+
+        Raises:
+            CheckpointError: for an export, which does not keep it.
+        """
+        if self._model.config is None:
+            raise CheckpointError(f"the recipe of {self._model.source}, an export", "a checkpoint, which has it")
+        return self._model.config
+
+    def logits(self, batch: JaggedBatch) -> Tensor:
+        """Logits of a batch, float32 ``[B]``; its labels are not looked at.
+
+        Args:
+            batch: with all :attr:`features`, in any order, and the schema's dense features in theirs. One that lacks some
+                of the features counts as having empty bags there, with one logged warning.
+
+        Raises:
+            DataError: when the batch does not fit the model.
+            RowIdError: for an id outside its table.
+        """
+        if not isinstance(batch, JaggedBatch):
+            raise DataError(
+                f"a {type(batch).__name__} to predict",
+                "a pibroch.JaggedBatch",
+                "make one, e.g. by JaggedBatch.from_one_hot",
+            )
+        torch.get_num_threads()  # in a new thread it takes over the program's number, for which oneDNN would not ask
+        is_bf16 = self._model.bf16
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=is_bf16, cache_enabled=False):
+            logits: Tensor = self._dense(batch.dense, partial(self._model.lookup, batch))
+        return logits.to(torch.float32, copy=True)  # a copy from outside inference mode is a tensor like any other
+
+    def scores(self, batch: JaggedBatch) -> Tensor:
+        """Probabilities of a batch, float32 ``[B]``; as :meth:`logits` else."""
+        return torch.sigmoid(self.logits(batch))
+
+    def embed(self, batch: JaggedBatch) -> Tensor:
+        """The embeddings of a batch, float32 ``[B, F, D]``, features in the order of the model; errors as of :meth:`logits`."""
+        with torch.no_grad():
+            return self._model.lookup(batch)
+
+    def __call__(self, batch: JaggedBatch) -> Tensor:
+        """See :meth:`scores`."""
+        return self.scores(batch)
+
+    def encode(self, raw: Rows | Columns) -> JaggedBatch:
+        """Raw values, by the transform and the dictionaries of preparation, as a batch.
+
+        Args:
+            raw: B samples, each with a value for all :attr:`columns`; or columns of B values each. ``None`` and the empty
+                string are missing; other columns are not looked at.
+
+        Raises:
+            CheckpointError: when the dictionaries are not known.
+            DataError: for a column that is absent, or a value that is no finite number where one is needed.
+        """
+        if self._encoders is None:
+            raise CheckpointError(
+                f"raw rows for {self._model.source}, which does not hold the dictionaries of its data",
+                "an export, or the data set that it was trained on",
+                "serve what `pibroch export` wrote, or pass --data DIR",
+            )
+        columns = raw if isinstance(raw, Mapping) else self._columns_of(raw)
+        return batch_from_raw(
+            self.schema, self._encoders, {name: columns[name] for name in columns if name in self._used}
+        )
+
+    def score_raw(self, raw: Rows | Columns) -> Tensor:
+        """Probabilities of raw samples, float32 ``[B]``, as :meth:`encode` takes them."""
+        return self.scores(self.encode(raw))
+
+    @property
+    def _used(self) -> frozenset[str]:
+        return frozenset(self.columns)
+
+    def _columns_of(self, rows: Rows) -> dict[str, list[object]]:
+        found: dict[str, list[object]] = {column: [] for column in self.columns}
+        for number, row in enumerate(rows):
+            if not isinstance(row, Mapping):
+                raise DataError(f"a {type(row).__name__} as row {number}", "an object with a value for each column")
+            for column, values in found.items():
+                if column not in row:
+                    raise DataError(
+                        f"row {number} without `{column}`",
+                        f"the columns {', '.join(found)[:160]}",
+                        "send null for missing",
+                    )
+                values.append(row[column])
+        return found

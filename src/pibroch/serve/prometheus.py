@@ -1,0 +1,81 @@
+"""Counters and histograms in Prometheus' text format, in an array that the workers of one port may share."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+ENDPOINTS = ("infer", "score", "other")
+STATUSES = (200, 400, 401, 404, 405, 408, 413, 415, 422, 429, 500, 503)
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
+
+_SECONDS_PARTS, _ROWS_PARTS = len(SECONDS) + 2, len(ROWS) + 2  # buckets, the one above them, the sum
+_SECONDS_AT = len(ENDPOINTS) * (len(STATUSES) + 1)
+_ROWS_AT = _SECONDS_AT + len(ENDPOINTS) * _SECONDS_PARTS
+SIZE = _ROWS_AT + _ROWS_PARTS
+"""Numbers that a worker keeps."""
+
+
+class Metrics:
+    """What a worker has done.
+
+    Args:
+        values: float64 ``[workers, SIZE]``, of which this one writes its own row; of one worker when absent.
+        worker: its row.
+    """
+
+    def __init__(self, values: NDArray[np.float64] | None = None, worker: int = 0) -> None:
+        self._all = np.zeros((1, SIZE)) if values is None else values
+        self._own = self._all[worker]
+
+    def request(self, endpoint: str, status: int, seconds: float) -> None:
+        """Count an answer."""
+        where = ENDPOINTS.index(endpoint)
+        known = STATUSES.index(status) if status in STATUSES else len(STATUSES)
+        self._own[where * (len(STATUSES) + 1) + known] += 1
+        self._observe(_SECONDS_AT + where * _SECONDS_PARTS, SECONDS, seconds)
+
+    def batch(self, num_requests: int, num_rows: int) -> None:
+        """Count a batch that is about to be computed."""
+        self._observe(_ROWS_AT, ROWS, num_rows)
+
+    def _observe(self, first: int, bounds: Sequence[float], value: float) -> None:
+        self._own[first + bisect_left(bounds, value)] += 1
+        self._own[first + len(bounds) + 1] += value
+
+    def text(self, gauges: Mapping[str, float]) -> str:
+        """Everything, of all workers together; gauges by name, with labels, are of the one that answers."""
+        totals = self._all.sum(0)
+        lines = [
+            "# HELP pibroch_requests_total Answers by endpoint and HTTP status.",
+            "# TYPE pibroch_requests_total counter",
+        ]
+        for place, endpoint in enumerate(ENDPOINTS):
+            for number, status in enumerate((*STATUSES, "other")):
+                count = totals[place * (len(STATUSES) + 1) + number]
+                if count or status == 200:
+                    lines.append(f'pibroch_requests_total{{endpoint="{endpoint}",status="{status}"}} {count:.0f}')
+        lines += ["# HELP pibroch_request_seconds Time from a request's headers to its answer."]
+        lines += ["# TYPE pibroch_request_seconds histogram"]
+        for place, endpoint in enumerate(ENDPOINTS):
+            first = _SECONDS_AT + place * _SECONDS_PARTS
+            lines += _histogram("pibroch_request_seconds", f'endpoint="{endpoint}",', SECONDS, totals[first:])
+        lines += ["# HELP pibroch_batch_rows Rows that were computed together.", "# TYPE pibroch_batch_rows histogram"]
+        lines += _histogram("pibroch_batch_rows", "", ROWS, totals[_ROWS_AT:])
+        for name, value in gauges.items():
+            lines += [f"# TYPE {name.partition('{')[0]} gauge", f"{name} {value:g}"]
+        return "\n".join(lines) + "\n"
+
+
+def _histogram(name: str, labels: str, bounds: Sequence[float], values: NDArray[np.float64]) -> list[str]:
+    counts = np.cumsum(values[: len(bounds) + 1])
+    lines = [
+        f'{name}_bucket{{{labels}le="{bound:g}"}} {count:.0f}' for bound, count in zip(bounds, counts, strict=False)
+    ]
+    given = f"{{{labels[:-1]}}}" if labels else ""
+    lines += [f'{name}_bucket{{{labels}le="+Inf"}} {counts[-1]:.0f}', f"{name}_count{given} {counts[-1]:.0f}"]
+    return [*lines, f"{name}_sum{given} {values[len(bounds) + 1]:.6f}"]

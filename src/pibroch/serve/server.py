@@ -1,0 +1,163 @@
+"""A server in this process: uvicorn around the service, from the first load of a model to the last answer before the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvicorn
+
+from pibroch.errors import ConfigError
+from pibroch.serve.batcher import Batcher
+from pibroch.serve.gate import Gate
+from pibroch.serve.http import Service, build_app
+from pibroch.serve.prometheus import Metrics
+from pibroch.serve.settings import Limits
+from pibroch.serve.store import ModelStore
+
+logger = logging.getLogger(__name__)
+_POLL_S = 0.02
+_KEEP_ALIVE_S = 30
+_BACKLOG = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """How to serve.
+
+    Attributes:
+        host: address to listen at.
+        port: to listen at; 0 for any that is free.
+        limits: of what is taken.
+        token: that requests must bear.
+        tls: files of the certificate chain and of its key.
+        reload_s: how often to look for a new version; never when 0.
+        drain_s: on SIGTERM, how long to go on answering while ``/v2/health/ready`` says 503.
+        shutdown_s: then, how long requests that are open may take.
+        shares_port: whether other processes listen at the port, too.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    limits: Limits = field(default_factory=Limits)
+    token: str | None = None
+    tls: tuple[Path, Path] | None = None
+    reload_s: float = 1.0
+    drain_s: float = 0.0
+    shutdown_s: float = 30.0
+    shares_port: bool = False
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can ask."""
+        return self.host in ("127.0.0.1", "::1", "localhost")
+
+
+def listen(options: ServerOptions) -> socket.socket:
+    """A bound socket.
+
+    Raises:
+        ConfigError: when the address cannot be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        opened = socket.socket(family, kind, protocol)
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if options.shares_port:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        opened.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"{options.host}:{options.port}, {error.strerror or error}", "an address of this machine, and a free port",
+            "pass another --host or --port; --port 0 takes any that is free",
+        ) from error  # fmt: skip
+    return opened
+
+
+def run_server(
+    store: ModelStore, options: ServerOptions, announce: Callable[[str], None], metrics: Metrics | None = None
+) -> None:
+    """Serve until SIGTERM or SIGINT; blocks. Runs in the main thread, whose handlers of these signals it replaces.
+
+    Args:
+        store: the model.
+        options: how.
+        announce: told the URL as soon as requests are answered.
+        metrics: of this process.
+
+    Raises:
+        ConfigError: when the address cannot be had, or the certificate not be read.
+    """
+    metrics = metrics or Metrics()
+    service = Service(store, metrics)
+    gate = Gate(build_app(service), options.limits, metrics, options.token)
+    service.num_open = lambda: gate.num_open
+    config = uvicorn.Config(
+        gate, lifespan="off", log_config=None, access_log=False, server_header=False, backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=int(options.shutdown_s),
+        ssl_certfile=None if options.tls is None else options.tls[0],
+        ssl_keyfile=None if options.tls is None else options.tls[1],
+    )  # fmt: skip
+    try:
+        config.load()
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"a certificate or key that cannot be used: {error}", "PEM files that belong together"
+        ) from error
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    with listen(options) as listener, asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(_serve(uvicorn.Server(config), listener, service, gate, options, announce))
+
+
+async def _serve(
+    server: uvicorn.Server, listener: socket.socket, service: Service, gate: Gate, options: ServerOptions,
+    announce: Callable[[str], None],
+) -> None:  # fmt: skip
+    loop, asked_to_end = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked_to_end.set)
+    service.batcher = Batcher(options.limits, service.metrics.batch)
+    serving = asyncio.ensure_future(
+        server._serve([listener])
+    )  # its public method takes the signals, and raises them again
+    reloading = asyncio.ensure_future(_reload(service.store, options.reload_s)) if options.reload_s else None
+    ending = asyncio.ensure_future(asked_to_end.wait())
+    try:
+        while not server.started and not serving.done():
+            await asyncio.sleep(_POLL_S)
+        if not serving.done():
+            service.is_ready = True
+            host, port = listener.getsockname()[:2]
+            announce(f"{'https' if options.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}")
+        await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
+        service.is_ready, gate.is_draining = False, True
+        logger.info("ending: %d requests open", gate.num_open)
+        if options.drain_s and not serving.done():
+            await asyncio.sleep(options.drain_s)
+        server.should_exit = True
+        await serving
+    finally:
+        for task in (reloading, ending):
+            if task is not None:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+        service.batcher.close()
+
+
+async def _reload(store: ModelStore, every_s: float) -> None:
+    while True:
+        await asyncio.sleep(every_s)
+        try:
+            await asyncio.to_thread(store.refresh)
+        except Exception:
+            logger.exception("looking for a new version failed; the current one stays in service")

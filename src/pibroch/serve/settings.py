@@ -1,0 +1,42 @@
+"""What a server may be asked, and how it answers what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of what is taken from clients.
+
+    Attributes:
+        body_bytes: of a request; a larger one is refused with 413.
+        rows: of a request; more are refused with 400.
+        batch_rows: rows that are computed together; requests are never divided, so this is at least ``rows``.
+        queue_rows: rows that wait; when more would, requests are refused with 429.
+        batch_delay_ms: how long a request may wait for others that could be computed with it.
+        body_timeout_s: for a request's body to arrive; a slower one is refused with 408.
+        answer_timeout_s: for an answer to be computed; 503 then.
+    """
+
+    body_bytes: int = 16 << 20
+    rows: int = 8192
+    batch_rows: int = 8192
+    queue_rows: int = 32768
+    batch_delay_ms: float = 0.0
+    body_timeout_s: float = 15.0
+    answer_timeout_s: float = 30.0
+
+
+class Refusal(Exception):
+    """A request that is answered with an HTTP status and a reason.
+
+    Args:
+        status: of the answer.
+        reason: for the client's user: what was got, what is needed.
+        headers: of the answer.
+    """
+
+    def __init__(self, status: int, reason: str, headers: dict[str, str] | None = None) -> None:
+        self.status, self.reason, self.headers = status, reason, headers or {}
+        super().__init__(reason)

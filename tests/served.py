@@ -1,0 +1,116 @@
+"""A server as its own process, and plain clients for it."""
+
+import http.client
+import json
+import re
+import signal
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from forked import Program
+from small_run import start_command
+
+START_S = 100
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> dict:
+        return json.loads(self.body)
+
+    @property
+    def reason(self) -> str:
+        return self.json["error"]
+
+
+@dataclass
+class Served:
+    """A running server.
+
+    Attributes:
+        program: its process.
+        address: host and port.
+        tls: for clients, where it speaks TLS.
+    """
+
+    program: Program
+    address: tuple[str, int]
+    tls: ssl.SSLContext | None = None
+
+    def connect(self, timeout_s: float = 60) -> http.client.HTTPConnection:
+        if self.tls is not None:
+            return http.client.HTTPSConnection(*self.address, timeout=timeout_s, context=self.tls)
+        return http.client.HTTPConnection(*self.address, timeout=timeout_s)
+
+    def ask(self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None) -> Answer:
+        """One request on a connection of its own; dictionaries and lists go as JSON."""
+        connection = self.connect()
+        try:
+            return ask(connection, method, path, body, headers)
+        finally:
+            connection.close()
+
+    def metric(self, name: str) -> float:
+        """A gauge or counter of ``/metrics``."""
+        text = self.ask("GET", "/metrics").body.decode()
+        return float(re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)[1])
+
+    def end(self) -> str:
+        """Ask it to end, and wait: what it said on standard error."""
+        self.program.send_signal(signal.SIGTERM)
+        done = self.program.end(60)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+
+def ask(
+    connection: http.client.HTTPConnection,
+    method: str,
+    path: str,
+    body: object = None,
+    headers: dict[str, str] | None = None,
+) -> Answer:
+    if isinstance(body, dict | list):
+        body, headers = json.dumps(body), {"content-type": "application/json", **(headers or {})}
+    connection.request(method, path, body, headers or {})
+    response = connection.getresponse()
+    return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
+
+
+def until(what, timeout_s: float = START_S):
+    """Ask until there is an answer that is not false."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := what()):
+        assert time.monotonic() < deadline, "in vain"
+        time.sleep(0.01)
+    return found
+
+
+@contextmanager
+def serving(
+    path: Path,
+    *options: object,
+    env: dict[str, str] | None = None,
+    tls: ssl.SSLContext | None = None,
+    cwd: Path | None = None,
+) -> Iterator[Served]:
+    """A server of ``path`` at a free port, killed at the end if it still runs."""
+    where = [] if path is None else [path]
+    with start_command("serve", *where, "--port", 0, *options, env=env, cwd=cwd) as program:
+        said = Path(program._folder.name)
+
+        def address():
+            assert program.poll() is None, (said / "stderr").read_text()
+            return re.search(r"at https?://(\S+):(\d+)$", (said / "stdout").read_text(), re.MULTILINE)
+
+        found = until(address)
+        yield Served(program, (found[1].strip("[]"), int(found[2])), tls)
