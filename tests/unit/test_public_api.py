@@ -25,7 +25,7 @@ SNAPSHOT = {
     "Normal": "(std: float = 0.01, zero_columns: int = 0) -> None",
     "Plan": "(*, num_shards: int, placements: dict[str, pibroch.planner.plan.Placement], "
     "made_from: dict[str, typing.Any] = {}, row_map: pibroch.planner.row_map.RowMap | None = None) -> None",
-    "Predictor": "(manifest: Manifest, embeddings: Embeddings, model: nn.Module) -> None",
+    "Predictor": "(model: OpenedModel) -> None",
     "RowWiseAdagrad": ADAGRAD,
     "RowWiseAdam": ADAM,
     "SGD": f"({OPTIMIZER}) -> None",
