@@ -8,6 +8,7 @@ Shape legend: B_p samples of rank p, F_p features whose tables rank p holds, D w
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,18 +52,29 @@ class BagRoute(Route):
         pooled = [self._pooled(ids, averaged_at) for ids in self.bags]
         return (yield from self.lane.carry(torch.cat(pooled), [len(part) for part in pooled], self._own_bags()))
 
-    def pool(self, fetched: Records) -> Tensor:
+    def pool(self, fetched: Records, room_BS: Tensor | None) -> Tensor:
         """See :class:`Route`."""
-        layout, size = self.lane.layout, self.num_samples[self.lane.rank]
-        parts = torch.from_numpy(fetched).split(self._own_bags())
-        shapes = zip(parts, layout.num_features_of_shard, strict=True)
-        return torch.cat([part.view(size, count, layout.width) for part, count in shapes], 1)
+        assert room_BS is not None, "see room_for"
+        for columns, vectors in self._by_reader(torch.from_numpy(fetched)):
+            room_BS[:, columns] = vectors
+        return room_BS
 
     def combine(self, gradient: Tensor) -> Tensor:
         """The gradients of each owner's bags in turn, ``[B * F, D]``."""
-        layout = self.lane.layout
-        parts = gradient.split(list(layout.num_features_of_shard), 1)
-        return torch.cat([part.reshape(-1, layout.width) for part in parts])
+        gradients = torch.empty(sum(self._own_bags()), self.lane.layout.width)
+        for columns, of_bags in self._by_reader(gradients):
+            of_bags[:] = gradient[:, columns]
+        return gradients
+
+    def _by_reader(self, vectors: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Of each reader its columns, and views of its bags' ``vectors`` ``[B, D]``, which are there owner by owner."""
+        layout, columns, size = self.lane.layout, self.lane.columns, self.num_samples[self.lane.rank]
+        assert columns is not None, "owners pool"
+        firsts = iter(columns.first.tolist())
+        for part, count in zip(vectors.split(self._own_bags()), layout.num_features_of_shard, strict=True):
+            for of_bags in part.view(size, count, layout.width).unbind(1):
+                first = next(firsts)
+                yield slice(first, first + layout.width), of_bags
 
     def update(self, gradients: Tensor, learning_rate: float, step: int) -> Talk[None]:
         """See :class:`Route`."""

@@ -37,9 +37,9 @@ class DistinctRoute(Route):
     share: float
     is_real: bool
 
-    def pool(self, fetched: Records) -> Tensor:
+    def pool(self, fetched: Records, room_BS: Tensor | None) -> Tensor:
         """See :class:`Route`."""
-        return pool(self.here.ids, fetched, self.here.places, fetched.shape[1])
+        return pool(self.here.ids, fetched, self.here.places, fetched.shape[1], room_BS)
 
     def combine(self, gradient: Tensor) -> Tensor:
         """One gradient for each distinct row, see :meth:`DistinctRows.sums`."""
@@ -133,7 +133,7 @@ class RowLane(Lane):
         if bad >= 0:
             problem = row_id_error(layout.features, layout.homes.num_rows, batch, int(bad))
             return BatchIds(addresses[:0], np.zeros(1, np.int64), NO_SCALE, False, 1, False), problem
-        return BatchIds.of(addresses, batch, layout.readers), problem
+        return BatchIds.of(addresses, batch, layout.readers, self.columns), problem
 
 
 def _without(rows: Ints, kept: list[int], dropped: list[int]) -> Ints:
