@@ -96,7 +96,9 @@ class JaggedBatch:
             return self
         size, index = self.batch_size, self._places(keys)
         if self.weights is None and self.offsets.data_ptr() == one_hot_offsets(self.offsets.numel() - 1).data_ptr():
-            values = self.values.view(len(self.keys), size)[index].view(-1)
+            ids_FB, end = self.values.view(len(self.keys), size), index[-1] + 1
+            is_span = index == list(range(index[0], end))  # no copy then
+            values = (ids_FB[index[0] : end] if is_span else ids_FB[index]).view(-1)
             return self._with_parts(keys, values, one_hot_offsets(values.numel()), None)
         spans = [(int(self.offsets[i * size]), int(self.offsets[(i + 1) * size])) for i in index]
         offsets = self.offsets_of(keys)

@@ -6,8 +6,9 @@ have the same lanes, and a lane yields the same kinds of messages on all ranks i
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -137,33 +138,63 @@ def _values(wire: RowWire, messages: Sequence[Values]) -> list[Came]:
     channel = wire.channel
     if len(messages) == 1 or channel.ranks.world_size == 1:
         return [Came(channel.all_to_all(each.values, each.send_counts, each.receive_counts)) for each in messages]
-    widths = [each.values.dtype.itemsize * int(np.prod(each.values.shape[1:])) for each in messages]
-    flat = [torch.from_numpy(each.values.numpy().reshape(-1).view(np.uint8)) for each in messages]
-    sizes = [[width * count for count in each.send_counts] for width, each in zip(widths, messages, strict=True)]
-    coming = [[width * count for count in each.receive_counts] for width, each in zip(widths, messages, strict=True)]
-    send, receive = _sums(sizes), _sums(coming)
-    received = channel.all_to_all(_by_rank(flat, sizes), send, receive)
-    parts = _by_lane(received, coming)
-    return [
-        Came(part.view(each.values.dtype).view(sum(each.receive_counts), *each.values.shape[1:]))
-        for part, each in zip(parts, messages, strict=True)
-    ]
+    outs = [_room_for(each) for each in messages]
+    own = _exchanged(channel.ranks.rank, messages, [_bytes_of(each) for each in outs], _bytes_of, channel.all_to_all)
+    for mine, place in own:
+        place.copy_(mine)
+    return [Came(each) for each in outs]
 
 
 def _rows(wire: RowWire, messages: Sequence[Rows]) -> list[Tensor]:
-    if len(messages) == 1:
-        (each,) = messages
-        return [wire.carry(each.values, each.send_counts, each.receive_counts, each.out)]
-    widths = [int(np.prod(each.values.shape[1:])) for each in messages]
-    sizes = [[width * count for count in each.send_counts] for width, each in zip(widths, messages, strict=True)]
-    coming = [[width * count for count in each.receive_counts] for width, each in zip(widths, messages, strict=True)]
-    flat = [each.values.reshape(-1) for each in messages]
-    received = wire.carry(_by_rank(flat, sizes), _sums(sizes), _sums(coming))
-    parts = [
-        part.view(-1, *each.values.shape[1:]) if part.numel() else each.values.new_empty(0, *each.values.shape[1:])
-        for part, each in zip(_by_lane(received, coming), messages, strict=True)
-    ]
-    return [part if each.out is None else each.out.copy_(part) for part, each in zip(parts, messages, strict=True)]
+    ranks = wire.channel.ranks
+    if len(messages) == 1 or ranks.world_size == 1:
+        return [wire.carry(each.values, each.send_counts, each.receive_counts, each.out) for each in messages]
+    outs = [_room_for(each) if each.out is None else each.out for each in messages]
+    for mine, place in _exchanged(ranks.rank, messages, [each.view(-1) for each in outs], _flat, wire.carry):
+        place.copy_(mine if wire.is_exact else mine.to(wire.dtype))
+    return outs
+
+
+def _exchanged(
+    here: int, messages: Sequence[Values | Rows], outs: Sequence[Tensor], flat: Callable[[Tensor], Tensor],
+    carry: Callable[[Tensor, Sequence[int], Sequence[int]], Tensor],
+) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
+    """Send what other ranks get as one message to each, and fill ``outs``, which are flat, with theirs.
+
+    Returns:
+        What stays here of each message, and where it belongs.
+    """
+    going = [_by_rank(flat(each.values), each.send_counts) for each in messages]
+    coming = [_by_rank(out, each.receive_counts) for out, each in zip(outs, messages, strict=True)]
+    sends, places = ([[part[p] for part in parts] for p in range(len(going[0]))] for parts in (going, coming))
+    own = list(zip(sends[here], places[here], strict=True))
+    sends[here] = places[here] = []
+    counts = [[sum(part.numel() for part in parts) for parts in each] for each in (sends, places)]
+    received = carry(torch.cat([going[0][0][:0], *(part for parts in sends for part in parts)]), *counts)
+    first = 0
+    for place in (place for parts in places for place in parts):
+        place.copy_(received[first : first + place.numel()])
+        first += place.numel()
+    return own
+
+
+def _by_rank(flat: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
+    """Views of each rank's part."""
+    width = flat.numel() // max(1, sum(counts))
+    parts: Sequence[Tensor] = flat.split([width * count for count in counts])
+    return parts
+
+
+def _room_for(message: Values | Rows) -> Tensor:
+    return message.values.new_empty(sum(message.receive_counts), *message.values.shape[1:])
+
+
+def _flat(values: Tensor) -> Tensor:
+    return values.reshape(-1)
+
+
+def _bytes_of(values: Tensor) -> Tensor:
+    return values.reshape(-1).view(torch.uint8)
 
 
 def _mixed(wire: RowWire, messages: Sequence[MixedRows]) -> list[Tensor]:
@@ -176,35 +207,25 @@ def _mixed(wire: RowWire, messages: Sequence[MixedRows]) -> list[Tensor]:
     received = np.empty(sum(map(len, places)), np.float32)
     spans = [_span_sums([each.send_spans for each in messages]), _span_sums([each.receive_spans for each in messages])]
     wire.carry_mixed(sent, spans[0], received, spans[1])
-    ends = np.cumsum([0, *map(len, places)])
-    for place, start, end in zip(places, ends[:-1], ends[1:], strict=True):
-        place[:] = received[start:end]
+    first = 0
+    for place in places:
+        place[:] = received[first : first + len(place)]
+        first += len(place)
     return [torch.from_numpy(each.received) for each in messages]
 
 
 def _spans_by_rank(floats: Sequence[tuple[Records, Spans]]) -> list[Records]:
     """For each rank views of all lanes' records, then of all lanes' weights."""
-    pieces = [np.split(each, np.cumsum([size for span in spans for size in span])[:-1]) for each, spans in floats]
+    pieces = [_cut(each, [size for span in spans for size in span]) for each, spans in floats]
     return [lane[number] for number in range(len(pieces[0])) for lane in pieces]
 
 
+def _cut(floats: Records, sizes: Sequence[int]) -> list[Records]:
+    """``np.split``, without its pains: 4 us instead of 20."""
+    return [floats[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
+
+
 def _span_sums(spans: Sequence[Spans]) -> Spans:
-    total = np.sum([np.asarray(each) for each in spans], axis=0)
-    return [(whole, lent) for whole, lent in total.tolist()]
-
-
-def _sums(sizes: Sequence[Sequence[int]]) -> list[int]:
-    return [sum(of_rank) for of_rank in zip(*sizes, strict=True)]
-
-
-def _by_rank(flat: Sequence[Tensor], sizes: Sequence[Sequence[int]]) -> Tensor:
-    """Lanes' numbers as one, each rank's of all lanes side by side."""
-    parts = [each.split(list(of_rank)) for each, of_rank in zip(flat, sizes, strict=True)]
-    return torch.cat([part for of_rank in zip(*parts, strict=True) for part in of_rank])
-
-
-def _by_lane(received: Tensor, sizes: Sequence[Sequence[int]]) -> list[Tensor]:
-    """The inverse, of what came."""
-    order = [size for of_rank in zip(*sizes, strict=True) for size in of_rank]
-    parts, lanes = received.split(order), len(sizes)
-    return [torch.cat(parts[lane::lanes]) for lane in range(lanes)]
+    return [
+        (sum(whole for whole, _ in of_rank), sum(lent for _, lent in of_rank)) for of_rank in zip(*spans, strict=True)
+    ]

@@ -212,6 +212,8 @@ def arrivals(transfer: Transfer | None) -> int:
 
 def merged(first: Transfer, second: Transfer) -> Transfer:
     """Both in one message: for each rank the rows of the first, then those of the second."""
+    if not first.counts.any():
+        return second
 
     def join(kind: int, one: Ints, other: Ints) -> Ints:
         ends, other_ends = np.cumsum(first.counts[kind])[:-1], np.cumsum(second.counts[kind])[:-1]
