@@ -81,7 +81,7 @@ def test_places_and_sums_as_naive(dim, scaled, num_ids):
     scale = rng.random(num_ids).astype(np.float32) if scaled else np.empty(0, np.float32)
     grouped = group(BatchIds(row_ids, offsets, scale, False, num_features, False))
     source = np.empty(num_ids, np.int32)
-    gradient_sources(offsets, num_features, source)
+    gradient_sources(offsets, np.arange(num_features), num_features, source)
     assert np.array_equal(grouped.source, source)
     places = np.full(num_ids, -1, np.int64)
     fast.places(grouped, places, 0, len(grouped.rows))
