@@ -141,10 +141,10 @@ def calls(options: Options, load: ForeignLoad) -> Report:
             found = team.ask("repeated", 32_000, number)[0]
             for name, seconds in found.items():
                 rows.append({
-                    "calls": number, "contender": OURS if name == "bls" else name, "us_per_call": 1e6 * seconds / number,
-                    "gloo_over_this": found["gloo"] / seconds,
+                    "ranks": NUM_RANKS, "calls": number, "contender": OURS if name == "bls" else name,
+                    "us_per_call": 1e6 * seconds / number, "gloo_over_this": found["gloo"] / seconds,
                 })  # fmt: skip
-    plot = PlotSpec("gloo_over_this", (), "calls", "contender", "times as fast as gloo", decimals=1, ours=OURS)
+    plot = PlotSpec("gloo_over_this", ("ranks",), "calls", "contender", "times as fast as gloo", decimals=1, ours=OURS)
     columns = ["calls", "contender", "us_per_call", "gloo_over_this"]
     notes = [f"{NUM_RANKS} ranks, 32 KB a peer, synchronous, k = 0"]
     return Report("bounded_lag", "Bounded lag: calls in sequence (Fig. 6b)", rows, columns, plot, notes)
@@ -181,7 +181,7 @@ def delays(options: Options, load: ForeignLoad) -> Report:
         "removed_share",
         "possible_share",
     ]
-    plot = PlotSpec("step_ms", (), "k", "contender", "ms a step", decimals=2, ours=OURS)
+    plot = PlotSpec("step_ms", ("ranks",), "k", "contender", "ms a step", decimals=2, ours=OURS)
     return Report("bounded_lag", "Bounded lag: random delays (Fig. 7)", rows, columns, plot, notes)
 
 
@@ -203,7 +203,7 @@ def pipeline(options: Options, load: ForeignLoad) -> Report:
                     latencies += [1e3 * seconds / steps for seconds, _ in answers]
                     throughputs.append(sum(steps / seconds for seconds, _ in answers))
                 rows.append({
-                    "contender": label, "k": bound,
+                    "ranks": NUM_RANKS, "contender": label, "k": bound,
                     "latency_ms": fmean(latencies), "latency_half_interval_ms": _half(latencies),
                     "batches_per_second": fmean(throughputs), "half_interval_per_second": _half(throughputs),
                 })  # fmt: skip
@@ -215,7 +215,7 @@ def pipeline(options: Options, load: ForeignLoad) -> Report:
         "batches_per_second",
         "half_interval_per_second",
     ]
-    plot = PlotSpec("latency_ms", (), "k", "contender", "ms a batch", decimals=2, ours=OURS)
+    plot = PlotSpec("latency_ms", ("ranks",), "k", "contender", "ms a batch", decimals=2, ours=OURS)
     notes = [
         f"{NUM_RANKS} ranks, BoundedLagPipeline over a DLRM of 8 tables, batch 256, a delay of 0 to {1e3 * MOST_DELAY_S:g} ms "
         f"in each of {steps} steps, {repeats} runs; predictions equal synchronous inference bit for bit in all of them",
@@ -233,7 +233,7 @@ def _delay_row(contender: str, bound: int, taken: float, drawn: NDArray[np.float
     scale = 1e3 / len(drawn)
     step, recursion, actual = (scale * each for each in (taken, total_time(drawn, bound), total_time(slept, bound)))
     return {
-        "contender": contender, "k": bound, "step_ms": step, "recursion_ms": recursion, "slept_ms": actual,
+        "ranks": NUM_RANKS, "contender": contender, "k": bound, "step_ms": step, "recursion_ms": recursion, "slept_ms": actual,
         "over_slept_ms": step - actual,
     }  # fmt: skip
 
