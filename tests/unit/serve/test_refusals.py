@@ -220,6 +220,9 @@ def test_tls(small, tmp_path):
         plain.close()
 
 
+WORDS = [b"null", b"[", b"{", b"-1", b"1e999", b'"', b"\\ud800", b"9" * 400, b",", b"true", b"[[]]"]
+
+
 def mutated(body, headers, rng):
     """A request with a few bytes changed, removed or added, and perhaps a header."""
     body, headers = bytearray(body), dict(headers)
