@@ -21,7 +21,7 @@ SNAPSHOT = {
     " first_sample: int = 0, by_id: bool = False) -> None",
     "Normal": "(std: float = 0.01, zero_columns: int = 0) -> None",
     "Plan": "(*, num_shards: int, placements: dict[str, pibroch.planner.plan.Placement]) -> None",
-    "Predictor": "(manifest: Manifest, embeddings: Embeddings, model: nn.Module) -> None",
+    "Predictor": "(model: OpenedModel) -> None",
     "RowWiseAdagrad": ADAGRAD,
     "RowWiseAdam": ADAM,
     "SGD": f"({OPTIMIZER}) -> None",
