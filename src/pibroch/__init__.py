@@ -9,15 +9,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pibroch import errors
+from pibroch.after_import import after_import
 from pibroch.version import __version__
 
 if TYPE_CHECKING:
     from pibroch import metrics, torchrec
     from pibroch.collectives import data_parallel
+    from pibroch.collectives.bounded_lag.options import BoundedLagOptions
     from pibroch.data import JaggedBatch
     from pibroch.embedding import SGD, Adagrad, Adam, Frozen, Normal, RowWiseAdagrad, RowWiseAdam, Table, Uniform, Zeros
     from pibroch.exchange import EmbeddingOutput, Embeddings
     from pibroch.planner import Plan
+    from pibroch.serve import BoundedLagPipeline
     from pibroch.serve.predictor import Predictor
     from pibroch.train.program import load, save
 
@@ -25,6 +28,8 @@ __all__ = [
     "SGD",
     "Adagrad",
     "Adam",
+    "BoundedLagOptions",
+    "BoundedLagPipeline",
     "EmbeddingOutput",
     "Embeddings",
     "Frozen",
@@ -47,6 +52,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "BoundedLagOptions": "pibroch.collectives.bounded_lag.options",
+    "BoundedLagPipeline": "pibroch.serve",
     "EmbeddingOutput": "pibroch.exchange",
     "Embeddings": "pibroch.exchange",
     "JaggedBatch": "pibroch.data",
@@ -69,3 +76,16 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def _register_backend() -> None:
+    """Make the backend ``bls`` known to torch.distributed; what it is made of loads with the first group of it."""
+    from torch.distributed.distributed_c10d import Backend
+
+    def create(*arguments: Any) -> Any:
+        return import_module("pibroch.collectives.bounded_lag.process_group").create(*arguments)
+
+    Backend.register_backend("bls", create, extended_api=True, devices=["cpu"])
+
+
+after_import("torch.distributed.distributed_c10d", _register_backend)

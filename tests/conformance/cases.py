@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from itertools import islice
 from types import SimpleNamespace
 
 import exchanges  # noqa: F401, registers the example's
@@ -10,7 +11,7 @@ import torch
 
 import pibroch as pb
 from pibroch import rpc
-from pibroch.data import JaggedBatch
+from pibroch.data import EncodedDataset, JaggedBatch, Loader
 from pibroch.embedding import optimizers_of
 from pibroch.embedding.row_set import ids_of
 from pibroch.embedding.rows import update_rows
@@ -327,6 +328,23 @@ def gather_and_spread(channel, placement):
     again = other.full_state_dict(row_state=True)
     assert all(torch.equal(again[name], tensor) for name, tensor in state.items())
     return {name: tensor.numpy() for name, tensor in state.items()}
+
+
+def count_sent(channel, data, plan, replicas, steps, per_rank):
+    """Train on each rank's part of a data set; returns the bytes that this rank sent to each."""
+    ranks = channel.ranks
+    dataset = EncodedDataset.open(data)
+    tables = [pb.Table(name, rows, 8) for name, rows in dataset.num_rows.items()]
+    embeddings = pb.Embeddings(
+        tables, pb.SGD(lr=0.1), "alltoall", channel=ranks.open_channel(), placement=plan, replicas=replicas
+    )
+    loader = Loader(dataset.split("train"), per_rank * ranks.world_size, part=(ranks.rank, ranks.world_size))
+    embeddings.exchange.flush()
+    before = dict(ranks.traffic.sent_to)
+    for batch in islice(loader, steps):
+        embeddings(batch).sum().backward()
+    embeddings.exchange.flush()
+    return [ranks.traffic.sent_to[peer] - before.get(peer, 0) for peer in range(ranks.world_size)]
 
 
 def _stream(channel, name, sizes, exchange="alltoall", look_at=(), forget_at=(), shape="odd_dims", **options):

@@ -12,7 +12,7 @@ import pibroch
 
 PACKAGE = Path(pibroch.__file__).parent
 LAYERS = [
-    {"errors", "version", "process", "ports", "host", "config"},
+    {"errors", "version", "after_import", "process", "ports", "host", "config"},
     {"data", "kernels", "observability"},
     {"embedding", "models"},
     {"planner", "lookahead", "rpc", "collectives"},
@@ -53,7 +53,8 @@ def test_imports_point_down(path):
 
 
 PURE = [
-    "pibroch.exchange.lookahead.window", "pibroch.kernels.window.naive", "pibroch.kernels.window.numba",
+    "pibroch.collectives.bounded_lag.window", "pibroch.exchange.lookahead.window",
+    "pibroch.kernels.window.naive", "pibroch.kernels.window.numba",
     "pibroch.lookahead.encoding", "pibroch.lookahead.oracle", "pibroch.lookahead.requests",
     "pibroch.rpc.autograd.discovery",
 ]  # fmt: skip

@@ -11,6 +11,9 @@ ADAM = f"({OPTIMIZER}, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1
 SNAPSHOT = {
     "Adagrad": ADAGRAD,
     "Adam": ADAM,
+    "BoundedLagOptions": "(bound: int | None = None, transport: str | None = None, slot_bytes: int = 65536) -> None",
+    "BoundedLagPipeline": "(model: Callable[..., Any], embeddings: Embeddings, bound: int | None = None,"
+    " transport: str | None = None) -> None",
     "EmbeddingOutput": "(places: Mapping[str, ReaderPlace], groups: Sequence[Tensor],"
     " offsets: Sequence[Tensor | None]) -> None",
     "Embeddings": "(tables: Sequence[Table], optimizer: Optimizers, exchange: str = local, seed: int = 0,"
@@ -20,7 +23,8 @@ SNAPSHOT = {
     " weights: Tensor | None = None, position: LoaderPosition | None = None,"
     " first_sample: int = 0, by_id: bool = False) -> None",
     "Normal": "(std: float = 0.01, zero_columns: int = 0) -> None",
-    "Plan": "(*, num_shards: int, placements: dict[str, pibroch.planner.plan.Placement]) -> None",
+    "Plan": "(*, num_shards: int, placements: dict[str, pibroch.planner.plan.Placement], "
+    "made_from: dict[str, typing.Any] = {}, row_map: pibroch.planner.row_map.RowMap | None = None) -> None",
     "Predictor": "(model: OpenedModel) -> None",
     "RowWiseAdagrad": ADAGRAD,
     "RowWiseAdam": ADAM,

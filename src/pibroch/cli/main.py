@@ -46,6 +46,7 @@ app.command()(doctor)
 # Groups whose modules take long to import: their help here, their commands when the command line names them.
 _GROUPS = {
     "data": "Turn raw click logs into encoded datasets, or generate one whose best possible AUC is known.",
+    "plan": "Decide where rows lie and which features share a tower.",
     "checkpoint": "Inspect, verify and convert checkpoints.",
     "bench": "Measure against what others use: correctness first, then a table, CSV, Markdown and a plot.",
 }

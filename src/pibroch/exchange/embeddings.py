@@ -222,7 +222,24 @@ class Embeddings(TableStates):
             if not is_fed:
                 self._warn_of_waiting()
             return self._output.of(known, _Lookup.apply(self._anchor, self, known))
-        found, _ = self.exchange.lookup(known, False, self.step if self._averaged else None)
+        found, _ = self.exchange.lookup(known, False, self.averaged_at)
+        return self.given(known, found)
+
+    @property
+    def averaged_at(self) -> int | None:
+        """The step as of which lookups give moving averages, inside :meth:`averaged`; ``None`` where they give weights."""
+        return self.step if self._averaged else None
+
+    def prepared(self, batch: Any) -> JaggedBatch:
+        """The batch as exchanges know it; see :meth:`given`.
+
+        Raises:
+            DataError: for one without any of the features.
+        """
+        return self._prepare(batch)
+
+    def given(self, known: JaggedBatch, found: Sequence[Tensor]) -> Tensor | EmbeddingOutput:
+        """What a call gives for a batch, once an exchange has found the embeddings of each group; see :meth:`prepared`."""
         return self._output.of(known, there(self._port, self._output.joined(known, found)))
 
     def _known(self, batch: Any) -> tuple[JaggedBatch, bool]:

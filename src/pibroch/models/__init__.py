@@ -6,9 +6,20 @@ from pibroch.models.build import MODELS, build_model
 from pibroch.models.dcnv2 import CrossNet, DCNv2
 from pibroch.models.dlrm import DLRM
 from pibroch.models.dropout import Dropout, set_place
+from pibroch.models.flops import training_flops
 from pibroch.models.interaction import dot_interaction
 from pibroch.models.linear import Linear
 from pibroch.models.mlp import MLP, HiddenOptions
+from pibroch.models.towers import (
+    CrossTower,
+    LinearTower,
+    PassThrough,
+    TowerDCN,
+    TowerDLRM,
+    TowerModel,
+    TowerModule,
+    Towers,
+)
 from pibroch.models.wide import DeepFM, WideAndDeep
 
 __all__ = [
@@ -17,15 +28,24 @@ __all__ = [
     "MODELS",
     "BatchNorm",
     "CrossNet",
+    "CrossTower",
     "DCNv2",
     "DeepFM",
     "Dropout",
     "Embedded",
     "HiddenOptions",
     "Linear",
+    "LinearTower",
     "Model",
+    "PassThrough",
+    "TowerDCN",
+    "TowerDLRM",
+    "TowerModel",
+    "TowerModule",
+    "Towers",
     "WideAndDeep",
     "build_model",
     "dot_interaction",
     "set_place",
+    "training_flops",
 ]

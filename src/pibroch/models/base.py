@@ -55,9 +55,36 @@ class Model(nn.Module, ABC):
         Raises:
             DataError: when a shape is not the one the model was built for.
         """
+        self._check_dense(dense)
+        return self.logits(dense, lambda: self._embeddings(embedded, len(dense)))
+
+    def begin(self, dense: Tensor) -> Tensor | None:
+        """What of :meth:`forward` needs no embeddings, to be worked out while they travel; ``None`` for nothing.
+
+        Raises:
+            DataError: when the shape is not the one the model was built for.
+        """
+        self._check_dense(dense)
+        return self.dense_part(dense)
+
+    def dense_part(self, dense: Tensor) -> Tensor | None:
+        """:meth:`begin` on checked input."""
+        return None
+
+    def _check_dense(self, dense: Tensor) -> None:
         if dense.ndim != 2 or dense.shape[1] != self.num_dense:
             raise DataError(f"dense features {list(dense.shape)}", f"[B, {self.num_dense}]")
-        return self.logits(dense, lambda: self._embeddings(embedded, len(dense)))
+
+    def finish(self, dense: Tensor, begun: Tensor | None, embedded: Tensor) -> Tensor:
+        """The rest: the logits that :meth:`forward` gives, to the last bit.
+
+        Args:
+            dense: as there.
+            begun: what :meth:`begin` gave for it.
+            embedded: the embeddings.
+        """
+        logits: Tensor = self(dense, embedded)
+        return logits
 
     def _embeddings(self, embedded: Embedded, num_samples: int) -> Tensor:
         vectors = embedded if isinstance(embedded, Tensor) else embedded()

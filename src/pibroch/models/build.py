@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,18 +13,29 @@ from pibroch.errors import ConfigError
 from pibroch.models.base import Model
 from pibroch.models.dcnv2 import DCNv2
 from pibroch.models.dlrm import DLRM
+from pibroch.models.towers import TowerDCN, TowerDLRM, TowerModel
 from pibroch.models.wide import DeepFM, WideAndDeep
 
-MODELS: dict[str, type[Model]] = {"dlrm": DLRM, "dcnv2": DCNv2, "deepfm": DeepFM, "wide_deep": WideAndDeep}
+MODELS: dict[str, type[Model]] = {
+    "dlrm": DLRM,
+    "dcnv2": DCNv2,
+    "deepfm": DeepFM,
+    "wide_deep": WideAndDeep,
+    "tower_dlrm": TowerDLRM,
+    "tower_dcn": TowerDCN,
+}
 
 
-def build_model(config: ModelConfig | str, num_dense: int, num_features: int, **options: Any) -> Model:
+def build_model(
+    config: ModelConfig | str, num_dense: int, num_features: int, features: Sequence[str] = (), **options: Any
+) -> Model:
     """A freshly initialised model; torch's seed decides its weights.
 
     Args:
         config: a configuration, or a model's name with the fields of `ModelConfig` as ``options``.
         num_dense: number of dense features, may be 0.
         num_features: number of categorical features.
+        features: their names, by which towers may group them.
         **options: fields of `ModelConfig`, only with a name.
 
     Raises:
@@ -39,4 +51,7 @@ def build_model(config: ModelConfig | str, num_dense: int, num_features: int, **
         raise ConfigError(
             f"a ModelConfig and {sorted(options)}", "one or the other", "use config.model_copy(update=...)"
         )
-    return MODELS[config.name](num_dense, num_features, config)
+    kind = MODELS[config.name]
+    if features and issubclass(kind, TowerModel):
+        return kind(num_dense, num_features, config, config.towers.numbers(tuple(features)))
+    return kind(num_dense, num_features, config)

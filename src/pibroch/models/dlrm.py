@@ -31,6 +31,17 @@ class DLRM(Model):
         self.top = MLP((dim + num_pairs, *config.top, 1), HiddenOptions.of(config))
 
     def logits(self, dense: Tensor, embeddings: Callable[[], Tensor]) -> Tensor:  # noqa: D102
-        bottom = self.bottom(dense) if self.bottom is not None else self.constant.expand(len(dense), -1)
-        out: Tensor = self.top(dot_interaction(bottom, embeddings()))
+        return self._top(self.dense_part(dense), embeddings())
+
+    def dense_part(self, dense: Tensor) -> Tensor:  # noqa: D102
+        out: Tensor = self.bottom(dense) if self.bottom is not None else self.constant.expand(len(dense), -1)
+        return out
+
+    def finish(self, dense: Tensor, begun: Tensor | None, embedded: Tensor) -> Tensor:  # noqa: D102
+        if begun is None:
+            return super().finish(dense, begun, embedded)
+        return self._top(begun, self._embeddings(embedded, len(dense)))
+
+    def _top(self, bottom: Tensor, vectors: Tensor) -> Tensor:
+        out: Tensor = self.top(dot_interaction(bottom, vectors))
         return out.squeeze(1)

@@ -93,6 +93,18 @@ def access_skew_plot(skew: dict[str, list[float]]) -> str:
     return _svg(figure, axes)
 
 
+def map_plot(points: Sequence[Sequence[float]], names: Sequence[str], groups: Sequence[int]) -> str:
+    """Named points of a plane, in the colours of their groups."""
+    figure, axes = _axes("", "")
+    for group in sorted(set(groups)):
+        here = [point for point, number in zip(points, groups, strict=True) if number == group]
+        axes.scatter([x for x, _ in here], [y for _, y in here], s=28, label=f"tower {group}")
+    for (x, y), name in zip(points, names, strict=True):
+        axes.annotate(name, (x, y), (3, 3), textcoords="offset points", fontsize=7.5)
+    axes.set_aspect("equal")
+    return _svg(figure, axes)
+
+
 def _axes(x_label: str, y_label: str) -> tuple[Figure, Axes]:
 
     with rc_context(_STYLE):

@@ -17,11 +17,14 @@ class Assignment:
         partition_of: by table, uint16 ``[num_rows]``: the partition of each row. A partition may have rows of several tables.
         home: uint16 ``[P]``: the shard that owns a partition's rows.
         copies: bool ``[P, num_shards]``: the shards besides the home that hold a replica of them.
+        source: uint16 ``[P, num_shards]``: the shard from which each reads a partition; ``None`` for the rule of
+            :func:`pibroch.planner.cost.sources`.
     """
 
     partition_of: Mapping[str, NDArray[np.uint16]]
     home: NDArray[np.uint16]
     copies: NDArray[np.bool_]
+    source: NDArray[np.uint16] | None = None
 
     @property
     def num_shards(self) -> int:

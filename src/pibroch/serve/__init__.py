@@ -1,1 +1,5 @@
-"""From a checkpoint to answers: predictors, exports, and a server for them."""
+"""From trained models to answers: predictors, exports, a server for them, and inference of many ranks."""
+
+from pibroch.serve.bounded_lag import BoundedLagPipeline, Prediction
+
+__all__ = ["BoundedLagPipeline", "Prediction"]

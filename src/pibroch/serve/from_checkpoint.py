@@ -41,7 +41,7 @@ def open_checkpoint(path: Path, data: Path | None = None) -> OpenedModel:
     config, schema = manifest.config, schema_of(manifest)
     embeddings = _load_embeddings(folder, manifest).eval()
     num_rows = {name: saved.num_rows for name, saved in manifest.tables.items()}
-    dense = dense_layers(config.model, len(schema.dense), len(num_rows), dense_state(folder, manifest), str(folder))
+    dense = dense_layers(config.model, len(schema.dense), list(num_rows), dense_state(folder, manifest), str(folder))
     return OpenedModel(
         source=str(folder),
         version=version_of(folder, manifest),

@@ -38,7 +38,7 @@ def open_export(folder: Path, verify: bool = True) -> OpenedModel:
         raise DamagedCheckpointError(
             f"{folder}, which is damaged: {error}", "a whole export", "export again"
         ) from error
-    num_dense, num_features = len(manifest.schema_.dense), len(manifest.tables)
+    num_dense, features = len(manifest.schema_.dense), [table.name for table in manifest.tables]
     return OpenedModel(
         source=str(folder),
         version=manifest.version,
@@ -48,7 +48,7 @@ def open_export(folder: Path, verify: bool = True) -> OpenedModel:
         features=rows.features,
         num_rows={table.name: table.num_rows for table in manifest.tables},
         lookup=rows,
-        dense=dense_layers(manifest.model, num_dense, num_features, state, str(folder)),
+        dense=dense_layers(manifest.model, num_dense, features, state, str(folder)),
         bf16=manifest.bf16,
         vocabularies=vocabularies,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,7 +54,7 @@ class OpenedModel:
 
 
 def dense_layers(
-    config: ModelConfig, num_dense: int, num_features: int, state: Mapping[str, Tensor], source: str
+    config: ModelConfig, num_dense: int, features: Sequence[str], state: Mapping[str, Tensor], source: str
 ) -> nn.Module:
     """Layers with these weights; none is initialised, which would draw random numbers.
 
@@ -62,7 +62,7 @@ def dense_layers(
         CheckpointError: when the weights are not those of the configuration.
     """
     with _one_at_a_time, torch.device("meta"):
-        model = build_model(config, num_dense, num_features)
+        model = build_model(config, num_dense, len(features), features)
     try:
         model.to_empty(device="cpu").load_state_dict(state)
     except RuntimeError as error:

@@ -120,6 +120,11 @@ class Predictor:
         """Probabilities of a batch, float32 ``[B]``; as :meth:`logits` else."""
         return torch.sigmoid(self.logits(batch))
 
+    def embed(self, batch: JaggedBatch) -> Tensor:
+        """The embeddings of a batch, float32 ``[B, F, D]``, features in the order of the model; errors as of :meth:`logits`."""
+        with torch.no_grad():
+            return self._model.lookup(batch)
+
     def __call__(self, batch: JaggedBatch) -> Tensor:
         """See :meth:`scores`."""
         return self.scores(batch)

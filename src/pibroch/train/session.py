@@ -127,7 +127,8 @@ def build_session(
         world.ranks.open_channel(),
         **exchange.options(beside.workers),
     )
-    model = data_parallel(build_model(config.model, len(schema.dense), len(schema.categorical)), world.ranks)
+    names = tuple(feature.name for feature in schema.categorical)
+    model = data_parallel(build_model(config.model, len(schema.dense), len(names), names), world.ranks)
     optimizer = build_dense_optimizer(config.optimizer, model.parameters())
     averages = _averages(model, config.train.average)
     processors = _processors(beside.processors, world)

@@ -93,7 +93,7 @@ def test_embeddings_may_come_when_they_are_asked_for(name: str) -> None:
     logits = model(dense, embeddings)
     assert torch.equal(logits, model(dense, embedded))
     assert events.count("asked") == 1
-    first = {"dlrm": 1, "dcnv2": 0, "deepfm": 1, "wide_deep": 1}
+    first = {"dlrm": 1, "dcnv2": 0, "deepfm": 1, "wide_deep": 1, "tower_dlrm": 1, "tower_dcn": 1}
     assert events.index("asked") == first[name]
 
 

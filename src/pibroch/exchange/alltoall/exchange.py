@@ -17,7 +17,7 @@ from pibroch.data import JaggedBatch
 from pibroch.errors import DataError
 from pibroch.exchange.agreement import and_then_fillers
 from pibroch.exchange.alltoall.group_lanes import GroupLanes
-from pibroch.exchange.alltoall.lane import Route
+from pibroch.exchange.alltoall.lane import Lane, Route
 from pibroch.exchange.base import Exchange, Rates
 from pibroch.exchange.messages import together
 from pibroch.exchange.wire import RowWire
@@ -94,6 +94,11 @@ class AllToAllExchange(Exchange[Routed]):
             routes, rows = pending.routes.result(), pending.rows.result()
         pooled = [route.pool(fetched) for route, fetched in zip(routes, rows, strict=True)]
         return self.assemble(batch, pooled), Routed(batch, routes)
+
+    @property
+    def lanes(self) -> Sequence[Lane]:
+        """Of all groups, in their order."""
+        return self._lanes
 
     def assemble(self, batch: JaggedBatch, pooled: Sequence[Tensor]) -> list[Tensor]:
         """The embeddings of each group from those of all lanes."""

@@ -6,6 +6,8 @@ What it says to other ranks it says in talks, see :mod:`pibroch.exchange.message
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -18,7 +20,7 @@ from pibroch.exchange.agreement import bad_batch
 from pibroch.exchange.layout import LaneLayout
 from pibroch.exchange.messages import Counts, Rows, Talk
 from pibroch.exchange.wire import RowWire
-from pibroch.kernels.arrays import Ints, Records
+from pibroch.kernels.arrays import Bytes, Ints, Records
 
 
 class Route(ABC):
@@ -47,6 +49,23 @@ class Route(ABC):
     @abstractmethod
     def update(self, gradients: Tensor, learning_rate: float, step: int) -> Talk[None]:
         """Send `combine`'s result to the owners and apply what came here, summed in rank order, once to each row."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneQuestion:
+    """What a lane asks of every rank for a batch that nothing is updated for: no talk, one message there and one back.
+
+    Attributes:
+        parts: bytes for each rank, a multiple of four.
+        notes: a number for each rank that goes with them.
+        num_vectors: how many each rank will answer with.
+        pool: gives of all ranks' answers, ``[num_vectors, width]`` each, what :meth:`Route.pool` would.
+    """
+
+    parts: Sequence[Bytes]
+    notes: Sequence[int]
+    num_vectors: Sequence[int]
+    pool: Callable[[Sequence[Records]], Tensor]
 
 
 class Lane(ABC):
@@ -80,6 +99,18 @@ class Lane(ABC):
         Raises:
             RowIdError: for an id outside its table, on the rank whose batch has it; DataError that names it on the others.
         """
+
+    @abstractmethod
+    def ask(self, batch: JaggedBatch) -> LaneQuestion:
+        """What this rank has to ask for a batch of at least the lane's features, checked.
+
+        Raises:
+            RowIdError: for an id outside its table; nobody else knows of the batch yet.
+        """
+
+    @abstractmethod
+    def answer(self, question: Bytes, num_samples: int, note: int, averaged_at: int | None) -> Records:
+        """Vectors ``[num_vectors, width]`` for one rank's part of a :class:`LaneQuestion`, of a batch of so many samples."""
 
     def exchange_heads(self, heads: Tensor, problem: RowIdError | None) -> Talk[Ints]:
         """Row p of int64 ``heads`` ``[W, k]`` to rank p; returns theirs. The first number is negative for a bad batch."""

@@ -8,6 +8,7 @@ Shape legend: B_p samples of rank p, F_p features whose tables rank p holds, D w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +17,8 @@ from torch import Tensor
 
 from pibroch.data import JaggedBatch
 from pibroch.embedding.rows import NO_SCALE, group_rows, read_rows, update_rows
-from pibroch.errors import ConfigError
-from pibroch.exchange.alltoall.lane import Lane, Route
+from pibroch.errors import ConfigError, RowIdError
+from pibroch.exchange.alltoall.lane import Lane, LaneQuestion, Route
 from pibroch.exchange.messages import Talk, Values
 from pibroch.exchange.rows import BatchIds, group, pool, pooling_scale, row_id_error
 from pibroch.kernels import parallel
@@ -48,15 +49,12 @@ class BagRoute(Route):
 
     def fetch(self, averaged_at: int | None) -> Talk[Records]:
         """For each owner in turn its features' vectors, ``[B * F_p, D]``."""
-        pooled = [self._pooled(ids, averaged_at) for ids in self.bags]
+        pooled = [self.lane.pooled(ids, averaged_at) for ids in self.bags]
         return (yield from self.lane.carry(torch.cat(pooled), [len(part) for part in pooled], self._own_bags()))
 
     def pool(self, fetched: Records) -> Tensor:
         """See :class:`Route`."""
-        layout, size = self.lane.layout, self.num_samples[self.lane.rank]
-        parts = torch.from_numpy(fetched).split(self._own_bags())
-        shapes = zip(parts, layout.num_features_of_shard, strict=True)
-        return torch.cat([part.view(size, count, layout.width) for part, count in shapes], 1)
+        return self.lane.joined(fetched, self.num_samples[self.lane.rank])
 
     def combine(self, gradient: Tensor) -> Tensor:
         """The gradients of each owner's bags in turn, ``[B * F, D]``."""
@@ -84,15 +82,6 @@ class BagRoute(Route):
         """This rank's bags by owner."""
         return [self.num_samples[self.lane.rank] * count for count in self.lane.layout.num_features_of_shard]
 
-    def _pooled(self, ids: BatchIds, averaged_at: int | None) -> Tensor:
-        """One rank's bags, ``[B_p * F, D]``."""
-        lane, rows = self.lane, ids.row_ids
-        records: Stored = lane.shard.stored
-        if averaged_at is not None:
-            records = read_rows(lane.shard, lane.optimizer, ids.row_ids, averaged_at)
-            rows = np.arange(len(rows))
-        return pool(ids, records, rows, lane.layout.width).view(-1, lane.layout.width)
-
 
 class PooledLane(Lane):
     """The owner of a table pools its bags for all ranks; the lane's features stand in the order of their owners.
@@ -103,7 +92,56 @@ class PooledLane(Lane):
 
     def route(self, batch: JaggedBatch, is_real: bool = True) -> Talk[Route]:
         """See :class:`Lane`."""
-        layout, batch = self.layout, batch.pick(self.layout.features)
+        batch = batch.pick(self.layout.features)
+        messages, scaled, problem = self._messages(batch)
+        counts = [len(message) for message in messages]
+        heads = [[-1 if problem else batch.batch_size, is_real, count, scaled] for count in counts]
+        received = yield from self.exchange_heads(torch.tensor(heads), problem)
+        sizes = received[:, 2].tolist()
+        came = yield Values(torch.from_numpy(np.concatenate(messages)), counts, sizes)
+        pieces = zip(came.tensor.split(sizes), received, strict=True)
+        bags = [self._bags(piece.numpy(), int(size), bool(scaled)) for piece, (size, _, _, scaled) in pieces]
+        grouped = [group(ids) for ids in bags]
+        updates = group_rows(np.concatenate([each.rows for each in grouped]))
+        return BagRoute(self, received[:, 0].tolist(), bags, grouped, updates, bool(received[:, 1].any()))
+
+    def ask(self, batch: JaggedBatch) -> LaneQuestion:
+        """See :class:`Lane`."""
+        messages, scaled, problem = self._messages(batch.pick(self.layout.features))
+        if problem is not None:
+            raise problem
+        size = batch.batch_size
+
+        def join(answers: Sequence[Records]) -> Tensor:
+            return self.joined(np.concatenate(answers), size)
+
+        num_vectors = [size * count for count in self.layout.num_features_of_shard]
+        return LaneQuestion(messages, [int(scaled)] * len(messages), num_vectors, join)
+
+    def answer(self, question: Bytes, num_samples: int, note: int, averaged_at: int | None) -> Records:
+        """See :class:`Lane`."""
+        pooled: Records = self.pooled(self._bags(question, num_samples, bool(note)), averaged_at).numpy()
+        return pooled
+
+    def pooled(self, ids: BatchIds, averaged_at: int | None) -> Tensor:
+        """One rank's bags, ``[B_p * F, D]``."""
+        rows = ids.row_ids
+        records: Stored = self.shard.stored
+        if averaged_at is not None:
+            records = read_rows(self.shard, self.optimizer, ids.row_ids, averaged_at)
+            rows = np.arange(len(rows))
+        return pool(ids, records, rows, self.layout.width).view(-1, self.layout.width)
+
+    def joined(self, fetched: Records, num_samples: int) -> Tensor:
+        """Vectors of each owner's features in turn, ``[B * F_p, D]``, as ``[B, F, D]``."""
+        layout = self.layout
+        parts = torch.from_numpy(fetched).split([num_samples * count for count in layout.num_features_of_shard])
+        shapes = zip(parts, layout.num_features_of_shard, strict=True)
+        return torch.cat([part.view(num_samples, count, layout.width) for part, count in shapes], 1)
+
+    def _messages(self, batch: JaggedBatch) -> tuple[list[Bytes], bool, RowIdError | None]:
+        """What each owner hears of its bags, whether there are scales among it, and what is wrong with the batch."""
+        layout = self.layout
         if batch.by_id:
             raise ConfigError(
                 "weights that are learned with the placement table_wise_pooled, where owners pool",
@@ -115,19 +153,9 @@ class PooledLane(Lane):
         if bad >= 0:
             problem = row_id_error(layout.features, layout.homes.num_rows, batch, int(bad))
         scale = pooling_scale(batch, layout.readers.mean)
-        messages = [self._message(p, addresses, offsets, scale) for p in range(self.world_size)]
-        counts = [len(message) for message in messages]
-        heads = [[-1 if problem else batch.batch_size, is_real, count, len(scale) > 0] for count in counts]
-        received = yield from self.exchange_heads(torch.tensor(heads), problem)
-        sizes = received[:, 2].tolist()
-        came = yield Values(torch.cat(messages), counts, sizes)
-        pieces = zip(came.tensor.split(sizes), received, strict=True)
-        bags = [self._bags(piece.numpy(), int(size), bool(scaled)) for piece, (size, _, _, scaled) in pieces]
-        grouped = [group(ids) for ids in bags]
-        updates = group_rows(np.concatenate([each.rows for each in grouped]))
-        return BagRoute(self, received[:, 0].tolist(), bags, grouped, updates, bool(received[:, 1].any()))
+        return [self._message(p, addresses, offsets, scale) for p in range(self.world_size)], len(scale) > 0, problem
 
-    def _message(self, owner: int, addresses: Ints, offsets: Ints, scale: Records) -> Tensor:
+    def _message(self, owner: int, addresses: Ints, offsets: Ints, scale: Records) -> Bytes:
         """What one owner hears of its bags."""
         ends = np.cumsum([0, *self.layout.num_features_of_shard])
         bags_per_feature = (len(offsets) - 1) // max(1, int(ends[-1]))
@@ -136,7 +164,7 @@ class PooledLane(Lane):
         lengths = np.diff(offsets[first : last + 1]).astype(np.int32)
         rows = (addresses[span] - self.layout.bounds[owner]).astype(self.id_type)
         parts = [lengths, rows, scale[span] if len(scale) else NO_SCALE]
-        return torch.from_numpy(np.concatenate([part.view(np.uint8) for part in parts]))
+        return np.concatenate([part.view(np.uint8) for part in parts])
 
     def _bags(self, message: Bytes, num_samples: int, scaled: bool) -> BatchIds:
         """What :meth:`_message` said."""

@@ -5,10 +5,13 @@ Shape legend: B samples of this rank, F features of the lane, D its width, V ids
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pibroch.data import JaggedBatch
@@ -16,10 +19,10 @@ from pibroch.embedding.rows import NO_SCALE, group_rows, read_rows, update_rows
 from pibroch.errors import RowIdError
 from pibroch.exchange.alltoall.column_norms import needs_whole_rows, with_whole_rows
 from pibroch.exchange.alltoall.copies import WAYS, OwnedCopies
-from pibroch.exchange.alltoall.lane import Lane, Route
+from pibroch.exchange.alltoall.lane import Lane, LaneQuestion, Route
 from pibroch.exchange.messages import Talk, Values
 from pibroch.exchange.rows import BatchIds, DistinctRows, pool, row_id_error
-from pibroch.kernels.arrays import Ints, Records, RowIds
+from pibroch.kernels.arrays import Bytes, Ints, Records, RowIds
 from pibroch.kernels.route import numba as routing
 from pibroch.kernels.scatter_update.numba import Grouped
 
@@ -124,10 +127,9 @@ class RowLane(Lane):
         ids, problem = self.resolve(batch.pick(layout.features))
         here = DistinctRows.of(ids)
         rows = here.grouped.rows
-        ends = np.searchsorted(rows, layout.bounds)
+        ends, offsets = self._by_owner(rows)
         wanted = np.diff(ends).tolist()
         replicated = int(np.searchsorted(rows, layout.bounds[rank] + layout.num_replicated) - ends[rank])
-        offsets = (rows - np.repeat(layout.bounds[:-1], wanted)).astype(self.id_type)
         own = offsets[ends[rank] : ends[rank + 1]]
         copies = self._owned_copies(own[:replicated])
         copied = [own[:replicated] if copies is None else own[copies.owned_by(p)] for p in range(self.world_size)]
@@ -163,6 +165,31 @@ class RowLane(Lane):
         if way is None or not num_rows or self.world_size == 1 or self.is_frozen:
             return None
         return way(num_rows, self.rank, self.world_size, own.astype(np.int64))
+
+    def ask(self, batch: JaggedBatch) -> LaneQuestion:
+        """See :class:`Lane`."""
+        ids, problem = self.resolve(batch.pick(self.layout.features))
+        if problem is not None:
+            raise problem
+        here = DistinctRows.of(ids)
+        ends, offsets = self._by_owner(here.grouped.rows)
+        parts = [offsets[start:end].view(np.uint8) for start, end in pairwise(ends.tolist())]
+
+        def pool_rows(answers: Sequence[Records]) -> Tensor:
+            return pool(ids, np.concatenate(answers), here.places, self.layout.width)
+
+        return LaneQuestion(parts, [0] * len(parts), np.diff(ends).tolist(), pool_rows)
+
+    def answer(self, question: Bytes, num_samples: int, note: int, averaged_at: int | None) -> Records:
+        """See :class:`Lane`."""
+        offsets = question.view(self.id_type).astype(np.int64)
+        return read_rows(self.shard, self.optimizer, offsets, averaged_at)
+
+    def _by_owner(self, rows: Ints) -> tuple[Ints, NDArray[np.signedinteger]]:
+        """Of rising addresses the bounds of each owner's, and all as offsets in the owner's shard."""
+        bounds = self.layout.bounds
+        ends: Ints = np.searchsorted(rows, bounds)
+        return ends, (rows - np.repeat(bounds[:-1], np.diff(ends))).astype(self.id_type)
 
     def resolve(self, batch: JaggedBatch) -> tuple[BatchIds, RowIdError | None]:
         """The batch's ids as addresses; where one is outside its table, no ids and the error, for all ranks to hear of."""

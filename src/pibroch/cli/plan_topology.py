@@ -1,0 +1,53 @@
+"""``pibroch plan topology``: what a byte costs between the ranks of a machine, or of several."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from pibroch.cli.console import console, leave_with, results
+from pibroch.cli.launch import Crew, die_with_launcher, is_rank
+from pibroch.errors import StorageError
+from pibroch.process import tune_process
+
+
+def plan_topology(
+    out: Annotated[Path, typer.Option(help="The file to write, for `pibroch plan --topology`: .json.")],
+    ranks: Annotated[int, typer.Option(min=1, help="So many ranks on this machine; torchrun says it otherwise.")] = 1,
+) -> None:
+    """Measure the links between ranks: own memory, a neighbour's, another host's, and the sum over all.
+
+    On several machines run it as training is run there:
+
+      torchrun --nnodes 2 --nproc-per-node 1 ... -m pibroch plan topology --out topology.json
+    """
+    die_with_launcher()
+    tune_process(is_alone=False if ranks > 1 else None)
+    if ranks > 1 and not is_rank():
+        with Crew(ranks, []) as crew:
+            failed = crew.wait()
+        raise typer.Exit(0 if failed is None else 1)
+    from pibroch.collectives.world import world_of_environment
+    from pibroch.planner.topology import ClusterTopology
+    from pibroch.train.measured_topology import measure
+
+    with world_of_environment(leave_with) as world:
+        size = world.ranks.world_size
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("pairs"))
+        with Progress(*columns, console=console, disable=not (world.is_first and console.is_terminal)) as bar:
+            task = bar.add_task("", total=size * (size - 1) // 2)
+            found = measure(world.control, lambda: bar.advance(task)).content()
+        if not world.is_first:
+            return
+        ClusterTopology.of(found, "what was measured")
+        try:
+            out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise StorageError(f"{error.strerror} while writing {out}", "a place to write to") from error
+        for number, row in enumerate(found["cost"]):  # type: ignore[arg-type, var-annotated]
+            results.print(f"rank {number} reads at " + "  ".join(f"{cost:>7g}" for cost in row), highlight=False)
+        results.print(f"wrote {out}")

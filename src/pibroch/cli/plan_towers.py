@@ -1,0 +1,80 @@
+"""``pibroch plan towers``: groups of features for models with towers."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from pibroch.cli.console import console, results
+from pibroch.process import tune_process
+
+
+class Strategy(StrEnum):
+    """Which features share a tower."""
+
+    COHERENT = "coherent"
+    DIVERSE = "diverse"
+
+
+class Weight(StrEnum):
+    """What towers have about the same of."""
+
+    BYTES = "bytes"
+    LOOKUPS = "lookups"
+
+
+def plan_towers(
+    checkpoint: Annotated[Path, typer.Option(help="A checkpoint, or a run directory for its best one.")],
+    data: Annotated[Path, typer.Option(help="The encoded dataset that it was trained on.")],
+    out: Annotated[Path, typer.Option(help="The file for the groups, for `--set model.towers.groups=FILE`.")],
+    towers: Annotated[int, typer.Option(min=1, help="How many, such as one for each host.")] = 2,
+    strategy: Annotated[
+        Strategy, typer.Option(help="Features that are alike share a tower, or features that are not; try both.")
+    ] = Strategy.COHERENT,
+    balance: Annotated[
+        Weight, typer.Option(help="What towers are to have about the same of, besides features.")
+    ] = Weight.BYTES,
+    size_ratio: Annotated[float, typer.Option(min=1.0, help="Most features of a tower by the fewest of one.")] = 1.5,
+    categories: Annotated[
+        Path | None,
+        typer.Option(help="A TOML file of lists of features, such as user = [...]: towers do not mix them."),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="So many samples of the training split are looked at.")] = 20_000,
+    page: Annotated[
+        Path | None, typer.Option(help="A page with the map of features, which needs no other file.")
+    ] = None,
+) -> None:
+    """Group features into towers by how alike their learned embeddings are (DMT, Sec. 3.3).
+
+    Train a model without towers for a while, group its features, then train one with towers:
+
+      pibroch train RECIPE --data DIR --run-dir runs/parent
+      pibroch plan towers --checkpoint runs/parent --data DIR --towers 4 --out groups.json
+      pibroch train RECIPE --data DIR --set model.name=tower_dlrm --set model.towers.groups=groups.json
+    """
+    tune_process()
+    from pibroch.data import EncodedDataset
+    from pibroch.planner.towers import Balance
+    from pibroch.train.run import open_for
+    from pibroch.train.tower_groups import group_features, read_categories, write_groups, write_map
+
+    dataset = EncodedDataset.open(data)
+    predictor, _ = open_for(checkpoint, dataset)
+    kinds = None if categories is None else read_categories(categories, predictor.features)
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("samples"), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=min(samples, len(dataset.split("train"))))
+        found = group_features(
+            predictor, dataset, towers, samples, strategy.value, Balance(size_ratio), kinds,
+            weigh_bytes=balance is Weight.BYTES, advance=lambda count: bar.advance(task, count),
+        )  # fmt: skip
+    write_groups(out, found)
+    if page is not None:
+        write_map(page, found)
+    for number, group in enumerate(found.groups):
+        results.print(f"tower {number}: {found.bytes_of(group) / 2**20:,.1f} MiB  {', '.join(group)}", soft_wrap=True)
+    results.print(f"similarity inside towers {found.inside:.3f}, between them {found.between:.3f}; wrote {out}")

@@ -1,0 +1,142 @@
+"""What bounded lag needs of a network: numbered messages that are put once and taken once, and word of ranks that are lost."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pibroch.collectives.bounded_lag.losses import Patience
+from pibroch.errors import RankFailedError
+from pibroch.kernels.arrays import Bytes, Ints
+
+
+class Slot(NamedTuple):
+    """Where a message travels.
+
+    Attributes:
+        stream: of messages that are numbered together; a transport has one or several.
+        number: of the message in it, from 0 in steps of 1.
+    """
+
+    stream: int
+    number: int
+
+
+class RankParts(NamedTuple):
+    """Memory for, or from, each rank.
+
+    Attributes:
+        addresses: int64 ``[W]``.
+        sizes: int64 ``[W]``, bytes.
+        kept: what keeps that memory alive.
+    """
+
+    addresses: Ints
+    sizes: Ints
+    kept: object = None
+
+    @classmethod
+    def of(cls, arrays: Sequence[NDArray[np.generic]]) -> RankParts:
+        """One contiguous array a rank."""
+        addresses = np.array([each.ctypes.data for each in arrays], np.int64)
+        return cls(addresses, np.array([each.nbytes for each in arrays], np.int64), arrays)
+
+
+class LaggedTransport(ABC):
+    """Carries messages between this rank and some or all others of a group; what is for oneself is not looked at.
+
+    Nobody acknowledges a message. A slot, ``number % num_slots`` of a stream, is used again without asking, so whoever calls
+    keeps to a :class:`~pibroch.collectives.bounded_lag.window.LagWindow` of so many slots. One thread at a time calls.
+
+    Attributes:
+        rank, world_size: of the group.
+        peers: the ranks that are reached.
+        members: the group's ranks by their numbers in the run.
+        timeout_s: how long a wait may take.
+        num_slots: of each stream.
+
+    Raises:
+        RankFailedError: (waits) when a rank of the group was killed, stopped, or says that it lost another one.
+        TrainingError: (waits) when a rank lives and sends nothing for the group's time limit.
+    """
+
+    rank: int
+    world_size: int
+    peers: tuple[int, ...]
+    members: Sequence[int]
+    timeout_s: float
+    num_slots: int
+    _whole: LaggedTransport | None = None
+
+    @abstractmethod
+    def put(self, slot: Slot, going: RankParts, only: int | None = None) -> None:
+        """Send each peer its part, or the one of them that is named; returns when the memory may be written again."""
+
+    @abstractmethod
+    def put_beside(self, slot: Slot, going: RankParts, own: int) -> None:
+        """:meth:`put` to all peers, and copy this rank's own part to an address unless that is 0."""
+
+    @abstractmethod
+    def take(self, slot: Slot, coming: RankParts) -> None:
+        """Wait for the parts of all peers and copy them to memory of their sizes.
+
+        Raises:
+            InputError: for a part of another size.
+        """
+
+    @abstractmethod
+    def has_arrived(self, slot: Slot, peer: int) -> bool:
+        """Whether a peer's part is there. Does not wait."""
+
+    @abstractmethod
+    def view(self, slot: Slot, peer: int) -> Bytes:
+        """A peer's part that is there, to be read; valid until this rank puts the message ``num_slots // 2`` after it."""
+
+    def wait_for_news(self, seen: int, missing: Slot) -> int:
+        """Wait until something has arrived since ``seen``, a result of this method, was returned; 0 at first.
+
+        Args:
+            seen: see above.
+            missing: of those peers whose part of it is not there one is named if nothing ever comes.
+        """
+        patience = Patience(self.members, self.timeout_s)
+        while (news := self.sleep(seen)) == seen:
+            absent = [p for p in self.peers if not self.has_arrived(missing, p)]
+            self.look_at_others(absent, missing.number, patience)
+        return news
+
+    @abstractmethod
+    def sleep(self, seen: int) -> int:
+        """Wait until something has arrived, a tenth of a second at most; what :meth:`wait_for_news` returns."""
+
+    @abstractmethod
+    def look_at_others(self, missing: Sequence[int], number: int, patience: Patience) -> None:
+        """Raise for a rank that is lost: one that is missing, or any that another rank has given up for."""
+
+    @property
+    def whole(self) -> LaggedTransport:
+        """The transport of which this one is a part, or this one; those who must hear of a loss are its peers."""
+        return self._whole or self
+
+    def be_part_of(self, whole: LaggedTransport) -> None:
+        """Let all peers of another transport hear of losses that this one notices."""
+        self._whole = whole
+
+    def lost(self, rank: int, number: int | None, reason: str) -> RankFailedError:
+        """The error for a rank of the group that is lost; the others hear of it."""
+        with suppress(OSError):
+            self.whole.announce(rank)
+        return RankFailedError(self.members[rank], number, reason)
+
+    @abstractmethod
+    def announce(self, rank: int) -> None:
+        """Let the others know that this rank gives up because of one."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Say goodbye and give memory, sockets and threads back; peers still take what was put. Once is enough."""

@@ -1,0 +1,113 @@
+"""An all-to-all with bounded lag: a window says what is due, a transport does it."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from pibroch.collectives.bounded_lag.base import LaggedTransport, RankParts, Slot
+from pibroch.collectives.bounded_lag.shared_memory import SharedMemoryTransport
+from pibroch.collectives.bounded_lag.window import Complete, Instruction, LagWindow
+from pibroch.errors import PibrochError
+
+
+class LaggedAllToAll:
+    """The requests of one group, from any thread. Memory belongs to a request until it is waited for.
+
+    After a failure every later call gets the same error: the ranks do not agree any more on what was exchanged.
+
+    Args:
+        transport: of this exchange alone, with the slots of its window.
+        bound: k.
+
+    Attributes:
+        window: of the requests.
+    """
+
+    def __init__(self, transport: LaggedTransport, bound: int) -> None:
+        self.window = LagWindow(bound)
+        assert transport.num_slots == self.window.num_slots
+        self.transport = transport
+        self._shared = transport if isinstance(transport, SharedMemoryTransport) and _is_whole(transport) else None
+        self._outstanding: deque[RankParts] = deque()
+        self._lock = threading.RLock()
+        self._failure: PibrochError | None = None
+
+    def initiate(self, going: RankParts, coming: RankParts) -> int:
+        """Begin a request, after those that the bound wants out of the way; returns its number.
+
+        Args:
+            going: what each rank gets; not looked at any more when this returns.
+            coming: filled by :meth:`wait`, this rank's own part at once.
+        """
+        with self._lock:
+            self._check()
+            instructions = self.window.initiate()
+            self._outstanding.append(coming)
+            self._carry_out(instructions, going)
+            return self.window.num_initiated - 1
+
+    def wait(self, number: int) -> None:
+        """Complete everything up to and including a request."""
+        with self._lock:
+            if number >= self.window.num_completed:
+                self._check()
+                self._carry_out(self.window.wait(number))
+
+    def is_complete(self, number: int) -> bool:
+        """Whether :meth:`wait` would return at once; then it is done here."""
+        with self._lock:
+            self._check()
+            for each in range(self.window.num_completed, number + 1):
+                if not all(self.transport.has_arrived(Slot(0, each), p) for p in self.transport.peers):
+                    return False
+            self.wait(number)
+            return True
+
+    def exchange(self, source: int, target: int, nbytes: int) -> bool:
+        """A request of equal parts, waited for; false, and nothing done, where it takes the long way.
+
+        Args:
+            source: address of the parts that go out, contiguous in rank order.
+            target: of those that come.
+            nbytes: of each part.
+        """
+        shared, window = self._shared, self.window
+        if shared is None or nbytes > shared.slot_bytes:
+            return False
+        with self._lock:
+            self._check()
+            if window.num_outstanding:
+                self._carry_out(window.wait(window.num_initiated - 1))
+            number = window.initiate_alone()
+            try:
+                shared.exchange(Slot(0, number), source, target, nbytes)
+            except PibrochError as error:
+                self._failure = error
+                raise
+        return True
+
+    def close(self) -> None:
+        """Give the transport back; requests that are outstanding stay incomplete."""
+        self.transport.close()
+
+    def _carry_out(self, instructions: list[Instruction] | list[Complete], going: RankParts | None = None) -> None:
+        try:
+            for each in instructions:
+                if isinstance(each, Complete):
+                    self.transport.take(Slot(0, each.number), self._outstanding[0])
+                    self._outstanding.popleft()
+                elif going is not None:
+                    own = int(self._outstanding[-1].addresses[self.transport.rank])
+                    self.transport.put_beside(Slot(0, each.number), going, own)
+        except PibrochError as error:
+            self._failure = error
+            raise
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+def _is_whole(transport: LaggedTransport) -> bool:
+    return len(transport.peers) == transport.world_size - 1

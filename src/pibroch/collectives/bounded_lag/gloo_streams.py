@@ -1,0 +1,109 @@
+"""Frames over gloo's point-to-point messages: the comparison without a transport of one's own (paper's Table I, middle column).
+
+gloo must know a message's size before it comes, so a frame is two messages, a head of one size and the part.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Protocol, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pibroch.collectives.bounded_lag.streams import NOTHING, StreamFrame, StreamTransport
+from pibroch.collectives.gloo_threads import let_senders_finish
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]  # torch does not export it by name
+
+FOREVER = timedelta(days=365)
+"""A thread that reads waits as long as the group lives; who takes messages has a time limit of its own."""
+_NUM_KEPT = 64
+
+
+class _Pairs(Protocol):
+    """What torch's stubs leave out of ProcessGroupGloo."""
+
+    def send(self, tensors: list[Tensor], to: int, tag: int, /) -> dist.Work: ...
+    def recv(self, tensors: list[Tensor], sender: int, tag: int, /) -> dist.Work: ...
+
+
+_GROUPS: list[_Pairs] = []
+
+
+@atexit.register
+def _keep_to_the_end() -> None:
+    """Never free them: a thread that waits in gloo would come back to an interpreter that is gone."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_GROUPS))
+
+
+class GlooStreamTransport(StreamTransport):
+    """See :class:`StreamTransport`.
+
+    Args:
+        store: of this transport alone.
+        rank: as there.
+        members: as there.
+        num_slots: as there.
+        timeout_s: as there.
+    """
+
+    def __init__(self, store: Store, rank: int, members: Sequence[int], num_slots: int, timeout_s: float) -> None:
+        peers = [p for p in range(len(members)) if p != rank]
+        super().__init__(peers, rank, members, num_slots, timeout_s)
+        self._group = cast(_Pairs, dist.ProcessGroupGloo(store, rank, len(members), FOREVER))
+        let_senders_finish()
+        _GROUPS.append(self._group)
+        self._locks = {p: threading.Lock() for p in peers}
+        self._sent: dict[int, deque[tuple[dist.Work, Tensor]]] = {p: deque() for p in peers}
+        self.listen()
+
+    def send(self, peer: int, frame: StreamFrame) -> None:
+        """See :class:`StreamTransport`; gloo sends on its own, from a copy."""
+        head = torch.tensor([frame.stream, frame.number, len(frame.part)])
+        try:
+            with self._locks[peer]:
+                for tensor in (head, torch.from_numpy(frame.part.copy()))[: 2 if len(frame.part) else 1]:
+                    self._sent[peer].append((self._group.send([tensor], peer, 0), tensor))
+                while len(self._sent[peer]) > max(_NUM_KEPT, 8 * self.num_slots):  # of messages that were taken
+                    self._sent[peer].popleft()[0].wait()
+        except RuntimeError:
+            return  # its thread has noticed
+
+    def receive(self, peer: int) -> StreamFrame | None:
+        """See :class:`StreamTransport`."""
+        head = torch.empty(3, dtype=torch.int64)
+        try:
+            self._group.recv([head], peer, 0).wait()
+            stream, number, nbytes = head.tolist()
+            part = np.empty(nbytes, np.uint8) if nbytes else NOTHING
+            if nbytes:
+                self._group.recv([torch.from_numpy(part)], peer, 0).wait()
+        except RuntimeError:
+            return None
+        return StreamFrame(stream, number, part)
+
+    def end(self, timeout_s: float) -> None:
+        """See :class:`StreamTransport`. A stream ends with the other's goodbye; without it gloo's threads stay."""
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            return
+        with suppress(RuntimeError):
+            for sent in self._sent.values():
+                for work, _ in sent:
+                    work.wait(timedelta(seconds=timeout_s))
+        self._sent.clear()
+        _GROUPS.remove(self._group)
+        del self._group

@@ -1,0 +1,178 @@
+"""How the ranks of a group get a socket to each other: over a Unix socket within a host, over TCP between hosts.
+
+Each rank says in the group's store where it listens; the later of two ranks calls the earlier one. A secret of the store admits
+it, so that nobody else who reaches the port gets in; at a Unix socket the system also says whose process calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+import secrets
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from pibroch.collectives.peer_link import listen
+from pibroch.errors import TrainingError
+from pibroch.host import this_machine
+
+HELLO_TIMEOUT_S = 5.0
+_HELLO = struct.Struct("32sI")
+_CREDENTIALS = struct.Struct("3i")  # process, user, group at the other end of a Unix socket
+
+
+class KeyStore(Protocol):
+    """What is used of torch's stores."""
+
+    def set(self, key: str, value: str, /) -> None: ...  # noqa: D102
+    def get(self, key: str, /) -> bytes: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A rank as it presents itself.
+
+    Attributes:
+        machine: equal for those that can share memory.
+        unix: abstract name of its Unix socket, empty when it has none.
+        host, port: where it listens for others.
+    """
+
+    machine: str
+    unix: str
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """The sockets of a rank, connected and blocking, by the rank at the other end.
+
+    Attributes:
+        local: Unix sockets.
+        remote: TCP.
+    """
+
+    local: dict[int, socket.socket]
+    remote: dict[int, socket.socket]
+
+
+def meet(store: KeyStore, rank: int, size: int, timeout_s: float, *, shares_memory: bool = True) -> Meeting:
+    """Connect all ranks of a group, each of which calls this. Blocks.
+
+    Args:
+        store: of the group alone.
+        rank: of this process.
+        size: number of ranks.
+        timeout_s: for all to come.
+        shares_memory: whether ranks on this host are met at Unix sockets; the same on all ranks of a host.
+
+    Raises:
+        TrainingError: when some did not come.
+    """
+    deadline = time.monotonic() + timeout_s
+    if rank == 0:
+        store.set("secret", secrets.token_hex(16))
+    with _listening(shares_memory) as (servers, here):
+        store.set(f"member{rank}", json.dumps([here.machine, here.unix, here.host, here.port]))
+        members = {each: Member(*json.loads(store.get(f"member{each}"))) for each in range(size) if each != rank}
+        token = store.get("secret")
+        links: dict[int, socket.socket] = {}
+        try:
+            for each in range(rank):
+                links[each] = _call(members[each], here, rank, token, deadline)
+            _admit(servers, links, set(range(rank + 1, size)), token, deadline)
+        except OSError as error:
+            absent = sorted(set(members) - set(links))
+            for link in links.values():
+                link.close()
+            raise TrainingError(
+                f"no connection between rank {rank} and ranks {absent}: {error}", "all ranks started, each reaching the others",
+                "check their logs; between hosts set MASTER_ADDR to an address that all reach, and open the firewall",
+            ) from error  # fmt: skip
+    local = {each: link for each, link in links.items() if link.family == socket.AF_UNIX}
+    return Meeting(local, {each: link for each, link in links.items() if each not in local})
+
+
+def process_at(link: socket.socket) -> int:
+    """The process at the other end of a Unix socket; 0 when it is in another container."""
+    process: int = _credentials(link)[0]
+    return process
+
+
+@contextlib.contextmanager
+def _listening(shares_memory: bool) -> Iterator[tuple[list[socket.socket], Member]]:
+    server = listen(os.environ.get("MASTER_ADDR"))
+    servers, unix = [server], ""
+    try:
+        if shares_memory and hasattr(os, "memfd_create"):
+            unix = f"pibroch-lag-{secrets.token_hex(8)}"
+            servers.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            servers[-1].bind(f"\0{unix}")
+            servers[-1].listen(512)
+        host, port = server.getsockname()[:2]
+        yield servers, Member(this_machine(), unix, host, port)
+    finally:
+        for each in servers:
+            each.close()
+
+
+def _call(member: Member, here: Member, rank: int, token: bytes, deadline: float) -> socket.socket:
+    remaining = max(0.01, deadline - time.monotonic())
+    if member.unix and here.unix and member.machine == here.machine:
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        link.settimeout(remaining)
+        link.connect(f"\0{member.unix}")
+    else:
+        link = socket.create_connection((member.host, member.port), remaining)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    link.sendall(_HELLO.pack(token, rank))
+    link.settimeout(None)
+    return link
+
+
+def _admit(
+    servers: list[socket.socket], links: dict[int, socket.socket], expected: set[int], token: bytes, deadline: float
+) -> None:
+    while not expected <= set(links):
+        remaining = deadline - time.monotonic()
+        ready = select.select(servers, [], [], max(0.0, remaining))[0]
+        if not ready:
+            raise TimeoutError("they did not come in time")
+        for server in ready:
+            link = server.accept()[0]
+            rank = _hello(link, token)
+            if rank is None or rank in links or rank not in expected:
+                link.close()
+            else:
+                links[rank] = link
+
+
+def _hello(link: socket.socket, token: bytes) -> int | None:
+    """The rank of who calls, if it knows the secret."""
+    link.settimeout(HELLO_TIMEOUT_S)
+    try:
+        if link.family == socket.AF_UNIX and _credentials(link)[1] not in (os.geteuid(), 0):
+            return None
+        hello = link.recv(_HELLO.size, socket.MSG_WAITALL)
+        given, rank = _HELLO.unpack(hello)
+    except (OSError, struct.error):
+        return None
+    if link.family != socket.AF_UNIX:
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    link.settimeout(None)
+    return int(rank) if hmac.compare_digest(given, token) else None
+
+
+def _credentials(link: socket.socket) -> tuple[int, int, int]:
+    process, user, group = _CREDENTIALS.unpack(
+        link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    return process, user, group

@@ -1,0 +1,82 @@
+"""Opening a transport between the ranks of a group: who shares a host, and what carries the messages of whom."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # torch does not export it by name
+from torch.distributed.distributed_c10d import _get_default_store
+
+from pibroch.collectives.bounded_lag.base import LaggedTransport
+from pibroch.collectives.bounded_lag.gloo_streams import GlooStreamTransport
+from pibroch.collectives.bounded_lag.meeting import meet
+from pibroch.collectives.bounded_lag.mixed import MixedTransport
+from pibroch.collectives.bounded_lag.options import BoundedLagOptions
+from pibroch.collectives.bounded_lag.shared_memory import SharedMemoryTransport
+from pibroch.collectives.bounded_lag.tcp import TcpTransport
+from pibroch.collectives.ranks import Ranks
+from pibroch.errors import ConfigError
+from pibroch.kernels.atomics import FUTEX_CALL
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]  # torch does not export it by name
+
+
+def open_lagged_transport(
+    store: Store, rank: int, members: Sequence[int], num_slots: int, options: BoundedLagOptions, timeout_s: float,
+    num_streams: int = 1,
+) -> LaggedTransport:  # fmt: skip
+    """A transport between all members, each of which calls this. Blocks.
+
+    Args:
+        store: of this transport alone.
+        rank: of this process in the group.
+        members: the group's ranks, at least two, by their numbers in the run.
+        num_slots: of each stream.
+        options: of the group.
+        timeout_s: for all to come, and of each wait later.
+        num_streams: of messages that are numbered together.
+
+    Raises:
+        TrainingError: when some did not come.
+    """
+    name = options.resolved_transport()
+    if name == "gloo":
+        return GlooStreamTransport(store, rank, members, num_slots, timeout_s)
+    shares_memory = name == "auto" and FUTEX_CALL is not None
+    meeting = meet(store, rank, len(members), timeout_s, shares_memory=shares_memory)
+    if not meeting.local:
+        return TcpTransport(meeting.remote, rank, members, num_slots, timeout_s)
+    local = SharedMemoryTransport(meeting.local, rank, members, num_slots, options.slot_bytes, num_streams, timeout_s)
+    if not meeting.remote:
+        return local
+    return MixedTransport(local, TcpTransport(meeting.remote, rank, members, num_slots, timeout_s, local.wake))
+
+
+_OPENED: WeakKeyDictionary[dist.ProcessGroup, Counter[tuple[int, ...]]] = WeakKeyDictionary()
+
+
+def transport_of(ranks: Ranks, num_slots: int, options: BoundedLagOptions, num_streams: int) -> LaggedTransport:
+    """A transport between the members of a group of ranks, who open theirs in the same order. Blocks.
+
+    Raises:
+        ConfigError: without torch.distributed's default group.
+        TrainingError: when some did not come.
+    """
+    world = dist.group.WORLD if dist.is_initialized() else None
+    if world is None:
+        raise ConfigError(
+            f"{ranks.world_size} ranks without a process group",
+            "one",
+            'call torch.distributed.init_process_group("bls")',
+        )
+    opened = _OPENED.setdefault(world, Counter())
+    opened[ranks.members] += 1
+    name = f"pibroch/lag/{sha256(repr(ranks.members).encode()).hexdigest()}/{opened[ranks.members]}"
+    store = PrefixStore(name, _get_default_store())
+    return open_lagged_transport(store, ranks.rank, ranks.members, num_slots, options, ranks.timeout_s, num_streams)

@@ -1,0 +1,56 @@
+"""What users choose of bounded lag, and the environment's defaults."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from pibroch.errors import ConfigError
+
+SLOT_BYTES = 1 << 16
+TRANSPORTS = ("auto", "stream", "gloo")
+BOUND_VARIABLE, TRANSPORT_VARIABLE = "PIBROCH_BLS_BOUND", "PIBROCH_BLS_TRANSPORT"
+
+
+@dataclass(slots=True)
+class BoundedLagOptions:
+    """Options of the backend ``bls``, for ``init_process_group(..., pg_options=)`` and ``new_group(..., pg_options=)``.
+
+    Attributes:
+        bound: k, requests that may be outstanding before a rank blocks; ``PIBROCH_BLS_BOUND`` when absent, else 1.
+        transport: ``auto``, shared memory within a host and streams between hosts, ``stream`` everywhere, or ``gloo``, whose
+            messages between pairs are slower; ``PIBROCH_BLS_TRANSPORT`` when absent, else ``auto``.
+        slot_bytes: what fits a slot; larger messages travel in segments that are made when they are needed.
+    """
+
+    bound: int | None = None
+    transport: str | None = None
+    slot_bytes: int = SLOT_BYTES
+
+    def resolved_bound(self) -> int:
+        """The bound that is in force.
+
+        Raises:
+            ConfigError: for what is no number, or a negative one.
+        """
+        if self.bound is not None:
+            found, where = self.bound, "bound"
+        else:
+            text, where = os.environ.get(BOUND_VARIABLE, "1"), BOUND_VARIABLE
+            if not text.lstrip("-").isdecimal():
+                raise ConfigError(f"{BOUND_VARIABLE}={text}", "a number", "0 is an ordinary all-to-all")
+            found = int(text)
+        if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+            raise ConfigError(f"{where} {found!r}", "an integer, 0 or more", "0 is an ordinary all-to-all")
+        return found
+
+    def resolved_transport(self) -> str:
+        """The transport that is in force.
+
+        Raises:
+            ConfigError: for one that is not known.
+        """
+        name = self.transport or os.environ.get(TRANSPORT_VARIABLE) or "auto"
+        if name not in TRANSPORTS:
+            raise ConfigError(f"transport {name!r} of bounded lag", f"one of {', '.join(TRANSPORTS)}")
+        return name

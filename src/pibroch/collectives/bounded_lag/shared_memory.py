@@ -1,0 +1,280 @@
+"""Bounded-lag messages within a host: each rank puts into slots of the others' memory, and nobody else takes part.
+
+A rank has one segment, its inbox, that the others map when the group is made: a head and, for each stream and sender, a ring of
+slots. What does not fit a slot travels in a segment of the sender's for that slot, whose descriptor goes once over the Unix
+socket and whose id is in the slot's header; a larger message later brings a larger segment. Since the slot may be written
+again, its segment may be, too: nobody is asked. The segments have no names (memfd), so that nothing stays behind a killed rank.
+
+The sockets carry descriptors, and their ends say that a process has ended. Waiting spins for a while, gives way, then sleeps.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+
+from pibroch.collectives.bounded_lag.base import LaggedTransport, RankParts, Slot
+from pibroch.collectives.bounded_lag.losses import ENDED, LEFT, STOPPED, Patience, state_of
+from pibroch.collectives.bounded_lag.meeting import process_at
+from pibroch.errors import InputError, TrainingError
+from pibroch.kernels.arrays import Bytes, Ints
+from pibroch.kernels.ring import numba as ring
+from pibroch.rpc.segments import ForeignSegment, OwnSegment
+
+HEAD_BYTES = 4096
+NOTE = 128
+"""Place in the head: number of the rank that this one gave up for, plus one; or CLOSED."""
+CLOSED = -1
+SLEEP_US = 100_000
+"""The longest sleep between two looks at the others."""
+SOCKET_TIMEOUT_S = 5.0
+SEGMENT_STEP = 1 << 16
+_ANNOUNCEMENT = struct.Struct("qq")  # id and bytes of a segment whose descriptor comes along
+MANY_CORES, FEW_CORES = (400, 1000, 50, 2000), (20, 1000, 10, 50)
+"""Effort of a wait, see :data:`pibroch.kernels.ring.numba.SPINS`: with a core for each rank of the host, and without."""
+
+
+class SharedMemoryTransport(LaggedTransport):
+    """See the module.
+
+    Args:
+        links: a connected Unix socket to each peer; they belong to the transport from now on.
+        rank, world_size: of the group.
+        members: the group's ranks by their numbers in the run, for errors.
+        num_slots: of a stream.
+        slot_bytes: of a message that fits its slot.
+        num_streams: how many.
+        timeout_s: how long a wait may take.
+    """
+
+    def __init__(
+        self, links: dict[int, socket.socket], rank: int, members: Sequence[int], num_slots: int, slot_bytes: int,
+        num_streams: int = 1, timeout_s: float = 300.0,
+    ) -> None:  # fmt: skip
+        self.rank, self.world_size, self.num_slots = rank, len(members), num_slots
+        self.peers = tuple(sorted(links))
+        self.members, self.timeout_s, self.slot_bytes = members, timeout_s, slot_bytes
+        self._stride = ring.HEADER_BYTES + -(-slot_bytes // 64) * 64
+        self._sockets = links
+        rings = num_streams * self.world_size * num_slots
+        self._inbox = OwnSegment.create(HEAD_BYTES + rings * self._stride)
+        self._foreign = self._trade_inboxes()
+        self._links = np.zeros((self.world_size, 3), np.int64)
+        for p, foreign in self._foreign.items():
+            self._links[p] = self._ring(foreign.address, rank), self._ring(self._inbox.address, p), foreign.address
+        self._is_peer = (self._links[:, 0] != 0).astype(np.int64)
+        self._pending = np.zeros(self.world_size, np.int64)
+        shape = (num_streams, num_slots, self.world_size, 2)
+        self._going, self._coming = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        self._no_segments = np.zeros((self.world_size, 2), np.int64)
+        self._room = np.zeros(shape[:3], np.int64)  # bytes of the segments that go out
+        self._own: dict[tuple[int, int, int], OwnSegment] = {}
+        self._seen: dict[tuple[int, int, int], ForeignSegment] = {}
+        self._unknown: dict[tuple[int, int], ForeignSegment] = {}  # by rank and id, until a slot names them
+        self._num_segments = 0
+        has_cores = len(os.sched_getaffinity(0)) > len(links)
+        self._effort = np.array(MANY_CORES if has_cores else FEW_CORES, np.int64)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of memory that this rank has made for messages; pages of it that nothing was written to take none."""
+        return self._inbox.nbytes + sum(each.nbytes for each in self._own.values())
+
+    def put(self, slot: Slot, going: RankParts, only: int | None = None) -> None:
+        """See :class:`LaggedTransport`."""
+        if only is None:
+            self.put_beside(slot, going, 0)
+            return
+        place = slot.number % self.num_slots
+        segments = self._segments_for(slot.stream, place, going, (only,))
+        at, address, nbytes = self._place(slot.stream, place), int(going.addresses[only]), int(going.sizes[only])
+        ring.put_one(self._links[only], at, slot.number + 1, address, nbytes, segments[only])
+
+    def put_beside(self, slot: Slot, going: RankParts, own: int) -> None:
+        """See :class:`LaggedTransport`."""
+        place = slot.number % self.num_slots
+        segments = self._segments_for(slot.stream, place, going, self.peers)
+        at = self._place(slot.stream, place)
+        ring.put(self._links, self.rank, at, slot.number + 1, going.addresses, going.sizes, segments, own)
+
+    def take(self, slot: Slot, coming: RankParts) -> None:
+        """See :class:`LaggedTransport`."""
+        self._pending[:] = self._is_peer
+        self._take_pending(slot, coming)
+
+    def exchange(self, slot: Slot, source: int, target: int, nbytes: int) -> None:
+        """:meth:`put` and :meth:`take` of equal parts of at most ``slot_bytes``, this rank's own one included.
+
+        Args:
+            slot: of the message.
+            source: address of the parts that go out, in rank order.
+            target: where those that come go.
+            nbytes: of each part.
+        """
+        place = self._place(slot.stream, slot.number % self.num_slots)
+        outcome = ring.exchange(
+            self._links, self._inbox.address, self.rank, place, slot.number + 1, source, target, nbytes, self._pending,
+            self._effort, SLEEP_US,
+        )  # fmt: skip
+        if outcome != ring.ARRIVED:
+            addresses = target + nbytes * np.arange(self.world_size)
+            self._take_pending(slot, RankParts(addresses, np.full(self.world_size, nbytes)))
+
+    def has_arrived(self, slot: Slot, peer: int) -> bool:
+        """See :class:`LaggedTransport`."""
+        place = self._place(slot.stream, slot.number % self.num_slots)
+        return bool(ring.has_arrived(self._links, peer, place, slot.number + 1))
+
+    def view(self, slot: Slot, peer: int) -> Bytes:
+        """See :class:`LaggedTransport`."""
+        stream, place = slot.stream, slot.number % self.num_slots
+        start = int(self._links[peer, ring.READ]) + self._place(stream, place) - self._inbox.address
+        sequence, nbytes, segment = (int(word) for word in self._inbox.array[start : start + 24].view(np.int64))
+        assert sequence == slot.number + 1, f"slot of message {slot.number} holds {sequence - 1}"
+        if segment:
+            self._learn(stream, place, peer, segment)
+            return self._seen[stream, place, peer].array[:nbytes]
+        body = start + ring.HEADER_BYTES
+        return self._inbox.array[body : body + nbytes]
+
+    def sleep(self, seen: int) -> int:
+        """See :class:`LaggedTransport`."""
+        rung: int = ring.wait_for_bell(self._inbox.address, seen, self._effort, SLEEP_US)
+        return rung
+
+    def wake(self) -> None:
+        """Let :meth:`sleep` end in this process; from any thread."""
+        ring.ring_bell(self._inbox.address)
+
+    def announce(self, rank: int) -> None:
+        """See :class:`LaggedTransport`."""
+        self._note(rank + 1)
+
+    def look_at_others(self, missing: Sequence[int], number: int, patience: Patience) -> None:
+        """See :class:`LaggedTransport`."""
+        states = {p: "" if _has_hung_up(self._sockets[p]) else state_of(self._processes[p]) for p in missing}
+        for p, foreign in self._foreign.items():  # looked at after the states: who ends has left its note before
+            note = int(foreign.array[NOTE : NOTE + 8].view(np.int64)[0])
+            if note > 0 and note - 1 != self.rank:
+                raise self.lost(note - 1, number, f"lost, says rank {self.members[p]}")
+            if note == CLOSED and p in states:
+                raise self.lost(p, number, LEFT)
+        for p, state in states.items():
+            if state == "":
+                raise self.lost(p, number, ENDED)
+            if patience.is_stopped_for_long(p, state == "T"):
+                raise self.lost(p, number, STOPPED)
+        patience.check(missing, number)
+
+    def close(self) -> None:
+        """See :class:`LaggedTransport`."""
+        self._note(CLOSED)
+        for link in self._sockets.values():
+            link.close()
+        self._sockets = {}
+
+    def _place(self, stream: int, place: int) -> int:
+        """Of a slot, from the beginning of a pair's ring."""
+        return (stream * self.world_size * self.num_slots + place) * self._stride
+
+    def _ring(self, inbox: int, sender: int) -> int:
+        """Address of a sender's ring in the inbox at an address."""
+        return inbox + HEAD_BYTES + sender * self.num_slots * self._stride
+
+    def _take_pending(self, slot: Slot, coming: RankParts) -> None:
+        stream, place = slot.stream, slot.number % self.num_slots
+        known, at = self._coming[stream, place], self._place(stream, place)
+        patience: Patience | None = None
+        while True:
+            outcome = ring.take(
+                self._links, self._inbox.address, at, slot.number + 1, coming.addresses, coming.sizes, known, self._pending,
+                self._effort, SLEEP_US,
+            )  # fmt: skip
+            if outcome == ring.ARRIVED:
+                return
+            missing = [int(p) for p in np.flatnonzero(self._pending)]
+            if outcome == ring.PENDING:
+                patience = patience or Patience(self.members, self.timeout_s)
+                self.look_at_others([p for p in missing if not self.has_arrived(slot, p)], slot.number, patience)
+                continue
+            p = next(p for p in missing if self.has_arrived(slot, p))
+            self._resolve(slot, p, int(coming.sizes[p]))
+
+    def _resolve(self, slot: Slot, p: int, expected: int) -> None:
+        """Do what the kernel could not with a part that is there: map its segment, or refuse it."""
+        view = self.view(slot, p)
+        if len(view) != expected:
+            raise InputError(
+                f"{len(view)} bytes from rank {self.members[p]} in exchange {slot.number}",
+                f"{expected}, which this rank expects", "let all ranks agree on the sizes of an exchange",
+            )  # fmt: skip
+
+    def _segments_for(self, stream: int, place: int, going: RankParts, peers: Sequence[int]) -> Ints:
+        """The segments in which messages travel: those of the slot, or larger ones; none where the slot will do."""
+        if int(going.sizes.max()) <= self.slot_bytes:
+            return self._no_segments
+        chosen: Ints = self._going[stream, place].copy()
+        for p in peers:
+            nbytes = int(going.sizes[p])
+            if nbytes <= self.slot_bytes:
+                chosen[p] = 0
+            elif nbytes > self._room[stream, place, p]:
+                chosen[p] = self._new_segment(stream, place, p, nbytes)
+        return chosen
+
+    def _new_segment(self, stream: int, place: int, p: int, nbytes: int) -> tuple[int, int]:
+        """Id and address of a segment with room for a message and a quarter more."""
+        self._num_segments += 1
+        size = -(-nbytes * 5 // 4 // SEGMENT_STEP) * SEGMENT_STEP
+        segment = OwnSegment.create(size, self._num_segments)
+        announcement = _ANNOUNCEMENT.pack(segment.segment_id, size)
+        try:
+            socket.send_fds(self._sockets[p], [announcement], [segment.fd])
+        except OSError as error:
+            raise self.lost(p, None, ENDED) from error
+        segment.close_fd()
+        self._own[stream, place, p], self._room[stream, place, p] = segment, size
+        self._going[stream, place, p] = segment.segment_id, segment.address
+        return segment.segment_id, segment.address
+
+    def _learn(self, stream: int, place: int, p: int, segment_id: int) -> None:
+        """Map the segment that a header names, if it is a new one; it takes the place of the slot's former one."""
+        known = self._seen.get((stream, place, p))
+        if known is not None and known.segment_id == segment_id:
+            return
+        while (p, segment_id) not in self._unknown:  # they come in the order in which they were made
+            came = _receive(self._sockets[p])
+            self._unknown[p, came.segment_id] = came
+        known = self._seen[stream, place, p] = self._unknown.pop((p, segment_id))
+        self._coming[stream, place, p] = segment_id, known.address
+
+    def _trade_inboxes(self) -> dict[int, ForeignSegment]:
+        for link in self._sockets.values():
+            link.settimeout(self.timeout_s)
+            socket.send_fds(link, [_ANNOUNCEMENT.pack(0, self._inbox.nbytes)], [self._inbox.fd])
+        inboxes = {p: _receive(link) for p, link in self._sockets.items()}
+        self._inbox.close_fd()
+        self._processes = {p: process_at(link) for p, link in self._sockets.items()}
+        return inboxes
+
+    def _note(self, text: int) -> None:
+        self._inbox.array[NOTE : NOTE + 8].view(np.int64)[0] = text
+
+
+def _receive(link: socket.socket) -> ForeignSegment:
+    message, descriptors, _, _ = socket.recv_fds(link, _ANNOUNCEMENT.size, 1)
+    if len(message) != _ANNOUNCEMENT.size or len(descriptors) != 1:
+        raise TrainingError("no memory from another rank of this host", "all ranks alive", "look at their logs")
+    segment_id, nbytes = _ANNOUNCEMENT.unpack(message)
+    return ForeignSegment.open(descriptors[0], nbytes, segment_id)
+
+
+def _has_hung_up(link: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(link, select.POLLRDHUP)
+    return any(events & (select.POLLHUP | select.POLLRDHUP | select.POLLERR) for _, events in poll.poll(0))

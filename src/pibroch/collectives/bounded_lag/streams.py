@@ -1,0 +1,207 @@
+"""Bounded-lag messages over a stream to each peer: frames of a head and a part, read as they come by a thread a peer.
+
+The threads keep what came until it is taken, two windows' worth at most, so that nobody who sends waits for somebody who
+computes. They also answer pings: a process that is stopped does not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pibroch.collectives.bounded_lag.base import LaggedTransport, RankParts, Slot
+from pibroch.collectives.bounded_lag.losses import ENDED, LEFT, STOPPED, Patience
+from pibroch.errors import InputError
+from pibroch.kernels.arrays import Bytes
+from pibroch.kernels.ring.numba import copy_bytes
+
+PING, PONG, LOST, GOODBYE = -1, -2, -3, -4
+"""In place of a stream: are you there; yes; I give up because of the rank that the number says; nothing more will come."""
+PING_AFTER_S = 0.5
+SLEEP_S = 0.1
+END_S = 2.0
+"""How long closing waits for the other ends."""
+NOTHING = np.empty(0, np.uint8)
+
+
+class StreamFrame(NamedTuple):
+    """A message, or what ranks tell each other besides.
+
+    Attributes:
+        stream, number: as in :class:`Slot`.
+        part: its bytes.
+    """
+
+    stream: int
+    number: int
+    part: Bytes
+
+
+class StreamTransport(LaggedTransport):
+    """What streams of every kind have in common; call :meth:`listen` when they are open.
+
+    Args:
+        peers: the ranks at their other ends.
+        rank: of this process.
+        members: the group's ranks by their numbers in the run.
+        num_slots: of each stream of messages.
+        timeout_s: how long a wait may take.
+        on_news: called when something came, from any thread.
+    """
+
+    def __init__(
+        self, peers: Sequence[int], rank: int, members: Sequence[int], num_slots: int, timeout_s: float,
+        on_news: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self.peers, self.rank, self.world_size = tuple(sorted(peers)), rank, len(members)
+        self.members, self.num_slots, self.timeout_s = members, num_slots, timeout_s
+        self._on_news, self._changed, self._news = on_news, threading.Condition(), 0
+        self._came: dict[tuple[int, int, int], Bytes] = {}
+        self._ended: dict[int, str] = {}
+        self._blamed: tuple[int, int] | None = None  # by whom, and who
+        self._pinged: set[int] = set()
+        self._is_closed = False
+        self._threads = [
+            threading.Thread(target=self._read, args=(p,), name=f"pibroch-lag-{p}", daemon=True) for p in self.peers
+        ]
+
+    def listen(self) -> None:
+        """Begin to read."""
+        for thread in self._threads:
+            thread.start()
+
+    @abstractmethod
+    def send(self, peer: int, frame: StreamFrame) -> None:
+        """Send a frame after all earlier ones, from any thread; the memory of its part may be written to when this returns.
+
+        Raises nothing when the peer is gone: its thread notices that, too.
+        """
+
+    @abstractmethod
+    def receive(self, peer: int) -> StreamFrame | None:
+        """The next frame of a peer, for which this waits; ``None`` when its stream has ended."""
+
+    @abstractmethod
+    def end(self, timeout_s: float) -> None:
+        """Let what is under way go out, end the streams, and :meth:`receive` with them, in this time."""
+
+    def put(self, slot: Slot, going: RankParts, only: int | None = None) -> None:
+        """See :class:`LaggedTransport`."""
+        with self._changed:
+            oldest = slot.number - self.num_slots // 2
+            for key in [key for key in self._came if key[0] == slot.stream and key[1] <= oldest]:
+                del self._came[key]
+        for p in self.peers if only is None else (only,):
+            self.send(p, StreamFrame(slot.stream, slot.number, bytes_at(int(going.addresses[p]), int(going.sizes[p]))))
+
+    def put_beside(self, slot: Slot, going: RankParts, own: int) -> None:
+        """See :class:`LaggedTransport`."""
+        self.put(slot, going)
+        if own:
+            copy_bytes(own, int(going.addresses[self.rank]), int(going.sizes[self.rank]))
+
+    def take(self, slot: Slot, coming: RankParts) -> None:
+        """See :class:`LaggedTransport`."""
+        patience = Patience(self.members, self.timeout_s)
+        for p in self.peers:
+            while not self.has_arrived(slot, p):
+                seen = self._news
+                if not self.has_arrived(slot, p) and self.sleep(seen) == seen:
+                    self.look_at_others([q for q in self.peers if not self.has_arrived(slot, q)], slot.number, patience)
+            part, expected = self._came[slot.stream, slot.number, p], int(coming.sizes[p])
+            if len(part) != expected:
+                raise InputError(
+                    f"{len(part)} bytes from rank {self.members[p]} in exchange {slot.number}",
+                    f"{expected}, which this rank expects", "let all ranks agree on the sizes of an exchange",
+                )  # fmt: skip
+            copy_bytes(int(coming.addresses[p]), part.ctypes.data, expected)
+            with self._changed:
+                del self._came[slot.stream, slot.number, p]
+
+    def has_arrived(self, slot: Slot, peer: int) -> bool:
+        """See :class:`LaggedTransport`."""
+        return (slot.stream, slot.number, peer) in self._came
+
+    def view(self, slot: Slot, peer: int) -> Bytes:
+        """See :class:`LaggedTransport`."""
+        return self._came[slot.stream, slot.number, peer]
+
+    def sleep(self, seen: int) -> int:
+        """See :class:`LaggedTransport`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._news != seen, SLEEP_S)
+            return self._news
+
+    def announce(self, rank: int) -> None:
+        """See :class:`LaggedTransport`."""
+        for p in self.peers:
+            if p not in self._ended and p != rank:
+                self.send(p, StreamFrame(LOST, rank, NOTHING))
+
+    def look_at_others(self, missing: Sequence[int], number: int, patience: Patience) -> None:
+        """See :class:`LaggedTransport`."""
+        ended = dict(self._ended)
+        if self._blamed is not None:  # looked at after the ends: who ends has said so before
+            by, rank = self._blamed
+            raise self.lost(rank, number, f"lost, says rank {self.members[by]}")
+        for p in missing:
+            if p in ended:
+                raise self.lost(p, number, ended[p])
+            if patience.seconds > PING_AFTER_S:
+                if patience.is_stopped_for_long(p, p in self._pinged):
+                    raise self.lost(p, number, STOPPED)
+                if p not in self._pinged:
+                    self._pinged.add(p)
+                    self.send(p, StreamFrame(PING, 0, NOTHING))
+        patience.check(missing, number)
+
+    def close(self) -> None:
+        """See :class:`LaggedTransport`."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for p in self.peers:
+            if self._ended.get(p) != ENDED:
+                self.send(p, StreamFrame(GOODBYE, 0, NOTHING))
+        self.end(END_S)
+        for thread in self._threads:
+            thread.join(END_S)
+
+    def _read(self, peer: int) -> None:
+        """A peer's thread."""
+        while (frame := self.receive(peer)) is not None:
+            if frame.stream == PING:
+                self.send(peer, StreamFrame(PONG, 0, NOTHING))
+                continue
+            with self._changed:
+                if frame.stream == PONG:
+                    self._pinged.discard(peer)
+                elif frame.stream == LOST and frame.number != self.rank:
+                    self._blamed = self._blamed or (peer, frame.number)
+                elif frame.stream == GOODBYE:
+                    self._ended[peer] = LEFT
+                elif frame.stream >= 0:
+                    self._came[frame.stream, frame.number, peer] = frame.part
+                self._news += 1
+                self._changed.notify_all()
+            self._on_news()
+            if frame.stream == GOODBYE:
+                break
+        with self._changed:
+            self._ended.setdefault(peer, ENDED)
+            self._news += 1
+            self._changed.notify_all()
+        self._on_news()
+
+
+def bytes_at(address: int, nbytes: int) -> Bytes:
+    """Memory as an array; whoever has the address keeps it alive."""
+    if nbytes == 0:
+        return NOTHING
+    found: Bytes = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+    return found

@@ -1,0 +1,162 @@
+"""Frames over sockets, between hosts: sent at once as far as the system takes them, the rest by a thread."""
+
+from __future__ import annotations
+
+import atexit
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from weakref import WeakSet
+
+import numpy as np
+
+from pibroch.collectives.bounded_lag.streams import END_S, StreamFrame, StreamTransport
+from pibroch.kernels.arrays import Bytes
+
+_HEAD = struct.Struct("3q")  # stream, number, bytes of the part
+_OPEN: WeakSet[TcpTransport] = WeakSet()
+
+
+class TcpTransport(StreamTransport):
+    """See :class:`StreamTransport`.
+
+    Args:
+        links: a connected socket to each peer; they belong to the transport from now on.
+        rank: as there.
+        members: as there.
+        num_slots: as there.
+        timeout_s: as there.
+        on_news: as there.
+    """
+
+    def __init__(
+        self, links: dict[int, socket.socket], rank: int, members: Sequence[int], num_slots: int, timeout_s: float,
+        on_news: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        super().__init__(list(links), rank, members, num_slots, timeout_s, on_news)
+        self._links, self._outboxes = links, {p: _Outbox(link) for p, link in links.items()}
+        self.listen()
+        _OPEN.add(self)
+
+    def send(self, peer: int, frame: StreamFrame) -> None:
+        """See :class:`StreamTransport`."""
+        self._outboxes[peer].send(_HEAD.pack(frame.stream, frame.number, len(frame.part)), frame.part)
+
+    def receive(self, peer: int) -> StreamFrame | None:
+        """See :class:`StreamTransport`."""
+        head = np.empty(_HEAD.size, np.uint8)
+        if not _fill(self._links[peer], head):
+            return None
+        stream, number, nbytes = _HEAD.unpack(head.data)
+        part = np.empty(nbytes, np.uint8)
+        return StreamFrame(stream, number, part) if _fill(self._links[peer], part) else None
+
+    def end(self, timeout_s: float) -> None:
+        """See :class:`StreamTransport`; the sockets close when the other ends have, or the time is over."""
+        self.flush(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        for link in self._links.values():
+            _shut(link, socket.SHUT_WR)
+        for p, thread in zip(self.peers, self._threads, strict=True):
+            thread.join(max(0.0, deadline - time.monotonic()))
+            _shut(self._links[p], socket.SHUT_RDWR)
+            self._links[p].close()
+
+    def flush(self, timeout_s: float) -> None:
+        """Let what the system has not taken yet go out, in this time, and end the threads that send."""
+        deadline = time.monotonic() + timeout_s
+        for outbox in self._outboxes.values():
+            outbox.close(max(0.0, deadline - time.monotonic()))
+
+
+class _Outbox:
+    """What goes to one peer, in order."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link, self._changed = link, threading.Condition()
+        self._left: deque[bytes] = deque()
+        self._thread: threading.Thread | None = None
+        self._is_broken = self._is_closed = False
+
+    def send(self, head: bytes, part: Bytes) -> None:
+        with self._changed:
+            if self._is_broken or self._is_closed:
+                return
+            sent = 0 if self._left else self._try(head, part)
+            if sent < len(head):
+                self._left.append(head[sent:])
+            rest = max(0, sent - len(head))
+            if rest < len(part):
+                self._left.append(part[rest:].tobytes())
+            if self._left:
+                self._thread = self._thread or _started(self._work)
+                self._changed.notify_all()
+
+    def close(self, timeout_s: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._left or self._is_broken, timeout_s)
+            self._is_closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _try(self, head: bytes, part: Bytes) -> int:
+        try:
+            return self._link.sendmsg([head, part.data], [], socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self._is_broken = True
+            return len(head) + len(part)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._left) or self._is_closed)
+                if not self._left or self._is_broken:
+                    return
+                piece = self._left[0]
+            try:
+                self._link.sendall(piece)
+            except OSError:
+                self._is_broken = True
+            with self._changed:
+                self._left.popleft()
+                self._changed.notify_all()
+
+
+@atexit.register
+def _finish() -> None:
+    """Others still want what was put before a program ended."""
+    for transport in list(_OPEN):
+        transport.flush(END_S)
+
+
+def _started(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work, name="pibroch-lag-sender", daemon=True)
+    thread.start()
+    return thread
+
+
+def _fill(link: socket.socket, room: Bytes) -> bool:
+    """Read as many bytes; false when the stream ends before."""
+    place, view = 0, room.data
+    while place < len(room):
+        try:
+            got = link.recv_into(view[place:])
+        except OSError:
+            return False
+        if got == 0:
+            return False
+        place += got
+    return True
+
+
+def _shut(link: socket.socket, how: int) -> None:
+    try:
+        link.shutdown(how)
+    except OSError:
+        return  # the other end was first

@@ -1,0 +1,118 @@
+"""The lag window: which request uses which slot, and what has to be complete before the next one may begin.
+
+Pure: events in, instructions out. A rank sends its part of request j into slot ``j % num_slots`` of every rank, and request
+j is complete here when every rank's part has arrived and was read. With a bound k, at most k requests are outstanding.
+
+Why twice as many slots. Differs from the paper, which has k: that B's part of request j - k arrived at A says that B *sent*
+it, not that B *read* what A had sent for it. B sent it after it had completed, and so read, request j - 2k. So with 2k slots A
+may overwrite the slot of j - 2k; with k it overwrites what B may still have to read. No acknowledgement travels.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pibroch.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Send this rank's part of a request into a slot of every rank."""
+
+    number: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Wait for all ranks' parts of a request, and read them out of their slot."""
+
+    number: int
+    slot: int
+
+
+Instruction = Put | Complete
+
+
+class LagWindow:
+    """The requests of one rank, in their order; instructions are carried out one by one, in the order given.
+
+    >>> window = LagWindow(1)
+    >>> window.initiate()
+    [Put(number=0, slot=0)]
+    >>> window.initiate()
+    [Complete(number=0, slot=0), Put(number=1, slot=1)]
+    >>> window.wait(1), window.wait(0)
+    ([Complete(number=1, slot=1)], [])
+    >>> LagWindow(0).initiate()
+    [Put(number=0, slot=0), Complete(number=0, slot=0)]
+
+    Args:
+        bound: k, requests that may be outstanding when an initiation returns. 0 is an ordinary all-to-all, which completes
+            inside its initiation and needs two slots, as 1 does.
+
+    Attributes:
+        slots_per_unit: of the larger of k and 1, see above.
+        num_initiated, num_completed: requests so far; those in between are outstanding.
+
+    Raises:
+        ConfigError: for a negative bound.
+    """
+
+    slots_per_unit: ClassVar[int] = 2
+
+    def __init__(self, bound: int) -> None:
+        if bound < 0:
+            raise ConfigError(f"a lag bound of {bound}", "0 or more", "0 is an ordinary all-to-all")
+        self.bound = bound
+        self.num_slots = self.slots_per_unit * max(bound, 1)
+        self._outstanding: deque[int] = deque()
+        self.num_initiated = 0
+
+    @property
+    def num_outstanding(self) -> int:
+        """Requests that were initiated and are not complete."""
+        return len(self._outstanding)
+
+    @property
+    def num_completed(self) -> int:
+        """Requests that are complete, the first ones."""
+        return self.num_initiated - len(self._outstanding)
+
+    def initiate(self) -> list[Instruction]:
+        """A request begins. It has the number :attr:`num_initiated` had before."""
+        number = self.num_initiated
+        instructions: list[Instruction] = []
+        while len(self._outstanding) >= max(self.bound, 1):
+            instructions.append(self._complete_oldest())
+        self.num_initiated += 1
+        self._outstanding.append(number)
+        instructions.append(Put(number, number % self.num_slots))
+        if self.bound == 0:
+            instructions.append(self._complete_oldest())
+        return instructions
+
+    def initiate_alone(self) -> int:
+        """A request begins while none is outstanding, and is complete when the next event comes; returns its number."""
+        assert not self._outstanding
+        self.num_initiated += 1
+        return self.num_initiated - 1
+
+    def wait(self, number: int) -> list[Complete]:
+        """Somebody waits for a request: everything up to and including it completes, nothing if it is complete.
+
+        Raises:
+            ConfigError: for a request that was not initiated.
+        """
+        if number >= self.num_initiated:
+            raise ConfigError(f"a wait for request {number} of {self.num_initiated}", "one that was initiated")
+        instructions = []
+        while self._outstanding and self._outstanding[0] <= number:
+            instructions.append(self._complete_oldest())
+        return instructions
+
+    def _complete_oldest(self) -> Complete:
+        number = self._outstanding.popleft()
+        return Complete(number, number % self.num_slots)

@@ -1,0 +1,184 @@
+"""What kernels need to talk to other processes through shared memory: ordered loads and stores, copies, a place to sleep.
+
+Places are bare addresses (int64): memory of another process has no array until somebody maps it, and kernels that copy to a
+few dozen of such places a call have no use for one. Callers answer for the addresses.
+
+A store with release order makes everything written before it visible to whoever loads its value with acquire order. Two
+processes that each write one word and then read the other's need more, the full barrier in :func:`add`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils, config
+from numba.extending import intrinsic
+
+FUTEX_CALL = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
+"""The number of Linux's system call, ``None`` where it is not known; then nothing of this module that sleeps may be used."""
+_PAUSE = {"x86_64": ("llvm.x86.sse2.pause", []), "aarch64": ("llvm.aarch64.hint", [1])}.get(platform.machine())
+_WAIT, _WAKE = 0, 1
+_INT64, _INT32 = ir.IntType(64), ir.IntType(32)
+
+
+def _pointer(builder: Any, address: Any) -> Any:
+    return builder.inttoptr(address, _INT64.as_pointer())
+
+
+def _load(typingctx: Any, address: Any) -> Any:
+    """Typing and code of :func:`load`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load_atomic(_pointer(builder, args[0]), "acquire", 8)
+
+    return types.int64(types.int64), generate
+
+
+def _store(typingctx: Any, address: Any, value: Any) -> Any:
+    """Typing and code of :func:`store`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store_atomic(args[1], _pointer(builder, args[0]), "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+def _add(typingctx: Any, address: Any, value: Any) -> Any:
+    """Typing and code of :func:`add`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.atomic_rmw("add", _pointer(builder, args[0]), args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), generate
+
+
+def _copy(typingctx: Any, target: Any, source: Any, nbytes: Any) -> Any:
+    """Typing and code of :func:`copy`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte = ir.IntType(8).as_pointer()
+        target, source = (builder.inttoptr(args[i], byte) for i in (0, 1))
+        cgutils.raw_memcpy(builder, target, source, args[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+def _pause(typingctx: Any) -> Any:
+    """Typing and code of :func:`pause`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if _PAUSE is not None:
+            name, numbers = _PAUSE
+            kind = ir.FunctionType(ir.VoidType(), [_INT32] * len(numbers))
+            builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [_INT32(each) for each in numbers])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+def _give_way(typingctx: Any) -> Any:
+    """Typing and code of :func:`give_way`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_INT32, []), "sched_yield")
+        builder.call(function, [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+def _futex(builder: Any, address: Any, operation: int, value: Any, time: Any) -> None:
+    kind = ir.FunctionType(_INT64, [_INT64], var_arg=True)
+    function = cgutils.get_or_insert_function(builder.module, kind, "syscall")
+    builder.call(function, [_INT64(FUTEX_CALL or 0), address, _INT64(operation), value, time, _INT64(0), _INT64(0)])
+
+
+def _sleep_on(typingctx: Any, address: Any, value: Any, microseconds: Any) -> Any:
+    """Typing and code of :func:`sleep_on`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        time = cgutils.alloca_once(builder, ir.ArrayType(_INT64, 2))
+        million = _INT64(1_000_000)
+        nanoseconds = builder.mul(builder.urem(args[2], million), _INT64(1000))
+        for place, number in enumerate((builder.udiv(args[2], million), nanoseconds)):
+            builder.store(number, builder.gep(time, [_INT32(0), _INT32(place)]))
+        expected = builder.and_(args[1], _INT64(0xFFFFFFFF))
+        _futex(builder, args[0], _WAIT, expected, builder.ptrtoint(time, _INT64))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+def _wake(typingctx: Any, address: Any) -> Any:
+    """Typing and code of :func:`wake`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _futex(builder, args[0], _WAKE, _INT64(0x7FFFFFFF), _INT64(0))
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+def _load_one(address: int) -> int:
+    """Stand-in when kernels run uncompiled (``NUMBA_DISABLE_JIT=1``); on x86 loads and stores of words are in order."""
+    return ctypes.c_int64.from_address(int(address)).value
+
+
+def _store_one(address: int, value: int) -> None:
+    """Stand-in when kernels run uncompiled."""
+    ctypes.c_int64.from_address(int(address)).value = int(value)
+
+
+def _add_one(address: int, value: int) -> int:
+    """Stand-in when kernels run uncompiled, for one writer at a time."""
+    word = ctypes.c_int64.from_address(int(address))
+    before = word.value
+    word.value = before + int(value)
+    return before
+
+
+def _copy_one(target: int, source: int, nbytes: int) -> None:
+    """Stand-in when kernels run uncompiled."""
+    ctypes.memmove(int(target), int(source), int(nbytes))
+
+
+def _nothing(*_: int) -> None:
+    """Stand-in when kernels run uncompiled: nobody sleeps, so nobody need be woken."""
+
+
+def _give_way_once(*_: int) -> None:
+    """Stand-in when kernels run uncompiled."""
+    os.sched_yield()
+
+
+load: Callable[..., int] = _load_one
+"""``load(address)``: an int64, with acquire order."""
+store: Callable[..., None] = _store_one
+"""``store(address, value)``: an int64, with release order."""
+add: Callable[..., int] = _add_one
+"""``add(address, value)``: to an int64, in one piece, as a full barrier; returns what was there before."""
+copy: Callable[..., None] = _copy_one
+"""``copy(target, source, nbytes)``: between memory that does not overlap."""
+pause: Callable[..., None] = _nothing
+"""``pause()``: say to the core that this is a loop that waits."""
+give_way: Callable[..., None] = _give_way_once
+"""``give_way()``: let another thread have this core, if one wants it."""
+sleep_on: Callable[..., None] = _give_way_once
+"""``sleep_on(address, value, microseconds)``: until somebody wakes this address, if the int64 there still is ``value``.
+
+Returns at once if it is not, after the time at the latest, and now and then for no reason. Little-endian machines alone.
+"""
+wake: Callable[..., None] = _nothing
+"""``wake(address)``: all that sleep there, in any process that maps this memory."""
+if not config.DISABLE_JIT:  # type: ignore[attr-defined]
+    load, store, add, copy = intrinsic(_load), intrinsic(_store), intrinsic(_add), intrinsic(_copy)
+    pause, give_way = intrinsic(_pause), intrinsic(_give_way)
+    sleep_on, wake = intrinsic(_sleep_on), intrinsic(_wake)

@@ -1,0 +1,1 @@
+"""Cut the rows of tables into partitions of bounded accesses and bounded size."""

@@ -1,0 +1,1 @@
+"""Give partitions homes and copies."""

@@ -1,0 +1,1 @@
+"""Count accesses to rows, and the batches in which they occur."""

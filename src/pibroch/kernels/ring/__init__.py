@@ -1,0 +1,1 @@
+"""Rings of slots in shared memory, into which other processes put messages."""

@@ -1,0 +1,229 @@
+"""Put messages into slots of other processes' memory, and take those that came out of one's own.
+
+A slot is a header of 64 bytes and room behind it. The header's first word is the message's number plus one, stored last and
+with release order: whoever loads it sees all of the message. A message that does not fit lies in a segment, whose id is in the
+header. A process that sleeps waits on its *bell*, which everybody who puts something there rings.
+
+Shape legend: W processes, this one included; rows of ``links`` that are zero stand for processes that are not reached here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pibroch.kernels.arrays import Ints
+from pibroch.kernels.atomics import add, copy, give_way, load, pause, sleep_on, store, wake
+from pibroch.kernels.policy import kernel
+
+WRITE, READ, BELL = 0, 1, 2
+"""Columns of ``links`` int64 ``[W, 3]``: addresses of the ring that this process writes to, the one it reads, its bell."""
+SEQUENCE, NBYTES, SEGMENT, HEADER_BYTES = 0, 8, 16, 64
+SLEEPERS = 64
+"""Behind a bell: how many sleep on it."""
+ARRIVED, PENDING, OVERWRITTEN, OTHER_SIZE, UNKNOWN_SEGMENT = 0, 1, 2, 3, 4
+SPINS, YIELDS, LEAST_SPINS, MOST_SPINS = 0, 1, 2, 3
+"""Places in ``effort`` int64 ``[4]``: turns in which to look again at once, turns in which to give way first, bounds of the
+former. A wait that ends while it spins doubles them, any other halves them: on a busy machine the rank that is waited for may
+want this very core."""
+
+
+@kernel
+def copy_bytes(target: int, source: int, nbytes: int) -> None:
+    """Between addresses of memory that does not overlap."""
+    copy(target, source, nbytes)
+
+
+@kernel
+def ring_bell(bell: int) -> None:
+    """Wake who sleeps on a bell; without a sleeper no system call."""
+    add(bell, 1)
+    if load(bell + SLEEPERS) != 0:
+        wake(bell)
+
+
+@kernel
+def put_one(link: Ints, place: int, sequence: int, address: int, nbytes: int, segment: Ints) -> None:
+    """One message to one process; see :func:`put`."""
+    slot = link[WRITE] + place
+    if segment[0] == 0:
+        copy(slot + HEADER_BYTES, address, nbytes)
+    else:
+        copy(segment[1], address, nbytes)
+    store(slot + NBYTES, nbytes)
+    store(slot + SEGMENT, segment[0])
+    store(slot + SEQUENCE, sequence)
+    ring_bell(link[BELL])
+
+
+@kernel
+def put(
+    links: Ints, me: int, place: int, sequence: int, addresses: Ints, sizes: Ints, segments: Ints, own: int
+) -> None:
+    """Put a message into one slot of each process.
+
+    Args:
+        links: see :data:`WRITE`.
+        me: row of this process.
+        place: of the slot, from the beginning of each ring.
+        sequence: number of the message plus one.
+        addresses: int64 ``[W]``, of what goes to each.
+        sizes: int64 ``[W]``, bytes.
+        segments: int64 ``[W, 2]``, id and address of the segment for each, zero where a slot will do.
+        own: where this process's own part goes; 0 for nowhere.
+    """
+    size = len(links)
+    for step in range(1, size):
+        p = (me + step) % size
+        if links[p, WRITE] != 0:
+            put_one(links[p], place, sequence, addresses[p], sizes[p], segments[p])
+    if own != 0:
+        copy(own, addresses[me], sizes[me])
+
+
+@kernel
+def has_arrived(links: Ints, p: int, place: int, sequence: int) -> bool:
+    """Whether a message of one process is there."""
+    return load(links[p, READ] + place + SEQUENCE) >= sequence
+
+
+@kernel
+def _any_news(links: Ints, place: int, sequence: int, pending: Ints) -> bool:
+    found = False
+    for p in range(len(links)):
+        if pending[p] != 0:
+            found |= load(links[p, READ] + place + SEQUENCE) >= sequence
+    return found
+
+
+@kernel
+def _take_one(slot: int, p: int, addresses: Ints, sizes: Ints, known: Ints) -> int:
+    """Copy a message that is there; says what is wrong with it otherwise."""
+    nbytes = load(slot + NBYTES)
+    if nbytes != sizes[p]:
+        return OTHER_SIZE
+    segment = load(slot + SEGMENT)
+    source = slot + HEADER_BYTES
+    if segment != 0:
+        if known[p, 0] != segment:
+            return UNKNOWN_SEGMENT
+        source = known[p, 1]
+    copy(addresses[p], source, nbytes)
+    return ARRIVED
+
+
+@kernel
+def take(
+    links: Ints, bell: int, place: int, sequence: int, addresses: Ints, sizes: Ints, known: Ints, pending: Ints,
+    effort: Ints, sleep_us: int,
+) -> int:  # fmt: skip
+    """Wait for the messages of all processes that are ``pending`` and copy each as soon as it is there.
+
+    Args:
+        links: as for :func:`put`.
+        bell: of this process.
+        place: as for :func:`put`.
+        sequence: as there.
+        addresses: int64 ``[W]``, where what comes goes.
+        sizes: int64 ``[W]``, bytes that are expected of each.
+        known: int64 ``[W, 2]``, id and address of the segment that each last named in this slot.
+        pending: int64 ``[W]``, of what has not been taken; set to 0 one by one.
+        effort: see :data:`SPINS`; changed.
+        sleep_us: the longest sleep, after which this returns.
+
+    Returns:
+        ARRIVED when all are taken, PENDING when some are not after the sleep; a message that is newer, of another size or in an
+        unknown segment is reported, it is that of the first process that is still pending and whose slot is filled.
+    """
+    turns: int = 0
+    while True:
+        left = 0
+        for p in range(len(links)):
+            if pending[p] == 0:
+                continue
+            slot = links[p, READ] + place
+            seen = load(slot + SEQUENCE)
+            if seen < sequence:
+                left += 1
+            elif seen > sequence:
+                return OVERWRITTEN
+            else:
+                outcome: int = _take_one(slot, p, addresses, sizes, known)
+                if outcome != ARRIVED:
+                    return outcome
+                pending[p] = 0
+        if left == 0:
+            if turns < effort[SPINS]:
+                effort[SPINS] = min(2 * effort[SPINS], effort[MOST_SPINS])
+            else:
+                effort[SPINS] = max(effort[SPINS] // 2, effort[LEAST_SPINS])
+            return ARRIVED
+        turns += 1
+        if turns < effort[SPINS]:
+            pause()
+        elif turns < effort[SPINS] + effort[YIELDS]:
+            give_way()
+        else:
+            add(bell + SLEEPERS, 1)
+            rung = load(bell)
+            is_news = _any_news(links, place, sequence, pending)
+            if not is_news:
+                sleep_on(bell, rung, sleep_us)
+            add(bell + SLEEPERS, -1)
+            if not is_news and not _any_news(links, place, sequence, pending) and load(bell) == rung:
+                return PENDING
+
+
+@kernel
+def wait_for_bell(bell: int, seen: int, effort: Ints, sleep_us: int) -> int:
+    """Wait until a bell was rung since it was ``seen``, not longer than one sleep; returns what it shows.
+
+    Args:
+        bell: of this process.
+        seen: what it showed before.
+        effort: as for :func:`take`; not changed.
+        sleep_us: the longest sleep.
+    """
+    for turn in range(effort[SPINS] + effort[YIELDS]):
+        if load(bell) != seen:
+            return load(bell)
+        if turn < effort[SPINS]:
+            pause()
+        else:
+            give_way()
+    add(bell + SLEEPERS, 1)
+    sleep_on(bell, seen, sleep_us)
+    add(bell + SLEEPERS, -1)
+    return load(bell)
+
+
+@kernel
+def exchange(
+    links: Ints, bell: int, me: int, place: int, sequence: int, source: int, target: int, nbytes: int, pending: Ints,
+    effort: Ints, sleep_us: int,
+) -> int:  # fmt: skip
+    """:func:`put` and :func:`take` in one call, of equal parts that fit a slot: ``nbytes`` for and from each of W.
+
+    Args:
+        links: as there.
+        bell: as there.
+        me: as there.
+        place: as there.
+        sequence: as there.
+        source: address of W parts in rank order.
+        target: where those that come go.
+        nbytes: of each part.
+        pending: int64 ``[W]``, filled here.
+        effort: as there.
+        sleep_us: as there.
+    """
+    size = len(links)
+    addresses, sizes = np.empty(size, np.int64), np.full(size, nbytes, np.int64)
+    nothing = np.zeros((size, 2), np.int64)
+    for p in range(size):
+        addresses[p] = source + p * nbytes
+        pending[p] = 1 if p != me else 0
+    put(links, me, place, sequence, addresses, sizes, nothing, target + me * nbytes)
+    for p in range(size):
+        addresses[p] = target + p * nbytes
+    outcome: int = take(links, bell, place, sequence, addresses, sizes, nothing, pending, effort, sleep_us)
+    return outcome

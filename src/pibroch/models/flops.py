@@ -1,0 +1,41 @@
+"""Floating-point operations of a model, counted from its modules as it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pibroch.models.base import Model
+from pibroch.models.dlrm import DLRM
+from pibroch.models.towers import TowerDLRM
+
+
+def training_flops(model: Model) -> int:
+    """Operations a sample of a step's forward and backward pass: matrix products alone, an addition and a product each.
+
+    A layer takes three products, or two where nobody wants the gradient of its input, as with dense features; the dot
+    interaction is one product of all its vectors with all of them.
+    """
+    products: list[int] = []
+
+    def count(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        wanted = inputs[0].requires_grad
+        assert isinstance(module, nn.Linear)
+        products.append((3 if wanted else 2) * output.numel() * module.in_features // num_samples)
+
+    num_samples, config = 2, model.config
+    hooks = [module.register_forward_hook(count) for module in model.modules() if isinstance(module, nn.Linear)]
+    try:
+        embedded = torch.zeros(num_samples, model.num_features, model.table_dim(config.dim), requires_grad=True)
+        with torch.enable_grad():
+            model(torch.zeros(num_samples, model.num_dense), embedded)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if isinstance(model, DLRM):
+        products.append(3 * (model.num_features + 1) ** 2 * config.dim)
+    if isinstance(model, TowerDLRM):
+        products.append(3 * (model.towers.num_outputs + 1) ** 2 * model.width)
+    return 2 * sum(products)

@@ -1,0 +1,123 @@
+"""What a plan is predicted to cost, and how it came about: plain values, a JSON file beside the plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from pibroch.data.storage import write_json
+from pibroch.errors import DataError
+
+Matrix = list[list[float]]
+
+
+class Step(BaseModel):
+    """What a budget of extra memory buys.
+
+    Attributes:
+        extra: share of the tables' bytes.
+        mean_link: cost a step, over all pairs of shards.
+        worst_link: and that of the dearest.
+        crossing: share of accesses that leave their rank.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    extra: float
+    mean_link: float
+    worst_link: float
+    crossing: float
+
+
+class Prediction(BaseModel):
+    """All figures are for one step; W shards.
+
+    Attributes:
+        mode: inference or training.
+        policy: how copies were chosen, see ``planner.replicate``.
+        objective: the form of Eq. 3 that was planned for: accesses or transfers.
+        fingerprint: of the data that were profiled.
+        batch_size: samples of a rank's batch.
+        threshold: on accesses and memory of a partition (Sec. 4.1).
+        num_partitions: P.
+        num_rows: of all tables.
+        table_bytes: of all records once.
+        extra: share of them that copies may take.
+        used_extra: share that they take.
+        memory_bytes: Eq. 1, ``[W]``.
+        room_bytes: that each shard may hold, ``[W]``.
+        lookups: rows that each looks up, for all readers, ``[W]``.
+        lookup_bytes: Eq. 2 in bytes, ``[W]``.
+        read_bytes: by form, what rank i gets from shard j, its own reads on the diagonal, ``[W, W]``.
+        link_cost: Eq. 3 for the objective, ``[W, W]``.
+        sync_bytes: what i sends to j for gradients and replicas in training, ``[W, W]``; zeros for inference.
+        crossing: by form, the share of what is read that comes from another shard.
+        copied_rows: rows with at least one copy.
+        copies: of rows, beside their homes.
+        worst_link_bound: below which no placement's worst link can be; ``None`` where it was not worked out.
+        balance: degrees of balance: ``memory``, ``workload`` (Sec. 4.2), ``communication`` (Table 3, of the objective).
+        curve: points of the access curve: share of rows, most read first, and their share of accesses.
+        hot_share: share of rows that have copies, for the curve.
+        steps: what each budget would buy.
+        hosts: host of each rank.
+        warnings: what a reader should know.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    mode: str
+    policy: str
+    objective: str
+    fingerprint: str
+    batch_size: int
+    threshold: float
+    num_partitions: int
+    num_rows: int
+    table_bytes: int
+    extra: float
+    used_extra: float
+    memory_bytes: list[float]
+    room_bytes: list[float]
+    lookups: list[float]
+    lookup_bytes: list[float]
+    read_bytes: dict[str, Matrix]
+    link_cost: Matrix
+    sync_bytes: Matrix
+    crossing: dict[str, float]
+    copied_rows: int
+    copies: int
+    worst_link_bound: float | None = None
+    balance: dict[str, float]
+    curve: list[tuple[float, float]]
+    hot_share: float
+    steps: list[Step] = []
+    hosts: list[int]
+    warnings: list[str] = []
+
+    @property
+    def num_shards(self) -> int:
+        """W."""
+        return len(self.memory_bytes)
+
+    def save(self, path: Path) -> None:
+        """Write the prediction as JSON.
+
+        Raises:
+            StorageError: when the disk refuses.
+        """
+        write_json(path, self.model_dump())
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a prediction.
+
+        Raises:
+            DataError: when there is none, or it is none.
+        """
+        try:
+            return cls.model_validate_json(path.read_text(encoding="utf-8"))
+        except (OSError, ValidationError, UnicodeDecodeError) as error:
+            need, do = "what `pibroch plan` wrote beside a plan", "check the path, or make the plan again"
+            raise DataError(f"{path}, which is no prediction: {str(error)[:200]}", need, do) from error

@@ -1,0 +1,262 @@
+"""What training reads: accesses to each row, and batches in which it occurs.
+
+Both are needed. A lookup costs once an access (OPER, Eq. 2 and 3), a transfer once a batch: a row travels to a rank once a
+step, however often the rank reads it there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from pibroch.data.dataset import EncodedDataset, SplitName
+from pibroch.data.loader import Loader
+from pibroch.data.storage import storage_errors
+from pibroch.embedding.tensor_file import write_tensors
+from pibroch.errors import ConfigError, DataError
+from pibroch.kernels.profile import numba as kernels
+
+FORMAT, VERSION = "pibroch-profile", 1
+_HEADER, _ACCESSES, _BATCHES = "profile", "accesses/", "batches/"
+Progress = Callable[[str, float], None]
+
+
+class NamedTable(Protocol):
+    """What a profile must know of a table: a :class:`pibroch.Table` will do."""
+
+    @property
+    def name(self) -> str:
+        """Of the table."""
+
+    @property
+    def num_rows(self) -> int:
+        """Of the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableCounts:
+    """Counts of one table.
+
+    Attributes:
+        accesses: int64 ``[num_rows]``: how often each row is read.
+        batches: int32 ``[num_rows]``: in how many batches it is read at least once.
+    """
+
+    accesses: NDArray[np.int64]
+    batches: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class AccessProfile:
+    """Counts of all tables over some batches of one reader.
+
+    Attributes:
+        tables: by name.
+        num_samples: that were read.
+        num_batches: that they made.
+        batch_size: samples of a full batch, of *one rank*.
+        fingerprint: of the data that were read (``EncodedDataset.digest``), or another word for where the counts come from.
+        origin: what a reader wants to know of the counting: split, order, extrapolation.
+    """
+
+    tables: Mapping[str, TableCounts]
+    num_samples: int
+    num_batches: int
+    batch_size: int
+    fingerprint: str
+    origin: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_rows(self) -> dict[str, int]:
+        """Rows by table."""
+        return {name: len(counts.accesses) for name, counts in self.tables.items()}
+
+    @property
+    def num_accesses(self) -> int:
+        """Of all tables."""
+        return sum(int(counts.accesses.sum()) for counts in self.tables.values())
+
+    def check(self, tables: Sequence[NamedTable], fingerprint: str | None = None) -> None:
+        """Raise unless the profile is of these tables, and of these data if a fingerprint is given.
+
+        Raises:
+            DataError: naming the first table that is missing or of another size, or the other data.
+        """
+        do = "make one with `pibroch profile` from the data that is to be trained on"
+        if fingerprint is not None and fingerprint != self.fingerprint:
+            raise DataError(f"a profile of data {self.fingerprint[:12]}...", f"one of data {fingerprint[:12]}...", do)
+        for table in tables:
+            if table.name not in self.tables:
+                raise DataError(f"a profile without table {table.name!r}", "counts for each table", do)
+            found = len(self.tables[table.name].accesses)
+            if found != table.num_rows:
+                raise DataError(
+                    f"a profile in which table {table.name!r} has {found:,} rows", f"{table.num_rows:,} rows", do
+                )
+        if not self.num_samples or not self.num_batches:
+            raise DataError("a profile of no samples", "at least one batch", do)
+
+    def save(self, path: Path) -> None:
+        """Write the profile as one safetensors file, in one step.
+
+        Raises:
+            StorageError: when the disk refuses.
+        """
+        header = {
+            "format": FORMAT, "version": VERSION, "num_samples": self.num_samples, "num_batches": self.num_batches,
+            "batch_size": self.batch_size, "fingerprint": self.fingerprint, "origin": dict(self.origin),
+            "tables": list(self.tables),
+        }  # fmt: skip
+        tensors: dict[str, NDArray[Any]] = {_HEADER: np.frombuffer(json.dumps(header).encode(), np.uint8)}
+        for name, counts in self.tables.items():
+            tensors[_ACCESSES + name], tensors[_BATCHES + name] = counts.accesses, counts.batches
+        temporary = path.with_name(path.name + ".new")
+        with storage_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_tensors(temporary, tensors)
+            temporary.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> AccessProfile:
+        """Read a profile.
+
+        Raises:
+            DataError: when there is none, or it is cut short, of another kind or version.
+        """
+        need, do = "a profile made by `pibroch profile`", "check the path, or make the profile again"
+        try:
+            with safe_open(path, framework="numpy") as file:
+                if _HEADER not in file.keys():  # noqa: SIM118 - it is no dict
+                    raise DataError(f"{path}, a safetensors file of another kind", need, do)
+                header = json.loads(file.get_tensor(_HEADER).tobytes())
+                if header.get("format") != FORMAT or header.get("version") != VERSION:
+                    got = f"{header.get('format')} of version {header.get('version')}"
+                    raise DataError(f"{path}, {got}", f"{FORMAT} of version {VERSION}", do)
+                tables = {
+                    name: TableCounts(file.get_tensor(_ACCESSES + name), file.get_tensor(_BATCHES + name))
+                    for name in header["tables"]
+                }
+            return cls(
+                tables, header["num_samples"], header["num_batches"], header["batch_size"], header["fingerprint"],
+                header["origin"],
+            )  # fmt: skip
+        except FileNotFoundError as error:
+            raise DataError(f"{path}, which is not there", need, do) from error
+        except (OSError, SafetensorError, ValueError, KeyError, AttributeError) as error:
+            raise DataError(f"{path}, cut short or no profile: {error}", need, do) from error
+
+
+class ProfileCounter:
+    """Counts batch by batch, in exactly 16 bytes a row.
+
+    Args:
+        num_rows: by table.
+    """
+
+    def __init__(self, num_rows: Mapping[str, int]) -> None:
+        self._counts = {n: TableCounts(np.zeros(r, np.int64), np.zeros(r, np.int32)) for n, r in num_rows.items()}
+        self._last = {name: np.zeros(rows, np.int32) for name, rows in num_rows.items()}
+        self.num_samples = self.num_batches = 0
+
+    def add(self, ids: Mapping[str, Sequence[NDArray[np.int64]]], num_samples: int) -> None:
+        """Count one batch: by table the ids that it reads, in one array or several.
+
+        Raises:
+            DataError: for an id outside its table.
+        """
+        self.num_batches += 1
+        self.num_samples += num_samples
+        for name, arrays in ids.items():
+            counts = self._counts[name]
+            for array in arrays:
+                place = kernels.count_batch(array, self.num_batches, counts.accesses, counts.batches, self._last[name])
+                if place >= 0:
+                    raise DataError(
+                        f"id {array[place]} for table {name!r}", f"0 to {len(counts.accesses) - 1}", "check the tables"
+                    )
+
+    def profile(self, batch_size: int, fingerprint: str, origin: Mapping[str, Any] | None = None) -> AccessProfile:
+        """What was counted."""
+        return AccessProfile(
+            self._counts, self.num_samples, self.num_batches, batch_size, fingerprint, dict(origin or {})
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CountOptions:
+    """How a dataset is counted.
+
+    Attributes:
+        batch_size: of one rank.
+        split: which samples.
+        first: count this many samples of the split alone, in their order; all when absent.
+        shuffle: count batches in the order in which training shuffles them.
+        seed: of that order.
+    """
+
+    batch_size: int = 1024
+    split: SplitName = "train"
+    first: int | None = None
+    shuffle: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or (self.first is not None and self.first < 1):
+            raise ConfigError(
+                f"batch size {self.batch_size}, first {self.first}", "at least 1 each", "choose larger ones"
+            )
+        if self.shuffle and self.first is not None:
+            raise ConfigError("first samples of a shuffled split", "one of the two", "leave one of them out")
+
+
+def count_dataset(
+    dataset: EncodedDataset,
+    options: CountOptions | None = None,
+    features_of: Mapping[str, Sequence[str]] | None = None,
+    progress: Progress | None = None,
+) -> AccessProfile:
+    """Count a prepared dataset exactly, in one streaming pass.
+
+    Args:
+        dataset: which.
+        options: batch size, split, order.
+        features_of: by table the features that read it; by default each feature has a table of its name.
+        progress: told the stage and the fraction that is done.
+
+    Raises:
+        DataError: when a feature is not there, tables of one name differ in size, or there are no samples.
+    """
+    options, progress = options or CountOptions(), progress or (lambda stage, fraction: None)
+    features_of = features_of or {key: (key,) for key in dataset.schema.keys}
+    num_rows = {}
+    for table, features in features_of.items():
+        missing = [feature for feature in features if feature not in dataset.num_rows]
+        if missing:
+            raise DataError(f"feature {missing[0]!r} of table {table!r}", f"one of {', '.join(dataset.num_rows)}")
+        num_rows[table] = max(dataset.num_rows[feature] for feature in features)
+    split = dataset.split(options.split)
+    total = min(len(split), options.first or len(split))
+    if not total:
+        raise DataError(f"split {options.split} without samples", "at least one sample", "choose another split")
+    counter, loader = ProfileCounter(num_rows), Loader(
+        split, min(options.batch_size, total), shuffle=options.shuffle, seed=options.seed
+    )  # fmt: skip
+    for batch in loader:
+        take = min(batch.batch_size, total - counter.num_samples)
+        values, offsets, size = batch.values.numpy(), batch.offsets.numpy(), batch.batch_size
+        place = {key: i for i, key in enumerate(batch.keys)}
+        bounds = {key: (offsets[i * size], offsets[i * size + take]) for key, i in place.items()}
+        ids = {t: [values[slice(*bounds[feature])] for feature in fs] for t, fs in features_of.items()}
+        counter.add(ids, take)
+        progress("counting", counter.num_samples / total)
+        if counter.num_samples >= total:
+            break
+    origin = {"split": options.split, "order": "shuffled" if options.shuffle else "as stored", "first": options.first}
+    return counter.profile(options.batch_size, dataset.digest, origin)

@@ -1,0 +1,125 @@
+"""Copies of partitions (OPER, Sec. 4.3): along the worst links for inference, everywhere or nowhere for training.
+
+Policies:
+
+- ``links``: Algorithm 1. Any shard may hold a copy, so an address depends on the reader: for inference alone.
+- ``everywhere``: the most worthy partitions on all shards, while they fit.
+- ``frequency``: of them, those read more often than ``BW_p2p / (B BW_ar)`` a sample (Eq. 4 and 5), for training. It counts
+  accesses; where duplicates are combined before they travel, as here, it sends more than it saves.
+- ``safe``: of them, those that every batch reads. A row that is not replicated costs ``2 (W - 1) S u(b)`` a step in all,
+  fetches and gradients, a replicated one ``(W - 1) S (u(b) + u(b W))`` by a sparse all-reduce; both are equal where u(b) = 1,
+  and the second is more everywhere else. So training loses no byte by it, and has these rows at hand without a fetch.
+- ``none``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pibroch.kernels.placement import numba as kernels
+from pibroch.planner.balance import by_worth
+from pibroch.planner.cost import distinct, sources, traffic
+from pibroch.planner.partition import Partitions
+from pibroch.planner.topology import ClusterTopology
+
+Floats = NDArray[np.float64]
+Policy = Literal["links", "everywhere", "frequency", "safe", "none"]
+Mode = Literal["inference", "training"]
+POLICIES: dict[Mode, tuple[Policy, ...]] = {
+    "inference": ("links", "everywhere", "none"),
+    "training": ("safe", "frequency", "everywhere", "none"),
+}
+"""By mode those that it can use, the default first."""
+
+
+@dataclass(slots=True)
+class Placed:
+    """A placement of partitions.
+
+    Attributes:
+        home: int64 ``[P]``.
+        held: bool ``[P, W]``, home and copies.
+        source: int64 ``[P, W]``, the shard from which each reads.
+    """
+
+    home: NDArray[np.int64]
+    held: NDArray[np.bool_]
+    source: NDArray[np.int64]
+
+    @property
+    def copies(self) -> NDArray[np.bool_]:
+        """The holders besides the home, bool ``[P, W]``."""
+        copies = self.held.copy()
+        copies[np.arange(len(self.home)), self.home] = False
+        return copies
+
+
+def without_copies(home: NDArray[np.int64], num_shards: int) -> Placed:
+    """Homes alone."""
+    held = np.zeros((len(home), num_shards), bool)
+    held[np.arange(len(home)), home] = True
+    return Placed(home, held, np.repeat(home[:, None], num_shards, axis=1))
+
+
+def along_links(home: NDArray[np.int64], weight: Floats, memory: Floats, cost: Floats, room: Floats) -> Placed:
+    """Algorithm 1, mended: the shard with most free memory copies what relieves its worst link, until nothing fits.
+
+    Differs from the paper, beside what ``kernels.placement`` says: shards do not take turns, the one with most free memory is
+    next. Else one that is full early keeps the links that others' later copies turn to.
+    """
+    placed = without_copies(home, len(room))
+    available = np.maximum(room - memory @ placed.held, 0.0)
+    link = traffic(weight, placed.source, len(room)) * cost
+    order = by_worth(weight, memory)
+    kernels.replicate(order, weight, memory, home, cost, available, placed.held, placed.source, link)
+    return placed
+
+
+def everywhere(
+    home: NDArray[np.int64], chosen: NDArray[np.int64], memory: Floats, cost: Floats, room: Floats
+) -> Placed:
+    """Copies of the chosen partitions, in their order, on all shards, while all have room for them."""
+    placed = without_copies(home, len(room))
+    used = memory @ placed.held
+    for partition in chosen:
+        more = memory[partition] * ~placed.held[partition]
+        if (used + more <= room).all():
+            used += more
+            placed.held[partition] = True
+    placed.source = sources(home, placed.copies, cost)
+    return placed
+
+
+def candidates(policy: Policy, partitions: Partitions, weight: Floats, topology: ClusterTopology) -> NDArray[np.int64]:
+    """Partitions that a policy may copy everywhere, the most worthy first."""
+    order = by_worth(weight, partitions.memory_bytes)
+    order = order[weight[order] > 0]
+    if policy == "frequency":
+        most = topology.p2p_bandwidth / topology.all_reduce_bandwidth
+        return order[(partitions.accesses > most * partitions.num_rows)[order]]
+    if policy == "safe":
+        return order[(partitions.transfers >= partitions.num_rows)[order]]
+    return order if policy == "everywhere" else order[:0]
+
+
+def synchronisation(partitions: Partitions, placed: Placed, num_shards: int) -> Floats:
+    """Bytes that i sends to j a step so that training's weights stay right, ``[W, W]``.
+
+    Gradients go to the home, each distinct row once; of replicated rows the home sends the sum to all, if any rank read the
+    row: ``u(b W) = 1 - (1 - u(b)) ** W``. Weights alone: ids, too, travel.
+    """
+    out = np.zeros((num_shards, num_shards))
+    share = np.minimum(1.0, partitions.transfers / np.maximum(1, partitions.num_rows))
+    read = partitions.transfers * partitions.weight_bytes
+    summed = distinct(share, num_shards) * partitions.num_rows * partitions.weight_bytes
+    is_copied = placed.held.sum(axis=1) > 1
+    for shard in range(num_shards):
+        here = placed.home == shard
+        out[:, shard] += read[here].sum()
+        out[shard, :] += summed[here & is_copied].sum()
+    np.fill_diagonal(out, 0.0)
+    return out

@@ -1,0 +1,109 @@
+"""From partitions to a placement: homes, copies, homes again for what was not copied, and a search at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pibroch.kernels.placement import search as kernels
+from pibroch.planner.balance import ALL, NONE, SOME, by_worth, place_homes
+from pibroch.planner.cost import links, traffic
+from pibroch.planner.partition import Form, Partitions
+from pibroch.planner.replicate import Placed, Policy, along_links, candidates, everywhere
+from pibroch.planner.topology import ClusterTopology
+
+Floats = NDArray[np.float64]
+ROUNDS = 4
+FEW_PARTITIONS = 256  # below it the search is thorough: greedy choices are coarse where there is little to choose from
+TRIALS = 200_000
+TEMPERATURES = (0.3, 0.1)
+LOAD_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A placement and how good it is.
+
+    Attributes:
+        placed: of the partitions.
+        worst_link: greatest cost between two shards a step.
+        misfits: partitions for which there was no room.
+    """
+
+    placed: Placed
+    worst_link: float
+    misfits: int
+
+
+def find_placement(
+    partitions: Partitions, form: Form, topology: ClusterTopology, room: Floats, policy: Policy
+) -> Found:
+    """The best of several rounds, improved by a search.
+
+    Homes are balanced first for all partitions, then, once it is known what will be copied everywhere (and in a second course
+    what will be copied somewhere), for these and for the rest each alone. Deterministic.
+
+    Args:
+        partitions: to place.
+        form: of what links carry; lookups are balanced by accesses.
+        topology: W ranks.
+        room: ``[W]``, bytes that each may hold.
+        policy: which copies are made.
+    """
+    memory, cost = partitions.memory_bytes, topology.cost
+    weight, lookup = partitions.weight(form), partitions.weight("accesses")
+    chosen = candidates(policy, partitions, weight, topology)
+
+    def copied(home: NDArray[np.int64]) -> Placed:
+        if policy == "links":
+            return along_links(home, weight, memory, cost, room)
+        return everywhere(home, chosen, memory, cost, room)
+
+    best: Found | None = None
+    for layers in (_all_or_not, _all_some_or_none) if policy == "links" else (_all_or_not,):
+        layer = np.full(len(weight), NONE)
+        for _ in range(ROUNDS if policy != "none" else 1):
+            home, misfits = place_homes(lookup, memory, partitions.is_access_bound, room, layer)
+            placed = copied(home)
+            found = Found(placed, _worst(weight, placed, cost), misfits)
+            if best is None or (misfits, found.worst_link) < (best.misfits, best.worst_link):
+                best = found
+            layer = layers(placed)
+    assert best is not None, "at least one round was made"
+    return _improved(best, partitions, form, cost, room, policy)
+
+
+def _all_or_not(placed: Placed) -> NDArray[np.int64]:
+    return np.where(placed.held.all(axis=1), ALL, NONE)
+
+
+def _all_some_or_none(placed: Placed) -> NDArray[np.int64]:
+    return np.where(placed.held.all(axis=1), ALL, np.where(placed.held.sum(axis=1) > 1, SOME, NONE))
+
+
+def _worst(weight: Floats, placed: Placed, cost: Floats) -> float:
+    return float(links(traffic(weight, placed.source, len(cost)) * cost).max(initial=0.0))
+
+
+def _improved(found: Found, partitions: Partitions, form: Form, cost: Floats, room: Floats, policy: Policy) -> Found:
+    weight, lookup, memory = partitions.weight(form), partitions.weight("accesses"), partitions.memory_bytes
+    order = by_worth(weight, memory)
+    place_of = np.empty_like(order)
+    place_of[order] = np.arange(len(order))
+    room = np.maximum(room, memory @ found.placed.held)
+    problem = kernels.Problem(order, place_of, weight, lookup, memory, cost, room)
+    best = found
+    is_small = len(weight) <= FEW_PARTITIONS
+
+    def run(temperature: float, seed: int) -> tuple[kernels.Placed, float]:
+        start = kernels.Placed(found.placed.home.copy(), found.placed.held.copy(), found.placed.source.copy())
+        share = 0.0 if is_small else LOAD_SHARE
+        return start, kernels.improve(problem, start, TRIALS, temperature, share, policy == "links", seed)
+
+    for seed, temperature in enumerate(TEMPERATURES if is_small else (0.0,)):
+        placed, worst = run(temperature, seed)
+        if worst < best.worst_link:
+            best = Found(Placed(*placed), worst, found.misfits)
+    return best

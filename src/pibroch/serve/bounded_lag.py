@@ -1,0 +1,259 @@
+"""Inference between ranks that need not keep step: up to k batches are on their way before a rank blocks (BLS, Sec. IV).
+
+A batch is a *question* to all ranks, whose rows it wants, and an *answer* from each. A rank asks, then goes on with its next
+batches; it answers others whenever it comes by, and while it is blocked. Differs from the paper, whose ranks all know each
+batch's ids: two messages instead of one depend on each other, both of which carry their sizes. Nothing else is sent.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pibroch.collectives.bounded_lag.base import LaggedTransport, RankParts, Slot
+from pibroch.collectives.bounded_lag.opening import transport_of
+from pibroch.collectives.bounded_lag.options import BoundedLagOptions
+from pibroch.collectives.bounded_lag.window import Complete, LagWindow
+from pibroch.errors import ConfigError, DataError
+from pibroch.exchange import EmbeddingOutput, Embeddings
+from pibroch.exchange.alltoall.exchange import AllToAllExchange
+from pibroch.exchange.alltoall.inference import InferenceLookup, Question
+from pibroch.kernels.arrays import Bytes
+from pibroch.models.base import Model
+
+QUESTIONS, ANSWERS = 0, 1
+"""Streams of the transport."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What became of a request.
+
+    Attributes:
+        request_id: as it was given.
+        logits: ``[B]``; ``None`` for a batch that could not be used.
+        error: why not.
+    """
+
+    request_id: Any
+    logits: Tensor | None
+    error: DataError | None = None
+
+    def scores(self) -> Tensor:
+        """Probabilities ``[B]``; raises the error of a batch that could not be used."""
+        if self.logits is None:
+            raise self.error or DataError("no batch", "one")
+        return torch.sigmoid(self.logits)
+
+
+@dataclass(slots=True)
+class _Request:
+    """A batch on its way; ``begun`` is the model's dense part, ``is_real`` whether some rank has a batch under this number."""
+
+    number: int
+    request_id: Any
+    dense: Tensor
+    question: Question
+    is_real: bool
+    error: DataError | None = None
+    begun: Tensor | None = None
+
+
+class BoundedLagPipeline:
+    """Predictions in the order of their requests, to the bits of ``model(batch.dense, embeddings(batch))``.
+
+    All ranks call :meth:`submit` and :meth:`drain` in the same order, with as many batches each, or leave that to :meth:`run`.
+    Nothing may train, load or move rows meanwhile.
+
+    Args:
+        model: of ``(dense, embedded)``; it gets the embeddings when they are there. What a :class:`pibroch.models.base.Model`
+            can work out before is worked out while they travel.
+        embeddings: with the exchange ``alltoall``, any placement.
+        bound: k, batches on their way before a rank blocks; ``PIBROCH_BLS_BOUND`` when absent, else 1. 0 is synchronous.
+        transport: ``auto``, ``stream`` or ``gloo``, see :class:`pibroch.BoundedLagOptions`.
+
+    Attributes:
+        bound: that is in force.
+        num_messages: sent to other ranks so far: two a batch and rank.
+
+    Raises:
+        ConfigError: for another exchange, or options that cannot be.
+        RankFailedError: (all methods) when another rank is lost.
+    """
+
+    def __init__(
+        self, model: Callable[..., Any], embeddings: Embeddings, bound: int | None = None, transport: str | None = None
+    ) -> None:
+        exchange = embeddings.exchange
+        if not isinstance(exchange, AllToAllExchange):
+            raise ConfigError(
+                f"embeddings whose exchange is a {type(exchange).__name__}", "the exchange alltoall",
+                'make them with exchange="alltoall", and load a checkpoint into them',
+            )  # fmt: skip
+        options = BoundedLagOptions(bound, transport)
+        self._model, self._embeddings, self._lookup = model, embeddings, InferenceLookup(exchange)
+        self.bound, self._ranks = options.resolved_bound(), embeddings.ranks
+        self._window = LagWindow(self.bound)
+        self._requests: deque[_Request] = deque()
+        self._transport: LaggedTransport | None = None
+        if self._ranks.world_size > 1:
+            self._transport = transport_of(self._ranks, self._window.num_slots, options, num_streams=2)
+        self._peers = () if self._transport is None else self._transport.peers
+        self._num_answered = dict.fromkeys(self._peers, 0)
+        self._num_asked = self._seen = self.num_messages = self._width = 0
+        self._is_over = False  # whether the last request that was finished was no rank's own
+        exchange.flush()
+
+    def submit(self, batch: Any = None, request_id: Any = None) -> list[Prediction]:
+        """Ask for a batch; returns the predictions that this brought, oldest first.
+
+        A batch that cannot be used fails alone: its prediction has the error, and no other rank notices.
+
+        Args:
+            batch: a :class:`JaggedBatch`, or anything with ``dense`` that the embeddings take; ``None`` for none.
+            request_id: comes back with the prediction; the number of the request when absent.
+        """
+        done = []
+        for each in self._window.initiate():
+            if isinstance(each, Complete):
+                done.append(self._finish())
+            else:
+                self._begin(each.number, batch, request_id)
+        return done
+
+    def drain(self) -> list[Prediction]:
+        """Wait for all requests; their predictions, oldest first."""
+        last = self._window.num_initiated - 1
+        return [self._finish() for _ in self._window.wait(last)] if last >= 0 else []
+
+    def run(self, batches: Iterable[Any]) -> Iterator[Prediction]:
+        """Predictions of all batches, in order; a rank that runs out of them answers the others until all have.
+
+        The request id is the batch's number. Each rank may have as many as it likes, and iterates to the end.
+        """
+        assert not self._requests, "requests on their way; drain() first"
+        first, num_real, source = self._num_asked, 0, iter(batches)
+        self._is_over = False
+        while not self._is_over:  # all ranks leave after the same request
+            batch = next(source, None)
+            num_real += batch is not None
+            yield from _renumbered(self.submit(batch), first, num_real)
+        yield from _renumbered(self.drain(), first, num_real)
+
+    def close(self) -> None:
+        """Give the transport back."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def _begin(self, number: int, batch: Any, request_id: Any) -> None:
+        """Ask for a batch, and work out what needs no embeddings."""
+        request = self._requested(number, batch, number if request_id is None else request_id)
+        self._requests.append(request)
+        self._num_asked += 1
+        if self._transport is not None:
+            parts = RankParts.of(request.question.messages)
+            self._transport.put(Slot(QUESTIONS, number), parts)
+            self.num_messages += len(self._peers)
+            for p in self._peers:
+                self._count(p, len(request.question.messages[p]), 0)
+            self._answer_others()
+        if isinstance(self._model, Model) and request.error is None and len(request.dense):
+            try:
+                with torch.inference_mode():
+                    request.begun = self._model.begin(request.dense)
+            except DataError as error:
+                request.error = error
+
+    def _requested(self, number: int, batch: Any, request_id: Any) -> _Request:
+        error: DataError | None = None
+        if batch is not None:
+            try:
+                known = self._embeddings.prepared(batch)
+                question = self._lookup.ask(known)
+                self._width = batch.dense.shape[1]
+                return _Request(number, request_id, batch.dense, question, True)
+            except DataError as problem:
+                error = problem
+        nothing = self._lookup.nothing(self._width, batch is not None)
+        return _Request(number, request_id, torch.empty(0, self._width), nothing, batch is not None, error)
+
+    def _answer_others(self) -> None:
+        """Answer all questions that are there, up to the number of this rank's own: nobody gets further ahead than k."""
+        assert self._transport is not None
+        for p in self._peers:
+            while self._num_answered[p] < self._num_asked:
+                number = self._num_answered[p]
+                if not self._transport.has_arrived(Slot(QUESTIONS, number), p):
+                    break
+                message = self._transport.view(Slot(QUESTIONS, number), p)
+                self._requests[number - self._requests[0].number].is_real |= self._lookup.is_real(message)
+                answer = self._lookup.answer(message, self._embeddings.averaged_at)
+                self._count(p, len(answer), len(message))
+                self._transport.put(Slot(ANSWERS, number), _for_one(answer, p, self._ranks.world_size), only=p)
+                self.num_messages += 1
+                self._num_answered[p] += 1
+
+    def _finish(self) -> Prediction:
+        """Wait for the answers to the oldest request, meanwhile answering others, and predict."""
+        request = self._requests[0]
+        answers = self._answers(request)
+        self._requests.popleft()
+        self._is_over = not request.is_real
+        if request.error is not None:
+            return Prediction(request.request_id, None, request.error)
+        try:
+            with torch.inference_mode():
+                found = self._lookup.found(request.question, answers)
+                embedded = self._embeddings.given(request.question.batch, found)
+                logits = self._logits(request, embedded)
+        except DataError as error:
+            return Prediction(request.request_id, None, error)
+        return Prediction(request.request_id, logits.clone())  # from outside inference mode, a tensor like any other
+
+    def _answers(self, request: _Request) -> list[Bytes]:
+        """Of all ranks."""
+        here = self._ranks.rank
+        own = self._lookup.answer(request.question.messages[here], self._embeddings.averaged_at)
+        slot, transport = Slot(ANSWERS, request.number), self._transport
+        if transport is None:
+            return [own]
+        with self._ranks.waiting():
+            while True:
+                self._answer_others()
+                if all(self._num_answered[p] > request.number and transport.has_arrived(slot, p) for p in self._peers):
+                    break
+                self._seen = transport.wait_for_news(self._seen, slot)
+        answers = [own if p == here else transport.view(slot, p) for p in range(self._ranks.world_size)]
+        for p in self._peers:
+            self._count(p, 0, len(answers[p]))
+        return answers
+
+    def _logits(self, request: _Request, embedded: Tensor | EmbeddingOutput) -> Tensor:
+        model = self._model
+        if request.begun is not None and isinstance(model, Model) and isinstance(embedded, Tensor):
+            return model.finish(request.dense, request.begun, embedded)
+        logits: Tensor = model(request.dense, embedded)
+        return logits
+
+    def _count(self, peer: int, sent: int, received: int) -> None:
+        member = self._ranks.members[peer]
+        self._ranks.traffic.add(member, sent, member, received)
+
+
+def _for_one(part: Bytes, peer: int, size: int) -> RankParts:
+    addresses, sizes = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    addresses[peer], sizes[peer] = part.ctypes.data, len(part)
+    return RankParts(addresses, sizes, part)
+
+
+def _renumbered(predictions: Iterable[Prediction], first: int, end: int) -> Iterator[Prediction]:
+    """Numbered from 0 on, without those of fillers."""
+    for each in predictions:
+        if each.request_id - first < end:
+            yield replace(each, request_id=each.request_id - first)

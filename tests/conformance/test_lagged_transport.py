@@ -1,0 +1,66 @@
+"""What every transport of bounded lag keeps to, over two to four real processes."""
+
+import os
+import signal
+from pathlib import Path
+
+import lagged_cases as cases
+import pytest
+from world import World
+
+from pibroch.collectives.bounded_lag.options import TRANSPORTS
+
+NUM_EXCHANGES = int(os.environ.get("PIBROCH_SOAK_EXCHANGES", "300"))
+"""Of each case; 100,000 of them were run by hand, see design note 0013."""
+MOST_GROWTH_BYTES = 1 << 20
+SECONDS_TO_NOTICE = 5.0
+
+pytestmark = pytest.mark.parametrize("name", [*TRANSPORTS, "mixed"])
+
+
+@pytest.mark.parametrize(("size", "bound"), [(2, 0), (2, 8), (3, 1), (4, 3)])
+def test_every_part_arrives_as_it_was_sent(worlds, size, bound, name):
+    grown = worlds(size).run(cases.exchanges, name, bound, NUM_EXCHANGES)
+    if NUM_EXCHANGES >= 10_000:
+        assert max(grown) <= MOST_GROWTH_BYTES
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_parts_of_several_streams_are_seen_where_they_lie(worlds, size, name):
+    assert worlds(size).run(cases.views, name) == [True] * size
+
+
+def test_a_part_of_another_size_is_an_error(worlds, name):
+    first, second = worlds(2).run(cases.wrong_size, name)
+    assert "5 bytes from rank 1" in first and "6" in first and second is None
+
+
+def test_who_waits_sleeps(worlds, name):
+    assert worlds(2).run(cases.idle, name)[0] < 0.05
+
+
+def test_a_rank_that_lives_and_sends_nothing_is_named_when_its_time_is_over(worlds, name):
+    said, other = worlds(2).run(cases.patience, name)
+    assert "ranks [1]" in said and "0.5 s" in said and other is None
+
+
+def test_closing_leaves_neither_descriptors_nor_threads(worlds, name):
+    for before, after in worlds(2).run(cases.close, name):
+        assert after == before
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_a_rank_that_is_lost_is_named_by_all_others(how, name):
+    before = set(os.listdir("/dev/shm"))
+    world, victim = World(3), 2
+    try:
+        world.ask(cases.lose_a_peer, name, victim, how)
+        for rank in (0, 1):
+            named, why, seconds = world.answer(rank)
+            assert named == victim and seconds < SECONDS_TO_NOTICE, why
+        assert set(os.listdir("/dev/shm")) <= before
+    finally:
+        for process in world._processes:
+            if Path(f"/proc/{process.pid}").exists():
+                os.kill(process.pid, signal.SIGCONT)
+        world.close()

@@ -1,0 +1,160 @@
+"""What each rank does in the tests of :class:`pibroch.BoundedLagPipeline`."""
+
+import random
+import time
+
+import torch
+
+import pibroch as pb
+from pibroch.config.model import ModelConfig
+from pibroch.errors import ConfigError, DataError
+from pibroch.models import build_model
+
+FEATURES = ("red", "green", "blue", "black")
+NUM_ROWS = (50, 7, 300, 20)
+NUM_DENSE = 3
+PLACEMENTS = {
+    "row_wise": "row_wise",
+    "table_wise": "table_wise",
+    "pooled": "table_wise_pooled",
+    "column_wise": "column_wise",
+    "mixed": {"red": "replicated", "green": "table_wise_pooled", "blue": "column_wise", "": "row_wise"},
+}
+
+
+def make(channel, placement, dims=(8, 8, 8, 8), **options):
+    """A DLRM, or for tables of several dims something over all of them, and its tables."""
+    tables = [
+        pb.Table(name, rows, dim, pooling="mean" if name == "blue" else "sum")
+        for name, rows, dim in zip(FEATURES, NUM_ROWS, dims, strict=True)
+    ]
+    embeddings = pb.Embeddings(
+        tables, pb.Adagrad(lr=0.1), "alltoall", channel=channel.ranks.open_channel(), placement=PLACEMENTS[placement],
+        **options,
+    )  # fmt: skip
+    torch.manual_seed(5)
+    if len(set(dims)) > 1:
+        return Mixed(sum(dims)).eval(), embeddings.eval()
+    config = ModelConfig(name="dlrm", dim=8, bottom=(16,), top=(16,))
+    return build_model(config, NUM_DENSE, len(FEATURES)).eval(), embeddings.eval()
+
+
+class Mixed(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.layer = torch.nn.Linear(width + NUM_DENSE, 1)
+
+    def forward(self, dense, embedded):
+        return self.layer(torch.cat([embedded.cat(), dense], 1)).squeeze(1)
+
+
+def make_batch(rank, number, weighted=False, size=None):
+    """Ragged; some are empty."""
+    choices = torch.Generator().manual_seed(1000 * rank + number)
+    size = [0, 1, 5, 33][int(torch.randint(4, (), generator=choices))] if size is None else size
+    lengths = torch.randint(0, 5, (len(FEATURES) * size,), generator=choices)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    limit = torch.repeat_interleave(torch.tensor(NUM_ROWS), torch.tensor([size] * len(FEATURES)))
+    limits = torch.repeat_interleave(limit, lengths)
+    values = (torch.rand(int(offsets[-1]), generator=choices) * limits).long()
+    weights = torch.rand(len(values), generator=choices) if weighted else None
+    return pb.JaggedBatch(
+        torch.randn(size, NUM_DENSE, generator=choices), FEATURES, values, offsets, torch.zeros(size), weights=weights
+    )
+
+
+def train_a_little(model, embeddings, rank):
+    """So that rows differ from what they were made with."""
+    embeddings.train()
+    for number in range(3):
+        batch = make_batch(rank, 500 + number, size=16)
+        model(batch.dense, embeddings(batch)).square().sum().backward()
+    model.zero_grad()
+    embeddings.eval()
+
+
+def synchronous(model, embeddings, batches):
+    with torch.no_grad():
+        return [model(batch.dense, embeddings(batch)).clone() for batch in batches]
+
+
+def predictions(channel, placement, bounds, transport, dims=(8, 8, 8, 8), **options):
+    """For each bound: whether bits, order and ids are those of synchronous inference; messages a batch and other rank."""
+    rank, size = channel.ranks.rank, channel.ranks.world_size
+    model, embeddings = make(channel, placement, dims, **options)
+    train_a_little(model, embeddings, rank)
+    batches = [make_batch(rank, number, weighted=number % 3 == 0) for number in range(14)]
+    wanted, found = synchronous(model, embeddings, batches), []
+    for bound in bounds:
+        pipeline, done = pb.BoundedLagPipeline(model, embeddings, bound, transport), []
+        delays = random.Random(rank)
+        for number, batch in enumerate(batches):
+            time.sleep(delays.random() * 0.001)
+            done += pipeline.submit(batch, f"request {number}")
+            assert number + 1 - len(done) <= bound
+        done += pipeline.drain()
+        same = [torch.equal(each.logits, logits) for each, logits in zip(done, wanted, strict=True)]
+        ids = [each.request_id for each in done] == [f"request {number}" for number in range(len(batches))]
+        channel.barrier()
+        pipeline.close()
+        per_batch = pipeline.num_messages / len(batches) / max(1, size - 1)
+        found.append((all(same) and ids, per_batch if size > 1 else 2))
+    return found
+
+
+def unequal(channel, bound):
+    """Ranks with 0, 5, 10, ... batches, twice over one pipeline."""
+    rank = channel.ranks.rank
+    model, embeddings = make(channel, "row_wise")
+    batches = [make_batch(rank, number) for number in range(5 * rank)]
+    channel.barrier()
+    wanted = []
+    for number in range(5 * (channel.ranks.world_size - 1)):
+        batch = batches[number] if number < len(batches) else make_batch(rank, 0, size=0)
+        wanted += synchronous(model, embeddings, [batch])
+    pipeline = pb.BoundedLagPipeline(model, embeddings, bound)
+    results = []
+    for _ in range(2):
+        done = list(pipeline.run(batches))
+        results.append([each.request_id for each in done] == list(range(len(batches))))
+        results.append(all(torch.equal(each.logits, logits) for each, logits in zip(done, wanted, strict=False)))
+    channel.barrier()
+    pipeline.close()
+    return all(results)
+
+
+def bad_batches(channel, bound):
+    """On rank 0 one batch has an id outside its table, one too few dense features; the others' are fine, and all of rank 1."""
+    rank = channel.ranks.rank
+    model, embeddings = make(channel, "mixed")
+    batches = [make_batch(rank, number, size=6) for number in range(9)]
+    wanted = synchronous(model, embeddings, batches)
+    if rank == 0:
+        values = batches[3].values.clone()
+        values[2] = 10**6
+        batches[3] = pb.JaggedBatch(batches[3].dense, FEATURES, values, batches[3].offsets, batches[3].labels)
+        kept = batches[5]
+        batches[5] = pb.JaggedBatch(kept.dense[:, 1:], FEATURES, kept.values, kept.offsets, kept.labels)
+    pipeline = pb.BoundedLagPipeline(model, embeddings, bound)
+    done = list(pipeline.run(batches))
+    channel.barrier()
+    pipeline.close()
+    errors = {each.request_id: f"{type(each.error).__name__}: {each.error}" for each in done if each.error is not None}
+    for each in done:
+        if each.error is None:
+            assert torch.equal(each.logits, wanted[each.request_id]) and len(each.scores()) == 6
+        else:
+            try:
+                each.scores()
+            except DataError as error:
+                assert error is each.error
+    return errors
+
+
+def refused(channel):
+    embeddings = pb.Embeddings([pb.Table("red", 5, 4)], pb.SGD(lr=1.0), "local")
+    try:
+        pb.BoundedLagPipeline(torch.nn.Identity(), embeddings)
+    except ConfigError as error:
+        return str(error)
+    return None

@@ -1,0 +1,38 @@
+"""Lag-tolerant inference on real ranks, beside synchronous inference."""
+
+import pipeline_cases as cases
+import pytest
+
+
+@pytest.mark.parametrize("placement", sorted(cases.PLACEMENTS))
+def test_predictions_have_the_bits_of_synchronous_inference_for_every_placement(worlds, placement):
+    for found in worlds(2).run(cases.predictions, placement, (0, 1, 3, 8), "auto"):
+        assert found == [(True, 2.0)] * 4
+
+
+@pytest.mark.parametrize(("size", "transport"), [(3, "auto"), (4, "auto"), (3, "stream"), (3, "gloo")])
+def test_and_over_every_transport(worlds, size, transport):
+    for found in worlds(size).run(cases.predictions, "mixed", (0, 2), transport):
+        assert found == [(True, 2.0)] * 2
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "float16"])
+def test_and_for_tables_of_several_dims_on_a_narrow_wire(worlds, wire):
+    for found in worlds(2).run(cases.predictions, "mixed", (0, 3), "auto", (8, 4, 12, 8), wire=wire):
+        assert found == [(True, 2.0)] * 2
+
+
+@pytest.mark.parametrize("bound", [0, 1, 4])
+def test_ranks_may_have_any_number_of_batches(worlds, bound):
+    assert worlds(3).run(cases.unequal, bound) == [True] * 3
+
+
+@pytest.mark.parametrize("bound", [0, 3])
+def test_a_bad_batch_fails_alone(worlds, bound):
+    first, second = worlds(2).run(cases.bad_batches, bound)
+    assert second == {}
+    assert sorted(first) == [3, 5] and "RowIdError" in first[3] and "1000000" in first[3] and "dense" in first[5]
+
+
+def test_other_exchanges_are_refused(worlds):
+    assert "alltoall" in worlds(2).run(cases.refused)[0]
