@@ -4,7 +4,9 @@ import http.client
 import os
 import shutil
 import signal
+import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -184,3 +186,30 @@ def test_without_the_extra(monkeypatch):
     monkeypatch.setattr(command, "find_spec", lambda name: None if name == "uvicorn" else object())
     with pytest.raises(pb.errors.MissingDependencyError, match=r"pibroch\[serve\]"):
         command.serve()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+def test_workers_share_a_port_and_its_counters(versions, tmp_path):
+    """Two processes answer; one that is killed is started again; all end together."""
+    out = shutil.copytree(versions.folder / "float32", tmp_path / "ctr")
+    with serving(out, "--workers", 2, *RELOAD) as server:
+        workers = children(server.program.pid)
+        assert len(workers) == 2
+        with Load(server, versions, 4) as load:
+            load.until_seen(read_export(out).version)
+            replace(versions.folder / "int8", out)
+            load.until_seen(read_export(out).version)
+        assert not load.failures
+        counted = 'pibroch_requests_total{endpoint="score",status="200"}'
+        assert [server.metric(counted) for _ in range(12)] == [len(load.seen)] * 12  # whichever of them is asked
+        os.kill(workers[0], signal.SIGKILL)
+        until(lambda: len(set(children(server.program.pid)) - {workers[0]}) == 2)
+        assert server.ask("POST", "/score", {"rows": versions.rows}).status == 200
+        assert "started again" in server.end()
+        assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+
+
+def children(pid):
+    """Processes that a process has started and that still run."""
+    found = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [child for child in found if "pibroch" in Path(f"/proc/{child}/cmdline").read_text()]
