@@ -67,7 +67,18 @@ def prepare_command(
         list[str] | None, typer.Option("--hash", metavar="NAME=BUCKETS", help="Hash this feature; may be repeated.")
     ] = None,
     bins: Annotated[bool, typer.Option(help="criteo: also use the 13 integers as binned categories.")] = True,
-    split: Annotated[str, typer.Option(help="time:A/B/C, hash:A/B/C or none.")] = "time:0.7/0.15/0.15",
+    vocabularies: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FROM", help="Encode with those of a dataset, a checkpoint, a run or an export, and its schema."
+        ),
+    ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="time:A/B/C, hash:A/B/C, none, or a split for all; time:0.7/0.15/0.15, with --vocabularies test, when absent."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the hash split.")] = 0,
     max_bad_fraction: Annotated[float, typer.Option(min=0, max=1, help="Malformed lines that are tolerated.")] = 1e-4,
     overwrite: Annotated[bool, typer.Option(help="Replace a dataset that is already at --out.")] = False,
@@ -84,11 +95,25 @@ def prepare_command(
         pibroch data prepare criteo day_*.gz --out data/tb --min-count 10 --hash C3=4000000
 
         pibroch data prepare csv clicks.csv --schema clicks.toml --out data/mine
+
+        pibroch data prepare criteo day_1.gz --vocabularies runs/first --out data/tomorrow
     """
     started = time.monotonic()
-    found, opened = _sources(format_, sources, schema, bins)
-    found = found.with_changes(min_count, _buckets(hash_ or []))
-    options = PrepareOptions(SplitRule.parse(split, seed), max_bad_fraction, overwrite, piece_mb << 20)
+    known = None
+    if vocabularies is not None:
+        if schema is not None or min_count is not None or hash_ or not bins:
+            raise ConfigError(
+                "--vocabularies with --schema, --min-count, --hash or --no-bins", "the schema that the vocabularies are of",
+                "leave these options out",
+            )  # fmt: skip
+        from pibroch.serve.vocabularies import find_vocabularies  # with torch, for checkpoints
+
+        known = find_vocabularies(vocabularies)
+    found, opened = _sources(format_, sources, schema, bins, None if known is None else known.schema)
+    found = found.with_changes(min_count, _buckets(hash_ or [])) if known is None else found
+    split = split or ("time:0.7/0.15/0.15" if known is None else "test")
+    rule = SplitRule.parse(split, seed)
+    options = PrepareOptions(rule, max_bad_fraction, overwrite, piece_mb << 20, vocabularies=known)
     with _progress() as progress:
         report = prepare(opened, found, out, options, progress)
     _show_report(report, out, time.monotonic() - started)
@@ -159,9 +184,11 @@ def describe_command(
         console.print(f"best possible AUC: {best}")
 
 
-def _sources(format_: Format, paths: list[Path], schema_path: Path | None, bins: bool) -> tuple[Schema, list[Source]]:
-    """The schema, given or inferred, and the opened files."""
-    schema = None if schema_path is None else Schema.load(schema_path)
+def _sources(
+    format_: Format, paths: list[Path], schema_path: Path | None, bins: bool, known: Schema | None
+) -> tuple[Schema, list[Source]]:
+    """The schema, known, given or inferred, and the opened files."""
+    schema = known if schema_path is None else Schema.load(schema_path)
     if schema is None and format_ is Format.CRITEO:
         schema = criteo_schema(bins=bins)
     if schema is None and format_ is Format.AVAZU:
@@ -194,6 +221,13 @@ def _show_report(report: PrepareReport, out: Path, seconds: float) -> None:
     splits = ", ".join(f"{name} {count:,}" for name, count in report.samples.items())
     console.print(f"{total:,} samples in {out} ({splits}) after {seconds:.1f} s")
     console.print(f"{len(report.num_rows)} tables with {sum(report.num_rows.values()):,} rows")
+    if report.unknown:
+        by_count = sorted(report.unknown.items(), key=lambda item: -item[1][0])
+        total_unknown, num_ids = (sum(pair[place] for pair in report.unknown.values()) for place in (0, 1))
+        most = ", ".join(f"{name} {count:,} of {total:,}" for name, (count, total) in by_count[:5] if count)
+        console.print(
+            f"{total_unknown:,} of {num_ids:,} ids are unknown to the vocabularies{': ' + most if most else ''}"
+        )
     if report.num_bad:
         console.print(f"{report.num_bad:,} malformed records left out, the first of them:")
         for line in report.bad:

@@ -22,7 +22,7 @@ END_S = 10.0
 STOP_S = 5.0
 """How long ranks may take to end when they are told to stop."""
 _POLL_S = 0.02
-_LAUNCHER = "PIBROCH_LAUNCHER"
+LAUNCHER = "PIBROCHLAUNCHER"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -33,12 +33,12 @@ def is_rank() -> bool:
 
 def has_launcher() -> bool:
     """Whether a :class:`Crew` started this process, and speaks for it when all are stopped."""
-    return _LAUNCHER in os.environ
+    return LAUNCHER in os.environ
 
 
 def die_with_launcher() -> None:
     """Have the system kill this process when the launcher that started it, torchrun too, is gone; without one do nothing."""
-    launcher = os.environ.get(_LAUNCHER)
+    launcher = os.environ.get(LAUNCHER)
     if launcher is None and "TORCHELASTIC_RUN_ID" not in os.environ:
         return
     if sys.platform == "linux":
@@ -107,7 +107,7 @@ class Crew:
         threads = os.environ.get("OMP_NUM_THREADS", str(threads_of_rank(self._num_ranks)))
         interfaces = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
         loopback = {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", interfaces[0])} if interfaces else {}
-        return {**size, **master, **loopback, "OMP_NUM_THREADS": threads, _LAUNCHER: str(os.getpid())}
+        return {**size, **master, **loopback, "OMP_NUM_THREADS": threads, LAUNCHER: str(os.getpid())}
 
 
 def redirect_output(path: Path) -> None:

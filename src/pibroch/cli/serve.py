@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -11,9 +12,11 @@ from typing import Annotated
 import typer
 
 from pibroch.cli.console import results
+from pibroch.cli.launch import LAUNCHER, die_with_launcher
 from pibroch.errors import ConfigError, MissingDependencyError
 from pibroch.process import num_processors, tune_process
 
+PLACE = "PIBROCH_SERVE_WORKER"
 TOKEN = "PIBROCH_SERVE_TOKEN"
 logger = logging.getLogger(__name__)
 
@@ -47,7 +50,8 @@ def serve(
         float, typer.Option(min=0, help="Seconds between looks for a new version; 0 for never.")
     ] = 1.0,
     drain: Annotated[float, typer.Option(min=0, help="Seconds to go on answering after SIGTERM, as not ready.")] = 0.0,
-    threads: Annotated[int | None, typer.Option(min=1, help="That compute a batch.")] = None,
+    workers: Annotated[int, typer.Option(min=1, max=256, help="Processes at the port.")] = 1,
+    threads: Annotated[int | None, typer.Option(min=1, help="Of each worker, that compute a batch.")] = None,
 ) -> None:
     """Answer scores over HTTP: the Open Inference Protocol v2, and raw rows at /score.
 
@@ -55,12 +59,15 @@ def serve(
     requests end. See /docs of the server for its endpoints, and docs/serving.md.
     """
     _check_extra()
-    tune_process()
+    if PLACE in os.environ:
+        die_with_launcher()
+    tune_process(is_alone=workers == 1 and PLACE not in os.environ)
     import torch
 
     from pibroch.serve.server import ServerOptions, run_server
     from pibroch.serve.settings import Limits
-    from pibroch.serve.store import ModelStore, newest_run
+    from pibroch.serve.store import ModelStore, find_target, newest_run
+    from pibroch.serve.workers import WorkerPlace, run_workers
 
     if (tls_cert is None) != (tls_key is None):
         raise ConfigError("one of --tls-cert and --tls-key", "both, or none")
@@ -68,14 +75,23 @@ def serve(
         body_bytes=int(max_body_mb * (1 << 20)), rows=max_rows, batch_rows=max(max_rows, 8192),
         queue_rows=max_queue_rows, batch_delay_ms=batch_delay_ms, body_timeout_s=body_timeout,
     )  # fmt: skip
+    place = WorkerPlace.of_environment()
     tls = None if tls_cert is None or tls_key is None else (tls_cert, tls_key)
     options = ServerOptions(
-        host, port, limits, _token(token_file), tls, reload_s=reload_every, drain_s=drain
-    )  # fmt: skip
-    torch.set_num_threads(threads or num_processors())
-    store = ModelStore(path or newest_run(), data, name)
-    if not options.is_local and options.token is None:
+        host, port, limits, _token(token_file), tls, reload_s=reload_every, drain_s=drain, shares_port=place is not None
+    )
+    if not options.is_local and options.token is None and place is None:
         logger.warning("anybody who reaches %s may ask: no token is set (--token-file, or %s)", host, TOKEN)
+    is_named, path = path is not None, path or newest_run()
+    if workers > 1 and place is None:
+        find_target(path)
+        added = ["--workers", "1"] if is_named else ["--workers", "1", str(path)]
+        added += [] if threads else ["--threads", str(max(1, num_processors() // workers))]
+        command = [sys.executable, *sys.orig_argv[1:], *added]
+        run_workers(command, {**os.environ, LAUNCHER: str(os.getpid())}, workers, options, results.print)
+        return
+    torch.set_num_threads(threads or num_processors())
+    store = ModelStore(path, data, name)
     if not store.current.takes_raw:
         logger.warning(
             "raw rows cannot be scored: the checkpoint's dataset is not to be found (--data, or serve an export)"
@@ -84,7 +100,7 @@ def serve(
     def announce(url: str) -> None:
         results.print(f"{store.name}, version {store.current.version}, at {url}")
 
-    run_server(store, options, announce)
+    run_server(store, options, announce, None if place is None else place.open_metrics())
 
 
 def _check_extra() -> None:

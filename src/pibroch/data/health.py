@@ -38,6 +38,19 @@ def shares(dataset: EncodedDataset, feature: str) -> Shares:
     return Shares(num_ids, unknown, missing)
 
 
+def unknown_ids(dataset: EncodedDataset) -> dict[str, tuple[int, int]]:
+    """For each feature, over all splits, how many ids are unknown to its vocabulary, and how many there are; reads all ids."""
+    one_hot = [feature.name for feature in dataset.schema.categorical if not feature.multi_hot]
+    counts = dict.fromkeys(dataset.schema.keys, (0, 0))
+    for name in SPLITS:
+        split = dataset.split(name)  # type: ignore[arg-type]  # a tuple of these names
+        arrays = {feature: split.ids[:, place] for place, feature in enumerate(one_hot)}
+        for feature, ids in {**arrays, **{key: bags.values for key, bags in split.bags.items()}}.items():
+            unknown, total = counts[feature]
+            counts[feature] = unknown + int((ids == UNKNOWN_ROW).sum()), total + len(ids)
+    return counts
+
+
 def click_rates(dataset: EncodedDataset) -> dict[str, float | None]:
     """Mean of the labels of each split, ``None`` where there are no samples; reads all labels."""
     rates: dict[str, float | None] = {}

@@ -27,9 +27,10 @@ from pibroch.data.parse import ParsedPiece, PieceParser
 from pibroch.data.publish import clear, publish, refuse_existing, work_folder
 from pibroch.data.schema import Schema
 from pibroch.data.sources import Place, Source
-from pibroch.data.splits import SPLITS, SplitRule
+from pibroch.data.splits import SPLITS, TRAIN, SplitRule
 from pibroch.data.spool import Spool
 from pibroch.data.storage import append_json_line, read_json_lines
+from pibroch.data.vocabularies import Vocabularies
 from pibroch.data.vocabulary import count_table
 from pibroch.data.writer import DatasetWriter, EncodedRows, Totals
 from pibroch.errors import DataError
@@ -54,6 +55,7 @@ class PrepareOptions:
         overwrite: replace a dataset that is already there.
         piece_bytes: text parsed at once; memory is about fifteen times this plus the vocabularies.
         count_memory_codes: distinct values counted in memory before they spill to disk.
+        vocabularies: those of another dataset, to encode with instead of counting; the schema is theirs, too.
     """
 
     split: SplitRule = field(default_factory=SplitRule)
@@ -61,6 +63,7 @@ class PrepareOptions:
     overwrite: bool = False
     piece_bytes: int = 32 << 20
     count_memory_codes: int = 4_000_000
+    vocabularies: Vocabularies | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,7 @@ class PrepareReport:
         num_bad: malformed records that were left out.
         bad: the first of them, with file, line and reason.
         warnings: what is probably not meant so, see :mod:`pibroch.data.health`; logged, too.
+        unknown: with vocabularies of another dataset, for each feature how many ids they do not know, and how many there are.
     """
 
     samples: dict[str, int]
@@ -80,6 +84,7 @@ class PrepareReport:
     num_bad: int
     bad: tuple[str, ...]
     warnings: tuple[str, ...]
+    unknown: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 def prepare(
@@ -96,6 +101,11 @@ def prepare(
         StorageError: when the disk refuses.
     """
     options = options or PrepareOptions()
+    known = {} if options.vocabularies is None else options.vocabularies.codes
+    if options.vocabularies is not None and schema != options.vocabularies.schema:
+        raise DataError("another schema than that of the vocabularies", "theirs", "pass vocabularies.schema")
+    if not options.split.fractions[TRAIN] and options.vocabularies is None:
+        raise DataError("no training samples", "some, from which vocabularies are counted", "pass --vocabularies FROM")
     refuse_existing(out, options.overwrite)
     work = out.with_name(out.name + ".partial")
     with work_folder(work, _signature(sources, schema, options)):
@@ -104,7 +114,9 @@ def prepare(
         _refuse_bad(spool, options.max_bad_fraction)
         num_rows: dict[str, int] = {}
         for i, feature in enumerate(schema.categorical):
-            num_rows[feature.name] = count_table(spool, i, options.split, work, options.count_memory_codes)
+            num_rows[feature.name] = count_table(
+                spool, i, options.split, work, options.count_memory_codes, known.get(feature.name)
+            )
             progress("count", (i + 1) / len(schema.categorical))
         writer = _encode(spool, schema, work, options, progress)
         bad = tuple(spool.bad_records(_SHOWN_BAD_RECORDS))
@@ -113,10 +125,12 @@ def prepare(
         (work / "dataset" / _DONE).unlink(missing_ok=True)
         publish(work / "dataset", out)
         clear(work)
-    warnings = tuple(health.warnings(EncodedDataset.open(out)))
+    dataset = EncodedDataset.open(out)
+    warnings = tuple(health.warnings(dataset))
     for warning in warnings:
         logger.warning(warning)
-    return PrepareReport(dict(writer.totals.samples), num_rows, spool.num_bad, bad, warnings)
+    unknown = {} if options.vocabularies is None else health.unknown_ids(dataset)
+    return PrepareReport(dict(writer.totals.samples), num_rows, spool.num_bad, bad, warnings, unknown)
 
 
 def _signature(sources: Sequence[Source], schema: Schema, options: PrepareOptions) -> dict[str, Any]:
@@ -128,6 +142,7 @@ def _signature(sources: Sequence[Source], schema: Schema, options: PrepareOption
         "schema": schema.model_dump(mode="json"),
         "split": [options.split.kind, list(options.split.fractions), options.split.seed],
         "piece_bytes": options.piece_bytes,
+        "vocabularies": None if options.vocabularies is None else options.vocabularies.fingerprint,
     }
 
 

@@ -1,4 +1,4 @@
-"""Which samples train, validate and test: by time (their order), by a hash of their number, or all in training."""
+"""Which samples train, validate and test: by time (their order), by a hash of their number, or all in one split."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SplitRule:
 
     @classmethod
     def parse(cls, text: str, seed: int = 0) -> SplitRule:
-        """Read ``time``, ``hash:0.8/0.1/0.1`` or ``none``.
+        """Read ``time``, ``hash:0.8/0.1/0.1``, ``none`` (all train), or the split in which all samples are.
 
         Raises:
             ConfigError: when the text is none of these or the fractions do not sum to 1.
@@ -41,10 +41,14 @@ class SplitRule:
         >>> SplitRule.parse("hash:0.8/0.1/0.1").fractions
         (0.8, 0.1, 0.1)
         """
-        if text == "none":
-            return cls("time", (1.0, 0.0, 0.0), seed)
+        if text == "none" or text in SPLITS:
+            first, second, third = (float(text == name) for name in SPLITS)
+            return cls("time", (1.0, 0.0, 0.0) if text == "none" else (first, second, third), seed)
         match = _SPEC.fullmatch(text)
-        need, do = "time:A/B/C, hash:A/B/C with A + B + C = 1, or none", "for example --split time:0.7/0.15/0.15"
+        need, do = (
+            "time:A/B/C, hash:A/B/C with A + B + C = 1, none, or a split for all",
+            "for example --split time:0.7/0.15/0.15",
+        )
         if match is None:
             raise ConfigError(f"split `{text}`", need, do)
         try:

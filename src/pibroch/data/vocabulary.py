@@ -21,7 +21,14 @@ from pibroch.data.transform import FIRST_ROW, MISSING_ROW, UNKNOWN_ROW
 from pibroch.data.writer import write_table
 
 
-def count_table(spool: Spool, feature_id: int, split: SplitRule, work: Path, memory_codes: int) -> int:
+def count_table(
+    spool: Spool,
+    feature_id: int,
+    split: SplitRule,
+    work: Path,
+    memory_codes: int,
+    known: NDArray[np.uint64] | None = None,
+) -> int:
     """Write the table of one feature below ``work/dataset`` unless it is there; returns its number of rows.
 
     Args:
@@ -30,16 +37,19 @@ def count_table(spool: Spool, feature_id: int, split: SplitRule, work: Path, mem
         split: says which samples train.
         work: holds ``dataset`` and ``runs``.
         memory_codes: see :class:`CodeCounter`.
+        known: the codes of rows 2, 3, ... where another dataset's vocabulary is taken over.
     """
     feature = spool.schema.categorical[feature_id]
     path = work / "dataset" / "tables" / f"{feature.name}.counts.i64"
     if not path.exists():
         pieces = _train_codes(spool, feature_id, split)
-        if feature.fixed_num_rows is None:
+        if known is not None:
+            write_table(work / "dataset", feature.name, _row_counts(FeatureEncoder(feature, known), pieces), known)
+        elif feature.fixed_num_rows is None:
             codes, counts = _vocabulary(feature, pieces, CodeCounter(work / "runs", memory_codes))
             write_table(work / "dataset", feature.name, counts, codes)
         else:
-            write_table(work / "dataset", feature.name, _fixed_counts(feature, pieces))
+            write_table(work / "dataset", feature.name, _row_counts(FeatureEncoder(feature), pieces))
     return path.stat().st_size // np.dtype(np.int64).itemsize
 
 
@@ -74,8 +84,7 @@ def _vocabulary(
     return kept, counts
 
 
-def _fixed_counts(feature: CategoricalFeature, pieces: Iterator[NDArray[np.uint64]]) -> NDArray[np.int64]:
-    encoder = FeatureEncoder(feature)
+def _row_counts(encoder: FeatureEncoder, pieces: Iterator[NDArray[np.uint64]]) -> NDArray[np.int64]:
     counts = np.zeros(encoder.num_rows, np.int64)
     for codes in pieces:
         counts += np.bincount(encoder.rows(codes), minlength=encoder.num_rows)

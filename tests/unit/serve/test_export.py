@@ -173,3 +173,18 @@ def test_tables_take_no_memory_of_their_own(data, tmp_path):
         line.split(":") for line in maps[start + 1 : start + 20] if ":" in line and "-" not in line.split(":")[0]
     )
     assert int(fields["Private_Dirty"].split()[0]) == 0 and int(fields["Rss"].split()[0]) > 0
+
+
+def test_the_command_says_what_was_lost(clicks, tmp_path):
+    from small_run import run_command
+
+    arguments = ("export", clicks.run, "--out", tmp_path / "out", "--dtype", "int8", "--data", clicks.data)
+    ran = run_command(*arguments)
+    assert ran.returncode == 0, ran.stderr
+    words = ran.stdout.replace("\n", " ").split()
+    before, after = (float(words[words.index(word) - 1]) for word in ("before,", "after"))
+    assert 0.5 < before < 1 and abs(before - after) <= 2e-3
+    assert read_export(tmp_path / "out").version in words
+    for more, message in ((arguments, "--overwrite"), ((*arguments, "--split", "none", "--overwrite"), "--split")):
+        ran = run_command(*more)
+        assert ran.returncode == 2 and message in ran.stderr

@@ -1,0 +1,41 @@
+"""The dictionaries of whatever a path holds: a dataset, an export, a checkpoint or a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pibroch.data import EncodedDataset
+from pibroch.data.vocabularies import Vocabularies
+from pibroch.data.writer import MANIFEST
+from pibroch.embedding.storage import verify_file
+from pibroch.errors import CheckpointError
+from pibroch.serve.export_format import VOCABULARIES, is_export, read_export
+from pibroch.serve.from_checkpoint import vocabularies_of
+from pibroch.serve.from_export import exported_vocabularies
+from pibroch.train.checkpoint_folder import find_checkpoint
+from pibroch.train.manifest import read_manifest
+
+
+def find_vocabularies(path: Path) -> Vocabularies:
+    """Schema and dictionaries of a dataset, an export, a checkpoint, or of a run's best one.
+
+    Raises:
+        CheckpointError: when the path holds none of these, or a checkpoint whose dataset is not where the run found it.
+        DataError: for a damaged dataset.
+    """
+    if (path / MANIFEST).exists():
+        return Vocabularies.of_dataset(EncodedDataset.open(path))
+    if is_export(path):
+        manifest = read_export(path)
+        if VOCABULARIES in manifest.files:
+            verify_file(path / VOCABULARIES, manifest.files[VOCABULARIES])
+        found = exported_vocabularies(path, manifest)
+    else:
+        found = vocabularies_of(read_manifest(find_checkpoint(path)))
+    if found is None:
+        raise CheckpointError(
+            f"{path}, whose dataset is not where it was trained on it",
+            "what holds the dictionaries: a dataset or an export",
+            "name that instead",
+        )
+    return found

@@ -1,0 +1,293 @@
+"""What a server does with requests that are wrong, too large, too slow, too many or not allowed."""
+
+import http.client
+import json
+import random
+import socket
+import ssl
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from certificates import authority, signed
+from pibroch.serve.export import export_checkpoint
+from raw_clicks import COLUMNS
+from served import ask, serving, until
+
+CSV = {"content-type": "text/csv"}
+
+
+@pytest.fixture(scope="module")
+def small(clicks, tmp_path_factory):
+    """A server with narrow limits: ``.server``, ``.row``."""
+    folder = tmp_path_factory.mktemp("served")
+    export_checkpoint(clicks.run, folder / "ctr")
+    limits = ("--max-rows", 8, "--max-body-mb", 0.05, "--body-timeout", 0.5)
+    with serving(folder / "ctr", *limits) as server:
+        yield SimpleNamespace(server=server, row=clicks.rows[0], export=folder / "ctr")
+
+
+def tensor(**changes):
+    return {"name": "age", "shape": [1], "datatype": "BYTES", "data": ["20"], **changes}
+
+
+def raw_tensors(**of_age):
+    others = [tensor(name=name, data=["1"]) for name in COLUMNS[1:] if name != "age"]
+    return {"inputs": [*others, tensor(**of_age)]}
+
+
+ENCODED = {
+    "dense": {"datatype": "FP32", "shape": [1, 2], "data": [0.5, 1]},
+    "ids": {"datatype": "INT64", "shape": [1, 4], "data": [1, 1, 1, 1]},
+    "tags.values": {"datatype": "INT64", "shape": [2], "data": [1, 2]},
+    "tags.lengths": {"datatype": "INT64", "shape": [1], "data": [2]},
+}
+
+
+def encoded(name, **changes):
+    return {"inputs": [{"name": each, **ENCODED[each], **(changes if each == name else {})} for each in ENCODED]}
+
+
+INFER, SCORE = "/v2/models/ctr/infer", "/score"
+WRONG = {
+    "no JSON": (SCORE, b"{", 400, "no JSON"),
+    "other JSON": (SCORE, {"row": []}, 400, "another form"),
+    "a number": (SCORE, b"7", 400, "another form"),
+    "deep": (SCORE, b"[" * 10_000, 400, "no JSON"),
+    "no rows": (SCORE, {"rows": []}, 400, "1 to 8"),
+    "too many rows": (SCORE, {"rows": [dict.fromkeys(COLUMNS)] * 9}, 400, "1 to 8"),
+    "no object": (SCORE, {"rows": ["a"]}, 400, "str as row 0"),
+    "no column": (SCORE, {"rows": [{"age": 1}]}, 400, "without `price`"),
+    "nested": (SCORE, {"rows": [{**dict.fromkeys(COLUMNS), "tags": [[1]]}]}, 400, "nested list as `tags` of row 0"),
+    "no number": (SCORE, {"rows": [{**dict.fromkeys(COLUMNS), "age": "old"}]}, 400, "`old` as age"),
+    "a list of one": (SCORE, {"rows": [{**dict.fromkeys(COLUMNS), "user": ["a"]}]}, 400, "a list as user"),
+    "other lengths": (SCORE, {"columns": {name: [1] * (1 + (name == "age")) for name in COLUMNS}}, 400, "lengths"),
+    "no list": (SCORE, {"columns": dict.fromkeys(COLUMNS, 1)}, 400, "no list of values"),
+    "half a character": (SCORE, b'{"rows": [' + json.dumps(dict.fromkeys(COLUMNS, "\ud800")).encode() + b"]}", 400, ""),
+    "no request": (INFER, {"input": []}, 400, "inputs"),
+    "no inputs": (INFER, {"inputs": []}, 400, "need encoded"),
+    "unknown input": (INFER, {"inputs": [tensor(name="colour")]}, 400, "unknown input `colour`"),
+    "twice": (INFER, {"inputs": [tensor(), tensor()]}, 400, "`age` twice"),
+    "no data": (INFER, raw_tensors(data=None), 400, "without data"),
+    "another shape": (INFER, raw_tensors(shape=[3]), 400, "1 items"),
+    "negative shape": (INFER, raw_tensors(shape=[-1]), 400, "shape"),
+    "huge shape": (INFER, raw_tensors(shape=[1 << 30, 1 << 30]), 400, "1 items"),
+    "two columns": (INFER, raw_tensors(shape=[1, 2], data=["1", "2"]), 400, "[B] or [B, 1]"),
+    "unknown type": (INFER, raw_tensors(datatype="TEXT"), 400, "datatype TEXT"),
+    "wrong type": (INFER, raw_tensors(data=[1]), 400, "no text"),
+    "too large": (INFER, raw_tensors(datatype="INT8", data=[300]), 400, "INT8"),
+    "unequal": (INFER, raw_tensors(shape=[2], data=["1", "2"]), 400, "values"),
+    "unknown output": (INFER, {**raw_tensors(), "outputs": [{"name": "loss"}]}, 400, "`loss`"),
+    "binary size": (INFER, raw_tensors(data=None, parameters={"binary_data_size": 4}), 400, "0 bytes left"),
+    "ids outside": (INFER, encoded("ids", data=[1, 1, 1000, 1]), 400, "id 1000 for feature 'slot'"),
+    "negative ids": (INFER, encoded("ids", data=[-1, 1, 1, 1]), 400, "id -1"),
+    "floats as ids": (INFER, encoded("ids", datatype="FP32"), 400, "float32"),
+    "lengths": (INFER, encoded("tags.lengths", data=[3]), 400, "do not sum"),
+    "negative lengths": (INFER, encoded("tags.lengths", shape=[1], data=[-2]), 400, "do not sum"),
+    "other samples": (INFER, encoded("dense", shape=[2, 2], data=[1, 2, 3, 4]), 400, "samples"),
+    "a scalar": (INFER, encoded("dense", shape=[], data=[1]), 400, "shape"),
+    "unknown model": ("/v2/models/other/infer", {}, 404, "need `ctr`"),
+    "unknown version": ("/v2/models/ctr/versions/1/infer", raw_tensors(), 404, "version `1`"),
+    "unknown path": ("/v3", {}, 404, "endpoints"),
+    "large": (SCORE, b" " * 60_000, 413, "52,428 bytes"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_reason_for_what_is_wrong(small, case):
+    path, body, status, reason = WRONG[case]
+    answer = small.server.ask("POST", path, body)
+    assert (answer.status, answer.headers["content-type"]) == (status, "application/json")
+    assert reason in answer.reason, answer.reason
+
+
+def test_the_right_ones_are_right(small):
+    assert small.server.ask("POST", INFER, encoded("")).status == 200
+    assert small.server.ask("POST", INFER, raw_tensors()).status == 200
+    assert small.server.ask("POST", INFER, raw_tensors(datatype="FP64", data=[20.0], shape=[1, 1])).status == 200
+    assert small.server.ask("POST", INFER, raw_tensors(data=[["20"]], shape=[1, 1])).status == 200
+
+
+def test_lines(small):
+    header = ",".join(COLUMNS).encode()
+    for body, reason in (
+        (b"a,b\n1,2", "0 columns `price`"),
+        (header + b"\n1,2,3", "3 fields in row 0"),
+        (header + b'\n1,2,3,"4', "cannot be read"),
+        (b"", "columns `price`"),
+        (header, "1 to 8"),
+        (header + b"\n1,2,3,\xff\xfe,5,1,\xff|a", None),
+    ):
+        answer = small.server.ask("POST", SCORE, body, CSV)
+        assert answer.status == (200 if reason is None else 400) and (reason is None or reason in answer.reason)
+    assert small.server.ask("POST", SCORE, b"x", {"content-type": "image/png"}).status == 415
+    assert small.server.ask("POST", SCORE, b"x", {"content-encoding": "gzip"}).status == 415
+    assert small.server.ask("GET", SCORE).status == 405
+
+
+def test_a_body_without_a_length_is_bounded_too(small):
+    def pieces():
+        for _ in range(100):
+            yield b" " * 1000
+
+    connection = small.server.connect()
+    try:
+        connection.request("POST", SCORE, pieces(), {"content-type": "application/json"}, encode_chunked=True)
+        answer = connection.getresponse()
+        assert answer.status == 413 and b"52,428" in answer.read()
+    finally:
+        connection.close()
+
+
+def test_a_slow_client_is_told(small):
+    with socket.create_connection(small.server.address, timeout=30) as slow:
+        slow.sendall(b"POST /score HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{")
+        said = b""
+        while chunk := slow.recv(4096):  # until the server closes
+            said += chunk
+    assert said.startswith(b"HTTP/1.1 408") and b"in 0.5 s" in said
+    assert small.server.ask("POST", SCORE, {"rows": [small.row]}).status == 200
+
+
+def test_clients_that_leave_do_no_harm(small):
+    for part in (
+        b"POST /score HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{",
+        b"POST /sc",
+        b"\x16\x03\x01\x02\x00",
+    ):
+        with socket.create_connection(small.server.address, timeout=30) as client:
+            client.sendall(part)
+    until(lambda: small.server.metric("pibroch_requests_open") == 1)
+    assert small.server.ask("POST", SCORE, {"rows": [small.row]}).status == 200
+
+
+def test_a_full_queue(small):
+    """The first request waits for others; while it does, there is no room for a second that is too large."""
+    with serving(small.export, "--batch-delay-ms", 1000, "--max-queue-rows", 4) as server:
+        found = []
+        first = threading.Thread(target=lambda: found.append(server.ask("POST", SCORE, {"rows": [small.row] * 4})))
+        first.start()
+        until(lambda: server.metric("pibroch_rows_waiting") == 4)
+        refused = server.ask("POST", SCORE, {"rows": [small.row]})
+        first.join(60)
+        assert refused.status == 429 and "4 waiting" in refused.reason and refused.headers["retry-after"] == "1"
+        assert found[0].status == 200
+
+
+def test_requests_are_computed_together(small):
+    with serving(small.export, "--batch-delay-ms", 1000) as server:
+        threads = [
+            threading.Thread(target=server.ask, args=("POST", SCORE, {"rows": [small.row] * count}))
+            for count in (1, 2, 3)
+        ]
+        bad = threading.Thread(target=server.ask, args=("POST", SCORE, {"rows": [{**small.row, "age": "x"}]}))
+        for thread in (*threads, bad):
+            thread.start()
+        for thread in (*threads, bad):
+            thread.join(60)
+        assert server.metric('pibroch_requests_total{endpoint="score",status="200"}') == 3
+        assert server.metric('pibroch_requests_total{endpoint="score",status="400"}') == 1
+        assert server.metric("pibroch_batch_rows_count") < 4
+
+
+def test_a_token(small, tmp_path):
+    (tmp_path / "token").write_text("secret-7\n")
+    with serving(small.export, "--token-file", tmp_path / "token") as server:
+        body = {"rows": [small.row]}
+        assert server.ask("POST", SCORE, body).status == 401
+        for wrong in ("secret-7", "Bearer secret", "Bearer secret-77", "Basic secret-7", ""):
+            answer = server.ask("POST", SCORE, body, {"authorization": wrong})
+            assert answer.status == 401 and answer.headers["www-authenticate"] == "Bearer"
+        assert server.ask("POST", SCORE, body, {"authorization": "Bearer secret-7"}).status == 200
+        assert server.ask("GET", "/v2/health/ready").status == 200
+        for path in ("/metrics", "/docs", "/openapi.json", "/v2/models/ctr", "/nothing"):
+            assert server.ask("GET", path).status == 401
+
+
+def test_tls(small, tmp_path):
+    by = authority(tmp_path, "authority")
+    certificate, key, _ = signed(tmp_path, "server", by)
+    context = ssl.create_default_context(cafile=by[1])
+    context.check_hostname = False
+    env = {"PIBROCH_SERVE_TOKEN": "t"}
+    with serving(small.export, "--tls-cert", certificate, "--tls-key", key, env=env, tls=context) as server:
+        assert server.ask("POST", SCORE, {"rows": [small.row]}, {"authorization": "Bearer t"}).status == 200
+        plain = http.client.HTTPConnection(*server.address, timeout=30)
+        with pytest.raises((http.client.HTTPException, OSError)):
+            ask(plain, "GET", "/v2/health/live")
+        plain.close()
+
+
+WORDS = [b"null", b"[", b"{", b"-1", b"1e999", b'"', b"\\ud800", b"9" * 400, b",", b"true", b"[[]]"]
+
+
+def mutated(body, headers, rng):
+    """A request with a few bytes changed, removed or added, and perhaps a header."""
+    body, headers = bytearray(body), dict(headers)
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(body) + 1)
+        kind = rng.randrange(5)
+        if kind == 0:
+            body[at : at + rng.randint(1, 30)] = b""
+        elif kind == 1:
+            body[at:at] = rng.randbytes(rng.randint(1, 4))
+        elif kind == 2:
+            body[at:at] = rng.choice(
+                [b"null", b"[", b"{", b"-1", b"1e999", b'"', b"\\ud800", b"9" * 400, b",", b"true", b"[[]]"]
+            )
+        elif kind == 3 and body:
+            body[at % len(body)] ^= 1 << rng.randrange(8)
+        else:
+            start = rng.randrange(len(body) + 1)
+            body[at:at] = body[start : start + 40]
+    if rng.random() < 0.2:
+        name = rng.choice(["content-type", "inference-header-content-length", "content-encoding", "accept"])
+        headers[name] = rng.choice(["", "0", "10", "99999999", "-1", "text/csv", "application/json", "x" * 100, "é"])
+    return bytes(body), headers
+
+
+def originals(row):
+    text = json.dumps(encoded("")).encode()
+    head = json.dumps({"inputs": [
+        {"name": "dense", "datatype": "FP32", "shape": [1, 2], "parameters": {"binary_data_size": 8}},
+        {"name": "ids", "datatype": "INT64", "shape": [1, 4], "parameters": {"binary_data_size": 32}},
+        {"name": "tags.values", "datatype": "INT64", "shape": [1], "parameters": {"binary_data_size": 8}},
+        {"name": "tags.lengths", "datatype": "INT64", "shape": [1], "parameters": {"binary_data_size": 8}},
+    ], "parameters": {"binary_data_output": True}}).encode()  # fmt: skip
+    binary = head + np.array([1, 2], "<f4").tobytes() + np.array([1, 1, 1, 1, 3, 1], "<i8").tobytes()
+    lines = "\n".join([",".join(COLUMNS), *[",".join(row[name] for name in COLUMNS)] * 3]).encode()
+    return [
+        (INFER, text, {"content-type": "application/json"}),
+        (INFER, json.dumps({**raw_tensors(), "id": "a"}).encode(), {}),
+        (INFER, binary, {"inference-header-content-length": str(len(head))}),
+        (SCORE, json.dumps({"rows": [row, row]}).encode(), {"content-type": "application/json"}),
+        (SCORE, lines, CSV),
+    ]
+
+
+def test_thousands_of_mutated_requests(small):
+    rng, known = random.Random(11), originals(small.row)
+    statuses, connection = {}, small.server.connect()
+    for path, body, headers in known:
+        assert ask(connection, "POST", path, body, headers).status == 200
+    for _ in range(4000):
+        path, *original = rng.choice(known)
+        body, headers = mutated(*original, rng)
+        headers = {name: value.encode("latin-1") for name, value in headers.items()}
+        try:
+            answer = ask(connection, "POST", path, body, headers)
+        except (http.client.HTTPException, OSError):  # it closed the connection after its last answer
+            connection.close()
+            answer = ask(connection, "POST", path, body, headers)
+        statuses[answer.status] = statuses.get(answer.status, 0) + 1
+        assert answer.status == 200 or (400 <= answer.status < 500 and answer.reason), (
+            answer.body,
+            path,
+            body,
+            headers,
+        )
+    connection.close()
+    assert statuses[200] > 100 and statuses[400] > 1000
+    assert small.server.metric("pibroch_requests_open") == 1

@@ -1,0 +1,215 @@
+"""New versions under load, and the end of a server."""
+
+import http.client
+import os
+import shutil
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import pibroch as pb
+from pibroch.serve.export import ExportOptions, export_checkpoint
+from pibroch.serve.export_format import read_export
+from served import ask, serving, until
+from small_run import run_command
+
+RELOAD = ("--reload-every", 0.05)
+
+
+@pytest.fixture(scope="module")
+def versions(clicks, tmp_path_factory):
+    """Exports of one checkpoint whose scores differ, and those scores by version."""
+    folder, rows = tmp_path_factory.mktemp("versions"), clicks.rows[:24]
+    expected = {}
+    for dtype in ("float32", "int8", "float16"):
+        export_checkpoint(clicks.run, folder / dtype, ExportOptions(dtype))
+        predictor = pb.Predictor.open(folder / dtype)
+        expected[predictor.version] = predictor.score_raw(rows).numpy()
+    some = list(expected.values())
+    assert all(np.abs(a - b).max() > 2e-5 for a, b in ((some[0], some[1]), (some[0], some[2]), (some[1], some[2])))
+    return SimpleNamespace(folder=folder, rows=rows, expected=expected, run=clicks.run)
+
+
+class Load:
+    """Clients that ask for all rows again and again; each answer must be that of the version that it names."""
+
+    def __init__(self, server, versions, num_clients=3):
+        self.server, self.versions, self.seen, self.failures = server, versions, [], []
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._ask) for _ in range(num_clients)]
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+
+    def _ask(self):
+        connection = self.server.connect()
+        while not self._stop.is_set():
+            try:
+                answer = ask(connection, "POST", "/score", {"rows": self.versions.rows})
+                version = answer.json["model_version"]
+                error = np.abs(np.array(answer.json["scores"]) - self.versions.expected[version]).max()
+                if answer.status != 200 or error > 1e-6:
+                    self.failures.append((answer, error))
+                self.seen.append(version)
+            except Exception as error:
+                self.failures.append(error)
+                return
+        connection.close()
+
+    def until_seen(self, version):
+        """Wait for answers of a version."""
+        start = len(self.seen)
+        until(lambda: version in self.seen[start:] or self.failures)
+        assert not self.failures
+
+
+def replace(source, out):
+    """What ``pibroch export --overwrite`` does at its end: another folder takes the name."""
+    fresh, old = out.with_name("fresh"), out.with_name("old")
+    shutil.copytree(source, fresh)
+    out.rename(old)
+    fresh.rename(out)
+    shutil.rmtree(old)
+
+
+def test_ten_new_versions_under_load(versions, tmp_path):
+    out = shutil.copytree(versions.folder / "float32", tmp_path / "ctr")
+    with serving(out, *RELOAD) as server, Load(server, versions) as load:
+        load.until_seen(read_export(out).version)
+        for number in range(10):
+            dtype = ("int8", "float16", "float32")[number % 3]
+            replace(versions.folder / dtype, out)
+            load.until_seen(read_export(out).version)
+        assert server.metric("pibroch_model_loads") == 11 and server.metric("pibroch_model_load_failures") == 0
+    assert not load.failures
+
+
+def test_the_command_replaces_what_is_served(versions, tmp_path):
+    out = shutil.copytree(versions.folder / "float32", tmp_path / "ctr")
+    with serving(out, *RELOAD) as server, Load(server, versions, 1) as load:
+        ran = run_command("export", versions.run, "--out", out, "--dtype", "int8", "--overwrite")
+        assert ran.returncode == 0 and "of float32" in ran.stdout
+        load.until_seen(read_export(versions.folder / "int8").version)
+    assert not load.failures
+
+
+def test_a_damaged_version_does_not_take_over(versions, tmp_path):
+    out = tmp_path / "ctr"
+    shutil.copytree(versions.folder / "float32", out / "1")
+    first, second = (read_export(versions.folder / dtype).version for dtype in ("float32", "int8"))
+    damaged = shutil.copytree(versions.folder / "int8", tmp_path / "damaged")
+    content = bytearray((damaged / "dense.safetensors").read_bytes())
+    content[-1] ^= 1
+    (damaged / "dense.safetensors").write_bytes(content)
+    with serving(out, *RELOAD) as server, Load(server, versions, 1) as load:
+        damaged.rename(out / "2")
+        until(lambda: server.metric("pibroch_model_load_failures") == 1)
+        load.until_seen(first)
+        fine = shutil.copytree(versions.folder / "int8", tmp_path / "fine")
+        fine.rename(out / "10")  # numbers, not names, are compared
+        load.until_seen(second)
+        assert server.ask("GET", f"/v2/models/ctr/versions/{second}/ready").status == 200
+        assert server.ask("GET", f"/v2/models/ctr/versions/{first}/ready").status == 404
+        assert not load.failures
+        load.__exit__()
+        assert "dense.safetensors" in server.end()
+
+
+def test_sigterm_lets_open_requests_end(versions):
+    """A request that waits for its batch when the signal comes is answered; then nobody listens."""
+    found = []
+    with serving(versions.folder / "int8", "--batch-delay-ms", 1000) as server:
+        idle = server.connect()
+        ask(idle, "GET", "/v2/health/live")
+        waiting = threading.Thread(target=lambda: found.append(server.ask("POST", "/score", {"rows": versions.rows})))
+        waiting.start()
+        until(lambda: server.metric("pibroch_rows_waiting") == len(versions.rows))
+        said = server.end()
+        waiting.join(60)
+        assert found[0].status == 200 and "1 requests open" in said
+        with pytest.raises(OSError):
+            server.connect().connect()
+        idle.close()
+
+
+def test_sigterm_under_load_while_it_drains(versions):
+    with serving(versions.folder / "int8", "--drain", 1) as server:
+        answers, failures, stop = [], [], threading.Event()
+
+        def client():
+            while not stop.is_set():
+                try:
+                    answers.append(server.ask("POST", "/score", {"rows": versions.rows[:1]}))
+                except (OSError, http.client.HTTPException) as error:
+                    failures.append(error)
+                    return
+
+        threads = [threading.Thread(target=client) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        until(lambda: len(answers) > 20)
+        os.kill(server.program.pid, signal.SIGTERM)
+        until(lambda: server.ask("GET", "/v2/health/ready").status == 503)
+        draining = len(answers)
+        until(lambda: len(answers) > draining + 20)
+        assert not failures and answers[-1].headers["connection"] == "close"
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+        assert server.program.end(60).returncode == 0
+        assert not failures and all(answer.status == 200 for answer in answers)
+
+
+def test_what_cannot_be_served(versions, tmp_path):
+    with serving(versions.folder / "int8") as server:
+        ran = run_command("serve", versions.folder / "int8", "--port", server.address[1])
+        assert ran.returncode == 2 and "--port 0" in ran.stderr
+    ran = run_command("serve", tmp_path)
+    assert ran.returncode == 2 and "checkpoint" in ran.stderr
+
+
+def test_without_the_extra(monkeypatch):
+    from pibroch.cli import serve as command
+
+    monkeypatch.setattr(command, "find_spec", lambda name: None if name == "uvicorn" else object())
+    with pytest.raises(pb.errors.MissingDependencyError, match=r"pibroch\[serve\]"):
+        command.serve()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+def test_workers_share_a_port_and_its_counters(versions, tmp_path):
+    """Two processes answer; one that is killed is started again; all end together."""
+    out = shutil.copytree(versions.folder / "float32", tmp_path / "ctr")
+    with serving(out, "--workers", 2, *RELOAD) as server:
+        workers = children(server.program.pid)
+        assert len(workers) == 2
+        with Load(server, versions, 4) as load:
+            load.until_seen(read_export(out).version)
+            replace(versions.folder / "int8", out)
+            load.until_seen(read_export(out).version)
+        assert not load.failures
+        counted = 'pibroch_requests_total{endpoint="score",status="200"}'
+        assert [server.metric(counted) for _ in range(12)] == [len(load.seen)] * 12  # whichever of them is asked
+        os.kill(workers[0], signal.SIGKILL)
+        until(lambda: len(set(children(server.program.pid)) - {workers[0]}) == 2)
+        assert server.ask("POST", "/score", {"rows": versions.rows}).status == 200
+        assert "started again" in server.end()
+        assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+
+
+def children(pid):
+    """Processes that a process has started and that still run."""
+    found = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [child for child in found if "pibroch" in Path(f"/proc/{child}/cmdline").read_text()]
