@@ -18,6 +18,7 @@ from pibroch.cli.console import console, leave, leave_with, set_up_logging
 from pibroch.cli.doctor import doctor
 from pibroch.cli.launch import has_launcher
 from pibroch.cli.predict import predict
+from pibroch.cli.profile import profile
 from pibroch.cli.report import report
 from pibroch.cli.servers import data_processor, embedding_server, oracle
 from pibroch.cli.train import evaluate, train
@@ -36,6 +37,7 @@ app.command()(predict)
 app.command()(embedding_server)
 app.command()(oracle)
 app.command()(data_processor)
+app.command()(profile)
 app.command()(report)
 app.command()(doctor)
 
@@ -43,10 +45,17 @@ app.command()(doctor)
 _GROUPS = {
     "data": "Turn raw click logs into encoded datasets, or generate one whose best possible AUC is known.",
     "checkpoint": "Inspect, verify and convert checkpoints.",
+    "plan": "Place all rows by how often they are read, and copy the hottest; explain and compare plans.",
     "bench": "Measure against what others use: correctness first, then a table, CSV, Markdown and a plot.",
 }
 
-_ENDED_FOR_GOOD = (*_GROUPS, "evaluate", "report", "doctor")  # commands that begin anew when they are given again
+_ENDED_FOR_GOOD = (
+    *_GROUPS,
+    "profile",
+    "evaluate",
+    "report",
+    "doctor",
+)  # commands that begin anew when they are given again
 
 
 class _Stopped(BaseException):

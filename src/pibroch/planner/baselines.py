@@ -79,7 +79,7 @@ def _amounts(
 ) -> tuple[Floats, Floats]:
     """Bytes of each row that one reader gets in a step, in both forms."""
     batch = batch_size or profile.batch_size
-    accesses = counts.accesses * (batch / profile.num_samples)
+    accesses: Floats = np.asarray(counts.accesses * (batch / profile.num_samples), np.float64)
     share: Floats = np.asarray(counts.batches / profile.num_batches, np.float64)
     exponent = batch / min(profile.batch_size, profile.num_samples)
     if exponent != 1:
