@@ -13,7 +13,7 @@ from pibroch.planner import cost as costs
 from pibroch.planner.assignment import Assignment
 from pibroch.planner.balance import by_worth
 from pibroch.planner.partition import MAX_PARTITIONS, Form, Partitioner, Partitions, TableSize, total_bytes
-from pibroch.planner.prediction import Prediction, Step
+from pibroch.planner.prediction import BudgetStep, Prediction
 from pibroch.planner.profile import AccessProfile
 from pibroch.planner.replicate import POLICIES, Mode, Placed, Policy, synchronisation
 from pibroch.planner.search import Found, find_placement
@@ -285,7 +285,7 @@ def _steps(
     tables: Sequence[TableSize],
     options: PlanOptions,
     progress: Progress,
-) -> list[Step]:
+) -> list[BudgetStep]:
     """What other budgets would buy, with the same partitions."""
     steps = []
     for number, extra in enumerate(STEPS):
@@ -296,7 +296,7 @@ def _steps(
         between = costs.links(costs.communication(weight, found.placed.source, topology.cost))
         share = crossing(costs.traffic(partitions.weight("accesses"), found.placed.source, topology.num_ranks))
         mean, worst = (float(between.mean()), float(between.max())) if len(between) else (0.0, 0.0)
-        steps.append(Step(extra=extra, mean_link=mean, worst_link=worst, crossing=share))
+        steps.append(BudgetStep(extra=extra, mean_link=mean, worst_link=worst, crossing=share))
     progress("other budgets", 1.0)
     return steps
 
