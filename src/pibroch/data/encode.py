@@ -15,7 +15,7 @@ from pibroch.errors import DataError
 from pibroch.kernels.policy import kernel
 
 _EMPTY_SLOT = -1
-_LISTS = (list, tuple, np.ndarray)
+LISTS = (list, tuple, np.ndarray)
 
 
 class FeatureEncoder:
@@ -70,9 +70,9 @@ class FeatureEncoder:
         if self.feature.binning is not None:
             return log_bin_rows(raw_numbers(self.feature.column, values)).astype(np.int32), None
         if not self.feature.multi_hot:
-            return self.rows(item_codes(self.feature, _fields(self.feature.column, values))), None
+            return self.rows(item_codes(self.feature, fields_of(self.feature.column, values))), None
         bags = [_items(value, self.feature.delimiter) for value in values]
-        fields = _fields(self.feature.column, [item for bag in bags for item in bag])
+        fields = fields_of(self.feature.column, [item for bag in bags for item in bag])
         return self.rows(item_codes(self.feature, fields)), np.array([len(bag) for bag in bags], np.int64)
 
 
@@ -83,7 +83,7 @@ def raw_numbers(column: str, values: Iterable[object]) -> NDArray[np.float64]:
         DataError: when a value is no finite number; names ``column``, the sample and the value.
     """
     values = list(values)
-    numbers, good = parse_numbers(*_fields(column, values))
+    numbers, good = parse_numbers(*fields_of(column, values))
     if not good.all():
         wrong = int(np.flatnonzero(~good)[0])
         raise DataError(
@@ -95,10 +95,10 @@ def raw_numbers(column: str, values: Iterable[object]) -> NDArray[np.float64]:
     return found
 
 
-def _fields(column: str, values: Iterable[object]) -> Fields:
+def fields_of(column: str, values: Iterable[object]) -> Fields:
     """Values as fields of one text: the text, starts and ends."""
     values = list(values)
-    if lists := [place for place, value in enumerate(values) if isinstance(value, _LISTS)]:
+    if lists := [place for place, value in enumerate(values) if isinstance(value, LISTS)]:
         need = "one value a sample, or `multi_hot = true` in the schema"
         raise DataError(f"a list as {column} of sample {lists[0]}", need, "correct the value or the schema")
     texts = [raw_text(value) for value in values]
@@ -107,7 +107,7 @@ def _fields(column: str, values: Iterable[object]) -> Fields:
 
 
 def _items(value: object, delimiter: str) -> Sequence[object]:
-    if isinstance(value, _LISTS):
+    if isinstance(value, LISTS):
         return list(value)
     text = raw_text(value)
     return text.split(delimiter.encode()) if text else []

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from pibroch.data.batch import JaggedBatch
-from pibroch.data.encode import FeatureEncoder, raw_numbers
-from pibroch.data.schema import Schema
-from pibroch.data.transform import transform_dense
+from pibroch.data.batch import JaggedBatch, one_hot_offsets
+from pibroch.data.encode import LISTS, FeatureEncoder, fields_of, raw_numbers, raw_text
+from pibroch.data.schema import CategoricalFeature, Schema
+from pibroch.data.text import hash_fields, parse_numbers
+from pibroch.data.transform import log_bin_rows, transform_dense
 from pibroch.errors import DataError
 
 
@@ -37,20 +39,125 @@ def batch_from_raw(
             f"columns of {sorted(lengths)} values", "one value per sample in each column", "fill up with None"
         )
     size = lengths.pop()
+    fields = RawFields(columns, [column for column in schema.used_columns() if column in columns])
+    numbers = fields.numbers([f.column for f in schema.dense] + [f.column for f in _binned(schema)])
     dense = np.empty((size, len(schema.dense)), np.float32)
-    for i, feature in enumerate(schema.dense):
-        dense[:, i] = transform_dense(raw_numbers(feature.column, columns[feature.column]), feature.transform)
-    values, bag_lengths = [], []
-    for categorical in schema.categorical:
-        rows, per_value = encoders[categorical.name].encode(columns[categorical.column])
-        values.append(rows.astype(np.int64))
-        bag_lengths.append(np.ones(size, np.int64) if per_value is None else per_value)
-    offsets = np.concatenate([[0], np.cumsum(np.concatenate(bag_lengths))])
-    labels = raw_numbers(schema.label, columns[schema.label]) if schema.label in columns else np.zeros(size)
+    for transform in {feature.transform for feature in schema.dense}:
+        places = [place for place, feature in enumerate(schema.dense) if feature.transform == transform]
+        given = np.stack([numbers[schema.dense[place].column] for place in places])
+        dense[:, places] = transform_dense(given, transform).T
+    values, bag_lengths = _rows(schema, encoders, columns, fields, numbers)
+    ids = np.concatenate(values)
+    labels = fields.numbers([schema.label])[schema.label] if schema.label in columns else np.zeros(size)
+    offsets = one_hot_offsets(len(ids)) if bag_lengths is None else _offsets(bag_lengths)
     return JaggedBatch(
         torch.from_numpy(dense),
         schema.keys,
-        torch.from_numpy(np.concatenate(values)),
-        torch.from_numpy(offsets),
+        torch.from_numpy(ids),
+        offsets,
         torch.from_numpy(labels.astype(np.float32)),
     )
+
+
+def _rows(
+    schema: Schema,
+    encoders: Mapping[str, FeatureEncoder],
+    columns: Mapping[str, Sequence[object]],
+    fields: RawFields,
+    numbers: Mapping[str, NDArray[np.float64]],
+) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]] | None]:
+    """Rows of each feature in the schema's order, and ids a sample where some feature is multi-hot.
+
+    What can be done for all features at once is: a request of one sample has forty columns of one value.
+    """
+    features = schema.categorical
+    binned, hashed = _binned(schema), [feature for feature in features if _is_hashed(feature)]
+    rows: dict[str, NDArray[np.int64]] = {}
+    if binned:
+        bins = log_bin_rows(np.stack([numbers[feature.column] for feature in binned]))
+        rows |= {feature.name: some for feature, some in zip(binned, bins, strict=True)}
+    if hashed:
+        codes = fields.codes([feature.column for feature in hashed])
+        rows |= {
+            feature.name: encoders[feature.name].rows(codes[place]).astype(np.int64)
+            for place, feature in enumerate(hashed)
+        }
+    counts: dict[str, NDArray[np.int64]] = {}
+    for feature in features:
+        if feature.name not in rows:
+            found, per_value = encoders[feature.name].encode(columns[feature.column])
+            rows[feature.name] = found.astype(np.int64)
+            if per_value is not None:
+                counts[feature.name] = per_value
+    in_order = [rows[feature.name] for feature in features]
+    if not counts:
+        return in_order, None
+    ones = np.ones(fields.num_samples, np.int64)
+    return in_order, [counts.get(feature.name, ones) for feature in features]
+
+
+def _binned(schema: Schema) -> list[CategoricalFeature]:
+    return [feature for feature in schema.categorical if feature.binning is not None]
+
+
+def _is_hashed(feature: CategoricalFeature) -> bool:
+    """Whether the code of a value is the hash of all its bytes."""
+    special = feature.multi_hot or feature.binning is not None or feature.characters is not None
+    return not special and feature.encoding != "integer"
+
+
+def _offsets(lengths: list[NDArray[np.int64]]) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate([[0], np.cumsum(np.concatenate(lengths))]))
+
+
+class RawFields:
+    """The texts of all columns, one behind the other, so that one call of a kernel reads those of many columns.
+
+    Args:
+        columns: raw values.
+        wanted: columns, in any order; those with lists are left out.
+
+    Raises:
+        DataError: for a value that is no text.
+    """
+
+    def __init__(self, columns: Mapping[str, Sequence[object]], wanted: Sequence[str]) -> None:
+        self._columns = columns
+        self.num_samples = len(columns[wanted[0]])
+        texts: list[bytes] = []
+        self._place: dict[str, int] = {}
+        for column in wanted:
+            if any(isinstance(value, LISTS) for value in columns[column]):
+                continue  # of a multi-hot feature, which is encoded by itself, or wrong, which is found when it is read
+            self._place[column] = len(self._place)
+            texts += [raw_text(value) for value in columns[column]]
+        ends = np.cumsum([len(text) for text in texts], dtype=np.int64).reshape(len(self._place), self.num_samples)
+        self._ends = ends
+        self._starts = np.concatenate([np.zeros(1, np.int64), ends.reshape(-1)])[:-1].reshape(ends.shape)
+        self._text = np.frombuffer(b"".join(texts) or b" ", np.uint8)
+
+    def numbers(self, columns: Sequence[str]) -> dict[str, NDArray[np.float64]]:
+        """Numbers of some columns, each float64 ``[B]``; NaN where the value is missing.
+
+        Raises:
+            DataError: when a value is no finite number; names the column, the sample and the value.
+        """
+        columns = list(dict.fromkeys(columns))
+        if not columns:
+            return {}
+        numbers, good = parse_numbers(*self._of(columns))
+        if not good.all():
+            wrong = columns[int(np.flatnonzero(~good)[0]) // self.num_samples]
+            raw_numbers(wrong, self._columns[wrong])  # which says what is wrong
+        return dict(zip(columns, numbers.reshape(len(columns), self.num_samples), strict=True))
+
+    def codes(self, columns: Sequence[str]) -> NDArray[np.uint64]:
+        """Codes of the values of some columns, uint64 ``[columns, B]``."""
+        return hash_fields(*self._of(columns)).reshape(len(columns), self.num_samples)  # type: ignore[no-any-return]
+
+    def _of(self, columns: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+        for column in columns:
+            if column not in self._place:
+                fields_of(column, self._columns[column])  # which says that it has a list
+        places = [self._place[column] for column in columns]
+        return self._text, self._starts[places].reshape(-1), self._ends[places].reshape(-1)

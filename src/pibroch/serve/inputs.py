@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pibroch.data import JaggedBatch
 from pibroch.data.schema import Schema
 from pibroch.errors import DataError
+from pibroch.exchange.rows import is_one_hot
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.raw_body import RawColumns
 from pibroch.serve.settings import Refusal
@@ -137,12 +138,14 @@ def merged_batches(parts: Sequence[JaggedBatch]) -> JaggedBatch:
     """Encoded samples of several requests, of the same features in the same order, one behind the other."""
     if len(parts) == 1:
         return parts[0]
-    num_features = len(parts[0].keys)
+    num_features, dense = len(parts[0].keys), torch.cat([part.dense for part in parts])
+    if all(is_one_hot(part) for part in parts):
+        ids = torch.cat([part.values.view(num_features, part.batch_size) for part in parts], 1)
+        return JaggedBatch.from_one_hot(dense, parts[0].keys, ids, torch.zeros(len(dense)))
     lengths = [part.lengths().view(num_features, part.batch_size) for part in parts]
     features = torch.cat([torch.repeat_interleave(torch.arange(num_features), each.sum(1)) for each in lengths])
     order = torch.sort(features, stable=True).indices
     offsets = torch.zeros(sum(each.numel() for each in lengths) + 1, dtype=torch.int64)
     torch.cumsum(torch.cat(lengths, 1).view(-1), 0, out=offsets[1:])
-    dense = torch.cat([part.dense for part in parts])
     values = torch.cat([part.values for part in parts])[order]
     return JaggedBatch(dense, parts[0].keys, values, offsets, torch.zeros(len(dense)))

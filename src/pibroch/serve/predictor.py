@@ -36,6 +36,7 @@ class Predictor:
 
     Attributes:
         schema: of the data that it was trained on.
+        columns: of raw rows, those that it reads.
         version: a name of its weights, different for others.
         step: after which it was saved.
 
@@ -44,6 +45,7 @@ class Predictor:
 
     def __init__(self, model: OpenedModel) -> None:
         self.schema, self.version, self.step = model.schema, model.version, model.step
+        self.columns = tuple(column for column in self.schema.used_columns() if column != self.schema.label)
         self._model, self._dense = model, model.dense.eval().requires_grad_(False)
         self._encoders = None if model.vocabularies is None else model.vocabularies.encoders()
 
@@ -71,11 +73,6 @@ class Predictor:
     def features(self) -> tuple[str, ...]:
         """The categorical features that a batch holds, in the order of the model."""
         return self._model.features
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns of raw rows that it reads."""
-        return tuple(column for column in self.schema.used_columns() if column != self.schema.label)
 
     @property
     def takes_raw(self) -> bool:
@@ -147,17 +144,12 @@ class Predictor:
                 "serve what `pibroch export` wrote, or pass --data DIR",
             )
         columns = raw if isinstance(raw, Mapping) else self._columns_of(raw)
-        return batch_from_raw(
-            self.schema, self._encoders, {name: columns[name] for name in columns if name in self._used}
-        )
+        wanted = {name: columns[name] for name in self.columns if name in columns}
+        return batch_from_raw(self.schema, self._encoders, wanted)
 
     def score_raw(self, raw: Rows | Columns) -> Tensor:
         """Probabilities of raw samples, float32 ``[B]``, as :meth:`encode` takes them."""
         return self.scores(self.encode(raw))
-
-    @property
-    def _used(self) -> frozenset[str]:
-        return frozenset(self.columns)
 
     def _columns_of(self, rows: Rows) -> dict[str, list[object]]:
         found: dict[str, list[object]] = {column: [] for column in self.columns}

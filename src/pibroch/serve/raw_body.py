@@ -13,7 +13,7 @@ from pibroch.serve.settings import Refusal
 
 RawColumns = dict[str, list[object]]
 _TEXTS = ("text/csv", "text/tab-separated-values", "text/plain")
-_SINGLE = (str, bytes, int, float, bool, type(None))
+_SINGLE = frozenset({str, int, float, bool, type(None)})
 
 
 def parse_raw(body: bytes, content_type: str, schema: Schema, columns: Sequence[str]) -> RawColumns:
@@ -81,8 +81,9 @@ def _of_columns(given: Mapping[str, object], columns: Sequence[str]) -> RawColum
 
 
 def _checked(value: object, column: str, number: int) -> object:
-    items = value if isinstance(value, list) else (value,)
-    if not all(isinstance(item, _SINGLE) for item in items):
+    if type(value) in _SINGLE:
+        return value
+    if not isinstance(value, list) or not all(type(item) in _SINGLE for item in value):
         raise Refusal(
             400, f"got an object or nested list as `{column[:80]}` of row {number}; need text, a number, a list of such or null"
         )  # fmt: skip
@@ -113,13 +114,14 @@ def _of_lines(body: bytes, schema: Schema, columns: Sequence[str]) -> RawColumns
         )  # fmt: skip
     without = [name for name in names if name != schema.label]
     found: RawColumns = {column: [] for column in columns}
+    with_label, without_label = ([header.index(column) for column in columns] for header in (names, without))
     for number, line in enumerate(lines):
         header = names if len(line) == len(names) else without
         if len(line) != len(header):
             raise Refusal(
                 400, f"got {len(line)} fields in row {number}; need {len(names)}, or one less without the label"
             )
-        by_name = dict(zip(header, line, strict=True))
-        for column, values in found.items():
-            values.append(by_name[column].encode("latin-1"))
+        places = with_label if header is names else without_label
+        for place, values in zip(places, found.values(), strict=True):
+            values.append(line[place].encode("latin-1"))
     return found
