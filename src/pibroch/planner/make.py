@@ -13,7 +13,7 @@ from pibroch.planner import cost as costs
 from pibroch.planner.assignment import Assignment
 from pibroch.planner.balance import by_worth
 from pibroch.planner.partition import MAX_PARTITIONS, Form, Partitioner, Partitions, TableSize, total_bytes
-from pibroch.planner.prediction import Prediction, Step
+from pibroch.planner.prediction import BudgetStep, Prediction
 from pibroch.planner.profile import AccessProfile
 from pibroch.planner.replicate import POLICIES, Mode, Placed, Policy, synchronisation
 from pibroch.planner.search import Found, find_placement
@@ -237,11 +237,13 @@ def _backtrack(
     return best[1]
 
 
-def _place(partitions: Partitions, topology: ClusterTopology, room: Floats, options: PlanOptions) -> Found:
+def _place(
+    partitions: Partitions, topology: ClusterTopology, room: Floats, options: PlanOptions, is_final: bool = True
+) -> Found:
     policy = options.chosen_policy if options.extra > 0 else "none"
     least = room / room.sum() * partitions.memory_bytes.sum() + partitions.memory_bytes.max(initial=0.0)
     widened = np.minimum(np.maximum(room, least), topology.memory_bytes)  # a partition is no drop of water
-    return find_placement(partitions, options.objective, topology, widened, policy)
+    return find_placement(partitions, options.objective, topology, widened, policy, is_final)
 
 
 def _is_balanced(partitions: Partitions, found: Found, topology: ClusterTopology, options: PlanOptions) -> bool:
@@ -285,18 +287,18 @@ def _steps(
     tables: Sequence[TableSize],
     options: PlanOptions,
     progress: Progress,
-) -> list[Step]:
+) -> list[BudgetStep]:
     """What other budgets would buy, with the same partitions."""
     steps = []
     for number, extra in enumerate(STEPS):
         progress("other budgets", number / len(STEPS))
         other = replace(options, extra=extra)
-        found = _place(partitions, topology, rooms(tables, topology, extra), other)
+        found = _place(partitions, topology, rooms(tables, topology, extra), other, is_final=False)
         weight = partitions.weight(options.objective)
         between = costs.links(costs.communication(weight, found.placed.source, topology.cost))
         share = crossing(costs.traffic(partitions.weight("accesses"), found.placed.source, topology.num_ranks))
         mean, worst = (float(between.mean()), float(between.max())) if len(between) else (0.0, 0.0)
-        steps.append(Step(extra=extra, mean_link=mean, worst_link=worst, crossing=share))
+        steps.append(BudgetStep(extra=extra, mean_link=mean, worst_link=worst, crossing=share))
     progress("other budgets", 1.0)
     return steps
 

@@ -13,7 +13,7 @@ from pibroch.errors import DataError
 Matrix = list[list[float]]
 
 
-class Step(BaseModel):
+class BudgetStep(BaseModel):
     """What a budget of extra memory buys.
 
     Attributes:
@@ -92,7 +92,7 @@ class Prediction(BaseModel):
     balance: dict[str, float]
     curve: list[tuple[float, float]]
     hot_share: float
-    steps: list[Step] = []
+    steps: list[BudgetStep] = []
     hosts: list[int]
     warnings: list[str] = []
 
