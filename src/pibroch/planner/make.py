@@ -237,11 +237,13 @@ def _backtrack(
     return best[1]
 
 
-def _place(partitions: Partitions, topology: ClusterTopology, room: Floats, options: PlanOptions) -> Found:
+def _place(
+    partitions: Partitions, topology: ClusterTopology, room: Floats, options: PlanOptions, is_final: bool = True
+) -> Found:
     policy = options.chosen_policy if options.extra > 0 else "none"
     least = room / room.sum() * partitions.memory_bytes.sum() + partitions.memory_bytes.max(initial=0.0)
     widened = np.minimum(np.maximum(room, least), topology.memory_bytes)  # a partition is no drop of water
-    return find_placement(partitions, options.objective, topology, widened, policy)
+    return find_placement(partitions, options.objective, topology, widened, policy, is_final)
 
 
 def _is_balanced(partitions: Partitions, found: Found, topology: ClusterTopology, options: PlanOptions) -> bool:
@@ -291,7 +293,7 @@ def _steps(
     for number, extra in enumerate(STEPS):
         progress("other budgets", number / len(STEPS))
         other = replace(options, extra=extra)
-        found = _place(partitions, topology, rooms(tables, topology, extra), other)
+        found = _place(partitions, topology, rooms(tables, topology, extra), other, is_final=False)
         weight = partitions.weight(options.objective)
         between = costs.links(costs.communication(weight, found.placed.source, topology.cost))
         share = crossing(costs.traffic(partitions.weight("accesses"), found.placed.source, topology.num_ranks))

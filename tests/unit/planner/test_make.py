@@ -10,12 +10,12 @@ from pibroch.planner.prediction import Prediction
 from pibroch.planner.topology import ClusterTopology
 from planner_cases import sizes, zipf_profile
 
-ROWS = {"a": 40_000, "b": 9_000, "c": 1_200, "d": 300, "e": 12}
+ROWS = {"a": 15_000, "b": 4_000, "c": 1_200, "d": 300, "e": 12}
 
 
 @pytest.fixture(scope="module")
 def profile():
-    return zipf_profile(ROWS, 150_000)
+    return zipf_profile(ROWS, 60_000)
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_what_cannot_be_planned_is_said_before_anything_is_allocated(profile):
     with pytest.raises(ConfigError, match="8 ranks for 9 shards"):
         make_plan(tables, profile, topology, num_shards=9)
     small = ClusterTopology.uniform(8, 1000.0)
-    with pytest.raises(ConfigError, match=r"8,000 bytes of memory on 8 ranks for tables of 3,232,768 bytes"):
+    with pytest.raises(ConfigError, match=r"8,000 bytes of memory on 8 ranks for tables of 1,312,768 bytes"):
         make_plan(tables, profile, small)
     with pytest.raises(ConfigError, match="at most 65,536 partitions"):
         rows = {"a": 70_000}
