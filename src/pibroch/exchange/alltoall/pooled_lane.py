@@ -24,6 +24,7 @@ from pibroch.exchange.rows import BatchIds, group, pool, pooling_scale, row_id_e
 from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Bytes, Ints, Records, Stored
 from pibroch.kernels.route import numba as routing
+from pibroch.kernels.scatter_update import numba as updating
 from pibroch.kernels.scatter_update.numba import Grouped
 
 
@@ -74,7 +75,7 @@ class BagRoute(Route):
         for p, grouped in enumerate(self.grouped):
             total = np.empty((len(grouped.rows), lane.layout.width), np.float32)
             share = np.float32(self.num_samples[p] / size)
-            parallel.run(routing.sum_gradients, len(total), grouped, received[ends[p] : ends[p + 1]], share, total)
+            parallel.run(updating.sum_gradients, len(total), grouped, received[ends[p] : ends[p + 1]], share, total)
             totals.append(total)
         hyper = lane.optimizer.hyper(learning_rate, step)
         update_rows(lane.shard, lane.optimizer, self.updates, np.concatenate(totals), hyper, step)
