@@ -39,10 +39,10 @@ SPINS, YIELDS, MOST_SPINS, CALM, PENALTY = 0, 1, 2, 3, 4
 
 A wait that ends while it spins doubles the first, up to the third; any other halves it: the rank that is waited for may want
 this very core. A turn that gave way for longer than LONG_NS gave the core to a stranger, who keeps it for a time slice; who
-sleeps gets it back at once when he is woken. So the next ``CALM`` waits do not give way: ``PENALTY`` of them, twice as many
-each time.
+sleeps gets it back at once when he is woken. So the next ``CALM`` waits do not give way: ``PENALTY`` of them, which doubles
+each time and goes down by one with each wait that could have given way.
 """
-MOST_PENALTY = 4096
+LEAST_PENALTY, MOST_PENALTY = 32, 512
 STREAMED_BYTES = 2 << 20
 LONG_NS = 100_000
 
@@ -165,9 +165,11 @@ def _learn(effort: Ints, turns: int) -> None:
     if turns < effort[SPINS]:
         effort[SPINS] = min(2 * effort[SPINS], effort[MOST_SPINS])
     else:
-        effort[SPINS] = max(effort[SPINS] // 2, effort[MOST_SPINS] // 40)
+        effort[SPINS] = max(effort[SPINS] // 2, effort[MOST_SPINS] // 5)
     if effort[CALM] > 0:
         effort[CALM] -= 1
+    else:
+        effort[PENALTY] = max(effort[PENALTY] - 1, LEAST_PENALTY)
 
 
 @kernel
