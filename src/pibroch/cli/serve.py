@@ -104,7 +104,7 @@ def serve(
 
 
 def _check_extra() -> None:
-    for module in ("fastapi", "uvicorn"):
+    for module in ("fastapi", "uvicorn", "httptools"):
         if find_spec(module) is None:
             raise MissingDependencyError(
                 f"pibroch serve without {module}", "the extra `serve`", "pip install 'pibroch[serve]'"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -10,6 +10,7 @@ import numpy as np
 from fastapi import FastAPI
 from fastapi.requests import Request
 from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
 from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -27,6 +28,15 @@ from pibroch.version import __version__
 
 SCORE, LOGIT = "score", "logit"
 OUTPUTS = (SCORE, LOGIT)
+
+
+class DirectRoute(APIRoute):
+    """A route whose function takes the request as it is; there is nothing of it for FastAPI to read."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The function itself."""
+        handler: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
+        return handler
 
 
 class Service:
@@ -166,14 +176,19 @@ def build_app(service: Service) -> FastAPI:
         )
     for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"):
         extra = {**_path_parameters(path), "requestBody": _INFER_BODY}
-        app.add_api_route(path, service.infer, methods=["POST"], response_class=Response, openapi_extra=extra)
-    body = {"requestBody": _score_body(service)}
-    app.add_api_route("/score", service.score, methods=["POST"], response_class=Response, openapi_extra=body)
+        _add_direct(app, path, service.infer, extra)
+    _add_direct(app, "/score", service.score, {"requestBody": _score_body(service)})
     app.add_exception_handler(Refusal, _refused)
     app.add_exception_handler(HTTPException, _not_found)
     app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _failed)
     return app
+
+
+def _add_direct(app: FastAPI, path: str, function: Callable[..., Any], extra: dict[str, Any]) -> None:
+    app.router.add_api_route(
+        path, function, methods=["POST"], response_class=Response, openapi_extra=extra, route_class_override=DirectRoute
+    )
 
 
 async def _refused(_: Request, error: Exception) -> Response:

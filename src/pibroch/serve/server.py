@@ -16,6 +16,7 @@ import uvicorn
 
 from pibroch.errors import ConfigError
 from pibroch.serve.batcher import Batcher
+from pibroch.serve.connection import connection_class
 from pibroch.serve.gate import Gate
 from pibroch.serve.http import Service, build_app
 from pibroch.serve.prometheus import Metrics
@@ -102,7 +103,8 @@ def run_server(
     gate = Gate(build_app(service), options.limits, metrics, options.token)
     service.num_open = lambda: gate.num_open
     config = uvicorn.Config(
-        gate, lifespan="off", log_config=None, access_log=False, server_header=False, backlog=_BACKLOG,
+        gate, http=connection_class(options.limits), ws="none", lifespan="off", backlog=_BACKLOG,
+        log_config=None, access_log=False, server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=int(options.shutdown_s),
         ssl_certfile=None if options.tls is None else options.tls[0],
         ssl_keyfile=None if options.tls is None else options.tls[1],

@@ -15,7 +15,7 @@ class Limits:
         batch_rows: rows that are computed together; requests are never divided, so this is at least ``rows``.
         queue_rows: rows that wait; when more would, requests are refused with 429.
         batch_delay_ms: how long a request may wait for others that could be computed with it.
-        body_timeout_s: for a request's body to arrive; a slower one is refused with 408.
+        body_timeout_s: for a request's head to arrive, and then for its body; a slower one is refused with 408.
         answer_timeout_s: for an answer to be computed; 503 then.
     """
 

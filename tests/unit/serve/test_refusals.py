@@ -141,13 +141,26 @@ def test_a_body_without_a_length_is_bounded_too(small):
         connection.close()
 
 
-def test_a_slow_client_is_told(small):
+HEAD = b"POST /score HTTP/1.1\r\nhost: a\r\n"
+SLOW = {
+    "body": (HEAD + b"content-length: 100\r\n\r\n{", b"HTTP/1.1 408", b"in 0.5 s"),
+    "nothing": (b"", b"HTTP/1.1 408", b"in 0.5 s"),
+    "half a head": (HEAD, b"HTTP/1.1 408", b"in 0.5 s"),
+    "half a second head": (b"GET /v2 HTTP/1.1\r\nhost: a\r\n\r\n" + HEAD, b"HTTP/1.1 200", b"HTTP/1.1 408"),
+    "endless head": (HEAD + b"x-y: z\r\n" * 8200, b"HTTP/1.1 431", b"65,536 bytes"),
+    "no HTTP": (b"\x16\x03\x01\x02\x00", b"HTTP/1.1 400", b"Invalid"),
+}
+
+
+@pytest.mark.parametrize("case", SLOW)
+def test_a_client_that_does_not_come_to_its_end_is_told(small, case):
+    sent, begins, has = SLOW[case]
     with socket.create_connection(small.server.address, timeout=30) as slow:
-        slow.sendall(b"POST /score HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{")
+        slow.sendall(sent)
         said = b""
         while chunk := slow.recv(4096):  # until the server closes
             said += chunk
-    assert said.startswith(b"HTTP/1.1 408") and b"in 0.5 s" in said
+    assert said.startswith(begins) and has in said, said
     assert small.server.ask("POST", SCORE, {"rows": [small.row]}).status == 200
 
 

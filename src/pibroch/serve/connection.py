@@ -1,0 +1,76 @@
+"""A client's connection before there is a request: uvicorn waits for a request's head for ever, and takes all of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from pibroch.serve.gate import error_body
+from pibroch.serve.settings import Limits, Refusal
+
+MOST_HEAD_BYTES = 64 << 10
+_REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
+
+
+def connection_class(limits: Limits) -> type[asyncio.Protocol]:
+    """What uvicorn makes for each connection, with these limits."""
+
+    class Connection(_BoundedConnection):
+        head_timeout_s = limits.body_timeout_s
+
+    return Connection
+
+
+class _BoundedConnection(HttpToolsProtocol):
+    """Ends connections whose next request's line and headers do not come in time, or are too long."""
+
+    head_timeout_s = 15.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._head_timer is None or self.transport.is_closing():
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > MOST_HEAD_BYTES:
+            self._refuse(Refusal(431, f"got more than {MOST_HEAD_BYTES:,} bytes of headers"))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._head_timer is None:
+            self._expect_head()
+
+    def on_headers_complete(self) -> None:
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def _expect_head(self) -> None:
+        self._head_bytes = 0
+        reason = f"got no whole request line and headers in {self.head_timeout_s:g} s"
+        self._head_timer = self.loop.call_later(self.head_timeout_s, self._refuse, Refusal(408, reason))
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self._stop_timer()
+        body = error_body(refusal.reason)
+        head = f"HTTP/1.1 {refusal.status} {_REASONS[refusal.status]}\r\ncontent-type: application/json\r\n"
+        self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
+        self.transport.close()
