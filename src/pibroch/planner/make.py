@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+import pibroch.planner.cost as costs
 from pibroch.errors import ConfigError
-from pibroch.planner import cost as costs
 from pibroch.planner.assignment import Assignment
 from pibroch.planner.balance import by_worth
 from pibroch.planner.partition import MAX_PARTITIONS, Form, Partitioner, Partitions, TableSize, total_bytes
