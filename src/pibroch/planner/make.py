@@ -186,6 +186,7 @@ def predict(
         link_cost=link_cost.tolist(),
         sync_bytes=sync.tolist(),
         crossing={form: crossing(matrix) for form, matrix in reads.items()},
+        least_crossing=least_crossing(partitions, float(max(used.sum() - total, 0.0)), num_shards),
         copied_rows=int(partitions.num_rows[copies > 0].sum()),
         copies=int((partitions.num_rows * copies).sum()),
         balance={
@@ -203,6 +204,15 @@ def crossing(reads: Floats) -> float:
     """Share of what is read that comes from another shard."""
     total = float(reads.sum())
     return float(total - np.trace(reads)) / total if total > 0 else 0.0
+
+
+def least_crossing(partitions: Partitions, extra_bytes: float, num_shards: int) -> float:
+    """Share of accesses (in bytes) that cross at least: each copy brings one reader's, the most worthy ones first."""
+    weight, memory = partitions.weight("accesses"), partitions.memory_bytes
+    order = by_worth(weight, memory)
+    taken = np.concatenate([[0.0], np.cumsum(memory[order])]) * (num_shards - 1)
+    covered = np.concatenate([[0.0], np.cumsum(weight[order])]) / max(1e-300, weight.sum())
+    return float((1 - np.interp(extra_bytes, taken, covered)) * (num_shards - 1) / num_shards)
 
 
 def _backtrack(
