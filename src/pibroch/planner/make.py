@@ -23,6 +23,7 @@ Floats = NDArray[np.float64]
 THRESHOLDS = (1e-3, 3e-4, 1e-4, 3e-5)
 ROW_BY_ROW = 256  # tables of so few rows in all are placed row by row
 CURVE_POINTS = 200
+UNREAD_SHARE = 0.5  # of the rows; above it a plan says so
 STEPS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
 Progress = Callable[[str, float], None]
 
@@ -197,7 +198,26 @@ def predict(
         curve=_curve(partitions),
         hot_share=float(partitions.num_rows[copies > 0].sum()) / num_rows,
         hosts=list(topology.host_of_rank),
+        warnings=_warnings(partitions, reads["transfers"], sync, options),
     )
+
+
+def _warnings(partitions: Partitions, reads: Floats, sync: Floats, options: PlanOptions) -> list[str]:
+    """What a reader should know before using a plan."""
+    found = []
+    unread = float(partitions.num_rows[partitions.accesses == 0].sum()) / max(1, partitions.num_rows.sum())
+    if unread > UNREAD_SHARE:
+        found.append(
+            f"{unread:.0%} of the rows are never read in the profile: if it is of a sample, extrapolate it first "
+            "(pibroch profile --to-samples)"
+        )
+    if options.mode == "training" and len(reads) > 1:
+        weight = partitions.weight("transfers").sum()
+        without = 2 * weight * (len(reads) - 1)
+        more = (costs.links(reads).sum() + costs.links(sync).sum()) / max(without, 1e-300) - 1
+        if more > 1e-9:
+            found.append(f"a step sends {more:.1%} more bytes than without copies: policy safe adds none")
+    return found
 
 
 def crossing(reads: Floats) -> float:

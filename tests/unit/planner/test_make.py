@@ -129,6 +129,11 @@ def test_training_copies_rows_everywhere_or_nowhere_and_safely(profile):
     assert plans["safe"][1].copied_rows > 0
     assert sent["none"] == pytest.approx(2 * costs.links(np.array(plans["none"][1].read_bytes["transfers"])).sum())
     assert sent["frequency"] > sent["none"]
+    more = sent["frequency"] / sent["none"] - 1
+    assert plans["frequency"][1].warnings == [
+        f"a step sends {more:.1%} more bytes than without copies: policy safe adds none"
+    ]
+    assert plans["safe"][1].warnings == plans["none"][1].warnings == []
     once = profile.num_samples / profile.batch_size
     assert plans["frequency"][1].copied_rows <= sum((c.accesses > once).sum() for c in profile.tables.values())
 
@@ -141,6 +146,12 @@ def test_ranks_of_unequal_memory_hold_as_much_as_they_can(profile):
     assert (np.array(prediction.memory_bytes) <= topology.memory_bytes).all()
     share = np.array(prediction.memory_bytes) / sum(prediction.memory_bytes)
     np.testing.assert_allclose(share, topology.memory_bytes / topology.memory_bytes.sum(), rtol=0.01)
+
+
+def test_a_profile_that_shows_few_rows_is_mentioned():
+    profile = zipf_profile({"a": 5000}, 800)
+    _, prediction = make_plan(sizes(profile), profile, ClusterTopology.uniform(2), PlanOptions(steps=False))
+    assert len(prediction.warnings) == 1 and "extrapolate" in prediction.warnings[0]
 
 
 def test_one_shard_and_tiny_tables():
