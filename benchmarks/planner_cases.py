@@ -19,11 +19,12 @@ from pibroch.data.sources import TextSource
 from pibroch.data.splits import SplitRule
 from pibroch.planner import cost as costs
 from pibroch.planner.baselines import Baseline
+from pibroch.planner.count import CountOptions, count_dataset
 from pibroch.planner.extrapolate import extrapolate
 from pibroch.planner.make import PlanOptions, make_plan
 from pibroch.planner.partition import Form, Partitioner, Partitions, TableSize
 from pibroch.planner.prediction import Prediction
-from pibroch.planner.profile import AccessProfile, CountOptions, TableCounts, count_dataset
+from pibroch.planner.profile import AccessProfile, TableCounts
 from pibroch.planner.topology import ClusterTopology
 
 SAMPLE = Path(__file__).resolve().parent.parent.parent / "shared" / "data" / "criteo_kaggle_137k.tsv.gz"

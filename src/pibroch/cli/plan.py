@@ -17,6 +17,7 @@ from pibroch.cli.progress import stages
 from pibroch.data.dataset import EncodedDataset
 from pibroch.embedding import Table
 from pibroch.errors import ConfigError
+from pibroch.planner.count import CountOptions, count_dataset
 from pibroch.planner.diff import diff
 from pibroch.planner.explain import (
     SHARD_COLUMNS,
@@ -31,7 +32,7 @@ from pibroch.planner.explain import (
 from pibroch.planner.make import PlanOptions, make_plan
 from pibroch.planner.partition import TableSize, sizes_of
 from pibroch.planner.prediction import Prediction
-from pibroch.planner.profile import AccessProfile, CountOptions, count_dataset
+from pibroch.planner.profile import AccessProfile
 from pibroch.planner.store import load_plan, save_plan
 from pibroch.planner.topology import ClusterTopology
 

@@ -51,7 +51,7 @@ def profile(
     """
     from pibroch.cli.profile_sources import make_profile, name_rows
     from pibroch.cli.progress import stages
-    from pibroch.planner.profile import CountOptions
+    from pibroch.planner.count import CountOptions
 
     options = CountOptions(batch_size, split.value, first, shuffle, seed)
     with stages() as progress:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from pibroch.data.dataset import EncodedDataset
 from pibroch.errors import ConfigError, DataError
+from pibroch.planner.count import CountOptions, count_dataset
 from pibroch.planner.extrapolate import extrapolate
-from pibroch.planner.profile import AccessProfile, CountOptions, Progress, count_dataset
+from pibroch.planner.profile import AccessProfile, Progress
 from pibroch.planner.trace import count_trace
 
 

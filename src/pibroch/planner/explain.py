@@ -34,8 +34,9 @@ def headlines(prediction: Prediction) -> list[tuple[str, str]]:
     balance, cost = prediction.balance, links(np.array(prediction.link_cost))
     bound = prediction.worst_link_bound
     lines = [
-        ("crossing accesses", f"{prediction.crossing['accesses']:.1%}"),
-        ("crossing transfers", f"{prediction.crossing['transfers']:.1%}"),
+        ("crossing accesses", f"{prediction.crossing['accesses']:.2%}"),
+        ("at least, by any choice of copies", f"{prediction.least_crossing:.2%}"),
+        ("crossing transfers", f"{prediction.crossing['transfers']:.2%}"),
         ("worst link over mean", f"{cost.max() / cost.mean():.3f}" if len(cost) and cost.mean() else "no traffic"),
     ]
     if bound:

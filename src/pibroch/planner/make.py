@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+import pibroch.planner.cost as costs
 from pibroch.errors import ConfigError
-from pibroch.planner import cost as costs
 from pibroch.planner.assignment import Assignment
 from pibroch.planner.balance import by_worth
 from pibroch.planner.partition import MAX_PARTITIONS, Form, Partitioner, Partitions, TableSize, total_bytes
@@ -23,6 +23,7 @@ Floats = NDArray[np.float64]
 THRESHOLDS = (1e-3, 3e-4, 1e-4, 3e-5)
 ROW_BY_ROW = 256  # tables of so few rows in all are placed row by row
 CURVE_POINTS = 200
+UNREAD_SHARE = 0.5  # of the rows; above it a plan says so
 STEPS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
 Progress = Callable[[str, float], None]
 
@@ -186,6 +187,7 @@ def predict(
         link_cost=link_cost.tolist(),
         sync_bytes=sync.tolist(),
         crossing={form: crossing(matrix) for form, matrix in reads.items()},
+        least_crossing=least_crossing(partitions, float(max(used.sum() - total, 0.0)), num_shards),
         copied_rows=int(partitions.num_rows[copies > 0].sum()),
         copies=int((partitions.num_rows * copies).sum()),
         balance={
@@ -196,13 +198,41 @@ def predict(
         curve=_curve(partitions),
         hot_share=float(partitions.num_rows[copies > 0].sum()) / num_rows,
         hosts=list(topology.host_of_rank),
+        warnings=_warnings(partitions, reads["transfers"], sync, options),
     )
+
+
+def _warnings(partitions: Partitions, reads: Floats, sync: Floats, options: PlanOptions) -> list[str]:
+    """What a reader should know before using a plan."""
+    found = []
+    unread = float(partitions.num_rows[partitions.accesses == 0].sum()) / max(1, partitions.num_rows.sum())
+    if unread > UNREAD_SHARE:
+        found.append(
+            f"{unread:.0%} of the rows are never read in the profile: if it is of a sample, extrapolate it first "
+            "(pibroch profile --to-samples)"
+        )
+    if options.mode == "training" and len(reads) > 1:
+        weight = partitions.weight("transfers").sum()
+        without = 2 * weight * (len(reads) - 1)
+        more = (costs.links(reads).sum() + costs.links(sync).sum()) / max(without, 1e-300) - 1
+        if more > 1e-9:
+            found.append(f"a step sends {more:.1%} more bytes than without copies: policy safe adds none")
+    return found
 
 
 def crossing(reads: Floats) -> float:
     """Share of what is read that comes from another shard."""
     total = float(reads.sum())
     return float(total - np.trace(reads)) / total if total > 0 else 0.0
+
+
+def least_crossing(partitions: Partitions, extra_bytes: float, num_shards: int) -> float:
+    """Share of accesses (in bytes) that cross at least: each copy brings one reader's, the most worthy ones first."""
+    weight, memory = partitions.weight("accesses"), partitions.memory_bytes
+    order = by_worth(weight, memory)
+    taken = np.concatenate([[0.0], np.cumsum(memory[order])]) * (num_shards - 1)
+    covered = np.concatenate([[0.0], np.cumsum(weight[order])]) / max(1e-300, weight.sum())
+    return float((1 - np.interp(extra_bytes, taken, covered)) * (num_shards - 1) / num_shards)
 
 
 def _backtrack(

@@ -7,8 +7,9 @@ import pytest
 
 from pibroch.cli.profile_sources import make_profile, name_rows
 from pibroch.errors import ConfigError, DataError
+from pibroch.planner.count import CountOptions
 from pibroch.planner.extrapolate import extrapolate, thin
-from pibroch.planner.profile import AccessProfile, CountOptions, TableCounts
+from pibroch.planner.profile import AccessProfile, TableCounts
 from pibroch.planner.sketch import DecayingSketch
 from pibroch.planner.trace import count_trace
 from planner_cases import zipf_profile
