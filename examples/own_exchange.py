@@ -21,8 +21,8 @@ from pibroch.embedding import MemoryShard
 from pibroch.embedding.rows import group_rows, read_rows, update_rows
 from pibroch.exchange.agreement import and_then_fillers, bad_batch
 from pibroch.exchange.base import Exchange, Rates, Setup
-from pibroch.exchange.rows import BatchIds, DistinctRows, pool, resolve
-from pibroch.kernels.arrays import Ints
+from pibroch.exchange.rows import BatchIds, DistinctRows, pool, resolve, room_for
+from pibroch.kernels.arrays import Ints, Records
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,16 @@ class AskFirst(Exchange[list[Asked]]):
         self, batch: pb.JaggedBatch, trains: bool, averaged_at: int | None = None
     ) -> tuple[list[Tensor], list[Asked]]:
         """A tensor and a handle for each group of tables that are alike."""
-        resolved = [resolve(each.space, batch.pick(each.space.features)) for each in self._groups]
+        resolved = [resolve(each, batch.pick(each.space.features)) for each in self._groups]
         mine = next((problem for _, problem in resolved if problem is not None), None)
         if (problem := bad_batch(self._channel, mine)) is not None:
             raise problem
         found = [self._ask(number, ids, batch.batch_size, averaged_at) for number, (ids, _) in enumerate(resolved)]
-        return [pooled for pooled, _ in found], [asked for _, asked in found]
+        room = room_for(self._groups, batch)
+        pooled = [pool(asked.here.ids, weights, asked.here.places, weights.shape[1], room) for weights, asked in found]
+        return pooled, [asked for _, asked in found]
 
-    def _ask(self, number: int, ids: BatchIds, num_samples: int, averaged_at: int | None) -> tuple[Tensor, Asked]:
+    def _ask(self, number: int, ids: BatchIds, num_samples: int, averaged_at: int | None) -> tuple[Records, Asked]:
         """Every rank tells how large its part is, then asks for its distinct rows."""
         group, shard = self._groups[number], self._held[number]
         here = DistinctRows.of(ids)
@@ -77,7 +79,7 @@ class AskFirst(Exchange[list[Asked]]):
         found = torch.from_numpy(read_rows(shard, group.optimizer, rows, averaged_at))
         weights = self._channel.all_to_all(found, *self._ways(counts)[::-1])
         asked = Asked(here, rows, counts, num_samples / max(1, sum(size for size, _ in sizes)))
-        return pool(ids, weights.numpy(), here.places, group.space.dim), asked
+        return weights.numpy(), asked
 
     def update(self, handle: list[Asked], gradients: Sequence[Tensor], rates: Rates) -> None:
         """One gradient a distinct row goes to rank 0, which adds them in rank order and updates each row once."""

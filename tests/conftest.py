@@ -10,6 +10,9 @@ import torch
 
 HERE = Path(__file__).parent
 ALONE = {
+    "conformance/test_lagged_transport.py::test_who_waits_sleeps": "idle CPU",
+    "conformance/test_lagged_transport.py::test_a_rank_that_is_lost_is_named_by_all_others": "times, looks at /dev/shm",
+    "distributed/test_bls_failure.py": "times, looks at /dev/shm",
     "distributed/rpc/test_failure.py": "times, idle CPU, memory",
     "distributed/rpc/test_many_workers.py": "64 processes",
     "distributed/rpc/test_references_many.py": "counts what is in /dev/shm",

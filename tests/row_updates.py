@@ -32,3 +32,12 @@ def a_step(dim, width, num_rows=50, num_ids=300, scaled=False, seed=0):
         Grouped(rows, segments, order, source, scale),
         rng.standard_normal((num_ids, dim)).astype(np.float32),
     )
+
+
+def beside_others(grouped, gradients, unit, behind):
+    """The same gradients, of which each is several rows of ``unit`` floats, with others' rows behind it."""
+    num_rows = gradients.shape[1] // unit
+    wide = np.full((len(gradients), num_rows + behind, unit), np.nan, np.float32)
+    wide[:, :num_rows] = gradients.reshape(len(gradients), num_rows, unit)
+    source = (grouped.source * (num_rows + behind)).astype(np.int32)
+    return grouped._replace(source=source, rows_per_gradient=num_rows), wide.reshape(-1, unit)

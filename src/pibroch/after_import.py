@@ -1,24 +1,32 @@
-"""Something to be done once another module is there, without loading it: now, or right after the program imports it."""
+"""Something to be done once another module is there, without loading it: now, or right after the program imports it.
+
+Imports nothing that the interpreter has not loaded by itself: it runs with every program that imports pibroch.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
-from types import ModuleType
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.abc import Loader
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+else:
+    Loader = object  # what the interpreter asks of one is here
 
 
 def after_import(name: str, do: Callable[[], None]) -> None:
     """Call ``do`` when the module of this name has been imported; at once where it is there already."""
-    if name in sys.modules and not getattr(getattr(sys.modules[name], "__spec__", None), "_initializing", False):
+    known = sys.modules.get(name)
+    if known is not None and not getattr(known.__spec__, "_initializing", False):
         do()
     else:
         sys.meta_path.insert(0, _Watcher(name, do))
 
 
-class _Watcher(MetaPathFinder):
+class _Watcher:
     """Finds one module as everybody else would, to be told when it is loaded; leaves when it has found it."""
 
     def __init__(self, name: str, do: Callable[[], None]) -> None:
@@ -30,10 +38,13 @@ class _Watcher(MetaPathFinder):
         if fullname != self._name or self not in sys.meta_path:
             return None
         sys.meta_path.remove(self)
-        spec = find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _LoaderWithSequel(spec.loader, self._do)
-        return spec
+        for finder in sys.meta_path:
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _LoaderWithSequel(spec.loader, self._do)
+                return spec
+        return None
 
 
 class _LoaderWithSequel(Loader):

@@ -157,3 +157,28 @@ def by_environment(channel, value):
         return str(error)
     finally:
         os.environ.pop("PIBROCH_BLS_BOUND", None)
+
+
+def destroyed(channel, transport):
+    """Descriptors and threads before a group, with it, and after it was destroyed."""
+    import gc
+    import time
+
+    from lagged_cases import files_and_threads
+
+    counts = []
+    for _ in range(2):  # the first one leaves what torch keeps for all groups
+        channel.barrier()
+        counts = [files_and_threads()]
+        group = dist.new_group(backend="bls", pg_options=pibroch.BoundedLagOptions(transport=transport))
+        dist.all_to_all_single(torch.zeros(4), torch.zeros(4), group=group)
+        counts.append(files_and_threads())
+        channel.barrier()
+        dist.destroy_process_group(group)
+        del group
+        gc.collect()
+        deadline = time.monotonic() + 10
+        while files_and_threads() != counts[0] and time.monotonic() < deadline:
+            pass  # the system still shows a thread that has just been joined
+        counts.append(files_and_threads())
+    return counts

@@ -158,3 +158,19 @@ def refused(channel):
     except ConfigError as error:
         return str(error)
     return None
+
+
+def straggler(channel, slow, bound):
+    """Who is named when one rank is slow in each step; for 120 requests."""
+    rank, size = channel.ranks.rank, channel.ranks.world_size
+    model, embeddings = make(channel, "row_wise")
+    pipeline, batch = pb.BoundedLagPipeline(model, embeddings, bound), make_batch(rank, 2, size=4)
+    for _ in range(120):
+        time.sleep(0.01 if rank == slow else 0.0)
+        pipeline.submit(batch)
+    pipeline.drain()
+    named = pipeline.straggler
+    channel.barrier()
+    pipeline.close()
+    assert size == 3
+    return named

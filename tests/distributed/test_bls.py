@@ -83,3 +83,9 @@ def test_the_import_takes_no_time():
     took = (time.perf_counter() - start) / 10
     del sys.meta_path[:10]
     assert took < 0.005
+
+
+@pytest.mark.parametrize("transport", ["auto", "stream"])
+def test_a_group_that_is_destroyed_leaves_neither_descriptors_nor_threads(worlds, transport):
+    for before, opened, after in worlds(2).run(cases.destroyed, transport):
+        assert opened != before and after == before

@@ -36,3 +36,8 @@ def test_a_bad_batch_fails_alone(worlds, bound):
 
 def test_other_exchanges_are_refused(worlds):
     assert "alltoall" in worlds(2).run(cases.refused)[0]
+
+
+def test_a_rank_that_is_always_slow_is_named_by_the_others(worlds):
+    named = worlds(3).run(cases.straggler, 1, 4)
+    assert named[0] == named[2] == 1 and named[1] is None

@@ -67,3 +67,13 @@ def test_sequences_learns_and_so_it_does_on_two_ranks():
     losses = [float(loss) for each in ran for loss in re.findall(r"rank \d: log loss (\d\.\d+)", each.stdout)]
     assert len(losses) == 3
     assert max(losses) < 0.2
+
+
+def test_bounded_lag_gives_the_same_scores_for_every_bound():
+    path = EXAMPLES / "bounded_lag.py"
+    with Program("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, path) as torchrun:
+        ran = torchrun.end(200)
+    assert ran.returncode == 0, ran.stderr
+    found = re.findall(r"rank (\d): k = (\d), sum of scores (\d+\.\d+)", ran.stdout)
+    assert {(rank, bound) for rank, bound, _ in found} == {(rank, bound) for rank in "01" for bound in "04"}
+    assert len({(rank, total) for rank, _, total in found}) == 2, ran.stdout

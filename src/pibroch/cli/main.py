@@ -19,6 +19,7 @@ from pibroch.cli.doctor import doctor
 from pibroch.cli.export import export
 from pibroch.cli.launch import has_launcher
 from pibroch.cli.predict import predict
+from pibroch.cli.profile import profile
 from pibroch.cli.report import report
 from pibroch.cli.serve import serve
 from pibroch.cli.servers import data_processor, embedding_server, oracle
@@ -40,14 +41,15 @@ app.command()(serve)
 app.command()(embedding_server)
 app.command()(oracle)
 app.command()(data_processor)
+app.command()(profile)
 app.command()(report)
 app.command()(doctor)
 
 # Groups whose modules take long to import: their help here, their commands when the command line names them.
 _GROUPS = {
     "data": "Turn raw click logs into encoded datasets, or generate one whose best possible AUC is known.",
-    "plan": "Decide where rows lie and which features share a tower.",
     "checkpoint": "Inspect, verify and convert checkpoints.",
+    "plan": "Place all rows by how often they are read, copy the hottest, group features into towers; explain and compare.",
     "bench": "Measure against what others use: correctness first, then a table, CSV, Markdown and a plot.",
 }
 
@@ -55,6 +57,7 @@ _ENDED_FOR_GOOD = (
     *_GROUPS,
     "evaluate",
     "export",
+    "profile",
     "report",
     "doctor",
 )  # commands that begin anew when they are given again

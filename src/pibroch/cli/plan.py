@@ -1,17 +1,248 @@
-"""``pibroch plan``: decisions that are made before a run."""
+"""``pibroch plan``: where each row lives, and why."""
 
 from __future__ import annotations
 
-import typer
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
 
+import typer
+from rich.table import Table as Grid
+
+from pibroch.cli.console import console, results
 from pibroch.cli.plan_topology import plan_topology
 from pibroch.cli.plan_towers import plan_towers
+from pibroch.cli.progress import stages
+from pibroch.data.dataset import EncodedDataset
+from pibroch.embedding import Table
+from pibroch.errors import ConfigError
+from pibroch.planner.count import CountOptions, count_dataset
+from pibroch.planner.diff import diff
+from pibroch.planner.explain import (
+    SHARD_COLUMNS,
+    STEP_COLUMNS,
+    headlines,
+    megabytes,
+    sentences,
+    shard_rows,
+    step_rows,
+    write_page,
+)
+from pibroch.planner.make import PlanOptions, make_plan
+from pibroch.planner.partition import TableSize, sizes_of
+from pibroch.planner.prediction import Prediction
+from pibroch.planner.profile import AccessProfile
+from pibroch.planner.store import load_plan, save_plan
+from pibroch.planner.topology import ClusterTopology
 
-app = typer.Typer(help="Decide where rows lie and which features share a tower.", no_args_is_help=True)
+app = typer.Typer(invoke_without_command=True, rich_markup_mode="markdown")
 app.command("towers")(plan_towers)
 app.command("topology")(plan_topology)
 
 
+class Mode(StrEnum):
+    """What the plan is for."""
+
+    INFERENCE = "inference"
+    TRAINING = "training"
+
+
+class Policy(StrEnum):
+    """How copies are chosen."""
+
+    LINKS = "links"
+    EVERYWHERE = "everywhere"
+    FREQUENCY = "frequency"
+    SAFE = "safe"
+    NONE = "none"
+
+
+class Objective(StrEnum):
+    """What a link is charged for."""
+
+    TRANSFERS = "transfers"
+    ACCESSES = "accesses"
+
+
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan made by pibroch plan.")]
+
+
 @app.callback()
-def _group() -> None:
-    """Decide where rows lie and which features share a tower."""
+def plan(
+    context: typer.Context,
+    profile: Annotated[Path | None, typer.Option(help="A profile made by pibroch profile.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="The dataset that the plan is for: the profile must be of it, or is made of it.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The plan to write; its prediction goes beside it.")] = None,
+    topology: Annotated[Path | None, typer.Option(help="TOML or JSON: hosts, memory, costs of links.")] = None,
+    shards: Annotated[int | None, typer.Option(min=1, help="Without a topology: this many ranks, equal links.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="Widths, types and optimizer of the tables from a recipe.")] = None,
+    dim: Annotated[int, typer.Option(min=1, help="Without a recipe: width of all tables.")] = 16,
+    table_dim: Annotated[
+        list[str] | None, typer.Option("--table-dim", metavar="TABLE=DIM", help="Another width; repeatable.")
+    ] = None,
+    optimizer: Annotated[
+        str, typer.Option(help="Without a recipe: whose state lies beside the weights in training.")
+    ] = "rowwise_adagrad",
+    mode: Annotated[Mode, typer.Option(help="Copies must be kept equal in training.")] = Mode.INFERENCE,
+    policy: Annotated[Policy | None, typer.Option(help="links for inference, safe for training, when absent.")] = None,
+    extra: Annotated[float, typer.Option(min=0, help="Memory for copies, in per cent of the tables.")] = 5.0,
+    objective: Annotated[Objective, typer.Option(help="Charge links for distinct rows or for accesses.")] = (
+        Objective.TRANSFERS
+    ),
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Of a rank; that of the profile when absent.")] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="Most accesses and memory of a partition, in per cent; found when absent.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write the page of `plan explain`.")] = None,
+) -> None:
+    """Place all rows by how often they are read, and copy the hottest.
+
+    Rows that are read alike form partitions; these are spread so that memory and lookups are balanced, then copied where they
+    relieve the dearest link, within a budget of extra memory. Prints what is predicted.
+
+    **Examples**
+
+        pibroch plan --data data/criteo --shards 8 --out plans/criteo
+
+        pibroch plan --profile criteo.profile --topology cluster.toml --extra 10 --out plans/ten
+
+        pibroch plan --profile criteo.profile --recipe recipes/mine.toml --mode training --shards 4 --out plans/train
+
+        pibroch plan explain plans/criteo --html plan.html
+
+        pibroch plan diff plans/criteo plans/ten
+
+    A topology file says `hosts = [4, 4]` (ranks of each host), and, if need be, `memory_bytes`, `within_host`, `between_hosts`
+    (costs of a byte), `p2p_bandwidth`, `all_reduce_bandwidth`; docs/planning.md explains them.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if out is None or ((profile is None) == (data is None) and profile is None):
+        raise ConfigError(
+            "no --out, or neither --profile nor --data",
+            "a place for the plan, and what it is made from",
+            "e.g. pibroch plan --data data/criteo --shards 8 --out plans/criteo; see pibroch plan --help",
+        )
+    ranks = _topology(topology, shards)
+    options = PlanOptions(
+        extra=extra / 100,
+        mode=mode.value,
+        policy=None if policy is None else policy.value,
+        objective=objective.value,
+        batch_size=batch_size,
+        threshold=None if threshold is None else threshold / 100,
+    )
+    with stages() as progress:
+        dataset = None if data is None else EncodedDataset.open(data)
+        if profile is not None:
+            counts = AccessProfile.load(profile)
+        else:
+            assert dataset is not None, "one of the two was given"
+            counts = count_dataset(dataset, CountOptions(batch_size=batch_size or 1024), progress=progress)
+        tables = _sizes(counts, recipe, dim, table_dim or (), optimizer, mode is Mode.TRAINING)
+        fingerprint = None if dataset is None else dataset.digest
+        assignment, prediction = make_plan(tables, counts, ranks, options, fingerprint, shards, progress)
+        save_plan(out, assignment, prediction)
+    _show(prediction, str(out))
+    if html is not None:
+        results.print(f"wrote {write_page(prediction, out.name, html)}")
+
+
+@app.command("explain")
+def explain_command(
+    path: PlanFile,
+    html: Annotated[Path | None, typer.Option(help="Also write one self-contained page with plots.")] = None,
+) -> None:
+    """Show what a plan decided and what it predicts: shards, balance, links, what each per cent of memory buys."""
+    _, prediction = load_plan(path)
+    _show(prediction, str(path))
+    if html is not None:
+        results.print(f"wrote {write_page(prediction, path.name, html)}")
+
+
+@app.command("diff")
+def diff_command(
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="A plan.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="Another plan of the same tables.")],
+) -> None:
+    """Show what changes from one plan to another: rows that move, copies, and the predictions beside each other."""
+    (before, predicted), (after, then) = load_plan(old), load_plan(new)
+    changes = diff(before, after)
+    grid = _grid("table", "rows", "move", "copies added", "copies dropped", title=f"{old} to {new}")
+    for name, table in changes.tables.items():
+        if table.moved or table.copies_added or table.copies_dropped:
+            cells = (table.num_rows, table.moved, table.copies_added, table.copies_dropped)
+            grid.add_row(name, *(f"{cell:,}" for cell in cells))
+    results.print(grid)
+    results.print(f"{changes.moved:,} of {then.num_rows:,} rows move, {int(changes.rows_sent.sum()):,} are sent in all")
+    beside = _grid("", "old", "new")
+    now = dict(headlines(then))
+    for label, value in headlines(predicted):
+        beside.add_row(label, value, now.get(label, "–"))  # noqa: RUF001
+    results.print(beside)
+
+
+def _topology(path: Path | None, shards: int | None) -> ClusterTopology:
+    if path is not None:
+        return ClusterTopology.load(path)
+    if shards is None:
+        raise ConfigError("neither --topology nor --shards", "one of them", "e.g. --shards 8 for equal links")
+    return ClusterTopology.uniform(shards)
+
+
+def _sizes(
+    counts: AccessProfile, recipe: str | None, dim: int, others: Sequence[str], optimizer: str, is_training: bool
+) -> list[TableSize]:
+    """Sizes of the profile's tables, by a recipe or by options."""
+    from pibroch.train.optimizers import SPARSE_OPTIMIZERS, build_sparse_optimizer
+
+    if recipe is not None:
+        from pibroch.config import load_recipe
+        from pibroch.train.session import build_tables
+
+        config = load_recipe(recipe)
+        sparse = build_sparse_optimizer(config.embedding.optimizer, config.train.average)
+        return sizes_of(build_tables(config, counts.num_rows), sparse if is_training else None)
+    if optimizer not in SPARSE_OPTIMIZERS:
+        raise ConfigError(f"--optimizer {optimizer}", f"one of {', '.join(SPARSE_OPTIMIZERS)}")
+    dims = {name: dim for name in counts.num_rows} | _dims(others, counts)
+    tables = [Table(name, rows, dims[name]) for name, rows in counts.num_rows.items()]
+    return sizes_of(tables, SPARSE_OPTIMIZERS[optimizer](lr=1.0) if is_training else None)
+
+
+def _dims(texts: Sequence[str], counts: AccessProfile) -> dict[str, int]:
+    found = {}
+    for text in texts:
+        name, _, number = text.partition("=")
+        if name not in counts.tables or not number.isdigit() or not int(number):
+            raise ConfigError(f"--table-dim {text}", f"TABLE=DIM with a table of {', '.join(counts.tables)}")
+        found[name] = int(number)
+    return found
+
+
+def _show(prediction: Prediction, name: str) -> None:
+    for sentence in sentences(prediction):
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    grid = _grid(*SHARD_COLUMNS, title=f"{name}: a step")
+    for row in shard_rows(prediction)[:64]:
+        grid.add_row(*row)
+    results.print(grid)
+    if prediction.steps:
+        grid = _grid(*STEP_COLUMNS, title="what extra memory buys")
+        for row in step_rows(prediction):
+            grid.add_row(*row)
+        results.print(grid)
+    for label, value in headlines(prediction):
+        results.print(f"{label}: {value}", markup=False)
+    reads = sum(sum(row) for row in prediction.read_bytes["transfers"])
+    results.print(f"read a step, each distinct row of a rank once: {megabytes(reads)}", markup=False)
+
+
+def _grid(*columns: str, title: str | None = None) -> Grid:
+    grid = Grid(*columns, title=title, box=None, pad_edge=False)
+    for column in grid.columns[1:]:
+        column.justify = "right"
+    return grid

@@ -94,9 +94,11 @@ class JaggedBatch:
         """
         if keys == self.keys:
             return self
-        size, index = self.batch_size, self._places(keys)
+        size, index = self.batch_size, _places(tuple(self.keys), tuple(keys))
         if self.weights is None and self.offsets.data_ptr() == one_hot_offsets(self.offsets.numel() - 1).data_ptr():
-            values = self.values.view(len(self.keys), size)[index].view(-1)
+            ids_FB, first, count = self.values.view(len(self.keys), size), min(index, default=0), len(index)
+            is_span = index == (*range(first, first + count),)  # no copy then
+            values = (ids_FB.narrow(0, first, count) if is_span else ids_FB[list(index)]).view(-1)
             return self._with_parts(keys, values, one_hot_offsets(values.numel()), None)
         spans = [(int(self.offsets[i * size]), int(self.offsets[(i + 1) * size])) for i in index]
         offsets = self.offsets_of(keys)
@@ -112,18 +114,14 @@ class JaggedBatch:
         """
         if keys == self.keys:
             return self.offsets
-        lengths = self.lengths().view(len(self.keys), self.batch_size)[self._places(keys)].reshape(-1)
+        lengths = (
+            self.lengths()
+            .view(len(self.keys), self.batch_size)[list(_places(tuple(self.keys), tuple(keys)))]
+            .reshape(-1)
+        )
         offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int64)
         torch.cumsum(lengths, 0, out=offsets[1:])
         return offsets
-
-    def _places(self, keys: tuple[str, ...]) -> list[int]:
-        """Of these features among the batch's."""
-        place = {key: index for index, key in enumerate(self.keys)}
-        absent = [key for key in keys if key not in place]
-        if absent:
-            raise DataError(f"a batch without feature {absent[0]!r}", f"the features {list(keys)}")
-        return [place[key] for key in keys]
 
     def _with_parts(
         self, keys: tuple[str, ...], values: Tensor, offsets: Tensor, weights: Tensor | None
@@ -193,6 +191,16 @@ class JaggedBatch:
             torch.zeros(size) if labels is None else labels,
             weights,
         )
+
+
+@lru_cache(maxsize=256)
+def _places(known: tuple[str, ...], keys: tuple[str, ...]) -> tuple[int, ...]:
+    """Of the features ``keys`` among the known ones."""
+    place = {key: index for index, key in enumerate(known)}
+    absent = [key for key in keys if key not in place]
+    if absent:
+        raise DataError(f"a batch without feature {absent[0]!r}", f"the features {list(keys)}")
+    return tuple(place[key] for key in keys)
 
 
 @lru_cache(maxsize=64)

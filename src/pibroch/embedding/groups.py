@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from pibroch.embedding.columns import Columns, side_by_side
 from pibroch.embedding.optimizers import Frozen, SparseOptimizer
 from pibroch.embedding.row_space import RowSpace
 from pibroch.embedding.table import Table, check_tables
@@ -21,11 +24,13 @@ class TableGroup:
         space: of these tables.
         optimizer: of all their rows.
         places: of the space's readers, their places among the readers of all tables.
+        columns: where these have their embeddings among those of all tables that are pooled; ``None`` where they are not.
     """
 
     space: RowSpace
     optimizer: SparseOptimizer
     places: tuple[int, ...]
+    columns: Columns | None
 
 
 def optimizers_of(tables: Sequence[Table], optimizer: Optimizers) -> dict[str, SparseOptimizer]:
@@ -87,12 +92,16 @@ def group_tables(tables: Sequence[Table], optimizer: Optimizers) -> tuple[TableG
             )
         kind = table.dim, table.pooling == "none", table.dtype, chosen
         alike.setdefault(kind, []).append(table)
-    readers = [table.name for table in tables for _ in table.features]
+    readers = [table for table in tables for _ in table.features]
+    width, first = side_by_side({place: table.dim for place, table in enumerate(readers) if table.pooling != "none"})
     groups = []
     for members in alike.values():
         names = {table.name for table in members}
-        places = tuple(place for place, name in enumerate(readers) if name in names)
-        groups.append(TableGroup(RowSpace(members), optimizers[members[0].name], places))
+        places = tuple(place for place, table in enumerate(readers) if table.name in names)
+        space, columns = RowSpace(members), None
+        if space.is_pooled:
+            columns = Columns(width, space.dim, np.array([first[place] for place in places], np.int64))
+        groups.append(TableGroup(space, optimizers[members[0].name], places, columns))
     return tuple(groups)
 
 

@@ -118,6 +118,11 @@ class TensorFile:
     ) -> None:
         self._file.close()
 
+    @property
+    def names(self) -> set[str]:
+        """Of its tensors."""
+        return set(self._entries)
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor.
 

@@ -102,8 +102,9 @@ class Exchange(ABC, Generic[Handle]):
     def lookup(self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None) -> tuple[list[Tensor], Handle]:
         """Embeddings of each group of tables, and what :meth:`update` will need to know of this batch.
 
-        Pooled ones are float32 ``[B, F, D]``; of tables that pool nothing ``[V, D]``, in the order of the batch's values.
-        Blocks until the embeddings are there. The caller owns the tensors.
+        Pooled ones are float32 ``[B, S]``, one tensor for all groups, in which each has its ``columns``; so it is there once a
+        group. Of tables that pool nothing, and of a batch ``by_id``, ``[V, D]`` in the order of the batch's values. Blocks
+        until the embeddings are there. The caller owns the tensors.
 
         Args:
             batch: with all features that some group reads; :meth:`JaggedBatch.pick` has those of one.
@@ -120,7 +121,7 @@ class Exchange(ABC, Generic[Handle]):
 
         Args:
             handle: the second result of the batch's :meth:`lookup`.
-            gradients: of each group's embeddings, float32, contiguous; only read.
+            gradients: of what the lookup gave, a tensor for each group again, float32, contiguous; only read.
             rates: of this update.
         """
 

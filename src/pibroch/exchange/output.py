@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from typing import Any
+from itertools import count, pairwise
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -63,10 +63,10 @@ class JaggedEmbeddings:
 
 @dataclass(frozen=True, slots=True)
 class ReaderPlace:
-    """Where a reader's embeddings are: the number of its group, and its place among the group's readers."""
+    """Where a reader's embeddings are: the number of its group, and its dim."""
 
     group: int
-    place: int
+    dim: int
 
 
 class EmbeddingOutput(Mapping[str, "Tensor | JaggedEmbeddings"]):
@@ -76,7 +76,7 @@ class EmbeddingOutput(Mapping[str, "Tensor | JaggedEmbeddings"]):
 
     Args:
         places: by name.
-        groups: embeddings of each group: ``[B, F, D]``, or ``[V, D]`` with its bounds.
+        groups: embeddings of each group: of one that is pooled those of all such groups, ``[B, sum of D]``; else ``[V, D]``.
         offsets: for each group that is not pooled its batch's offsets ``[F * B + 1]``, for others ``None``.
     """
 
@@ -86,10 +86,9 @@ class EmbeddingOutput(Mapping[str, "Tensor | JaggedEmbeddings"]):
         self._places, self._groups, self._offsets = places, groups, offsets
 
     def __getitem__(self, name: str) -> Tensor | JaggedEmbeddings:
-        where = self._places.get(name)
-        if where is None:
+        if name not in self._places:
             raise KeyError(f"{name!r}; there are {', '.join(self._places)}")
-        return self._by_group[where.group][where.place]
+        return self._parts[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -112,30 +111,29 @@ class EmbeddingOutput(Mapping[str, "Tensor | JaggedEmbeddings"]):
         pooled = self._pooled()
         if not pooled:
             raise ConfigError("cat() of embeddings that are not pooled", "pooled ones", "take each by its name")
-        if len(self._groups) == 1:
-            return self._groups[0].flatten(1)
-        numbers = sorted({place.group for place in pooled.values()})
-        joined: Tensor = _SideBySide.apply(_spans(pooled, self._groups), *(self._groups[number] for number in numbers))
-        return joined
+        return self._groups[next(iter(pooled.values())).group]
 
     def keyed_tensor(self) -> KeyedTensor:
         """The pooled ones in the layout, and with the methods, of TorchRec's ``KeyedTensor``."""
         pooled = self._pooled()
-        return KeyedTensor(list(pooled), [self._groups[place.group].shape[-1] for place in pooled.values()], self.cat())
+        return KeyedTensor(list(pooled), [place.dim for place in pooled.values()], self.cat())
 
     def _pooled(self) -> dict[str, ReaderPlace]:
         return {name: place for name, place in self._places.items() if self._offsets[place.group] is None}
 
     @cached_property
-    def _by_group(self) -> list[Sequence[Tensor] | Sequence[JaggedEmbeddings]]:
-        """Each group's readers; taken apart at once, so that a backward pass puts their gradients together at once."""
-        counts = [sum(place.group == number for place in self._places.values()) for number in range(len(self._groups))]
-        found: list[Sequence[Tensor] | Sequence[JaggedEmbeddings]] = []
-        for embeddings, offsets, count in zip(self._groups, self._offsets, counts, strict=True):
+    def _parts(self) -> dict[str, Tensor | JaggedEmbeddings]:
+        """Of all readers; taken apart at once, so that a backward pass puts their gradients together at once."""
+        found: dict[str, Tensor | JaggedEmbeddings] = {}
+        pooled = self._pooled()
+        if len(pooled) == 1:  # one alone is no part, whose gradient would be copied into one of the whole
+            found |= dict.fromkeys(pooled, self.cat())
+        elif pooled:
+            found |= zip(pooled, self.cat().split([place.dim for place in pooled.values()], 1), strict=True)
+        for number, (embeddings, offsets) in enumerate(zip(self._groups, self._offsets, strict=True)):
             if offsets is not None:
-                found.append(_jagged(embeddings, offsets, count))
-            else:  # one alone is no part, whose gradient would be copied into one of the whole
-                found.append([embeddings.squeeze(1)] if count == 1 else embeddings.unbind(1))
+                names = [name for name, where in self._places.items() if where.group == number]
+                found |= zip(names, _jagged(embeddings, offsets, len(names)), strict=True)
         return found
 
 
@@ -151,89 +149,50 @@ class OutputForm:
     """
 
     def __init__(self, tables: Sequence[Table], groups: Sequence[TableGroup]) -> None:
-        self._groups = groups
-        self.is_tensor = len({table.dim for table in tables}) == 1 and all(each.space.is_pooled for each in groups)
-        of_reader = {
-            place: ReaderPlace(number, inside)
-            for number, each in enumerate(groups)
-            for inside, place in enumerate(each.places)
-        }
+        self._groups, pooled = groups, [each.space.is_pooled for each in groups]
+        self.is_tensor = len({table.dim for table in tables}) == 1 and all(pooled)
+        others = count(int(any(pooled)))
+        self._tensor_of_group = [0 if is_pooled else next(others) for is_pooled in pooled]
+        of_reader = {place: ReaderPlace(n, each.space.dim) for n, each in enumerate(groups) for place in each.places}
         self._places = {name: of_reader[number] for number, name in enumerate(names_of_readers(tables))}
 
     def joined(self, batch: JaggedBatch, found: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """What leaves a lookup: all groups as one ``[B, F, D]`` where they fit into one."""
-        if not self.is_tensor or len(found) == 1 or batch.by_id:
-            return tuple(found)
-        out_BFD = torch.empty(len(found[0]), len(self._places), found[0].shape[2])
-        for each, part in zip(self._groups, found, strict=True):
-            out_BFD[:, list(each.places)] = part
-        return (out_BFD,)
+        """What leaves a lookup: each tensor once, as ``[B, F, D]`` where that is all."""
+        return tuple(found) if batch.by_id else self._joined(found)
+
+    def _joined(self, found: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        if self.is_tensor:
+            return (found[0].unflatten(1, (len(self._places), -1)),)
+        return tuple(dict(sorted(zip(self._tensor_of_group, found, strict=True), key=itemgetter(0))).values())
 
     def gradients(self, batch: JaggedBatch, gradients: Sequence[Tensor]) -> list[Tensor]:
         """The inverse, as the exchange wants them."""
-        if not self.is_tensor or len(self._groups) == 1 or batch.by_id:
-            return [gradient.contiguous().float() for gradient in gradients]
-        return [gradients[0][:, list(each.places)].contiguous().float() for each in self._groups]
+        found = [gradient.contiguous().float() for gradient in gradients]
+        if batch.by_id:
+            return found
+        return [found[number].flatten(1) for number in self._tensor_of_group]
 
     def of(self, batch: JaggedBatch, found: Sequence[Tensor]) -> Tensor | EmbeddingOutput:
         """What users get."""
         if batch.by_id:
-            found = pool_by_weights(self._groups, batch, found)
-            if self.is_tensor and len(found) > 1:
-                order = torch.tensor([place for each in self._groups for place in each.places]).argsort()
-                found = [torch.cat(list(found), 1).index_select(1, order.to(found[0].device))]
+            found = self._joined(self._side_by_side(pool_by_weights(self._groups, batch, found)))
         if self.is_tensor:
             return found[0]
         spaces = [each.space for each in self._groups]
         offsets = [None if space.is_pooled else batch.offsets_of(space.features) for space in spaces]
-        return EmbeddingOutput(self._places, found, offsets)
+        return EmbeddingOutput(self._places, [found[number] for number in self._tensor_of_group], offsets)
 
-
-Span = tuple[slice, slice]
-"""Readers of a group that follow each other, and their columns among those of all groups."""
-
-
-def _spans(places: Mapping[str, ReaderPlace], groups: Sequence[Tensor]) -> list[list[Span]]:
-    """For each group that is pooled, the spans of its readers."""
-    found: dict[int, list[Span]] = {number: [] for number in sorted({place.group for place in places.values()})}
-    column = 0
-    for where in places.values():
-        spans, dim = found[where.group], groups[where.group].shape[2]
-        inside, columns = slice(where.place, where.place + 1), slice(column, column + dim)
-        if spans and (spans[-1][0].stop, spans[-1][1].stop) == (where.place, column):
-            inside, columns = (
-                slice(old.start, new.stop) for old, new in zip(spans.pop(), (inside, columns), strict=True)
-            )
-        spans.append((inside, columns))
-        column += dim
-    return list(found.values())
-
-
-class _SideBySide(torch.autograd.Function):
-    """``torch.cat`` of readers, in as few copies as their order allows, and as few back."""
-
-    @staticmethod
-    def forward(ctx: Any, spans: list[list[Span]], *groups: Tensor) -> Tensor:
-        """Embeddings of each group, ``[B, F, D]``, as ``[B, sum of D]``."""
-        width = sum(group.shape[1] * group.shape[2] for group in groups)
-        ctx.spans, ctx.shapes = spans, [group.shape for group in groups]
-        out = groups[0].new_empty(len(groups[0]), width)
-        for of_group, group in zip(spans, groups, strict=True):
-            for inside, columns in of_group:
-                out[:, columns] = group[:, inside].flatten(1)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Of each group."""
-        (gradient,) = gradients
-        found = []
-        for of_group, shape in zip(ctx.spans, ctx.shapes, strict=True):
-            of_this = gradient.new_empty(shape)
-            for inside, columns in of_group:
-                of_this[:, inside] = gradient[:, columns].unflatten(1, (inside.stop - inside.start, shape[2]))
-            found.append(of_this)
-        return None, *found
+    def _side_by_side(self, found: Sequence[Tensor]) -> list[Tensor]:
+        """Embeddings of each group, ``[B, F, D]`` of those that are pooled, as an exchange gives them."""
+        parts: dict[int, Tensor] = {}
+        for each, embeddings in zip(self._groups, found, strict=True):
+            if each.space.is_pooled:
+                parts |= zip(each.places, embeddings.unbind(1), strict=True)
+        joined = torch.cat([parts[place] for place in sorted(parts)], 1) if parts else None
+        return [
+            joined if each.space.is_pooled and joined is not None else embeddings
+            for each, embeddings in zip(self._groups, found, strict=True)
+        ]
 
 
 def _jagged(values: Tensor, offsets: Tensor, num_readers: int) -> list[JaggedEmbeddings]:

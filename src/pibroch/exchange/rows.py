@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -13,15 +14,17 @@ from torch import Tensor
 
 from pibroch.data import JaggedBatch
 from pibroch.data.batch import one_hot_offsets
-from pibroch.embedding import RowSpace
+from pibroch.embedding import TableGroup
+from pibroch.embedding.columns import Columns, alone
 from pibroch.embedding.rows import NO_SCALE, rising
 from pibroch.errors import RowIdError
 from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Ints, Records, Stored
 from pibroch.kernels.dedupe import numba as grouping
 from pibroch.kernels.gather_pool import numba as pooling
-from pibroch.kernels.memory import can_stream
+from pibroch.kernels.memory import FLOATS_PER_LINE, can_stream
 from pibroch.kernels.route import numba as routing
+from pibroch.kernels.scatter_update import numba as updating
 from pibroch.kernels.scatter_update.numba import Grouped
 
 BAGS_PER_THREAD = 8192  # bags below which a further thread is not worth waking to look at their ids
@@ -57,6 +60,7 @@ class BatchIds:
         shares_tables: whether some table is read by several features.
         bags: the batch's own offsets and F, where nothing is pooled: then ``offsets`` has a bag for each id, all of one
             feature, so that pooling copies rows.
+        columns: where the features have their embeddings; in a tensor of their own where absent.
     """
 
     row_ids: Ints
@@ -66,14 +70,16 @@ class BatchIds:
     num_features: int
     shares_tables: bool
     bags: tuple[Ints, int] | None = None
+    columns: Columns | None = None
 
     @classmethod
-    def of(cls, row_ids: Ints, batch: JaggedBatch, readers: Readers) -> BatchIds:
+    def of(cls, row_ids: Ints, batch: JaggedBatch, readers: Readers, columns: Columns | None) -> BatchIds:
         """Of a batch whose ids were resolved to rows."""
         scale = NO_SCALE if batch.by_id else pooling_scale(batch, readers.mean)
         num_ids, offsets = len(row_ids), batch.offsets.numpy()
         if readers.is_pooled and not batch.by_id:
-            return cls(row_ids, offsets, scale, is_one_hot(batch), readers.num_features, readers.shares_tables)
+            is_one, shares = is_one_hot(batch), readers.shares_tables
+            return cls(row_ids, offsets, scale, is_one, readers.num_features, shares, None, columns)
         each = np.arange(num_ids + 1)
         return cls(row_ids, each, scale, True, 1, readers.shares_tables, (offsets, readers.num_features))
 
@@ -82,9 +88,14 @@ class BatchIds:
         """B."""
         return (len(self.offsets) - 1) // self.num_features
 
+    def gradient_rows(self, gradient: Tensor) -> Records:
+        """The gradient of what :func:`pool` gave as rows, among which :func:`group` says each position's."""
+        return gradient.numpy().reshape(-1, gradient.shape[-1] if self.columns is None else self.columns.unit)
 
-def resolve(space: RowSpace, batch: JaggedBatch) -> tuple[BatchIds, RowIdError | None]:
-    """A batch's ids as row ids of the row space; the error for one outside its table."""
+
+def resolve(of_tables: TableGroup, batch: JaggedBatch) -> tuple[BatchIds, RowIdError | None]:
+    """The ids of a batch with the group's features as row ids of its row space; the error for one outside its table."""
+    space = of_tables.space
     offsets, values = batch.offsets.numpy(), batch.values.numpy()
     row_ids, problem = np.empty(len(values), np.int64), None
     bad = parallel.run(
@@ -95,7 +106,7 @@ def resolve(space: RowSpace, batch: JaggedBatch) -> tuple[BatchIds, RowIdError |
         first_bad = min(position for position in bad if position >= 0)
         problem = row_id_error(space.features, space.num_rows_of_feature, batch, first_bad)
     readers = Readers(len(space.features), space.mean_of_feature, space.is_pooled, space.shares_tables)
-    return BatchIds.of(row_ids, batch, readers), problem
+    return BatchIds.of(row_ids, batch, readers, of_tables.columns), problem
 
 
 def row_id_error(features: tuple[str, ...], num_rows: Ints, batch: JaggedBatch, position: int) -> RowIdError:
@@ -109,15 +120,29 @@ def row_id_error(features: tuple[str, ...], num_rows: Ints, batch: JaggedBatch, 
     )
 
 
-def pool(ids: BatchIds, records: Stored, rows: NDArray[np.signedinteger], dim: int) -> Tensor:
-    """Pooled embeddings float32 ``[B, F, D]`` from records in the type of their weights, position v from record ``rows[v]``.
+def room_for(groups: Sequence[TableGroup], batch: JaggedBatch) -> Tensor | None:
+    """What :func:`pool` fills, ``[B, S]``: pooled embeddings of all groups; ``None`` where a batch has none."""
+    width = next((each.columns.width for each in groups if each.columns is not None), None)
+    return None if width is None or batch.by_id else torch.empty(batch.batch_size, width)
 
-    Where nothing is pooled ``[V, D]``.
+
+def pool(
+    ids: BatchIds, records: Stored, rows: NDArray[np.signedinteger], dim: int, room_BS: Tensor | None = None
+) -> Tensor:
+    """Pool records in the type of their weights, position v's ``rows[v]``.
+
+    Embeddings that are pooled come to lie in their columns of ``room_BS``, which is returned. Those that have no columns get
+    a tensor of their own, ``[B, F * D]``, or where nothing is pooled ``[V, D]``.
     """
-    pooled_BFD = torch.empty(ids.num_samples, ids.num_features, dim)
-    out, num_bags = pooled_BFD.numpy(), len(ids.offsets) - 1
-    parallel.run(pooling.gather_pool, num_bags, records, rows, ids.offsets, ids.scale, out, can_stream(out))
-    return pooled_BFD if ids.bags is None else pooled_BFD[:, 0]
+    columns, num_bags = ids.columns, len(ids.offsets) - 1
+    if columns is None:
+        columns = alone(ids.num_features, dim)
+        room_BS = torch.empty(ids.num_samples, columns.width)
+    assert room_BS is not None, "see room_for"
+    out, bags = room_BS.numpy(), (ids.offsets, ids.scale)
+    stream = columns.unit % FLOATS_PER_LINE == 0 and can_stream(out)
+    parallel.run(pooling.gather_pool, num_bags, records, rows, *bags, columns.first, dim, out, stream)
+    return room_BS
 
 
 def pooling_scale(batch: JaggedBatch, mean_of_feature: NDArray[np.bool_]) -> Records:
@@ -152,14 +177,18 @@ def group(ids: BatchIds, bounds: list[int] | None = None) -> Grouped:
             found[num_rows : num_rows + count] = found[start : start + count]
         num_rows += count
     segments[num_rows] = num_ids
+    columns = alone(ids.num_features, 1) if ids.columns is None else ids.columns
     if ids.bags is not None:
         source = rising(num_ids)
     elif ids.one_hot:
-        source = one_hot_sources(num_ids, ids.num_features)
+        source = one_hot_sources(ids.num_samples, columns)
     else:
         source = np.empty(num_ids, np.int32)
-        pooling.gradient_sources(ids.offsets, ids.num_features, source)
-    return Grouped(rows[:num_rows], segments[: num_rows + 1], order, source, ids.scale)
+        pooling.gradient_sources(ids.offsets, columns.first_rows, columns.rows_per_sample, source)
+    return Grouped(
+        rows[:num_rows], segments[: num_rows + 1], order, source, ids.scale,
+        rows_per_gradient=columns.dim // columns.unit,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +212,12 @@ class DistinctRows:
         parallel.run(routing.places, len(grouped.rows), grouped, places)
         return cls(ids, grouped, places)
 
-    def sums(self, gradient_BFD: Tensor, share: float) -> Records:
+    def sums(self, gradient: Tensor, share: float) -> Records:
         """One gradient for each distinct row, ``[U, D]``, summed in sample order and weighted."""
-        gradients = gradient_BFD.numpy().reshape(-1, gradient_BFD.shape[-1])
-        totals = np.empty((len(self.grouped.rows), gradients.shape[1]), np.float32)
-        parallel.run(routing.sum_gradients, len(totals), self.grouped, gradients, np.float32(share), totals)
+        gradients = self.ids.gradient_rows(gradient)
+        dim = gradients.shape[1] * self.grouped.rows_per_gradient
+        totals = np.empty((len(self.grouped.rows), dim), np.float32)
+        parallel.run(updating.sum_gradients, len(totals), self.grouped, gradients, np.float32(share), totals)
         return totals
 
 
@@ -215,7 +245,8 @@ def is_one_hot(batch: JaggedBatch) -> bool:
     return batch.values.numel() == offsets.numel() - 1 and bool((batch.lengths() == 1).all())
 
 
-@lru_cache(maxsize=16)
-def one_hot_sources(num_ids: int, num_features: int) -> NDArray[np.int32]:
+@lru_cache(maxsize=64)
+def one_hot_sources(num_samples: int, columns: Columns) -> NDArray[np.int32]:
     """:func:`~pibroch.kernels.gather_pool.numba.gradient_sources` of bags with one id each; shared."""
-    return np.ascontiguousarray(np.arange(num_ids, dtype=np.int32).reshape(-1, num_features).T).ravel()
+    samples = np.arange(num_samples) * columns.rows_per_sample
+    return (columns.first_rows[:, None] + samples).astype(np.int32).ravel()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,8 @@ FUTEX_CALL = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
 """The number of Linux's system call, ``None`` where it is not known; then nothing of this module that sleeps may be used."""
 _PAUSE = {"x86_64": ("llvm.x86.sse2.pause", []), "aarch64": ("llvm.aarch64.hint", [1])}.get(platform.machine())
 _WAIT, _WAKE = 0, 1
+_MONOTONIC = 1
+LINE_BYTES = 64
 _INT64, _INT32 = ir.IntType(64), ir.IntType(32)
 
 
@@ -71,6 +74,31 @@ def _copy(typingctx: Any, target: Any, source: Any, nbytes: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), generate
 
 
+def _stream_lines(typingctx: Any, target: Any, source: Any) -> Any:
+    """Typing and code of :func:`stream_line_at`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        line = ir.VectorType(_INT64, LINE_BYTES // 8).as_pointer()
+        loaded = builder.load(builder.inttoptr(args[1], line))
+        loaded.align = 1
+        stored = builder.store(loaded, builder.inttoptr(args[0], line))
+        stored.align = LINE_BYTES
+        stored.set_metadata("nontemporal", builder.module.add_metadata([_INT32(1)]))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+def _fence(typingctx: Any) -> Any:
+    """Typing and code of :func:`fence`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
 def _pause(typingctx: Any) -> Any:
     """Typing and code of :func:`pause`."""
 
@@ -95,6 +123,19 @@ def _give_way(typingctx: Any) -> Any:
     return types.void(), generate
 
 
+def _nanoseconds(typingctx: Any) -> Any:
+    """Typing and code of :func:`nanoseconds`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        room = cgutils.alloca_once(builder, ir.ArrayType(_INT64, 2))
+        kind = ir.FunctionType(_INT32, [_INT32, room.type])
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, "clock_gettime"), [_INT32(_MONOTONIC), room])
+        seconds, rest = (builder.load(builder.gep(room, [_INT32(0), _INT32(place)])) for place in (0, 1))
+        return builder.add(builder.mul(seconds, _INT64(1_000_000_000)), rest)
+
+    return types.int64(), generate
+
+
 def _futex(builder: Any, address: Any, operation: int, value: Any, time: Any) -> None:
     kind = ir.FunctionType(_INT64, [_INT64], var_arg=True)
     function = cgutils.get_or_insert_function(builder.module, kind, "syscall")
@@ -105,13 +146,13 @@ def _sleep_on(typingctx: Any, address: Any, value: Any, microseconds: Any) -> An
     """Typing and code of :func:`sleep_on`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        time = cgutils.alloca_once(builder, ir.ArrayType(_INT64, 2))
+        room = cgutils.alloca_once(builder, ir.ArrayType(_INT64, 2))
         million = _INT64(1_000_000)
         nanoseconds = builder.mul(builder.urem(args[2], million), _INT64(1000))
         for place, number in enumerate((builder.udiv(args[2], million), nanoseconds)):
-            builder.store(number, builder.gep(time, [_INT32(0), _INT32(place)]))
+            builder.store(number, builder.gep(room, [_INT32(0), _INT32(place)]))
         expected = builder.and_(args[1], _INT64(0xFFFFFFFF))
-        _futex(builder, args[0], _WAIT, expected, builder.ptrtoint(time, _INT64))
+        _futex(builder, args[0], _WAIT, expected, builder.ptrtoint(room, _INT64))
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), generate
@@ -150,6 +191,11 @@ def _copy_one(target: int, source: int, nbytes: int) -> None:
     ctypes.memmove(int(target), int(source), int(nbytes))
 
 
+def _copy_line(target: int, source: int) -> None:
+    """Stand-in when kernels run uncompiled."""
+    ctypes.memmove(int(target), int(source), LINE_BYTES)
+
+
 def _nothing(*_: int) -> None:
     """Stand-in when kernels run uncompiled: nobody sleeps, so nobody need be woken."""
 
@@ -167,10 +213,16 @@ add: Callable[..., int] = _add_one
 """``add(address, value)``: to an int64, in one piece, as a full barrier; returns what was there before."""
 copy: Callable[..., None] = _copy_one
 """``copy(target, source, nbytes)``: between memory that does not overlap."""
+stream_line_at: Callable[..., None] = _copy_line
+"""``stream_line_at(target, source)``: copy 64 bytes past the caches to where a cache line begins; :func:`fence` orders them."""
+fence: Callable[..., None] = _nothing
+"""``fence()``: a full barrier, for streamed lines, too."""
 pause: Callable[..., None] = _nothing
 """``pause()``: say to the core that this is a loop that waits."""
 give_way: Callable[..., None] = _give_way_once
 """``give_way()``: let another thread have this core, if one wants it."""
+nanoseconds: Callable[..., int] = time.monotonic_ns
+"""``nanoseconds()``: of a clock that never goes back."""
 sleep_on: Callable[..., None] = _give_way_once
 """``sleep_on(address, value, microseconds)``: until somebody wakes this address, if the int64 there still is ``value``.
 
@@ -180,5 +232,6 @@ wake: Callable[..., None] = _nothing
 """``wake(address)``: all that sleep there, in any process that maps this memory."""
 if not config.DISABLE_JIT:  # type: ignore[attr-defined]
     load, store, add, copy = intrinsic(_load), intrinsic(_store), intrinsic(_add), intrinsic(_copy)
-    pause, give_way = intrinsic(_pause), intrinsic(_give_way)
+    stream_line_at, fence = intrinsic(_stream_lines), intrinsic(_fence)
+    pause, give_way, nanoseconds = intrinsic(_pause), intrinsic(_give_way), intrinsic(_nanoseconds)
     sleep_on, wake = intrinsic(_sleep_on), intrinsic(_wake)

@@ -91,6 +91,16 @@ def _stream_line(typingctx: Any, source: Any, start: Any, target: Any, place: An
     return types.void(source, types.int64, target, types.int64), generate
 
 
+def _float_at(typingctx: Any, numbers: Any, place: Any) -> Any:
+    """Typing and code of :func:`float_at`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        return builder.load(builder.gep(array.data, [args[1]]))
+
+    return numbers.dtype(numbers, types.int64), generate
+
+
 def empty_rows(num_rows: int, width: int) -> NDArray[np.float32]:
     """Uninitialised float32 ``[num_rows, width]`` that begins with a cache line: no row of whole lines is split."""
     flat = np.empty(num_rows * width + FLOATS_PER_LINE, np.float32)
@@ -115,6 +125,11 @@ def _copy_line(source: Any, start: int, target: Any, place: int) -> None:
     target.reshape(-1)[place : place + FLOATS_PER_LINE] = line
 
 
+def _flat(numbers: Any, place: int) -> Any:
+    """Stand-in when kernels run uncompiled."""
+    return numbers.reshape(-1)[place]
+
+
 prefetch: Callable[..., None] = _no_hint
 """``prefetch(numbers, place)``: begin to fetch the line with ``numbers[place]`` of a contiguous array ``[N]``."""
 prefetch_row: Callable[..., None] = _no_hint
@@ -131,5 +146,10 @@ stream_line: Callable[..., None] = _copy_line
 Indices are into the flat arrays, both contiguous; the target's place must begin a cache line (:func:`can_stream`). For large
 outputs: an ordinary store first reads the line that it is about to overwrite.
 """
+float_at: Callable[..., Any] = _flat
+"""``float_at(numbers, place)``: of a contiguous array its ``place``-th float, whatever its shape: what begins in one row and
+goes on in the next ones.
+"""
 if not config.DISABLE_JIT:  # type: ignore[attr-defined]
     prefetch, prefetch_row, stream_line = intrinsic(_prefetch), intrinsic(_prefetch_row), intrinsic(_stream_line)
+    float_at = intrinsic(_float_at)

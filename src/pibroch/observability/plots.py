@@ -28,58 +28,58 @@ Records = Sequence[dict[str, Any]]
 
 def loss_plot(training: Records, evaluations: Records) -> str:
     """Training and validation log loss over steps."""
-    figure, axes = _axes("step", "log loss")
+    figure, axes = new_axes("step", "log loss")
     steps, losses = _series(training, "loss")
     axes.plot(steps, losses, color=BLUE, alpha=0.3, linewidth=0.9)
     axes.plot(steps, _smoothed(losses), color=BLUE, label="training, smoothed")
     axes.plot(*_series(evaluations, "logloss"), color=ORANGE, marker="o", markersize=4, label="validation")
-    return _svg(figure, axes)
+    return to_svg(figure, axes)
 
 
 def auc_plot(evaluations: Records, best_possible: float | None) -> str:
     """Validation AUC over steps, below the best possible one where that is known."""
-    figure, axes = _axes("step", "AUC")
+    figure, axes = new_axes("step", "AUC")
     axes.plot(*_series(evaluations, "auc"), color=ORANGE, marker="o", markersize=4, label="validation")
     best = [record for record in evaluations if record["is_best"] and record["auc"] is not None]
     if best:
         axes.plot(best[-1]["step"], best[-1]["auc"], "o", color=GREEN, markersize=9, fillstyle="none", label="kept")
     if best_possible is not None:
         axes.axhline(best_possible, color=MUTED, linestyle="--", label=f"best possible on test, {best_possible:.4f}")
-    return _svg(figure, axes)
+    return to_svg(figure, axes)
 
 
 def throughput_plot(training: Records) -> str:
     """Samples per second over steps."""
-    figure, axes = _axes("step", "thousand samples/s")
+    figure, axes = new_axes("step", "thousand samples/s")
     steps, rates = _series(training[1:] if len(training) > 2 else training, "samples_per_second")
     axes.plot(steps, [rate / 1e3 for rate in rates], color=GREEN)
     axes.set_ylim(bottom=0)
-    return _svg(figure, axes)
+    return to_svg(figure, axes)
 
 
 def roc_plot(curves: dict[str, list[float]], auc: float | None) -> str:
     """The ROC curve on the test split."""
-    figure, axes = _axes("false positive rate", "true positive rate")
+    figure, axes = new_axes("false positive rate", "true positive rate")
     label = "test" if auc is None else f"test, AUC {auc:.4f}"
     axes.fill_between(curves["false_positive_rate"], curves["true_positive_rate"], color=BLUE, alpha=0.08, linewidth=0)
     axes.plot(curves["false_positive_rate"], curves["true_positive_rate"], color=BLUE, label=label)
     axes.plot([0, 1], [0, 1], color=MUTED, linestyle="--", label="chance")
-    return _svg(figure, axes)
+    return to_svg(figure, axes)
 
 
 def calibration_plot(curves: dict[str, list[float]]) -> str:
     """Observed click rate against prediction, in bins of equally many test samples."""
-    figure, axes = _axes("predicted click rate", "observed click rate")
+    figure, axes = new_axes("predicted click rate", "observed click rate")
     predicted, observed = curves["predicted"], curves["observed"]
     limit = max([*predicted, *observed, 1e-3]) * 1.05
     axes.plot([0, limit], [0, limit], color=MUTED, linestyle="--", label="perfect")
     axes.plot(predicted, observed, color=ORANGE, marker="o", markersize=4, label="test, equal bins")
-    return _svg(figure, axes)
+    return to_svg(figure, axes)
 
 
 def access_skew_plot(skew: dict[str, list[float]]) -> str:
     """Share of accesses that the most accessed rows take."""
-    figure, axes = _axes("share of accessed rows, most accessed first", "share of accesses")
+    figure, axes = new_axes("share of accessed rows, most accessed first", "share of accesses")
     axes.fill_between(skew["row_share"], skew["access_share"], color=BLUE, alpha=0.08, linewidth=0)
     axes.plot(skew["row_share"], skew["access_share"], color=BLUE)
     axes.set_xscale("log")
@@ -90,23 +90,23 @@ def access_skew_plot(skew: dict[str, list[float]]) -> str:
             note = f"{share:.1%} of rows: {reached[-1]:.0%}".replace(".0%", "%")
             axes.annotate(note, (share, reached[-1]), (-6, 4), textcoords="offset points", ha="right", fontsize=8.5)
             axes.plot(share, reached[-1], "o", color=BLUE, markersize=4)
-    return _svg(figure, axes)
+    return to_svg(figure, axes)
 
 
 def map_plot(points: Sequence[Sequence[float]], names: Sequence[str], groups: Sequence[int]) -> str:
     """Named points of a plane, in the colours of their groups."""
-    figure, axes = _axes("", "")
+    figure, axes = new_axes("", "")
     for group in sorted(set(groups)):
         here = [point for point, number in zip(points, groups, strict=True) if number == group]
         axes.scatter([x for x, _ in here], [y for _, y in here], s=28, label=f"tower {group}")
     for (x, y), name in zip(points, names, strict=True):
         axes.annotate(name, (x, y), (3, 3), textcoords="offset points", fontsize=7.5)
     axes.set_aspect("equal")
-    return _svg(figure, axes)
+    return to_svg(figure, axes)
 
 
-def _axes(x_label: str, y_label: str) -> tuple[Figure, Axes]:
-
+def new_axes(x_label: str, y_label: str) -> tuple[Figure, Axes]:
+    """A figure with one pair of axes in the reports' style."""
     with rc_context(_STYLE):
         figure = Figure(figsize=(5.2, 3.3), layout="constrained")
         axes = figure.add_subplot()
@@ -118,8 +118,8 @@ def _axes(x_label: str, y_label: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _svg(figure: Figure, axes: Axes) -> str:
-
+def to_svg(figure: Figure, axes: Axes) -> str:
+    """The figure as SVG text, with a legend if anything in it has a name."""
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, fontsize=8.5)
     text = io.StringIO()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import Bounds, LinearConstraint, linprog, milp
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp, minimize_scalar
 from scipy.sparse import coo_array, csr_array
 
 from pibroch.errors import ConfigError
@@ -88,8 +88,11 @@ def optimum(case: Case, time_limit_s: float = 60.0) -> Optimum:
     return Optimum(float(found.fun) * scale, bound, held)
 
 
-def lower_bound(case: Case, num_groups: int = 96) -> float:
-    """What no placement's worst link can be below; O(K 2**W) and one linear program over the groups."""
+def lower_bound(case: Case, num_groups: int = 48) -> float:
+    """What no placement's worst link can be below; O(K 2**W), and one linear program over the groups.
+
+    The program gives the prices of links, and of memory but for their level, which is found with all items.
+    """
     density = case.weight / case.memory
     order = np.argsort(-density, kind="stable")
     edges = np.unique(_group_edges(case, order, num_groups))
@@ -103,7 +106,13 @@ def lower_bound(case: Case, num_groups: int = 96) -> float:
     prices = np.zeros_like(case.cost)
     prices[~np.eye(len(case.room), dtype=bool)] = duals[:num_links]
     holding = duals[-len(case.room) :] * _scale(case) / _memory_scale(case)
-    return dual_bound(case, prices / max(prices.sum(), 1e-300), holding)
+    prices /= max(prices.sum(), 1e-300)
+    if not holding.any():
+        return dual_bound(case, prices, holding)
+    best = minimize_scalar(
+        lambda level: -dual_bound(case, prices, level * holding), bounds=(0.2, 3.0), method="bounded"
+    )
+    return max(-float(best.fun), dual_bound(case, prices, holding))
 
 
 def dual_bound(case: Case, link_prices: Floats, memory_prices: Floats) -> float:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+import pibroch.planner.cost as costs
 from pibroch.errors import ConfigError
-from pibroch.planner import cost as costs
 from pibroch.planner.assignment import Assignment
 from pibroch.planner.balance import by_worth
 from pibroch.planner.partition import MAX_PARTITIONS, Form, Partitioner, Partitions, TableSize, total_bytes
-from pibroch.planner.prediction import Prediction, Step
+from pibroch.planner.prediction import BudgetStep, Prediction
 from pibroch.planner.profile import AccessProfile
 from pibroch.planner.replicate import POLICIES, Mode, Placed, Policy, synchronisation
 from pibroch.planner.search import Found, find_placement
@@ -23,6 +23,7 @@ Floats = NDArray[np.float64]
 THRESHOLDS = (1e-3, 3e-4, 1e-4, 3e-5)
 ROW_BY_ROW = 256  # tables of so few rows in all are placed row by row
 CURVE_POINTS = 200
+UNREAD_SHARE = 0.5  # of the rows; above it a plan says so
 STEPS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
 Progress = Callable[[str, float], None]
 
@@ -186,6 +187,7 @@ def predict(
         link_cost=link_cost.tolist(),
         sync_bytes=sync.tolist(),
         crossing={form: crossing(matrix) for form, matrix in reads.items()},
+        least_crossing=least_crossing(partitions, float(max(used.sum() - total, 0.0)), num_shards),
         copied_rows=int(partitions.num_rows[copies > 0].sum()),
         copies=int((partitions.num_rows * copies).sum()),
         balance={
@@ -196,13 +198,41 @@ def predict(
         curve=_curve(partitions),
         hot_share=float(partitions.num_rows[copies > 0].sum()) / num_rows,
         hosts=list(topology.host_of_rank),
+        warnings=_warnings(partitions, reads["transfers"], sync, options),
     )
+
+
+def _warnings(partitions: Partitions, reads: Floats, sync: Floats, options: PlanOptions) -> list[str]:
+    """What a reader should know before using a plan."""
+    found = []
+    unread = float(partitions.num_rows[partitions.accesses == 0].sum()) / max(1, partitions.num_rows.sum())
+    if unread > UNREAD_SHARE:
+        found.append(
+            f"{unread:.0%} of the rows are never read in the profile: if it is of a sample, extrapolate it first "
+            "(pibroch profile --to-samples)"
+        )
+    if options.mode == "training" and len(reads) > 1:
+        weight = partitions.weight("transfers").sum()
+        without = 2 * weight * (len(reads) - 1)
+        more = (costs.links(reads).sum() + costs.links(sync).sum()) / max(without, 1e-300) - 1
+        if more > 1e-9:
+            found.append(f"a step sends {more:.1%} more bytes than without copies: policy safe adds none")
+    return found
 
 
 def crossing(reads: Floats) -> float:
     """Share of what is read that comes from another shard."""
     total = float(reads.sum())
     return float(total - np.trace(reads)) / total if total > 0 else 0.0
+
+
+def least_crossing(partitions: Partitions, extra_bytes: float, num_shards: int) -> float:
+    """Share of accesses (in bytes) that cross at least: each copy brings one reader's, the most worthy ones first."""
+    weight, memory = partitions.weight("accesses"), partitions.memory_bytes
+    order = by_worth(weight, memory)
+    taken = np.concatenate([[0.0], np.cumsum(memory[order])]) * (num_shards - 1)
+    covered = np.concatenate([[0.0], np.cumsum(weight[order])]) / max(1e-300, weight.sum())
+    return float((1 - np.interp(extra_bytes, taken, covered)) * (num_shards - 1) / num_shards)
 
 
 def _backtrack(
@@ -237,11 +267,13 @@ def _backtrack(
     return best[1]
 
 
-def _place(partitions: Partitions, topology: ClusterTopology, room: Floats, options: PlanOptions) -> Found:
+def _place(
+    partitions: Partitions, topology: ClusterTopology, room: Floats, options: PlanOptions, is_final: bool = True
+) -> Found:
     policy = options.chosen_policy if options.extra > 0 else "none"
     least = room / room.sum() * partitions.memory_bytes.sum() + partitions.memory_bytes.max(initial=0.0)
     widened = np.minimum(np.maximum(room, least), topology.memory_bytes)  # a partition is no drop of water
-    return find_placement(partitions, options.objective, topology, widened, policy)
+    return find_placement(partitions, options.objective, topology, widened, policy, is_final)
 
 
 def _is_balanced(partitions: Partitions, found: Found, topology: ClusterTopology, options: PlanOptions) -> bool:
@@ -285,18 +317,18 @@ def _steps(
     tables: Sequence[TableSize],
     options: PlanOptions,
     progress: Progress,
-) -> list[Step]:
+) -> list[BudgetStep]:
     """What other budgets would buy, with the same partitions."""
     steps = []
     for number, extra in enumerate(STEPS):
         progress("other budgets", number / len(STEPS))
         other = replace(options, extra=extra)
-        found = _place(partitions, topology, rooms(tables, topology, extra), other)
+        found = _place(partitions, topology, rooms(tables, topology, extra), other, is_final=False)
         weight = partitions.weight(options.objective)
         between = costs.links(costs.communication(weight, found.placed.source, topology.cost))
         share = crossing(costs.traffic(partitions.weight("accesses"), found.placed.source, topology.num_ranks))
         mean, worst = (float(between.mean()), float(between.max())) if len(between) else (0.0, 0.0)
-        steps.append(Step(extra=extra, mean_link=mean, worst_link=worst, crossing=share))
+        steps.append(BudgetStep(extra=extra, mean_link=mean, worst_link=worst, crossing=share))
     progress("other budgets", 1.0)
     return steps
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.embedding.optimizers import SparseOptimizer
-from pibroch.embedding.table import Table
 from pibroch.errors import ConfigError
 from pibroch.kernels.partition import numba as kernels
 from pibroch.planner.cost import distinct
 from pibroch.planner.profile import AccessProfile
+
+if TYPE_CHECKING:
+    from pibroch.embedding.optimizers import SparseOptimizer
+    from pibroch.embedding.table import Table
 
 Form = Literal["accesses", "transfers"]
 MAX_PARTITIONS = 1 << 16  # numbered by uint16
@@ -219,7 +221,7 @@ def sizes_of(
     Raises:
         ConfigError: when a table has no optimizer.
     """
-    if optimizer is None or isinstance(optimizer, SparseOptimizer):
+    if not isinstance(optimizer, Mapping):
         return [TableSize.of(table, optimizer) for table in tables]
     missing = [table.name for table in tables if table.name not in optimizer and "" not in optimizer]
     if missing:

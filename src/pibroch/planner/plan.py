@@ -205,6 +205,8 @@ class Plan(BaseModel):
             if not any(placement.kind == "rows" for placement in plan.placements.values()):
                 return plan
             return plan.model_copy(update={"row_map": open_row_map(_beside(path))})
+        except FileNotFoundError as error:
+            raise ConfigError(f"{path}, which is not there", "a plan", "make one with pibroch plan") from error
         except (OSError, ValidationError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}, which is no plan: {error}", "a file that pibroch wrote as a plan") from error
 

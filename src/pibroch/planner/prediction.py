@@ -13,7 +13,7 @@ from pibroch.errors import DataError
 Matrix = list[list[float]]
 
 
-class Step(BaseModel):
+class BudgetStep(BaseModel):
     """What a budget of extra memory buys.
 
     Attributes:
@@ -54,6 +54,8 @@ class Prediction(BaseModel):
         link_cost: Eq. 3 for the objective, ``[W, W]``.
         sync_bytes: what i sends to j for gradients and replicas in training, ``[W, W]``; zeros for inference.
         crossing: by form, the share of what is read that comes from another shard.
+        least_crossing: share of accesses that cross at least, whatever is copied within the budget: with the hottest rows on
+            all shards.
         copied_rows: rows with at least one copy.
         copies: of rows, beside their homes.
         worst_link_bound: below which no placement's worst link can be; ``None`` where it was not worked out.
@@ -86,13 +88,14 @@ class Prediction(BaseModel):
     link_cost: Matrix
     sync_bytes: Matrix
     crossing: dict[str, float]
+    least_crossing: float
     copied_rows: int
     copies: int
     worst_link_bound: float | None = None
     balance: dict[str, float]
     curve: list[tuple[float, float]]
     hot_share: float
-    steps: list[Step] = []
+    steps: list[BudgetStep] = []
     hosts: list[int]
     warnings: list[str] = []
 

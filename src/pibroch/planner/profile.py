@@ -16,11 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from pibroch.data.dataset import EncodedDataset, SplitName
-from pibroch.data.loader import Loader
 from pibroch.data.storage import storage_errors
-from pibroch.embedding.tensor_file import write_tensors
-from pibroch.errors import ConfigError, DataError
+from pibroch.errors import DataError
 from pibroch.kernels.profile import numba as kernels
 
 FORMAT, VERSION = "pibroch-profile", 1
@@ -109,6 +106,8 @@ class AccessProfile:
         Raises:
             StorageError: when the disk refuses.
         """
+        from pibroch.embedding.tensor_file import write_tensors  # with threads behind it, which planning needs not
+
         header = {
             "format": FORMAT, "version": VERSION, "num_samples": self.num_samples, "num_batches": self.num_batches,
             "batch_size": self.batch_size, "fingerprint": self.fingerprint, "origin": dict(self.origin),
@@ -187,76 +186,3 @@ class ProfileCounter:
         return AccessProfile(
             self._counts, self.num_samples, self.num_batches, batch_size, fingerprint, dict(origin or {})
         )
-
-
-@dataclass(frozen=True, slots=True)
-class CountOptions:
-    """How a dataset is counted.
-
-    Attributes:
-        batch_size: of one rank.
-        split: which samples.
-        first: count this many samples of the split alone, in their order; all when absent.
-        shuffle: count batches in the order in which training shuffles them.
-        seed: of that order.
-    """
-
-    batch_size: int = 1024
-    split: SplitName = "train"
-    first: int | None = None
-    shuffle: bool = False
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1 or (self.first is not None and self.first < 1):
-            raise ConfigError(
-                f"batch size {self.batch_size}, first {self.first}", "at least 1 each", "choose larger ones"
-            )
-        if self.shuffle and self.first is not None:
-            raise ConfigError("first samples of a shuffled split", "one of the two", "leave one of them out")
-
-
-def count_dataset(
-    dataset: EncodedDataset,
-    options: CountOptions | None = None,
-    features_of: Mapping[str, Sequence[str]] | None = None,
-    progress: Progress | None = None,
-) -> AccessProfile:
-    """Count a prepared dataset exactly, in one streaming pass.
-
-    Args:
-        dataset: which.
-        options: batch size, split, order.
-        features_of: by table the features that read it; by default each feature has a table of its name.
-        progress: told the stage and the fraction that is done.
-
-    Raises:
-        DataError: when a feature is not there, tables of one name differ in size, or there are no samples.
-    """
-    options, progress = options or CountOptions(), progress or (lambda stage, fraction: None)
-    features_of = features_of or {key: (key,) for key in dataset.schema.keys}
-    num_rows = {}
-    for table, features in features_of.items():
-        missing = [feature for feature in features if feature not in dataset.num_rows]
-        if missing:
-            raise DataError(f"feature {missing[0]!r} of table {table!r}", f"one of {', '.join(dataset.num_rows)}")
-        num_rows[table] = max(dataset.num_rows[feature] for feature in features)
-    split = dataset.split(options.split)
-    total = min(len(split), options.first or len(split))
-    if not total:
-        raise DataError(f"split {options.split} without samples", "at least one sample", "choose another split")
-    counter, loader = ProfileCounter(num_rows), Loader(
-        split, min(options.batch_size, total), shuffle=options.shuffle, seed=options.seed
-    )  # fmt: skip
-    for batch in loader:
-        take = min(batch.batch_size, total - counter.num_samples)
-        values, offsets, size = batch.values.numpy(), batch.offsets.numpy(), batch.batch_size
-        place = {key: i for i, key in enumerate(batch.keys)}
-        bounds = {key: (offsets[i * size], offsets[i * size + take]) for key, i in place.items()}
-        ids = {t: [values[slice(*bounds[feature])] for feature in fs] for t, fs in features_of.items()}
-        counter.add(ids, take)
-        progress("counting", counter.num_samples / total)
-        if counter.num_samples >= total:
-            break
-    origin = {"split": options.split, "order": "shuffled" if options.shuffle else "as stored", "first": options.first}
-    return counter.profile(options.batch_size, dataset.digest, origin)

@@ -30,6 +30,8 @@ class RowMap:
         index: uint32 ``[N]``: a row's number among those of its table at its place.
         home: uint16 ``[P]``, the shard that owns a partition's rows.
         copies: bool ``[P, S]``, other shards that have copies of them.
+        source: uint16 ``[P, S]``: the shard from which each reads a partition where only some have copies; ``None`` for the
+            rule of :func:`pibroch.planner.cost.sources`.
     """
 
     num_rows: Mapping[str, int]
@@ -37,6 +39,7 @@ class RowMap:
     index: NDArray[np.uint32]
     home: NDArray[np.uint16]
     copies: NDArray[np.bool_]
+    source: NDArray[np.uint16] | None = None
 
     @classmethod
     def of(cls, assignment: Assignment) -> Self:
@@ -47,7 +50,14 @@ class RowMap:
         """
         num_rows = {table: len(partitions) for table, partitions in assignment.partition_of.items()}
         partition = np.concatenate([np.zeros(0, np.uint16), *assignment.partition_of.values()])
-        found = cls(num_rows, partition, np.empty(len(partition), np.uint32), assignment.home, assignment.copies)
+        found = cls(
+            num_rows,
+            partition,
+            np.empty(len(partition), np.uint32),
+            assignment.home,
+            assignment.copies,
+            assignment.source,
+        )
         found._count(numbering.number_rows)
         return found
 
@@ -58,6 +68,12 @@ class RowMap:
             ConfigError: for numbers that cannot be.
         """
         _ = self.counts
+
+    @property
+    def assignment(self) -> Assignment:
+        """What was decided, in views."""
+        rows = {table: self.partition[self.rows_of(table)] for table in self.num_rows}
+        return Assignment(rows, self.home, self.copies, self.source)
 
     @property
     def num_shards(self) -> int:

@@ -12,6 +12,7 @@ from pibroch.errors import CheckpointError, ConfigError
 from pibroch.planner.row_map import RowMap
 
 _TYPES = {"partition": np.uint16, "index": np.uint32, "home": np.uint16, "copies": np.bool_}
+_SOURCE = "source"
 _DO = "make the plan anew"
 
 
@@ -22,7 +23,10 @@ def write_row_map(path: Path, row_map: RowMap) -> None:
         OSError: when the disk refuses.
     """
     names = np.frombuffer(json.dumps(dict(row_map.num_rows)).encode(), np.uint8)
-    write_tensors(path, {"tables": Stream.of(names), **{name: Stream.of(getattr(row_map, name)) for name in _TYPES}})
+    arrays = {name: getattr(row_map, name) for name in _TYPES}
+    if row_map.source is not None:
+        arrays[_SOURCE] = row_map.source
+    write_tensors(path, {"tables": Stream.of(names), **{name: Stream.of(array) for name, array in arrays.items()}})
 
 
 def open_row_map(path: Path) -> RowMap:
@@ -35,8 +39,11 @@ def open_row_map(path: Path) -> RowMap:
         with TensorFile(path) as file:
             num_rows = json.loads(bytes(file.mapped("tables")))
             arrays = {name: file.mapped(name) for name in _TYPES}
-        found = RowMap({str(name): int(count) for name, count in num_rows.items()}, **arrays)
+            source = file.mapped(_SOURCE) if _SOURCE in file.names else None
+        found = RowMap({str(name): int(count) for name, count in num_rows.items()}, **arrays, source=source)
         total = sum(found.num_rows.values())
+        if source is not None and (source.dtype != np.uint16 or source.shape != found.copies.shape):
+            raise ConfigError(f"{path}, whose sources are not those of its copies", "a whole file", _DO)
         wrong = [name for name, dtype in _TYPES.items() if arrays[name].dtype != dtype]
         if wrong or arrays["copies"].ndim != 2 or {arrays["partition"].shape, arrays["index"].shape} != {(total,)}:
             raise ConfigError(f"{path}, which has other numbers than its {total:,} rows need", "a whole file", _DO)

@@ -17,7 +17,7 @@ from pibroch.planner.topology import ClusterTopology
 Floats = NDArray[np.float64]
 ROUNDS = 4
 FEW_PARTITIONS = 256  # below it the search is thorough: greedy choices are coarse where there is little to choose from
-TRIALS = 200_000
+TRIALS, TRIALS_OF_FEW = 200_000, 50_000
 TEMPERATURES = (0.3, 0.1)
 LOAD_SHARE = 0.5
 
@@ -38,7 +38,7 @@ class Found:
 
 
 def find_placement(
-    partitions: Partitions, form: Form, topology: ClusterTopology, room: Floats, policy: Policy
+    partitions: Partitions, form: Form, topology: ClusterTopology, room: Floats, policy: Policy, is_final: bool = True
 ) -> Found:
     """The best of several rounds, improved by a search.
 
@@ -51,6 +51,7 @@ def find_placement(
         topology: W ranks.
         room: ``[W]``, bytes that each may hold.
         policy: which copies are made.
+        is_final: whether to search for improvements at the end; without, it is within some per cent and quick.
     """
     memory, cost = partitions.memory_bytes, topology.cost
     weight, lookup = partitions.weight(form), partitions.weight("accesses")
@@ -72,6 +73,8 @@ def find_placement(
                 best = found
             layer = layers(placed)
     assert best is not None, "at least one round was made"
+    if not is_final:
+        return best
     return _improved(best, partitions, form, cost, room, policy)
 
 
@@ -96,11 +99,12 @@ def _improved(found: Found, partitions: Partitions, form: Form, cost: Floats, ro
     problem = kernels.Problem(order, place_of, weight, lookup, memory, cost, room)
     best = found
     is_small = len(weight) <= FEW_PARTITIONS
+    num_trials = TRIALS_OF_FEW if is_small else TRIALS
 
     def run(temperature: float, seed: int) -> tuple[kernels.Placed, float]:
         start = kernels.Placed(found.placed.home.copy(), found.placed.held.copy(), found.placed.source.copy())
         share = 0.0 if is_small else LOAD_SHARE
-        return start, kernels.improve(problem, start, TRIALS, temperature, share, policy == "links", seed)
+        return start, kernels.improve(problem, start, num_trials, temperature, share, policy == "links", seed)
 
     for seed, temperature in enumerate(TEMPERATURES if is_small else (0.0,)):
         placed, worst = run(temperature, seed)

@@ -7,6 +7,8 @@ batch's ids: two messages instead of one depend on each other, both of which car
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -27,6 +29,8 @@ from pibroch.exchange.alltoall.inference import InferenceLookup, Question
 from pibroch.kernels.arrays import Bytes
 from pibroch.models.base import Model
 
+logger = logging.getLogger(__name__)
+STRAGGLER_SHARE_OF_WAITING, STRAGGLER_SHARE_OF_TIME, STRAGGLER_REQUESTS = 0.75, 0.1, 100
 QUESTIONS, ANSWERS = 0, 1
 """Streams of the transport."""
 
@@ -81,6 +85,7 @@ class BoundedLagPipeline:
     Attributes:
         bound: that is in force.
         num_messages: sent to other ranks so far: two a batch and rank.
+        waited_for: seconds in which this rank was blocked, by the rank that it waited for.
 
     Raises:
         ConfigError: for another exchange, or options that cannot be.
@@ -107,6 +112,9 @@ class BoundedLagPipeline:
         self._peers = () if self._transport is None else self._transport.peers
         self._num_answered = dict.fromkeys(self._peers, 0)
         self._num_asked = self._seen = self.num_messages = self._width = 0
+        self.waited_for = dict.fromkeys((self._ranks.members[p] for p in self._peers), 0.0)
+        self._since: float | None = None  # the first prediction was there
+        self._has_warned = False
         self._is_over = False  # whether the last request that was finished was no rank's own
         exchange.flush()
 
@@ -228,11 +236,41 @@ class BoundedLagPipeline:
                 self._answer_others()
                 if all(self._num_answered[p] > request.number and transport.has_arrived(slot, p) for p in self._peers):
                     break
+                missing = [p for p in self._peers if not transport.has_arrived(slot, p)]
+                start = time.perf_counter()
                 self._seen = transport.wait_for_news(self._seen, slot)
+                share = (time.perf_counter() - start) / max(1, len(missing))
+                for p in missing:
+                    self.waited_for[self._ranks.members[p]] += share
+        if self._since is None:
+            self._since = time.perf_counter()  # kernels are compiled
+            self.waited_for = dict.fromkeys(self.waited_for, 0.0)
+        self._warn_of_straggler(request.number)
         answers = [own if p == here else transport.view(slot, p) for p in range(self._ranks.world_size)]
         for p in self._peers:
             self._count(p, 0, len(answers[p]))
         return answers
+
+    @property
+    def straggler(self) -> int | None:
+        """The rank that is always late, if there is one: three quarters of the waiting, and a tenth of the time, are for it."""
+        if not self.waited_for or self._since is None:
+            return None
+        rank, total = max(self.waited_for, key=self.waited_for.__getitem__), sum(self.waited_for.values())
+        is_long = total > STRAGGLER_SHARE_OF_TIME * (time.perf_counter() - self._since)
+        is_one = len(self._peers) > 1 and self.waited_for[rank] > STRAGGLER_SHARE_OF_WAITING * total
+        return rank if is_long and is_one else None
+
+    def _warn_of_straggler(self, number: int) -> None:
+        if self._has_warned or number % STRAGGLER_REQUESTS != STRAGGLER_REQUESTS - 1:
+            return
+        rank, since = self.straggler, self._since
+        if rank is not None and since is not None:
+            self._has_warned = True
+            logger.warning(
+                "rank %d is always late: this rank waited for it %.1f of %.1f s, and no bound hides that",
+                rank, self.waited_for[rank], time.perf_counter() - since,
+            )  # fmt: skip
 
     def _logits(self, request: _Request, embedded: Tensor | EmbeddingOutput) -> Tensor:
         model = self._model

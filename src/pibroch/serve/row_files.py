@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pibroch.data import JaggedBatch
-from pibroch.embedding import RowSpace, Table
+from pibroch.embedding import Frozen, Table, group_tables
 from pibroch.embedding.tensor_file import Stream, TensorFile
 from pibroch.errors import DamagedCheckpointError, TrainingError
 from pibroch.exchange.rows import resolve
@@ -89,7 +89,7 @@ class MappedRows:
 
     def __init__(self, folder: Path, manifest: ExportManifest) -> None:
         tables = [Table(table.name, table.num_rows, manifest.dim) for table in manifest.tables]
-        self._space = RowSpace(tables)
+        (self._tables,) = group_tables(tables, Frozen())
         self._shards = [_mapped(folder, shard, manifest) for shard in manifest.shards]
         self._add = fast.add_bytes if manifest.dtype == "int8" else fast.add_numbers
         self._absent: frozenset[str] = frozenset()
@@ -98,7 +98,7 @@ class MappedRows:
     @property
     def features(self) -> tuple[str, ...]:
         """In the order of the model."""
-        return self._space.features
+        return self._tables.space.features
 
     def __call__(self, batch: JaggedBatch) -> Tensor:
         """Pooled embeddings float32 ``[B, F, D]``; from any thread.
@@ -114,10 +114,10 @@ class MappedRows:
                 logger.warning("features absent from a batch count as empty bags, from now on silently: %s", names)
                 self._absent |= absent
             batch = batch.with_empty(tuple(feature for feature in self.features if feature in absent))
-        ids, problem = resolve(self._space, batch.select(self.features))
+        ids, problem = resolve(self._tables, batch.select(self.features))
         if problem is not None:
             raise problem
-        pooled_BFD = torch.zeros(ids.num_samples, ids.num_features, self._space.dim)
+        pooled_BFD = torch.zeros(ids.num_samples, ids.num_features, self._tables.space.dim)
         num_bags, out = len(ids.offsets) - 1, pooled_BFD.numpy()
         for shard in self._shards:
             parallel.run(self._add, num_bags, *shard.arrays, shard.first_row, ids.row_ids, ids.offsets, ids.scale, out)

@@ -125,3 +125,13 @@ def test_a_feature_may_be_selected_twice():
     twice = batch.select(("b", "a", "b"))
     assert twice.keys == ("b", "a", "b") and twice.values.tolist() == [3, 4, 1, 2, 3, 4]
     assert twice.offsets.tolist() == list(range(7)) and twice.labels is batch.labels
+
+
+@pytest.mark.parametrize(("keys", "is_copied"), [(("b", "c"), False), (("c", "a"), True), (("b",), False), ((), False)])
+def test_features_that_stand_together_are_picked_without_a_copy(keys, is_copied):
+    ids = torch.arange(6).view(3, 2)
+    batch = JaggedBatch.from_one_hot(torch.zeros(2, 0), ["a", "b", "c"], ids, torch.zeros(2))
+    picked = batch.pick(keys)
+    assert picked.values.tolist() == [number for key in keys for number in ids["abc".index(key)].tolist()]
+    inside = picked.values.untyped_storage().data_ptr() == ids.untyped_storage().data_ptr()
+    assert inside is not is_copied

@@ -18,15 +18,25 @@ def bags(lengths, num_rows, seed=0):
     return ids, offsets, rng
 
 
+def side_by_side(dim, num_features, before=0, between=0, behind=0):
+    """The features' first columns and S, where others lie around them."""
+    first = before + np.arange(num_features) * (dim + between)
+    return first, int(first[-1]) + dim + behind
+
+
+@pytest.mark.parametrize("around", [(0, 0, 0), (5, 3, 0), (0, 1, 9)])
 @pytest.mark.parametrize("dim", [1, 2, 3, 15, 16, 17, 64, 100, 128, 511, 512])
 @pytest.mark.parametrize("scaled", [False, True])
-def test_pools_as_naive(dim, scaled):
+def test_pools_as_naive(dim, scaled, around):
     ids, offsets, rng = bags(RAGGED, 40)
     records = rng.standard_normal((40, dim + 3)).astype(np.float32)
     scale = rng.random(len(ids)).astype(np.float32) if scaled else np.empty(0, np.float32)
-    pooled = np.full((4, 3, dim), np.nan, np.float32)
-    fast.gather_pool(records, ids, offsets, scale, pooled, False, 0, 12)
-    np.testing.assert_allclose(pooled, naive.gather_pool(records, ids, offsets, scale, 3, dim), rtol=1e-5, atol=1e-6)
+    first, width = side_by_side(dim, 3, *around)
+    pooled, expected = (np.full((4, width), np.nan, np.float32) for _ in range(2))
+    fast.gather_pool(records, ids, offsets, scale, first, dim, pooled, False, 0, 12)
+    naive.gather_pool(records, ids, offsets, scale, first, dim, expected)
+    assert np.isnan(pooled).sum() == 4 * (width - 3 * dim)
+    np.testing.assert_allclose(pooled, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("lengths", [[0] * 6, [1] * 6, [9000] + [0] * 5, [1]])
@@ -34,20 +44,22 @@ def test_empty_and_lopsided_bags(lengths):
     ids, offsets, rng = bags(lengths, 7)
     records = rng.standard_normal((7, 5)).astype(np.float32)
     features = 3 if len(lengths) == 6 else 1
-    pooled = np.full((len(lengths) // features, features, 4), np.nan, np.float32)
-    none = np.empty(0, np.float32)
-    fast.gather_pool(records, ids, offsets, none, pooled, False, 0, len(lengths))
-    expected = naive.gather_pool(records.astype(np.float64), ids, offsets, none, features, 4)
+    pooled, expected = (np.full((len(lengths) // features, features * 4), np.nan, np.float32) for _ in range(2))
+    none, first = np.empty(0, np.float32), np.arange(features) * 4
+    fast.gather_pool(records, ids, offsets, none, first, 4, pooled, False, 0, len(lengths))
+    naive.gather_pool(records.astype(np.float64), ids, offsets, none, first, 4, expected)
     np.testing.assert_allclose(pooled, expected, rtol=1e-3, atol=1e-2)
 
 
 def test_no_samples():
-    pooled = np.empty((0, 3, 4), np.float32)
+    pooled = np.empty((0, 12), np.float32)
     fast.gather_pool(
         np.ones((2, 4), np.float32),
         np.empty(0, np.int64),
         np.zeros(1, np.int64),
         np.empty(0, np.float32),
+        np.arange(3) * 4,
+        4,
         pooled,
         False,
         0,
@@ -59,9 +71,10 @@ def test_threads_change_no_bit():
     ids, offsets, rng = bags(rng_lengths(6000), 500)
     records = rng.standard_normal((500, 33)).astype(np.float32)
     none = np.empty(0, np.float32)
-    alone, together = np.empty((2000, 3, 32), np.float32), np.empty((2000, 3, 32), np.float32)
-    fast.gather_pool(records, ids, offsets, none, alone, False, 0, 6000)
-    parallel.run_ranges(fast.gather_pool, [0, 17, 3100, 6000], records, ids, offsets, none, together, False)
+    alone, together = np.empty((2000, 96), np.float32), np.empty((2000, 96), np.float32)
+    arguments = (records, ids, offsets, none, np.arange(3) * 32, 32)
+    fast.gather_pool(*arguments, alone, False, 0, 6000)
+    parallel.run_ranges(fast.gather_pool, [0, 17, 3100, 6000], *arguments, together, False)
     assert np.array_equal(alone, together)
 
 
@@ -108,19 +121,23 @@ def test_scale_and_sources_as_naive(weighted):
     mean = np.array([True, False, True])
     scale, source = np.empty(len(ids), np.float32), np.empty(len(ids), np.int32)
     fast.pooling_scale(offsets, weights, mean, scale)
-    fast.gradient_sources(offsets, 3, source)
+    first, rows_per_sample = np.array([4, 0, 7]), 9
+    fast.gradient_sources(offsets, first, rows_per_sample, source)
     np.testing.assert_allclose(scale, naive.pooling_scale(offsets, weights, mean), rtol=1e-6)
-    assert source.tolist() == naive.gradient_sources(offsets, 3).tolist()
+    assert source.tolist() == naive.gradient_sources(offsets, first, rows_per_sample).tolist()
 
 
+@pytest.mark.parametrize("around", [(0, 0, 0), (32, 16, 48)])
 @pytest.mark.parametrize("dim", [16, 64, 128])
-def test_streamed_copies_are_the_same(dim):
+def test_streamed_copies_are_the_same(dim, around):
     ids, offsets, rng = bags(RAGGED, 40)
     records = rng.standard_normal((40, dim + 1)).astype(np.float32)
-    none, pooled = np.empty(0, np.float32), torch.full((4, 3, dim), torch.nan).numpy()
+    first, width = side_by_side(dim, 3, *around)
+    none, pooled, expected = np.empty(0, np.float32), *(torch.full((4, width), torch.nan).numpy() for _ in range(2))
     assert can_stream(pooled)
-    fast.gather_pool(records, ids, offsets, none, pooled, True, 0, 12)
-    np.testing.assert_allclose(pooled, naive.gather_pool(records, ids, offsets, none, 3, dim), rtol=1e-5, atol=1e-6)
+    fast.gather_pool(records, ids, offsets, none, first, dim, pooled, True, 0, 12)
+    naive.gather_pool(records, ids, offsets, none, first, dim, expected)
+    np.testing.assert_allclose(pooled, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("target", "can"), [((4, 16), True), ((4, 17), False), ((4, 8), False), ((16,), True)])

@@ -12,7 +12,7 @@ from pibroch.kernels.gather_pool import numba as pooling
 from pibroch.kernels.narrow import naive, numba
 from pibroch.kernels.route import numba as routing
 from pibroch.kernels.scatter_update.narrow import Rounding
-from row_updates import OPTIMIZERS, a_step
+from row_updates import OPTIMIZERS, a_step, beside_others
 
 NO_COLUMNS = np.empty(0, np.int32)
 WORDS = [
@@ -110,11 +110,11 @@ def test_pools_as_naive(dim, scaled):
     lengths = rng.integers(0, 4, 12)
     offsets = np.concatenate([[0], lengths.cumsum()])
     ids, scale = rng.integers(0, 60, lengths.sum()), rng.random(lengths.sum() if scaled else 0).astype(np.float32)
-    pooled = np.full((4, 3, dim), np.nan, np.float32)
-    pooling.gather_pool(records, ids, offsets, scale, pooled, False, 0, 12)
-    np.testing.assert_allclose(
-        pooled, pooling_naive.gather_pool(records, ids, offsets, scale, 3, dim), rtol=1e-5, atol=1e-6
-    )
+    pooled, expected = (np.full((4, 3 * dim), np.nan, np.float32) for _ in range(2))
+    first = np.arange(3) * dim
+    pooling.gather_pool(records, ids, offsets, scale, first, dim, pooled, False, 0, 12)
+    pooling_naive.gather_pool(records, ids, offsets, scale, first, dim, expected)
+    np.testing.assert_allclose(pooled, expected, rtol=1e-5, atol=1e-6)
     out = np.full((len(ids), dim), np.nan, np.float32)
     routing.gather_rows(records, ids, out, 0, len(ids))
     assert np.array_equal(out, naive.widened(records[ids, :dim]))
@@ -126,9 +126,11 @@ def test_streams_past_the_caches_what_it_would_have_stored():
     ids, offsets, none = rng.integers(0, 60, 12), np.arange(13), np.empty(0, np.float32)
     room = np.full(12 * 32 + 16, np.nan, np.float32)
     first = -(room.ctypes.data // 4) % 16
-    pooled = room[first : first + 12 * 32].reshape(4, 3, 32)
-    pooling.gather_pool(records, ids, offsets, none, pooled, True, 0, 12)
-    assert np.array_equal(pooled, pooling_naive.gather_pool(records, ids, offsets, none, 3, 32))
+    pooled, expected = room[first : first + 12 * 32].reshape(4, 96), np.empty((4, 96), np.float32)
+    how = records, ids, offsets, none, np.arange(3) * 32, 32
+    pooling.gather_pool(*how, pooled, True, 0, 12)
+    pooling_naive.gather_pool(*how, expected)
+    assert np.array_equal(pooled, expected)
 
 
 def narrow_step(optimizer, dim, **how):
@@ -150,7 +152,8 @@ def test_updates_are_those_of_float32_rows_rounded(name, dim):
     for step in (1, 2, 3):
         hyper, keys = optimizer.hyper(0.1 / step, step).as_float32(), keys_of(step, dim)
         rounding = Rounding(keys, NO_COLUMNS, -1, 0.0, step)
-        type(optimizer).narrow_kernel(records, stored, grouped, gradients, hyper, rounding, 0, len(grouped.rows))
+        beside = beside_others(grouped, gradients, 1, step)
+        type(optimizer).narrow_kernel(records, stored, *beside, hyper, rounding, 0, len(grouped.rows))
         type(optimizer).kernel(wide, grouped, gradients, hyper, 0, len(grouped.rows))
         weights = wide[grouped.rows, :dim]
         wide[grouped.rows, :dim] = naive.widened(naive.stochastic(weights, np.broadcast_to(keys, weights.shape)))

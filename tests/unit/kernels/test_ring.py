@@ -35,7 +35,7 @@ class Memory:
         addresses, sizes = describe(parts)
         known = np.zeros((SIZE, 2), np.int64) if known is None else known
         pending = (self.links[me][:, 0] != 0).astype(np.int64)
-        place, effort = number % NUM_SLOTS * STRIDE, np.array([10, 10, 5, 40])
+        place, effort = number % NUM_SLOTS * STRIDE, np.array([10, 10, 40, 0, 4])
         return ring.take(
             self.links[me], self.bells[me], place, number + 1, addresses, sizes, known, pending, effort, sleep_us
         )
@@ -84,15 +84,26 @@ def test_large_messages_lie_in_segments():
     assert (came[0] == sent).all()
 
 
+@pytest.mark.parametrize("offset", [0, 1, 63])
+@pytest.mark.parametrize("nbytes", [ring.STREAMED_BYTES - 1, ring.STREAMED_BYTES, ring.STREAMED_BYTES + 129])
+def test_large_copies_write_exactly_what_they_should(nbytes, offset):
+    source = np.random.default_rng(1).integers(0, 256, nbytes).astype(np.uint8)
+    room = np.full(nbytes + 256, 7, np.uint8)
+    start = -room.ctypes.data % 64 + offset
+    ring.copy_bytes(room.ctypes.data + start, source.ctypes.data, nbytes)
+    assert (room[start : start + nbytes] == source).all()
+    assert (room[:start] == 7).all() and (room[start + nbytes :] == 7).all()
+
+
 def test_the_bell_tells_of_news():
-    memory, effort = Memory(), np.array([3, 3, 1, 5])
+    memory, effort = Memory(), np.array([3, 3, 5, 0, 4])
     assert ring.wait_for_bell(memory.bells[0], 0, effort, 1000) == 0
     memory.put(1, 0, [np.zeros(4, np.uint8)] * SIZE)
     assert ring.wait_for_bell(memory.bells[0], 0, effort, 10_000_000) == 1
 
 
 def test_an_exchange_with_nobody_but_oneself_copies():
-    links, effort = np.zeros((1, 3), np.int64), np.array([3, 3, 1, 5])
+    links, effort = np.zeros((1, 3), np.int64), np.array([3, 3, 5, 0, 4])
     source, target = np.arange(5, dtype=np.uint8), np.zeros(5, np.uint8)
     bell, pending = np.zeros(16, np.int64), np.zeros(1, np.int64)
     places = source.ctypes.data, target.ctypes.data

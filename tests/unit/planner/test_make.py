@@ -10,12 +10,12 @@ from pibroch.planner.prediction import Prediction
 from pibroch.planner.topology import ClusterTopology
 from planner_cases import sizes, zipf_profile
 
-ROWS = {"a": 40_000, "b": 9_000, "c": 1_200, "d": 300, "e": 12}
+ROWS = {"a": 15_000, "b": 4_000, "c": 1_200, "d": 300, "e": 12}
 
 
 @pytest.fixture(scope="module")
 def profile():
-    return zipf_profile(ROWS, 150_000)
+    return zipf_profile(ROWS, 60_000)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_the_prediction_is_what_the_rows_say(profile, plan):
 def test_balance_budget_and_bound(plan):
     _, prediction = plan
     assert prediction.balance["memory"] >= 0.995 and prediction.balance["workload"] >= 0.995
-    assert prediction.balance["communication"] >= 0.99
+    assert prediction.balance["communication"] >= 0.98
     assert 0.049 <= prediction.used_extra <= 0.0505
     assert prediction.worst_link_bound * (1 - 1e-6) <= costs.links(np.array(prediction.link_cost)).max()
     means = [step.mean_link for step in prediction.steps]
@@ -89,14 +89,14 @@ def test_no_baseline_is_better_in_any_respect(profile, topology, objective):
 
 def test_one_per_cent_does_nearly_what_the_hottest_rows_can(profile):
     tables, num_shards = sizes(profile), 8
-    for objective in ("accesses", "transfers"):
-        _, prediction = make_plan(
-            tables, profile, ClusterTopology.uniform(num_shards), PlanOptions(0.01, objective=objective, steps=False)
-        )
-        accesses = np.sort(np.concatenate([counts.accesses for counts in profile.tables.values()]))[::-1]
-        most = int(0.01 * len(accesses) / (num_shards - 1))
-        can = accesses[:most].sum() / accesses.sum()
-        assert 1 - prediction.crossing["accesses"] / (7 / 8) >= 0.95 * can
+    options = PlanOptions(0.01, objective="accesses", steps=False)
+    _, prediction = make_plan(tables, profile, ClusterTopology.uniform(num_shards), options)
+    accesses = np.sort(np.concatenate([counts.accesses for counts in profile.tables.values()]))[::-1]
+    most = int(0.01 * len(accesses) / (num_shards - 1))
+    can = accesses[:most].sum() / accesses.sum()
+    assert 1 - prediction.crossing["accesses"] / (7 / 8) >= 0.95 * can
+    assert prediction.least_crossing <= prediction.crossing["accesses"] * (1 + 1e-9)
+    assert prediction.least_crossing == pytest.approx(7 / 8 * (1 - can), rel=0.02)
 
 
 def test_hierarchical_links_are_levelled(profile):
@@ -129,6 +129,11 @@ def test_training_copies_rows_everywhere_or_nowhere_and_safely(profile):
     assert plans["safe"][1].copied_rows > 0
     assert sent["none"] == pytest.approx(2 * costs.links(np.array(plans["none"][1].read_bytes["transfers"])).sum())
     assert sent["frequency"] > sent["none"]
+    more = sent["frequency"] / sent["none"] - 1
+    assert plans["frequency"][1].warnings == [
+        f"a step sends {more:.1%} more bytes than without copies: policy safe adds none"
+    ]
+    assert plans["safe"][1].warnings == plans["none"][1].warnings == []
     once = profile.num_samples / profile.batch_size
     assert plans["frequency"][1].copied_rows <= sum((c.accesses > once).sum() for c in profile.tables.values())
 
@@ -141,6 +146,12 @@ def test_ranks_of_unequal_memory_hold_as_much_as_they_can(profile):
     assert (np.array(prediction.memory_bytes) <= topology.memory_bytes).all()
     share = np.array(prediction.memory_bytes) / sum(prediction.memory_bytes)
     np.testing.assert_allclose(share, topology.memory_bytes / topology.memory_bytes.sum(), rtol=0.01)
+
+
+def test_a_profile_that_shows_few_rows_is_mentioned():
+    profile = zipf_profile({"a": 5000}, 800)
+    _, prediction = make_plan(sizes(profile), profile, ClusterTopology.uniform(2), PlanOptions(steps=False))
+    assert len(prediction.warnings) == 1 and "extrapolate" in prediction.warnings[0]
 
 
 def test_one_shard_and_tiny_tables():
@@ -160,7 +171,7 @@ def test_what_cannot_be_planned_is_said_before_anything_is_allocated(profile):
     with pytest.raises(ConfigError, match="8 ranks for 9 shards"):
         make_plan(tables, profile, topology, num_shards=9)
     small = ClusterTopology.uniform(8, 1000.0)
-    with pytest.raises(ConfigError, match=r"8,000 bytes of memory on 8 ranks for tables of 3,232,768 bytes"):
+    with pytest.raises(ConfigError, match=r"8,000 bytes of memory on 8 ranks for tables of 1,312,768 bytes"):
         make_plan(tables, profile, small)
     with pytest.raises(ConfigError, match="at most 65,536 partitions"):
         rows = {"a": 70_000}

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from itertools import accumulate
 from typing import TYPE_CHECKING
+from weakref import finalize
 
 import numpy as np
 import torch
@@ -107,6 +108,7 @@ class BoundedLagProcessGroup(dist.ProcessGroup):
                 PrefixStore("lag", store), rank, members, LagWindow(bound).num_slots, options, timeout.total_seconds()
             )
             self._exchange = LaggedAllToAll(transport, bound)
+            finalize(self, transport.close).atexit = False  # torch shuts down none but its own
 
     @property
     def lag(self) -> LaggedAllToAll | None:

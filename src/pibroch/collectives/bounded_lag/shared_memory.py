@@ -35,7 +35,7 @@ SLEEP_US = 100_000
 SOCKET_TIMEOUT_S = 5.0
 SEGMENT_STEP = 1 << 16
 _ANNOUNCEMENT = struct.Struct("qq")  # id and bytes of a segment whose descriptor comes along
-MANY_CORES, FEW_CORES = (400, 1000, 50, 2000), (20, 1000, 10, 50)
+MANY_CORES, FEW_CORES = (400, 1000, 2000, 0, 32), (20, 1000, 50, 0, 32)
 """Effort of a wait, see :data:`pibroch.kernels.ring.numba.SPINS`: with a core for each rank of the host, and without."""
 
 

@@ -82,11 +82,11 @@ def build(setup: Setup, **options: object) -> AllToAllExchange:
     groups = []
     for each in setup.groups:
         lanes = [
-            (PooledLane if layout.owners_pool else RowLane)(layout, each.optimizer, setup.seed, wire)
+            (PooledLane if layout.owners_pool else RowLane)(layout, each, setup.seed, wire)
             for layout in lay_out(each.space, plan, ranks.rank)
         ]
         for lane in lanes:
             if isinstance(lane, RowLane):
                 lane.replicas = chosen.replicas
-        groups.append(GroupLanes(each.space, lanes))
+        groups.append(GroupLanes(each, lanes))
     return AllToAllExchange(groups, wire)

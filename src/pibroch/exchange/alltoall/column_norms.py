@@ -19,7 +19,7 @@ from pibroch.exchange.layout import LaneLayout
 from pibroch.exchange.messages import Talk, Values
 from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Records
-from pibroch.kernels.route import numba as routing
+from pibroch.kernels.scatter_update import numba as updating
 from pibroch.kernels.scatter_update.hyper import Hyper
 from pibroch.kernels.scatter_update.numba import Grouped
 
@@ -50,7 +50,7 @@ def with_whole_rows(
     """
     num_rows = len(updates.rows)
     totals = np.empty((num_rows, layout.width), np.float32)
-    parallel.run(routing.sum_gradients, num_rows, updates, gradients, np.float32(1.0), totals)
+    parallel.run(updating.sum_gradients, num_rows, updates, gradients, np.float32(1.0), totals)
     if hyper.max_element:
         np.clip(totals, -hyper.max_element, hyper.max_element, out=totals)
     weights = shard.array("")[updates.rows]

@@ -23,7 +23,7 @@ from pibroch.embedding.rows import NO_SCALE, group_rows, rising
 from pibroch.exchange.messages import Counts, Rows, Talk, Values
 from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Ints, Records, RowIds
-from pibroch.kernels.route import numba as routing
+from pibroch.kernels.scatter_update import numba as updating
 from pibroch.kernels.scatter_update.numba import Grouped
 
 
@@ -104,7 +104,7 @@ class SparseSums(OwnedCopies):
     def sums(self, received: Records, own: Records) -> Talk[Records]:
         """See :class:`OwnedCopies`."""
         totals = np.empty((len(self._owned.rows), received.shape[1]), np.float32)
-        parallel.run(routing.sum_gradients, len(totals), self._owned, received, np.float32(1.0), totals)
+        parallel.run(updating.sum_gradients, len(totals), self._owned, received, np.float32(1.0), totals)
         return (yield from self._to_all(totals, self._counts))
 
 

@@ -20,6 +20,7 @@ from pibroch.exchange.alltoall.group_lanes import GroupLanes
 from pibroch.exchange.alltoall.lane import Lane, Route
 from pibroch.exchange.base import Exchange, Rates
 from pibroch.exchange.messages import together
+from pibroch.exchange.rows import room_for
 from pibroch.exchange.wire import RowWire
 from pibroch.kernels.arrays import Records
 
@@ -92,13 +93,18 @@ class AllToAllExchange(Exchange[Routed]):
             pending.rows = self._fetch(pending, averaged_at)
         with self._ranks.waiting():
             routes, rows = pending.routes.result(), pending.rows.result()
-        pooled = [route.pool(fetched) for route, fetched in zip(routes, rows, strict=True)]
+        room = self.room_for(batch)
+        pooled = [route.pool(fetched, room) for route, fetched in zip(routes, rows, strict=True)]
         return self.assemble(batch, pooled), Routed(batch, routes)
 
     @property
     def lanes(self) -> Sequence[Lane]:
         """Of all groups, in their order."""
         return self._lanes
+
+    def room_for(self, batch: JaggedBatch) -> Tensor | None:
+        """For a batch's pooled embeddings, see :func:`pibroch.exchange.rows.room_for`."""
+        return room_for([each.tables for each in self.groups], batch)
 
     def assemble(self, batch: JaggedBatch, pooled: Sequence[Tensor]) -> list[Tensor]:
         """The embeddings of each group from those of all lanes."""

@@ -1,4 +1,4 @@
-"""The lanes of one group of tables: their embeddings put together, and gradients taken apart."""
+"""The lanes of one group of tables: what is not pooled is put together, and its gradients are taken apart."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from pibroch.data import JaggedBatch
-from pibroch.embedding import RowSpace
+from pibroch.embedding import RowSpace, TableGroup
 from pibroch.exchange.alltoall.lane import Lane
 
 
 class _Cell(NamedTuple):
-    """What a lane holds of a reader: its place in the lane and in the group, and its columns."""
+    """What a lane holds of a reader: its place in the group, and the columns of its table."""
 
-    place_in_lane: int
     place: int
     columns: slice
 
@@ -29,29 +28,22 @@ class GroupLanes:
     """One group's lanes.
 
     Attributes:
-        space: of the group.
+        tables: of the group.
         lanes: with all blocks of its tables.
     """
 
-    space: RowSpace
+    tables: TableGroup
     lanes: Sequence[Lane]
 
     def assemble(self, batch: JaggedBatch, parts: Sequence[Tensor]) -> Tensor:
-        """What lanes gave for a batch, ``[B, F_lane, width]`` each, as ``[B, F, D]``.
+        """What lanes gave for a batch: pooled embeddings, of all lanes in one tensor, as they are.
 
         Where nothing is pooled ``[V_lane, width]`` each as ``[V, D]``, in the order of the batch's values.
         """
-        if self._is_simple:
+        if self._is_simple or (self.space.is_pooled and not batch.by_id):
             return parts[0]
-        space = self.space
-        if space.is_pooled and not batch.by_id:
-            out = torch.empty(batch.batch_size, len(space.features), space.dim)
-            for lane, part in zip(self.lanes, parts, strict=True):
-                for cell in _cells(lane):
-                    out[:, cell.place, cell.columns] = part[:, cell.place_in_lane]
-            return out
         spans = self._spans(batch)
-        out = torch.empty(spans[-1].stop, space.dim)
+        out = torch.empty(spans[-1].stop, self.space.dim)
         for lane, part in zip(self.lanes, parts, strict=True):
             start = 0
             for cell in _cells(lane):
@@ -62,15 +54,15 @@ class GroupLanes:
 
     def split(self, batch: JaggedBatch, gradient: Tensor) -> list[Tensor]:
         """The inverse of :meth:`assemble`."""
-        if self._is_simple:
-            return [gradient]
-        if self.space.is_pooled and not batch.by_id:
-            return [
-                torch.stack([gradient[:, cell.place, cell.columns] for cell in _cells(lane)], 1).contiguous()
-                for lane in self.lanes
-            ]
+        if self._is_simple or (self.space.is_pooled and not batch.by_id):
+            return [gradient] * len(self.lanes)
         spans = self._spans(batch)
         return [torch.cat([gradient[spans[cell.place], cell.columns] for cell in _cells(lane)]) for lane in self.lanes]
+
+    @property
+    def space(self) -> RowSpace:
+        """Of the group."""
+        return self.tables.space
 
     @cached_property
     def _is_simple(self) -> bool:
@@ -86,5 +78,5 @@ class GroupLanes:
 
 def _cells(lane: Lane) -> Iterator[_Cell]:
     layout = lane.layout
-    for number, (place, first) in enumerate(zip(layout.places, layout.first_columns, strict=True)):
-        yield _Cell(number, place, slice(first, first + layout.width))
+    for place, first in zip(layout.places, layout.first_columns, strict=True):
+        yield _Cell(place, slice(first, first + layout.width))

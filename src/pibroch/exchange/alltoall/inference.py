@@ -103,7 +103,7 @@ class InferenceLookup:
             question: that was asked.
             answers: of each rank; not needed any more afterwards.
         """
-        starts, pooled = [0] * self.num_ranks, []
+        starts, pooled, room = [0] * self.num_ranks, [], self._exchange.room_for(question.batch)
         for lane, part in zip(self._lanes, question.lanes, strict=True):
             width, dtype = lane.layout.width, lane.wire.dtype
             vectors = []
@@ -111,7 +111,7 @@ class InferenceLookup:
                 nbytes = count * width * dtype.itemsize
                 vectors.append(_widened(answers[p][starts[p] : starts[p] + nbytes], dtype).reshape(count, width))
                 starts[p] += _padded(nbytes)
-            pooled.append(part.pool(vectors))
+            pooled.append(part.pool(vectors, room))
         return self._exchange.assemble(question.batch, pooled)
 
 

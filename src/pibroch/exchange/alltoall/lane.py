@@ -14,7 +14,8 @@ from numpy.typing import DTypeLike
 from torch import Tensor
 
 from pibroch.data import JaggedBatch
-from pibroch.embedding import Frozen, MemoryShard, SparseOptimizer
+from pibroch.embedding import Frozen, MemoryShard, TableGroup
+from pibroch.embedding.columns import Columns
 from pibroch.errors import RowIdError
 from pibroch.exchange.agreement import bad_batch
 from pibroch.exchange.layout import LaneLayout
@@ -39,8 +40,8 @@ class Route(ABC):
         """What owners send for the batch, by the rows' weights or by their moving averages as of a step."""
 
     @abstractmethod
-    def pool(self, fetched: Records) -> Tensor:
-        """Pooled embeddings ``[B, F, D]`` from what `fetch` brought; ``[V, D]`` where nothing is pooled."""
+    def pool(self, fetched: Records, room_BS: Tensor | None) -> Tensor:
+        """Embeddings from what `fetch` brought: pooled ones in the lane's columns of ``room_BS``; ``[V, D]`` of others."""
 
     @abstractmethod
     def combine(self, gradient: Tensor) -> Tensor:
@@ -59,13 +60,13 @@ class LaneQuestion:
         parts: bytes for each rank, a multiple of four.
         notes: a number for each rank that goes with them.
         num_vectors: how many each rank will answer with.
-        pool: gives of all ranks' answers, ``[num_vectors, width]`` each, what :meth:`Route.pool` would.
+        pool: gives of all ranks' answers, ``[num_vectors, width]`` each, and the room, what :meth:`Route.pool` would.
     """
 
     parts: Sequence[Bytes]
     notes: Sequence[int]
     num_vectors: Sequence[int]
-    pool: Callable[[Sequence[Records]], Tensor]
+    pool: Callable[[Sequence[Records], Tensor | None], Tensor]
 
 
 class Lane(ABC):
@@ -73,18 +74,19 @@ class Lane(ABC):
 
     Args:
         layout: of the lane.
-        optimizer: of its tables.
+        group: of its tables.
         seed: of the initial weights.
         wire: the way of rows and gradients; its channel is the communication thread's.
         spare_rows: room behind this rank's records.
     """
 
-    def __init__(
-        self, layout: LaneLayout, optimizer: SparseOptimizer, seed: int, wire: RowWire, spare_rows: int = 0
-    ) -> None:
-        self.layout, self.optimizer, self.channel, self.wire = layout, optimizer, wire.channel, wire
+    def __init__(self, layout: LaneLayout, group: TableGroup, seed: int, wire: RowWire, spare_rows: int = 0) -> None:
+        self.layout, self.optimizer, self.channel, self.wire = layout, group.optimizer, wire.channel, wire
+        self.columns: Columns | None = None
+        if group.columns is not None:
+            self.columns = group.columns.part(layout.places, layout.first_columns, layout.width)
         self.rank, self.world_size = self.channel.ranks.rank, self.channel.ranks.world_size
-        self.shard = MemoryShard(layout.pieces[self.rank], layout.width, optimizer, seed, spare_rows, layout.dtype)
+        self.shard = MemoryShard(layout.pieces[self.rank], layout.width, self.optimizer, seed, spare_rows, layout.dtype)
         largest = int(np.diff(layout.bounds).max())
         self.id_type: DTypeLike = np.int32 if largest < 1 << 31 else np.int64
 

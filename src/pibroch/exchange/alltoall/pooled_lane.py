@@ -8,7 +8,7 @@ Shape legend: B_p samples of rank p, F_p features whose tables rank p holds, D w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,7 @@ from pibroch.exchange.rows import BatchIds, group, pool, pooling_scale, row_id_e
 from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Bytes, Ints, Records, Stored
 from pibroch.kernels.route import numba as routing
+from pibroch.kernels.scatter_update import numba as updating
 from pibroch.kernels.scatter_update.numba import Grouped
 
 
@@ -52,15 +53,16 @@ class BagRoute(Route):
         pooled = [self.lane.pooled(ids, averaged_at) for ids in self.bags]
         return (yield from self.lane.carry(torch.cat(pooled), [len(part) for part in pooled], self._own_bags()))
 
-    def pool(self, fetched: Records) -> Tensor:
+    def pool(self, fetched: Records, room_BS: Tensor | None) -> Tensor:
         """See :class:`Route`."""
-        return self.lane.joined(fetched, self.num_samples[self.lane.rank])
+        return self.lane.joined(fetched, self.num_samples[self.lane.rank], room_BS)
 
     def combine(self, gradient: Tensor) -> Tensor:
         """The gradients of each owner's bags in turn, ``[B * F, D]``."""
-        layout = self.lane.layout
-        parts = gradient.split(list(layout.num_features_of_shard), 1)
-        return torch.cat([part.reshape(-1, layout.width) for part in parts])
+        gradients = torch.empty(sum(self._own_bags()), self.lane.layout.width)
+        for columns, of_bags in self.lane.by_reader(gradients, self.num_samples[self.lane.rank]):
+            of_bags[:] = gradient[:, columns]
+        return gradients
 
     def update(self, gradients: Tensor, learning_rate: float, step: int) -> Talk[None]:
         """See :class:`Route`."""
@@ -73,14 +75,14 @@ class BagRoute(Route):
         for p, grouped in enumerate(self.grouped):
             total = np.empty((len(grouped.rows), lane.layout.width), np.float32)
             share = np.float32(self.num_samples[p] / size)
-            parallel.run(routing.sum_gradients, len(total), grouped, received[ends[p] : ends[p + 1]], share, total)
+            parallel.run(updating.sum_gradients, len(total), grouped, received[ends[p] : ends[p + 1]], share, total)
             totals.append(total)
         hyper = lane.optimizer.hyper(learning_rate, step)
         update_rows(lane.shard, lane.optimizer, self.updates, np.concatenate(totals), hyper, step)
 
     def _own_bags(self) -> list[int]:
         """This rank's bags by owner."""
-        return [self.num_samples[self.lane.rank] * count for count in self.lane.layout.num_features_of_shard]
+        return self.lane.bags_of(self.num_samples[self.lane.rank])
 
 
 class PooledLane(Lane):
@@ -112,11 +114,10 @@ class PooledLane(Lane):
             raise problem
         size = batch.batch_size
 
-        def join(answers: Sequence[Records]) -> Tensor:
-            return self.joined(np.concatenate(answers), size)
+        def join(answers: Sequence[Records], room_BS: Tensor | None) -> Tensor:
+            return self.joined(np.concatenate(answers), size, room_BS)
 
-        num_vectors = [size * count for count in self.layout.num_features_of_shard]
-        return LaneQuestion(messages, [int(scaled)] * len(messages), num_vectors, join)
+        return LaneQuestion(messages, [int(scaled)] * len(messages), self.bags_of(size), join)
 
     def answer(self, question: Bytes, num_samples: int, note: int, averaged_at: int | None) -> Records:
         """See :class:`Lane`."""
@@ -132,12 +133,26 @@ class PooledLane(Lane):
             rows = np.arange(len(rows))
         return pool(ids, records, rows, self.layout.width).view(-1, self.layout.width)
 
-    def joined(self, fetched: Records, num_samples: int) -> Tensor:
-        """Vectors of each owner's features in turn, ``[B * F_p, D]``, as ``[B, F, D]``."""
-        layout = self.layout
-        parts = torch.from_numpy(fetched).split([num_samples * count for count in layout.num_features_of_shard])
-        shapes = zip(parts, layout.num_features_of_shard, strict=True)
-        return torch.cat([part.view(num_samples, count, layout.width) for part, count in shapes], 1)
+    def joined(self, fetched: Records, num_samples: int, room_BS: Tensor | None) -> Tensor:
+        """Write vectors of each owner's features in turn, ``[B * F_p, D]``, to their columns."""
+        assert room_BS is not None, "see room_for"
+        for columns, vectors in self.by_reader(torch.from_numpy(fetched), num_samples):
+            room_BS[:, columns] = vectors
+        return room_BS
+
+    def by_reader(self, vectors: Tensor, num_samples: int) -> Iterator[tuple[slice, Tensor]]:
+        """Of each reader its columns, and views of its bags' ``vectors`` ``[B, D]``, which are there owner by owner."""
+        layout, columns = self.layout, self.columns
+        assert columns is not None, "owners pool"
+        firsts = iter(columns.first.tolist())
+        for part, count in zip(vectors.split(self.bags_of(num_samples)), layout.num_features_of_shard, strict=True):
+            for of_bags in part.view(num_samples, count, layout.width).unbind(1):
+                first = next(firsts)
+                yield slice(first, first + layout.width), of_bags
+
+    def bags_of(self, num_samples: int) -> list[int]:
+        """Bags of so many samples, by owner."""
+        return [num_samples * count for count in self.layout.num_features_of_shard]
 
     def _messages(self, batch: JaggedBatch) -> tuple[list[Bytes], bool, RowIdError | None]:
         """What each owner hears of its bags, whether there are scales among it, and what is wrong with the batch."""

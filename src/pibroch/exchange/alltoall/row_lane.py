@@ -41,9 +41,9 @@ class DistinctRoute(Route):
     share: float
     is_real: bool
 
-    def pool(self, fetched: Records) -> Tensor:
+    def pool(self, fetched: Records, room_BS: Tensor | None) -> Tensor:
         """See :class:`Route`."""
-        return pool(self.here.ids, fetched, self.here.places, fetched.shape[1])
+        return pool(self.here.ids, fetched, self.here.places, fetched.shape[1], room_BS)
 
     def combine(self, gradient: Tensor) -> Tensor:
         """One gradient for each distinct row, see :meth:`DistinctRows.sums`."""
@@ -175,8 +175,8 @@ class RowLane(Lane):
         ends, offsets = self._by_owner(here.grouped.rows)
         parts = [offsets[start:end].view(np.uint8) for start, end in pairwise(ends.tolist())]
 
-        def pool_rows(answers: Sequence[Records]) -> Tensor:
-            return pool(ids, np.concatenate(answers), here.places, self.layout.width)
+        def pool_rows(answers: Sequence[Records], room_BS: Tensor | None) -> Tensor:
+            return pool(ids, np.concatenate(answers), here.places, self.layout.width, room_BS)
 
         return LaneQuestion(parts, [0] * len(parts), np.diff(ends).tolist(), pool_rows)
 
@@ -200,7 +200,7 @@ class RowLane(Lane):
         if bad >= 0:
             problem = row_id_error(layout.features, layout.homes.num_rows, batch, int(bad))
             return BatchIds(addresses[:0], np.zeros(1, np.int64), NO_SCALE, False, 1, False), problem
-        return BatchIds.of(addresses, batch, layout.readers), problem
+        return BatchIds.of(addresses, batch, layout.readers, self.columns), problem
 
 
 def _without(rows: Ints, kept: list[int], dropped: list[int]) -> Ints:

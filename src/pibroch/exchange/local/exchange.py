@@ -10,7 +10,7 @@ from pibroch.data import JaggedBatch
 from pibroch.embedding import MemoryShard, TableGroup
 from pibroch.embedding.rows import read_rows, rising, update_rows
 from pibroch.exchange.base import Exchange, NoOptions, Rates, Setup, options_of
-from pibroch.exchange.rows import BatchIds, group, pool, resolve, table_bounds
+from pibroch.exchange.rows import BatchIds, group, pool, resolve, room_for, table_bounds
 
 
 class LocalExchange(Exchange[list[BatchIds]]):
@@ -31,25 +31,25 @@ class LocalExchange(Exchange[list[BatchIds]]):
         self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None
     ) -> tuple[list[Tensor], list[BatchIds]]:
         """See :class:`Exchange`."""
-        found = [resolve(each.space, batch.pick(each.space.features)) for each in self._groups]
+        found = [resolve(each, batch.pick(each.space.features)) for each in self._groups]
         for _, problem in found:
             if problem is not None:
                 raise problem
-        handle = [ids for ids, _ in found]
-        return [self._pooled(number, ids, averaged_at) for number, ids in enumerate(handle)], handle
+        handle, room = [ids for ids, _ in found], room_for(self._groups, batch)
+        return [self._pooled(number, ids, room, averaged_at) for number, ids in enumerate(handle)], handle
 
-    def _pooled(self, number: int, ids: BatchIds, averaged_at: int | None) -> Tensor:
+    def _pooled(self, number: int, ids: BatchIds, room: Tensor | None, averaged_at: int | None) -> Tensor:
         each, shard = self._groups[number], self._held[number]
         records, rows = shard.stored, ids.row_ids
         if averaged_at is not None:
             records = read_rows(shard, each.optimizer, ids.row_ids, averaged_at)
             rows = rising(len(ids.row_ids)).astype("int64")
-        return pool(ids, records, rows, each.space.dim)
+        return pool(ids, records, rows, each.space.dim, room)
 
     def update(self, handle: list[BatchIds], gradients: Sequence[Tensor], rates: Rates) -> None:
         """See :class:`Exchange`."""
         for number, (each, shard) in enumerate(zip(self._groups, self._held, strict=True)):
             grouped = group(handle[number], table_bounds(handle[number]))
-            gradient = gradients[number].numpy().reshape(-1, each.space.dim)
             hyper = each.optimizer.hyper(rates.learning_rates[number], rates.step)
-            update_rows(shard, each.optimizer, grouped, gradient, hyper, rates.step)
+            gradient_rows = handle[number].gradient_rows(gradients[number])
+            update_rows(shard, each.optimizer, grouped, gradient_rows, hyper, rates.step)

@@ -11,7 +11,7 @@ import numpy as np
 
 from pibroch.collectives import Ranks
 from pibroch.collectives.task_thread import TaskThread
-from pibroch.embedding import Shard, SparseOptimizer
+from pibroch.embedding import Shard, TableGroup
 from pibroch.exchange.agreement import check_same_options
 from pibroch.exchange.alltoall.build import PlacedOptions
 from pibroch.exchange.alltoall.exchange import AllToAllExchange
@@ -86,7 +86,7 @@ def build(setup: Setup, **options: object) -> LookaheadExchange:
     held = _Held(setup, chosen, [layout for (layout,) in layouts], wire)
     thread = TaskThread("pibroch-planner")
     planner = _planner(chosen, held, thread)
-    groups = [GroupLanes(each.space, [lane]) for each, lane in zip(setup.groups, held.lanes, strict=True)]
+    groups = [GroupLanes(each, [lane]) for each, lane in zip(setup.groups, held.lanes, strict=True)]
     unplanned = AllToAllExchange(groups, wire)
     announcer = Announcer(channel, planner.tells_rows, held.purposes)
     return LookaheadExchange(
@@ -110,11 +110,11 @@ class _Held:
         self.lanes: list[RowLane] = []
         self.shards: list[Shard] = []
         self.carriers: list[Carrier] = []
-        for layout, optimizer, spare in zip(layouts, optimizers, self.spare, strict=True):
+        for layout, group, spare in zip(layouts, setup.groups, self.spare, strict=True):
             if chosen.servers:
-                self._add_on_servers(layout, (optimizer, setup.seed, wire, spare), chosen.servers)
+                self._add_on_servers(layout, (group, setup.seed, wire, spare), chosen.servers)
             else:
-                lane = RowLane(layout, optimizer, setup.seed, wire, spare)
+                lane = RowLane(layout, group, setup.seed, wire, spare)
                 self._add(lane, [lane.shard], None)
 
     def _add(self, lane: RowLane, shards: Sequence[Shard], homes: ServerHomes | None) -> None:
@@ -123,7 +123,7 @@ class _Held:
         self.carriers.append(Carrier(lane, self.purposes, homes))
 
     def _add_on_servers(
-        self, layout: LaneLayout, how: tuple[SparseOptimizer, int, RowWire, int], names: Sequence[str]
+        self, layout: LaneLayout, how: tuple[TableGroup, int, RowWire, int], names: Sequence[str]
     ) -> None:
         from pibroch.exchange.lookahead.server_homes import ServerHomes  # with all of RPC, which nobody else needs
         from pibroch.exchange.lookahead.server_lane import ServerLane

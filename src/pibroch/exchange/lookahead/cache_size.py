@@ -22,7 +22,7 @@ def check_whole_rows(layout: LaneLayout) -> None:
     if layout.owners_pool or layout.num_replicated or not whole:
         raise ConfigError(
             "a placement that cuts, copies or pools rows", "row_wise or table_wise for exchange='lookahead'",
-            "leave placement out",
+            "leave placement out; with a plan of rows, make it by --policy none: rows lent ahead of time do what copies would",
         )  # fmt: skip
 
 

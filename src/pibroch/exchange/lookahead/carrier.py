@@ -25,7 +25,7 @@ from pibroch.exchange.messages import Counts, MixedRows, Rows, Talk, Values
 from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Ints, Records, Stored
 from pibroch.kernels.pack import numba as packing
-from pibroch.kernels.route import numba as routing
+from pibroch.kernels.scatter_update import numba as updating
 from pibroch.kernels.scatter_update.hyper import Hyper
 from pibroch.kernels.scatter_update.numba import Grouped
 from pibroch.kernels.window.rules import Gradients, Transfer
@@ -76,7 +76,7 @@ class Carrier:
         num_received = sum(int(part.counts[1].sum()) for part in (plan.critical, plan.deferred))
         num_sums = len(grouped.rows)
         room = np.empty((num_sums + num_received, self.shard.dim), np.float32)
-        parallel.run(routing.sum_gradients, num_sums, grouped, gradients, np.float32(share), room[:num_sums])
+        parallel.run(updating.sum_gradients, num_sums, grouped, gradients, np.float32(share), room[:num_sums])
         if not self.wire.is_exact:
             room[:num_sums] = self.wire.rounded(room[:num_sums])
         return room
@@ -212,6 +212,8 @@ def arrivals(transfer: Transfer | None) -> int:
 
 def merged(first: Transfer, second: Transfer) -> Transfer:
     """Both in one message: for each rank the rows of the first, then those of the second."""
+    if not first.counts.any():
+        return second
 
     def join(kind: int, one: Ints, other: Ints) -> Ints:
         ends, other_ends = np.cumsum(first.counts[kind])[:-1], np.cumsum(second.counts[kind])[:-1]

@@ -127,8 +127,9 @@ class LookaheadExchange(Exchange[Step | Routed]):
         self._done.rows_fetched += step.num_fetched
         lanes = zip(self._carriers, announced.here.lanes, places, strict=True)
         with span("pool"):
+            room = self._unplanned.room_for(step.batch)
             pooled = [
-                pool(here.ids, *carrier.read(rows, here.row_of_position), carrier.shard.dim)
+                pool(here.ids, *carrier.read(rows, here.row_of_position), carrier.shard.dim, room)
                 for carrier, here, rows in lanes
             ]
         self._window.fly(step)
@@ -142,8 +143,10 @@ class LookaheadExchange(Exchange[Step | Routed]):
         elif not self._window.update(handle):  # the plan was left since
             self._unplanned.update(self._unplanned.route(handle.batch), gradients, rates)
         else:
-            of_lanes = self._unplanned.split(handle.batch, gradients)
-            self._finish(handle, [gradient.numpy().reshape(-1, gradient.shape[-1]) for gradient in of_lanes], rates)
+            lanes = zip(
+                handle.announced.result().here.lanes, self._unplanned.split(handle.batch, gradients), strict=True
+            )
+            self._finish(handle, [here.ids.gradient_rows(gradient) for here, gradient in lanes], rates)
 
     def _finish(self, step: Step, gradients: Sequence[Records], rates: Rates) -> None:
         """Sum a step's gradients and send on their way those for which the next step waits."""

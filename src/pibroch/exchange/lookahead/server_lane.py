@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pibroch.data import JaggedBatch
-from pibroch.embedding import SparseOptimizer
+from pibroch.embedding import TableGroup
 from pibroch.exchange.alltoall.lane import Route
 from pibroch.exchange.alltoall.row_lane import DistinctRoute, RowLane
 from pibroch.exchange.layout import LaneLayout
@@ -56,7 +56,7 @@ class ServerLane(RowLane):
 
     Args:
         layout: of the lane.
-        optimizer: of all tables.
+        group: of its tables.
         seed: of the initial weights.
         wire: to whose type rows and gradients are rounded, as between ranks; to and from servers they travel as float32.
         spare_rows: room for rows that are not at home.
@@ -64,13 +64,13 @@ class ServerLane(RowLane):
     """
 
     def __init__(
-        self, layout: LaneLayout, optimizer: SparseOptimizer, seed: int, wire: RowWire, spare_rows: int,
+        self, layout: LaneLayout, group: TableGroup, seed: int, wire: RowWire, spare_rows: int,
         names: Sequence[str],
     ) -> None:  # fmt: skip
-        super().__init__(layout, optimizer, seed, wire, spare_rows)
+        super().__init__(layout, group, seed, wire, spare_rows)
         pieces, bounds = layout.pieces[self.world_size :], layout.bounds[self.world_size :]
         self.servers = EmbeddingServers(
-            names, pieces, bounds, layout.width, layout.dtype, optimizer, seed, self.channel
+            names, pieces, bounds, layout.width, layout.dtype, self.optimizer, seed, self.channel
         )
 
     def route(self, batch: JaggedBatch, is_real: bool = True) -> Talk[Route]:

@@ -30,26 +30,29 @@ def gather_pool(
     row_ids: NDArray[np.int64],
     offsets: NDArray[np.int64],
     scale: NDArray[np.float32],
-    num_features: int,
+    first_columns: NDArray[np.int64],
     dim: int,
-) -> NDArray[np.float32]:
-    """Sum of ``scale * weights`` over each bag, ``[B, F, D]``; an empty ``scale`` means ones."""
-    num_samples = (len(offsets) - 1) // num_features
+    pooled_BS: NDArray[np.float32],
+) -> None:
+    """Sum of ``scale * weights`` over each bag, in its feature's columns of ``pooled_BS``; an empty ``scale`` means ones."""
+    num_samples = len(pooled_BS)
     weights = widened(records[:, :dim])
-    pooled_BFD = np.zeros((num_samples, num_features, dim), np.float32)
-    for bag in range(num_features * num_samples):
+    for bag in range(len(first_columns) * num_samples):
         feature, sample = divmod(bag, num_samples)
+        pooled = pooled_BS[sample, first_columns[feature] : first_columns[feature] + dim]
+        pooled[:] = 0
         for position in range(offsets[bag], offsets[bag + 1]):
             factor = scale[position] if len(scale) else np.float32(1)
-            pooled_BFD[sample, feature] += factor * weights[row_ids[position]]
-    return pooled_BFD
+            pooled += factor * weights[row_ids[position]]
 
 
-def gradient_sources(offsets: NDArray[np.int64], num_features: int) -> NDArray[np.int32]:
-    """For each position the row of the gradient ``[B * F, D]`` that belongs to it."""
-    num_samples = (len(offsets) - 1) // num_features
+def gradient_sources(
+    offsets: NDArray[np.int64], first_rows: NDArray[np.int64], rows_per_sample: int
+) -> NDArray[np.int32]:
+    """For each position the row of the gradients ``[B * rows_per_sample, unit]`` with which its own begins."""
+    num_samples = (len(offsets) - 1) // len(first_rows)
     bags = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    return ((bags % num_samples) * num_features + bags // num_samples).astype(np.int32)
+    return ((bags % num_samples) * rows_per_sample + first_rows[bags // num_samples]).astype(np.int32)
 
 
 def pooling_scale(

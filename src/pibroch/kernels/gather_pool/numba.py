@@ -1,7 +1,8 @@
 """Look rows up and pool them: all features of a row space in one call.
 
-B samples, F features, D weights in a row, W floats in a record (weights, then optimizer state), V ids. Weights may be
-bfloat16: records come in the weights' type (:data:`~pibroch.kernels.arrays.Stored`).
+B samples, F features, D weights in a row, W floats in a record (weights, then optimizer state), V ids, S columns of the
+output, in which row spaces of several dims may lie side by side. Weights may be bfloat16: records come in the weights' type
+(:data:`~pibroch.kernels.arrays.Stored`).
 Bags are feature-major: bag ``f * B + b`` holds ``row_ids[offsets[bag] : offsets[bag + 1]]``.
 """
 
@@ -57,54 +58,62 @@ def gather_pool(
     row_ids: NDArray[np.int64],
     offsets: NDArray[np.int64],
     scale: NDArray[np.float32],
-    pooled_BFD: NDArray[np.float32],
+    first_columns: NDArray[np.int64],
+    dim: int,
+    pooled_BS: NDArray[np.float32],
     stream: bool,
     start: int,
     stop: int,
 ) -> None:
-    """Pool the bags ``start`` to ``stop`` into ``pooled_BFD``.
+    """Pool the bags ``start`` to ``stop`` into D columns of ``pooled_BS``, from those ``[F]`` on that are each feature's first.
 
-    An empty ``scale`` means ones. With ``stream`` (needs ``memory.can_stream(pooled_BFD)``) bags of one id are copied past the
-    caches, which hold little of an output of this size by the time it is read (measured: 2.2 ms instead of 2.9 at D = 64).
+    An empty ``scale`` means ones. With ``stream`` (needs ``memory.can_stream(pooled_BS)``, and features that begin and end with
+    a cache line) bags of one id are copied past the caches, which hold little of an output of this size by the time it is
+    read (measured: 2.2 ms instead of 2.9 at D = 64).
     """
-    num_samples, num_features, dim = pooled_BFD.shape
+    num_samples, num_columns = pooled_BS.shape
     last, width, floats = len(row_ids) - 1, records.shape[1], (dim * records.itemsize + 3) // 4
     scaled, is_long = len(scale) > 0, floats > MAX_SHORT_DIM
     for bag in range(start, stop):
         feature = bag // num_samples
-        sample = bag - feature * num_samples
+        sample, column = bag - feature * num_samples, np.uint64(first_columns[np.uint64(feature)])
         begin, end = offsets[bag], offsets[bag + 1]
         if begin == end:
             for d in range(dim):
-                pooled_BFD[sample, feature, d] = 0.0
+                pooled_BS[sample, column + np.uint64(d)] = 0.0
             continue
         prefetch_row(records, row_ids[min(begin + AHEAD, last)], floats, is_long)
         row = row_ids[begin]
         if stream and not scaled and end == begin + 1:
-            place = (sample * num_features + feature) * dim
+            place = sample * num_columns + np.int64(column)
             for d in range(0, dim, FLOATS_PER_LINE):
-                stream_line(records, row * width + d, pooled_BFD, place + d)
+                stream_line(records, row * width + d, pooled_BS, place + d)
             continue
         factor = scale[begin] if scaled else np.float32(1.0)
         for d in range(dim):
-            pooled_BFD[sample, feature, d] = factor * widened(records[row, d])
+            pooled_BS[sample, column + np.uint64(d)] = factor * widened(records[row, d])
         for position in range(begin + 1, end):
             prefetch_row(records, row_ids[min(position + AHEAD, last)], floats, is_long)
             row = row_ids[position]
             factor = scale[position] if scaled else np.float32(1.0)
             for d in range(dim):
-                pooled_BFD[sample, feature, d] += factor * widened(records[row, d])
+                pooled_BS[sample, column + np.uint64(d)] += factor * widened(records[row, d])
 
 
 @kernel
-def gradient_sources(offsets: NDArray[np.int64], num_features: int, source: NDArray[np.int32]) -> None:
-    """For each position the row of the gradient ``[B * F, D]`` that belongs to it."""
-    num_samples = (len(offsets) - 1) // num_features
-    for feature in range(num_features):
+def gradient_sources(
+    offsets: NDArray[np.int64], first_rows: NDArray[np.int64], rows_per_sample: int, source: NDArray[np.int32]
+) -> None:
+    """For each position the row of the gradients ``[B * rows_per_sample, unit]`` with which its own begins.
+
+    A feature's begin with row ``first_rows[f]`` of each sample's.
+    """
+    num_samples = (len(offsets) - 1) // len(first_rows)
+    for feature in range(len(first_rows)):
         for sample in range(num_samples):
             bag = feature * num_samples + sample
             for position in range(offsets[bag], offsets[bag + 1]):
-                source[position] = sample * num_features + feature
+                source[position] = sample * rows_per_sample + first_rows[feature]
 
 
 @kernel

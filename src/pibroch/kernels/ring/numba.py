@@ -12,7 +12,20 @@ from __future__ import annotations
 import numpy as np
 
 from pibroch.kernels.arrays import Ints
-from pibroch.kernels.atomics import add, copy, give_way, load, pause, sleep_on, store, wake
+from pibroch.kernels.atomics import (
+    LINE_BYTES,
+    add,
+    copy,
+    fence,
+    give_way,
+    load,
+    nanoseconds,
+    pause,
+    sleep_on,
+    store,
+    stream_line_at,
+    wake,
+)  # fmt: skip
 from pibroch.kernels.policy import kernel
 
 WRITE, READ, BELL = 0, 1, 2
@@ -21,16 +34,35 @@ SEQUENCE, NBYTES, SEGMENT, HEADER_BYTES = 0, 8, 16, 64
 SLEEPERS = 64
 """Behind a bell: how many sleep on it."""
 ARRIVED, PENDING, OVERWRITTEN, OTHER_SIZE, UNKNOWN_SEGMENT = 0, 1, 2, 3, 4
-SPINS, YIELDS, LEAST_SPINS, MOST_SPINS = 0, 1, 2, 3
-"""Places in ``effort`` int64 ``[4]``: turns in which to look again at once, turns in which to give way first, bounds of the
-former. A wait that ends while it spins doubles them, any other halves them: on a busy machine the rank that is waited for may
-want this very core."""
+SPINS, YIELDS, MOST_SPINS, CALM, PENALTY = 0, 1, 2, 3, 4
+"""Places in ``effort`` int64 ``[5]``: turns in which a wait looks again at once, then gives way, before it sleeps; and more.
+
+A wait that ends while it spins doubles the first, up to the third; any other halves it: the rank that is waited for may want
+this very core. A turn that gave way for longer than LONG_NS gave the core to a stranger, who keeps it for a time slice; who
+sleeps gets it back at once when he is woken. So the next ``CALM`` waits do not give way: ``PENALTY`` of them, which doubles
+each time and goes down by one with each wait that could have given way.
+"""
+LEAST_PENALTY, MOST_PENALTY = 32, 512
+STREAMED_BYTES = 2 << 20
+LONG_NS = 100_000
 
 
 @kernel
 def copy_bytes(target: int, source: int, nbytes: int) -> None:
-    """Between addresses of memory that does not overlap."""
-    copy(target, source, nbytes)
+    """Between addresses of memory that does not overlap; past the caches where these would not hold it anyway.
+
+    An ordinary store first reads the line that it is about to overwrite: a third of a copy's traffic with memory.
+    """
+    if nbytes < STREAMED_BYTES:
+        copy(target, source, nbytes)
+        return
+    head = -target % LINE_BYTES
+    copy(target, source, head)
+    end = head + (nbytes - head) // LINE_BYTES * LINE_BYTES
+    for place in range(head, end, LINE_BYTES):
+        stream_line_at(target + place, source + place)
+    copy(target + end, source + end, nbytes - end)
+    fence()
 
 
 @kernel
@@ -46,9 +78,9 @@ def put_one(link: Ints, place: int, sequence: int, address: int, nbytes: int, se
     """One message to one process; see :func:`put`."""
     slot = link[WRITE] + place
     if segment[0] == 0:
-        copy(slot + HEADER_BYTES, address, nbytes)
+        copy_bytes(slot + HEADER_BYTES, address, nbytes)
     else:
-        copy(segment[1], address, nbytes)
+        copy_bytes(segment[1], address, nbytes)
     store(slot + NBYTES, nbytes)
     store(slot + SEGMENT, segment[0])
     store(slot + SEQUENCE, sequence)
@@ -77,7 +109,7 @@ def put(
         if links[p, WRITE] != 0:
             put_one(links[p], place, sequence, addresses[p], sizes[p], segments[p])
     if own != 0:
-        copy(own, addresses[me], sizes[me])
+        copy_bytes(own, addresses[me], sizes[me])
 
 
 @kernel
@@ -107,8 +139,37 @@ def _take_one(slot: int, p: int, addresses: Ints, sizes: Ints, known: Ints) -> i
         if known[p, 0] != segment:
             return UNKNOWN_SEGMENT
         source = known[p, 1]
-    copy(addresses[p], source, nbytes)
+    copy_bytes(addresses[p], source, nbytes)
     return ARRIVED
+
+
+@kernel
+def _bide(effort: Ints, turn: int) -> bool:
+    """What a turn of a wait does but look: spin or give way; false when it is time to sleep."""
+    if turn < effort[SPINS]:
+        pause()
+        return True
+    if effort[CALM] > 0 or turn >= effort[SPINS] + effort[YIELDS]:
+        return False
+    before = nanoseconds()
+    give_way()
+    if nanoseconds() - before > LONG_NS:
+        effort[CALM] = effort[PENALTY]
+        effort[PENALTY] = min(2 * effort[PENALTY], MOST_PENALTY)
+    return True
+
+
+@kernel
+def _learn(effort: Ints, turns: int) -> None:
+    """From a wait of so many turns."""
+    if turns < effort[SPINS]:
+        effort[SPINS] = min(2 * effort[SPINS], effort[MOST_SPINS])
+    else:
+        effort[SPINS] = max(effort[SPINS] // 2, effort[MOST_SPINS] // 5)
+    if effort[CALM] > 0:
+        effort[CALM] -= 1
+    else:
+        effort[PENALTY] = max(effort[PENALTY] - 1, LEAST_PENALTY)
 
 
 @kernel
@@ -152,17 +213,10 @@ def take(
                     return outcome
                 pending[p] = 0
         if left == 0:
-            if turns < effort[SPINS]:
-                effort[SPINS] = min(2 * effort[SPINS], effort[MOST_SPINS])
-            else:
-                effort[SPINS] = max(effort[SPINS] // 2, effort[LEAST_SPINS])
+            _learn(effort, turns)
             return ARRIVED
         turns += 1
-        if turns < effort[SPINS]:
-            pause()
-        elif turns < effort[SPINS] + effort[YIELDS]:
-            give_way()
-        else:
+        if not _bide(effort, turns):
             add(bell + SLEEPERS, 1)
             rung = load(bell)
             is_news = _any_news(links, place, sequence, pending)
@@ -180,16 +234,15 @@ def wait_for_bell(bell: int, seen: int, effort: Ints, sleep_us: int) -> int:
     Args:
         bell: of this process.
         seen: what it showed before.
-        effort: as for :func:`take`; not changed.
+        effort: as for :func:`take`.
         sleep_us: the longest sleep.
     """
-    for turn in range(effort[SPINS] + effort[YIELDS]):
+    turns: int = 1
+    while _bide(effort, turns):
         if load(bell) != seen:
+            _learn(effort, turns)
             return load(bell)
-        if turn < effort[SPINS]:
-            pause()
-        else:
-            give_way()
+        turns += 1
     add(bell + SLEEPERS, 1)
     sleep_on(bell, seen, sleep_us)
     add(bell + SLEEPERS, -1)

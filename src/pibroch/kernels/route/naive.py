@@ -32,13 +32,3 @@ def places(grouped: Grouped) -> NDArray[np.int64]:
     for u in range(len(grouped.rows)):
         out[grouped.order[grouped.segments[u] : grouped.segments[u + 1]]] = u
     return out
-
-
-def sum_gradients(grouped: Grouped, gradients: NDArray[np.float32], share: float) -> NDArray[np.float64]:
-    """One gradient a distinct row, times ``share``, in float64."""
-    totals = np.zeros((len(grouped.rows), gradients.shape[1]))
-    for u in range(len(grouped.rows)):
-        for position in grouped.order[grouped.segments[u] : grouped.segments[u + 1]]:
-            factor = grouped.scale[position] if len(grouped.scale) else 1.0
-            totals[u] += float(factor) * gradients[grouped.source[position]].astype(np.float64)
-    return totals * share

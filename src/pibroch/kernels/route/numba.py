@@ -1,4 +1,4 @@
-"""What rows and gradients need on their way between ranks: addresses, one place a distinct row, one gradient a row.
+"""What rows and gradients need on their way between ranks: addresses, one place a distinct row.
 
 V ids in a batch, U distinct rows, D weights in a row, F features, P parts of the table of most parts.
 """
@@ -14,7 +14,7 @@ from pibroch.kernels.arrays import Records, Stored
 from pibroch.kernels.bits import widened
 from pibroch.kernels.memory import MAX_SHORT_DIM, prefetch_row
 from pibroch.kernels.policy import kernel
-from pibroch.kernels.scatter_update.numba import POSITIONS_AHEAD, ROWS_AHEAD, Grouped
+from pibroch.kernels.scatter_update.numba import ROWS_AHEAD, Grouped
 
 
 class Homes(NamedTuple):
@@ -99,29 +99,3 @@ def gather_rows(records: Stored, rows: NDArray[np.int64], out: Records, start: i
         row = rows[u]
         for d in range(dim):
             out[u, d] = widened(records[row, d])
-
-
-@kernel
-def sum_gradients(
-    grouped: Grouped, gradients: Records, share: np.float32, totals: Records, start: int, stop: int
-) -> None:
-    """Write to ``totals`` ``[U, D]`` the gradient of each distinct row, summed in the group's order, times ``share``."""
-    segments, order, source, scale = grouped.segments, grouped.order, grouped.source, grouped.scale
-    dim, last_place, scaled = gradients.shape[1], len(order) - 1, len(scale) > 0
-    is_long = dim > MAX_SHORT_DIM
-    for u in range(start, stop):
-        begin, end = segments[u], segments[u + 1]
-        prefetch_row(gradients, np.int64(source[order[min(begin + POSITIONS_AHEAD, last_place)]]), dim, is_long)
-        bag = source[order[begin]]
-        factor = scale[order[begin]] if scaled else np.float32(1.0)
-        for d in range(dim):
-            totals[u, d] = factor * gradients[bag, d]
-        for place in range(begin + 1, end):
-            prefetch_row(gradients, np.int64(source[order[min(place + POSITIONS_AHEAD, last_place)]]), dim, is_long)
-            bag = source[order[place]]
-            factor = scale[order[place]] if scaled else np.float32(1.0)
-            for d in range(dim):
-                totals[u, d] += factor * gradients[bag, d]
-        if share != np.float32(1.0):
-            for d in range(dim):
-                totals[u, d] *= share

@@ -7,22 +7,34 @@ added to the gradient; the row-wise kinds keep one second moment a row, the mean
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.kernels.scatter_update.hyper import Hyper
+from pibroch.kernels.scatter_update.numba import Grouped
 
 Row = NDArray[np.float64]
 
 
 def combine(
-    gradients: NDArray[np.float32], source: NDArray[np.int32], scale: NDArray[np.float32], positions: NDArray[np.int32]
-) -> Row:
-    """Gradient of one row: the sum over its ``positions`` of ``scale * gradients[source]``."""
-    total = np.zeros(gradients.shape[1])
+    gradients: NDArray[np.float32], source: NDArray[np.int32], scale: NDArray[np.float32], positions: NDArray[np.int32],
+    rows_per_gradient: int = 1,
+) -> Row:  # fmt: skip
+    """Gradient of one row: the sum over its ``positions`` of ``scale`` times the gradient that begins at ``source``."""
+    total = np.zeros(rows_per_gradient * gradients.shape[1])
     for position in positions:
-        total += (float(scale[position]) if len(scale) else 1.0) * gradients[source[position]]
+        gradient = gradients[source[position] : source[position] + rows_per_gradient].ravel()
+        total += (float(scale[position]) if len(scale) else 1.0) * gradient
     return total
+
+
+def sum_gradients(grouped: Grouped, gradients: NDArray[np.float32], share: float) -> NDArray[np.float64]:
+    """The gradient of each distinct row ``[U, D]``, times ``share``."""
+    rows = [grouped.order[start:stop] for start, stop in pairwise(grouped.segments)]
+    sums = [combine(gradients, grouped.source, grouped.scale, row, grouped.rows_per_gradient) for row in rows]
+    return share * np.array(sums).reshape(len(rows), -1)
 
 
 def prepare(weights: Row, gradient: Row, hyper: Hyper) -> Row:

@@ -87,9 +87,9 @@ def run(
     rounding: Rounding, start: int, stop: int,
 ) -> None:  # fmt: skip
     """Apply ``update``, a kernel for float32 records, to the rows ``start`` to ``stop``."""
-    rows, segments, order, source, scale, means = grouped
+    rows, segments, order, source, scale, means, rows_per_gradient = grouped
     keys, columns, average_at, decay, step = rounding
-    dim = gradients.shape[1]
+    dim = gradients.shape[1] * rows_per_gradient
     scratch = np.empty((ROWS_AT_ONCE, dim + records.shape[1] - (dim + 1) // 2), np.float32)
     words, here = scratch.view(np.uint32), np.arange(ROWS_AT_ONCE)
     for first in range(start, stop, ROWS_AT_ONCE):
@@ -99,8 +99,9 @@ def run(
         if average_at >= 0:
             advance(scratch, here, dim, average_at, decay, step - 1, 0, count)
         part = Grouped(
-            here[:count], segments[first : last + 1], order, source, scale, means[min(first, len(means)) : last]
-        )
+            here[:count], segments[first : last + 1], order, source, scale, means[min(first, len(means)) : last],
+            rows_per_gradient,
+        )  # fmt: skip
         update(scratch, part, gradients, hyper, 0, count)
         round_rows(words, count, dim, keys, columns[min(first, len(columns)) : last])
         if average_at >= 0:

@@ -5,9 +5,10 @@ gradients in the order given by :mod:`pibroch.kernels.dedupe` and writes nothing
 needed and the result does not depend on the number of threads.
 
 All updates share the arguments ``(records, grouped, gradients, hyper, start, stop)``: ``records`` float32 ``[rows, W]``,
-``grouped`` a :class:`Grouped`, ``gradients`` float32 ``[B * F, D]``. They work on a few rows at a time: sums first, into a
-buffer that stays in the first-level cache, then the optimizer. Handing an array to a function or slicing a row counts
-references atomically, which a row alone cannot pay for (measured: 94 ns a row instead of 55 at D = 16).
+``grouped`` a :class:`Grouped`, ``gradients`` float32 ``[N, unit]``, of which a gradient is one row or several. They work on a
+few rows at a time: sums first, into a buffer that stays in the first-level cache, then the optimizer. Handing an array to a
+function or slicing a row counts references atomically, which a row alone cannot pay for (measured: 94 ns a row instead of 55
+at D = 16), and for every eight rows not well (8 ns a row for one array more that is no argument of the kernel).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.kernels.arrays import Records
-from pibroch.kernels.memory import MAX_SHORT_DIM, prefetch_row
+from pibroch.kernels.memory import MAX_SHORT_DIM, float_at, prefetch_row
 from pibroch.kernels.policy import kernel
 from pibroch.kernels.scatter_update.hyper import Hyper
 
@@ -34,10 +35,11 @@ class Grouped(NamedTuple):
         rows: int64 ``[U]``, distinct rows, rising.
         segments: int32 ``[U + 1]``.
         order: int32 ``[V]``: row u has the positions ``order[segments[u] : segments[u + 1]]``.
-        source: int32 ``[V]``: the gradient's row for a position.
+        source: int32 ``[V]``: the row of the gradients with which a position's begins.
         scale: float32 ``[V]``, or empty for all ones.
         mean_squares: float32 ``[U]``, mean squares of the rows' gradients where ``gradients`` are only some of the columns;
             empty for rows that are whole.
+        rows_per_gradient: D over the width of the gradients, which are several where they lie beside those of other dims.
     """
 
     rows: NDArray[np.int64]
@@ -46,6 +48,7 @@ class Grouped(NamedTuple):
     source: NDArray[np.int32]
     scale: NDArray[np.float32]
     mean_squares: NDArray[np.float32] = np.empty(0, np.float32)
+    rows_per_gradient: int = 1
 
 
 @kernel
@@ -56,23 +59,24 @@ def combine(
 
     Decoupled decay is applied to the weights.
     """
-    rows, segments, order, source, scale, _ = grouped
-    dim, width, num_rows, last_place = gradients.shape[1], records.shape[1], len(rows), len(order) - 1
+    rows, segments, order, source, scale, _, _ = grouped
+    dim, width, num_rows, last_place = totals.shape[1], records.shape[1], len(rows), len(order) - 1
+    unit = gradients.shape[1]
     scaled, is_long = len(scale) > 0, dim > MAX_SHORT_DIM
     for u in range(first, last):
         prefetch_row(records, rows[min(u + ROWS_AHEAD, num_rows - 1)], width, is_long)
         begin, end, i = segments[u], segments[u + 1], u - first
         prefetch_row(gradients, np.int64(source[order[min(begin + POSITIONS_AHEAD, last_place)]]), dim, is_long)
-        bag = source[order[begin]]
+        at = np.int64(source[order[begin]]) * unit
         factor = scale[order[begin]] if scaled else np.float32(1.0)
         for d in range(dim):
-            totals[i, d] = factor * gradients[bag, d]
+            totals[i, d] = factor * float_at(gradients, at + d)
         for place in range(begin + 1, end):
             prefetch_row(gradients, np.int64(source[order[min(place + POSITIONS_AHEAD, last_place)]]), dim, is_long)
-            bag = source[order[place]]
+            at = np.int64(source[order[place]]) * unit
             factor = scale[order[place]] if scaled else np.float32(1.0)
             for d in range(dim):
-                totals[i, d] += factor * gradients[bag, d]
+                totals[i, d] += factor * float_at(gradients, at + d)
     if hyper.max_element > 0.0:
         for i in range(last - first):
             for d in range(dim):
@@ -99,9 +103,36 @@ def combine(
 
 
 @kernel
+def sum_gradients(
+    grouped: Grouped, gradients: Records, share: np.float32, totals: Records, start: int, stop: int
+) -> None:
+    """Write to ``totals`` ``[U, D]`` the gradient of each distinct row, summed in the group's order, times ``share``."""
+    segments, order, source, scale = grouped.segments, grouped.order, grouped.source, grouped.scale
+    dim, last_place, scaled = totals.shape[1], len(order) - 1, len(scale) > 0
+    unit = gradients.shape[1]
+    is_long = dim > MAX_SHORT_DIM
+    for u in range(start, stop):
+        begin, end = segments[u], segments[u + 1]
+        prefetch_row(gradients, np.int64(source[order[min(begin + POSITIONS_AHEAD, last_place)]]), dim, is_long)
+        at = np.int64(source[order[begin]]) * unit
+        factor = scale[order[begin]] if scaled else np.float32(1.0)
+        for d in range(dim):
+            totals[u, d] = factor * float_at(gradients, at + d)
+        for place in range(begin + 1, end):
+            prefetch_row(gradients, np.int64(source[order[min(place + POSITIONS_AHEAD, last_place)]]), dim, is_long)
+            at = np.int64(source[order[place]]) * unit
+            factor = scale[order[place]] if scaled else np.float32(1.0)
+            for d in range(dim):
+                totals[u, d] += factor * float_at(gradients, at + d)
+        if share != np.float32(1.0):
+            for d in range(dim):
+                totals[u, d] *= share
+
+
+@kernel
 def sgd(records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, start: int, stop: int) -> None:
     """Stochastic gradient descent; no state."""
-    dim, rows = gradients.shape[1], grouped.rows
+    dim, rows = gradients.shape[1] * grouped.rows_per_gradient, grouped.rows
     totals = np.empty((ROWS_AT_ONCE, dim), np.float32)
     for first in range(start, stop, ROWS_AT_ONCE):
         last = min(first + ROWS_AT_ONCE, stop)
@@ -120,7 +151,7 @@ def frozen(records: Records, grouped: Grouped, gradients: Records, hyper: Hyper,
 @kernel
 def adagrad(records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, start: int, stop: int) -> None:
     """Adagrad; state: sum of squares ``[D]``."""
-    dim, rows = gradients.shape[1], grouped.rows
+    dim, rows = gradients.shape[1] * grouped.rows_per_gradient, grouped.rows
     totals = np.empty((ROWS_AT_ONCE, dim), np.float32)
     for first in range(start, stop, ROWS_AT_ONCE):
         last = min(first + ROWS_AT_ONCE, stop)
@@ -139,7 +170,7 @@ def row_wise_adagrad(
     records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, start: int, stop: int
 ) -> None:
     """Row-wise Adagrad; state: sum of mean squares ``[1]``."""
-    dim, rows, means = gradients.shape[1], grouped.rows, grouped.mean_squares
+    dim, rows, means = gradients.shape[1] * grouped.rows_per_gradient, grouped.rows, grouped.mean_squares
     totals = np.empty((ROWS_AT_ONCE, dim), np.float32)
     for first in range(start, stop, ROWS_AT_ONCE):
         last = min(first + ROWS_AT_ONCE, stop)
@@ -159,7 +190,7 @@ def row_wise_adagrad(
 @kernel
 def adam(records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, start: int, stop: int) -> None:
     """Adam on touched rows; state: first and second moment ``[2 * D]``."""
-    dim, rows = gradients.shape[1], grouped.rows
+    dim, rows = gradients.shape[1] * grouped.rows_per_gradient, grouped.rows
     totals = np.empty((ROWS_AT_ONCE, dim), np.float32)
     rate, root = hyper.lr / hyper.correction1, np.float32(1.0) / np.sqrt(hyper.correction2)
     fresh1, fresh2 = np.float32(1.0) - hyper.beta1, np.float32(1.0) - hyper.beta2
@@ -181,7 +212,7 @@ def adam(records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, s
 @kernel
 def row_wise_adam(records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, start: int, stop: int) -> None:
     """Adam with one second moment a row; state: first moment ``[D]``, second moment ``[1]``."""
-    dim, rows, means = gradients.shape[1], grouped.rows, grouped.mean_squares
+    dim, rows, means = gradients.shape[1] * grouped.rows_per_gradient, grouped.rows, grouped.mean_squares
     totals = np.empty((ROWS_AT_ONCE, dim), np.float32)
     fresh1, fresh2 = np.float32(1.0) - hyper.beta1, np.float32(1.0) - hyper.beta2
     for first in range(start, stop, ROWS_AT_ONCE):

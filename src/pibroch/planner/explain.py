@@ -1,0 +1,163 @@
+"""A plan in figures and words: rows of tables for a terminal, one HTML page with plots."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from pibroch.errors import StorageError
+from pibroch.observability import plan_plots as plots
+from pibroch.planner.cost import links
+from pibroch.planner.prediction import Prediction
+
+Row = list[str]
+
+
+def megabytes(number: float) -> str:
+    """Bytes for a reader.
+
+    >>> megabytes(1_234_567), megabytes(12_345), megabytes(5.1e9), megabytes(0)
+    ('1.23 MB', '12.3 kB', '5.1 GB', '0 B')
+    """
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.3g} B"
+
+
+def headlines(prediction: Prediction) -> list[tuple[str, str]]:
+    """What matters first, as label and text."""
+    balance, cost = prediction.balance, links(np.array(prediction.link_cost))
+    bound = prediction.worst_link_bound
+    lines = [
+        ("crossing accesses", f"{prediction.crossing['accesses']:.2%}"),
+        ("at least, by any choice of copies", f"{prediction.least_crossing:.2%}"),
+        ("crossing transfers", f"{prediction.crossing['transfers']:.2%}"),
+        ("worst link over mean", f"{cost.max() / cost.mean():.3f}" if len(cost) and cost.mean() else "no traffic"),
+    ]
+    if bound:
+        lines.append(("worst link over its lower bound", f"{cost.max() / bound:.4f}"))
+    lines += [
+        ("balance of memory", f"{balance['memory']:.4f}"),
+        ("balance of lookups", f"{balance['workload']:.4f}"),
+        ("balance of links", f"{balance['communication']:.4f}"),
+        ("extra memory", f"{prediction.used_extra:.2%} of {prediction.extra:.2%}"),
+    ]
+    return lines
+
+
+def sentences(prediction: Prediction) -> list[str]:
+    """What was decided, in words."""
+    p = prediction
+    how = {
+        "links": "copies relieve the worst link of the shard that has most free memory (Algorithm 1)",
+        "everywhere": "the rows read most are on all shards",
+        "frequency": "rows read more often than BW_p2p / (B BW_ar) are on all shards (Eq. 4, 5); it counts accesses",
+        "safe": "rows that every batch reads are on all shards: that never adds a byte",
+        "none": "no copies",
+    }
+    said = [
+        f"{p.num_rows:,} rows ({megabytes(p.table_bytes)}) in {p.num_partitions:,} partitions of at most "
+        f"{p.threshold:.3%} of accesses and memory, on {p.num_shards} shards of {len(set(p.hosts))} host(s)",
+        f"for {p.mode}, by {p.objective}, batches of {p.batch_size:,} a rank; policy {p.policy}: {how[p.policy]}",
+        f"{p.copied_rows:,} rows have copies, {p.copies:,} in all ({p.hot_share:.2%} of the rows)",
+    ]
+    if p.mode == "training":
+        forward, sync = links(np.array(p.read_bytes["transfers"])).sum(), links(np.array(p.sync_bytes)).sum()
+        said.append(
+            f"a step moves {megabytes(forward)} of rows, and {megabytes(sync)} of gradients and sums, ids not counted"
+        )
+    return said + [f"warning: {warning}" for warning in p.warnings]
+
+
+def shard_rows(prediction: Prediction) -> list[Row]:
+    """By shard: host, memory, lookups, bytes looked up, got and sent (transfers), dearest peer."""
+    transfers, cost = np.array(prediction.read_bytes["transfers"]), np.array(prediction.link_cost)
+    np.fill_diagonal(transfers, 0.0)
+    np.fill_diagonal(cost, 0.0)
+    out = []
+    for shard in range(prediction.num_shards):
+        peer = int(cost[shard].argmax())
+        dearest = "none" if not cost[shard, peer] else f"{peer} ({cost[shard, peer]:,.3g})"
+        out.append([
+            str(shard), str(prediction.hosts[shard]), megabytes(prediction.memory_bytes[shard]),
+            f"{prediction.lookups[shard]:,.0f}", megabytes(prediction.lookup_bytes[shard]),
+            megabytes(transfers[shard].sum()), megabytes(transfers[:, shard].sum()), dearest,
+        ])  # fmt: skip
+    return out
+
+
+SHARD_COLUMNS = ("shard", "host", "memory", "lookups", "looked up", "gets", "gives", "dearest peer (cost)")
+STEP_COLUMNS = ("extra memory", "crossing accesses", "mean link", "worst link", "mean of none")
+
+
+def step_rows(prediction: Prediction) -> list[Row]:
+    """What each budget would buy, each cost beside that of no copies."""
+    first = prediction.steps[0].mean_link if prediction.steps else 0.0
+    return [
+        [f"{step.extra:.0%}", f"{step.crossing:.1%}", f"{step.mean_link:,.4g}", f"{step.worst_link:,.4g}",
+         f"{step.mean_link / first:.3f}" if first else "no traffic"]
+        for step in prediction.steps
+    ]  # fmt: skip
+
+
+def write_page(prediction: Prediction, name: str, out: Path) -> Path:
+    """Write a page that needs no other file and asks the network for nothing.
+
+    Raises:
+        StorageError: when it cannot be written.
+    """
+    environment = Environment(
+        loader=PackageLoader("pibroch.observability", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template("plan.html").render(
+        name=name,
+        tiles=headlines(prediction),
+        sentences=sentences(prediction),
+        figures=[(title, note, Markup(svg)) for title, note, svg in _figures(prediction)],
+        tables=[("Shards", SHARD_COLUMNS, shard_rows(prediction))]
+        + ([("Budgets", STEP_COLUMNS, step_rows(prediction))] if prediction.steps else []),
+    )
+    temporary = out.with_name(f".{out.name}.new")
+    try:
+        temporary.write_text(page, encoding="utf-8")
+        os.replace(temporary, out)
+    except OSError as error:
+        raise StorageError(
+            f"{error.strerror} while writing {out}", "a place to write to", "pass --html FILE"
+        ) from error
+    return out
+
+
+def _figures(prediction: Prediction) -> list[tuple[str, str, str]]:
+    p = prediction
+    transfers, accesses = (np.array(p.read_bytes[form]) for form in ("transfers", "accesses"))
+    for matrix in (transfers, accesses):
+        np.fill_diagonal(matrix, 0.0)
+    found = [
+        ("Memory", "of each shard, the dotted line is its budget", plots.shard_bars(p.memory_bytes, p.room_bytes)),
+        ("Lookups", "bytes that each shard looks up a step, for all ranks", plots.shard_bars(p.lookup_bytes)),
+        ("Bytes got", "from other shards a step, each distinct row once", plots.shard_bars(transfers.sum(axis=1).tolist())),
+        ("Between shards, transfers", "bytes a step, each distinct row once", plots.heat_map(transfers.tolist())),
+        ("Between shards, accesses", "bytes a step, each access once", plots.heat_map(accesses.tolist())),
+        ("Cost of links", f"Eq. 3, {p.objective}: what was levelled", plots.heat_map(_off_diagonal(p.link_cost))),
+        ("Access curve", "rows left of the line have copies", plots.access_curve(p.curve, p.hot_share)),
+    ]  # fmt: skip
+    if any(any(row) for row in p.sync_bytes):
+        found.append(("Gradients and sums", "bytes that a shard (row) sends another", plots.heat_map(p.sync_bytes)))
+    if p.steps:
+        series = [(step.extra, step.mean_link, step.worst_link) for step in p.steps]
+        found.append(("Extra memory", "cost of links that each per cent buys", plots.budget_curve(series, p.extra)))
+    return found
+
+
+def _off_diagonal(matrix: list[list[float]]) -> list[list[float]]:
+    return [[0.0 if i == j else value for j, value in enumerate(row)] for i, row in enumerate(matrix)]

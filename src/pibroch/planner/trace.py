@@ -1,0 +1,90 @@
+"""Traces of lookups: text, one row index a line, plain or gzip. Each lookup counts as a sample."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pibroch.errors import DataError
+from pibroch.planner.profile import AccessProfile, ProfileCounter, Progress
+
+PIECE_BYTES = 16 << 20
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+def count_trace(
+    path: Path,
+    num_rows: int | None = None,
+    batch_size: int = 1024,
+    table: str | None = None,
+    progress: Progress | None = None,
+) -> AccessProfile:
+    """Count a trace in one pass.
+
+    Args:
+        path: of the trace.
+        num_rows: of its table; the greatest index + 1 when absent, for which the trace is read once more.
+        batch_size: lookups of a batch.
+        table: name of the table; that of the file when absent.
+        progress: told the stage and the fraction that is done.
+
+    Raises:
+        DataError: naming the first line that is no index of the table, or when there is no line.
+    """
+    progress, digest = progress or (lambda stage, fraction: None), hashlib.sha256()
+    if num_rows is None:
+        num_rows = 1 + max((int(ids.max()) for _, ids in _pieces(path, lambda stage, fraction: None)), default=0)
+    name = table or path.name.split(".")[0]
+    counter, held = ProfileCounter({name: num_rows}), np.empty(0, np.int64)
+    for first_line, ids in _pieces(path, progress):
+        outside = np.flatnonzero((ids < 0) | (ids >= num_rows))
+        if len(outside):
+            line = first_line + int(outside[0])
+            got = f"{path}, line {line}: index {ids[outside[0]]}"
+            raise DataError(got, f"0 to {num_rows - 1}", "give the table more rows with --rows")
+        digest.update(ids.tobytes())
+        held = np.concatenate([held, ids])
+        whole = len(held) // batch_size * batch_size
+        for start in range(0, whole, batch_size):
+            counter.add({name: [held[start : start + batch_size]]}, batch_size)
+        held = held[whole:]
+    if len(held):
+        counter.add({name: [held]}, len(held))
+    if not counter.num_samples:
+        raise DataError(f"{path}, which is empty", "one index a line", "check the path")
+    return counter.profile(batch_size, digest.hexdigest(), {"trace": path.name})
+
+
+def _pieces(path: Path, progress: Progress) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """The number of a piece's first line, and its indices."""
+    try:
+        size = max(1, path.stat().st_size)
+        with path.open("rb") as raw:
+            is_packed = raw.read(2) == _GZIP_MAGIC
+            raw.seek(0)
+            text: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=raw) if is_packed else raw
+            line = 1
+            while lines := text.readlines(PIECE_BYTES):
+                yield line, _indices(lines, path, line)
+                line += len(lines)
+                progress("counting", raw.tell() / size)
+    except (OSError, EOFError) as error:
+        raise DataError(f"{path}, unreadable: {error}", "a trace, plain or gzip", "check the file") from error
+
+
+def _indices(lines: list[bytes], path: Path, first_line: int) -> NDArray[np.int64]:
+    try:
+        return np.array(lines, dtype="S20").astype(np.int64)
+    except ValueError as error:
+        for number, text in enumerate(lines, first_line):
+            if not text.strip().lstrip(b"-").isdigit():
+                raise DataError(
+                    f"{path}, line {number}: {text.strip()[:40]!r}", "one row index a line", "correct the trace"
+                ) from error
+        raise DataError(f"{path}: {error}", "one row index a line", "correct the trace") from error

@@ -1,0 +1,121 @@
+import re
+
+import numpy as np
+import pytest
+
+from pibroch.errors import ConfigError, DataError
+from pibroch.planner import cost as costs
+from pibroch.planner.assignment import Assignment
+from pibroch.planner.diff import diff
+from pibroch.planner.explain import headlines, sentences, shard_rows, step_rows, write_page
+from pibroch.planner.make import PlanOptions, make_plan
+from pibroch.planner.plan import Plan
+from pibroch.planner.store import load_plan, save_plan
+from pibroch.planner.topology import ClusterTopology
+from planner_cases import sizes, zipf_profile
+
+PROFILE = zipf_profile({"a": 3000, "b": 40}, 20_000)
+
+
+@pytest.fixture(scope="module")
+def plans():
+    topology, tables = ClusterTopology.hierarchical(2, 2, 3.0), sizes(PROFILE)
+    one = make_plan(tables, PROFILE, topology, PlanOptions(0.05))
+    other = make_plan(tables, PROFILE, topology, PlanOptions(0.1, "training", "everywhere", steps=False))
+    return one, other
+
+
+def test_plans_are_files(tmp_path, plans):
+    for number, (assignment, prediction) in enumerate(plans):
+        path = tmp_path / "new" / f"plan{number}"
+        save_plan(path, assignment, prediction)
+        again, said = load_plan(path)
+        assert said == prediction
+        assert (again.home == assignment.home).all() and again.home.dtype == np.uint16
+        assert (again.copies == assignment.copies).all() and again.copies.dtype == bool
+        assert (again.source is None) == (assignment.source is None)
+        if assignment.source is not None:
+            assert (again.source == assignment.source).all()
+        for name, rows in assignment.partition_of.items():
+            assert (again.partition_of[name] == rows).all() and rows.dtype == np.uint16
+
+
+def test_files_that_are_no_plan_are_refused(tmp_path, plans):
+    path, rows = tmp_path / "plan", tmp_path / "plan.rows"
+    save_plan(path, *plans[0])
+    for file in (path, rows):
+        whole = file.read_bytes()
+        for damaged in (b"", whole[:-4], b"nothing of the kind"):
+            file.write_bytes(damaged)
+            with pytest.raises(ConfigError):
+                load_plan(path)
+        file.write_bytes(whole)
+    assert load_plan(path)[1] == plans[0][1]
+    Plan.by_rows(plans[0][0]).save(path)
+    with pytest.raises(ConfigError, match="without a prediction"):
+        load_plan(path)
+    with pytest.raises(ConfigError, match="which is not there"):
+        load_plan(tmp_path / "none")
+    PROFILE.save(path)
+    with pytest.raises(ConfigError, match="which is no plan"):
+        load_plan(path)
+
+
+def test_sources_are_stored_only_where_they_differ_from_the_rule(plans):
+    for assignment, prediction in plans:
+        topology = ClusterTopology.hierarchical(2, 2, 3.0)
+        by_rule = costs.sources(assignment.home, assignment.copies, topology.cost)
+        if assignment.source is not None:
+            assert not np.array_equal(by_rule, assignment.source)
+            assert costs.holders(assignment.home, assignment.copies)[
+                np.arange(len(by_rule))[:, None], assignment.source
+            ].all()
+        assert prediction.hosts == [0, 0, 1, 1]
+
+
+def test_figures_and_words(plans):
+    (_, one), (_, other) = plans
+    assert dict(headlines(one))["extra memory"].endswith("of 5.00%")
+    assert "worst link over its lower bound" in dict(headlines(one))
+    assert "worst link over its lower bound" not in dict(headlines(other))
+    assert any("Algorithm 1" in said for said in sentences(one))
+    assert any("gradients" in said for said in sentences(other)) and not any("gradients" in s for s in sentences(one))
+    assert len(shard_rows(one)) == 4 and [row[0] for row in step_rows(one)] == ["0%", "1%", "2%", "5%", "10%", "20%"]
+    assert step_rows(one)[0][-1] == "1.000" and step_rows(other) == []
+
+
+def test_the_page_needs_nothing_but_itself(tmp_path, plans):
+    (_, prediction), (_, other) = plans
+    prediction = prediction.model_copy(update={"sync_bytes": other.sync_bytes})
+    page = write_page(prediction, "<my> plan", tmp_path / "plan.html").read_text()
+    assert page.count("<svg") == page.count("</svg>") == 9
+    assert "&lt;my&gt; plan" in page and "<my>" not in page
+    outside = [link for link in re.findall(r'(?:src|href)="([^"]*)"', page) if not link.startswith("#")]
+    assert not [link for link in outside if not link.startswith("data:")]
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.html"]
+
+
+def test_differences_row_by_row(plans):
+    (one, _), (other, _) = plans
+    found = diff(one, other)
+    for name, table in found.tables.items():
+        before, after = one.partition_of[name], other.partition_of[name]
+        assert table.moved == (one.home[before] != other.home[after]).sum()
+        held = [costs.holders(p.home, p.copies)[rows] for p, rows in ((one, before), (other, after))]
+        assert table.copies_added == (held[1] & ~held[0]).sum()
+        assert table.copies_dropped == (held[0] & ~held[1]).sum()
+        assert table.num_rows == len(before)
+    assert found.moved == sum(table.moved for table in found.tables.values())
+    assert found.rows_sent.sum() == sum(table.copies_added for table in found.tables.values())
+    same = diff(one, one)
+    assert same.moved == 0 and not same.rows_sent.any()
+
+
+def test_plans_of_other_tables_cannot_be_compared(plans):
+    (one, _), _ = plans
+    fewer = Assignment({"a": one.partition_of["a"]}, one.home, one.copies)
+    narrower = Assignment(one.partition_of, one.home % 2, one.copies[:, :2])
+    with pytest.raises(DataError, match="differ in table 'b'"):
+        diff(one, fewer)
+    with pytest.raises(DataError, match="4 and 2 shards"):
+        diff(one, narrower)
