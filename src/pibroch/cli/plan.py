@@ -20,10 +20,12 @@ from pibroch.errors import ConfigError
 from pibroch.planner.count import CountOptions, count_dataset
 from pibroch.planner.diff import diff
 from pibroch.planner.explain import (
+    POLICY_COLUMNS,
     SHARD_COLUMNS,
     STEP_COLUMNS,
     headlines,
     megabytes,
+    policy_rows,
     sentences,
     shard_rows,
     step_rows,
@@ -233,6 +235,11 @@ def _show(prediction: Prediction, name: str) -> None:
     if prediction.steps:
         grid = _grid(*STEP_COLUMNS, title="what extra memory buys")
         for row in step_rows(prediction):
+            grid.add_row(*row)
+        results.print(grid)
+    if prediction.policies:
+        grid = _grid(*POLICY_COLUMNS, title="what each policy would give")
+        for row in policy_rows(prediction):
             grid.add_row(*row)
         results.print(grid)
     for label, value in headlines(prediction):

@@ -105,6 +105,18 @@ def step_rows(prediction: Prediction) -> list[Row]:
     ]  # fmt: skip
 
 
+POLICY_COLUMNS = ("policy", "copied rows", "mean link", "worst link", "rows cross", "gradients and sums cross")
+
+
+def policy_rows(prediction: Prediction) -> list[Row]:
+    """What each policy would give; the chosen one is marked."""
+    return [
+        [f"{one.policy} (this plan)" if one.policy == prediction.policy else one.policy, f"{one.copied_rows:,}",
+         f"{one.mean_link:,.4g}", f"{one.worst_link:,.4g}", megabytes(one.read_bytes), megabytes(one.sync_bytes)]
+        for one in prediction.policies
+    ]  # fmt: skip
+
+
 def write_page(prediction: Prediction, name: str, out: Path) -> Path:
     """Write a page that needs no other file and asks the network for nothing.
 
@@ -124,7 +136,8 @@ def write_page(prediction: Prediction, name: str, out: Path) -> Path:
         sentences=sentences(prediction),
         figures=[(title, note, Markup(svg)) for title, note, svg in _figures(prediction)],
         tables=[("Shards", SHARD_COLUMNS, shard_rows(prediction))]
-        + ([("Budgets", STEP_COLUMNS, step_rows(prediction))] if prediction.steps else []),
+        + ([("Budgets", STEP_COLUMNS, step_rows(prediction))] if prediction.steps else [])
+        + ([("Policies", POLICY_COLUMNS, policy_rows(prediction))] if prediction.policies else []),
     )
     temporary = out.with_name(f".{out.name}.new")
     try:

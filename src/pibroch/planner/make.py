@@ -13,7 +13,7 @@ from pibroch.errors import ConfigError
 from pibroch.planner.assignment import Assignment
 from pibroch.planner.balance import by_worth
 from pibroch.planner.partition import MAX_PARTITIONS, Form, Partitioner, Partitions, TableSize, total_bytes
-from pibroch.planner.prediction import BudgetStep, Prediction
+from pibroch.planner.prediction import BudgetStep, PolicyForecast, Prediction
 from pibroch.planner.profile import AccessProfile
 from pibroch.planner.replicate import POLICIES, Mode, Placed, Policy, synchronisation
 from pibroch.planner.search import Found, find_placement
@@ -42,7 +42,7 @@ class PlanOptions:
             below when absent (Sec. 4.2, backtracking).
         memory_balance, workload_balance, link_balance: least over most, that end the backtracking.
         link_gap: worst link over its lower bound, that ends it, where the bound can be worked out.
-        steps: also work out what other budgets would buy.
+        steps: also work out what other budgets would buy, and what other policies would give.
     """
 
     extra: float = 0.05
@@ -125,7 +125,8 @@ def make_plan(
     progress("assigning rows", 1.0)
     prediction = predict(partitions, found.placed, topology, options, profile, room)
     bound = _bound(partitions, topology, room, options)
-    changes = {"threshold": trial.threshold, "steps": steps, "worst_link_bound": bound}
+    policies = _policies(partitions, topology, room, options) if options.steps else []
+    changes = {"threshold": trial.threshold, "steps": steps, "policies": policies, "worst_link_bound": bound}
     return assignment, prediction.model_copy(update=changes)
 
 
@@ -331,6 +332,31 @@ def _steps(
         steps.append(BudgetStep(extra=extra, mean_link=mean, worst_link=worst, crossing=share))
     progress("other budgets", 1.0)
     return steps
+
+
+def _policies(
+    partitions: Partitions, topology: ClusterTopology, room: Floats, options: PlanOptions
+) -> list[PolicyForecast]:
+    """What each policy of the mode would give, with the same partitions."""
+    out = []
+    for policy in POLICIES[options.mode]:
+        other = replace(options, policy=policy)
+        placed = _place(partitions, topology, room, other, is_final=False).placed
+        between = costs.communication(partitions.weight(options.objective), placed.source, topology.cost)
+        links = costs.links(between) if topology.num_ranks > 1 else np.zeros(1)
+        reads = costs.traffic(partitions.weight("transfers"), placed.source, topology.num_ranks)
+        sync = synchronisation(partitions, placed, topology.num_ranks) if options.mode == "training" else np.zeros(1)
+        out.append(
+            PolicyForecast(
+                policy=policy,
+                copied_rows=int(partitions.num_rows[placed.held.sum(axis=1) > 1].sum()),
+                mean_link=float(links.mean()),
+                worst_link=float(links.max()),
+                read_bytes=float(reads.sum() - np.trace(reads)),
+                sync_bytes=float(sync.sum()),
+            )
+        )
+    return out
 
 
 def _bound(partitions: Partitions, topology: ClusterTopology, room: Floats, options: PlanOptions) -> float | None:

@@ -31,6 +31,28 @@ class BudgetStep(BaseModel):
     crossing: float
 
 
+class PolicyForecast(BaseModel):
+    """What a way to choose copies would give, with the same partitions and budget, before the search at the end.
+
+    Attributes:
+        policy: its name.
+        copied_rows: rows with at least one copy.
+        mean_link: cost a step, over all pairs of shards.
+        worst_link: and that of the dearest.
+        read_bytes: of rows that cross a step, each distinct one of a rank once.
+        sync_bytes: of gradients and sums that cross a step; 0 for inference.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    policy: str
+    copied_rows: int
+    mean_link: float
+    worst_link: float
+    read_bytes: float
+    sync_bytes: float
+
+
 class Prediction(BaseModel):
     """All figures are for one step; W shards.
 
@@ -63,6 +85,7 @@ class Prediction(BaseModel):
         curve: points of the access curve: share of rows, most read first, and their share of accesses.
         hot_share: share of rows that have copies, for the curve.
         steps: what each budget would buy.
+        policies: what each policy of the mode would give; the chosen one is ``policy``.
         hosts: host of each rank.
         warnings: what a reader should know.
     """
@@ -96,6 +119,7 @@ class Prediction(BaseModel):
     curve: list[tuple[float, float]]
     hot_share: float
     steps: list[BudgetStep] = []
+    policies: list[PolicyForecast] = []
     hosts: list[int]
     warnings: list[str] = []
 

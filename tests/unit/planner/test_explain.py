@@ -7,9 +7,10 @@ from pibroch.errors import ConfigError, DataError
 from pibroch.planner import cost as costs
 from pibroch.planner.assignment import Assignment
 from pibroch.planner.diff import diff
-from pibroch.planner.explain import headlines, sentences, shard_rows, step_rows, write_page
+from pibroch.planner.explain import headlines, policy_rows, sentences, shard_rows, step_rows, write_page
 from pibroch.planner.make import PlanOptions, make_plan
 from pibroch.planner.plan import Plan
+from pibroch.planner.replicate import POLICIES
 from pibroch.planner.store import load_plan, save_plan
 from pibroch.planner.topology import ClusterTopology
 from planner_cases import sizes, zipf_profile
@@ -71,6 +72,20 @@ def test_sources_are_stored_only_where_they_differ_from_the_rule(plans):
                 np.arange(len(by_rule))[:, None], assignment.source
             ].all()
         assert prediction.hosts == [0, 0, 1, 1]
+
+
+def test_each_policy_is_predicted():
+    topology, tables = ClusterTopology.uniform(3), sizes(PROFILE)
+    for mode, names in POLICIES.items():
+        _, prediction = make_plan(tables, PROFILE, topology, PlanOptions(0.05, mode))
+        found = {one.policy: one for one in prediction.policies}
+        assert tuple(found) == names and found["none"].copied_rows == 0
+        sent = {name: one.read_bytes + one.sync_bytes for name, one in found.items()}
+        if mode == "training":
+            assert sent["safe"] <= sent["none"] * (1 + 1e-9) < sent["everywhere"]
+        else:
+            assert sent["links"] <= sent["everywhere"] * 1.02 < sent["none"] and not found["links"].sync_bytes
+        assert policy_rows(prediction)[0][0] == f"{names[0]} (this plan)"
 
 
 def test_figures_and_words(plans):
