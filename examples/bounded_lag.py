@@ -14,7 +14,7 @@ import pibroch as pb
 from pibroch.config.model import ModelConfig
 from pibroch.models import build_model
 
-NUM_BATCHES, BATCH_SIZE, NUM_DENSE, FEATURES = 100, 64, 4, ("user", "item", "page")
+NUM_BATCHES, BATCH_SIZE, NUM_DENSE, FEATURES = 50, 64, 4, ("user", "item", "page")
 
 
 def batches(rank: int) -> Iterator[pb.JaggedBatch]:

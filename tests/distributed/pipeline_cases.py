@@ -3,12 +3,14 @@
 import random
 import time
 
+import numpy as np
 import torch
 
 import pibroch as pb
 from pibroch.config.model import ModelConfig
 from pibroch.errors import ConfigError, DataError
 from pibroch.models import build_model
+from pibroch.planner.assignment import Assignment
 
 FEATURES = ("red", "green", "blue", "black")
 NUM_ROWS = (50, 7, 300, 20)
@@ -22,6 +24,18 @@ PLACEMENTS = {
 }
 
 
+def plan_by_rows(num_shards):
+    """Each row by its partition: homes all over, the first partition's rows copied to all."""
+    draw = np.random.default_rng(1)
+    parts = {
+        name: np.sort(draw.integers(0, 6, rows)).astype(np.uint16)
+        for name, rows in zip(FEATURES, NUM_ROWS, strict=True)
+    }
+    copies = np.zeros((6, num_shards), np.bool_)
+    copies[0] = True
+    return pb.Plan.by_rows(Assignment(parts, draw.integers(0, num_shards, 6).astype(np.uint16), copies))
+
+
 def make(channel, placement, dims=(8, 8, 8, 8), **options):
     """A DLRM, or for tables of several dims something over all of them, and its tables."""
     tables = [
@@ -29,8 +43,8 @@ def make(channel, placement, dims=(8, 8, 8, 8), **options):
         for name, rows, dim in zip(FEATURES, NUM_ROWS, dims, strict=True)
     ]
     embeddings = pb.Embeddings(
-        tables, pb.Adagrad(lr=0.1), "alltoall", channel=channel.ranks.open_channel(), placement=PLACEMENTS[placement],
-        **options,
+        tables, pb.Adagrad(lr=0.1), "alltoall", channel=channel.ranks.open_channel(), 
+        placement=plan_by_rows(channel.ranks.world_size) if placement == "rows" else PLACEMENTS[placement], **options,
     )  # fmt: skip
     torch.manual_seed(5)
     if len(set(dims)) > 1:

@@ -4,7 +4,7 @@ import pipeline_cases as cases
 import pytest
 
 
-@pytest.mark.parametrize("placement", sorted(cases.PLACEMENTS))
+@pytest.mark.parametrize("placement", [*sorted(cases.PLACEMENTS), "rows"])
 def test_predictions_have_the_bits_of_synchronous_inference_for_every_placement(worlds, placement):
     for found in worlds(2).run(cases.predictions, placement, (0, 1, 3, 8), "auto"):
         assert found == [(True, 2.0)] * 4
