@@ -8,8 +8,8 @@ import pytest
 import cases
 import pibroch as pb
 from pibroch.data import EncodedDataset
-from pibroch.planner.payload import step_payload
 from pibroch.planner.count import CountOptions, count_dataset
+from pibroch.planner.payload import step_payload
 from row_plans import random_plan
 from small_run import make_dataset
 
