@@ -170,7 +170,12 @@ def refused(channel):
     try:
         pb.BoundedLagPipeline(torch.nn.Identity(), embeddings)
     except ConfigError as error:
-        return str(error)
+        exchange = str(error)
+    _, embeddings = make(channel, "row_wise")
+    try:
+        pb.BoundedLagPipeline(torch.nn.Identity(), embeddings, "many")
+    except ConfigError as error:
+        return exchange, str(error)
     return None
 
 

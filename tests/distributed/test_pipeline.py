@@ -34,8 +34,9 @@ def test_a_bad_batch_fails_alone(worlds, bound):
     assert sorted(first) == [3, 5] and "RowIdError" in first[3] and "1000000" in first[3] and "dense" in first[5]
 
 
-def test_other_exchanges_are_refused(worlds):
-    assert "alltoall" in worlds(2).run(cases.refused)[0]
+def test_other_exchanges_and_bounds_are_refused(worlds):
+    exchange, bound = worlds(2).run(cases.refused)[0]
+    assert "alltoall" in exchange and "'many'" in bound
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -98,7 +98,7 @@ class BoundedLagPipeline:
     """
 
     def __init__(
-        self, model: Callable[..., Any], embeddings: Embeddings, bound: int | Literal["auto"] | None = None,
+        self, model: Callable[..., Any], embeddings: Embeddings, bound: int | str | None = None,
         transport: str | None = None,
     ) -> None:  # fmt: skip
         exchange = embeddings.exchange
@@ -107,7 +107,9 @@ class BoundedLagPipeline:
                 f"embeddings whose exchange is a {type(exchange).__name__}", "the exchange alltoall",
                 'make them with exchange="alltoall", and load a checkpoint into them',
             )  # fmt: skip
-        options = BoundedLagOptions(None if bound == AUTO else bound, transport)
+        if isinstance(bound, str) and bound != AUTO:
+            raise ConfigError(f"bound {bound!r}", f"a number, or {AUTO!r}")
+        options = BoundedLagOptions(None if isinstance(bound, str) else bound, transport)
         given = None if bound == AUTO else options.given_bound()
         self._model, self._embeddings, self._lookup = model, embeddings, InferenceLookup(exchange)
         self._ranks = embeddings.ranks

@@ -4,7 +4,8 @@ The lookup of :class:`AllToAllExchange` needs three dependent messages, as recei
 carry their sizes, and a bad batch is noticed before anybody hears of it. What comes out is the same to the last bit.
 
 A question is int64 numbers (samples, whether it is of a batch of one's own, how long the asking rank took for the step before,
-then bytes and a note for each lane) and the lanes' parts; an answer is the lanes' vectors in the type of the wire. Parts begin at multiples of eight bytes.
+then bytes and a note for each lane) and the lanes' parts; an answer is the lanes' vectors in the type of the wire. Parts begin
+at multiples of eight bytes.
 """
 
 from __future__ import annotations
