@@ -38,12 +38,12 @@ END_S = 2.0
 """How long a rank that has closed lets others get what it has put."""
 
 
-class _Window(Protocol):
+class _MpiWindow(Protocol):
     """What is used of mpi4py's windows."""
 
     def tomemory(self) -> memoryview: ...
     def Put(self, origin: object, target_rank: int, target: object, /) -> None: ...
-    def Rget(self, origin: object, target_rank: int, target: object, /) -> _Request: ...
+    def Rget(self, origin: object, target_rank: int, target: object, /) -> _MpiRequest: ...
     def Flush(self, rank: int, /) -> None: ...
     def Sync(self) -> None: ...
     def Attach(self, memory: object, /) -> None: ...
@@ -52,22 +52,22 @@ class _Window(Protocol):
     def Free(self) -> None: ...
 
 
-class _Request(Protocol):
+class _MpiRequest(Protocol):
     def Test(self) -> bool: ...
 
 
-class _Communicator(Protocol):
+class _MpiCommunicator(Protocol):
     def Iprobe(self) -> bool: ...
     def Barrier(self) -> None: ...
     def Allreduce(self, sent: object, received: object, operation: object, /) -> None: ...
 
 
 @dataclass(slots=True)
-class _Windows:
+class _MpiWindows:
     """Of one transport; ``kept`` is memory that others may still get, ``is_closed`` whether this rank is done with them."""
 
-    inbox: _Window
-    overflow: _Window
+    inbox: _MpiWindow
+    overflow: _MpiWindow
     kept: list[Bytes] = field(default_factory=list)
     is_closed: bool = False
 
@@ -86,8 +86,8 @@ class MpiTransport(LaggedTransport):
         timeout_s: how long a wait may take.
     """
 
-    _communicators: ClassVar[dict[tuple[int, ...], _Communicator]] = {}
-    _opened: ClassVar[dict[tuple[int, ...], list[_Windows]]] = {}
+    _communicators: ClassVar[dict[tuple[int, ...], _MpiCommunicator]] = {}
+    _opened: ClassVar[dict[tuple[int, ...], list[_MpiWindows]]] = {}
 
     def __init__(
         self, mpi: ModuleType, meeting: Meeting, rank: int, members: Sequence[int], num_slots: int, slot_bytes: int,
@@ -273,13 +273,13 @@ class MpiTransport(LaggedTransport):
                 self._send(word.ctypes.data, 8, p, 8 * self.rank)
                 self._inbox.Flush(p)
 
-    def _communicate(self, members: tuple[int, ...]) -> _Communicator:
+    def _communicate(self, members: tuple[int, ...]) -> _MpiCommunicator:
         if members not in self._communicators:
             world = self._mpi.COMM_WORLD
             self._communicators[members] = world.Create_group(world.group.Incl(list(members)))
         return self._communicators[members]
 
-    def _open(self, members: tuple[int, ...], nbytes: int) -> _Windows:
+    def _open(self, members: tuple[int, ...], nbytes: int) -> _MpiWindows:
         """New windows between all members, and an end to those that all have closed."""
         opened, mpi, communicator = self._opened.setdefault(members, []), self._mpi, self._communicator
         closed = np.array([each.is_closed for each in opened], np.int64)
@@ -294,7 +294,7 @@ class MpiTransport(LaggedTransport):
         memory = np.frombuffer(inbox.tomemory(), np.uint8)
         memory[: self._head_bytes] = 0
         memory[self._head_bytes :].reshape(-1, self._stride)[:, :HEADER_BYTES] = 0  # it may have been a window before
-        windows = _Windows(inbox, mpi.Win.Create_dynamic(mpi.INFO_NULL, communicator))
+        windows = _MpiWindows(inbox, mpi.Win.Create_dynamic(mpi.INFO_NULL, communicator))
         windows.inbox.Lock_all()
         windows.overflow.Lock_all()
         communicator.Barrier()
