@@ -119,7 +119,7 @@ class TimeChart:
             axes.set_yticks(range(NUM_RANKS), [f"rank {rank}" for rank in range(NUM_RANKS)])
             axes.set_xlabel("ms", fontsize=9)
 
-        Frame(("k",), "").draw(rows, colours, title, path, draw_panel)
+        Frame(("panel",), "").draw(rows, colours, title, path, draw_panel)
 
 
 def timeline(options: Options, load: ForeignLoad) -> Report:
@@ -141,7 +141,9 @@ def timeline(options: Options, load: ForeignLoad) -> Report:
             for rank, spans in enumerate(charts[bound]):
                 for name in dict.fromkeys(name for name, _, _ in spans):
                     total = sum(end - start for each, start, end in spans if each == name)
-                    rows.append({"k": bound, "rank": rank, "doing": name, "step_ms": total / CHART_STEPS})
+                    rows.append({
+                        "panel": f"k = {bound}", "k": bound, "rank": rank, "doing": name, "step_ms": total / CHART_STEPS,
+                    })  # fmt: skip
     notes = [
         f"{NUM_RANKS} ranks, one run, {CHART_STEPS} steps after {CHART_FIRST} others, delays of 0 to {1e3 * MOST_DELAY_S:g} ms "
         "(`delay`); a rank that waits for answers gives its own to others meanwhile",

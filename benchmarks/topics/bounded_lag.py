@@ -114,7 +114,8 @@ def delays(options: Options, load: ForeignLoad) -> Report:
         f"{NUM_RANKS} ranks, {len(drawn)} steps of a delay of 0 to {1e3 * MOST_DELAY_S:g} ms, then an all-to-all of "
         "4 KB a peer, of which k may be outstanding; gloo: its own asynchronous one in the same FIFO (Table I)",
         "`recursion_ms`: what waiting alone takes on the delays that were drawn, `slept_ms` on the sleeps as they were: one "
-        "is longer than asked for, more so on a busy machine; `late_ms`: by how much, mean",
+        "sleeps until a tenth of a millisecond before its end and then looks, since sleeps end some 0.06 ms late; `late_ms` is "
+        "what is left of that, mean, more on a busy machine",
         "`removed_share`: of the gap between synchronous time and mean delay of the slowest rank; `possible_share` by the "
         "recursion",
     ]
