@@ -58,7 +58,7 @@ MEANINGS = {
     HOSTS: "cost of a link: bytes, times 4.21 between hosts; the paper reports a gap of 1 % without its budget",
     BOUNDS: "`bound`: by duality, for any placement; `optimum`: what HiGHS found in its time, `times_faster` by the clock",
     COPIES: "26 tables of 100,000 rows, Zipf 1.05, batch 2048 a rank, nothing dense to train; hosts of one rank and one thread "
-    "with 1 Gbit/s between them share this machine's cores; `of_row_wise`: step time, median over rounds; bytes as links carried",
+    "with 1 Gbit/s between them share the cores; `of_row_wise`: step time, median over rounds; bytes as links carried",
 }
 FORMS = ("accesses", "transfers")
 
