@@ -146,13 +146,13 @@ def open_for(path: Path, dataset: EncodedDataset) -> tuple[Predictor, Path]:
         CheckpointError: when it is missing, damaged, or of other tables, dense features or vocabularies.
     """
     folder = find_checkpoint(path)
-    config = _must_fit(read_manifest(folder), dataset).config
+    config = must_fit(read_manifest(folder), dataset).config
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
     return Predictor.open(folder), folder
 
 
-def _must_fit(manifest: Manifest, dataset: EncodedDataset) -> Manifest:
+def must_fit(manifest: Manifest, dataset: EncodedDataset) -> Manifest:
     """The manifest, when its tables, dense features and vocabularies are those of the data."""
     tables = build_tables(manifest.config, dataset.num_rows)
     check_tables_match(manifest.tables, saved_tables(tables, SGD(lr=1.0)), same_state=False)
