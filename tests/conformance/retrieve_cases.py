@@ -1,14 +1,13 @@
 """What ranks do in the tests of the exchange ``retrieve``."""
 
 import os
-import signal
-from dataclasses import replace
 
 import numpy as np
 import torch
 
 import pibroch as pb
-from cases import OPTIMIZERS, SHAPES, as_tensor, loss_of, optimizers, pieces_of, ragged_batch
+from cases import SHAPES, as_tensor, loss_of, optimizers, ragged_batch
+from pibroch.planner.assignment import Assignment
 
 
 def look_up(channel, shape, exchange="retrieve", dtype=None, seed=3, **options):
@@ -75,9 +74,7 @@ def interleave(channel, hosts):
     """Train with empty batches on some ranks, and look up between steps; the same by both exchanges."""
     tables, found = SHAPES["odd_dims"], []
     for exchange, options in (("alltoall", {}), ("retrieve", {"hosts": hosts})):
-        embeddings = pb.Embeddings(
-            tables, pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel, **options
-        )
+        embeddings = pb.Embeddings(tables, pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel, **options)
         seen, rank = [], channel.ranks.rank
         probe = ragged_batch(tables, 30, seed=99)
         for step in range(12):
@@ -89,3 +86,36 @@ def interleave(channel, hosts):
         found.append((seen, [view.weights.copy() for view in embeddings.pieces()]))
     (first, pieces), (second, others) = found
     return all(map(torch.equal, first, second)) and all(map(np.array_equal, pieces, others))
+
+
+def read_copies(channel, hosts):
+    """Read only rows of which every host has one copy: bytes got at first, then, and after loading; whether all is right."""
+    table, traffic = pb.Table("a", 40, 16), channel.ranks.traffic
+    copies = np.zeros((2, 4), np.bool_)
+    copies[0, [1, 2]] = copies[1, [0, 3]] = True
+    parts = Assignment({"a": np.arange(40, dtype=np.uint16) % 2}, np.array([0, 2], np.uint16), copies)
+    embeddings = pb.Embeddings(
+        [table],
+        pb.SGD(lr=1.0),
+        exchange="retrieve",
+        seed=3,
+        channel=channel,
+        hosts=hosts,
+        placement=pb.Plan.by_rows(parts),
+    )
+    batch, found, same = ragged_batch([table], 30, seed=channel.ranks.rank), [], True
+    for number in range(4):
+        if number == 2:
+            embeddings.load_weights("a", np.arange(640).reshape(40, 16))
+        channel.barrier()
+        before = traffic.received
+        with torch.no_grad():
+            rows = embeddings(batch)
+        found.append(traffic.received - before)
+        channel.barrier()  # all have filled their copies, and nobody goes on to load
+        right = pb.Embeddings([table], pb.SGD(lr=1.0), seed=3)
+        if number >= 2:
+            right.load_weights("a", np.arange(640).reshape(40, 16))
+        with torch.no_grad():
+            same &= torch.equal(rows, right(batch))
+    return found[0] > 0, found[1] > 0 or found[3] > 0, found[2] > 0, same

@@ -5,12 +5,12 @@ import signal
 
 import numpy as np
 import pytest
+import retrieve_cases
 import torch
 from exchanges import options_of
 from test_world import KIND_OF, bits, whole_records
 
 import cases
-import retrieve_cases
 from cases import OPTIMIZERS, SHAPES, run_steps
 from row_plans import random_plan
 
@@ -29,6 +29,27 @@ def test_lookups_without_step_have_the_bits_of_alltoall(worlds, size):
                 found = worlds(size).run(retrieve_cases.look_up, shape, hosts=hosts, **options)
                 for mine, other in zip(found, right, strict=True):
                     assert all(map(torch.equal, mine, other)), (shape, hosts)
+
+
+@pytest.mark.parametrize("wire", ["float32", "bfloat16", "float16"])
+def test_copies_of_a_host_are_read_by_its_ranks(worlds, wire):
+    for number, shape in enumerate(("any", "narrow")):
+        plan = random_plan(SHAPES[shape], 4, number, copies=True, partial=True)
+        right = worlds(4).run(retrieve_cases.look_up, shape, exchange="alltoall", placement=plan, wire=wire)
+        for hosts in (HOSTS[4], [0, 1, 1, 1], [0, 1, 2, 3], None):
+            found = worlds(4).run(retrieve_cases.look_up, shape, hosts=hosts, placement=plan, wire=wire)
+            for mine, other in zip(found, right, strict=True):
+                assert all(map(torch.equal, mine, other)), (shape, hosts)
+
+
+def test_a_copied_row_crosses_to_a_host_once_and_follows_what_is_loaded(worlds):
+    at_first, then, after_loading, same = map(
+        list, zip(*worlds(4).run(retrieve_cases.read_copies, HOSTS[4]), strict=True)
+    )
+    assert all(same)
+    assert any(at_first)
+    assert not any(then)
+    assert any(after_loading)
 
 
 @pytest.mark.parametrize("wire", ["bfloat16", "float16"])

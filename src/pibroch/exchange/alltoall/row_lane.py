@@ -24,6 +24,7 @@ from pibroch.exchange.messages import Talk, Values
 from pibroch.exchange.rows import BatchIds, DistinctRows, pool, row_id_error
 from pibroch.kernels.arrays import Bytes, Ints, Records, RowIds
 from pibroch.kernels.route import numba as routing
+from pibroch.kernels.route.numba import Homes
 from pibroch.kernels.scatter_update.numba import Grouped
 
 
@@ -193,12 +194,15 @@ class RowLane(Lane):
         ends: Ints = np.searchsorted(rows, bounds)
         return ends, (rows - np.repeat(bounds[:-1], np.diff(ends))).astype(self.id_type)
 
-    def resolve(self, batch: JaggedBatch) -> tuple[BatchIds, RowIdError | None]:
-        """The batch's ids as addresses; where one is outside its table, no ids and the error, for all ranks to hear of."""
+    def resolve(self, batch: JaggedBatch, homes: Homes | None = None) -> tuple[BatchIds, RowIdError | None]:
+        """The batch's ids as addresses, by the layout's homes or others.
+
+        Where one is outside its table, no ids and the error, for all ranks to hear of.
+        """
         layout = self.layout
         values, offsets = batch.values.numpy(), batch.offsets.numpy()
         addresses, problem = np.empty(len(values), np.int64), None
-        bad = routing.resolve_addresses(values, offsets, layout.homes, addresses)
+        bad = routing.resolve_addresses(values, offsets, layout.homes if homes is None else homes, addresses)
         if bad >= 0:
             problem = row_id_error(layout.features, layout.homes.num_rows, batch, int(bad))
             return BatchIds(addresses[:0], np.zeros(1, np.int64), NO_SCALE, False, 1, False), problem

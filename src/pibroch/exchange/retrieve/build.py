@@ -15,10 +15,12 @@ from pibroch.exchange.alltoall.copies import WAYS
 from pibroch.exchange.alltoall.group_lanes import GroupLanes
 from pibroch.exchange.base import Setup, options_of
 from pibroch.exchange.layout import lay_out
+from pibroch.exchange.retrieve.copies import CopyRows, HostCopies, LaneCopies
 from pibroch.exchange.retrieve.exchange import RetrieveExchange
 from pibroch.exchange.retrieve.gets import RemoteGets
 from pibroch.exchange.retrieve.host_memory import HostMemory, NeighbourRows
 from pibroch.exchange.retrieve.lane import RetrieveLane
+from pibroch.kernels.arrays import Records
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +61,36 @@ def build(setup: Setup, **options: object) -> RetrieveExchange:
         for lane in lanes:
             lane.replicas = chosen.replicas
         groups.append(GroupLanes(each, lanes))
-    _map_neighbours(host, [lane for group in groups for lane in group.lanes if isinstance(lane, RetrieveLane)])
+    row_lanes = [lane for group in groups for lane in group.lanes if isinstance(lane, RetrieveLane)]
+    copies = HostCopies.of(plan, hosts, ranks.rank)
+    if copies is not None:
+        for lane in row_lanes:
+            lane.copies = LaneCopies.of(copies, lane.layout, wire.is_exact)
+    _share(host, row_lanes)
     return RetrieveExchange(groups, wire, host, RemoteGets(ranks, hosts))
 
 
-def _map_neighbours(host: HostMemory, lanes: Sequence[RetrieveLane]) -> None:
-    """Give each lane the shards of this host."""
-    found = host.trade()
+def _share(host: HostMemory, lanes: Sequence[RetrieveLane]) -> None:
+    """Give each lane the shards and the copies of this host."""
+    own = {lane: _room_for_copies(host, lane, lane.copies) for lane in lanes if lane.copies is not None}
+    memory = host.trade()
     for number, lane in enumerate(lanes):
         lane.near = {lane.rank: lane.shard}
-        width = lane.shard.records.shape[1]
-        for p, memory in found.items():
-            num_bytes = 4 * width * int(np.diff(lane.layout.bounds)[p])
-            lane.near[p] = NeighbourRows.of(memory[number][:num_bytes], lane.shard)
+        for p, of_rank in memory.items():
+            num_bytes = lane.shard.records[:1].nbytes * int(np.diff(lane.layout.bounds)[p])
+            lane.near[p] = NeighbourRows.of(of_rank[number][:num_bytes], lane.shard)
+        lane.near = dict(sorted(lane.near.items()))
+    for number, (lane, rows) in enumerate(own.items(), len(lanes)):
+        copies, dim = lane.copies, lane.layout.width
+        assert copies is not None, "chosen by it"
+        copied = {}
+        for holder, p in enumerate(lane.near):
+            floats = len(copies.sources[holder]) * copies.width(dim)
+            held = rows if p == lane.rank else memory[p][number][: 4 * floats].view(np.float32)
+            copied[lane.world_size + holder] = CopyRows.of(held.reshape(-1, copies.width(dim)), dim, copies.dtype)
+        lane.copied = copied
+
+
+def _room_for_copies(host: HostMemory, lane: RetrieveLane, copies: LaneCopies) -> Records:
+    own = sorted((*host.neighbours, lane.rank)).index(lane.rank)
+    return host.room(len(copies.sources[own]), copies.width(lane.layout.width))

@@ -26,11 +26,15 @@ from pibroch.exchange.alltoall.exchange import AllToAllExchange, Routed
 from pibroch.exchange.alltoall.group_lanes import GroupLanes
 from pibroch.exchange.alltoall.inference import narrowed, widened
 from pibroch.exchange.messages import Talk
+from pibroch.exchange.retrieve.copies import LaneCopies
 from pibroch.exchange.retrieve.gets import RemoteGets
-from pibroch.exchange.retrieve.host_memory import APPLIED, READ, VERSION, HostMemory
+from pibroch.exchange.retrieve.host_memory import APPLIED, COPIED, READ, VERSION, HostMemory
 from pibroch.exchange.retrieve.lane import RetrieveLane, WantedRows
 from pibroch.exchange.wire import RowWire
 from pibroch.kernels.arrays import Bytes, Records
+
+ROWS_PER_GET = 1 << 16
+"""That are asked for at once when copies are filled."""
 
 
 class HeldRows:
@@ -88,6 +92,7 @@ class RetrieveExchange(AllToAllExchange):
         self._host, self._gets = host, gets
         self._held = HeldRows(self._row_lanes, wire.channel.ranks.timeout_s)
         self._one_at_a_time = threading.Lock()
+        self._has_copies = any(lane.copies is not None for lane in self._row_lanes)
         self._trains = False
         gets.serve(self._held, len(self._lanes))
         weakref.finalize(self, gets.close)
@@ -122,23 +127,51 @@ class RetrieveExchange(AllToAllExchange):
 
     def _look_up_alone(self, batch: JaggedBatch, averaged_at: int | None) -> list[Tensor]:
         batch.validate()
-        wanted = [lane.wanted(batch) for lane in self._row_lanes]
-        version, near, far = self._held.version, set[int](), dict.fromkeys(self._gets.peers, False)
-        for p in {p for each in wanted for p in each.ranks()}:
-            if p in far:
-                far[p] = True
-                self._gets.ask(p, version, averaged_at, [each.question(p) for each in wanted])
-            elif p != self._ranks.rank:
-                near.add(p)
+        version = self._held.version
+        by_copies = self._has_copies and averaged_at is None and self._copies_are_there(version)
+        wanted = [lane.wanted(batch, by_copies=by_copies) for lane in self._row_lanes]
+        self._read(wanted, version, averaged_at)
+        room = self.room_for(batch)
+        return self.assemble(batch, [each.pool(room) for each in wanted])
+
+    def _read(self, wanted: Sequence[WantedRows], version: int, averaged_at: int | None) -> None:
+        """Fill in the rows that each lane is to give."""
+        holders = sorted({holder for each in wanted for holder in each.holders()})
+        far = [p for p in holders if p in self._gets.peers]
+        for p in far:
+            self._gets.ask(p, version, averaged_at, [each.question(p) for each in wanted])
+        near = self._host.neighbours if any(p >= self._ranks.world_size for p in holders) else holders
+        near = [p for p in near if p in self._host.neighbours]
         self._check_near(near, version)
         for each in wanted:
             each.read_near(averaged_at)
         self._check_near(near, version)
         with self._ranks.waiting():
-            for p in (p for p, is_asked in far.items() if is_asked):
+            for p in far:
                 self._receive(p, wanted)
-        room = self.room_for(batch)
-        return self.assemble(batch, [each.pool(room) for each in wanted])
+
+    def _copies_are_there(self, version: int) -> bool:
+        """Fill this rank's copies, and look whether the others of the host have filled theirs."""
+        if self._host.said(COPIED) <= version:
+            for lane in self._row_lanes:
+                if lane.copies is not None:
+                    self._fill(lane, lane.copies, version)
+            self._host.say(COPIED, version + 1)
+        return all(self._host.heard(p, COPIED) == version + 1 for p in self._host.neighbours)
+
+    def _fill(self, lane: RetrieveLane, copies: LaneCopies, version: int) -> None:
+        """This rank's copies of a lane's rows, from their homes."""
+        own = sum(p < lane.rank for p in lane.near)
+        sources, rows = copies.sources[own], lane.copied[lane.world_size + own]
+        order = np.argsort(sources)
+        for start in range(0, len(order), ROWS_PER_GET):
+            chosen = order[start : start + ROWS_PER_GET]
+            wanted = [
+                WantedRows.at(each, sources[chosen if each is lane else chosen[:0]], each.layout.bounds)
+                for each in self._row_lanes
+            ]
+            self._read(wanted, version, None)
+            rows.write(chosen, wanted[self._row_lanes.index(lane)].rows)
 
     def _receive(self, p: int, wanted: Sequence[WantedRows]) -> None:
         parts = [each.part(p) for each in wanted]

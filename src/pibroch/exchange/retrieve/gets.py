@@ -125,8 +125,8 @@ class RemoteGets:
                     state, answer = REFUSED, [np.frombuffer(str(error).encode(), np.uint8)]
                 found = np.array([state, sum(map(len, answer))], np.int64).view(np.uint8)
                 message = np.concatenate([found, *answer])
-                link.sendall(message.data)
                 self._count(p, len(message), head.nbytes + len(body))
+                link.sendall(message.data)
         except OSError:
             return  # the other end is gone: it asks nothing more
 
