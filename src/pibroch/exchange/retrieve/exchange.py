@@ -113,13 +113,13 @@ class RetrieveExchange(AllToAllExchange):
     def flush(self) -> None:
         """See :class:`Exchange`; neighbours have read what they wanted of the rows before the last update."""
         super().flush()
-        self._host.wait_for_all(READ, self._host.said(READ))
+        self._host.wait_for_all(READ, self._host.published(READ))
 
     def forget(self) -> None:
         """See :class:`Exchange`; lookups after this one, of whatever rank, read what was written."""
         super().forget()
         self._held.advance()
-        self._host.say(VERSION, self._held.version)
+        self._host.publish(VERSION, self._held.version)
 
     @property
     def _keeps_step(self) -> bool:
@@ -152,12 +152,12 @@ class RetrieveExchange(AllToAllExchange):
 
     def _copies_are_there(self, version: int) -> bool:
         """Fill this rank's copies, and look whether the others of the host have filled theirs."""
-        if self._host.said(COPIED) <= version:
+        if self._host.published(COPIED) <= version:
             for lane in self._row_lanes:
                 if lane.copies is not None:
                     self._fill(lane, lane.copies, version)
-            self._host.say(COPIED, version + 1)
-        return all(self._host.heard(p, COPIED) == version + 1 for p in self._host.neighbours)
+            self._host.publish(COPIED, version + 1)
+        return all(self._host.published_by(p, COPIED) == version + 1 for p in self._host.neighbours)
 
     def _fill(self, lane: RetrieveLane, copies: LaneCopies, version: int) -> None:
         """This rank's copies of a lane's rows, from their homes."""
@@ -187,7 +187,7 @@ class RetrieveExchange(AllToAllExchange):
         """Wait for neighbours that are still writing what this rank has written, and refuse those that went on."""
         for p in ranks:
             self._host.wait_for(p, VERSION, version)
-            if (theirs := self._host.heard(p, VERSION)) != version:
+            if (theirs := self._host.published_by(p, VERSION)) != version:
                 raise _of_other_version(version, theirs)
 
     def _submit_fetch(self, fetch: Callable[[], list[Records]]) -> Future[list[Records]]:
@@ -195,17 +195,17 @@ class RetrieveExchange(AllToAllExchange):
 
         def fetch_behind_fences() -> list[Records]:
             self._host.wait_for_all(VERSION, version)
-            self._host.wait_for_all(APPLIED, self._host.said(APPLIED))
+            self._host.wait_for_all(APPLIED, self._host.published(APPLIED))
             found = fetch()
-            self._host.say(READ, self._host.said(READ) + 1)
+            self._host.publish(READ, self._host.published(READ) + 1)
             return found
 
         return super()._submit_fetch(fetch_behind_fences)
 
     def _deliver(self, updates: Sequence[Talk[None]]) -> None:
-        self._host.wait_for_all(READ, self._host.said(READ))
+        self._host.wait_for_all(READ, self._host.published(READ))
         super()._deliver(updates)
-        self._host.say(APPLIED, self._host.said(APPLIED) + 1)
+        self._host.publish(APPLIED, self._host.published(APPLIED) + 1)
 
 
 def _of_other_version(asked: int, found: int) -> TrainingError:

@@ -112,16 +112,16 @@ class HostMemory:
             segment.close_fd()
         return found
 
-    def say(self, place: int, value: int) -> None:
+    def publish(self, place: int, value: int) -> None:
         """Show the neighbours a number, which is not below the one before."""
         self._own[place] = value
         words.write(self._numbers.ctypes.data + place, value)
 
-    def said(self, place: int) -> int:
+    def published(self, place: int) -> int:
         """What this rank shows."""
         return self._own[place]
 
-    def heard(self, p: int, place: int) -> int:
+    def published_by(self, p: int, place: int) -> int:
         """What a neighbour shows."""
         return int(words.read(self._foreign[p].address + place))
 
