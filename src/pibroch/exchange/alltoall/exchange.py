@@ -7,7 +7,7 @@ its embeddings.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ from pibroch.exchange.agreement import and_then_fillers
 from pibroch.exchange.alltoall.group_lanes import GroupLanes
 from pibroch.exchange.alltoall.lane import Lane, Route
 from pibroch.exchange.base import Exchange, Rates, Report
-from pibroch.exchange.messages import together
+from pibroch.exchange.messages import Talk, together
 from pibroch.exchange.rows import room_for
 from pibroch.exchange.wire import RowWire
 from pibroch.kernels.arrays import Records
@@ -124,10 +124,14 @@ class AllToAllExchange(Exchange[Routed]):
 
         def deliver() -> None:
             updates = zip(handle.routes, sums, of_lane, strict=True)
-            together(self._wire, [route.update(totals, rate, rates.step) for route, totals, rate in updates])
+            self._deliver([route.update(totals, rate, rates.step) for route, totals, rate in updates])
 
         self._communication.submit(deliver)
-        self.forget()
+        self._drop_fetched()
+
+    def _deliver(self, updates: Sequence[Talk[None]]) -> None:
+        """Carry out the updates of one step; on the communication thread."""
+        together(self._wire, updates)
 
     def route(self, batch: JaggedBatch) -> Routed:
         """A handle for the update of a batch that was looked up otherwise; blocks. Every rank calls it."""
@@ -148,6 +152,9 @@ class AllToAllExchange(Exchange[Routed]):
 
     def forget(self) -> None:
         """See :class:`Exchange`."""
+        self._drop_fetched()
+
+    def _drop_fetched(self) -> None:
         for pending in self._announced:
             pending.rows = None
 
@@ -163,6 +170,10 @@ class AllToAllExchange(Exchange[Routed]):
         def fetch() -> list[Records]:
             return together(self._wire, [route.fetch(averaged_at) for route in pending.routes.result()])
 
+        return self._submit_fetch(fetch)
+
+    def _submit_fetch(self, fetch: Callable[[], list[Records]]) -> Future[list[Records]]:
+        """Let the communication thread fetch a batch's rows."""
         return self._communication.submit(fetch)
 
 

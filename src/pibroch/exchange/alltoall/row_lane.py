@@ -25,6 +25,7 @@ from pibroch.exchange.messages import Talk, Values
 from pibroch.exchange.rows import BatchIds, DistinctRows, pool, row_id_error
 from pibroch.kernels.arrays import Bytes, Ints, Records, RowIds
 from pibroch.kernels.route import numba as routing
+from pibroch.kernels.route.numba import Homes
 from pibroch.kernels.scatter_update.numba import Grouped
 
 
@@ -118,9 +119,11 @@ class RowLane(Lane):
 
     Attributes:
         replicas: how gradients of copied rows are summed, see :mod:`pibroch.exchange.alltoall.copies`.
+        route_type: of its batches.
     """
 
     replicas = "gather"
+    route_type: type[RowRoute] = RowRoute
 
     def route(self, batch: JaggedBatch, is_real: bool = True) -> Talk[Route]:
         """See :class:`Lane`."""
@@ -156,7 +159,7 @@ class RowLane(Lane):
                 updated, update_counts = asked, asked_counts
             places = np.flatnonzero(updated >= layout.num_replicated)
             updates = group_rows(updated[places])._replace(source=places.astype(np.int32))
-        return RowRoute(
+        return self.route_type(
             here, batch.batch_size / max(1, int(received[:, 0].sum())), bool(received[:, 1].any()), self, wanted,
             asked, asked_counts, updates, update_counts, replicated, copies,
         )  # fmt: skip
@@ -197,12 +200,15 @@ class RowLane(Lane):
         ends: Ints = np.searchsorted(rows, bounds)
         return ends, (rows - np.repeat(bounds[:-1], np.diff(ends))).astype(self.id_type)
 
-    def resolve(self, batch: JaggedBatch) -> tuple[BatchIds, RowIdError | None]:
-        """The batch's ids as addresses; where one is outside its table, no ids and the error, for all ranks to hear of."""
+    def resolve(self, batch: JaggedBatch, homes: Homes | None = None) -> tuple[BatchIds, RowIdError | None]:
+        """The batch's ids as addresses, by the layout's homes or others.
+
+        Where one is outside its table, no ids and the error, for all ranks to hear of.
+        """
         layout = self.layout
         values, offsets = batch.values.numpy(), batch.offsets.numpy()
         addresses, problem = np.empty(len(values), np.int64), None
-        bad = routing.resolve_addresses(values, offsets, layout.homes, addresses)
+        bad = routing.resolve_addresses(values, offsets, layout.homes if homes is None else homes, addresses)
         if bad >= 0:
             problem = row_id_error(layout.features, layout.homes.num_rows, batch, int(bad))
             return BatchIds(addresses[:0], np.zeros(1, np.int64), NO_SCALE, False, 1, False), problem
