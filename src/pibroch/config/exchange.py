@@ -23,7 +23,7 @@ from pibroch.errors import ConfigError
 PlacementKind = Literal["table_wise", "table_wise_pooled", "row_wise", "column_wise", "replicated"]
 PLACEMENTS: tuple[str, ...] = get_args(PlacementKind)
 
-BUILT_IN = ("local", "alltoall", "auto", "lookahead")
+BUILT_IN = ("local", "alltoall", "auto", "lookahead", "towers")
 """Packages of ``pibroch.exchange``: one line for each exchange."""
 ENTRY_POINTS = "pibroch.exchanges"
 """Of other distributions: names of packages that have a ``SPEC``."""
