@@ -86,6 +86,7 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         is_modular: whether lookups give the embeddings ``[P, S_g]`` of this rank's towers, for all that it serves, which
             modules here work on; see :func:`pibroch.exchange.towers.modules.place_towers`.
         last: the batch that was looked up last.
+        members: this rank's group.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         self.peers, self.served = places.peers_of(rank), places.served_by(rank)
         self.group = places.group_of(rank)
         self._order, self._num_slots = places.order_of(self.group), places.most_served(self.group)
-        self.here, self._inner_wire = tables[self.group], inside.wire
+        self.here, self._inner_wire, self.members = tables[self.group], inside.wire, inside.wire.channel.ranks
         self.shards = inside.shards
         largest = max(table.num_rows for each in groups for table in each.space.tables)
         self._id_type: DTypeLike = np.int32 if largest < 1 << 31 else np.int64
@@ -146,7 +147,7 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         Blocks. Returns what the towers of each group of hosts made of this rank's samples, ``[B, widths[g']]``.
         """
         width, size = widths[self.group], peers.batch.batch_size
-        floats = vectors.reshape(-1).split([peers.sizes[rank] * width for rank in self.served])
+        floats = vectors.detach().reshape(-1).split([peers.sizes[rank] * width for rank in self.served])
         counts = [size * each for each in widths]
         came = self._on_wire(lambda: self._carry("embeddings", self.served, floats, self.peers, counts))
         return [part.view(size, -1) if size else part.view(0, each) for part, each in zip(came, widths, strict=True)]
@@ -155,7 +156,7 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         """The inverse for gradients, weighted by each rank's share of the global batch: those of its mean loss, to be added."""
         width = widths[self.group]
         counts = [peers.sizes[rank] * width for rank in self.served]
-        floats = [gradient.reshape(-1) for gradient in gradients]
+        floats = [gradient.detach().reshape(-1) for gradient in gradients]
         came = self._on_wire(lambda: self._carry("gradients", self.peers, floats, self.served, counts))
         parts, shares = zip(came, self.served, strict=True), peers.shares
         return torch.cat([part.view(peers.sizes[rank], width) * shares[rank] for part, rank in parts])
