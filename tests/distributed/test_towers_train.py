@@ -43,18 +43,19 @@ def test_real_ranks_killed_and_resumed_end_with_the_files_of_a_run_that_was_not(
 
 def test_a_checkpoint_of_four_ranks_evaluates_and_goes_on_at_any_number(data, worlds, tmp_path):
     """Towers of one rank, of two, and of two towers a rank; the same figures as under alltoall."""
-    short = make_config(data, *TOWERS, *HOSTS, "train.steps=10", "train.epochs=none")
+    short = make_config(data, *TOWERS, *HOSTS, "train.steps=10")
     (first, *_) = train(worlds(4), short, tmp_path / "four")
-    other = make_config(data, *TOWERS, "train.steps=10", "train.epochs=none", "embedding.exchange=alltoall")
+    other = make_config(data, *TOWERS, "train.steps=10", "embedding.exchange=alltoall")
     expected = train(worlds(4), other, tmp_path / "alltoall")[0]
     assert first["losses"] == pytest.approx(expected["losses"], rel=1e-5)
     assert first["summary"].auc == pytest.approx(expected["summary"].auc, abs=1e-6)
     alone = evaluate_checkpoint(tmp_path / "four", EncodedDataset.open(data), "test")
     assert alone.auc == pytest.approx(first["summary"].auc, abs=1e-6)
-    long = make_config(data, *TOWERS, *HOSTS, "train.steps=15", "train.epochs=none")
+    long = make_config(data, *TOWERS, *HOSTS, "train.steps=15")
     ends = []
     for size in (1, 2, 3):
-        shutil.copytree(tmp_path / "four", tmp_path / str(size))
+        shutil.copytree(tmp_path / "four", tmp_path / str(size), symlinks=True)
+        (tmp_path / str(size) / "summary.json").unlink()  # so that the end is evaluated again
         again = train(worlds(size), short, tmp_path / str(size))[0]
         assert again["summary"].auc == pytest.approx(first["summary"].auc, abs=1e-6)
         ends.append(train(worlds(size), long, tmp_path / str(size))[0])
@@ -66,7 +67,7 @@ def test_a_checkpoint_of_four_ranks_evaluates_and_goes_on_at_any_number(data, wo
 def test_a_model_without_towers_trains_as_under_alltoall(data, worlds, tmp_path):
     found = {}
     for exchange in ("{name='towers', ranks_per_host=1}", "alltoall"):
-        config = make_config(data, "train.steps=6", "train.epochs=none", f"embedding.exchange={exchange}")
+        config = make_config(data, "train.steps=6", f"embedding.exchange={exchange}")
         found[exchange] = train(worlds(2), config, tmp_path / exchange[:4])[0]
     mine, other = found.values()
     assert mine["losses"] == other["losses"] and mine["summary"].auc == other["summary"].auc

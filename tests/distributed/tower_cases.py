@@ -95,10 +95,21 @@ def traffic(channel, batch_size, per_host=1, **options):
     return across, purposes, {name: p.numel() for name, p in job.model.named_parameters()}
 
 
-def wrong(channel, **options):
-    """What is said on each rank."""
+def wrong(channel, exchange_groups=None, tables=None, **options):
+    """What is said on each rank: of a model with its own groups, or of tables alone."""
+    options |= {"exchange": "towers", "ranks_per_host": 1} | options
     try:
-        Job(channel, **options)
+        if tables is not None:
+            pb.Embeddings(tables, pb.SGD(lr=0.1), channel=channel.ranks.open_channel(), **options)
+        elif exchange_groups is not None:
+            made = [pb.Table(feature, 30, DIM) for feature in FEATURES]
+            embeddings = pb.Embeddings(
+                made, pb.SGD(lr=0.1), channel=channel.ranks.open_channel(), groups=exchange_groups, **options
+            )
+            towers = {"groups": GROUPS}
+            place_towers(build_model("tower_dlrm", 3, len(FEATURES), FEATURES, dim=DIM, towers=towers), embeddings)
+        else:
+            Job(channel, **options)
     except ConfigError as error:
         return str(error)
     return None

@@ -9,7 +9,7 @@ from typing import Any
 
 from pibroch.collectives import Topology
 from pibroch.config.tower_groups import groups_of
-from pibroch.embedding import Table
+from pibroch.embedding import Table, TableGroup
 from pibroch.errors import ConfigError
 from pibroch.exchange.agreement import check_same_options
 from pibroch.exchange.alltoall.build import PlacedOptions
@@ -77,13 +77,13 @@ def build(setup: Setup, **options: object) -> Exchange[Any]:
     ]
     here = [TablesHere.of(each, setup.groups) for each in held]
     if len(places.groups) == 1:
-        return _inside(setup, here[0], chosen.plan_of(setup, wire.channel.ranks.world_size, "ranks"), wire)
+        return _inside(setup, setup.groups, chosen.plan_of(setup, wire.channel.ranks.world_size, "ranks"), wire)
     members = setup.channel.ranks.groups(places.groups)
     assert members is not None, "every rank is in one"
     number = places.group_of(setup.channel.ranks.rank)
     inner = RowWire(members.open_channel(), compress=chosen.compress)
     plan = _plan_inside(chosen, setup.tables, held[number], places, number)
-    return TowersExchange(setup.groups, places, here, _inside(setup, here[number], plan, inner), wire)
+    return TowersExchange(setup.groups, places, here, _inside(setup, here[number].groups, plan, inner), wire)
 
 
 def _towers(tables: Sequence[Table], groups: list[list[str]] | None, num_hosts: int) -> list[list[Table]]:
@@ -111,9 +111,9 @@ def _plan_inside(
     return plan_for(held, kinds, len(members), "ranks of a tower")
 
 
-def _inside(setup: Setup, tables: TablesHere, plan: Plan, wire: RowWire) -> AllToAllExchange:
+def _inside(setup: Setup, tables: Sequence[TableGroup], plan: Plan, wire: RowWire) -> AllToAllExchange:
     groups = []
-    for each in tables.groups:
+    for each in tables:
         lanes = [
             (PooledLane if layout.owners_pool else RowLane)(layout, each, setup.seed, wire)
             for layout in lay_out(each.space, plan, wire.channel.ranks.rank)

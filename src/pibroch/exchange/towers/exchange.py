@@ -26,14 +26,13 @@ from pibroch.embedding import TableGroup
 from pibroch.errors import ConfigError, RowIdError
 from pibroch.exchange.agreement import bad_batch
 from pibroch.exchange.alltoall.exchange import AllToAllExchange
-from pibroch.exchange.alltoall.lane import Lane, Route
 from pibroch.exchange.base import Rates, Report
 from pibroch.exchange.messages import together
 from pibroch.exchange.prefetching import PrefetchingExchange
 from pibroch.exchange.rows import resolve
 from pibroch.exchange.towers.peer_batch import kind_of, packed, unpacked
 from pibroch.exchange.towers.places import TowerPlaces
-from pibroch.exchange.towers.slots import LaneSlots, slots_of
+from pibroch.exchange.towers.slots import AnySlots, slots_of
 from pibroch.exchange.towers.tables import TablesHere, empty_for
 from pibroch.exchange.wire import RowWire
 from pibroch.kernels.arrays import Bytes
@@ -55,7 +54,7 @@ class PeerBatch:
     sizes: tuple[int, ...]
     is_real: bool
     slots: Sequence[JaggedBatch]
-    lanes: Sequence[LaneSlots[Lane, Route]]
+    lanes: Sequence[AnySlots]
 
     @property
     def shares(self) -> list[float]:

@@ -54,22 +54,22 @@ def place_towers(model: M, embeddings: Embeddings) -> M:
     What the model's :class:`~pibroch.models.Towers` holds is afterwards the part of this rank's group of hosts, whose gradients
     are summed over that group alone. Call it, then :func:`pibroch.data_parallel`, on every rank; from then on call the model
     with ``embeddings(batch)``, which gives what the towers here read. Under other exchanges, in one process, on hosts that are
-    one group, and for towers that pass through, the model stays as it is, and so do its results.
+    one group, without towers, and for towers that pass through, the model stays as it is, and so do its results.
 
     Args:
-        model: the same on all ranks, with one ``Towers`` on the features of ``embeddings`` in their order.
+        model: the same on all ranks, with one ``Towers``, on the features of ``embeddings`` in their order.
         embeddings: of the exchange ``towers``, with ``groups`` as the model has them.
 
     Raises:
-        ConfigError: for a model without towers or with other ones, for tables that are not all pooled and of one dim, and for
-            dropout on embeddings.
+        ConfigError: for a model with several ``Towers`` or with other groups, for tables of several dims or that pool nothing,
+            and for dropout on embeddings.
     """
     exchange = embeddings.exchange
     named = [(name, module) for name, module in model.named_modules() if isinstance(module, Towers)]
-    if not isinstance(exchange, TowersExchange):
+    if not isinstance(exchange, TowersExchange) or not named:
         return model
-    if len(named) != 1:
-        raise ConfigError(f"a model with {len(named)} Towers", "one", "see pibroch.models.Towers")
+    if len(named) > 1:
+        raise ConfigError(f"a model with {len(named)} Towers", "one", "run the others on what they give")
     ((name, towers),) = named
     if all(isinstance(tower, PassThrough) for tower in towers.towers):
         return model

@@ -134,11 +134,15 @@ class BagSlots(LaneSlots[PooledLane, BagRoute]):
         yield from ()  # a talk that has nothing to say
 
 
-def slots_of(lane: Lane, routes: Sequence[Route], order: Order) -> LaneSlots[Lane, Route]:
+AnySlots = RowSlots | BagSlots
+
+
+def slots_of(lane: Lane, routes: Sequence[Route], order: Order) -> AnySlots:
     """A batch's way through a lane of either kind."""
     if isinstance(lane, PooledLane):
-        return BagSlots(lane, routes, order)  # type: ignore[arg-type, return-value]  # the lane's own routes
-    return RowSlots(lane, routes, order)  # type: ignore[arg-type, return-value]
+        return BagSlots(lane, [route for route in routes if isinstance(route, BagRoute)], order)
+    assert isinstance(lane, RowLane), "the other kind"
+    return RowSlots(lane, [route for route in routes if isinstance(route, RowRoute)], order)
 
 
 def _split(rows: N, counts: Sequence[int]) -> list[N]:
