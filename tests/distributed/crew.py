@@ -33,7 +33,7 @@ class Crew:
     """A launcher and its ranks. Leaving the ``with`` block kills what is left of them.
 
     Args:
-        arguments: of ``pibroch train``.
+        arguments: of ``pibroch train``; without ``--restarts`` nothing is started again.
         program: to be started in place of the launcher, which otherwise is forked, and forks its ranks.
 
     Attributes:
@@ -41,6 +41,7 @@ class Crew:
     """
 
     def __init__(self, *arguments, program=None):
+        arguments = arguments if "--restarts" in arguments else (*arguments, "--restarts", 0)
         self.process = Forked("train", *arguments) if program is None else subprocess.Popen(
             [*program, "train", *map(str, arguments)],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,

@@ -23,6 +23,9 @@ class Summary:
         lookahead: steps in force, the mean over steps; ``None`` where the exchange does not look ahead.
         bytes_by_purpose: what ``bytes_sent`` was for, as far as is known; ``None`` without lookahead and processors.
         peak_rss_bytes: the most memory that one of the processes held.
+        restarts: of the run's processes, because some were lost.
+        timed_checkpoints: written beside training, by the processes that ended the run.
+        timed_checkpoint_seconds: that these took from the thread that trains; they are within ``seconds``.
     """
 
     steps: int
@@ -40,3 +43,6 @@ class Summary:
     lookahead: float | None
     bytes_by_purpose: dict[str, int] | None
     peak_rss_bytes: int
+    restarts: int = 0
+    timed_checkpoints: int = 0
+    timed_checkpoint_seconds: float = 0.0
