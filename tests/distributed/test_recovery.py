@@ -5,6 +5,7 @@ import os
 import random
 import re
 import signal
+import sys
 from contextlib import suppress
 
 import pytest
@@ -24,6 +25,10 @@ ALL_ROLES = [
     "data.processors=2",
 ]  # fmt: skip
 OFTEN = ["--set", "train.checkpoint_every_seconds=0.05"]
+TORCHRUN = [
+    sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1",
+    "-m", "pibroch",
+]  # fmt: skip
 LOST = {
     "embedding-server": r"embedding server 'embedding\d' out of reach|rank \d failed in step \d+: TrainingError",
     "oracle": "oracle 'oracle0' out of reach",
@@ -100,6 +105,17 @@ def test_restarts_are_used_up_and_wrong_input_uses_none(data, tmp_path):
         assert crew.end() == 1, crew.output
     assert "NaN" in crew.output or "nan" in crew.output
     assert not restarts(tmp_path / "other")
+
+
+@pytest.mark.slow
+def test_torchrun_starts_again_what_was_killed(data, expected, tmp_path):
+    recipe, run = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe.write_text(to_toml(make_config(data, *COMMON).model_dump()))
+    with Crew(recipe, "--run-dir", run, "--resume", *OFTEN, program=TORCHRUN) as crew:
+        os.kill(crew.wait_for_step(run, 60)[1], signal.SIGKILL)
+        assert crew.end() == 0, crew.output
+    assert crew.output.count("resumed from") == 1
+    check_same(run, expected)
 
 
 @pytest.mark.skipif(not KILLS, reason="PIBROCH_SOAK_KILLS=300 asks for it")

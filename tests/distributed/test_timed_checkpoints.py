@@ -21,7 +21,6 @@ COMMON = [
 ]
 RUNS = {
     "alltoall": ["embedding.exchange=alltoall", "train.average=0.9", "embedding.dtype=bfloat16"],
-    "lookahead": ["embedding.exchange=lookahead", "embedding.lookahead=3"],
     "servers": [
         "embedding.exchange=lookahead",
         "embedding.lookahead=3",
