@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from pibroch.cli.console import results
+from pibroch.cli.launch import die_with_parent
 from pibroch.process import threads_of_rank, tune_process
 
 Threads = Annotated[
@@ -48,7 +49,7 @@ def embedding_server(
     unless they meet at a loopback address. PIBROCH_SERVERS_TLS=CERTIFICATE,KEY,AUTHORITIES (paths of PEM files, on
     servers and trainers) encrypts what travels.
     """
-    _tune(threads)
+    _tune(threads, until_input_ends)
     from pibroch.roles import EMBEDDING_SERVER
     from pibroch.servers import serve
 
@@ -82,7 +83,7 @@ def oracle(
     Where a run has embedding servers too, all meet at one place: give server 0's address everywhere, and the oracle
     --with-servers. Secret and TLS are as for `pibroch embedding-server`.
     """
-    _tune(1)  # it has a thread for each trainer
+    _tune(1, until_input_ends)  # it has a thread for each trainer
     from pibroch.servers import ORACLE_NAME, serve_plans
 
     serve_plans(meet, number, opens=not until_input_ends and not with_servers)
@@ -125,7 +126,7 @@ def data_processor(
     PIBROCH_RPC_SECRET_FILE, unless they meet at a loopback address. PIBROCH_SERVERS_TLS=CERTIFICATE,KEY,AUTHORITIES (paths
     of PEM files, on processors and trainers) encrypts what travels.
     """
-    _tune(threads)
+    _tune(threads, until_input_ends)
     from pibroch.processors import serve
     from pibroch.roles import DATA_PROCESSOR
 
@@ -133,7 +134,9 @@ def data_processor(
     _stay(f"{DATA_PROCESSOR.name(number)} is ready at {meet}", until_input_ends)
 
 
-def _tune(threads: int | None) -> None:
+def _tune(threads: int | None, until_input_ends: bool) -> None:
+    if until_input_ends:
+        die_with_parent()  # also when this process is stopped, and reads nothing
     tune_process(is_alone=False)
     import torch
 

@@ -102,8 +102,7 @@ def update_rows(
         assert kernel is not None, "see group_tables"
         spaces, rounding = (shard.space, shard.stored_space), _rounding(shard, optimizer, grouped.rows, step)
         parallel.run_ranges(kernel, even_bounds(grouped), *spaces, *how, rounding)
-    if shard.touched is not None:
-        shard.touched[grouped.rows] = True
+    shard.mark(grouped.rows)
 
 
 def _rounding(shard: MemoryShard, optimizer: SparseOptimizer, rows: NDArray[np.int64], step: int) -> Rounding:
