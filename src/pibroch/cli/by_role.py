@@ -78,9 +78,10 @@ def _serve(launcher: Launcher, layout: Layout, role: Role, number: int) -> None:
 
     from pibroch.process import threads_of_rank
     from pibroch.roles.group import leave
+    from pibroch.roles.serving import serve_as
 
     torch.set_num_threads(threads_of_rank())
-    role.serve(layout.meet, number, opens=False)
+    serve_as(role, layout.meet, number, opens=False)
     console.quiet = True  # when a launcher stops all processes, the trainers speak
     folder, has_log = Path(layout.folder), False
     for _ in launcher.wait_for_end():

@@ -24,7 +24,9 @@ def command_of(role: Role) -> Callable[..., None]:
         *, meet: str, number: int, threads: int | None, until_input_ends: bool, with_servers: bool = False, **own: Any
     ) -> None:
         _tune(1 if role.is_one else threads)
-        role.serve(meet, number, opens=number == 0 and not until_input_ends and not with_servers, **own)
+        from pibroch.roles.serving import serve_as
+
+        serve_as(role, meet, number, opens=number == 0 and not until_input_ends and not with_servers, **own)
         _stay(f"{role.name(number)} is ready at {meet}", until_input_ends)
 
     parameters = _parameters(role)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -77,16 +75,6 @@ class Role:
     def name(self, number: int) -> str:
         """The worker that number ``number`` is."""
         return f"{self.worker}{number}"
-
-    def serve(self, meet: str, number: int, opens: bool, **options: Any) -> None:
-        """Be number ``number``, beside what else this process does, until :func:`pibroch.roles.group.leave`."""
-        if self.serving is None:
-            from pibroch.roles import group
-
-            group.serve(self, meet, number, opens, **options)
-            return
-        module, _, function = self.serving.partition(":")
-        attrgetter(function)(import_module(module))(meet, number, opens=opens, **options)
 
     def count(self, config: RunConfig) -> int:
         """How many of them a run has."""
