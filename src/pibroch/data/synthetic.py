@@ -68,7 +68,7 @@ def planted_groups(options: SyntheticOptions) -> list[list[str]]:
     """The planted groups of features by name, in no order that their numbers tell; none when none are planted.
 
     >>> planted_groups(SyntheticOptions(1, groups=9))[0]
-    ['C12', 'C21', 'C2']
+    ['C25', 'C3', 'C21']
     """
     order = np.random.default_rng([options.seed, options.groups]).permutation(len(CRITEO_SKEW)).tolist()
     return [[f"C{number + 1}" for number in order[first :: options.groups]] for first in range(options.groups)]
