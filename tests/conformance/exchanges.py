@@ -31,7 +31,15 @@ def placements_of(name):
     return {kind: kind for kind in kinds} | mixtures or {"its own": None}
 
 
-CASES = [(name, words) for name in OF_SEVERAL_RANKS if name != "auto" for words in placements_of(name)]
+FEW = {"retrieve": ("row_wise", "mixed")}
+"""Exchanges whose lanes are those of another one, which is held to the contract under all placements."""
+CASES = [
+    (name, words)
+    for name in OF_SEVERAL_RANKS
+    if name != "auto"
+    for words in placements_of(name)
+    if words in FEW.get(name, (words,))
+]
 
 
 def options_of(name, words, tables):

@@ -7,7 +7,7 @@ of the backward pass, the dense optimizer and whatever the model computes before
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -112,11 +112,19 @@ class PrefetchingExchange(Exchange[Handle], Generic[Handle, R, F]):
 
     def forget(self) -> None:
         """See :class:`Exchange`."""
+        self._drop_fetched()
+
+    def _drop_fetched(self) -> None:
+        """What was fetched is of rows that have changed."""
         for pending in self._announced:
             pending.rows = None
 
     def _begin_fetch(self, pending: PendingBatch[R, F], averaged_at: int | None) -> Future[F]:
-        return self._communication.submit(lambda: self._fetch(pending.routes.result(), averaged_at))
+        return self._submit_fetch(lambda: self._fetch(pending.routes.result(), averaged_at))
+
+    def _submit_fetch(self, fetch: Callable[[], F]) -> Future[F]:
+        """Let the communication thread fetch a batch's rows."""
+        return self._communication.submit(fetch)
 
     def _is_real_elsewhere(self, filler: PendingBatch[R, F]) -> bool:
         try:

@@ -13,8 +13,8 @@ from torch import Tensor
 from pibroch.data import JaggedBatch
 from pibroch.exchange.alltoall.group_lanes import GroupLanes
 from pibroch.exchange.alltoall.lane import Lane, Route
-from pibroch.exchange.base import Rates
-from pibroch.exchange.messages import together
+from pibroch.exchange.base import Rates, Report
+from pibroch.exchange.messages import Talk, together
 from pibroch.exchange.prefetching import PrefetchingExchange
 from pibroch.exchange.rows import room_for
 from pibroch.exchange.wire import RowWire
@@ -79,10 +79,14 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
 
         def deliver() -> None:
             updates = zip(handle.routes, sums, of_lane, strict=True)
-            together(self.wire, [route.update(totals, rate, rates.step) for route, totals, rate in updates])
+            self._deliver([route.update(totals, rate, rates.step) for route, totals, rate in updates])
 
         self._communication.submit(deliver)
-        self.forget()
+        self._drop_fetched()
+
+    def _deliver(self, updates: Sequence[Talk[None]]) -> None:
+        """Carry out the updates of one step; on the communication thread."""
+        together(self.wire, updates)
 
     def route(self, batch: JaggedBatch) -> Routed:
         """A handle for the update of a batch that was looked up otherwise; blocks. Every rank calls it."""
@@ -93,6 +97,10 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
 
     def _fetch(self, routes: list[Route], averaged_at: int | None) -> list[Records]:
         return together(self.wire, [route.fetch(averaged_at) for route in routes])
+
+    def report(self) -> Report:
+        """See :class:`Exchange`."""
+        return Report(bytes_by_rank=dict(self.wire.channel.sent_to))
 
     def _is_real_on_some_rank(self, routes: list[Route]) -> bool:
         return routes[0].is_real
