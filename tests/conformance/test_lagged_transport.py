@@ -39,6 +39,7 @@ def test_a_part_of_another_size_is_an_error(worlds, name):
     assert "5 bytes from rank 1" in first and "6" in first and second is None
 
 
+@pytest.mark.alone  # idle CPU
 def test_who_waits_sleeps(worlds, name):
     assert worlds(2).run(cases.idle, name)[0] < 0.05
 
@@ -54,6 +55,7 @@ def test_closing_leaves_neither_descriptors_nor_threads(worlds, name):
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
+@pytest.mark.alone  # times, looks at /dev/shm
 def test_a_rank_that_is_lost_is_named_by_all_others(how, name):
     before = set(os.listdir("/dev/shm"))
     world, victim = World(3), 2

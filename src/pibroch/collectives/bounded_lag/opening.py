@@ -91,6 +91,16 @@ def transport_of(ranks: Ranks, num_slots: int, options: BoundedLagOptions, num_s
         ConfigError: without torch.distributed's default group.
         TrainingError: when some did not come.
     """
+    store = store_between(ranks)
+    return open_lagged_transport(store, ranks.rank, ranks.members, num_slots, options, ranks.timeout_s, num_streams)
+
+
+def store_between(ranks: Ranks) -> Store:
+    """A store for one meeting of a group's members, who ask for theirs in the same order.
+
+    Raises:
+        ConfigError: without torch.distributed's default group.
+    """
     world = dist.group.WORLD if dist.is_initialized() else None
     if world is None:
         raise ConfigError(
@@ -101,5 +111,4 @@ def transport_of(ranks: Ranks, num_slots: int, options: BoundedLagOptions, num_s
     opened = _OPENED.setdefault(world, Counter())
     opened[ranks.members] += 1
     name = f"pibroch/lag/{sha256(repr(ranks.members).encode()).hexdigest()}/{opened[ranks.members]}"
-    store = PrefixStore(name, _get_default_store())
-    return open_lagged_transport(store, ranks.rank, ranks.members, num_slots, options, ranks.timeout_s, num_streams)
+    return PrefixStore(name, _get_default_store())

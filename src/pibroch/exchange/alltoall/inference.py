@@ -99,7 +99,7 @@ class InferenceLookup:
         for lane, nbytes, note in zip(self._lanes, numbers[3::2], numbers[4::2], strict=True):
             vectors = lane.answer(message[start : start + nbytes], numbers[0], note, averaged_at)
             start += _padded(nbytes)
-            parts.append(_narrowed(vectors, lane.wire.dtype))
+            parts.append(narrowed(vectors, lane.wire.dtype))
         return _joined(parts)
 
     def found(self, question: Question, answers: Sequence[Bytes]) -> list[Tensor]:
@@ -115,7 +115,7 @@ class InferenceLookup:
             vectors = []
             for p, count in enumerate(part.num_vectors):
                 nbytes = count * width * dtype.itemsize
-                vectors.append(_widened(answers[p][starts[p] : starts[p] + nbytes], dtype).reshape(count, width))
+                vectors.append(widened(answers[p][starts[p] : starts[p] + nbytes], dtype).reshape(count, width))
                 starts[p] += _padded(nbytes)
             pooled.append(part.pool(vectors, room))
         return self._exchange.assemble(question.batch, pooled)
@@ -135,14 +135,16 @@ def _with_padding(parts: Sequence[Bytes]) -> Iterator[Bytes]:
         yield np.zeros(_padded(len(part)) - len(part), np.uint8)
 
 
-def _narrowed(vectors: Records, dtype: torch.dtype) -> Bytes:
+def narrowed(vectors: Records, dtype: torch.dtype) -> Bytes:
+    """Float32 numbers as they travel, flat."""
     if dtype == torch.float32:
         return np.ascontiguousarray(vectors).reshape(-1).view(np.uint8)
     narrow: Bytes = torch.from_numpy(vectors).to(dtype).view(torch.int16).numpy().reshape(-1).view(np.uint8)
     return narrow
 
 
-def _widened(data: Bytes, dtype: torch.dtype) -> Records:
+def widened(data: Bytes, dtype: torch.dtype) -> Records:
+    """The inverse of :func:`narrowed`; exact numbers are a view."""
     if dtype == torch.float32:
         return data.view(np.float32)
     wide: Records = torch.from_numpy(data.view(np.int16)).view(dtype).float().numpy()
