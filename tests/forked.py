@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -119,7 +120,7 @@ def _become(arguments: list[str], env: dict[str, str], cwd: str, output: str, er
     torch.multiprocessing.spawn = partial(torch.multiprocessing.start_processes, start_method="fork")
     for module in (launch, process):
         module.subprocess = SimpleNamespace(
-            Popen=Child, TimeoutExpired=subprocess.TimeoutExpired, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL
+            Popen=_popen, TimeoutExpired=subprocess.TimeoutExpired, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL
         )
     try:
         _run(arguments, env)
@@ -199,6 +200,12 @@ class Child:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+def _popen(*args: object, **options: object) -> object:
+    """A fork of a thread beside the main one might never get the locks that others hold."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return Child(*args, **options) if is_main else subprocess.Popen(*args, **options)
 
 
 def title(env: dict[str, str], arguments: list[str]) -> str:

@@ -23,7 +23,7 @@ class Summary:
         lookahead: steps in force, the mean over steps; ``None`` where the exchange does not look ahead.
         bytes_by_purpose: what ``bytes_sent`` was for, as far as is known; ``None`` without lookahead and processors.
         peak_rss_bytes: the most memory that one of the processes held.
-        restarts: of the run's processes, because some were lost.
+        restarts: of processes of the run, or of all, because some were lost.
         timed_checkpoints: written beside training, by the processes that ended the run.
         timed_checkpoint_seconds: that these took from the thread that trains; they are within ``seconds``.
     """
