@@ -52,7 +52,7 @@ PLOTS = {
     "deaths": PlotSpec(
         "seconds", ("rows",), "role", "contender", "s from death to the next new step", decimals=1, ours=SUPERVISED
     ),
-    "cost": PlotSpec("samples_per_second", (), "rows", "contender", "samples/s", ours="by time"),
+    "cost": PlotSpec("samples_per_second", ("rows",), "contender", "contender", "samples/s", ours="by time"),
 }
 
 
