@@ -2,14 +2,11 @@
 
 import os
 import pickle
-import sys
 import traceback
-from pathlib import Path
 
 from forked import context
 from pibroch.ports import free_port
 
-HERE = Path(__file__).parent
 MOST_THREADS = 60  # they would take a tenth of a processor while they wait
 TIMEOUT_S = 180  # the first case compiles kernels, on a loaded machine for long
 
@@ -49,6 +46,10 @@ class World:
         for pipe in self._pipes:
             pipe.send((function.__module__, function.__name__, args, kwargs))
 
+    def ask_one(self, rank, function, *args, **kwargs):
+        """Let one rank begin; the others wait for what they are asked next."""
+        self._pipes[rank].send((function.__module__, function.__name__, args, kwargs))
+
     def answer(self, rank):
         """What the function returned on a rank."""
         return self._checked(rank, self._receive(rank))
@@ -86,7 +87,6 @@ class Worlds:
 
 
 def _serve(pipe, rank, size, port):
-    sys.path.insert(0, str(HERE))
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
     import importlib
 

@@ -59,8 +59,13 @@ def die_with_launcher() -> None:
     launcher = os.environ.get(LAUNCHER)
     if launcher is None and "TORCHELASTIC_RUN_ID" not in os.environ:
         return
+    die_with(None if launcher is None else int(launcher))
+
+
+def die_with(parent: int | None) -> None:
+    """Have the system kill this process when its parent is gone, and end at once where it is gone already."""
     die_with_parent()
-    if launcher is not None and os.getppid() != int(launcher):
+    if parent is not None and os.getppid() != parent:
         os._exit(1)
 
 

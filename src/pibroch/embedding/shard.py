@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
 from itertools import pairwise
@@ -24,10 +24,12 @@ from pibroch.kernels.route import numba as routing
 from pibroch.observability.memory import free_memory
 
 ROWS_PER_FILL = 1 << 18
+MakeRoom = Callable[[int, int], Records]
+"""Makes float32 ``[rows, floats]`` that begins with a cache line; what is in it does not matter."""
 
 
 class MemoryShard:
-    """Records of the rows of some pieces of one width and type, end to end.
+    """Records of the rows of some pieces of one width and type, end to end, in memory of ``make_room``.
 
     Attributes:
         pieces: in the order of their rows.
@@ -43,13 +45,13 @@ class MemoryShard:
 
     def __init__(
         self, pieces: Sequence[Piece], dim: int, optimizer: SparseOptimizer, seed: int, spare_rows: int = 0,
-        dtype: Dtype = "float32",
+        dtype: Dtype = "float32", make_room: MakeRoom = empty_rows,
     ) -> None:  # fmt: skip
         self.pieces, self.dim, self.dtype = tuple(pieces), dim, dtype
         self.fields = optimizer.state_fields(dim)
         self._width = weight_floats(dim, dtype)
         self._bounds = np.cumsum([0, *(len(piece.rows) for piece in pieces)]).tolist()
-        self.space: Records = empty_rows(self._bounds[-1] + spare_rows, optimizer.record_width(dim, dtype))
+        self.space: Records = make_room(self._bounds[-1] + spare_rows, optimizer.record_width(dim, dtype))
         self.stored_space: Stored = self.space if dtype == "float32" else self.space.view(np.uint16)
         self.records, self.stored = self.space[: self._bounds[-1]], self.stored_space[: self._bounds[-1]]
         self.touched: NDArray[np.bool_] | None = None
