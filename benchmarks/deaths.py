@@ -99,18 +99,23 @@ class WatchedRun:
         """Kill a process of a role, and see the run go on."""
         num_restarts = self._num_restarts()
         victim = self._find(*VICTIMS[role])
-        highest, start = self.step(), time.monotonic()
+        start = time.monotonic()
         os.kill(victim, signal.SIGKILL)
         if not self._goes_on_by_itself:
             self._process.wait(TIMEOUT_S)
-            from_step: int | None = self.saved_step()
+            highest, from_step = self._highest(), self.saved_step()
             self._process = self._start("--resume")
         else:
             self.wait_for(lambda: self._num_restarts() > num_restarts)
-            lines = (self.folder / "restarts.jsonl").read_text().splitlines()
+            lines, highest = (self.folder / "restarts.jsonl").read_text().splitlines(), self._highest()
             from_step = json.loads(lines[-1])["from_step"]
         self.wait_for(lambda: self.step() > highest)
         return Recovery(time.monotonic() - start, 0 if from_step is None else max(0, highest - from_step))
+
+    def _highest(self) -> int:
+        """The last step that any life has reached; those that were on their way at a death came to their end, too."""
+        self.step()
+        return max(self._losses, default=0)
 
     def _start(self, *more: str) -> subprocess.Popen[bytes]:
         command = [str(our_python()), "-m", "pibroch", "train", str(self._recipe), "--run-dir", str(self.folder)]
