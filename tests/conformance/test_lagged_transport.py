@@ -2,6 +2,7 @@
 
 import os
 import signal
+from importlib.util import find_spec
 from pathlib import Path
 
 import lagged_cases as cases
@@ -15,7 +16,10 @@ NUM_EXCHANGES = int(os.environ.get("PIBROCH_SOAK_EXCHANGES", "300"))
 MOST_GROWTH_BYTES = 1 << 20
 SECONDS_TO_NOTICE = 5.0
 
-pytestmark = pytest.mark.parametrize("name", [*TRANSPORTS, "mixed"])
+HAS_MPI = find_spec("mpi4py") is not None  # the extra `mpi`
+needs_mpi = pytest.mark.skipif(not HAS_MPI, reason="mpi4py is not installed")
+NAMES = [pytest.param(name, marks=needs_mpi if name == "mpi" else ()) for name in (*TRANSPORTS, "mixed")]
+pytestmark = pytest.mark.parametrize("name", NAMES)
 
 
 @pytest.mark.parametrize(("size", "bound"), [(2, 0), (2, 8), (3, 1), (4, 3)])

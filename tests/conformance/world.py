@@ -46,6 +46,10 @@ class World:
         for pipe in self._pipes:
             pipe.send((function.__module__, function.__name__, args, kwargs))
 
+    def ask_one(self, rank, function, *args, **kwargs):
+        """Let one rank begin; the others wait for what they are asked next."""
+        self._pipes[rank].send((function.__module__, function.__name__, args, kwargs))
+
     def answer(self, rank):
         """What the function returned on a rank."""
         return self._checked(rank, self._receive(rank))

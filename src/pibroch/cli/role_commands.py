@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from pibroch.cli.console import results
+from pibroch.cli.launch import die_with_parent
 from pibroch.process import threads_of_rank, tune_process
 from pibroch.roles.role import Role
 
@@ -23,7 +24,7 @@ def command_of(role: Role) -> Callable[..., None]:
     def run(
         *, meet: str, number: int, threads: int | None, until_input_ends: bool, with_servers: bool = False, **own: Any
     ) -> None:
-        _tune(1 if role.is_one else threads)
+        _tune(1 if role.is_one else threads, until_input_ends)
         from pibroch.roles.serving import serve_as
 
         serve_as(role, meet, number, opens=number == 0 and not until_input_ends and not with_servers, **own)
@@ -61,7 +62,9 @@ def _number(word: str, one: bool) -> Any:
     return typer.Option(..., min=0, help=f"Of this {word}: 0, 1, 2, ... Number 0 opens the meeting place.")
 
 
-def _tune(threads: int | None) -> None:
+def _tune(threads: int | None, until_input_ends: bool) -> None:
+    if until_input_ends:
+        die_with_parent()  # also when this process is stopped, and reads nothing
     tune_process(is_alone=False)
     import torch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from pibroch.embedding.optimizers import Frozen, SparseOptimizer
 from pibroch.embedding.shard import MemoryShard
 from pibroch.kernels import parallel
-from pibroch.kernels.arrays import Records
+from pibroch.kernels.arrays import Records, Stored
 from pibroch.kernels.average import numba as averaging
 from pibroch.kernels.dedupe import numba as grouping
 from pibroch.kernels.narrow import numba as narrow
@@ -49,11 +50,25 @@ def even_bounds(grouped: Grouped) -> list[int]:
     return [0, *inner, num_rows]
 
 
+class ReadableRows(Protocol):
+    """What reading needs to know of a shard, see :class:`MemoryShard`."""
+
+    @property
+    def dim(self) -> int: ...  # noqa: D102
+    @property
+    def records(self) -> Records: ...  # noqa: D102
+    @property
+    def stored(self) -> Stored: ...  # noqa: D102
+    def column(self, field: str, /) -> int: ...  # noqa: D102
+
+
 def read_rows(
-    shard: MemoryShard, optimizer: SparseOptimizer, row_ids: NDArray[np.int64], averaged_at: int | None
-) -> Records:
-    """Weights of rows ``[V, D]``, or their moving averages as of a step where the optimizer keeps some."""
-    out = np.empty((len(row_ids), shard.dim), np.float32)
+    shard: ReadableRows, optimizer: SparseOptimizer, row_ids: NDArray[np.int64], averaged_at: int | None,
+    out: Records | None = None,
+) -> Records:  # fmt: skip
+    """Weights of rows ``[V, D]``, in ``out`` if given, or their moving averages as of a step where the optimizer keeps some."""
+    if out is None:
+        out = np.empty((len(row_ids), shard.dim), np.float32)
     if averaged_at is None or optimizer.average is None:
         parallel.run(routing.gather_rows, len(row_ids), shard.stored, row_ids, out)
     else:
@@ -87,8 +102,7 @@ def update_rows(
         assert kernel is not None, "see group_tables"
         spaces, rounding = (shard.space, shard.stored_space), _rounding(shard, optimizer, grouped.rows, step)
         parallel.run_ranges(kernel, even_bounds(grouped), *spaces, *how, rounding)
-    if shard.touched is not None:
-        shard.touched[grouped.rows] = True
+    shard.mark(grouped.rows)
 
 
 def _rounding(shard: MemoryShard, optimizer: SparseOptimizer, rows: NDArray[np.int64], step: int) -> Rounding:

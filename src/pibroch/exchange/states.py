@@ -124,3 +124,4 @@ class TableStates(nn.Module):
         problems = load_tables(self.tables, self.pieces(), f"{prefix}{self.kind_in_state}.", state_dict)
         for found, known in zip((missing, unexpected, errors), problems, strict=True):
             found += known
+        self.exchange.forget()  # other ranks may read what is here now

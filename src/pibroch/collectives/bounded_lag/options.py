@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pibroch.errors import ConfigError
 
 SLOT_BYTES = 1 << 16
-TRANSPORTS = ("auto", "stream", "gloo")
+AUTO = "auto"
+TRANSPORTS = ("auto", "stream", "gloo", "mpi")
 BOUND_VARIABLE, TRANSPORT_VARIABLE = "PIBROCH_BLS_BOUND", "PIBROCH_BLS_TRANSPORT"
 
 
@@ -18,8 +19,9 @@ class BoundedLagOptions:
 
     Attributes:
         bound: k, requests that may be outstanding before a rank blocks; ``PIBROCH_BLS_BOUND`` when absent, else 1.
-        transport: ``auto``, shared memory within a host and streams between hosts, ``stream`` everywhere, or ``gloo``, whose
-            messages between pairs are slower; ``PIBROCH_BLS_TRANSPORT`` when absent, else ``auto``.
+        transport: ``auto``, shared memory within a host and streams between hosts, ``stream`` everywhere, ``gloo``, whose
+            messages between pairs are slower, or ``mpi``, one-sided, with the extra of that name; ``PIBROCH_BLS_TRANSPORT``
+            when absent, else ``auto``.
         slot_bytes: what fits a slot; larger messages travel in segments that are made when they are needed.
     """
 
@@ -28,7 +30,16 @@ class BoundedLagOptions:
     slot_bytes: int = SLOT_BYTES
 
     def resolved_bound(self) -> int:
-        """The bound that is in force.
+        """The bound that is in force where nothing is measured: 1 when none is given.
+
+        Raises:
+            ConfigError: for what is no number, or a negative one.
+        """
+        given = self.given_bound()
+        return 1 if given is None else given
+
+    def given_bound(self) -> int | None:
+        """The bound of the options or the environment; ``None`` when there is none, or ``auto``.
 
         Raises:
             ConfigError: for what is no number, or a negative one.
@@ -36,9 +47,11 @@ class BoundedLagOptions:
         if self.bound is not None:
             found, where = self.bound, "bound"
         else:
-            text, where = os.environ.get(BOUND_VARIABLE, "1"), BOUND_VARIABLE
+            text, where = os.environ.get(BOUND_VARIABLE, AUTO), BOUND_VARIABLE
+            if text == AUTO:
+                return None
             if not text.lstrip("-").isdecimal():
-                raise ConfigError(f"{BOUND_VARIABLE}={text}", "a number", "0 is an ordinary all-to-all")
+                raise ConfigError(f"{BOUND_VARIABLE}={text}", "a number, or auto", "0 is an ordinary all-to-all")
             found = int(text)
         if isinstance(found, bool) or not isinstance(found, int) or found < 0:
             raise ConfigError(f"{where} {found!r}", "an integer, 0 or more", "0 is an ordinary all-to-all")

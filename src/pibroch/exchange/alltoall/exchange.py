@@ -1,25 +1,21 @@
 """When the messages of a step are sent: counts and ids go out, rows come back, gradients go out, all lanes' in four.
 
-Ids of the next batch travel while the current one computes; its rows are fetched as soon as the gradients before them have
-been applied, beside the rest of the backward pass, the dense optimizer and whatever the model computes before it asks for
-its embeddings.
+What overlaps with what says :mod:`pibroch.exchange.prefetching`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from pibroch.data import JaggedBatch
-from pibroch.errors import DataError
-from pibroch.exchange.agreement import and_then_fillers
 from pibroch.exchange.alltoall.group_lanes import GroupLanes
 from pibroch.exchange.alltoall.lane import Lane, Route
-from pibroch.exchange.base import Exchange, Rates
-from pibroch.exchange.messages import together
+from pibroch.exchange.base import Rates, Report
+from pibroch.exchange.messages import Talk, together
+from pibroch.exchange.prefetching import PrefetchingExchange
 from pibroch.exchange.rows import room_for
 from pibroch.exchange.wire import RowWire
 from pibroch.kernels.arrays import Records
@@ -33,17 +29,7 @@ class Routed:
     routes: Sequence[Route]
 
 
-@dataclass(slots=True, eq=False)
-class PendingBatch:
-    """A batch, or a filler, on its way through the exchange; ``rows`` are under way once they were asked for."""
-
-    batch: JaggedBatch
-    is_real: bool
-    routes: Future[list[Route]]
-    rows: Future[list[Records]] | None = None
-
-
-class AllToAllExchange(Exchange[Routed]):
+class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]"]):
     """Every rank holds a shard, and every rank takes part in every lookup, with an empty batch when it has no samples.
 
     Placement changes no bit of the results, but for column-wise tables under row-wise optimizers, which agree within rounding.
@@ -54,45 +40,14 @@ class AllToAllExchange(Exchange[Routed]):
     """
 
     def __init__(self, groups: Sequence[GroupLanes], wire: RowWire) -> None:
-        self.groups, self._wire = groups, wire
+        super().__init__(wire.channel, tuple(dict.fromkeys(name for each in groups for name in each.space.features)))
+        self.groups, self.wire = groups, wire
         self._lanes = [lane for each in groups for lane in each.lanes]
-        self._ranks, self._communication = wire.channel.ranks, wire.channel.ranks.communication
         self.shards = [lane.shard for lane in self._lanes]
-        self.reads_ahead = wire.channel.ranks.world_size > 1
-        self.features = tuple(dict.fromkeys(name for each in groups for name in each.space.features))
-        self._announced: list[PendingBatch] = []
-
-    def feed(self, batches: Iterable[JaggedBatch], trains: bool) -> Iterator[JaggedBatch]:
-        """See :class:`Exchange`; reads one batch further than it hands out and sends that one's ids.
-
-        A rank that runs out of batches gets empty ones until all have: nobody waits for a rank that has stopped.
-        """
-        mine: list[PendingBatch] = []
-        before: PendingBatch | None = None
-        try:
-            for batch, is_real in and_then_fillers(batches, self.features):
-                if before is not None and not before.is_real and not _is_real_elsewhere(before):
-                    return
-                pending = self._announce(batch, is_real)
-                mine = [*mine[-1:], pending]
-                self._announced.append(pending)
-                if before is not None:
-                    yield before.batch
-                before = pending
-        finally:
-            self._announced = [pending for pending in self._announced if pending not in mine]
 
     def lookup(self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None) -> tuple[list[Tensor], Routed]:
         """See :class:`Exchange`."""
-        pending = next((pending for pending in self._announced if pending.batch is batch), None)
-        if pending is None:
-            pending = self._announce(batch, True)
-        else:
-            self._announced.remove(pending)
-        if pending.rows is None or averaged_at is not None:
-            pending.rows = self._fetch(pending, averaged_at)
-        with self._ranks.waiting():
-            routes, rows = pending.routes.result(), pending.rows.result()
+        routes, rows = self.found(batch, averaged_at)
         room = self.room_for(batch)
         pooled = [route.pool(fetched, room) for route, fetched in zip(routes, rows, strict=True)]
         return self.assemble(batch, pooled), Routed(batch, routes)
@@ -124,46 +79,28 @@ class AllToAllExchange(Exchange[Routed]):
 
         def deliver() -> None:
             updates = zip(handle.routes, sums, of_lane, strict=True)
-            together(self._wire, [route.update(totals, rate, rates.step) for route, totals, rate in updates])
+            self._deliver([route.update(totals, rate, rates.step) for route, totals, rate in updates])
 
         self._communication.submit(deliver)
-        self.forget()
+        self._drop_fetched()
+
+    def _deliver(self, updates: Sequence[Talk[None]]) -> None:
+        """Carry out the updates of one step; on the communication thread."""
+        together(self.wire, updates)
 
     def route(self, batch: JaggedBatch) -> Routed:
         """A handle for the update of a batch that was looked up otherwise; blocks. Every rank calls it."""
-        return Routed(batch, self._announce(batch, True).routes.result())
+        return Routed(batch, self.announce(batch, True).routes.result())
 
-    def fetch_next(self) -> None:
+    def _route(self, batch: JaggedBatch, is_real: bool) -> list[Route]:
+        return together(self.wire, [lane.route(batch, is_real) for lane in self._lanes])
+
+    def _fetch(self, routes: list[Route], averaged_at: int | None) -> list[Records]:
+        return together(self.wire, [route.fetch(averaged_at) for route in routes])
+
+    def report(self) -> Report:
         """See :class:`Exchange`."""
-        if self._announced and self._announced[0].rows is None:
-            self._announced[0].rows = self._fetch(self._announced[0], None)
+        return Report(bytes_by_rank=dict(self.wire.channel.sent_to))
 
-    def flush(self) -> None:
-        """See :class:`Exchange`."""
-        self._communication.flush()
-
-    def forget(self) -> None:
-        """See :class:`Exchange`."""
-        for pending in self._announced:
-            pending.rows = None
-
-    def _announce(self, batch: JaggedBatch, is_real: bool) -> PendingBatch:
-        def route() -> list[Route]:
-            batch.validate()  # may have been written to since it was made
-            return together(self._wire, [lane.route(batch, is_real) for lane in self._lanes])
-
-        routes = self._communication.submit(route)
-        return PendingBatch(batch, is_real, routes)
-
-    def _fetch(self, pending: PendingBatch, averaged_at: int | None) -> Future[list[Records]]:
-        def fetch() -> list[Records]:
-            return together(self._wire, [route.fetch(averaged_at) for route in pending.routes.result()])
-
-        return self._communication.submit(fetch)
-
-
-def _is_real_elsewhere(filler: PendingBatch) -> bool:
-    try:
-        return filler.routes.result()[0].is_real
-    except DataError:  # a bad batch is no filler; the lookup says what is wrong
-        return True
+    def _is_real_on_some_rank(self, routes: list[Route]) -> bool:
+        return routes[0].is_real

@@ -16,12 +16,14 @@ from torch import Tensor
 from pibroch.data import JaggedBatch
 from pibroch.embedding import Frozen, MemoryShard, TableGroup
 from pibroch.embedding.columns import Columns
+from pibroch.embedding.shard import MakeRoom
 from pibroch.errors import RowIdError
 from pibroch.exchange.agreement import bad_batch
 from pibroch.exchange.layout import LaneLayout
 from pibroch.exchange.messages import Counts, Rows, Talk
 from pibroch.exchange.wire import RowWire
 from pibroch.kernels.arrays import Bytes, Ints, Records
+from pibroch.kernels.memory import empty_rows
 
 
 class Route(ABC):
@@ -78,15 +80,20 @@ class Lane(ABC):
         seed: of the initial weights.
         wire: the way of rows and gradients; its channel is the communication thread's.
         spare_rows: room behind this rank's records.
+        make_room: for them.
     """
 
-    def __init__(self, layout: LaneLayout, group: TableGroup, seed: int, wire: RowWire, spare_rows: int = 0) -> None:
+    def __init__(
+        self, layout: LaneLayout, group: TableGroup, seed: int, wire: RowWire, spare_rows: int = 0,
+        make_room: MakeRoom = empty_rows,
+    ) -> None:  # fmt: skip
         self.layout, self.optimizer, self.channel, self.wire = layout, group.optimizer, wire.channel, wire
         self.columns: Columns | None = None
         if group.columns is not None:
             self.columns = group.columns.part(layout.places, layout.first_columns, layout.width)
         self.rank, self.world_size = self.channel.ranks.rank, self.channel.ranks.world_size
-        self.shard = MemoryShard(layout.pieces[self.rank], layout.width, self.optimizer, seed, spare_rows, layout.dtype)
+        pieces = layout.pieces[self.rank]
+        self.shard = MemoryShard(pieces, layout.width, self.optimizer, seed, spare_rows, layout.dtype, make_room)
         largest = int(np.diff(layout.bounds).max())
         self.id_type: DTypeLike = np.int32 if largest < 1 << 31 else np.int64
 

@@ -1,0 +1,216 @@
+"""Lookups that read rows where they are, alone; and training, in step, over the same rows.
+
+Until something is trained each rank looks up by itself: requests to other hosts leave first, rows of this host are read while
+they fly, pooling comes last. From the first training batch on lookups keep step as those of ``alltoall`` do, so that a lookup
+in the middle of a run sees the same rows on all ranks.
+
+Then rows of this host are read behind two fences. A rank reads when its neighbours have applied as many updates as it has,
+and applies an update when they have made as many reads: communication threads do the same things in the same order, so all
+get there.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+
+import numpy as np
+from torch import Tensor
+
+from pibroch.data import JaggedBatch
+from pibroch.embedding.rows import read_rows
+from pibroch.errors import TrainingError
+from pibroch.exchange.alltoall.exchange import AllToAllExchange, Routed
+from pibroch.exchange.alltoall.group_lanes import GroupLanes
+from pibroch.exchange.alltoall.inference import narrowed, widened
+from pibroch.exchange.messages import Talk
+from pibroch.exchange.retrieve.copies import LaneCopies
+from pibroch.exchange.retrieve.gets import RemoteGets
+from pibroch.exchange.retrieve.host_memory import APPLIED, COPIED, READ, VERSION, HostMemory
+from pibroch.exchange.retrieve.lane import RetrieveLane, WantedRows
+from pibroch.exchange.wire import RowWire
+from pibroch.kernels.arrays import Bytes, Records
+
+ROWS_PER_GET = 1 << 16
+"""That are asked for at once when copies are filled."""
+
+
+class HeldRows:
+    """This rank's rows as it answers for them to other hosts.
+
+    Args:
+        lanes: of the rows.
+        timeout_s: how long a version may take to come.
+    """
+
+    def __init__(self, lanes: Sequence[RetrieveLane], timeout_s: float) -> None:
+        self._lanes, self._timeout_s = lanes, timeout_s
+        self._version, self._changed = 0, threading.Condition()
+
+    @property
+    def version(self) -> int:
+        """How often rows were written from outside."""
+        return self._version
+
+    def advance(self) -> None:
+        """Rows were written; to be called when that is over."""
+        with self._changed:
+            self._version += 1
+            self._changed.notify_all()
+
+    def answer(self, version: int, averaged_at: int | None, rows: Sequence[Bytes]) -> list[Bytes]:
+        """See :class:`pibroch.exchange.retrieve.gets.Holder`."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._version >= version, self._timeout_s):
+                raise _of_other_version(version, self._version)
+            found = [self._read(lane, part, averaged_at) for lane, part in zip(self._lanes, rows, strict=True)]
+            if self._version != version:
+                raise _of_other_version(version, self._version)
+        return found
+
+    def _read(self, lane: RetrieveLane, part: Bytes, averaged_at: int | None) -> Bytes:
+        rows = part.view(lane.id_type).astype(np.int64)
+        return narrowed(read_rows(lane.shard, lane.optimizer, rows, averaged_at), lane.wire.dtype)
+
+
+class RetrieveExchange(AllToAllExchange):
+    """See the module.
+
+    Args:
+        groups: all tables, with the lanes of each group, which are :class:`RetrieveLane`.
+        wire: as for :class:`AllToAllExchange`.
+        host: the memory in which the lanes' rows are.
+        gets: to the ranks of other hosts.
+    """
+
+    def __init__(self, groups: Sequence[GroupLanes], wire: RowWire, host: HostMemory, gets: RemoteGets) -> None:
+        super().__init__(groups, wire)
+        self._row_lanes = [lane for lane in self._lanes if isinstance(lane, RetrieveLane)]
+        assert len(self._row_lanes) == len(self._lanes), "see build"
+        self._host, self._gets = host, gets
+        self._held = HeldRows(self._row_lanes, wire.channel.ranks.timeout_s)
+        self._one_at_a_time = threading.Lock()
+        self._has_copies = any(lane.copies is not None for lane in self._row_lanes)
+        self._trains = False
+        gets.serve(self._held, len(self._lanes))
+        weakref.finalize(self, gets.close)
+
+    def feed(self, batches: Iterable[JaggedBatch], trains: bool) -> Iterator[JaggedBatch]:
+        """See :class:`Exchange`; where nothing trains ranks hand out their own batches and no others."""
+        self._trains |= trains
+        yield from super().feed(batches, trains) if self._keeps_step else batches
+
+    def lookup(self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None) -> tuple[list[Tensor], Routed]:
+        """See :class:`Exchange`."""
+        self._trains |= trains
+        if self._keeps_step:
+            return super().lookup(batch, trains, averaged_at)
+        with self._one_at_a_time:
+            return self._look_up_alone(batch, averaged_at), Routed(batch, ())
+
+    def flush(self) -> None:
+        """See :class:`Exchange`; neighbours have read what they wanted of the rows before the last update."""
+        super().flush()
+        self._host.wait_for_all(READ, self._host.published(READ))
+
+    def forget(self) -> None:
+        """See :class:`Exchange`; lookups after this one, of whatever rank, read what was written."""
+        super().forget()
+        self._held.advance()
+        self._host.publish(VERSION, self._held.version)
+
+    @property
+    def _keeps_step(self) -> bool:
+        return self._trains or self._ranks.world_size == 1
+
+    def _look_up_alone(self, batch: JaggedBatch, averaged_at: int | None) -> list[Tensor]:
+        batch.validate()
+        version = self._held.version
+        by_copies = self._has_copies and averaged_at is None and self._copies_are_there(version)
+        wanted = [lane.wanted(batch, by_copies=by_copies) for lane in self._row_lanes]
+        self._read(wanted, version, averaged_at)
+        room = self.room_for(batch)
+        return self.assemble(batch, [each.pool(room) for each in wanted])
+
+    def _read(self, wanted: Sequence[WantedRows], version: int, averaged_at: int | None) -> None:
+        """Fill in the rows that each lane is to give."""
+        holders = sorted({holder for each in wanted for holder in each.holders()})
+        far = [p for p in holders if p in self._gets.peers]
+        for p in far:
+            self._gets.ask(p, version, averaged_at, [each.question(p) for each in wanted])
+        near = self._host.neighbours if any(p >= self._ranks.world_size for p in holders) else holders
+        near = [p for p in near if p in self._host.neighbours]
+        self._check_near(near, version)
+        for each in wanted:
+            each.read_near(averaged_at)
+        self._check_near(near, version)
+        with self._ranks.waiting():
+            for p in far:
+                self._receive(p, wanted)
+
+    def _copies_are_there(self, version: int) -> bool:
+        """Fill this rank's copies, and look whether the others of the host have filled theirs."""
+        if self._host.published(COPIED) <= version:
+            for lane in self._row_lanes:
+                if lane.copies is not None:
+                    self._fill(lane, lane.copies, version)
+            self._host.publish(COPIED, version + 1)
+        return all(self._host.published_by(p, COPIED) == version + 1 for p in self._host.neighbours)
+
+    def _fill(self, lane: RetrieveLane, copies: LaneCopies, version: int) -> None:
+        """This rank's copies of a lane's rows, from their homes."""
+        own = sum(p < lane.rank for p in lane.near)
+        sources, rows = copies.sources[own], lane.copied[lane.world_size + own]
+        order = np.argsort(sources)
+        for start in range(0, len(order), ROWS_PER_GET):
+            chosen = order[start : start + ROWS_PER_GET]
+            wanted = [
+                WantedRows.at(each, sources[chosen if each is lane else chosen[:0]], each.layout.bounds)
+                for each in self._row_lanes
+            ]
+            self._read(wanted, version, None)
+            rows.write(chosen, wanted[self._row_lanes.index(lane)].rows)
+
+    def _receive(self, p: int, wanted: Sequence[WantedRows]) -> None:
+        parts = [each.part(p) for each in wanted]
+        if self.wire.is_exact:
+            self._gets.receive(p, [part.reshape(-1).view(np.uint8) for part in parts])
+            return
+        narrow = [np.empty(part.size * self.wire.dtype.itemsize, np.uint8) for part in parts]
+        self._gets.receive(p, narrow)
+        for part, came in zip(parts, narrow, strict=True):
+            part[:] = widened(came, self.wire.dtype).reshape(part.shape)
+
+    def _check_near(self, ranks: Iterable[int], version: int) -> None:
+        """Wait for neighbours that are still writing what this rank has written, and refuse those that went on."""
+        for p in ranks:
+            self._host.wait_for(p, VERSION, version)
+            if (theirs := self._host.published_by(p, VERSION)) != version:
+                raise _of_other_version(version, theirs)
+
+    def _submit_fetch(self, fetch: Callable[[], list[Records]]) -> Future[list[Records]]:
+        version = self._held.version
+
+        def fetch_behind_fences() -> list[Records]:
+            self._host.wait_for_all(VERSION, version)
+            self._host.wait_for_all(APPLIED, self._host.published(APPLIED))
+            found = fetch()
+            self._host.publish(READ, self._host.published(READ) + 1)
+            return found
+
+        return super()._submit_fetch(fetch_behind_fences)
+
+    def _deliver(self, updates: Sequence[Talk[None]]) -> None:
+        self._host.wait_for_all(READ, self._host.published(READ))
+        super()._deliver(updates)
+        self._host.publish(APPLIED, self._host.published(APPLIED) + 1)
+
+
+def _of_other_version(asked: int, found: int) -> TrainingError:
+    return TrainingError(
+        f"rows that were written {found} times, where the rank that reads them has written its own {asked} times",
+        "tables that all ranks load at the same place",
+        "load them on all ranks, and look up afterwards",
+    )

@@ -1,0 +1,154 @@
+"""Rows of other hosts by one request a rank and lookup, each rank's answered by threads of its own: nobody keeps step.
+
+A request is int64 numbers (version of the tables, step of moving averages or -1, rows of each lane) and the lanes' row numbers;
+an answer is two int64 (a state, bytes) and the lanes' rows in the type of the wire, or a text where the state is no OK.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import accumulate, pairwise
+from typing import Protocol
+
+import numpy as np
+
+from pibroch.collectives.bounded_lag.meeting import meet
+from pibroch.collectives.bounded_lag.opening import store_between
+from pibroch.collectives.ranks import Ranks
+from pibroch.errors import PibrochError, RankFailedError, TrainingError
+from pibroch.kernels.arrays import Bytes, RowIds
+
+OK, REFUSED = 0, 1
+GET_TIMEOUT_S = 30.0
+"""After so long without an answer a rank counts as lost. A thread answers, so what its rank computes does not matter."""
+
+
+class Holder(Protocol):
+    """Who reads rows for others."""
+
+    def answer(self, version: int, averaged_at: int | None, rows: Sequence[Bytes]) -> list[Bytes]:
+        """Rows of each lane as they travel, for row numbers as they travelled; blocks until the version is there."""
+
+
+class RemoteGets:
+    """Sockets to the ranks of other hosts, two a pair, of which each rank asks at one. All ranks make theirs together.
+
+    Args:
+        ranks: all.
+        hosts: the number of each rank's host.
+
+    Attributes:
+        peers: ranks of other hosts.
+    """
+
+    def __init__(self, ranks: Ranks, hosts: Sequence[int]) -> None:
+        self._ranks, here = ranks, ranks.rank
+        self.peers = tuple(p for p in range(ranks.world_size) if hosts[p] != hosts[here])
+        self._asking: dict[int, socket.socket] = {}
+        self._answering: dict[int, socket.socket] = {}
+        self._counting = threading.Lock()
+        if len(set(hosts)) == 1:
+            return
+        for is_first in (True, False):
+            store = store_between(ranks)
+            met = meet(store, here, ranks.world_size, ranks.timeout_s, shares_memory=False).remote
+            for p, link in met.items():
+                if p not in self.peers:
+                    link.close()
+                    continue
+                asks = (here < p) == is_first
+                link.settimeout(min(GET_TIMEOUT_S, ranks.timeout_s) if asks else None)
+                (self._asking if asks else self._answering)[p] = link
+
+    def serve(self, holder: Holder, num_lanes: int) -> None:
+        """Answer the other hosts from now on."""
+        for p, link in self._answering.items():
+            name, arguments = f"pibroch-get-{p}", (p, link, holder, num_lanes)
+            threading.Thread(target=self._serve, args=arguments, name=name, daemon=True).start()
+
+    def ask(self, p: int, version: int, averaged_at: int | None, rows: Sequence[RowIds]) -> None:
+        """Send a request; :meth:`receive` has what comes of it."""
+        numbers = [version, -1 if averaged_at is None else averaged_at, *(each.nbytes for each in rows)]
+        request = np.concatenate([np.array(numbers, np.int64).view(np.uint8), *(each.view(np.uint8) for each in rows)])
+        try:
+            self._asking[p].sendall(request.data)
+        except OSError as error:
+            raise self._lost(p, error) from error
+        self._count(p, len(request), 0)
+
+    def receive(self, p: int, places: Sequence[Bytes]) -> None:
+        """Wait for a rank's answer, and fill each lane's place.
+
+        Raises:
+            RankFailedError: when it ended, or has not answered in time.
+            TrainingError: when it refused.
+        """
+        link, head = self._asking[p], np.empty(2, np.int64)
+        try:
+            _fill(link, head.view(np.uint8))
+            state, nbytes = head.tolist()
+            if state != OK:
+                text = np.empty(nbytes, np.uint8)
+                _fill(link, text)
+                raise TrainingError(f"no rows from rank {self._ranks.members[p]}: {text.tobytes().decode()}")
+            assert nbytes == sum(map(len, places)), "both know the lanes"
+            for place in places:
+                _fill(link, place)
+        except OSError as error:
+            raise self._lost(p, error) from error
+        self._count(p, 0, head.nbytes + nbytes)
+
+    def close(self) -> None:
+        """End the streams, and the threads with them."""
+        for link in (*self._asking.values(), *self._answering.values()):
+            with suppress(OSError):  # the other end was first
+                link.shutdown(socket.SHUT_RDWR)
+            link.close()
+
+    def _serve(self, p: int, link: socket.socket, holder: Holder, num_lanes: int) -> None:
+        """A peer's thread."""
+        head = np.empty(2 + num_lanes, np.int64)
+        try:
+            while True:
+                _fill(link, head.view(np.uint8))
+                version, averaged_at, *sizes = head.tolist()
+                body = np.empty(sum(sizes), np.uint8)
+                _fill(link, body)
+                parts = [body[start:stop] for start, stop in pairwise(accumulate([0, *sizes]))]
+                state, answer = OK, []
+                try:
+                    answer = holder.answer(version, None if averaged_at < 0 else averaged_at, parts)
+                except PibrochError as error:
+                    state, answer = REFUSED, [np.frombuffer(str(error).encode(), np.uint8)]
+                found = np.array([state, sum(map(len, answer))], np.int64).view(np.uint8)
+                message = np.concatenate([found, *answer])
+                self._count(p, len(message), head.nbytes + len(body))
+                link.sendall(message.data)
+        except OSError:
+            return  # the other end is gone: it asks nothing more
+
+    def _count(self, p: int, sent: int, received: int) -> None:
+        with self._counting:
+            self._ranks.traffic.add(self._ranks.members[p], sent, self._ranks.members[p], received)
+
+    def _lost(self, p: int, error: OSError) -> RankFailedError:
+        is_late = isinstance(error, TimeoutError)
+        why = "it answers no gets" if is_late else "its process ended, or let go of the tables"
+        return RankFailedError(self._ranks.members[p], None, why)
+
+
+def _fill(link: socket.socket, room: Bytes) -> None:
+    """Read as many bytes.
+
+    Raises:
+        ConnectionError: when the stream ends before.
+    """
+    place, view = 0, room.data
+    while place < len(room):
+        got = link.recv_into(view[place:])
+        if got == 0:
+            raise ConnectionError("the stream ended")
+        place += got

@@ -1,0 +1,180 @@
+"""Rows in memory that the ranks of a host share: each makes its own, without a name, and the others map it.
+
+A rank shows the others four numbers beside its rows. They only grow, and each is written by its rank alone.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pibroch.collectives.bounded_lag.meeting import meet
+from pibroch.collectives.bounded_lag.opening import store_between
+from pibroch.collectives.ranks import Ranks
+from pibroch.embedding import MemoryShard
+from pibroch.errors import ConfigError, RankFailedError, TrainingError
+from pibroch.kernels.arrays import Bytes, Records, Stored
+from pibroch.kernels.memory import empty_rows
+from pibroch.kernels.words import numba as words
+from pibroch.rpc.segments import ForeignSegment, OwnSegment
+
+NUMBERS_BYTES = 4096
+VERSION, APPLIED, READ, COPIED = 0, 64, 128, 192
+"""Places of the numbers: how often rows were written from outside, updates that are in the rows, reads of others' rows that
+are over, and the version, plus one, of the copies for the host."""
+LOOK_US = 100_000
+"""The longest wait between two looks at the other process."""
+_SIZE = struct.Struct("q")
+
+
+@dataclass(frozen=True, slots=True)
+class NeighbourRows:
+    """Another rank's shard, to be read; see :class:`pibroch.embedding.rows.ReadableRows`.
+
+    Attributes:
+        dim: weights in a row.
+        records, stored: as in :class:`MemoryShard`.
+        like: a shard of the same kind.
+    """
+
+    dim: int
+    records: Records
+    stored: Stored
+    like: MemoryShard
+
+    @classmethod
+    def of(cls, memory: Bytes, like: MemoryShard) -> NeighbourRows:
+        """In memory that holds nothing else."""
+        records = memory.view(np.float32).reshape(-1, like.records.shape[1])
+        return cls(like.dim, records, records if like.dtype == "float32" else records.view(np.uint16), like)
+
+    def column(self, field: str) -> int:
+        """First column of a state field in a record."""
+        return self.like.column(field)
+
+
+class HostMemory:
+    """What a rank shares with those of its host. All ranks of a host make theirs at the same place.
+
+    Args:
+        ranks: all, between which tables lie.
+        hosts: the number of each rank's host.
+
+    Attributes:
+        neighbours: the other ranks of this host.
+
+    Raises:
+        ConfigError: for ranks of one host that cannot share memory.
+        TrainingError: when some did not come.
+    """
+
+    def __init__(self, ranks: Ranks, hosts: Sequence[int]) -> None:
+        self._ranks, here = ranks, ranks.rank
+        mine = [p for p in range(ranks.world_size) if hosts[p] == hosts[here]]
+        self.neighbours = tuple(p for p in mine if p != here)
+        self._links: dict[int, socket.socket] = {}
+        self._segments: list[OwnSegment] = []
+        self._numbers = np.zeros(NUMBERS_BYTES, np.uint8)
+        self._foreign: dict[int, ForeignSegment] = {}
+        if self.neighbours:
+            own = OwnSegment.create(NUMBERS_BYTES)
+            self._segments.append(own)
+            self._numbers = own.array
+            self._links = self._met(mine)
+        self._own = {place: 0 for place in (VERSION, APPLIED, READ, COPIED)}
+
+    def room(self, num_rows: int, width: int) -> Records:
+        """Memory of zeros for rows ``[num_rows, width]``, which neighbours get by :meth:`trade`."""
+        if not self.neighbours:
+            return empty_rows(num_rows, width)
+        nbytes = num_rows * width * 4
+        segment = OwnSegment.create(max(nbytes, 1))
+        self._segments.append(segment)
+        return segment.array[:nbytes].view(np.float32).reshape(num_rows, width)
+
+    def trade(self) -> dict[int, list[Bytes]]:
+        """Give all memory made here to the neighbours; returns what they made, in the order of their calls."""
+        for link in self._links.values():
+            for segment in self._segments:
+                socket.send_fds(link, [_SIZE.pack(segment.nbytes)], [segment.fd])
+        found = {}
+        for p, link in self._links.items():
+            theirs = [self._receive(p, link) for _ in self._segments]
+            self._foreign[p] = theirs[0]
+            found[p] = [each.array for each in theirs[1:]]
+        for segment in self._segments:
+            segment.close_fd()
+        return found
+
+    def publish(self, place: int, value: int) -> None:
+        """Show the neighbours a number, which is not below the one before."""
+        self._own[place] = value
+        words.write(self._numbers.ctypes.data + place, value)
+
+    def published(self, place: int) -> int:
+        """What this rank shows."""
+        return self._own[place]
+
+    def published_by(self, p: int, place: int) -> int:
+        """What a neighbour shows."""
+        return int(words.read(self._foreign[p].address + place))
+
+    def wait_for_all(self, place: int, least: int) -> None:
+        """Wait until all neighbours show at least this number."""
+        for p in self.neighbours:
+            self.wait_for(p, place, least)
+
+    def wait_for(self, p: int, place: int, least: int) -> None:
+        """Wait until a neighbour shows at least this number.
+
+        Raises:
+            RankFailedError: when it ended before, or the time of a collective is over.
+        """
+        address, start = self._foreign[p].address + place, time.monotonic()
+        while words.wait(address, least, LOOK_US) < least:
+            has_ended = _has_hung_up(self._links[p])  # looked at first: who ends has shown all that it will
+            if words.read(address) >= least:
+                return
+            if has_ended or time.monotonic() - start > self._ranks.timeout_s:
+                why = "its process ended, or let go of the tables" if has_ended else "it was waited for in vain"
+                raise RankFailedError(self._ranks.members[p], None, why)
+
+    def _met(self, mine: Sequence[int]) -> dict[int, socket.socket]:
+        """A Unix socket to each neighbour."""
+        group = self._ranks.group(mine)
+        assert group is not None, "one of them"
+        meeting = meet(store_between(group), group.rank, group.world_size, group.timeout_s)
+        if meeting.remote:
+            for link in (*meeting.local.values(), *meeting.remote.values()):
+                link.close()
+            raise ConfigError(
+                f"ranks {[mine[p] for p in meeting.remote]} of the host of rank {self._ranks.rank}, without its memory",
+                "ranks of one machine (and network namespace) for one host", "leave `hosts` out, and they are found",
+            )  # fmt: skip
+        links = {mine[p]: link for p, link in meeting.local.items()}
+        for link in links.values():
+            link.settimeout(self._ranks.timeout_s)
+        return dict(sorted(links.items()))
+
+    def _receive(self, p: int, link: socket.socket) -> ForeignSegment:
+        try:
+            message, descriptors, _, _ = socket.recv_fds(link, _SIZE.size, 1)
+        except OSError as error:
+            raise RankFailedError(self._ranks.members[p], None, f"no memory from it: {error}") from error
+        if len(message) != _SIZE.size or len(descriptors) != 1:
+            raise TrainingError(
+                f"no memory from rank {self._ranks.members[p]}", "all ranks alive", "look at that rank's log"
+            )
+        return ForeignSegment.open(descriptors[0], _SIZE.unpack(message)[0])
+
+
+def _has_hung_up(link: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(link, select.POLLRDHUP)
+    return any(events & (select.POLLHUP | select.POLLRDHUP | select.POLLERR) for _, events in poll.poll(0))

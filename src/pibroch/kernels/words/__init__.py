@@ -1,0 +1,1 @@
+"""Numbers in shared memory that only grow, and waiting for them."""

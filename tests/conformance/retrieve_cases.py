@@ -1,0 +1,121 @@
+"""What ranks do in the tests of the exchange ``retrieve``."""
+
+import os
+
+import numpy as np
+import torch
+
+import pibroch as pb
+from cases import SHAPES, as_tensor, loss_of, optimizers, ragged_batch
+from pibroch.planner.assignment import Assignment
+
+
+def look_up(channel, shape, exchange="retrieve", dtype=None, seed=3, **options):
+    """What ranks read without training, of batches of their own; in step where the exchange wants that."""
+    tables = SHAPES[shape]
+    embeddings = pb.Embeddings(
+        tables, optimizers("adam", shape), exchange=exchange, seed=seed, channel=channel, **options
+    )
+    rank, found = channel.ranks.rank, []
+    with torch.no_grad():
+        for step in range(4):
+            size = (7 * step + 5 * rank) % 11
+            batch = ragged_batch(tables, size, seed=[step, rank], weighted=step == 1, one_hot=step == 2)
+            found.append(as_tensor(embeddings(batch)))
+    channel.barrier()  # others may still ask for rows of this rank
+    return found
+
+
+def read_averages(channel, hosts, exchange):
+    """Moving averages of loaded tables."""
+    tables = SHAPES["odd_dims"]
+    options = {"hosts": hosts} if exchange == "retrieve" else {}
+    embeddings = pb.Embeddings(
+        tables, pb.Adam(lr=0.1, average=0.9), exchange=exchange, seed=3, channel=channel, **options
+    )
+    with embeddings.rewriting() as views:
+        for view in views:
+            view.state["average"][:] = np.asarray(view.weights) + view.piece.rows[:][0] if len(view.piece.rows) else 0
+    with torch.no_grad(), embeddings.averaged():
+        found = embeddings(ragged_batch(tables, 9, seed=channel.ranks.rank)).numpy()
+    channel.barrier()
+    return found
+
+
+_KEPT = {}
+
+
+def prepare_alone(channel, **options):
+    """Tables that later calls look up in, and their batch's embeddings by ``alltoall``; all ranks."""
+    tables = SHAPES["any"]
+    right = pb.Embeddings(tables, optimizers("sgd", "any"), exchange="alltoall", seed=3, channel=channel)
+    _KEPT["retrieve"] = pb.Embeddings(
+        tables, optimizers("sgd", "any"), exchange="retrieve", seed=3, channel=channel, **options
+    )
+    with torch.no_grad():
+        return as_tensor(right(ragged_batch(tables, 20, seed=channel.ranks.rank))), os.getpid()
+
+
+def look_up_alone(channel):
+    """The batch of :func:`prepare_alone`, and bytes by rank; no other rank is called."""
+    traffic = channel.ranks.traffic
+    traffic.sent_to.clear()
+    traffic.received_from.clear()
+    with torch.no_grad():
+        found = as_tensor(_KEPT["retrieve"](ragged_batch(SHAPES["any"], 20, seed=channel.ranks.rank)))
+    return found, dict(traffic.sent_to), dict(traffic.received_from)
+
+
+def let_go(channel):
+    _KEPT.clear()
+
+
+def interleave(channel, hosts):
+    """Train with empty batches on some ranks, and look up between steps; the same by both exchanges."""
+    tables, found = SHAPES["odd_dims"], []
+    for exchange, options in (("alltoall", {}), ("retrieve", {"hosts": hosts})):
+        embeddings = pb.Embeddings(tables, pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel, **options)
+        seen, rank = [], channel.ranks.rank
+        probe = ragged_batch(tables, 30, seed=99)
+        for step in range(12):
+            batch = ragged_batch(tables, 6 if step % channel.ranks.world_size == rank else 0, seed=step)
+            loss = loss_of(embeddings(batch))
+            with torch.no_grad():
+                seen.append(as_tensor(embeddings(probe)))
+            loss.backward()
+        found.append((seen, [view.weights.copy() for view in embeddings.pieces()]))
+    (first, pieces), (second, others) = found
+    return all(map(torch.equal, first, second)) and all(map(np.array_equal, pieces, others))
+
+
+def read_copies(channel, hosts):
+    """Read only rows of which every host has one copy: bytes got at first, then, and after loading; whether all is right."""
+    table, traffic = pb.Table("a", 40, 16), channel.ranks.traffic
+    copies = np.zeros((2, 4), np.bool_)
+    copies[0, [1, 2]] = copies[1, [0, 3]] = True
+    parts = Assignment({"a": np.arange(40, dtype=np.uint16) % 2}, np.array([0, 2], np.uint16), copies)
+    embeddings = pb.Embeddings(
+        [table],
+        pb.SGD(lr=1.0),
+        exchange="retrieve",
+        seed=3,
+        channel=channel,
+        hosts=hosts,
+        placement=pb.Plan.by_rows(parts),
+    )
+    batch, found, same = ragged_batch([table], 30, seed=channel.ranks.rank), [], True
+    for number in range(4):
+        if number == 2:
+            embeddings.load_weights("a", np.arange(640).reshape(40, 16))
+        channel.barrier()
+        before = traffic.received
+        with torch.no_grad():
+            rows = embeddings(batch)
+        found.append(traffic.received - before)
+        channel.barrier()  # all have filled their copies, and nobody goes on to load
+        right = pb.Embeddings([table], pb.SGD(lr=1.0), seed=3)
+        if number >= 2:
+            right.load_weights("a", np.arange(640).reshape(40, 16))
+        with torch.no_grad():
+            same &= torch.equal(rows, right(batch))
+    return found[0] > 0, found[1] > 0 or found[3] > 0, found[2] > 0, same
