@@ -87,11 +87,7 @@ class BoundedLagPipeline:
         transport: ``auto``, ``stream`` or ``gloo``, see :class:`pibroch.BoundedLagOptions`.
 
     Attributes:
-        bound: that is in force.
         num_messages: sent to other ranks so far: two a batch and rank.
-        waited_for: seconds in which this rank was blocked, by the rank that it waited for.
-        straggler: of the last 64 requests, the rank that was always slow, if one was, with its own time of a step and that
-            of the next slowest; the same on all ranks. No bound helps against one: a warning names it.
 
     Raises:
         ConfigError: for another exchange, or options that cannot be.
@@ -129,17 +125,20 @@ class BoundedLagPipeline:
 
     @property
     def bound(self) -> int:
-        """See the class."""
+        """Batches on their way before a rank blocks, as it is now."""
         return self._window.bound
 
     @property
     def straggler(self) -> Straggler | None:
-        """See the class."""
+        """The rank that was always slow in the last 64 requests, if one was; the same on all ranks.
+
+        With its own time of a step and that of the next slowest. No bound helps against one: a warning names it.
+        """
         return self._pace.straggler
 
     @property
     def waited_for(self) -> dict[int, float]:
-        """See the class."""
+        """Seconds in which this rank was blocked, by the rank that it waited for."""
         return self._pace.waited_for
 
     def submit(self, batch: Any = None, request_id: Any = None) -> list[Prediction]:
