@@ -69,7 +69,9 @@ def quality(options: Options) -> tuple[list[Row], list[str]]:
         rows.append({
             "data": name, "family": family, "model": label, **_spread(aucs), **_size(config, dataset),
             "of_parent": None if parent is None else float(np.median(aucs)) - parent["auc"],
-            "of_parent_deviations": None if parent is None else float(np.median(aucs) - parent["auc"]) / max(parent["std"], 1e-9),
+            "of_parent_deviations": None
+            if parent is None
+            else float(np.median(aucs) - parent["auc"]) / max(parent["std"], 1e-9),
         })  # fmt: skip
     return rows, _notes(
         options, "`of_parent`: median AUC less that of the family's model without towers, also in its deviations"
