@@ -69,7 +69,9 @@ def quality(options: Options) -> tuple[list[Row], list[str]]:
         rows.append({
             "data": name, "family": family, "model": label, **_spread(aucs), **_size(config, dataset),
             "of_parent": None if parent is None else float(np.median(aucs)) - parent["auc"],
-            "of_parent_deviations": None if parent is None else (np.median(aucs) - parent["auc"]) / max(parent["std"], 1e-9),
+            "of_parent_deviations": None
+            if parent is None
+            else float(np.median(aucs) - parent["auc"]) / max(parent["std"], 1e-9),
         })  # fmt: skip
     return rows, _notes(
         options, "`of_parent`: median AUC less that of the family's model without towers, also in its deviations"
@@ -102,7 +104,9 @@ def groups(options: Options) -> tuple[list[Row], list[str]]:
         config = _config(folder, ["model.name=tower_dcn", "model.dim=8", "train.epochs=3", settings])
         aucs[label] = _aucs(config, dataset, options, label)
     for label, values in aucs.items():
-        better = mannwhitneyu(values, aucs["strided"], alternative="greater").pvalue if label != "strided" else None
+        better = (
+            float(mannwhitneyu(values, aucs["strided"], alternative="greater").pvalue) if label != "strided" else None
+        )
         rows.append({
             "data": "4 planted groups", "family": "DCN, 4 towers of width 2", "groups": label, **_spread(values),
             "p_better_than_strided": better, "rand_index": _agreement(found[label], planted_groups(planted)),
