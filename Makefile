@@ -5,7 +5,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: help install train test check format bench clean
+.PHONY: help install train test check format docs bench clean
 
 help: ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -36,6 +36,10 @@ check: $(STAMP) ## style and types
 format: $(STAMP) ## rewrite to the house style
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+
+docs: $(STAMP) ## the site in docs/_build; a warning is an error
+	$(VENV)/bin/python -m sphinx -q -W --keep-going -b html docs docs/_build
+	@echo "open docs/_build/index.html"
 
 bench: $(STAMP) ## peers in their own environment, then the table of `single_process`
 	benchmarks/peers/install.sh

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -116,15 +116,21 @@ def _become(arguments: list[str], env: dict[str, str], cwd: str, output: str, er
         os.close(opened)
     os.chdir(cwd)
     sys.path[:] = [place for place in sys.path if place != str(HERE.parent) and HERE not in (Path(place) / "x").parents]
-    torch.multiprocessing.spawn = partial(torch.multiprocessing.start_processes, start_method="fork")
-    for module in (launch, process):
-        module.subprocess = SimpleNamespace(
-            Popen=Child, TimeoutExpired=subprocess.TimeoutExpired, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL
-        )
+    fork_children()
     try:
         _run(arguments, env)
     finally:
         atexit._run_exitfuncs()
+
+
+def fork_children(setattr: Callable[[object, str, object], None] = setattr) -> None:
+    """Have what this process starts (see :class:`Program`) be forked from it."""
+    spawn = partial(torch.multiprocessing.start_processes, start_method="fork")
+    setattr(torch.multiprocessing, "spawn", spawn)
+    for module in (launch, process):
+        names = ("TimeoutExpired", "PIPE", "DEVNULL")
+        stand_in = SimpleNamespace(Popen=Child, **{name: getattr(subprocess, name) for name in names})
+        setattr(module, "subprocess", stand_in)
 
 
 def _run(arguments: list[str], env: dict[str, str]) -> None:

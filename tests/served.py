@@ -5,11 +5,14 @@ import json
 import re
 import signal
 import ssl
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from forked import Program
 from small_run import start_command
@@ -93,6 +96,46 @@ def until(what, timeout_s: float = START_S):
         assert time.monotonic() < deadline, "in vain"
         time.sleep(0.01)
     return found
+
+
+class Load:
+    """Clients that ask for all rows again and again; each answer must be that of the version that it names."""
+
+    def __init__(self, server, versions, num_clients=3):
+        self.server, self.versions, self.seen, self.failures = server, versions, [], []
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._ask) for _ in range(num_clients)]
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+
+    def _ask(self):
+        connection = self.server.connect()
+        while not self._stop.is_set():
+            try:
+                answer = ask(connection, "POST", "/score", {"rows": self.versions.rows})
+                version = answer.json["model_version"]
+                error = np.abs(np.array(answer.json["scores"]) - self.versions.expected[version]).max()
+                if answer.status != 200 or error > 1e-6:
+                    self.failures.append((answer, error))
+                self.seen.append(version)
+            except Exception as error:
+                self.failures.append(error)
+                return
+        connection.close()
+
+    def until_seen(self, version):
+        """Wait for answers of a version."""
+        start = len(self.seen)
+        until(lambda: version in self.seen[start:] or self.failures)
+        assert not self.failures
 
 
 @contextmanager

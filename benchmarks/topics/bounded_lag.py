@@ -1,7 +1,7 @@
 """Bounded lag: its all-to-all beside gloo's (BLS, Fig. 6), and what a bound removes of random delays (Fig. 7).
 
 Ranks are processes of one host. Delays are sleeps, so that ranks need no core of their own; what is measured stands beside the
-recursion (:mod:`benchmarks.max_plus`) on the delays that were drawn.
+recursion (:mod:`pibroch.collectives.bounded_lag.max_plus`) on the delays that were drawn.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from benchmarks.comparison import OURS, noise_note
 from benchmarks.load import ForeignLoad
-from benchmarks.max_plus import total_time
 from benchmarks.plots import PlotSpec
 from benchmarks.provenance import provenance
 from benchmarks.registry import Options, topic
 from benchmarks.results import Report, Row
+from pibroch.collectives.bounded_lag.max_plus import total_time
 from pibroch.ports import free_port
 
 KIB = 1024

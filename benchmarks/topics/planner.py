@@ -1,6 +1,7 @@
 """Plans in the terms of OPER (ATC'24, Sec. 6): Fig. 8 and 10, Table 2 and 3, in accesses and transfers, beside its figures.
 
-No process group and no link is needed: plans are arithmetic. ``benchmarks.planner_cases`` says what is planned.
+Plans are arithmetic; only section ``copies`` trains, on hosts of the lab, and needs root. ``benchmarks.planner_cases`` says
+what is planned.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import time
 
 import numpy as np
 
+from benchmarks.copied_rows import run_copies
 from benchmarks.planner_cases import Setting, baseline_row, criteo, measured, plan_row, zipf
 from benchmarks.plots import PlotSpec
 from benchmarks.provenance import provenance
@@ -20,14 +22,15 @@ from pibroch.planner.make import PlanOptions
 from pibroch.planner.partition import Partitioner
 from pibroch.planner.topology import ClusterTopology
 
-METHODS, BUDGETS, THRESHOLDS, HOSTS, BOUNDS = "methods", "budgets", "thresholds", "hosts", "bounds"
-SECTIONS, QUICK_SECTIONS = (METHODS, BUDGETS, THRESHOLDS, HOSTS, BOUNDS), (METHODS, THRESHOLDS, HOSTS)
+METHODS, BUDGETS, THRESHOLDS, HOSTS, BOUNDS, COPIES = "methods", "budgets", "thresholds", "hosts", "bounds", "copies"
+SECTIONS, QUICK_SECTIONS = (METHODS, BUDGETS, THRESHOLDS, HOSTS, BOUNDS, COPIES), (METHODS, THRESHOLDS, HOSTS)
 TITLES = {
     METHODS: "Balance of memory, lookups and links by method (the paper's Fig. 10)",
     BUDGETS: "Links by extra memory (the paper's Table 2)",
     THRESHOLDS: "Threshold against time and balance (the paper's Table 3)",
     HOSTS: "2 hosts of 4 ranks, 4.21 between them (the paper's Fig. 8)",
     BOUNDS: "Worst link against its lower bound and against HiGHS",
+    COPIES: "Training with copied rows, by how their gradients are summed (the paper's Fig. 9b)",
 }
 PAPER_MEANS = {0.0: 3.25, 0.01: 0.46, 0.02: 0.30, 0.05: 0.24, 0.1: 0.20, 0.15: 0.19, 0.2: 0.18}
 """Table 2, Kaggle: mean link, MB a step."""
@@ -45,6 +48,7 @@ PLOTS = {
     THRESHOLDS: PlotSpec("balance_links", ("data",), "threshold", "form", "least over most link", decimals=3, ours=""),
     HOSTS: PlotSpec("balance_links", ("form",), "extra", "data", "least over most link", decimals=3, ours=""),
     BOUNDS: PlotSpec("over_bound", ("kind",), "case", "method", "worst link over its bound", decimals=3, ours="oper"),
+    COPIES: PlotSpec("p50_ms", ("dim",), "hosts", "contender", "ms a step", "p20_ms", "p80_ms", ours=""),
 }
 MEANINGS = {
     METHODS: "bytes a step and rank; `balance_*`: least over most; baselines have no copies, `oper` has 5 % extra memory",
@@ -53,6 +57,8 @@ MEANINGS = {
     THRESHOLDS: "`seconds`: of the whole plan; `paper_*`: Table 3, whose balance is that of links, too",
     HOSTS: "cost of a link: bytes, times 4.21 between hosts; the paper reports a gap of 1 % without its budget",
     BOUNDS: "`bound`: by duality, for any placement; `optimum`: what HiGHS found in its time, `times_faster` by the clock",
+    COPIES: "26 tables of 100,000 rows, Zipf 1.05, batch 2048 a rank, nothing dense to train; hosts of one rank and one thread "
+    "with 1 Gbit/s between them share the cores; `of_row_wise`: step time, median over rounds; bytes as links carried",
 }
 FORMS = ("accesses", "transfers")
 
@@ -64,15 +70,18 @@ def run(options: Options) -> Report:
     """One section, for Criteo extrapolated from its sample where that is there, and for Zipf ids."""
     make = {METHODS: _methods, BUDGETS: _budgets, THRESHOLDS: _thresholds, HOSTS: _hosts, BOUNDS: _bounds}
     cases = []
-    if options.section != BOUNDS:
+    if options.section not in (BOUNDS, COPIES):
         cases = criteo(options)
         cases += [] if cases and options.quick else [zipf(options)]
     rows: list[Row] = []
     if options.section == BOUNDS:
         rows = _bounds(options)
+    found: list[str] = []
+    if options.section == COPIES:
+        rows, found = run_copies(options)
     for case in cases:
         rows += make[options.section](case, options)
-    notes = [MEANINGS[options.section]]
+    notes = [*found, MEANINGS[options.section]]
     notes += [case.note for case in cases]
     if options.quick:
         notes.append("quick: a hundredth of the rows, one data set, fewer cases")

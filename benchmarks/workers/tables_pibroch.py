@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -57,6 +58,8 @@ def _subject(
     loss_of: Callable[[pb.Embeddings, pb.JaggedBatch], Tensor],
 ) -> RankSubject:  # fmt: skip
     options = dict(case.exchange_options)
+    if "plan" in options:
+        options["placement"] = pb.Plan.load(Path(options.pop("plan")))
     embeddings = pb.Embeddings(tables, ours.sparse_optimizer(case), options.pop("exchange", "auto"), **options)
     for number, table in enumerate(tables):
         embeddings.load_weights(table.name, heads.weights_of(case, number))

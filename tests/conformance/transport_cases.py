@@ -1,6 +1,7 @@
 """What each rank does in the tests of transports."""
 
 import os
+import runpy
 import time
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 
 from pibroch.collectives.channel import TRANSPORTS
 
+runpy.run_path(str(Path(__file__).parents[2] / "examples" / "own_transport.py"))  # registers its own: "store"
 DTYPES = (torch.float32, torch.int64, torch.uint8, torch.bfloat16)
 LARGE = 300_000
 SECONDS_TO_END = 10.0

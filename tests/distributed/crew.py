@@ -33,16 +33,17 @@ class Crew:
     """A launcher and its ranks. Leaving the ``with`` block kills what is left of them.
 
     Args:
-        arguments: of ``pibroch train``.
+        arguments: of the command.
+        command: of pibroch.
         program: to be started in place of the launcher, which otherwise is forked, and forks its ranks.
 
     Attributes:
         process: the launcher; its output is in ``output`` once it has ended.
     """
 
-    def __init__(self, *arguments, program=None):
-        self.process = Forked("train", *arguments) if program is None else subprocess.Popen(
-            [*program, "train", *map(str, arguments)],
+    def __init__(self, *arguments, program=None, command="train"):
+        self.process = Forked(command, *arguments) if program is None else subprocess.Popen(
+            [*program, command, *map(str, arguments)],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
         self.output, self._known = "", {}

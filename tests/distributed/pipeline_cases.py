@@ -170,21 +170,51 @@ def refused(channel):
     try:
         pb.BoundedLagPipeline(torch.nn.Identity(), embeddings)
     except ConfigError as error:
-        return str(error)
+        exchange = str(error)
+    _, embeddings = make(channel, "row_wise")
+    try:
+        pb.BoundedLagPipeline(torch.nn.Identity(), embeddings, "many")
+    except ConfigError as error:
+        return exchange, str(error)
     return None
 
 
-def straggler(channel, slow, bound):
-    """Who is named when one rank is slow in each step; for 120 requests."""
+def steps(channel, slow, most_delay_s, num_steps=100):
+    """A pipeline that chooses its bound while one rank is slow, or all are now and then.
+
+    The bound, who is named, messages a batch and other rank, and whether predictions, order and lag are right.
+    """
     rank, size = channel.ranks.rank, channel.ranks.world_size
     model, embeddings = make(channel, "row_wise")
-    pipeline, batch = pb.BoundedLagPipeline(model, embeddings, bound), make_batch(rank, 2, size=4)
-    for _ in range(120):
-        time.sleep(0.01 if rank == slow else 0.0)
-        pipeline.submit(batch)
-    pipeline.drain()
-    named = pipeline.straggler
+    pipeline, done, lags = pb.BoundedLagPipeline(model, embeddings), [], []
+    batches = [make_batch(rank, number, size=3) for number in range(5)]
+    wanted, delays = synchronous(model, embeddings, batches), random.Random(rank)
+    for number in range(num_steps):
+        time.sleep(0.01 if rank == slow else most_delay_s * delays.random())
+        done += pipeline.submit(batches[number % 5])
+        lags.append(number + 1 - len(done) - pipeline.bound)
+    done += pipeline.drain()
+    same = all(torch.equal(each.logits, wanted[number % 5]) for number, each in enumerate(done))
+    ordered = [each.request_id for each in done] == list(range(num_steps))
     channel.barrier()
     pipeline.close()
-    assert size == 3
-    return named
+    messages = pipeline.num_messages / num_steps / (size - 1)
+    return pipeline.bound, pipeline.straggler, messages, same and ordered and max(lags) <= 0
+
+
+def chosen_in_runs(channel):
+    """Whether ranks with different numbers of batches end together, whichever bound they choose on the way."""
+    rank = channel.ranks.rank
+    model, embeddings = make(channel, "row_wise")
+    pipeline, delays, counts = pb.BoundedLagPipeline(model, embeddings), random.Random(rank), []
+
+    def batches(count):
+        for number in range(count):
+            time.sleep(0.004 * delays.random())
+            yield make_batch(rank, number, size=2)
+
+    for count in (79 + rank, 3 * rank, 20):  # requests in all: 81 or so when the first run ends
+        counts.append(len(list(pipeline.run(batches(count)))))
+    channel.barrier()
+    pipeline.close()
+    return counts, pipeline.bound

@@ -34,10 +34,25 @@ def test_a_bad_batch_fails_alone(worlds, bound):
     assert sorted(first) == [3, 5] and "RowIdError" in first[3] and "1000000" in first[3] and "dense" in first[5]
 
 
-def test_other_exchanges_are_refused(worlds):
-    assert "alltoall" in worlds(2).run(cases.refused)[0]
+def test_other_exchanges_and_bounds_are_refused(worlds):
+    exchange, bound = worlds(2).run(cases.refused)[0]
+    assert "alltoall" in exchange and "'many'" in bound
 
 
-def test_a_rank_that_is_always_slow_is_named_by_the_others(worlds):
-    named = worlds(3).run(cases.straggler, 1, 4)
-    assert named[0] == named[2] == 1 and named[1] is None
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_rank_that_is_always_slow_is_named_by_all_and_gets_no_larger_bound(worlds, size):
+    for bound, straggler, messages, is_right in worlds(size).run(cases.steps, 1, 0.0):
+        assert bound == 1 and messages == 2 and is_right
+        assert straggler.rank == 1 and straggler.seconds > 0.01 > straggler.next_seconds
+
+
+def test_a_bound_is_chosen_from_jitter_the_same_on_all_ranks(worlds):
+    found = worlds(3).run(cases.steps, None, 0.01)
+    assert len({bound for bound, *_ in found}) == 1 and found[0][0] > 1
+    assert [each[1:] for each in found] == [(None, 2, True)] * 3
+
+
+def test_ranks_end_together_whenever_they_choose(worlds):
+    found = worlds(3).run(cases.chosen_in_runs)
+    assert [counts for counts, _ in found] == [[79 + rank, 3 * rank, 20] for rank in range(3)]
+    assert len({bound for _, bound in found}) == 1

@@ -12,7 +12,7 @@ SNAPSHOT = {
     "Adagrad": ADAGRAD,
     "Adam": ADAM,
     "BoundedLagOptions": "(bound: int | None = None, transport: str | None = None, slot_bytes: int = 65536) -> None",
-    "BoundedLagPipeline": "(model: Callable[..., Any], embeddings: Embeddings, bound: int | None = None,"
+    "BoundedLagPipeline": "(model: Callable[..., Any], embeddings: Embeddings, bound: int | str | None = None,"
     " transport: str | None = None) -> None",
     "EmbeddingOutput": "(places: Mapping[str, ReaderPlace], groups: Sequence[Tensor],"
     " offsets: Sequence[Tensor | None]) -> None",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,11 +12,17 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pibroch.cli.console import console, results
+from pibroch.errors import ConfigError
 from pibroch.process import tune_process
 
 if TYPE_CHECKING:
     from pibroch.data import EncodedDataset
+    from pibroch.serve.delta_format import DeltaManifest
+    from pibroch.serve.export_format import ExportManifest
     from pibroch.serve.predictor import Predictor
+
+
+logger = logging.getLogger(__name__)
 
 
 class Dtype(StrEnum):
@@ -30,8 +37,15 @@ def export(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a run directory for its best one.")],
     out: Annotated[Path, typer.Option(help="The folder to write.")],
     dtype: Annotated[
-        Dtype, typer.Option(help="Of the embedding rows: float32, float16, or int8 with a scale and an offset a row.")
-    ] = Dtype.FLOAT32,
+        Dtype | None,
+        typer.Option(
+            help="Of the embedding rows: float32 (the default), float16, or int8 with a scale and an offset a row."
+        ),
+    ] = None,
+    since: Annotated[
+        Path | None,
+        typer.Option(help="An export or a delta: write only the rows that changed since, and the dense layers."),
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(help="The dataset it was trained on, if moved; the AUC before and after is printed, too."),
@@ -42,16 +56,20 @@ def export(
 ) -> None:
     """Write all that serving needs into one folder: tables, dense layers, the schema and its dictionaries.
 
-    It is there whole or not at all. `pibroch serve OUT` answers from it; pibroch.Predictor.open(OUT) does in programs.
+    It is there whole or not at all. `pibroch serve OUT` answers from it; pibroch.Predictor.open(OUT) does in programs. With
+    --since it is a delta, which stands on another export in the same folder: see docs/export.md.
     """
     tune_process()
     from pibroch.data import EncodedDataset
+    from pibroch.serve.delta import export_delta
     from pibroch.serve.export import ExportOptions, export_checkpoint, refuse_taken
     from pibroch.serve.predictor import Predictor
     from pibroch.train.checkpoint_folder import find_checkpoint
     from pibroch.train.manifest import read_manifest
     from pibroch.train.scoring import opened_split
 
+    if since is not None and dtype is not None:
+        raise ConfigError("--dtype with --since", "one of them: a delta has its export's type", "leave out --dtype")
     refuse_taken(out, overwrite)
     dataset = None if data is None else EncodedDataset.open(data)
     if dataset is not None:
@@ -59,19 +77,44 @@ def export(
     folder = find_checkpoint(checkpoint)
     total = sum(table.num_rows for table in read_manifest(folder).tables.values())
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("rows"), TimeRemainingColumn())
-    options = ExportOptions(dtype.value, data, version, overwrite)
+    options = ExportOptions((dtype or Dtype.FLOAT32).value, data, version, overwrite)
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=total)
-        manifest = export_checkpoint(folder, out, options, lambda count: bar.advance(task, count))
-    size = sum(manifest.files[shard.file].size_bytes for shard in manifest.shards)
+
+        def advance(count: int) -> None:
+            bar.advance(task, count)
+
+        if since is None:
+            said = _whole(export_checkpoint(folder, out, options, advance), out)
+        else:
+            said = _changed(export_delta(folder, since, out, options, advance), out, total)
+    results.print(said)
+    if since is not None and out.absolute().parent != since.absolute().parent:
+        logger.warning("servers look for %s beside %s: put both into one folder", since, out)
+    if dataset is not None:
+        base = None if since is None else Predictor.open(since)
+        before, after = (
+            _auc(predictor, dataset, split) for predictor in (Predictor.open(folder), Predictor.open(out, beside=base))
+        )
+        results.print(f"{split} AUC {before:.6f} before, {after:.6f} after ({after - before:+.6f})")
+
+
+def _whole(manifest: ExportManifest, out: Path) -> str:
+    size, total = (
+        sum(manifest.files[shard.file].size_bytes for shard in manifest.shards),
+        sum(table.num_rows for table in manifest.tables),
+    )
     share = size / (4 * manifest.dim * total)
-    results.print(
-        f"version {manifest.version} in {out}: {total:,} rows x {manifest.dim} as {dtype.value}, {decimal(size)}, "
+    return (
+        f"version {manifest.version} in {out}: {total:,} rows x {manifest.dim} as {manifest.dtype}, {decimal(size)}, "
         f"{share:.3f} of float32"
     )
-    if dataset is not None:
-        before, after = (_auc(Predictor.open(path), dataset, split) for path in (folder, out))
-        results.print(f"{split} AUC {before:.6f} before, {after:.6f} after ({after - before:+.6f})")
+
+
+def _changed(manifest: DeltaManifest, out: Path, total: int) -> str:
+    size = sum(digest.size_bytes for digest in manifest.files.values())
+    changed = f"{manifest.num_rows:,} of {total:,} rows changed"
+    return f"version {manifest.version} in {out}: {changed} since {manifest.base.version}, {decimal(size)}"
 
 
 def _auc(predictor: Predictor, dataset: EncodedDataset, split: str) -> float:

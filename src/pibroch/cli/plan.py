@@ -15,7 +15,7 @@ from pibroch.cli.plan_topology import plan_topology
 from pibroch.cli.plan_towers import plan_towers
 from pibroch.cli.progress import stages
 from pibroch.data.dataset import EncodedDataset
-from pibroch.embedding import Table
+from pibroch.embedding import SparseOptimizer, Table
 from pibroch.errors import ConfigError
 from pibroch.planner.count import CountOptions, count_dataset
 from pibroch.planner.diff import diff
@@ -32,7 +32,8 @@ from pibroch.planner.explain import (
     write_page,
 )
 from pibroch.planner.make import PlanOptions, make_plan
-from pibroch.planner.partition import TableSize, sizes_of
+from pibroch.planner.measured import MEASURED_COLUMNS, differences, measured_payload, measured_rows
+from pibroch.planner.partition import sizes_of
 from pibroch.planner.prediction import Prediction
 from pibroch.planner.profile import AccessProfile
 from pibroch.planner.store import load_plan, save_plan
@@ -144,10 +145,11 @@ def plan(
         else:
             assert dataset is not None, "one of the two was given"
             counts = count_dataset(dataset, CountOptions(batch_size=batch_size or 1024), progress=progress)
-        tables = _sizes(counts, recipe, dim, table_dim or (), optimizer, mode is Mode.TRAINING)
+        tables, sparse = _tables(counts, recipe, dim, table_dim or (), optimizer)
+        sizes = sizes_of(tables, sparse if mode is Mode.TRAINING else None)
         fingerprint = None if dataset is None else dataset.digest
-        assignment, prediction = make_plan(tables, counts, ranks, options, fingerprint, shards, progress)
-        save_plan(out, assignment, prediction)
+        assignment, prediction = make_plan(sizes, counts, ranks, options, fingerprint, shards, progress)
+        prediction = save_plan(out, assignment, prediction, tables, counts)
     _show(prediction, str(out))
     if html is not None:
         results.print(f"wrote {write_page(prediction, out.name, html)}")
@@ -156,13 +158,23 @@ def plan(
 @app.command("explain")
 def explain_command(
     path: PlanFile,
+    run: Annotated[Path | None, typer.Option(help="A run trained under it: predicted bytes beside measured.")] = None,
     html: Annotated[Path | None, typer.Option(help="Also write one self-contained page with plots.")] = None,
 ) -> None:
     """Show what a plan decided and what it predicts: shards, balance, links, what each per cent of memory buys."""
     _, prediction = load_plan(path)
+    measured = None if run is None else measured_payload(run, prediction.num_shards)
+    rows = None if measured is None else measured_rows(prediction, measured)
     _show(prediction, str(path))
+    if run is not None and rows is not None:
+        grid = _grid(*MEASURED_COLUMNS, title=f"measured in {run}")
+        for row in rows:
+            grid.add_row(*row)
+        results.print(grid)
+        for difference in differences(prediction, path, run):
+            console.print(f"note: {difference}", markup=False, highlight=False, soft_wrap=True)
     if html is not None:
-        results.print(f"wrote {write_page(prediction, path.name, html)}")
+        results.print(f"wrote {write_page(prediction, path.name, html, measured)}")
 
 
 @app.command("diff")
@@ -195,10 +207,10 @@ def _topology(path: Path | None, shards: int | None) -> ClusterTopology:
     return ClusterTopology.uniform(shards)
 
 
-def _sizes(
-    counts: AccessProfile, recipe: str | None, dim: int, others: Sequence[str], optimizer: str, is_training: bool
-) -> list[TableSize]:
-    """Sizes of the profile's tables, by a recipe or by options."""
+def _tables(
+    counts: AccessProfile, recipe: str | None, dim: int, others: Sequence[str], optimizer: str
+) -> tuple[Sequence[Table], SparseOptimizer]:
+    """The profile's tables and what trains them, by a recipe or by options."""
     from pibroch.train.optimizers import SPARSE_OPTIMIZERS, build_sparse_optimizer
 
     if recipe is not None:
@@ -207,12 +219,12 @@ def _sizes(
 
         config = load_recipe(recipe)
         sparse = build_sparse_optimizer(config.embedding.optimizer, config.train.average)
-        return sizes_of(build_tables(config, counts.num_rows), sparse if is_training else None)
+        return build_tables(config, counts.num_rows), sparse
     if optimizer not in SPARSE_OPTIMIZERS:
         raise ConfigError(f"--optimizer {optimizer}", f"one of {', '.join(SPARSE_OPTIMIZERS)}")
     dims = {name: dim for name in counts.num_rows} | _dims(others, counts)
     tables = [Table(name, rows, dims[name]) for name, rows in counts.num_rows.items()]
-    return sizes_of(tables, SPARSE_OPTIMIZERS[optimizer](lr=1.0) if is_training else None)
+    return tables, SPARSE_OPTIMIZERS[optimizer](lr=1.0)
 
 
 def _dims(texts: Sequence[str], counts: AccessProfile) -> dict[str, int]:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import signal
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pibroch.cli.console import console, results
+from pibroch.cli.console import console, leave_with, results
+from pibroch.cli.launch import Crew, die_with_launcher, is_rank
+from pibroch.errors import PibrochError, RankFailedError
 from pibroch.process import tune_process
+
+if TYPE_CHECKING:
+    from pibroch.train.scoring import Scored
 
 
 def predict(
@@ -18,12 +26,26 @@ def predict(
     data: Annotated[Path, typer.Option(help="An encoded dataset.")],
     out: Annotated[Path, typer.Option(help="The file for the scores: .parquet or .csv.")],
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    ranks: Annotated[
+        int,
+        typer.Option(min=1, help="Processes on this machine that share the tables; on several machines use torchrun."),
+    ] = 1,
+    bound: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="With ranks: batches that one may be ahead of others; chosen by measurement when absent."
+        ),
+    ] = None,
 ) -> None:
     """Score every sample of a split, in its order, into a Parquet or CSV file: sample, label, score.
 
-    A run that was cut off goes on where it was when the same command is given again.
+    A run that was cut off goes on where it was when the same command is given again, with any number of ranks.
     """
-    tune_process()
+    die_with_launcher()
+    tune_process(is_alone=False if ranks > 1 else None)
+    if is_rank():
+        _as_rank(checkpoint, data, out, split, bound)
+        return
     from pibroch.data import EncodedDataset
     from pibroch.train.run import open_for
     from pibroch.train.scoring import check_out, opened_split, score_split
@@ -31,12 +53,63 @@ def predict(
     check_out(out)
     dataset = EncodedDataset.open(data)
     total = len(opened_split(dataset, split))
+    if ranks > 1:
+        raise typer.Exit(_launch(ranks))
     predictor, folder = open_for(checkpoint, dataset)
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("samples"), TimeRemainingColumn())
     started = time.monotonic()
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    with _bar(total) as advance:
+        done = score_split(predictor, folder, dataset, split, out, advance)
+    _show(done, out, time.monotonic() - started)
+
+
+def _as_rank(checkpoint: Path, data: Path, out: Path, split: str, bound: int | None) -> None:
+    """What a rank does; rank 0 shows it, and the one that fails says why."""
+    from pibroch.collectives.world import world_of_environment
+    from pibroch.data import EncodedDataset
+    from pibroch.train.agreement import agreed
+    from pibroch.train.score_ranks import score_split_by_ranks
+    from pibroch.train.scoring import opened_split
+
+    try:
+        with world_of_environment(leave_with) as world:
+            console.quiet = not world.is_first
+            dataset = agreed(world.control, lambda: EncodedDataset.open(data))
+            total = agreed(world.control, lambda: len(opened_split(dataset, split)))
+            started = time.monotonic()
+            with _bar(total) as advance:
+                done = score_split_by_ranks(checkpoint, dataset, split, out, world, bound, advance)
+            if world.is_first:
+                _show(done, out, time.monotonic() - started)
+    except RankFailedError:
+        raise
+    except PibrochError as error:
+        console.quiet = console.quiet and "(on rank " in error.got
+        raise
+
+
+def _launch(num_ranks: int) -> int:
+    """Run this command line as several ranks; the exit code of the first that failed, 0 when all are done."""
+    with Crew(num_ranks, []) as crew:
+        failed = crew.wait()
+    if failed is None:
+        return 0
+    rank, code = failed
+    if code < 0:
+        console.print(
+            f"rank {rank} ended with signal {signal.Signals(-code).name}; the same command goes on where it was"
+        )
+    return code if code > 0 else 128 - code
+
+
+@contextmanager
+def _bar(total: int) -> Iterator[Callable[[int], None]]:
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("samples"), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal or console.quiet) as bar:
         task = bar.add_task("", total=total)
-        done = score_split(predictor, folder, dataset, split, out, lambda count: bar.advance(task, count))
-    rate = (done.num_samples - done.num_kept) / max(1e-9, time.monotonic() - started)
+        yield lambda count: bar.advance(task, count)
+
+
+def _show(done: Scored, out: Path, seconds: float) -> None:
+    rate = (done.num_samples - done.num_kept) / max(1e-9, seconds)
     kept = f", {done.num_kept:,} of them from before" if done.num_kept else ""
     results.print(f"{done.num_samples:,} scores in {out}{kept}; {rate:,.0f} samples/s")

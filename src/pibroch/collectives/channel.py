@@ -7,6 +7,7 @@ issue the same collectives on a channel in the same order.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -51,12 +52,16 @@ class Channel:
         ranks: the group.
         transport: between them; :func:`open_transport` chooses when absent. One rank needs none.
 
+    Attributes:
+        sent_to: bytes by the rank of the run that they went to, without sums of dense gradients.
+
     Raises:
         RankFailedError: (each method) when another rank failed or was lost.
     """
 
     def __init__(self, ranks: Ranks, transport: Transport | None = None) -> None:
         self.ranks, self._transport = ranks, transport
+        self.sent_to: Counter[int] = Counter()
         if transport is None and ranks.world_size > 1:
             with self._explained():
                 self._transport = open_transport(ranks)
@@ -88,6 +93,7 @@ class Channel:
         for p, peer in enumerate(self.ranks.members):
             if p != here and (going[p].nbytes or coming[p].nbytes):
                 traffic.add(peer, going[p].nbytes, peer, coming[p].nbytes)
+                self.sent_to[peer] += going[p].nbytes
         started: Wait | None = None
         if self._transport is not None:
             with self._explained():

@@ -25,6 +25,8 @@ PLACEMENTS: tuple[str, ...] = get_args(PlacementKind)
 
 BUILT_IN = ("local", "alltoall", "auto", "lookahead", "retrieve")
 """Packages of ``pibroch.exchange``: one line for each exchange."""
+BITS_AT_ONCE = 1024
+"""Words up to which ranks name the copied rows of one owner by a bit each without saying first how many they are."""
 ENTRY_POINTS = "pibroch.exchanges"
 """Of other distributions: names of packages that have a ``SPEC``."""
 

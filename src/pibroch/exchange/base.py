@@ -65,7 +65,7 @@ class Rates:
 
 @dataclass(slots=True)
 class Report:
-    """What an exchange that looks ahead has done so far, on this rank; all zero and empty for others.
+    """What an exchange has done so far, on this rank; zero and empty where it does not count, as where it does not look ahead.
 
     Attributes:
         lookahead: steps in force after the last planned step.
@@ -74,6 +74,7 @@ class Report:
         rows_read: distinct rows a step, summed over the planned steps.
         rows_fetched: records and weights that came from other ranks for these steps.
         bytes_by_purpose: sent to other ranks.
+        bytes_by_rank: sent to each.
     """
 
     lookahead: int = 0
@@ -82,6 +83,7 @@ class Report:
     rows_read: int = 0
     rows_fetched: int = 0
     bytes_by_purpose: dict[str, int] = field(default_factory=dict)
+    bytes_by_rank: dict[int, int] = field(default_factory=dict)
 
 
 class Exchange(ABC, Generic[Handle]):

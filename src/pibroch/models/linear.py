@@ -8,6 +8,7 @@ Shape legend: B samples, I inputs, O outputs.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -21,8 +22,12 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor, relu: bool = False) -> Tensor:
         """``[B, I]`` to ``[B, O]``. Float32 on CPU outside autocast runs in oneDNN, the rest as in `torch.nn.Linear`."""
+        out: Tensor
         if _runs_in_onednn(x, self.weight):
-            out: Tensor = _Linear.apply(x, self.weight, self.bias, relu)
+            if not torch.is_grad_enabled():
+                out = _multiply(x, self.weight, self.bias)
+                return out.relu_() if relu else out
+            out = _Linear.apply(x, self.weight, self.bias, relu)
             return out
         out = functional.linear(x, self.weight, self.bias)
         return out.relu() if relu else out
@@ -35,9 +40,13 @@ def _runs_in_onednn(x: Tensor, weight: Tensor) -> bool:
         and x.ndim == 2
         and x.numel() > 0
         and not torch.is_autocast_enabled("cpu")
-        and torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        and _has_onednn()
     )
+
+
+@lru_cache(maxsize=1)
+def _has_onednn() -> bool:
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def _multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -11,7 +11,8 @@ from markupsafe import Markup
 
 from pibroch.errors import StorageError
 from pibroch.observability import plan_plots as plots
-from pibroch.planner.cost import links
+from pibroch.planner.cost import Floats, links
+from pibroch.planner.measured import MEASURED_COLUMNS, measured_rows
 from pibroch.planner.prediction import Prediction
 
 Row = list[str]
@@ -117,8 +118,14 @@ def policy_rows(prediction: Prediction) -> list[Row]:
     ]  # fmt: skip
 
 
-def write_page(prediction: Prediction, name: str, out: Path) -> Path:
+def write_page(prediction: Prediction, name: str, out: Path, measured: Floats | None = None) -> Path:
     """Write a page that needs no other file and asks the network for nothing.
+
+    Args:
+        prediction: to explain.
+        name: of the plan.
+        out: the file.
+        measured: what a run sent from rank to rank a step, ``[W, W]``, to be shown beside.
 
     Raises:
         StorageError: when it cannot be written.
@@ -134,8 +141,9 @@ def write_page(prediction: Prediction, name: str, out: Path) -> Path:
         name=name,
         tiles=headlines(prediction),
         sentences=sentences(prediction),
-        figures=[(title, note, Markup(svg)) for title, note, svg in _figures(prediction)],
-        tables=[("Shards", SHARD_COLUMNS, shard_rows(prediction))]
+        figures=[(title, note, Markup(svg)) for title, note, svg in _figures(prediction, measured)],
+        tables=([] if measured is None else [("Measured", MEASURED_COLUMNS, measured_rows(prediction, measured))])
+        + [("Shards", SHARD_COLUMNS, shard_rows(prediction))]
         + ([("Budgets", STEP_COLUMNS, step_rows(prediction))] if prediction.steps else [])
         + ([("Policies", POLICY_COLUMNS, policy_rows(prediction))] if prediction.policies else []),
     )
@@ -150,7 +158,7 @@ def write_page(prediction: Prediction, name: str, out: Path) -> Path:
     return out
 
 
-def _figures(prediction: Prediction) -> list[tuple[str, str, str]]:
+def _figures(prediction: Prediction, measured: Floats | None) -> list[tuple[str, str, str]]:
     p = prediction
     transfers, accesses = (np.array(p.read_bytes[form]) for form in ("transfers", "accesses"))
     for matrix in (transfers, accesses):
@@ -166,6 +174,10 @@ def _figures(prediction: Prediction) -> list[tuple[str, str, str]]:
     ]  # fmt: skip
     if any(any(row) for row in p.sync_bytes):
         found.append(("Gradients and sums", "bytes that a shard (row) sends another", plots.heat_map(p.sync_bytes)))
+    if measured is not None and p.payload_bytes is not None:
+        note = "all bytes that a rank (row) sends another a training step"
+        found.append(("Predicted payload", note, plots.heat_map(p.payload_bytes)))
+        found.append(("Measured payload", note, plots.heat_map(measured.tolist())))
     if p.steps:
         series = [(step.extra, step.mean_link, step.worst_link) for step in p.steps]
         found.append(("Extra memory", "cost of links that each per cent buys", plots.budget_curve(series, p.extra)))

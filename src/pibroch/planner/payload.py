@@ -1,16 +1,18 @@
 """Bytes that a step of the exchange ``alltoall`` sends from rank to rank under a plan, predicted from a profile.
 
 A row that a rank reads costs once a step, however often the rank reads it: its number to the owner, its weights back, and its
-gradient there again; a rank's own rows cost nothing.
+gradient there again; a rank's own rows cost nothing. Numbers of copied rows are bits where most are read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from pibroch.config.exchange import BITS_AT_ONCE
 from pibroch.embedding import Table
 from pibroch.embedding.row_set import ids_of
 from pibroch.errors import ConfigError
@@ -46,6 +48,7 @@ def step_payload(
     profile.check(tables)
     size = plan.num_shards
     sent = np.full((size, size), float(HEAD_BYTES * num_groups))
+    copies: dict[int, _Copies] = {}
     for table in tables:
         if plan.placements[table.name].kind == "table_wise_pooled":
             raise ConfigError(f"table {table.name!r} whose owner pools", "a placement whose rows travel")
@@ -55,12 +58,48 @@ def step_payload(
             sent[:, owner] += rows * (ID_BYTES + trains * floats)
             sent[owner] += rows * floats
         for _, piece in plan.copies(table)[:1]:
-            copied, floats = share[ids_of(piece.rows)], ID_BYTES + FLOAT_BYTES * table.dim
-            if not trains:
-                continue
-            if replicas == "gather":
-                sent += float(copied.sum()) * floats
-            else:  # owners take turns, so that each has about the same of them
-                sent += float(copied.sum() + distinct(copied, size).sum()) / size * floats
+            copied = copies.setdefault(table.dim, _Copies(size))
+            copied.add(share[ids_of(piece.rows)])
+    if trains:
+        for dim, copied in copies.items():
+            sent += copied.gathered(dim) if replicas == "gather" else copied.summed(dim)
     np.fill_diagonal(sent, 0.0)
     return sent
+
+
+@dataclass(slots=True)
+class _Copies:
+    """Copied rows of one width, as far as a link is concerned.
+
+    Attributes:
+        size: W.
+        num_rows: there are.
+        read: by a rank a step, expected.
+        heard: by any rank.
+    """
+
+    size: int
+    num_rows: int = 0
+    read: float = 0.0
+    heard: float = 0.0
+
+    def add(self, share: Floats) -> None:
+        """Rows by how often a rank's batch reads them."""
+        self.num_rows += len(share)
+        self.read += float(share.sum())
+        self.heard += float(distinct(share, self.size).sum())
+
+    def gathered(self, dim: int) -> float:
+        """Bytes on each link where ranks send each other all gradients."""
+        return self.read * FLOAT_BYTES * dim + ID_BYTES * min(self.read, _words(self.num_rows))
+
+    def summed(self, dim: int) -> float:
+        """Bytes on each link where owners sum; they take turns, so that each has about the same of them."""
+        words, read, heard = _words(self.num_rows / self.size), self.read / self.size, self.heard / self.size
+        ids = min(read, words) + (words if words <= BITS_AT_ONCE else heard)
+        return (read + heard) * FLOAT_BYTES * dim + ID_BYTES * ids
+
+
+def _words(num_rows: float) -> float:
+    """Numbers as long as an id that hold a bit for each row."""
+    return float(np.ceil(num_rows / (8 * ID_BYTES)))

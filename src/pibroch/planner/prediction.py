@@ -81,6 +81,8 @@ class Prediction(BaseModel):
         copied_rows: rows with at least one copy.
         copies: of rows, beside their homes.
         worst_link_bound: below which no placement's worst link can be; ``None`` where it was not worked out.
+        payload_bytes: what rank i sends rank j in all a step under the exchange ``alltoall``, ``[W, W]``, to be compared with
+            what a run counts; ``None`` in plans of before it was worked out.
         balance: degrees of balance: ``memory``, ``workload`` (Sec. 4.2), ``communication`` (Table 3, of the objective).
         curve: points of the access curve: share of rows, most read first, and their share of accesses.
         hot_share: share of rows that have copies, for the curve.
@@ -115,6 +117,7 @@ class Prediction(BaseModel):
     copied_rows: int
     copies: int
     worst_link_bound: float | None = None
+    payload_bytes: Matrix | None = None
     balance: dict[str, float]
     curve: list[tuple[float, float]]
     hot_share: float

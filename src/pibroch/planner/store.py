@@ -2,30 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from pibroch.data.storage import storage_errors
+from pibroch.embedding import Table
 from pibroch.errors import ConfigError
 from pibroch.planner.assignment import Assignment
+from pibroch.planner.payload import step_payload
 from pibroch.planner.plan import Plan
 from pibroch.planner.prediction import Prediction
+from pibroch.planner.profile import AccessProfile
 
 _PREDICTION = "prediction"
 
 
-def save_plan(path: Path, assignment: Assignment, prediction: Prediction) -> None:
+def save_plan(
+    path: Path, assignment: Assignment, prediction: Prediction, tables: Sequence[Table] = (),
+    profile: AccessProfile | None = None,
+) -> Prediction:  # fmt: skip
     """Write a plan that exchanges take, see :meth:`Plan.save`, with its prediction in it.
+
+    Args:
+        path: of the plan.
+        assignment: what was decided.
+        prediction: what it costs.
+        tables: that it places, for the payload of each link; not predicted without.
+        profile: of the same tables, needed with them.
+
+    Returns:
+        The prediction as it was written.
 
     Raises:
         ConfigError: for an assignment that cannot be.
         StorageError: when the disk refuses.
     """
-    plan = Plan.by_rows(assignment, {_PREDICTION: prediction.model_dump(mode="json")})
+    plan = Plan.by_rows(assignment)
+    if tables and profile is not None:
+        payload = step_payload(plan, tables, profile, trains=prediction.mode == "training")
+        prediction = prediction.model_copy(update={"payload_bytes": payload.tolist()})
+    plan = plan.model_copy(update={"made_from": {_PREDICTION: prediction.model_dump(mode="json")}})
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         plan.save(path)
+    return prediction
 
 
 def load_plan(path: Path) -> tuple[Assignment, Prediction]:

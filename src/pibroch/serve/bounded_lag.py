@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from pibroch.collectives.bounded_lag.base import LaggedTransport, RankParts, Slot
+from pibroch.collectives.bounded_lag.jitter import BOUNDS, Straggler
 from pibroch.collectives.bounded_lag.opening import transport_of
-from pibroch.collectives.bounded_lag.options import BoundedLagOptions
+from pibroch.collectives.bounded_lag.options import AUTO, BoundedLagOptions
 from pibroch.collectives.bounded_lag.window import Complete, LagWindow
 from pibroch.errors import ConfigError, DataError
 from pibroch.exchange import EmbeddingOutput, Embeddings
@@ -28,9 +29,9 @@ from pibroch.exchange.alltoall.exchange import AllToAllExchange
 from pibroch.exchange.alltoall.inference import InferenceLookup, Question
 from pibroch.kernels.arrays import Bytes
 from pibroch.models.base import Model
+from pibroch.serve.pace import Pace
 
 logger = logging.getLogger(__name__)
-STRAGGLER_SHARE_OF_WAITING, STRAGGLER_SHARE_OF_TIME, STRAGGLER_REQUESTS = 0.75, 0.1, 100
 QUESTIONS, ANSWERS = 0, 1
 """Streams of the transport."""
 
@@ -79,13 +80,17 @@ class BoundedLagPipeline:
         model: of ``(dense, embedded)``; it gets the embeddings when they are there. What a :class:`pibroch.models.base.Model`
             can work out before is worked out while they travel.
         embeddings: with the exchange ``alltoall``, any placement.
-        bound: k, batches on their way before a rank blocks; ``PIBROCH_BLS_BOUND`` when absent, else 1. 0 is synchronous.
+        bound: k, batches on their way before a rank blocks; ``PIBROCH_BLS_BOUND`` when absent. 0 is synchronous. ``auto``, and
+            when there is neither: 1 for the first 80 requests, then what the ranks' own times of 64 of them ask for, 8 at most,
+            the same on all ranks; memory is reserved for 8.
         transport: ``auto``, ``stream`` or ``gloo``, see :class:`pibroch.BoundedLagOptions`.
 
     Attributes:
         bound: that is in force.
         num_messages: sent to other ranks so far: two a batch and rank.
         waited_for: seconds in which this rank was blocked, by the rank that it waited for.
+        straggler: of the last 64 requests, the rank that was always slow, if one was, with its own time of a step and that
+            of the next slowest; the same on all ranks. No bound helps against one: a warning names it.
 
     Raises:
         ConfigError: for another exchange, or options that cannot be.
@@ -93,18 +98,23 @@ class BoundedLagPipeline:
     """
 
     def __init__(
-        self, model: Callable[..., Any], embeddings: Embeddings, bound: int | None = None, transport: str | None = None
-    ) -> None:
+        self, model: Callable[..., Any], embeddings: Embeddings, bound: int | str | None = None,
+        transport: str | None = None,
+    ) -> None:  # fmt: skip
         exchange = embeddings.exchange
         if not isinstance(exchange, AllToAllExchange):
             raise ConfigError(
                 f"embeddings whose exchange is a {type(exchange).__name__}", "the exchange alltoall",
                 'make them with exchange="alltoall", and load a checkpoint into them',
             )  # fmt: skip
-        options = BoundedLagOptions(bound, transport)
+        if isinstance(bound, str) and bound != AUTO:
+            raise ConfigError(f"bound {bound!r}", f"a number, or {AUTO!r}")
+        options = BoundedLagOptions(None if isinstance(bound, str) else bound, transport)
+        given = None if bound == AUTO else options.given_bound()
         self._model, self._embeddings, self._lookup = model, embeddings, InferenceLookup(exchange)
-        self.bound, self._ranks = options.resolved_bound(), embeddings.ranks
-        self._window = LagWindow(self.bound)
+        self._ranks = embeddings.ranks
+        self._window = LagWindow(1, BOUNDS[-1]) if given is None else LagWindow(given)
+        self._chooses = given is None
         self._requests: deque[_Request] = deque()
         self._transport: LaggedTransport | None = None
         if self._ranks.world_size > 1:
@@ -112,11 +122,24 @@ class BoundedLagPipeline:
         self._peers = () if self._transport is None else self._transport.peers
         self._num_answered = dict.fromkeys(self._peers, 0)
         self._num_asked = self._seen = self.num_messages = self._width = 0
-        self.waited_for = dict.fromkeys((self._ranks.members[p] for p in self._peers), 0.0)
-        self._since: float | None = None  # the first prediction was there
-        self._has_warned = False
+        self._pace = Pace(self._ranks.rank, self._ranks.members, self._window.num_slots)
         self._is_over = False  # whether the last request that was finished was no rank's own
         exchange.flush()
+
+    @property
+    def bound(self) -> int:
+        """See the class."""
+        return self._window.bound
+
+    @property
+    def straggler(self) -> Straggler | None:
+        """See the class."""
+        return self._pace.straggler
+
+    @property
+    def waited_for(self) -> dict[int, float]:
+        """See the class."""
+        return self._pace.waited_for
 
     def submit(self, batch: Any = None, request_id: Any = None) -> list[Prediction]:
         """Ask for a batch; returns the predictions that this brought, oldest first.
@@ -180,15 +203,16 @@ class BoundedLagPipeline:
 
     def _requested(self, number: int, batch: Any, request_id: Any) -> _Request:
         error: DataError | None = None
+        took_ns = self._pace.begins(number)
         if batch is not None:
             try:
                 known = self._embeddings.prepared(batch)
-                question = self._lookup.ask(known)
+                question = self._lookup.ask(known, took_ns=took_ns)
                 self._width = batch.dense.shape[1]
                 return _Request(number, request_id, batch.dense, question, True)
             except DataError as problem:
                 error = problem
-        nothing = self._lookup.nothing(self._width, batch is not None)
+        nothing = self._lookup.nothing(self._width, batch is not None, took_ns)
         return _Request(number, request_id, torch.empty(0, self._width), nothing, batch is not None, error)
 
     def _answer_others(self) -> None:
@@ -201,6 +225,7 @@ class BoundedLagPipeline:
                     break
                 message = self._transport.view(Slot(QUESTIONS, number), p)
                 self._requests[number - self._requests[0].number].is_real |= self._lookup.is_real(message)
+                self._pace.took(number, p, self._lookup.took_ns(message))
                 answer = self._lookup.answer(message, self._embeddings.averaged_at)
                 self._count(p, len(answer), len(message))
                 self._transport.put(Slot(ANSWERS, number), _for_one(answer, p, self._ranks.world_size), only=p)
@@ -239,38 +264,16 @@ class BoundedLagPipeline:
                 missing = [p for p in self._peers if not transport.has_arrived(slot, p)]
                 start = time.perf_counter()
                 self._seen = transport.wait_for_news(self._seen, slot)
-                share = (time.perf_counter() - start) / max(1, len(missing))
-                for p in missing:
-                    self.waited_for[self._ranks.members[p]] += share
-        if self._since is None:
-            self._since = time.perf_counter()  # kernels are compiled
-            self.waited_for = dict.fromkeys(self.waited_for, 0.0)
-        self._warn_of_straggler(request.number)
+                self._pace.waited(time.perf_counter() - start, missing)
+        chosen = self._pace.completed(request.number)
+        if chosen is not None and self._chooses:
+            self._chooses = False
+            self._window.rebound(chosen)
+            logger.info("a bound of %d for %d ranks, by their times of the last steps", chosen, self._ranks.world_size)
         answers = [own if p == here else transport.view(slot, p) for p in range(self._ranks.world_size)]
         for p in self._peers:
             self._count(p, 0, len(answers[p]))
         return answers
-
-    @property
-    def straggler(self) -> int | None:
-        """The rank that is always late, if there is one: three quarters of the waiting, and a tenth of the time, are for it."""
-        if not self.waited_for or self._since is None:
-            return None
-        rank, total = max(self.waited_for, key=self.waited_for.__getitem__), sum(self.waited_for.values())
-        is_long = total > STRAGGLER_SHARE_OF_TIME * (time.perf_counter() - self._since)
-        is_one = len(self._peers) > 1 and self.waited_for[rank] > STRAGGLER_SHARE_OF_WAITING * total
-        return rank if is_long and is_one else None
-
-    def _warn_of_straggler(self, number: int) -> None:
-        if self._has_warned or number % STRAGGLER_REQUESTS != STRAGGLER_REQUESTS - 1:
-            return
-        rank, since = self.straggler, self._since
-        if rank is not None and since is not None:
-            self._has_warned = True
-            logger.warning(
-                "rank %d is always late: this rank waited for it %.1f of %.1f s, and no bound hides that",
-                rank, self.waited_for[rank], time.perf_counter() - since,
-            )  # fmt: skip
 
     def _logits(self, request: _Request, embedded: Tensor | EmbeddingOutput) -> Tensor:
         model = self._model

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,14 +21,15 @@ from pibroch.data.vocabularies import Vocabularies
 from pibroch.embedding import SGD
 from pibroch.embedding.checkpoint import load_averages, load_tables
 from pibroch.embedding.piece import Piece
+from pibroch.embedding.row_set import RowSet
 from pibroch.embedding.shard import MemoryShard
 from pibroch.embedding.storage import FileDigest, explained_refusal, flush_to_disk, temporary_name
 from pibroch.embedding.tensor_file import Stream, rows_that_fit, write_tensors
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.kernels.arrays import Records
+from pibroch.serve.delta_format import ORIGIN, Origin, checksum_in, is_delta
 from pibroch.serve.export_format import (
     DENSE,
-    MANIFEST,
     ROWS,
     VERSION_NAME,
     VOCABULARIES,
@@ -36,6 +38,7 @@ from pibroch.serve.export_format import (
     ExportManifest,
     RowShard,
     is_export,
+    write_checked,
 )
 from pibroch.serve.from_checkpoint import dense_state, plain_table, read_verified, version_of, vocabularies_of
 from pibroch.serve.row_files import row_bytes, row_stream
@@ -45,6 +48,7 @@ from pibroch.version import __version__
 
 SHARD_BYTES = 4 << 30
 Advance = Callable[[int], None]
+Written = TypeVar("Written")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +88,7 @@ def export_checkpoint(
         TrainingError: for weights that the type cannot hold.
     """
     options = options or ExportOptions()
-    refuse_taken(out, options.overwrite)
-    if options.version is not None and not re.fullmatch(VERSION_NAME, options.version):
-        raise ConfigError(f"version {options.version!r}", "up to 80 letters, digits, dots, - and _", "choose another")
+    check_options(out, options)
     folder = find_checkpoint(checkpoint)
     manifest = read_verified(folder)
     vocabularies = vocabularies_of(manifest, options.data)
@@ -96,24 +98,48 @@ def export_checkpoint(
             "the data set that it was trained on, which has the dictionaries of its features",
             "pass --data DIR",
         )
+
+    def write(temporary: Path) -> ExportManifest:
+        (temporary / "tables").mkdir()
+        written = _write(temporary, folder, manifest, vocabularies, options, advance)
+        written.write(temporary)
+        _write_origin(temporary, manifest)
+        return written
+
+    return publish(out, write)
+
+
+def publish(out: Path, write: Callable[[Path], Written]) -> Written:
+    """Write a folder under a temporary name, and give it its own when it is whole and on the disk.
+
+    Raises:
+        StorageError: when the disk refuses.
+    """
     temporary = out.with_name(temporary_name(out))
     try:
         with explained_refusal(out):
             shutil.rmtree(temporary, ignore_errors=True)
-            (temporary / "tables").mkdir(parents=True)
-            written = _write(temporary, folder, manifest, vocabularies, options, advance)
-            _publish(temporary, out, written)
+            temporary.mkdir(parents=True)
+            written = write(temporary)
+            _publish(temporary, out)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     return written
 
 
+def check_options(out: Path, options: ExportOptions) -> None:
+    """Raise ConfigError unless ``out`` and the version's name can be had."""
+    refuse_taken(out, options.overwrite)
+    if options.version is not None and not re.fullmatch(VERSION_NAME, options.version):
+        raise ConfigError(f"version {options.version!r}", "up to 80 letters, digits, dots, - and _", "choose another")
+
+
 def refuse_taken(out: Path, overwrite: bool) -> None:
     """Raise ConfigError unless ``out`` is free, or an export that may be replaced."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    if not is_export(out):
+    if not is_export(out) and not is_delta(out):
         raise ConfigError(f"{out}, which exists and is no export", "a new folder", "choose another --out")
     if not overwrite:
         raise ConfigError(f"{out}, which holds an export", "a new folder", "pass --overwrite to replace it")
@@ -138,12 +164,11 @@ def _write(
         chunks = _chunks(folder, manifest, tables, shard, advance)
         files[name] = write_tensors(out / name, {ROWS: row_stream(dim, options.dtype, shard.num_rows, chunks)})
         shards.append(shard)
-    dense = {name: tensor.numpy() for name, tensor in dense_state(folder, manifest).items()}
-    files[DENSE] = write_tensors(out / DENSE, {name: Stream.of(array) for name, array in dense.items()})
+    files[DENSE] = write_dense(out, folder, manifest)
     if vocabularies.codes:
         files[VOCABULARIES] = _write_vocabularies(out / VOCABULARIES, vocabularies)
     return ExportManifest(
-        version=options.version or _version(version_of(folder, manifest), options.dtype, files),
+        version=options.version or content_version(version_of(folder, manifest), options.dtype, files),
         step=manifest.progress.step,
         made_by=__version__,
         dtype=options.dtype,
@@ -158,10 +183,10 @@ def _write(
     )
 
 
-def _version(of_checkpoint: str, dtype: ExportDtype, files: dict[str, FileDigest]) -> str:
+def content_version(of_checkpoint: str, dtype: ExportDtype, files: dict[str, FileDigest], base: str = "") -> str:
     """Of the step and all content, such as ``1125-0c3f9a51-int8``: the same content has the same name."""
     step = of_checkpoint.partition("-")[0]
-    content = json.dumps({name: asdict(digest) for name, digest in files.items()}, sort_keys=True)
+    content = base + json.dumps({name: asdict(digest) for name, digest in files.items()}, sort_keys=True)
     return f"{step}-{hashlib.sha256(content.encode()).hexdigest()[:8]}-{dtype}"
 
 
@@ -169,22 +194,43 @@ def _chunks(
     folder: Path, manifest: Manifest, tables: list[ExportedTable], shard: RowShard, advance: Advance
 ) -> Iterator[Records]:
     """The weights of a shard's rows, or their averages, float32 ``[r, D]`` in consecutive chunks of bounded size."""
-    config, end = manifest.config, shard.first_row + shard.num_rows
+    end = shard.first_row + shard.num_rows
     for table in tables:
         saved = manifest.tables[table.name]
-        plain = plain_table(table.name, saved.num_rows, saved.dim, config)
         first, after = max(shard.first_row, table.first_row), min(end, table.first_row + table.num_rows)
         step = rows_that_fit(4 * saved.dim)
         for start in range(first - table.first_row, after - table.first_row, step):
             rows = range(start, min(start + step, after - table.first_row))
-            here = MemoryShard([Piece(plain, rows, range(saved.dim))], saved.dim, SGD(lr=1.0), 0, dtype=plain.dtype)
-            (view,) = here.views()
-            if config.train.average is None:
-                load_tables(folder, manifest.tables, [view])
-            else:
-                load_averages(folder, manifest.tables, [view], config.train.average, manifest.progress.step)
-            yield np.asarray(view.weights)
+            yield weights_of(folder, manifest, table.name, rows)
             advance(len(rows))
+
+
+def weights_of(folder: Path, manifest: Manifest, name: str, rows: RowSet) -> Records:
+    """Weights of some rows of a table, or their averages where the run kept them, float32 ``[r, D]``."""
+    config, saved = manifest.config, manifest.tables[name]
+    plain = plain_table(name, saved.num_rows, saved.dim, config)
+    here = MemoryShard([Piece(plain, rows, range(saved.dim))], saved.dim, SGD(lr=1.0), 0, dtype=plain.dtype)
+    (view,) = here.views()
+    if config.train.average is None:
+        load_tables(folder, manifest.tables, [view])
+    else:
+        load_averages(folder, manifest.tables, [view], config.train.average, manifest.progress.step)
+    return np.asarray(view.weights)
+
+
+def write_dense(out: Path, folder: Path, manifest: Manifest) -> FileDigest:
+    """The dense layers' file."""
+    dense = {name: tensor.numpy() for name, tensor in dense_state(folder, manifest).items()}
+    return write_tensors(out / DENSE, {name: Stream.of(array) for name, array in dense.items()})
+
+
+def _write_origin(out: Path, manifest: Manifest) -> None:
+    sha256 = checksum_in(out)
+    assert sha256 is not None, "its manifest was just written"
+    files = {part.file for table in manifest.tables.values() for part in table.parts}
+    write_checked(
+        out / ORIGIN, Origin(export_sha256=sha256, tables={file: manifest.files[file].sha256 for file in sorted(files)})
+    )
 
 
 def _write_vocabularies(path: Path, vocabularies: Vocabularies) -> FileDigest:
@@ -194,12 +240,9 @@ def _write_vocabularies(path: Path, vocabularies: Vocabularies) -> FileDigest:
     return write_tensors(path, {**codes, **slots})
 
 
-def _publish(temporary: Path, out: Path, manifest: ExportManifest) -> None:
+def _publish(temporary: Path, out: Path) -> None:
     """Give a finished export its name; one that had the name goes, and stays mapped where it is in use."""
-    manifest.write(temporary)
-    for file in [*manifest.files, MANIFEST]:
-        flush_to_disk(temporary / file)
-    for path in (temporary / "tables", temporary):
+    for path in [*temporary.rglob("*"), temporary]:
         flush_to_disk(path)
     replaced = out.with_name(f".{out.name}.replaced")
     shutil.rmtree(replaced, ignore_errors=True)

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -25,6 +25,7 @@ ROWS = "rows"
 
 VERSION_NAME = "[A-Za-z0-9._-]{1,80}"
 ExportDtype = Literal["float32", "float16", "int8"]
+AnyManifest = TypeVar("AnyManifest", bound=Section)
 
 
 class ExportedTable(Section):
@@ -96,9 +97,7 @@ class ExportManifest(Section):
         Raises:
             OSError: when the disk refuses.
         """
-        content = self.model_dump(mode="json", by_alias=True)
-        content["sha256"] = checksum(content)
-        (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_checked(folder / MANIFEST, self)
 
 
 def is_export(path: Path) -> bool:
@@ -111,26 +110,36 @@ def checksum(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def read_export(folder: Path) -> ExportManifest:
-    """The manifest of an export, itself checked.
+def write_checked(path: Path, section: Section) -> None:
+    """Write a manifest with its checksum.
+
+    Raises:
+        OSError: when the disk refuses.
+    """
+    content = section.model_dump(mode="json", by_alias=True)
+    content["sha256"] = checksum(content)
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def read_checked(path: Path, of_format: str, kind: type[AnyManifest]) -> tuple[AnyManifest, str]:
+    """A manifest, itself checked, and its checksum.
 
     Raises:
         DamagedCheckpointError: when there is none, or when it is damaged.
         CheckpointError: when it is of another layout.
     """
-    path = folder / MANIFEST
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         expected = content.pop("sha256")
         if expected != checksum(content):
             raise ValueError("its checksum does not match its content")
-        if content.get("format") != FORMAT or content.get("format_version") != FORMAT_VERSION:
+        if content.get("format") != of_format or content.get("format_version") != FORMAT_VERSION:
             raise CheckpointError(
-                f"{folder} of format {content.get('format')} {content.get('format_version')}",
-                f"{FORMAT} {FORMAT_VERSION}",
+                f"{path.parent} of format {content.get('format')} {content.get('format_version')}",
+                f"{of_format} {FORMAT_VERSION}",
                 "export the checkpoint again with this version of pibroch",
             )
-        return ExportManifest.model_validate(content)
+        return kind.model_validate(content), expected
     except FileNotFoundError as error:
         raise DamagedCheckpointError(f"no {path}", "a folder that `pibroch export` wrote", "check the path") from error
     except (ValueError, KeyError, AttributeError, TypeError, OSError) as error:
@@ -138,3 +147,13 @@ def read_export(folder: Path) -> ExportManifest:
         raise DamagedCheckpointError(
             f"{path}, which is damaged: {problem}", "an undamaged file", "export the checkpoint again"
         ) from error
+
+
+def read_export(folder: Path) -> ExportManifest:
+    """The manifest of an export, itself checked.
+
+    Raises:
+        DamagedCheckpointError: when there is none, or when it is damaged.
+        CheckpointError: when it is of another layout.
+    """
+    return read_checked(folder / MANIFEST, FORMAT, ExportManifest)[0]

@@ -9,6 +9,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 from torch import Tensor
 
+from pibroch.collectives import Channel
 from pibroch.config import RunConfig
 from pibroch.data import EncodedDataset
 from pibroch.data.vocabularies import Vocabularies
@@ -39,7 +40,7 @@ def open_checkpoint(path: Path, data: Path | None = None) -> OpenedModel:
     folder = find_checkpoint(path)
     manifest = read_verified(folder)
     config, schema = manifest.config, schema_of(manifest)
-    embeddings = _load_embeddings(folder, manifest).eval()
+    embeddings = load_embeddings(folder, manifest)
     num_rows = {name: saved.num_rows for name, saved in manifest.tables.items()}
     dense = dense_layers(config.model, len(schema.dense), list(num_rows), dense_state(folder, manifest), str(folder))
     return OpenedModel(
@@ -125,13 +126,20 @@ def plain_table(name: str, num_rows: int, dim: int, config: RunConfig) -> Table:
     return Table(name, num_rows, dim, initializer=Zeros(), dtype=dtype)
 
 
-def _load_embeddings(folder: Path, manifest: Manifest) -> Embeddings:
-    """All tables in this process, without optimizer state."""
+def load_embeddings(folder: Path, manifest: Manifest, channel: Channel | None = None) -> Embeddings:
+    """A checkpoint's tables for inference, without optimizer state, from files that were verified.
+
+    Args:
+        folder: the checkpoint.
+        manifest: its own.
+        channel: between ranks that share the tables by rows, each of which calls this; all in this process when absent.
+    """
     decay, step = manifest.config.train.average, manifest.progress.step
     tables = [plain_table(name, saved.num_rows, saved.dim, manifest.config) for name, saved in manifest.tables.items()]
-    embeddings = Embeddings(tables, SGD(lr=1.0), "local")
+    exchange = "local" if channel is None else "alltoall"  # whose default placement is by rows
+    embeddings = Embeddings(tables, SGD(lr=1.0), exchange, channel=channel)
     if decay is None:
         load_tables(folder, manifest.tables, embeddings.pieces())
     else:
         load_averages(folder, manifest.tables, embeddings.pieces(), decay, step)
-    return embeddings
+    return embeddings.eval()

@@ -10,7 +10,8 @@ from pibroch.data.vocabularies import Vocabularies
 from pibroch.embedding.storage import verify_file
 from pibroch.embedding.tensor_file import TensorFile
 from pibroch.errors import DamagedCheckpointError, PibrochError
-from pibroch.serve.export_format import DENSE, VOCABULARIES, ExportManifest, read_export
+from pibroch.serve.delta_format import read_export_with_checksum
+from pibroch.serve.export_format import DENSE, VOCABULARIES, ExportManifest
 from pibroch.serve.model import OpenedModel, dense_layers
 from pibroch.serve.row_files import MappedRows
 
@@ -25,7 +26,7 @@ def open_export(folder: Path, verify: bool = True) -> OpenedModel:
     Raises:
         CheckpointError: when it is missing, damaged, or of another layout.
     """
-    manifest = read_export(folder)
+    manifest, sha256 = read_export_with_checksum(folder)
     for name, digest in manifest.files.items() if verify else ():
         verify_file(folder / name, digest)
     try:
@@ -51,6 +52,7 @@ def open_export(folder: Path, verify: bool = True) -> OpenedModel:
         dense=dense_layers(manifest.model, num_dense, features, state, str(folder)),
         bf16=manifest.bf16,
         vocabularies=vocabularies,
+        sha256=sha256,
     )
 
 

@@ -107,7 +107,8 @@ class Gate:
             if is_complete:
                 return await receive()  # waits for the client to leave
             try:
-                message = await asyncio.wait_for(receive(), max(0.0, deadline - time.monotonic()))
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    message = await receive()
             except TimeoutError as error:
                 reason = f"got {taken:,} bytes of a body in {self._limits.body_timeout_s:g} s; need it whole by then"
                 raise Refusal(408, reason, {"connection": "close"}) from error

@@ -13,11 +13,11 @@ from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
 from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 
 from pibroch.errors import CheckpointError
 from pibroch.serve.batcher import Batcher
-from pibroch.serve.gate import error_body
+from pibroch.serve.direct import SCORE_PATH, Asked, Direct, Reply
+from pibroch.serve.gate import JSON_TYPE, App, error_body
 from pibroch.serve.inference_protocol import JSON_LENGTH, answer, parse_infer
 from pibroch.serve.inputs import encoded_inputs, raw_inputs, work_of
 from pibroch.serve.prometheus import Metrics
@@ -30,12 +30,15 @@ SCORE, LOGIT = "score", "logit"
 OUTPUTS = (SCORE, LOGIT)
 
 
-class DirectRoute(APIRoute):
-    """A route whose function takes the request as it is; there is nothing of it for FastAPI to read."""
+class ShownRoute(APIRoute):
+    """A route that is there for the OpenAPI page: its requests are answered before they come to a router."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The function itself."""
-        handler: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
+        """What is never called."""
+
+        async def handler(_: Request) -> Response:
+            raise AssertionError("answered directly")
+
         return handler
 
 
@@ -57,34 +60,33 @@ class Service:
         self.is_ready = False
         self.num_open: Callable[[], int] = lambda: 0
 
-    async def infer(self, request: Request) -> Response:
+    async def infer(self, asked: Asked) -> Reply:
         """Scores of encoded samples (`dense`, `ids`, ...) or of raw columns (`BYTES`), as JSON or binary tensors."""
-        self._known(request)
-        body = await request.body()
+        self._known(asked.model)
         predictor = self.store.current  # from here on the request is this version's
-        self._of_version(request, predictor.version)
-        wanted = parse_infer(body, request.headers.get(JSON_LENGTH), OUTPUTS)
+        self._of_version(asked.version, predictor.version)
+        wanted = parse_infer(asked.body, asked.header(JSON_LENGTH.lower()), OUTPUTS)
         work = work_of(wanted.inputs, predictor)
         if isinstance(work, dict) and not predictor.takes_raw:
             raise self._no_raw()
         logits = await self._batcher.logits(predictor, work)
         outputs = {SCORE: _scores(logits), LOGIT: logits}
         content, headers = answer(self.store.name, predictor.version, wanted, outputs)
-        return Response(content, headers=headers)
+        return Reply(content, tuple((name.encode(), value.encode()) for name, value in headers.items()))
 
-    async def score(self, request: Request) -> Response:
+    async def score(self, asked: Asked) -> Reply:
         """Scores of raw rows: `{"rows": [...]}`, `{"columns": {...}}`, or lines as in the training data (`text/csv`)."""
-        body = await request.body()
         predictor = self.store.current
         if not predictor.takes_raw:
             raise self._no_raw()
-        raw = parse_raw(body, request.headers.get("content-type", ""), predictor.schema, predictor.columns)
+        raw = parse_raw(asked.body, asked.header("content-type") or "", predictor.schema, predictor.columns)
         scores = _scores(await self._batcher.logits(predictor, raw)).tolist()
-        if request.headers.get("accept", "").startswith("text/csv"):
+        if asked.headers.get(b"accept", b"").startswith(b"text/csv"):
             text = "".join(f"{score!r}\n" for score in scores)
-            return Response(text, media_type="text/csv", headers={"x-model-version": predictor.version})
+            version = predictor.version.encode("ascii")
+            return Reply(text.encode(), ((b"content-type", b"text/csv; charset=utf-8"), (b"x-model-version", version)))
         content = {"model_name": self.store.name, "model_version": predictor.version, "scores": scores}
-        return Response(msgspec.json.encode(content), media_type="application/json")
+        return Reply(msgspec.json.encode(content), (JSON_TYPE,))
 
     async def live(self) -> Response:
         """Whether the process answers."""
@@ -100,9 +102,9 @@ class Service:
 
     async def model_metadata(self, request: Request) -> Response:
         """Inputs and outputs of the model; `raw_inputs` may take the place of `inputs`."""
-        self._known(request)
+        self._known(request.path_params["model"])
         predictor = self.store.current
-        self._of_version(request, predictor.version)
+        self._of_version(request.path_params.get("version"), predictor.version)
         return JSONResponse({
             "name": self.store.name, "versions": [predictor.version], "platform": "pibroch",
             "inputs": encoded_inputs(predictor.schema),
@@ -112,8 +114,8 @@ class Service:
 
     async def model_ready(self, request: Request) -> Response:
         """Whether this model, or this version of it, can be asked."""
-        self._known(request)
-        self._of_version(request, self.store.current.version)
+        self._known(request.path_params["model"])
+        self._of_version(request.path_params.get("version"), self.store.current.version)
         return await self.ready()
 
     async def metrics_text(self) -> Response:
@@ -135,14 +137,12 @@ class Service:
             raise Refusal(503, "the server is not ready yet")
         return self.batcher
 
-    def _known(self, request: Request) -> None:
-        name = request.path_params["model"]
+    def _known(self, name: str | None) -> None:
         if name != self.store.name:
-            raise Refusal(404, f"got model `{name[:80]}`; need `{self.store.name}`")
+            raise Refusal(404, f"got model `{str(name)[:80]}`; need `{self.store.name}`")
 
-    def _of_version(self, request: Request, version: str) -> None:
-        asked = request.path_params.get("version", version)
-        if asked != version:
+    def _of_version(self, asked: str | None, version: str) -> None:
+        if asked is not None and asked != version:
             raise Refusal(
                 404, f"got version `{asked[:80]}` of {self.store.name}; need {version}, or none for the newest"
             )
@@ -155,8 +155,12 @@ class Service:
         raise AssertionError("asked only where raw rows cannot be encoded")
 
 
-def build_app(service: Service) -> FastAPI:
-    """The routes of a service."""
+def build_app(service: Service) -> App:
+    """What answers a service's requests."""
+    return Direct(_routed(service), service.score, service.infer)
+
+
+def _routed(service: Service) -> FastAPI:
     app = FastAPI(
         title=f"pibroch: {service.store.name}", version=__version__, description="Scores of a recommendation model."
     )
@@ -176,18 +180,20 @@ def build_app(service: Service) -> FastAPI:
         )
     for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"):
         extra = {**_path_parameters(path), "requestBody": _INFER_BODY}
-        _add_direct(app, path, service.infer, extra)
-    _add_direct(app, "/score", service.score, {"requestBody": _score_body(service)})
+        _show(app, path, service.infer, extra)
+    _show(app, SCORE_PATH, service.score, {"requestBody": _score_body(service)})
     app.add_exception_handler(Refusal, _refused)
     app.add_exception_handler(HTTPException, _not_found)
-    app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _failed)
     return app
 
 
-def _add_direct(app: FastAPI, path: str, function: Callable[..., Any], extra: dict[str, Any]) -> None:
+def _show(app: FastAPI, path: str, function: Callable[..., Any], extra: dict[str, Any]) -> None:
+    async def shown() -> None: ...
+
+    shown.__name__, shown.__doc__ = function.__name__, function.__doc__
     app.router.add_api_route(
-        path, function, methods=["POST"], response_class=Response, openapi_extra=extra, route_class_override=DirectRoute
+        path, shown, methods=["POST"], response_class=Response, openapi_extra=extra, route_class_override=ShownRoute
     )
 
 
@@ -201,11 +207,6 @@ async def _not_found(request: Request, error: Exception) -> Response:
     reason = f"got {request.method[:20]} {request.url.path[:200]}; need one of the endpoints at /docs"
     headers = dict(error.headers or {})
     return Response(error_body(reason), error.status_code, headers, media_type="application/json")
-
-
-async def _gone(_: Request, __: Exception) -> Response:
-    """For a client that left in the middle of its request, and will not see it."""
-    return Response(status_code=400)
 
 
 async def _failed(_: Request, __: Exception) -> Response:

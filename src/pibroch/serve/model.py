@@ -37,6 +37,8 @@ class OpenedModel:
         bf16: whether these compute in bfloat16.
         vocabularies: the dictionaries that raw values need; ``None`` where they are not known.
         config: of the run, where it is known.
+        sha256: the checksum in the manifest of an export or a delta.
+        root: the export that a delta stands on, without its dense layers.
     """
 
     source: str
@@ -51,6 +53,12 @@ class OpenedModel:
     bf16: bool
     vocabularies: Vocabularies | None = None
     config: RunConfig | None = None
+    sha256: str | None = None
+    root: OpenedModel | None = None
+
+    def known(self, sha256: str) -> OpenedModel | None:
+        """This one, or the export that it stands on, by the checksum in its manifest."""
+        return next((each for each in (self, self.root) if each is not None and each.sha256 == sha256), None)
 
 
 def dense_layers(

@@ -19,9 +19,10 @@ from pibroch.config import RunConfig
 from pibroch.data import JaggedBatch
 from pibroch.data.raw_batch import batch_from_raw
 from pibroch.errors import CheckpointError, DataError
+from pibroch.serve.delta_format import is_delta
 from pibroch.serve.export_format import is_export
 from pibroch.serve.from_checkpoint import open_checkpoint
-from pibroch.serve.from_export import open_export
+from pibroch.serve.from_delta import open_exported
 from pibroch.serve.model import OpenedModel
 
 Rows = Sequence[Mapping[str, object]]
@@ -50,23 +51,24 @@ class Predictor:
         self._encoders = None if model.vocabularies is None else model.vocabularies.encoders()
 
     @classmethod
-    def open(cls, path: str | Path, data: str | Path | None = None) -> Self:
+    def open(cls, path: str | Path, data: str | Path | None = None, beside: Predictor | None = None) -> Self:
         """Open an export, a checkpoint, or the best checkpoint of a run directory; every byte is verified.
 
         An export is mapped: its tables take no memory of this process's own. A checkpoint takes the time to read its files
         twice and the memory of the weights (and, with averages, up to 256 MiB on the way).
 
         Args:
-            path: an export, a checkpoint folder or a run directory.
+            path: an export, a delta beside what it begins at, a checkpoint folder or a run directory.
             data: the dataset that a checkpoint was trained on, whose dictionaries raw values need; where the run found it
                 when absent. A checkpoint of hashed and whole-number features needs none, and an export has its own.
+            beside: a predictor that is open; a delta that begins at it, or at its export, shares its tables and dictionaries.
 
         Raises:
             CheckpointError: when it is missing, damaged, or not of this version's models.
             DataError: when there is no dataset at ``data``.
         """
-        if is_export(Path(path)):
-            return cls(open_export(Path(path)))
+        if is_export(Path(path)) or is_delta(Path(path)):
+            return cls(open_exported(Path(path), None if beside is None else beside._model))
         return cls(open_checkpoint(Path(path), None if data is None else Path(data)))
 
     @property

@@ -6,11 +6,12 @@ A shard is a safetensors file with one tensor ``rows``: float32 or float16 ``[R,
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -23,13 +24,15 @@ from pibroch.embedding.tensor_file import Stream, TensorFile
 from pibroch.errors import DamagedCheckpointError, TrainingError
 from pibroch.exchange.rows import resolve
 from pibroch.kernels import parallel
-from pibroch.kernels.arrays import Records
+from pibroch.kernels.arrays import Ints, Records
+from pibroch.kernels.overlay import numba as overlay
 from pibroch.kernels.quantise import numba as fast
 from pibroch.kernels.quantise.naive import record_bytes
 from pibroch.serve.export_format import ROWS, ExportDtype, ExportManifest, RowShard
 
 logger = logging.getLogger(__name__)
 ROWS_PER_THREAD = 4096
+IDS_PER_THREAD = 4096
 _MOST_OF_FLOAT16 = float(np.finfo(np.float16).max)
 
 
@@ -44,10 +47,10 @@ def row_stream(dim: int, dtype: ExportDtype, num_rows: int, chunks: Iterator[Rec
         "float32": (np.float32, dim), "float16": (np.float16, dim), "int8": (np.uint8, record_bytes(dim))
     }  # fmt: skip
     kind, width = kinds[dtype]
-    return Stream(np.dtype(kind), (num_rows, width), (_encoded(chunk, dtype) for chunk in chunks))
+    return Stream(np.dtype(kind), (num_rows, width), (encoded(chunk, dtype) for chunk in chunks))
 
 
-def _encoded(weights: Records, dtype: ExportDtype) -> NDArray[Any]:
+def encoded(weights: Records, dtype: ExportDtype) -> NDArray[Any]:
     """Rows as they are written.
 
     Raises:
@@ -72,8 +75,35 @@ def _encoded(weights: Records, dtype: ExportDtype) -> NDArray[Any]:
 class _MappedShard:
     """The arrays that a kernel reads of a shard, in the file's own memory, and the first of its rows."""
 
-    arrays: tuple[NDArray[Any], ...]
+    rows: NDArray[Any]
     first_row: int
+
+    @property
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        """As the kernels take them."""
+        if self.rows.dtype == np.uint8:
+            return self.rows, self.rows.view(np.float32)
+        return (self.rows.view(np.uint16) if self.rows.dtype == np.float16 else self.rows,)
+
+
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """Rows that have newer versions behind the last row of the export, see :mod:`pibroch.kernels.overlay.numba`."""
+
+    changed: Ints
+    slots: NDArray[np.int32]
+    first: int
+
+    @classmethod
+    def of(cls, changed: Ints, first: int) -> Self:
+        return cls(changed, overlay.slots_of(changed), first)
+
+    def redirect(self, row_ids: Ints) -> Ints:
+        """Where the newest versions of rows lie."""
+        out, shift = np.empty_like(row_ids), 33 - len(self.slots).bit_length()
+        arguments = (row_ids, self.changed, self.slots, shift, self.first, out)
+        parallel.run(overlay.redirect, len(row_ids), *arguments, grain=IDS_PER_THREAD)
+        return out
 
 
 class MappedRows:
@@ -83,6 +113,9 @@ class MappedRows:
         folder: of the export.
         manifest: its own.
 
+    Attributes:
+        manifest: of the export.
+
     Raises:
         DamagedCheckpointError: when a file does not fit the manifest.
     """
@@ -90,7 +123,10 @@ class MappedRows:
     def __init__(self, folder: Path, manifest: ExportManifest) -> None:
         tables = [Table(table.name, table.num_rows, manifest.dim) for table in manifest.tables]
         (self._tables,) = group_tables(tables, Frozen())
+        self.manifest = manifest
         self._shards = [_mapped(folder, shard, manifest) for shard in manifest.shards]
+        self._arrays = [shard.arrays for shard in self._shards]
+        self._changes: _Changes | None = None
         self._add = fast.add_bytes if manifest.dtype == "int8" else fast.add_numbers
         self._absent: frozenset[str] = frozenset()
         _check_rows(folder, manifest)
@@ -99,6 +135,45 @@ class MappedRows:
     def features(self) -> tuple[str, ...]:
         """In the order of the model."""
         return self._tables.space.features
+
+    @property
+    def num_rows(self) -> int:
+        """Of all tables."""
+        return sum(table.num_rows for table in self.manifest.tables)
+
+    def changed(self, row_ids: Ints, rows: NDArray[Any]) -> MappedRows:
+        """These tables with newer versions of some rows; both share all that is in memory.
+
+        Args:
+            row_ids: int64 ``[U]``, rising.
+            rows: ``[U, W]``, as they are written.
+        """
+        before = self._changes
+        first = self.num_rows + (0 if before is None else len(before.changed))
+        newer = copy.copy(self)
+        newer._shards = [*self._shards, _MappedShard(rows, first)]
+        newer._arrays = [shard.arrays for shard in newer._shards]
+        newer._changes = _Changes.of(
+            row_ids if before is None else np.concatenate([before.changed, row_ids]), self.num_rows
+        )
+        return newer
+
+    @property
+    def changed_rows(self) -> Ints:
+        """Rows that are newer than the export's own, rising."""
+        return np.empty(0, np.int64) if self._changes is None else np.unique(self._changes.changed)
+
+    def stored(self, row_ids: Ints) -> NDArray[Any]:
+        """Rows as they are written, ``[V, W]``."""
+        return self.exported(row_ids if self._changes is None else self._changes.redirect(row_ids))
+
+    def exported(self, places: Ints) -> NDArray[Any]:
+        """Rows ``[V, W]`` as the export itself has them."""
+        found = np.empty((len(places), self._shards[0].rows.shape[1]), self._shards[0].rows.dtype)
+        for shard in self._shards:
+            here = (places >= shard.first_row) & (places < shard.first_row + len(shard.rows))
+            found[here] = shard.rows[places[here] - shard.first_row]
+        return found
 
     def __call__(self, batch: JaggedBatch) -> Tensor:
         """Pooled embeddings float32 ``[B, F, D]``; from any thread.
@@ -119,8 +194,9 @@ class MappedRows:
             raise problem
         pooled_BFD = torch.zeros(ids.num_samples, ids.num_features, self._tables.space.dim)
         num_bags, out = len(ids.offsets) - 1, pooled_BFD.numpy()
-        for shard in self._shards:
-            parallel.run(self._add, num_bags, *shard.arrays, shard.first_row, ids.row_ids, ids.offsets, ids.scale, out)
+        rows = ids.row_ids if self._changes is None else self._changes.redirect(ids.row_ids)
+        for shard, arrays in zip(self._shards, self._arrays, strict=True):
+            parallel.run(self._add, num_bags, *arrays, shard.first_row, rows, ids.offsets, ids.scale, out)
         return pooled_BFD
 
 
@@ -128,17 +204,17 @@ def _mapped(folder: Path, shard: RowShard, manifest: ExportManifest) -> _MappedS
     path = folder / shard.file
     with TensorFile(path) as file:
         rows = file.mapped(ROWS)
-    width = {"float32": manifest.dim, "float16": manifest.dim, "int8": record_bytes(manifest.dim)}[manifest.dtype]
+    check_written(path, rows, shard.num_rows, manifest)
+    return _MappedShard(rows, shard.first_row)
+
+
+def check_written(path: Path, rows: NDArray[Any], num_rows: int, manifest: ExportManifest) -> None:
+    """Raise DamagedCheckpointError unless rows in a file are as many and of the type that manifests say."""
+    width = record_bytes(manifest.dim) if manifest.dtype == "int8" else manifest.dim
     kind = {"float32": np.float32, "float16": np.float16, "int8": np.uint8}[manifest.dtype]
-    if rows.shape != (shard.num_rows, width) or rows.dtype != kind:
-        raise DamagedCheckpointError(
-            f"{path} with {rows.dtype} {list(rows.shape)}",
-            f"{np.dtype(kind)} {[shard.num_rows, width]}",
-            "export again",
-        )
-    if manifest.dtype == "int8":
-        return _MappedShard((rows, rows.view(np.float32)), shard.first_row)
-    return _MappedShard((rows.view(np.uint16) if manifest.dtype == "float16" else rows,), shard.first_row)
+    if rows.shape != (num_rows, width) or rows.dtype != kind:
+        need = f"{np.dtype(kind)} {[num_rows, width]}"
+        raise DamagedCheckpointError(f"{path} with {rows.dtype} {list(rows.shape)}", need, "export again")
 
 
 def _check_rows(folder: Path, manifest: ExportManifest) -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pibroch.errors import CheckpointError, PibrochError
+from pibroch.serve.delta_format import MANIFEST as DELTA_MANIFEST
+from pibroch.serve.delta_format import is_delta
 from pibroch.serve.export_format import MANIFEST as EXPORT_MANIFEST
 from pibroch.serve.export_format import is_export
 from pibroch.serve.predictor import Predictor
@@ -29,16 +31,17 @@ class Target:
 
 
 def find_target(path: Path) -> Target:
-    """An export; of a folder of numbered exports the highest; else a checkpoint, or a run's best one.
+    """An export or a delta; of a folder of numbered ones the highest; else a checkpoint, or a run's best one.
 
     Raises:
         CheckpointError: when there is none.
     """
     folder = path
-    if not is_export(path):
-        numbered = [each for each in path.glob("*") if each.name.isdecimal() and is_export(each)]
+    if not _is_exported(path):
+        numbered = [each for each in path.glob("*") if each.name.isdecimal() and _is_exported(each)]
         folder = max(numbered, key=lambda each: int(each.name)) if numbered else find_checkpoint(path)
-    manifest = folder / (EXPORT_MANIFEST if is_export(folder) else CHECKPOINT_MANIFEST)
+    names = (EXPORT_MANIFEST, DELTA_MANIFEST, CHECKPOINT_MANIFEST)
+    manifest = next((folder / name for name in names if (folder / name).is_file()), folder / CHECKPOINT_MANIFEST)
     try:
         found = manifest.stat()
     except OSError as error:  # it was replaced in between
@@ -46,6 +49,10 @@ def find_target(path: Path) -> Target:
             f"no {manifest}: {error.strerror}", "an export or a checkpoint", "check the path"
         ) from error
     return Target(folder, (str(folder), found.st_ino, found.st_mtime_ns, found.st_size))
+
+
+def _is_exported(path: Path) -> bool:
+    return is_export(path) or is_delta(path)
 
 
 def newest_run(runs: Path = Path("runs")) -> Path:
@@ -102,7 +109,7 @@ class ModelStore:
             if target in (self._target, self._refused):
                 return False
             try:
-                opened = _opened(target, self._data)
+                opened = _opened(target, self._data, self.current)
             except PibrochError as error:
                 try:
                     is_final = find_target(self._path) == target  # else it was replaced meanwhile: look again
@@ -119,9 +126,9 @@ class ModelStore:
             return True
 
 
-def _opened(target: Target, data: Path | None) -> Predictor:
-    """A predictor that has scored, so that kernels are compiled and files are in memory."""
-    predictor = Predictor.open(target.folder, data)
+def _opened(target: Target, data: Path | None, current: Predictor | None = None) -> Predictor:
+    """A predictor that has scored, so that kernels are compiled and files are in memory; it shares what it can."""
+    predictor = Predictor.open(target.folder, data, current)
     if predictor.takes_raw:
         for count in WARM_ROWS:
             predictor.score_raw({column: [None] * count for column in predictor.columns})

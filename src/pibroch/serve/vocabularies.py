@@ -9,8 +9,10 @@ from pibroch.data.vocabularies import Vocabularies
 from pibroch.data.writer import MANIFEST
 from pibroch.embedding.storage import verify_file
 from pibroch.errors import CheckpointError
+from pibroch.serve.delta_format import is_delta
 from pibroch.serve.export_format import VOCABULARIES, is_export, read_export
 from pibroch.serve.from_checkpoint import vocabularies_of
+from pibroch.serve.from_delta import open_exported
 from pibroch.serve.from_export import exported_vocabularies
 from pibroch.train.checkpoint_folder import find_checkpoint
 from pibroch.train.manifest import read_manifest
@@ -25,7 +27,9 @@ def find_vocabularies(path: Path) -> Vocabularies:
     """
     if (path / MANIFEST).exists():
         return Vocabularies.of_dataset(EncodedDataset.open(path))
-    if is_export(path):
+    if is_delta(path):
+        found = open_exported(path).vocabularies
+    elif is_export(path):
         manifest = read_export(path)
         if VOCABULARIES in manifest.files:
             verify_file(path / VOCABULARIES, manifest.files[VOCABULARIES])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from itertools import chain, islice, repeat
 
@@ -18,6 +18,7 @@ from pibroch.observability.step_trace import StepTrace
 from pibroch.observability.trace import span, spans
 from pibroch.train.checkpoint_folder import CheckpointFolder
 from pibroch.train.evaluation import evaluate
+from pibroch.train.exchanged_bytes import ExchangedBytes
 from pibroch.train.manifest import Progress
 from pibroch.train.meter import Meter
 from pibroch.train.metrics import Metrics, finite_or_none
@@ -40,6 +41,10 @@ class Trainer:
         progress: where to go on.
         stopwatch: keeps the training time.
         trace: of some of the steps; none when absent.
+
+    Attributes:
+        bytes_sent_to_each: that this process sent to each rank a step to exchange embeddings, ``[W]``, once it has trained;
+            ``None`` where the exchange does not count.
     """
 
     def __init__(
@@ -61,6 +66,9 @@ class Trainer:
         self.total_steps = total_steps(session)
         self._trace = trace
         self._meter = Meter(session.world, stopwatch, session.embeddings.exchange)
+        self._exchanged = ExchangedBytes(session.embeddings.exchange)
+        self._first_step = progress.step
+        self.bytes_sent_to_each: list[float] | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -80,16 +88,18 @@ class Trainer:
             RankFailedError: when another rank failed or was lost.
             StorageError: when a checkpoint could not be saved.
         """
-        self.session.set_training(True)
+        session = self.session
+        session.set_training(True)
         with ExitStack() as first_step:
             first_step.enter_context(notice_when_slow(logger, _COMPILING, _SECONDS_UNTIL_NOTICE))
-            for batch in spans("read batch", self.session.embeddings.feed(self._batches())):
+            for batch in spans("read batch", session.embeddings.feed(self._batches())):
                 self._train_step(batch)
                 first_step.close()
                 self._after_step()
                 if self.is_finished:
                     break
         self.stopwatch.pause()
+        self.bytes_sent_to_each = self._exchanged.a_step(self.step - self._first_step, session.world.ranks.world_size)
 
     def _batches(self) -> Iterator[JaggedBatch]:
         """All that is left, in one stream: what reads ahead goes on into the next epoch."""
@@ -134,15 +144,19 @@ class Trainer:
         improved = False
         is_due = is_last or self.step % (self.settings.evaluate_every or self.steps_per_epoch) == 0
         if is_due and self.session.dataset.samples["validation"]:
-            self.stopwatch.pause()
-            with span("evaluate"):
+            with self._between_steps("evaluate"):
                 improved = self._evaluate()
         is_due = self.step % (self.settings.checkpoint_every or self.steps_per_epoch) == 0
         if improved or is_due or self.is_finished:
-            self.stopwatch.pause()
-            with span("checkpoint"):
+            with self._between_steps("checkpoint"):
                 self.checkpoints.save(self.session, self._progress())
         self.stopwatch.start()
+
+    @contextmanager
+    def _between_steps(self, name: str) -> Iterator[None]:
+        self.stopwatch.pause()
+        with span(name), self._exchanged.aside():
+            yield
 
     def _evaluate(self) -> bool:
         metrics, _ = evaluate(self.session, "validation")

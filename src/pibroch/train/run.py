@@ -146,13 +146,13 @@ def open_for(path: Path, dataset: EncodedDataset) -> tuple[Predictor, Path]:
         CheckpointError: when it is missing, damaged, or of other tables, dense features or vocabularies.
     """
     folder = find_checkpoint(path)
-    config = _must_fit(read_manifest(folder), dataset).config
+    config = must_fit(read_manifest(folder), dataset).config
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
     return Predictor.open(folder), folder
 
 
-def _must_fit(manifest: Manifest, dataset: EncodedDataset) -> Manifest:
+def must_fit(manifest: Manifest, dataset: EncodedDataset) -> Manifest:
     """The manifest, when its tables, dense features and vocabularies are those of the data."""
     tables = build_tables(manifest.config, dataset.num_rows)
     check_tables_match(manifest.tables, saved_tables(tables, SGD(lr=1.0)), same_state=False)
@@ -194,13 +194,13 @@ def _summary_of_finished(session: Session, run: RunDirectory, progress: Progress
 
 def _conclude(session: Session, run: RunDirectory, trainer: Trainer, sink: Sink) -> RunResult:
     tested: dict[str, Any] = {}
-    metrics = None
+    metrics, by_link = None, session.world.control.gather(trainer.bytes_sent_to_each)
     if session.dataset.samples["test"]:
         metrics, curves = evaluate(session, "test")
         record = evaluation_record(trainer.monitor.best_step or trainer.step, "test", metrics, True)
         sink.evaluation(record)
         tested = {**asdict(record), "curves": asdict(curves)}
-    summary = _summary(session, trainer, metrics)
+    summary = _summary(session, trainer, metrics, by_link)
     best_possible_auc = _best_possible_auc(session.dataset)
     if session.world.is_first:
         skew = asdict(access_skew(session.dataset))
@@ -214,7 +214,7 @@ def _best_possible_auc(dataset: EncodedDataset) -> float | None:
     return (dataset.best_possible_auc or {}).get("test") if dataset.samples["test"] else None
 
 
-def _summary(session: Session, trainer: Trainer, metrics: Metrics | None) -> Summary:
+def _summary(session: Session, trainer: Trainer, metrics: Metrics | None, by_link: list[list[float] | None]) -> Summary:
     """The run in figures, the same on all ranks but for the time that each has measured."""
     world, traffic = session.world, session.world.ranks.traffic
     seconds, own_samples = trainer.stopwatch.read()
@@ -240,6 +240,7 @@ def _summary(session: Session, trainer: Trainer, metrics: Metrics | None) -> Sum
         cache_hit_rate=hit_rate(sum(read), sum(fetched)),
         lookahead=round(report.lookahead_sum / report.num_steps, 1) if report.num_steps else None,
         bytes_by_purpose=_by_purpose(sum(sent), purposes) if report.num_steps or session.processors else None,
+        bytes_by_link=None if None in by_link else by_link,
         peak_rss_bytes=max(peaks),
     )
 

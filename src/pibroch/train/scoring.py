@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +17,10 @@ from pibroch.data.dataset import SplitName
 from pibroch.data.loader import batch_of
 from pibroch.errors import ConfigError, DataError
 from pibroch.serve.predictor import Predictor
-from pibroch.train.manifest import MANIFEST
 from pibroch.train.metrics import Predictions
+from pibroch.train.score_parts import ScoreParts
 
-SAMPLES_PER_PART = 1 << 20
 FORMATS = (".parquet", ".csv")
-_WHAT = "of.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,27 +59,20 @@ def score_split(
         OSError: when the disk refuses; parts that are written stay.
     """
     check_out(out)
-    opened = opened_split(dataset, split)
-    parts = out.with_name(f"{out.name}.parts")
-    _claim(parts, {
-        "checkpoint": hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest(),
-        "data": dataset.fingerprint, "samples": dataset.samples, "split": split, "samples_per_part": SAMPLES_PER_PART,
-    })  # fmt: skip
-    kept, files = 0, []
-    for number, first in enumerate(range(0, len(opened), SAMPLES_PER_PART)):
-        file, after = parts / f"{number:06}.parquet", min(first + SAMPLES_PER_PART, len(opened))
-        if file.exists():
-            kept += after - first
-            advance(after - first)
+    opened, batch_size = opened_split(dataset, split), predictor.config.train.evaluate_batch_size
+    parts = ScoreParts(out, len(opened), batch_size)
+    parts.claim(checkpoint, dataset, split)
+    missing = set(parts.missing())
+    for number in range(len(parts)):
+        samples = parts.samples(number)
+        if number in missing:
+            parts.publish(
+                number, frame_of(list(_scores(predictor, opened, samples, batch_size, advance)), samples.start)
+            )
         else:
-            _publish(frame_of(list(_scores(predictor, opened, range(first, after), advance)), first), file)
-        files.append(file)
-    whole = pl.scan_parquet(files)
-    temporary = parts / f"whole{out.suffix}"
-    (whole.sink_parquet if out.suffix == ".parquet" else whole.sink_csv)(temporary)
-    os.replace(temporary, out)
-    shutil.rmtree(parts)
-    return Scored(len(opened), kept)
+            advance(len(samples))
+    parts.merge()
+    return Scored(len(opened), len(opened) - sum(len(parts.samples(number)) for number in missing))
 
 
 def write_predictions(predictions: Predictions, out: Path) -> None:
@@ -129,32 +117,9 @@ def frame_of(parts: list[tuple[NDArray[np.float32], NDArray[np.float32]]], first
 
 
 def _scores(
-    predictor: Predictor, split: Split, samples: range, advance: Callable[[int], None]
+    predictor: Predictor, split: Split, samples: range, batch_size: int, advance: Callable[[int], None]
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-    batch_size = predictor.config.train.evaluate_batch_size
     for first in range(samples.start, samples.stop, batch_size):
         batch = batch_of(split, np.arange(first, min(first + batch_size, samples.stop)))
         yield predictor.logits(batch).numpy(), batch.labels.numpy()
         advance(batch.batch_size)
-
-
-def _claim(parts: Path, what: dict[str, object]) -> None:
-    """The folder for parts of these scores.
-
-    Raises:
-        ConfigError: when those of others are there.
-    """
-    text = json.dumps(what, sort_keys=True)
-    parts.mkdir(exist_ok=True)
-    if (parts / _WHAT).exists() and (parts / _WHAT).read_text(encoding="utf-8") != text:
-        raise ConfigError(
-            f"{parts}, begun with another checkpoint, data or split", "parts of the same scores",
-            "remove that folder, or choose another --out",
-        )  # fmt: skip
-    (parts / _WHAT).write_text(text, encoding="utf-8")
-
-
-def _publish(frame: pl.DataFrame, file: Path) -> None:
-    temporary = file.with_suffix(".tmp")
-    frame.write_parquet(temporary)
-    os.replace(temporary, file)

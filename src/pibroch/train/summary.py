@@ -22,6 +22,8 @@ class Summary:
         cache_hit_rate: of the rows that ranks read, the share that was in their memory already; ``None`` without a cache.
         lookahead: steps in force, the mean over steps; ``None`` where the exchange does not look ahead.
         bytes_by_purpose: what ``bytes_sent`` was for, as far as is known; ``None`` without lookahead and processors.
+        bytes_by_link: what each rank sent to each a training step to exchange embeddings, ``[W, W]``, in the steps of the
+            processes that ended the run; ``None`` for one process, and for exchanges that do not count it.
         peak_rss_bytes: the most memory that one of the processes held.
     """
 
@@ -39,4 +41,5 @@ class Summary:
     cache_hit_rate: float | None
     lookahead: float | None
     bytes_by_purpose: dict[str, int] | None
+    bytes_by_link: list[list[float] | None] | None
     peak_rss_bytes: int

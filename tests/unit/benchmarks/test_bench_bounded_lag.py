@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from benchmarks.max_plus import removed, total_time
 from benchmarks.topics import bounded_lag
+
+from pibroch.collectives.bounded_lag.max_plus import removed, total_time
 
 DELAYS = np.random.default_rng(3).uniform(0, 0.01, (400, 4))
 

@@ -121,6 +121,33 @@ def test_with_half_the_slots_the_same_schedules_overwrite_what_was_not_read(boun
     assert overwritten > 10
 
 
+class ChangesItsBound(LagWindow):
+    """Another bound now and then, up to three, whatever the other ranks have."""
+
+    def __init__(self, choices):
+        super().__init__(3)
+        self._choices = choices
+
+    def initiate(self):
+        self.rebound(self._choices.randint(0, 3))
+        return super().initiate()
+
+
+def test_ranks_may_change_their_bounds_when_they_like():
+    for seed in range(SCHEDULES // 5):
+        choices = random.Random(seed)
+        simulate(seed, lambda bound, choices=choices: ChangesItsBound(choices), bound=3)
+
+
+def test_a_bound_without_slots_is_refused():
+    window = LagWindow(1, 4)
+    window.rebound(4)
+    assert (window.bound, window.num_slots) == (4, 8)
+    for bound in (5, -1):
+        with pytest.raises(ConfigError, match="0 to 4"):
+            window.rebound(bound)
+
+
 def test_requests_complete_in_their_order_and_waits_take_all_before():
     window = LagWindow(4)
     for number in range(4):

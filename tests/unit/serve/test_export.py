@@ -137,7 +137,7 @@ def test_without_its_data_a_checkpoint_is_not_exported(clicks, tmp_path):
 def test_damage_is_refused_by_name(exports, tmp_path):
     folder = shutil.copytree(exports / "int8", tmp_path / "export")
     names = ["export.json", "dense.safetensors", "vocabularies.safetensors", "tables/rows-00000-of-00001.safetensors"]
-    assert sorted(names) == sorted(files_below(folder))
+    assert sorted([*names, "origin.json"]) == sorted(files_below(folder))
     for name in names:
         content = (folder / name).read_bytes()
         (folder / name).write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])

@@ -15,7 +15,7 @@ import pytest
 import pibroch as pb
 from pibroch.serve.export import ExportOptions, export_checkpoint
 from pibroch.serve.export_format import read_export
-from served import ask, serving, until
+from served import Load, ask, serving, until
 from small_run import run_command
 
 RELOAD = ("--reload-every", 0.05)
@@ -33,46 +33,6 @@ def versions(clicks, tmp_path_factory):
     some = list(expected.values())
     assert all(np.abs(a - b).max() > 2e-5 for a, b in ((some[0], some[1]), (some[0], some[2]), (some[1], some[2])))
     return SimpleNamespace(folder=folder, rows=rows, expected=expected, run=clicks.run)
-
-
-class Load:
-    """Clients that ask for all rows again and again; each answer must be that of the version that it names."""
-
-    def __init__(self, server, versions, num_clients=3):
-        self.server, self.versions, self.seen, self.failures = server, versions, [], []
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._ask) for _ in range(num_clients)]
-
-    def __enter__(self):
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(60)
-
-    def _ask(self):
-        connection = self.server.connect()
-        while not self._stop.is_set():
-            try:
-                answer = ask(connection, "POST", "/score", {"rows": self.versions.rows})
-                version = answer.json["model_version"]
-                error = np.abs(np.array(answer.json["scores"]) - self.versions.expected[version]).max()
-                if answer.status != 200 or error > 1e-6:
-                    self.failures.append((answer, error))
-                self.seen.append(version)
-            except Exception as error:
-                self.failures.append(error)
-                return
-        connection.close()
-
-    def until_seen(self, version):
-        """Wait for answers of a version."""
-        start = len(self.seen)
-        until(lambda: version in self.seen[start:] or self.failures)
-        assert not self.failures
 
 
 def replace(source, out):

@@ -23,7 +23,7 @@ from small_run import files_below, make_config, make_dataset, train_here
 SUMMARY_KEYS = {
     "steps", "samples", "seconds", "samples_per_second", "auc", "logloss", "normalized_entropy", "exchange",
     "world_size", "bytes_sent", "bytes_received", "cache_hit_rate", "lookahead", "bytes_by_purpose",
-    "peak_rss_bytes",
+    "bytes_by_link", "peak_rss_bytes",
 }  # fmt: skip
 
 
@@ -33,7 +33,13 @@ def test_a_run_leaves_what_the_design_lists(data, tmp_path):
     summary = run.read_json("summary.json")
     assert set(summary) == SUMMARY_KEYS
     assert summary["steps"] == 42 and summary["samples"] == 4200 and summary["auc"] == result.summary.auc > 0.5
-    assert summary["cache_hit_rate"] is summary["lookahead"] is summary["bytes_by_purpose"] is None
+    assert (
+        summary["cache_hit_rate"]
+        is summary["lookahead"]
+        is summary["bytes_by_purpose"]
+        is summary["bytes_by_link"]
+        is None
+    )
     assert summary["exchange"] == "local"
     assert check_config(tomllib.loads((run.path / "config.toml").read_text()), "config.toml") == config
     assert run.read_json("versions.json")["torch"] == torch.__version__

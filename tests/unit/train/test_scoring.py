@@ -8,7 +8,6 @@ from typer.testing import CliRunner
 from pibroch.cli.main import app
 from pibroch.data import EncodedDataset, Loader
 from pibroch.errors import ConfigError
-from pibroch.train import scoring
 from pibroch.train.run import evaluate_checkpoint, open_for
 from pibroch.train.scoring import score_split
 from small_run import make_config, train_here
@@ -16,13 +15,8 @@ from small_run import make_config, train_here
 
 @pytest.fixture(scope="module")
 def run(data, tmp_path_factory):
-    config = make_config(data, "train.steps=12", "train.average=0.9")
+    config = make_config(data, "train.steps=12", "train.average=0.9", "train.evaluate_batch_size=100")
     return train_here(config, tmp_path_factory.mktemp("runs") / "run")[0].path
-
-
-@pytest.fixture
-def small_parts(monkeypatch):
-    monkeypatch.setattr(scoring, "SAMPLES_PER_PART", 100)
 
 
 def read(path):
@@ -30,7 +24,7 @@ def read(path):
 
 
 @pytest.mark.parametrize("name", ["scores.parquet", "scores.csv"])
-def test_the_scores_of_evaluation_in_order(run, data, tmp_path, small_parts, name):
+def test_the_scores_of_evaluation_in_order(run, data, tmp_path, name):
     dataset = EncodedDataset.open(data)
     predictor, folder = open_for(run, dataset)
     steps = []
@@ -52,7 +46,7 @@ def test_the_scores_of_evaluation_in_order(run, data, tmp_path, small_parts, nam
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"again-{name}", name]
 
 
-def test_a_run_that_was_cut_off_goes_on(run, data, tmp_path, small_parts):
+def test_a_run_that_was_cut_off_goes_on(run, data, tmp_path):
     dataset, out = EncodedDataset.open(data), tmp_path / "scores.parquet"
     predictor, folder = open_for(run, dataset)
     done = []

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pibroch.errors import ConfigError
 
 SLOT_BYTES = 1 << 16
+AUTO = "auto"
 TRANSPORTS = ("auto", "stream", "gloo")
 BOUND_VARIABLE, TRANSPORT_VARIABLE = "PIBROCH_BLS_BOUND", "PIBROCH_BLS_TRANSPORT"
 
@@ -28,7 +29,16 @@ class BoundedLagOptions:
     slot_bytes: int = SLOT_BYTES
 
     def resolved_bound(self) -> int:
-        """The bound that is in force.
+        """The bound that is in force where nothing is measured: 1 when none is given.
+
+        Raises:
+            ConfigError: for what is no number, or a negative one.
+        """
+        given = self.given_bound()
+        return 1 if given is None else given
+
+    def given_bound(self) -> int | None:
+        """The bound of the options or the environment; ``None`` when there is none, or ``auto``.
 
         Raises:
             ConfigError: for what is no number, or a negative one.
@@ -36,9 +46,11 @@ class BoundedLagOptions:
         if self.bound is not None:
             found, where = self.bound, "bound"
         else:
-            text, where = os.environ.get(BOUND_VARIABLE, "1"), BOUND_VARIABLE
+            text, where = os.environ.get(BOUND_VARIABLE, AUTO), BOUND_VARIABLE
+            if text == AUTO:
+                return None
             if not text.lstrip("-").isdecimal():
-                raise ConfigError(f"{BOUND_VARIABLE}={text}", "a number", "0 is an ordinary all-to-all")
+                raise ConfigError(f"{BOUND_VARIABLE}={text}", "a number, or auto", "0 is an ordinary all-to-all")
             found = int(text)
         if isinstance(found, bool) or not isinstance(found, int) or found < 0:
             raise ConfigError(f"{where} {found!r}", "an integer, 0 or more", "0 is an ordinary all-to-all")

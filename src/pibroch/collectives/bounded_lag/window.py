@@ -52,6 +52,7 @@ class LagWindow:
     Args:
         bound: k, requests that may be outstanding when an initiation returns. 0 is an ordinary all-to-all, which completes
             inside its initiation and needs two slots, as 1 does.
+        most: the largest bound that :meth:`rebound` may ask for later; ``bound`` when that is larger.
 
     Attributes:
         slots_per_unit: of the larger of k and 1, see above.
@@ -63,11 +64,12 @@ class LagWindow:
 
     slots_per_unit: ClassVar[int] = 2
 
-    def __init__(self, bound: int) -> None:
+    def __init__(self, bound: int, most: int = 0) -> None:
         if bound < 0:
             raise ConfigError(f"a lag bound of {bound}", "0 or more", "0 is an ordinary all-to-all")
+        self._most = max(bound, most, 1)
         self.bound = bound
-        self.num_slots = self.slots_per_unit * max(bound, 1)
+        self.num_slots = self.slots_per_unit * self._most
         self._outstanding: deque[int] = deque()
         self.num_initiated = 0
 
@@ -93,6 +95,19 @@ class LagWindow:
         if self.bound == 0:
             instructions.append(self._complete_oldest())
         return instructions
+
+    def rebound(self, bound: int) -> None:
+        """From the next event on, another bound, up to the largest one; other ranks may change theirs at other times.
+
+        A rank is then ahead of another by up to the larger of the two's. Slots are those of the largest bound, under which
+        every smaller one is safe.
+
+        Raises:
+            ConfigError: for a bound that has no slots.
+        """
+        if not 0 <= bound <= self._most:
+            raise ConfigError(f"a lag bound of {bound}", f"0 to {self._most}, for which there are slots")
+        self.bound = bound
 
     def initiate_alone(self) -> int:
         """A request begins while none is outstanding, and is complete when the next event comes; returns its number."""

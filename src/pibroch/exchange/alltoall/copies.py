@@ -8,6 +8,8 @@ whole batch, C all that there are:
   all-reduce of OPER (Sec. 5.3). A ring would sum in another order than that of the ranks.
 - *dense*: likewise, but of all copied rows, read or not, ``2 (W - 1) / W C``.
 
+Which rows these are, ranks say by number, or by a bit for each copied row where that is shorter.
+
 The copied row at offset o belongs to rank o % W, so that hot rows, which may lie side by side, spread over the owners.
 """
 
@@ -19,7 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from pibroch.config.exchange import BITS_AT_ONCE
 from pibroch.embedding.rows import NO_SCALE, group_rows, rising
+from pibroch.exchange.alltoall.row_bits import RowSeries
 from pibroch.exchange.messages import Counts, Rows, Talk, Values
 from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Ints, Records, RowIds
@@ -48,6 +52,10 @@ class OwnedCopies(ABC):
         self._counts: list[int] = []
         self._rows = own[:0]
 
+    def series(self, rank: int) -> RowSeries:
+        """The copied rows that belong to a rank."""
+        return RowSeries(rank, self.world_size, self.num_rows)
+
     def owned_by(self, rank: int) -> Ints:
         """Places among this rank's rows of those that belong to a rank."""
         return np.flatnonzero(self.own % self.world_size == rank)
@@ -61,11 +69,21 @@ class OwnedCopies(ABC):
         """
         places = np.flatnonzero((read < self.num_rows) & (read % self.world_size == self.rank))
         self._owned = group_rows(read[places])._replace(source=places.astype(np.int32))
-        rows = self._owned.rows.astype(id_type)
-        counts = yield Counts(torch.full((self.world_size, 1), len(rows)))
-        self._counts = counts.tensor[:, 0].tolist()
-        came = yield Values(_repeated(rows, self.world_size), [len(rows)] * self.world_size, self._counts)
-        self._rows = came.tensor.numpy().astype(np.int64)
+        everyone = [self.series(rank) for rank in range(self.world_size)]
+        sizes = [series.num_words(id_type) for series in everyone]
+        sends_bits = max(sizes) <= BITS_AT_ONCE
+        if sends_bits:
+            numbers = everyone[self.rank].bits(self._owned.rows, id_type)
+        else:
+            numbers = self._owned.rows.astype(id_type)
+            counts = yield Counts(torch.full((self.world_size, 1), len(numbers)))
+            sizes = counts.tensor[:, 0].tolist()
+        came = yield Values(_repeated(numbers, self.world_size), [len(numbers)] * self.world_size, sizes)
+        parts = [part.numpy() for part in came.tensor.split(sizes)]
+        if sends_bits:
+            parts = [series.of_bits(part) for series, part in zip(everyone, parts, strict=True)]
+        self._counts = [len(part) for part in parts]
+        self._rows = np.concatenate(parts).astype(np.int64)
 
     def updates(self) -> Grouped:
         """The rows that the step updates on every rank, each with its sum among those that `sums` gives."""

@@ -18,7 +18,7 @@ from pibroch.errors import DataError
 from pibroch.exchange.agreement import and_then_fillers
 from pibroch.exchange.alltoall.group_lanes import GroupLanes
 from pibroch.exchange.alltoall.lane import Lane, Route
-from pibroch.exchange.base import Exchange, Rates
+from pibroch.exchange.base import Exchange, Rates, Report
 from pibroch.exchange.messages import Talk, together
 from pibroch.exchange.rows import room_for
 from pibroch.exchange.wire import RowWire
@@ -145,6 +145,10 @@ class AllToAllExchange(Exchange[Routed]):
     def flush(self) -> None:
         """See :class:`Exchange`."""
         self._communication.flush()
+
+    def report(self) -> Report:
+        """See :class:`Exchange`."""
+        return Report(bytes_by_rank=dict(self._wire.channel.sent_to))
 
     def forget(self) -> None:
         """See :class:`Exchange`."""

@@ -3,8 +3,9 @@
 The lookup of :class:`AllToAllExchange` needs three dependent messages, as receivers know the sizes of what comes. Here messages
 carry their sizes, and a bad batch is noticed before anybody hears of it. What comes out is the same to the last bit.
 
-A question is int64 numbers (samples, whether it is of a batch of one's own, then bytes and a note for each lane) and the lanes'
-parts; an answer is the lanes' vectors in the type of the wire. Parts begin at multiples of eight bytes.
+A question is int64 numbers (samples, whether it is of a batch of one's own, how long the asking rank took for the step before,
+then bytes and a note for each lane) and the lanes' parts; an answer is the lanes' vectors in the type of the wire. Parts begin
+at multiples of eight bytes.
 """
 
 from __future__ import annotations
@@ -49,14 +50,15 @@ class InferenceLookup:
     def __init__(self, exchange: AllToAllExchange) -> None:
         self._exchange, self._lanes = exchange, exchange.lanes
         self.num_ranks = self._lanes[0].world_size
-        self._head_bytes = 8 * (2 + 2 * len(self._lanes))
+        self._head_bytes = 8 * (3 + 2 * len(self._lanes))
 
-    def ask(self, batch: JaggedBatch, is_real: bool = True) -> Question:
+    def ask(self, batch: JaggedBatch, is_real: bool = True, took_ns: int = 0) -> Question:
         """What to ask for a batch; sends nothing.
 
         Args:
             batch: as the exchange knows it, see :meth:`pibroch.Embeddings.prepared`.
             is_real: false for a filler after this rank's last batch.
+            took_ns: nanoseconds that this rank took for the step before, without waiting for others.
 
         Raises:
             DataError: for a malformed batch, or an id outside its table (RowIdError).
@@ -65,21 +67,25 @@ class InferenceLookup:
         lanes = [lane.ask(batch) for lane in self._lanes]
         messages = []
         for p in range(self.num_ranks):
-            numbers = [batch.batch_size, int(is_real)]
+            numbers = [batch.batch_size, int(is_real), took_ns]
             for each in lanes:
                 numbers += [len(each.parts[p]), each.notes[p]]
             messages.append(_joined([np.array(numbers, np.int64).view(np.uint8), *(each.parts[p] for each in lanes)]))
         return Question(batch, messages, lanes)
 
-    def nothing(self, width: int, is_real: bool) -> Question:
+    def nothing(self, width: int, is_real: bool, took_ns: int = 0) -> Question:
         """The question of a batch without samples, of so many dense features."""
         none, offsets = torch.empty(0), torch.zeros(1, dtype=torch.int64)
         keys = self._exchange.features
-        return self.ask(JaggedBatch(torch.empty(0, width), keys, none.long(), offsets, none), is_real)
+        return self.ask(JaggedBatch(torch.empty(0, width), keys, none.long(), offsets, none), is_real, took_ns)
 
     def is_real(self, message: Bytes) -> bool:
         """Whether a question is of a batch of the asking rank's own."""
         return bool(message[8:16].view(np.int64)[0])
+
+    def took_ns(self, message: Bytes) -> int:
+        """How long the asking rank took, see :meth:`ask`."""
+        return int(message[16:24].view(np.int64)[0])
 
     def answer(self, message: Bytes, averaged_at: int | None) -> Bytes:
         """The answer to a rank's question; the message is not needed any more.
@@ -90,7 +96,7 @@ class InferenceLookup:
         """
         numbers = message[: self._head_bytes].view(np.int64).tolist()
         parts, start = [], self._head_bytes
-        for lane, nbytes, note in zip(self._lanes, numbers[2::2], numbers[3::2], strict=True):
+        for lane, nbytes, note in zip(self._lanes, numbers[3::2], numbers[4::2], strict=True):
             vectors = lane.answer(message[start : start + nbytes], numbers[0], note, averaged_at)
             start += _padded(nbytes)
             parts.append(narrowed(vectors, lane.wire.dtype))

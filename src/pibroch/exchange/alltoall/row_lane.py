@@ -20,6 +20,7 @@ from pibroch.errors import RowIdError
 from pibroch.exchange.alltoall.column_norms import needs_whole_rows, with_whole_rows
 from pibroch.exchange.alltoall.copies import WAYS, OwnedCopies
 from pibroch.exchange.alltoall.lane import Lane, LaneQuestion, Route
+from pibroch.exchange.alltoall.row_bits import RowSeries
 from pibroch.exchange.messages import Talk, Values
 from pibroch.exchange.rows import BatchIds, DistinctRows, pool, row_id_error
 from pibroch.kernels.arrays import Bytes, Ints, Records, RowIds
@@ -136,20 +137,21 @@ class RowLane(Lane):
         own = offsets[ends[rank] : ends[rank + 1]]
         copies = self._owned_copies(own[:replicated])
         copied = [own[:replicated] if copies is None else own[copies.owned_by(p)] for p in range(self.world_size)]
-        sizes = zip(wanted, copied, strict=True)
-        heads = [[-1 if problem else batch.batch_size, is_real, count, len(rows)] for count, rows in sizes]
+        packed = [self._copied(copies, p).packed(rows, self.id_type) for p, rows in enumerate(copied)]
+        heads = [
+            [-1 if problem else batch.batch_size, is_real, count, length]
+            for count, (_, length) in zip(wanted, packed, strict=True)
+        ]
         received = yield from self.exchange_heads(torch.tensor(heads), problem)
         parts = [
-            own if p == rank else np.concatenate([offsets[ends[p] : ends[p + 1]], copied[p]])
+            own if p == rank else np.concatenate([offsets[ends[p] : ends[p + 1]], packed[p][0]])
             for p in range(self.world_size)
         ]
-        asked_counts, replicated_counts = received[:, 2].tolist(), received[:, 3].tolist()
-        replicated_counts[rank] = 0  # among its own
-        update_counts = [a + r for a, r in zip(asked_counts, replicated_counts, strict=True)]
-        sent = torch.from_numpy(np.concatenate(parts))
-        came = yield Values(sent, [len(part) for part in parts], update_counts)
-        updated = came.tensor.numpy().astype(np.int64)
-        asked = _without(updated, asked_counts, replicated_counts)
+        asked_counts, lengths = received[:, 2].tolist(), received[:, 3].tolist()
+        lengths[rank] = 0  # among its own
+        sizes = [count + abs(length) for count, length in zip(asked_counts, lengths, strict=True)]
+        came = yield Values(torch.from_numpy(np.concatenate(parts)), [len(part) for part in parts], sizes)
+        asked, updated, update_counts = _apart(came.tensor.numpy(), asked_counts, lengths, self._copied(copies, rank))
         updates = group_rows(updated) if copies is None else group_rows(updated[:0])
         if copies is not None:
             yield from copies.hear(updated, self.id_type)
@@ -161,6 +163,10 @@ class RowLane(Lane):
             here, batch.batch_size / max(1, int(received[:, 0].sum())), bool(received[:, 1].any()), self, wanted,
             asked, asked_counts, updates, update_counts, replicated, copies,
         )  # fmt: skip
+
+    def _copied(self, copies: OwnedCopies | None, rank: int) -> RowSeries:
+        """The copied rows that a rank hears of."""
+        return RowSeries(0, 1, self.layout.num_replicated) if copies is None else copies.series(rank)
 
     def _owned_copies(self, own: RowIds) -> OwnedCopies | None:
         """This rank's copied rows, where owners sum their gradients."""
@@ -209,9 +215,22 @@ class RowLane(Lane):
         return BatchIds.of(addresses, batch, layout.readers, self.columns), problem
 
 
-def _without(rows: Ints, kept: list[int], dropped: list[int]) -> Ints:
-    """Of each rank's rows the first ``kept``, not the ``dropped`` after them."""
-    if not any(dropped):
-        return rows
-    ends = np.cumsum([k + d for k, d in zip(kept, dropped, strict=True)])
-    return np.concatenate([rows[end - k - d : end - d] for end, k, d in zip(ends, kept, dropped, strict=True)])
+def _apart(
+    numbers: NDArray[np.signedinteger], counts: list[int], lengths: list[int], copied: RowSeries
+) -> tuple[Ints, Ints, list[int]]:
+    """What the ranks sent, in rank order: ``counts`` rows that each asks for, then copied rows, in ``lengths`` numbers.
+
+    Returns:
+        The rows that are asked for; these with the copied ones of each rank after its own; how many each has of both.
+    """
+    if not any(lengths):
+        rows = numbers.astype(np.int64)
+        return rows, rows, counts
+    ends = np.cumsum([count + abs(length) for count, length in zip(counts, lengths, strict=True)]).tolist()
+    asked, both = [], []
+    for end, count, length in zip(ends, counts, lengths, strict=True):
+        start = end - abs(length)
+        asked.append(numbers[start - count : start].astype(np.int64))
+        both += [asked[-1], copied.unpacked(numbers[start:end], length)]
+    each = [len(first) + len(second) for first, second in zip(both[::2], both[1::2], strict=True)]
+    return np.concatenate(asked), np.concatenate(both), each

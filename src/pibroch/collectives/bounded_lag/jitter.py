@@ -1,0 +1,66 @@
+"""What the ranks' own times of some steps say: which bound is worth its memory, and whether one rank is always slow. Pure.
+
+Shape legend: S steps, W ranks.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pibroch.collectives.bounded_lag.max_plus import total_time
+
+BOUNDS = (1, 2, 4, 8)
+"""Among which is chosen."""
+TOLERATED_SHARE = 0.02
+"""Of a step, by which a smaller bound may be slower than the largest one."""
+LEAST_EXCESS_SHARE, LEAST_STANDARD_ERRORS = 0.1, 4.0
+"""By which a rank's mean exceeds every other's, when it counts as always slow and not as unlucky in these steps."""
+
+
+class Straggler(NamedTuple):
+    """A rank that sets the pace for every bound.
+
+    Attributes:
+        rank: which one.
+        seconds: its own time of a step, mean.
+        next_seconds: that of the slowest of the others.
+    """
+
+    rank: int
+    seconds: float
+    next_seconds: float
+
+
+def choose_bound(times: NDArray[np.float64]) -> int:
+    """The smallest bound with which waiting takes hardly longer than with the largest one.
+
+    Args:
+        times: seconds ``[S, W]`` that each rank needs for each step on its own.
+
+    >>> draw = np.random.default_rng(0)
+    >>> choose_bound(np.full((64, 4), 0.005)), choose_bound(draw.uniform(0, 0.01, (64, 4)))
+    (1, 8)
+    """
+    totals = {bound: total_time(times, bound) for bound in BOUNDS}
+    enough = (1.0 + TOLERATED_SHARE) * totals[BOUNDS[-1]]
+    return next(bound for bound in BOUNDS if totals[bound] <= enough)
+
+
+def find_straggler(times: NDArray[np.float64]) -> Straggler | None:
+    """The rank that is slower than all others, by more than chance, if there is one.
+
+    >>> find_straggler(np.array([[0.005, 0.012], [0.006, 0.011], [0.005, 0.013]]))
+    Straggler(rank=1, seconds=0.012, next_seconds=0.005333333333333333)
+    """
+    num_steps, num_ranks = times.shape
+    if num_ranks < 2 or num_steps < 2:
+        return None
+    means, errors = times.mean(0), times.var(0, ddof=1) / num_steps
+    second, first = (int(rank) for rank in np.argsort(means, kind="stable")[-2:])
+    excess, chance = means[first] - means[second], np.sqrt(errors[first] + errors[second])
+    if excess <= LEAST_EXCESS_SHARE * means[second] or excess <= LEAST_STANDARD_ERRORS * chance:
+        return None
+    return Straggler(first, float(means[first]), float(means[second]))

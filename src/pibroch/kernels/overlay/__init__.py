@@ -1,0 +1,1 @@
+"""Rows that lie elsewhere: where a few of many rows have a newer version, ids are redirected before they are looked up."""

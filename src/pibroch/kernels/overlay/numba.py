@@ -1,0 +1,54 @@
+"""Row ids redirected by a hash table of the rows that have a newer version.
+
+V ids, U changed rows in the order of their versions, S slots, a power of two above 2 U: a slot holds a place in ``changed``,
+or -1. A row that changed twice is found at its last place.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pibroch.kernels.arrays import Ints
+from pibroch.kernels.policy import kernel
+
+_EMPTY = -1
+_FACTOR, _WORD = 0x9E3779B1, 0xFFFFFFFF  # Fibonacci hashing of 31 bits, whose product fits a signed word
+
+
+def slots_of(changed: Ints) -> NDArray[np.int32]:
+    """The hash table of changed rows ``[U]``, int32 ``[S]``."""
+    bits = max(4, (2 * len(changed)).bit_length())
+    slots = np.full(1 << bits, _EMPTY, np.int32)
+    fill_slots(changed, slots, 32 - bits)
+    return slots
+
+
+@kernel
+def fill_slots(changed: Ints, slots: NDArray[np.int32], shift: int) -> None:
+    """Enter changed rows into empty ``slots``; ``shift`` is 32 less the bits of a slot's number."""
+    mask = len(slots) - 1
+    for place in range(len(changed)):
+        row = changed[place]
+        slot = ((((row ^ (row >> 31)) & 0x7FFFFFFF) * _FACTOR) & _WORD) >> shift
+        while slots[slot] != _EMPTY and changed[slots[slot]] != row:
+            slot = (slot + 1) & mask
+        slots[slot] = place
+
+
+@kernel
+def redirect(
+    row_ids: Ints, changed: Ints, slots: NDArray[np.int32], shift: int, first: int, out: Ints, start: int, stop: int
+) -> None:
+    """Write to ``out`` the ids ``start`` to ``stop``; one of a changed row becomes ``first`` plus the row's last place."""
+    mask = len(slots) - 1
+    for position in range(start, stop):
+        row = row_ids[position]
+        slot = ((((row ^ (row >> 31)) & 0x7FFFFFFF) * _FACTOR) & _WORD) >> shift
+        found = row
+        while slots[slot] != _EMPTY:
+            if changed[slots[slot]] == row:
+                found = first + np.int64(slots[slot])
+                break
+            slot = (slot + 1) & mask
+        out[position] = found

@@ -1,0 +1,85 @@
+"""What a run has sent from rank to rank, beside what its plan predicted."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+
+from pibroch.errors import DataError
+from pibroch.planner.cost import Floats, links
+from pibroch.planner.prediction import Prediction
+
+
+def measured_payload(run: Path, num_ranks: int) -> Floats:
+    """Bytes that each rank of a run sent to each a training step to exchange embeddings, ``[W, W]``.
+
+    Args:
+        run: its directory, with a summary.
+        num_ranks: that it must have had.
+
+    Raises:
+        DataError: when it has not ended, or had other ranks.
+    """
+    path = run / "summary.json"
+    try:
+        sent = json.loads(path.read_text(encoding="utf-8")).get("bytes_by_link")
+    except (OSError, ValueError, AttributeError) as error:
+        raise DataError(f"{path}: {error}", "the directory of a run that has ended", "check --run") from error
+    counted = np.array(sent if sent is not None else [], dtype=np.float64)
+    if counted.shape != (num_ranks, num_ranks):
+        raise DataError(
+            f"{run}, whose summary counts the bytes of {len(counted)} ranks",
+            f"a run of {num_ranks} ranks, as the plan has shards",
+            "train with --ranks and `embedding.plan`, then pass that run",
+        )
+    return counted
+
+
+def differences(prediction: Prediction, plan: Path, run: Path) -> list[str]:
+    """What sets a run apart from what was predicted for, in words."""
+    try:
+        config = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ["the run's configuration cannot be read, so it may be of another plan"]
+    exchange, train = config.get("embedding", {}).get("exchange", {}), config.get("train", {})
+    found, used = [], exchange.get("plan")
+    if used is None or Path(used).resolve() != plan.resolve():
+        found.append(f"the run was placed by {used or exchange.get('placement', 'another rule')}")
+    if exchange.get("name") not in ("alltoall", "auto"):
+        found.append(f"its exchange is {exchange.get('name')}, predicted is alltoall")
+    if exchange.get("wire", "float32") != "float32" or exchange.get("compress"):
+        found.append("its rows travel narrower than float32, which is predicted")
+    a_rank = train.get("batch_size", 0) / prediction.num_shards
+    if a_rank != prediction.batch_size:
+        found.append(f"its batches have {a_rank:g} samples a rank, predicted are {prediction.batch_size}")
+    return found
+
+
+MEASURED_COLUMNS = ("bytes a step", "predicted", "measured", "measured over predicted")
+
+
+def measured_rows(prediction: Prediction, measured: Floats) -> list[list[str]]:
+    """All links together, the dearest, and what each rank sends and gets, each predicted and measured.
+
+    Raises:
+        DataError: for a plan without a prediction of them, or one for inference.
+    """
+    if prediction.payload_bytes is None or prediction.mode != "training":
+        raise DataError(
+            "a plan that predicts no bytes of training steps", "one made with --mode training", "make it again"
+        )
+    predicted = np.array(prediction.payload_bytes)
+    pairs = [
+        ("all links", predicted.sum(), measured.sum()),
+        ("dearest link", links(predicted).max(initial=0.0), links(measured).max(initial=0.0)),
+    ]
+    for rank in range(prediction.num_shards):
+        pairs.append((f"rank {rank} sends", predicted[rank].sum(), measured[rank].sum()))
+        pairs.append((f"rank {rank} gets", predicted[:, rank].sum(), measured[:, rank].sum()))
+    return [
+        [label, f"{first:,.0f}", f"{second:,.0f}", f"{second / first:.4f}" if first else "nothing predicted"]
+        for label, first, second in pairs
+    ]

@@ -1,0 +1,124 @@
+"""What a delta says of itself: ``delta.json``, which also holds its own checksum. The layout: docs/export.md."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from pibroch.config.base import Section
+from pibroch.embedding.storage import FileDigest
+from pibroch.errors import CheckpointError
+from pibroch.serve.export_format import FORMAT as EXPORT_FORMAT
+from pibroch.serve.export_format import MANIFEST as EXPORT_MANIFEST
+from pibroch.serve.export_format import VERSION_NAME, ExportManifest, read_checked, write_checked
+
+FORMAT = "pibroch-delta"
+MANIFEST = "delta.json"
+CHANGED = "rows.safetensors"
+ROW_IDS, ROWS = "row_ids", "rows"
+"""Tensors in the file of changed rows."""
+
+ORIGIN = "origin.json"
+
+
+class DeltaBase(Section):
+    """What a delta begins at.
+
+    Attributes:
+        version: of it.
+        sha256: the checksum in its manifest.
+    """
+
+    version: str
+    sha256: str
+
+
+class DeltaManifest(Section):
+    """What is in a delta.
+
+    Attributes:
+        format: always ``pibroch-delta``.
+        format_version: of the layout.
+        version: a name of the weights that base and delta are together.
+        base: an export, or another delta.
+        step: of training, after which the weights were saved.
+        made_by: version of pibroch.
+        num_rows: that changed.
+        bf16: whether the dense model computes in bfloat16.
+        files: every other file with its size and checksum.
+    """
+
+    format: Literal["pibroch-delta"] = "pibroch-delta"
+    format_version: Literal[1] = 1
+    version: str = Field(pattern=f"^{VERSION_NAME}$")
+    base: DeltaBase
+    step: int
+    made_by: str
+    num_rows: int = Field(ge=0)
+    bf16: bool
+    files: dict[str, FileDigest]
+
+    def write(self, folder: Path) -> None:
+        """Write ``delta.json``.
+
+        Raises:
+            OSError: when the disk refuses.
+        """
+        write_checked(folder / MANIFEST, self)
+
+
+class Origin(Section):
+    """Beside an export: from which files of a full checkpoint it was made, so that a delta need not compare all rows.
+
+    Attributes:
+        export_sha256: the checksum in the export's manifest.
+        tables: checksums of the checkpoint's files of tables, by name.
+    """
+
+    format: Literal["pibroch-origin"] = "pibroch-origin"
+    format_version: Literal[1] = 1
+    export_sha256: str
+    tables: dict[str, str]
+
+
+def is_delta(path: Path) -> bool:
+    """Whether a folder is a delta, whole or not."""
+    return (path / MANIFEST).is_file()
+
+
+def read_delta(folder: Path) -> tuple[DeltaManifest, str]:
+    """The manifest of a delta, itself checked, and its checksum.
+
+    Raises:
+        DamagedCheckpointError: when there is none, or when it is damaged.
+        CheckpointError: when it is of another layout.
+    """
+    return read_checked(folder / MANIFEST, FORMAT, DeltaManifest)
+
+
+def read_export_with_checksum(folder: Path) -> tuple[ExportManifest, str]:
+    """The manifest of an export, itself checked, and its checksum; errors as of :func:`read_delta`."""
+    return read_checked(folder / EXPORT_MANIFEST, EXPORT_FORMAT, ExportManifest)
+
+
+def checksum_in(folder: Path) -> str | None:
+    """The checksum that the manifest of an export or a delta says, unchecked; ``None`` where there is none."""
+    for name in (EXPORT_MANIFEST, MANIFEST):
+        try:
+            found = json.loads((folder / name).read_text(encoding="utf-8"))["sha256"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        return found if isinstance(found, str) else None
+    return None
+
+
+def read_origin(folder: Path, export_sha256: str) -> dict[str, str]:
+    """The files that an export was made from, by name with their checksums; none where that is not known."""
+    try:
+        origin, _ = read_checked(folder / ORIGIN, "pibroch-origin", Origin)
+    except CheckpointError:  # whatever is wrong with it: all rows are compared then
+        return {}
+    return origin.tables if origin.export_sha256 == export_sha256 else {}

@@ -1,0 +1,103 @@
+"""Endpoints that are asked all the time, answered without a router, which costs as much as a score."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from pibroch.serve.gate import App, Receive, Scope, Send
+from pibroch.serve.settings import Refusal
+
+SCORE_PATH = "/score"
+_MODELS = "/v2/models/"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request with its whole body.
+
+    Attributes:
+        body: as it came.
+        headers: by name in small letters.
+        model: in the path, where it names one.
+        version: in the path, where it names one.
+    """
+
+    body: bytes
+    headers: Mapping[bytes, bytes]
+    model: str | None = None
+    version: str | None = None
+
+    def header(self, name: str) -> str | None:
+        """A header's value."""
+        value = self.headers.get(name.encode())
+        return None if value is None else value.decode("latin-1")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What is sent with status 200."""
+
+    body: bytes
+    headers: tuple[tuple[bytes, bytes], ...]
+
+
+Answering = Callable[[Asked], Awaitable[Reply]]
+
+
+class Direct:
+    """An ASGI application that answers some requests itself and leaves all others to another.
+
+    Args:
+        app: the other.
+        score: answers ``POST /score``.
+        infer: answers ``POST /v2/models/.../infer``.
+    """
+
+    def __init__(self, app: App, score: Answering, infer: Answering) -> None:
+        self._app, self._score, self._infer = app, score, infer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; Refusal is for the gate around this."""
+        path = scope["path"]
+        answering, model, version = self._score, None, None
+        if path != SCORE_PATH:
+            found = infer_path(path)
+            if found is None:
+                await self._app(scope, receive, send)
+                return
+            answering, (model, version) = self._infer, found
+        if scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        reply = await answering(Asked(await _whole_body(receive), dict(scope["headers"]), model, version))
+        headers = [*reply.headers, (b"content-length", str(len(reply.body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": reply.body})
+
+
+def infer_path(path: str) -> tuple[str, str | None] | None:
+    """Model and version that a path names for inference.
+
+    >>> infer_path("/v2/models/ctr/infer"), infer_path("/v2/models/ctr/versions/7/infer"), infer_path("/v2/models/ctr")
+    (('ctr', None), ('ctr', '7'), None)
+    """
+    if not path.startswith(_MODELS):
+        return None
+    match path.removeprefix(_MODELS).split("/"):
+        case [model, "infer"] if model:
+            return model, None
+        case [model, "versions", version, "infer"] if model and version:
+            return model, version
+    return None
+
+
+async def _whole_body(receive: Receive) -> bytes:
+    message = await receive()
+    parts = [message.get("body", b"")]
+    while message.get("more_body", False):
+        message = await receive()
+        parts.append(message.get("body", b""))
+    if message["type"] == "http.disconnect":
+        raise Refusal(400, "the client left in the middle of its request")  # which it will not see
+    return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -1,0 +1,93 @@
+"""A model from an export and the deltas that stand on it: what did not change is shared with what they begin at."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from safetensors.torch import load_file
+from torch import nn
+
+from pibroch.embedding.storage import verify_file
+from pibroch.embedding.tensor_file import TensorFile
+from pibroch.errors import CheckpointError, DamagedCheckpointError, PibrochError
+from pibroch.serve.delta_format import CHANGED, ROW_IDS, ROWS, DeltaManifest, checksum_in, is_delta, read_delta
+from pibroch.serve.export_format import DENSE
+from pibroch.serve.from_export import open_export
+from pibroch.serve.model import OpenedModel, dense_layers
+from pibroch.serve.row_files import MappedRows, check_written
+
+MOST_LINKS = 256
+"""Deltas in a chain; each costs a lookup a kernel call."""
+
+
+def open_exported(folder: Path, known: OpenedModel | None = None, verify: bool = True) -> OpenedModel:
+    """Map an export, or a delta with what it begins at, every byte verified that is not verified yet.
+
+    Args:
+        folder: of it. What a delta begins at is looked for in the folders beside it.
+        known: a model that is open, which is shared where the delta begins at it, or at the export that it stands on.
+        verify: read every byte of an export once and compare; those of a delta always are.
+
+    Raises:
+        CheckpointError: when something is missing, damaged, or of another layout.
+    """
+    links: list[tuple[Path, DeltaManifest, str]] = []
+    model: OpenedModel | None = None
+    while is_delta(folder) and model is None:
+        manifest, sha256 = read_delta(folder)
+        links.append((folder, manifest, sha256))
+        if len(links) > MOST_LINKS:
+            raise CheckpointError(f"more than {MOST_LINKS} deltas on each other", "fewer", "export the whole")
+        model = None if known is None else known.known(manifest.base.sha256)
+        if model is None:
+            folder = _base_of(folder, manifest)
+    model = open_export(folder, verify) if model is None else model
+    for link in reversed(links):
+        model = _with_delta(model, *link)
+    return model
+
+
+def _base_of(folder: Path, manifest: DeltaManifest) -> Path:
+    for other in sorted(folder.absolute().parent.iterdir()):
+        if not other.name.startswith(".") and checksum_in(other) == manifest.base.sha256:
+            return other
+    raise CheckpointError(
+        f"{folder}, a delta since {manifest.base.version}, which is not beside it",
+        "what it begins at in the same folder",
+        f"put {manifest.base.version} into {folder.absolute().parent}, or export the whole",
+    )
+
+
+def _with_delta(base: OpenedModel, folder: Path, manifest: DeltaManifest, sha256: str) -> OpenedModel:
+    """What a base and a delta are together."""
+    rows = base.lookup
+    assert isinstance(rows, MappedRows), "deltas begin at exports"
+    for name, digest in manifest.files.items():
+        verify_file(folder / name, digest)
+    path = folder / CHANGED
+    try:
+        with TensorFile(path) as file:
+            row_ids, changed = file.mapped(ROW_IDS), file.mapped(ROWS)
+        state = load_file(folder / DENSE)
+    except PibrochError:
+        raise
+    except Exception as error:  # of whatever a file that somebody else wrote holds
+        raise DamagedCheckpointError(f"{folder}, which is damaged: {error}", "a whole delta", "export again") from error
+    check_written(path, changed, manifest.num_rows, rows.manifest)
+    is_rising = row_ids.dtype == np.int64 and row_ids.shape == (len(changed),) and bool((np.diff(row_ids) > 0).all())
+    if not is_rising or (len(row_ids) and not 0 <= row_ids[0] <= row_ids[-1] < rows.num_rows):
+        raise DamagedCheckpointError(f"{path} with other row ids", f"rising ones below {rows.num_rows}", "export again")
+    features = [table.name for table in rows.manifest.tables]
+    return replace(
+        base,
+        source=str(folder),
+        version=manifest.version,
+        step=manifest.step,
+        lookup=rows.changed(row_ids, changed) if len(row_ids) else rows,
+        dense=dense_layers(rows.manifest.model, len(base.schema.dense), features, state, str(folder)),
+        bf16=manifest.bf16,
+        sha256=sha256,
+        root=base.root or replace(base, dense=nn.Identity()),
+    )

@@ -1,0 +1,78 @@
+"""How fast each rank of a pipeline goes by itself, which all ranks know without a message of its own.
+
+Each question carries the time that its sender took for the step before without waiting for others. When a request is complete,
+every rank has all questions up to it, so all ranks have the same times then, and draw the same conclusions.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from pibroch.collectives.bounded_lag.jitter import Straggler, choose_bound, find_straggler
+
+logger = logging.getLogger(__name__)
+NUM_FIRST, NUM_STEPS = 16, 64
+"""Steps in which kernels are compiled and nothing is concluded, then so many between two conclusions."""
+
+
+class Pace:
+    """See the module.
+
+    Args:
+        rank: this one.
+        members: the ranks by their numbers in the run.
+        most_ahead: requests that may be on their way, at most.
+
+    Attributes:
+        straggler: of the last steps, if one rank was always slow; by its number in the run.
+        waited_for: seconds in which this rank was blocked, by the rank (of the run) that it waited for.
+    """
+
+    def __init__(self, rank: int, members: Sequence[int], most_ahead: int) -> None:
+        self._rank, self._members = rank, members
+        self._times = np.zeros((NUM_STEPS + most_ahead + 1, len(members)))  # seconds, of the last steps
+        self._since, self._waited = time.perf_counter(), 0.0
+        self._has_warned = False
+        self.straggler: Straggler | None = None
+        self.waited_for = {member: 0.0 for place, member in enumerate(members) if place != rank}
+
+    def begins(self, number: int) -> int:
+        """A step begins here; nanoseconds that the one before took this rank on its own."""
+        now = time.perf_counter()
+        own = max(0, int(1e9 * (now - self._since - self._waited)))
+        self._since, self._waited = now, 0.0
+        self.took(number, self._rank, own)
+        return own
+
+    def took(self, number: int, rank: int, nanoseconds: int) -> None:
+        """What the question of a rank says."""
+        self._times[number % len(self._times), rank] = 1e-9 * nanoseconds
+
+    def waited(self, seconds: float, missing: Sequence[int]) -> None:
+        """This rank was blocked, for some others."""
+        self._waited += seconds
+        for rank in missing:
+            self.waited_for[self._members[rank]] += seconds / len(missing)
+
+    def completed(self, number: int) -> int | None:
+        """A request is complete; now and then, at the same numbers on all ranks, the bound that is right for the last steps."""
+        since_first = number + 1 - NUM_FIRST
+        if since_first == 0:  # kernels are compiled
+            self.waited_for = dict.fromkeys(self.waited_for, 0.0)
+        if since_first <= 0 or since_first % NUM_STEPS:
+            return None
+        times = self._times[np.arange(number + 1 - NUM_STEPS, number + 1) % len(self._times)]
+        found = find_straggler(times)
+        self.straggler = None if found is None else found._replace(rank=self._members[found.rank])
+        if self.straggler is not None and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "rank %d is always slow: %.2f ms a step by itself, the next slowest %.2f ms. No bound hides that: "
+                "give it less to do, or look at its machine", self.straggler.rank, 1e3 * self.straggler.seconds,
+                1e3 * self.straggler.next_seconds,
+            )  # fmt: skip
+        return choose_bound(times)

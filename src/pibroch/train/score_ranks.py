@@ -1,0 +1,144 @@
+"""Bulk scoring by many ranks that share the tables: each scores parts of its own and may be ahead of the others (bounded lag).
+
+A rank holds its share of each table's rows and all dense layers. Batches are those of one process, and a sample's rows are
+pooled by the rank that scores it, in the order of its ids: so are the bits, on the same number of threads a process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from pibroch.collectives.world import World
+from pibroch.data import EncodedDataset, JaggedBatch, Split
+from pibroch.data.loader import batch_of
+from pibroch.embedding.storage import verify_file
+from pibroch.process import threads_of_rank
+from pibroch.serve.bounded_lag import BoundedLagPipeline, Prediction
+from pibroch.serve.from_checkpoint import dense_state, load_embeddings
+from pibroch.serve.model import dense_layers
+from pibroch.train.agreement import agreed, on_first
+from pibroch.train.checkpoint_folder import find_checkpoint
+from pibroch.train.manifest import Manifest, read_manifest, schema_of
+from pibroch.train.run import must_fit
+from pibroch.train.score_parts import ScoreParts
+from pibroch.train.scoring import Scored, check_out, frame_of, opened_split
+
+Advance = Callable[[int], None]
+
+
+def score_split_by_ranks(
+    checkpoint: Path, dataset: EncodedDataset, split: str, out: Path, world: World, bound: int | None = None,
+    advance: Advance = lambda _: None,
+) -> Scored:  # fmt: skip
+    """As :func:`pibroch.train.scoring.score_split`, by all ranks of a world, each of which calls this.
+
+    Parts that one process or other ranks have left are kept, and the other way round. ``out`` lies where all ranks reach it.
+
+    Args:
+        checkpoint: a checkpoint, or a run directory for its best one.
+        dataset: that fits the model.
+        split: train, validation or test.
+        out: the file; there must be none.
+        world: the ranks.
+        bound: batches on their way before a rank waits for others, see :class:`BoundedLagPipeline`.
+        advance: called on rank 0, with how many more samples of all ranks are done; up to ``bound`` batches a rank early.
+
+    Raises:
+        CheckpointError: when the checkpoint is missing, damaged, or of other data.
+        ConfigError: for an ``out`` that cannot be, or parts of other scores beside it.
+        DataError: for a split without samples, or a batch that the model cannot take.
+        StorageError: when ``out`` is in a folder that ranks do not share.
+        RankFailedError: when another rank failed or was lost.
+    """
+    control = world.control
+    folder = Path(on_first(control, lambda: str(find_checkpoint(checkpoint))))
+    manifest, dense = agreed(control, lambda: _opened(folder, dataset, world))
+    opened = agreed(control, lambda: opened_split(dataset, split))
+    parts = ScoreParts(out, len(opened), manifest.config.train.evaluate_batch_size)
+    missing = on_first(control, lambda: _begin(parts, folder, dataset, split))
+    kept = len(opened) - sum(len(parts.samples(number)) for number in missing)
+    embeddings = load_embeddings(folder, manifest, world.ranks.open_channel())
+    pipeline = BoundedLagPipeline(dense, embeddings, bound)
+    work = _Work(parts, opened, manifest.config.train.evaluate_batch_size, missing, world)
+    if world.is_first:
+        advance(kept)
+    try:
+        with torch.autocast("cpu", torch.bfloat16, enabled=manifest.config.train.bf16, cache_enabled=False):
+            work.do(pipeline, advance)
+        on_first(control, parts.merge)
+    finally:
+        pipeline.close()
+    return Scored(len(opened), kept)
+
+
+def _opened(folder: Path, dataset: EncodedDataset, world: World) -> tuple[Manifest, nn.Module]:
+    """The manifest and the dense layers; each rank looks at its share of the files."""
+    manifest = must_fit(read_manifest(folder), dataset)
+    files = list(manifest.files.items())
+    for name, digest in files[world.ranks.rank :: world.ranks.world_size]:
+        verify_file(folder / name, digest)
+    torch.set_num_threads(manifest.config.train.threads or threads_of_rank())
+    num_dense, state = len(schema_of(manifest).dense), dense_state(folder, manifest)
+    dense = dense_layers(manifest.config.model, num_dense, list(manifest.tables), state, str(folder))
+    return manifest, dense.eval().requires_grad_(False)
+
+
+def _begin(parts: ScoreParts, folder: Path, dataset: EncodedDataset, split: str) -> list[int]:
+    check_out(parts.out)
+    parts.claim(folder, dataset, split)
+    return parts.missing()
+
+
+class _Work:
+    """What a rank does: parts that are missing go round, so that rank 0 has as many batches as any other."""
+
+    def __init__(self, parts: ScoreParts, split: Split, batch_size: int, missing: Sequence[int], world: World) -> None:
+        self._parts, self._split, self._world = parts, split, world
+        self._numbers, self._batch_size = missing[world.ranks.rank :: world.ranks.world_size], batch_size
+        self._by_rank = [
+            [batch for number in missing[rank :: world.ranks.world_size] for batch in self._batches(number)]
+            for rank in range(world.ranks.world_size)
+        ]
+
+    def do(self, pipeline: BoundedLagPipeline, advance: Advance) -> None:
+        """Score this rank's parts, and answer others until all have theirs."""
+        done = self._scored(pipeline, advance)
+        for number in self._numbers:
+            scores = [next(done) for _ in self._batches(number)]
+            self._parts.publish(number, frame_of(scores, self._parts.samples(number).start))
+        assert next(done, None) is None
+
+    def _batches(self, number: int) -> list[range]:
+        samples, size = self._parts.samples(number), self._batch_size
+        return [range(first, min(first + size, samples.stop)) for first in range(samples.start, samples.stop, size)]
+
+    def _scored(
+        self, pipeline: BoundedLagPipeline, advance: Advance
+    ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+        labels: list[Tensor] = []
+
+        def batches() -> Iterator[JaggedBatch]:
+            for samples in self._by_rank[self._world.ranks.rank]:
+                batch = batch_of(self._split, np.arange(samples.start, samples.stop))
+                labels.append(batch.labels)
+                yield batch
+
+        for prediction in pipeline.run(batches()):
+            if self._world.is_first:
+                place = prediction.request_id
+                advance(sum(len(batches[place]) for batches in self._by_rank if place < len(batches)))
+            yield _logits(prediction), labels.pop(0).numpy()
+
+
+def _logits(prediction: Prediction) -> NDArray[np.float32]:
+    if prediction.error is not None:
+        raise prediction.error
+    assert prediction.logits is not None
+    found: NDArray[np.float32] = prediction.logits.float().numpy()
+    return found

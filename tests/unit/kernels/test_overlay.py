@@ -1,0 +1,30 @@
+"""Rows that have a newer version elsewhere."""
+
+import numpy as np
+import pytest
+
+from pibroch.kernels.overlay import naive
+from pibroch.kernels.overlay import numba as fast
+
+
+def redirected(row_ids, changed, first):
+    slots, out = fast.slots_of(changed), np.empty_like(row_ids)
+    fast.redirect(row_ids, changed, slots, 33 - len(slots).bit_length(), first, out, 0, len(row_ids))
+    return out
+
+
+@pytest.mark.parametrize("stride", [1, 7, 1 << 16, 1 << 33, (1 << 31) + 1])
+@pytest.mark.parametrize("count", [0, 1, 15, 1000])
+def test_as_naive(count, stride):
+    rng = np.random.default_rng(count)
+    changed = stride * np.concatenate([np.arange(count), rng.integers(0, 2 * count + 1, count // 3)])
+    row_ids = stride * rng.integers(0, 3 * count + 1, 500)
+    assert np.array_equal(redirected(row_ids, changed, 10**12), naive.redirect(row_ids, changed, 10**12))
+
+
+def test_only_its_range_is_written():
+    out = np.full(5, -7)
+    changed = np.array([3])
+    slots = fast.slots_of(changed)
+    fast.redirect(np.full(5, 3), changed, slots, 33 - len(slots).bit_length(), 100, out, 1, 3)
+    assert out.tolist() == [-7, 100, 100, -7, -7]

@@ -1,0 +1,151 @@
+"""Deltas: an export and what changed since are together what an export of the newer checkpoint would be."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+import pibroch as pb
+from pibroch.data import EncodedDataset, Loader
+from pibroch.errors import CheckpointError, ConfigError
+from pibroch.serve.delta import export_delta
+from pibroch.serve.delta_format import read_delta
+from pibroch.serve.export import ExportOptions, export_checkpoint
+from pibroch.serve.vocabularies import find_vocabularies
+from small_run import files_below, make_config, run_command, train_here
+
+DTYPES = ("float32", "float16", "int8")
+EVERY = ("train.checkpoint_every=5", "train.steps=20", "train.evaluate_every=20", "train.keep=9")
+
+
+@pytest.fixture(scope="module")
+def steps(data, tmp_path_factory):
+    """Checkpoints of one run at steps 5 (full), 10, 15 and 20 (which say what changed since step 5)."""
+    config = make_config(data, *EVERY, "train.full_checkpoint_every=9")
+    run, _ = train_here(config, tmp_path_factory.mktemp("delta") / "run")
+    return {step: run.path / "checkpoints" / f"step-{step:08d}" for step in (5, 10, 15, 20)}
+
+
+@pytest.fixture(scope="module")
+def batch(data):
+    return next(iter(Loader(EncodedDataset.open(data).split("test"), 400)))
+
+
+def logits(path, batch, beside=None):
+    return pb.Predictor.open(path, beside=beside).logits(batch)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_together_they_are_the_newer_export(steps, batch, tmp_path, dtype):
+    """A chain of deltas, and each of them since the export; the export in many files."""
+    options = ExportOptions(dtype, shard_bytes=3000)
+    export_checkpoint(steps[5], tmp_path / "1", options)
+    before = pb.Predictor.open(tmp_path / "1")
+    for number, step in ((2, 10), (3, 15), (4, 20)):
+        whole = tmp_path / f"whole{step}"
+        export_checkpoint(steps[step], whole, options)
+        expected = logits(whole, batch)
+        export_delta(steps[step], tmp_path / f"{number - 1}", tmp_path / f"{number}")
+        export_delta(steps[step], tmp_path / "1", tmp_path / f"since1-{step}")
+        for delta in (f"{number}", f"since1-{step}"):
+            found = pb.Predictor.open(tmp_path / delta, beside=before)
+            assert torch.equal(found.logits(batch), expected)
+            assert torch.equal(logits(tmp_path / delta, batch), expected)
+            assert found.step == step and found.version == read_delta(tmp_path / delta)[0].version
+            before = found if delta == f"{number}" else before
+    assert not torch.equal(expected, logits(tmp_path / "1", batch))
+    assert find_vocabularies(tmp_path / "4").fingerprint == find_vocabularies(tmp_path / "1").fingerprint
+
+
+def test_training_says_which_rows_changed(steps, batch, tmp_path):
+    """Without a look at the tables of the full checkpoint, nor at the export's: they may even be damaged."""
+    export_checkpoint(steps[5], tmp_path / "1", ExportOptions("int8"))
+    expected, counts = {}, []
+    for step in (10, 20):
+        export_checkpoint(steps[step], tmp_path / f"whole{step}", ExportOptions("int8"))
+        expected[step] = logits(tmp_path / f"whole{step}", batch)
+        checkpoint = shutil.copytree(steps[step], tmp_path / f"copy{step}")
+        for file in checkpoint.glob("tables/*"):
+            if "@delta" not in file.name:
+                file.write_bytes(b"\0" * file.stat().st_size)
+        counts.append(export_delta(checkpoint, tmp_path / "1", tmp_path / f"{step}").num_rows)
+        assert torch.equal(logits(tmp_path / f"{step}", batch), expected[step])
+    assert 0 < counts[0] < counts[1]
+    # back from step 20 to step 10: rows that were touched only between go back to the export's
+    export_delta(steps[10], tmp_path / "20", tmp_path / "back")
+    assert torch.equal(logits(tmp_path / "back", batch), expected[10])
+    (tmp_path / "1" / "origin.json").unlink()
+    compared = export_delta(steps[20], tmp_path / "1", tmp_path / "compared")
+    assert torch.equal(logits(tmp_path / "compared", batch), expected[20]) and 0 < compared.num_rows <= counts[1]
+    with pytest.raises(CheckpointError, match="changed since"):
+        export_delta(tmp_path / "copy20", tmp_path / "1", tmp_path / "no")
+
+
+CASES = {"averages": "train.average=0.9", "narrow rows": "embedding.dtype=bfloat16", "full ones": "train.log_every=1"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_whatever_was_trained(data, batch, tmp_path, case):
+    every = 1 if case == "full ones" else 9
+    config = make_config(data, *EVERY, f"train.full_checkpoint_every={every}", CASES[case], "train.steps=10")
+    run, _ = train_here(config, tmp_path / "run")
+    first, second = (run.path / "checkpoints" / f"step-{step:08d}" for step in (5, 10))
+    export_checkpoint(first, tmp_path / "1")
+    export_checkpoint(second, tmp_path / "whole")
+    delta = export_delta(second, tmp_path / "1", tmp_path / "2")
+    assert delta.num_rows > 0 and torch.equal(logits(tmp_path / "2", batch), logits(tmp_path / "whole", batch))
+    again = export_delta(second, tmp_path / "whole", tmp_path / "3")
+    assert again.num_rows == 0 and torch.equal(logits(tmp_path / "3", batch), logits(tmp_path / "whole", batch))
+
+
+def test_equal_deltas_have_equal_bytes(steps, tmp_path):
+    export_checkpoint(steps[5], tmp_path / "1")
+    for name in ("2", "3"):
+        export_delta(steps[10], tmp_path / "1", tmp_path / name)
+    assert files_below(tmp_path / "2") == files_below(tmp_path / "3")
+    assert sorted(files_below(tmp_path / "2")) == ["delta.json", "dense.safetensors", "rows.safetensors"]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_what_is_shared_is_shared(steps, batch, tmp_path):
+    """A delta beside an open predictor: the same maps of tables and dictionaries, nothing verified again."""
+    export_checkpoint(steps[5], tmp_path / "1")
+    export_delta(steps[10], tmp_path / "1", tmp_path / "2")
+    first = pb.Predictor.open(tmp_path / "1")
+    shutil.rmtree(tmp_path / "1")  # it stays mapped
+    second = pb.Predictor.open(tmp_path / "2", beside=first)
+    ours, theirs = (predictor._model.lookup._shards[0].rows for predictor in (first, second))
+    assert np.shares_memory(ours, theirs) and second._model.vocabularies is first._model.vocabularies
+    with pytest.raises(CheckpointError, match="not beside it"):
+        pb.Predictor.open(tmp_path / "2")
+
+
+def test_refusals(steps, data, clicks, tmp_path):
+    export_checkpoint(steps[5], tmp_path / "1")
+    export_delta(steps[10], tmp_path / "1", tmp_path / "2")
+    with pytest.raises(ConfigError, match="--overwrite"):
+        export_delta(steps[10], tmp_path / "1", tmp_path / "2")
+    with pytest.raises(ConfigError, match="which the base has"):
+        version = pb.Predictor.open(tmp_path / "1").version
+        export_delta(steps[10], tmp_path / "1", tmp_path / "3", ExportOptions(version=version))
+    with pytest.raises(CheckpointError, match="data and tables"):
+        export_delta(clicks.run, tmp_path / "1", tmp_path / "3")
+    with pytest.raises(CheckpointError, match="no export"):
+        export_delta(steps[10], steps[5], tmp_path / "3")
+    for name in ("delta.json", "dense.safetensors", "rows.safetensors"):
+        content = (tmp_path / "2" / name).read_bytes()
+        (tmp_path / "2" / name).write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
+        with pytest.raises(CheckpointError, match=name):
+            pb.Predictor.open(tmp_path / "2")
+        (tmp_path / "2" / name).write_bytes(content)
+    assert not (tmp_path / "3").exists() and not list(tmp_path.glob(".*"))
+
+
+def test_the_command(steps, data, tmp_path):
+    export_checkpoint(steps[5], tmp_path / "1", ExportOptions("int8"))
+    ran = run_command("export", steps[20], "--since", tmp_path / "1", "--out", tmp_path / "2", "--data", data)
+    assert ran.returncode == 0, ran.stderr
+    assert "rows changed since" in ran.stdout and "AUC" in ran.stdout
+    ran = run_command("export", steps[20], "--since", tmp_path / "1", "--out", tmp_path / "3", "--dtype", "int8")
+    assert ran.returncode == 2 and "--dtype" in ran.stderr

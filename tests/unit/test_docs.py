@@ -1,0 +1,169 @@
+"""The guides: every block is checked or run, and the site builds without a warning."""
+
+import shlex
+import tomllib
+from functools import cache
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+
+import pytest
+
+import doc_pages
+from doc_pages import BLOCKS, PYTHON, ROOT
+from forked import Program
+from pibroch.config import load_recipe
+
+EXCERPTS = {
+    "docs/extending.md": "own_exchange.py",
+    "docs/extending/optimizer.md": "own_optimizer.py",
+    "docs/extending/data-source.md": "own_data_source.py",
+    "docs/extending/transport.md": "own_transport.py",
+    "docs/my-model.md": "own_model.py",
+}
+"""Pages whose Python is an example's, which a test runs: word for word."""
+LANGUAGES = {"python", "console", "toml", "json", "text"}
+CODE = ("import ", "from pibroch", "pibroch ", "torchrun ", "$ ", "def ", "class ", "[embedding", "{")
+NO_CODE = {"docs/rpc.md": "from torch.distributed import rpc   "}
+"""Of `text` that looks like code, and is a table of it."""
+
+
+def of(language):
+    return [pytest.param(block, id=str(block)) for block in BLOCKS if block.language == language]
+
+
+def test_every_block_says_what_it_is_in():
+    """So that none escapes what is below: a block in another language, or code that is called text, is refused."""
+    for block in BLOCKS:
+        if "design" in block.page:
+            assert block.language in LANGUAGES | {"{toctree}"}, block
+            continue
+        assert block.language in LANGUAGES or block.language.startswith("{"), block
+        if block.language == "text" and block.page not in NO_CODE:
+            assert not [line for line in block.text.splitlines() if line.startswith(CODE)], block
+
+
+@pytest.mark.parametrize("page", EXCERPTS)
+def test_pages_with_an_example_have_its_words(page):
+    source = (ROOT / "examples" / EXCERPTS[page]).read_text()
+    assert PYTHON[page]
+    for block in PYTHON[page]:
+        assert block.text.rstrip() in source, block
+
+
+@pytest.mark.parametrize("page", sorted(PYTHON.keys() - EXCERPTS.keys()))
+def test_python_of_a_page_runs(page, tmp_path):
+    doc_pages.run_page(page, "doc_stand_ins", tmp_path)
+
+
+@pytest.mark.parametrize("block", of("toml"))
+def test_toml_is_a_recipe_or_what_the_page_says(block, tmp_path):
+    parsed = tomllib.loads(block.text)
+    if "project" in parsed:
+        return
+    (tmp_path / "here.toml").write_text(block.text)
+    if "hosts" in parsed:
+        from pibroch.planner.topology import ClusterTopology
+
+        assert ClusterTopology.load(tmp_path / "here.toml").num_ranks == 8
+        return
+    base = "" if "extends" in parsed else 'extends = "synthetic_small"\n'
+    (tmp_path / "here.toml").write_text(base + block.text)
+    load_recipe(str(tmp_path / "here.toml"), [])
+
+
+@pytest.mark.parametrize("block", of("console"))
+def test_commands_are_there_and_take_what_they_are_given(block, tmp_path, monkeypatch):
+    """By the command line's own parser, and recipes with what is set in them. Nothing is started."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "groups.json").write_text('{"towers": [["C1"], ["C2"]]}')  # as if `pibroch plan towers` had run before
+    told = block.text.replace("\\\n", " ").splitlines()
+    if any(line.startswith("$ ") for line in told):
+        told = [line[2:] for line in told if line.startswith("$ ")]  # the rest is what was answered
+    for line in told:
+        for words in programs(line):
+            check_program(words)
+
+
+def programs(line):
+    """The programs of a line, piped or not; what is optional is given, placeholders stand for themselves."""
+    words, found = shlex.split(line, comments=True), [[]]
+    for word in words:
+        if word == "|":
+            found.append([])
+        elif word == ">":
+            break
+        elif word.strip("[].…") and not (word.isupper() and "=" in word):
+            bare = word.removesuffix("...").strip("[]").replace("…", "x")
+            found[-1].append(bare.partition("|")[0])
+    return [program for program in found if program]
+
+
+def check_program(words):
+    program, *rest = [word for word in words if not word.startswith(("PYTHONPATH=", "WORLD_SIZE="))]
+    if program == "pibroch":
+        check_command(rest)
+    elif program == "torchrun":
+        if "-m" in rest:
+            check_command(rest[rest.index("-m") + 2 :])
+        else:
+            assert (ROOT / next(word for word in rest if word.endswith(".py"))).is_file()
+    elif program == "make":
+        assert f"\n{rest[0]}:" in (ROOT / "Makefile").read_text()
+    elif program == "python" and rest[0] == "-m":
+        assert rest[1] == "pip" or find_spec(rest[1]) or (ROOT / rest[1].replace(".", "/")).is_dir()
+    elif program in ("python", "pytest") or "/" in program:
+        assert (ROOT / (program if "/" in program else rest[0])).exists(), words
+    else:
+        assert program in {"export", "pip", "zcat", "tail", "curl", "jq"}, f"an unknown program: {words}"
+
+
+def check_command(words):
+    found = {tuple(name.split()[1:]): command for name, command, _ in commands()}
+    path = max((path for path in found if tuple(words[: len(path)]) == path), key=len)
+    arguments = ["3" if word == "N" else "synthetic_small" if word == "RECIPE" else word for word in words[len(path) :]]
+    context = found[path].make_context(" ".join(path), arguments)
+    settings = [each for each in context.params.get("set_") or context.params.get("overrides") or () if each != "a.b=v"]
+    if path == ("train",) and settings:
+        load_recipe(context.params["recipe"] or "synthetic_small", settings)
+
+
+@cache
+def commands():
+    return list(describe_commands_module().commands())
+
+
+@cache
+def describe_commands_module():
+    spec = spec_from_file_location("commands_of_docs", ROOT / "docs" / "commands.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_command_is_described():
+    page = describe_commands_module().describe_commands()
+    for words in ("train", "data prepare", "plan diff", "checkpoint convert", "embedding-server", "bench"):
+        assert f"## pibroch {words}\n" in page
+    assert "`--resume`" in page
+
+
+def test_the_front_page_leads_to_each_guide_with_one_click():
+    page = (ROOT / "docs" / "index.md").read_text()
+    for words, guide in {
+        "my data": "data",
+        "my model": "my-model",
+        "several machines": "distributed",
+        "serving": "serving",
+    }.items():
+        (row,) = [line for line in page.splitlines() if f"**{words}**" in line]
+        assert f"({guide}.md)" in row
+    for path in (ROOT / "docs").glob("*.md"):
+        assert path.stem == "index" or f"\n{path.stem}\n" in page, f"{path.name} is in no table of contents"
+
+
+@pytest.mark.skipif(
+    not all(map(find_spec, ("sphinx", "myst_parser", "furo"))), reason="the tools of `make docs` are absent"
+)
+def test_the_site_builds_without_a_warning(tmp_path):
+    with Program("-m", "sphinx", "-q", "-W", "--keep-going", "-b", "dummy", ROOT / "docs", tmp_path) as sphinx:
+        ran = sphinx.end(200)
+    assert ran.returncode == 0, ran.stderr
