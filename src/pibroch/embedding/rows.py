@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.embedding.optimizers import Frozen, SparseOptimizer
-from pibroch.embedding.shard import MemoryShard
+from pibroch.embedding.shard import UPDATED, MemoryShard
 from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Records, Stored
 from pibroch.kernels.average import numba as averaging
@@ -104,6 +104,8 @@ def update_rows(
         parallel.run_ranges(kernel, even_bounds(grouped), *spaces, *how, rounding)
     if shard.touched is not None:
         shard.touched[grouped.rows] = True
+    if shard.progress is not None:
+        shard.progress[grouped.rows] = UPDATED
 
 
 def _rounding(shard: MemoryShard, optimizer: SparseOptimizer, rows: NDArray[np.int64], step: int) -> Rounding:

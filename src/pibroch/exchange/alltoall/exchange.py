@@ -14,15 +14,17 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pibroch.data import JaggedBatch
-from pibroch.errors import DataError
-from pibroch.exchange.agreement import and_then_fillers
+from pibroch.errors import ConfigError, DataError
+from pibroch.exchange.agreement import and_then_fillers, check_same_options
 from pibroch.exchange.alltoall.group_lanes import GroupLanes
 from pibroch.exchange.alltoall.lane import Lane, Route
+from pibroch.exchange.alltoall.movement import RowMovement
 from pibroch.exchange.base import Exchange, Rates, Report
 from pibroch.exchange.messages import Talk, together
 from pibroch.exchange.rows import room_for
 from pibroch.exchange.wire import RowWire
 from pibroch.kernels.arrays import Records
+from pibroch.planner import Plan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,16 +53,30 @@ class AllToAllExchange(Exchange[Routed]):
     Args:
         groups: all tables, with the lanes of each group.
         wire: of all lanes; its channel is this exchange's alone.
+        groups_under: makes lanes for another plan, whose rows nobody has filled; ``None`` where rows do not move.
     """
 
-    def __init__(self, groups: Sequence[GroupLanes], wire: RowWire) -> None:
-        self.groups, self._wire = groups, wire
-        self._lanes = [lane for each in groups for lane in each.lanes]
+    def __init__(
+        self,
+        groups: Sequence[GroupLanes],
+        wire: RowWire,
+        groups_under: Callable[[Plan], list[GroupLanes]] | None = None,
+    ) -> None:
+        self._wire, self._groups_under = wire, groups_under
+        self._movement: RowMovement | None = None
+        self._moved: Future[bool] | None = None
+        self._num_to_update = 0
+        self._use(groups)
         self._ranks, self._communication = wire.channel.ranks, wire.channel.ranks.communication
-        self.shards = [lane.shard for lane in self._lanes]
         self.reads_ahead = wire.channel.ranks.world_size > 1
         self.features = tuple(dict.fromkeys(name for each in groups for name in each.space.features))
         self._announced: list[PendingBatch] = []
+
+    def _use(self, groups: Sequence[GroupLanes]) -> None:
+        """Look up and update in these lanes from now on."""
+        self.groups = groups
+        self._lanes = [lane for each in groups for lane in each.lanes]
+        self.shards = [lane.shard for lane in self._lanes]
 
     def feed(self, batches: Iterable[JaggedBatch], trains: bool) -> Iterator[JaggedBatch]:
         """See :class:`Exchange`; reads one batch further than it hands out and sends that one's ids.
@@ -93,6 +109,7 @@ class AllToAllExchange(Exchange[Routed]):
             pending.rows = self._fetch(pending, averaged_at)
         with self._ranks.waiting():
             routes, rows = pending.routes.result(), pending.rows.result()
+        self._num_to_update += trains
         room = self.room_for(batch)
         pooled = [route.pool(fetched, room) for route, fetched in zip(routes, rows, strict=True)]
         return self.assemble(batch, pooled), Routed(batch, routes)
@@ -127,6 +144,7 @@ class AllToAllExchange(Exchange[Routed]):
             self._deliver([route.update(totals, rate, rates.step) for route, totals, rate in updates])
 
         self._communication.submit(deliver)
+        self._num_to_update -= 1
         self._drop_fetched()
 
     def _deliver(self, updates: Sequence[Talk[None]]) -> None:
@@ -138,9 +156,42 @@ class AllToAllExchange(Exchange[Routed]):
         return Routed(batch, self._announce(batch, True).routes.result())
 
     def fetch_next(self) -> None:
-        """See :class:`Exchange`."""
+        """See :class:`Exchange`; rows that are to move do so after those that the next batch wants."""
+        if self._moved is not None and self._moved.result() and self._num_to_update == 0:
+            self._go_over()
         if self._announced and self._announced[0].rows is None:
             self._announced[0].rows = self._fetch(self._announced[0], None)
+        if self._movement is not None:
+            self._moved = self._communication.submit(self._movement.move_some)
+
+    def move_to(self, plan: Plan, rows_per_step: int) -> None:
+        """See :meth:`pibroch.Embeddings.move_rows`."""
+        if self._groups_under is None or self._movement is not None:
+            got = (
+                "rows that do not move" if self._groups_under is None else "rows that are on their way to another plan"
+            )
+            raise ConfigError(
+                got, "an exchange whose rows can move, and one plan at a time", "wait until is_moving is false"
+            )
+        options = {"rows_per_step": rows_per_step, "plan": plan.digest}
+        self._communication.submit(lambda: check_same_options(self._wire.channel, options)).result()
+        self._movement = RowMovement(self.groups, self._groups_under(plan), self._wire, rows_per_step)
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether rows are on their way to another plan's homes."""
+        return self._movement is not None
+
+    def _go_over(self) -> None:
+        """Use the new homes: all rows are there but those updated lately."""
+        movement = self._movement
+        assert movement is not None, "asked for"
+        self.flush()
+        self._communication.submit(movement.move_rest).result()
+        self._movement = self._moved = None
+        self._use(movement.after)
+        for pending in self._announced:
+            pending.routes, pending.rows = self._submit_route(pending.batch, pending.is_real), None
 
     def flush(self) -> None:
         """See :class:`Exchange`."""
@@ -152,6 +203,8 @@ class AllToAllExchange(Exchange[Routed]):
 
     def forget(self) -> None:
         """See :class:`Exchange`."""
+        if self._movement is not None:
+            self._communication.submit(self._movement.restart)
         self._drop_fetched()
 
     def _drop_fetched(self) -> None:
@@ -159,12 +212,14 @@ class AllToAllExchange(Exchange[Routed]):
             pending.rows = None
 
     def _announce(self, batch: JaggedBatch, is_real: bool) -> PendingBatch:
+        return PendingBatch(batch, is_real, self._submit_route(batch, is_real))
+
+    def _submit_route(self, batch: JaggedBatch, is_real: bool) -> Future[list[Route]]:
         def route() -> list[Route]:
             batch.validate()  # may have been written to since it was made
             return together(self._wire, [lane.route(batch, is_real) for lane in self._lanes])
 
-        routes = self._communication.submit(route)
-        return PendingBatch(batch, is_real, routes)
+        return self._communication.submit(route)
 
     def _fetch(self, pending: PendingBatch, averaged_at: int | None) -> Future[list[Records]]:
         def fetch() -> list[Records]:
