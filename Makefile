@@ -5,10 +5,10 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: help install train test check format docs bench clean
+.PHONY: help install train test check format docs release-check bench clean
 
 help: ## what can be made
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 install: $(STAMP) ## the package and its development tools in .venv
 
@@ -40,6 +40,9 @@ format: $(STAMP) ## rewrite to the house style
 docs: $(STAMP) ## the site in docs/_build; a warning is an error
 	$(VENV)/bin/python -m sphinx -q -W --keep-going -b html docs docs/_build
 	@echo "open docs/_build/index.html"
+
+release-check: $(STAMP) ## version, changelog, and the wheel in an environment of its own
+	$(VENV)/bin/python tools/release_check.py
 
 bench: $(STAMP) ## peers in their own environment, then the table of `single_process`
 	benchmarks/peers/install.sh

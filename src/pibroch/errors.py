@@ -33,9 +33,13 @@ class PibrochError(Exception):
         got: what was found, with the place where it was found.
         need: what would have been right.
         do: what the user can do about it.
+
+    Attributes:
+        is_loss: whether a process was lost, by no fault of its own as far as is known: started again, the same run may go on.
     """
 
     exit_code = 1
+    is_loss = False
 
     def __init__(self, got: str, need: str = "", do: str = "") -> None:
         self.got, self.need, self.do = got, need, do

@@ -1,15 +1,13 @@
 """One line for the bits of twenty runs: exchanges, optimizers and ranks. Two versions that print the same train alike.
 
-``python tests/conformance/digest.py``; figures of some versions stand in docs/design/0009-a-door-for-every-exchange.md.
+``PYTHONPATH=src:tests python tests/conformance/digest.py``; figures of some versions stand in
+docs/design/0009-a-door-for-every-exchange.md.
 """
 
 import hashlib
-import sys
-from pathlib import Path
 
 import numpy as np
 
-HERE = Path(__file__).parent
 SIZES = [9, 4, 12, 0, 1, 30, 2, 8, 5, 0, 0, 6]
 CACHES = ("lrpp", "partitioned", "replicated")
 RUNS = [
@@ -64,7 +62,6 @@ def digest_of_all(worlds):
 
 def main():
     """Print it."""
-    sys.path[:0] = [str(HERE.parent), str(HERE)]
     from world import Worlds
 
     worlds = Worlds()

@@ -16,9 +16,17 @@ MIXTURES = {
 }
 
 
+HOSTS = {"towers": {"ranks_per_host": 1}}
+"""Of exchanges that behave differently over several: here each rank is one."""
+SOME = {"towers": ("halves",)}
+"""Of an exchange that moves rows by another's lanes; ``test_towers.py`` has more."""
+
+
 def placements_of(name):
     """By words: what an exchange can be told about where rows lie; one that cannot be told anything has one way."""
     kinds = find_exchange(name).placements
+    if name in SOME:
+        return {words: MIXTURES[words] for words in SOME[name]}
     mixtures = {words: mixture for words, mixture in MIXTURES.items() if set(mixture.values()) <= set(kinds)}
     return {kind: kind for kind in kinds} | mixtures or {"its own": None}
 
@@ -40,7 +48,7 @@ def options_of(name, words, tables):
     if isinstance(placement, dict):
         names = {table.name for table in tables}
         placement = {table: kind for table, kind in placement.items() if table in names or not table}
-    return {"exchange": name} | ({} if placement is None else {"placement": placement})
+    return {"exchange": name} | HOSTS.get(name, {}) | ({} if placement is None else {"placement": placement})
 
 
 def takes(name, option):

@@ -6,6 +6,7 @@ import random
 import signal
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 from torch.distributed import PrefixStore
@@ -33,8 +34,8 @@ def opened(channel, name, bound=1, num_streams=1, timeout_s=60.0):
     options = BoundedLagOptions(transport="auto" if name == "mixed" else name, slot_bytes=SLOT_BYTES)
     ranks, slots = channel.ranks, LagWindow(bound).num_slots
     host = f"host {min(ranks.rank, 1)}" if name == "mixed" else this_machine()
-    meeting.this_machine = lambda: host
-    return open_lagged_transport(store(), ranks.rank, ranks.members, slots, options, timeout_s, num_streams)
+    with mock.patch.object(meeting, "this_machine", lambda: host):  # the process goes on to other tests
+        return open_lagged_transport(store(), ranks.rank, ranks.members, slots, options, timeout_s, num_streams)
 
 
 def message(number, sender, receiver, seed):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from importlib.util import find_spec
 from pathlib import Path
 
 import lagged_cases as cases
@@ -15,7 +16,10 @@ NUM_EXCHANGES = int(os.environ.get("PIBROCH_SOAK_EXCHANGES", "300"))
 MOST_GROWTH_BYTES = 1 << 20
 SECONDS_TO_NOTICE = 5.0
 
-pytestmark = pytest.mark.parametrize("name", [*TRANSPORTS, "mixed"])
+HAS_MPI = find_spec("mpi4py") is not None  # the extra `mpi`
+needs_mpi = pytest.mark.skipif(not HAS_MPI, reason="mpi4py is not installed")
+NAMES = [pytest.param(name, marks=needs_mpi if name == "mpi" else ()) for name in (*TRANSPORTS, "mixed")]
+pytestmark = pytest.mark.parametrize("name", NAMES)
 
 
 @pytest.mark.parametrize(("size", "bound"), [(2, 0), (2, 8), (3, 1), (4, 3)])
@@ -35,6 +39,7 @@ def test_a_part_of_another_size_is_an_error(worlds, name):
     assert "5 bytes from rank 1" in first and "6" in first and second is None
 
 
+@pytest.mark.alone  # idle CPU
 def test_who_waits_sleeps(worlds, name):
     assert worlds(2).run(cases.idle, name)[0] < 0.05
 
@@ -50,6 +55,7 @@ def test_closing_leaves_neither_descriptors_nor_threads(worlds, name):
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
+@pytest.mark.alone  # times, looks at /dev/shm
 def test_a_rank_that_is_lost_is_named_by_all_others(how, name):
     before = set(os.listdir("/dev/shm"))
     world, victim = World(3), 2

@@ -2,14 +2,11 @@
 
 import os
 import pickle
-import sys
 import traceback
-from pathlib import Path
 
 from forked import context
 from pibroch.ports import free_port
 
-HERE = Path(__file__).parent
 MOST_THREADS = 60  # they would take a tenth of a processor while they wait
 TIMEOUT_S = 180  # the first case compiles kernels, on a loaded machine for long
 
@@ -90,7 +87,6 @@ class Worlds:
 
 
 def _serve(pipe, rank, size, port):
-    sys.path.insert(0, str(HERE))
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
     import importlib
 

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 
 import pibroch
+from pibroch.errors import MissingDependencyError
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
@@ -15,11 +16,11 @@ DTYPES = [
 _groups = {}
 
 
-def group_of(bound, backend="bls"):
+def group_of(bound, backend="bls", transport=None):
     """One for all tests of a world."""
-    key = backend, bound
+    key = backend, bound, transport
     if key not in _groups:
-        options = pibroch.BoundedLagOptions(bound=bound) if backend == "bls" else None
+        options = pibroch.BoundedLagOptions(bound=bound, transport=transport) if backend == "bls" else None
         _groups[key] = dist.new_group(backend=backend, pg_options=options)
     return _groups[key]
 
@@ -33,9 +34,21 @@ def rows(sender, receiver):
     return (3 * sender + 2 * receiver) % 5
 
 
-def beside_gloo(channel, bound):
+def over_mpi(channel, bound):
+    return beside_gloo(channel, bound, "mpi")
+
+
+def without_mpi(channel):
+    try:
+        group_of(1, transport="mpi")
+    except MissingDependencyError as error:
+        return str(error)
+    return ""
+
+
+def beside_gloo(channel, bound, transport=None):
     """Equal and ragged splits, lists, of several types and shapes: the same as gloo's, or what was sent where it has none."""
-    ours, gloo = group_of(bound), group_of(bound, "gloo")
+    ours, gloo = group_of(bound, transport=transport), group_of(bound, "gloo")
     here, size = channel.ranks.rank, channel.ranks.world_size
     generator, checked = torch.Generator().manual_seed(here), 0
     for dtype, tail in itertools.product(DTYPES, [(), (3,), (20_000,)]):

@@ -33,7 +33,7 @@ class Crew:
     """A launcher and its ranks. Leaving the ``with`` block kills what is left of them.
 
     Args:
-        arguments: of the command.
+        arguments: of the command; without ``--restarts`` nothing is started again.
         command: of pibroch.
         program: to be started in place of the launcher, which otherwise is forked, and forks its ranks.
 
@@ -42,6 +42,8 @@ class Crew:
     """
 
     def __init__(self, *arguments, program=None, command="train"):
+        if command == "train" and "--restarts" not in arguments:
+            arguments = *arguments, "--restarts", 0
         self.process = Forked(command, *arguments) if program is None else subprocess.Popen(
             [*program, command, *map(str, arguments)],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,

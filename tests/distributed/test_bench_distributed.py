@@ -2,27 +2,24 @@
 
 import os
 import signal
-import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-
-CHECKOUT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(CHECKOUT))
-
-from benchmarks.cases import Case  # noqa: E402
-from benchmarks.comparison import OURS, Lineup  # noqa: E402
-from benchmarks.contender import BenchmarkError, answers  # noqa: E402
-from benchmarks.lab import Lab, obstacle  # noqa: E402
-from benchmarks.runner import Schedule  # noqa: E402
-from benchmarks.team import teams  # noqa: E402
-from benchmarks.topics import distributed as topic  # noqa: E402
-from benchmarks.workloads import Workload  # noqa: E402
+from benchmarks.cases import Case
+from benchmarks.comparison import OURS, Lineup
+from benchmarks.contender import BenchmarkError, answers
+from benchmarks.lab import Lab, obstacle
+from benchmarks.runner import Schedule
+from benchmarks.team import teams
+from benchmarks.topics import distributed as topic
+from benchmarks.workloads import Workload
 
 HINDRANCE = obstacle()
-pytestmark = pytest.mark.skipif(HINDRANCE is not None, reason=f"no lab here: {HINDRANCE}")
+pytestmark = [
+    pytest.mark.alone,  # a lab, and times on its links
+    pytest.mark.skipif(HINDRANCE is not None, reason=f"no lab here: {HINDRANCE}"),
+]
 
 HOSTS, BATCH_SIZE = 2, 32
 SHORT = Schedule(rounds=1, steps_per_round=10, warmup_steps=1)

@@ -1,28 +1,25 @@
 """A line-up of topic ``lookahead`` on real hosts of a lab, small enough for a test."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-
-CHECKOUT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(CHECKOUT))
-
-from benchmarks.breakdown import DENSE, DENSE_WAIT, LOOKUP, UPDATE, parts_ms  # noqa: E402
-from benchmarks.cases import Case  # noqa: E402
-from benchmarks.hosts import IDEAL, measure_at  # noqa: E402
-from benchmarks.lab import Lab, obstacle  # noqa: E402
-from benchmarks.lookahead_lineups import ALLTOALL, LOOKAHEAD, TORCHREC, Entry, Setting, lineup_of, ours  # noqa: E402
-from benchmarks.lookahead_sections import MODELS  # noqa: E402
-from benchmarks.loss_curves import check_equal, train_in_turns  # noqa: E402
-from benchmarks.runner import Schedule  # noqa: E402
-from benchmarks.team import teams  # noqa: E402
-from benchmarks.topics import lookahead as topic  # noqa: E402
-from benchmarks.workloads import Workload  # noqa: E402
+from benchmarks.breakdown import DENSE, DENSE_WAIT, LOOKUP, UPDATE, parts_ms
+from benchmarks.cases import Case
+from benchmarks.hosts import IDEAL, measure_at
+from benchmarks.lab import Lab, obstacle
+from benchmarks.lookahead_lineups import ALLTOALL, LOOKAHEAD, TORCHREC, Entry, Setting, lineup_of, ours
+from benchmarks.lookahead_sections import MODELS
+from benchmarks.loss_curves import check_equal, train_in_turns
+from benchmarks.runner import Schedule
+from benchmarks.team import teams
+from benchmarks.topics import lookahead as topic
+from benchmarks.workloads import Workload
 
 HINDRANCE = obstacle()
-pytestmark = pytest.mark.skipif(HINDRANCE is not None, reason=f"no lab here: {HINDRANCE}")
+pytestmark = [
+    pytest.mark.alone,  # a lab
+    pytest.mark.skipif(HINDRANCE is not None, reason=f"no lab here: {HINDRANCE}"),
+]
 
 SHORT = Schedule(rounds=1, steps_per_round=10, warmup_steps=1, pause_s=0.2)
 ENTRIES = (ours(lookahead=3), Entry(TORCHREC), Entry(IDEAL), Entry(ALLTOALL))

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 
 import bls_cases as cases
 import pytest
@@ -11,6 +12,17 @@ import pytest
 @pytest.mark.parametrize(("size", "bound"), [(2, 0), (3, 1), (4, 3)])
 def test_all_to_all_gives_what_gloo_gives(worlds, size, bound):
     assert worlds(size).run(cases.beside_gloo, bound) == [len(cases.DTYPES) * 3 * (2 + size)] * size
+
+
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
+def test_and_over_mpi(worlds):
+    assert worlds(2).run(cases.over_mpi, 2) == [len(cases.DTYPES) * 3 * 4] * 2
+
+
+@pytest.mark.skipif(find_spec("mpi4py") is not None, reason="mpi4py is installed")
+def test_without_mpi_the_extra_is_named(worlds):
+    for said in worlds(2).run(cases.without_mpi):
+        assert "pibroch[mpi]" in said
 
 
 @pytest.mark.parametrize(("size", "bound"), [(2, 0), (2, 3), (3, 8)])

@@ -11,6 +11,8 @@ from crew import wait_until
 from forked import Program
 from pibroch.ports import free_port
 
+pytestmark = pytest.mark.alone  # times, looks at /dev/shm
+
 HERE = Path(__file__).parent
 SECONDS_TO_NOTICE, SECONDS_TO_END, SIZE = 5.0, 20.0, 3
 

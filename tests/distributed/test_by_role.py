@@ -4,10 +4,10 @@ import json
 import shutil
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 import training_cases as cases
+from benchmarks.lab import Lab, obstacle
 from crew import steps, wait_until
 from test_processors_train import RAGGED, check_same_run
 
@@ -19,10 +19,6 @@ from pibroch.rpc.secret import new_secret
 from small_run import make_config, start_command
 
 ENDS_S = 20.0
-CHECKOUT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(CHECKOUT))
-
-from benchmarks.lab import Lab, obstacle  # noqa: E402
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "6", "-m", "pibroch"]
 
@@ -80,6 +76,7 @@ def test_a_killed_server_ends_the_run(recipe, tmp_path):
 
 
 @pytest.mark.skipif(obstacle() is not None or shutil.which("openssl") is None, reason="needs a lab, and openssl")
+@pytest.mark.alone  # a lab
 def test_roles_on_two_hosts_meet_by_secret_and_tls(recipe, expected, tmp_path):
     """Trainers on one host, most of those who serve them on the other."""
     run = tmp_path / "run"

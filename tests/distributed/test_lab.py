@@ -10,18 +10,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from benchmarks.lab import Lab, LabError, Network, obstacle, processes, sweep
+from benchmarks.lab.network import labs
+
+from pibroch.errors import ConfigError
+from pibroch.ports import free_port
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(CHECKOUT))
-
-from benchmarks.lab import Lab, LabError, Network, obstacle, processes, sweep  # noqa: E402
-from benchmarks.lab.network import labs  # noqa: E402
-
-from pibroch.errors import ConfigError  # noqa: E402
-from pibroch.ports import free_port  # noqa: E402
 
 HINDRANCE = obstacle()
-pytestmark = pytest.mark.skipif(HINDRANCE is not None, reason=f"no lab here: {HINDRANCE}")
+pytestmark = [
+    pytest.mark.alone,  # looks at all labs of this machine, and times on their links
+    pytest.mark.skipif(HINDRANCE is not None, reason=f"no lab here: {HINDRANCE}"),
+]
 
 TIMEOUT_S = 240
 RECEIVE = """

@@ -49,6 +49,7 @@ def test_ranks_and_torchrun_end_with_the_same_bits(data, tmp_path):
 
 
 @pytest.mark.parametrize("how", ["launcher SIGTERM", "terminal SIGINT", "launcher SIGKILL"])
+@pytest.mark.alone  # looks at /dev/shm and at all ports
 def test_all_end_together_and_leave_nothing_behind(recipe, tmp_path, how):
     run = tmp_path / "run"
     shared_memory = set(Path("/dev/shm").iterdir()) if Path("/dev/shm").exists() else set()

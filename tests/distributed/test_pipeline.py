@@ -1,7 +1,12 @@
 """Lag-tolerant inference on real ranks, beside synchronous inference."""
 
+from importlib.util import find_spec
+
 import pipeline_cases as cases
 import pytest
+
+NEEDS_MPI = pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
+OVER = [(3, "auto"), (4, "auto"), (3, "stream"), (3, "gloo"), pytest.param(3, "mpi", marks=NEEDS_MPI)]
 
 
 @pytest.mark.parametrize("placement", [*sorted(cases.PLACEMENTS), "rows"])
@@ -10,7 +15,7 @@ def test_predictions_have_the_bits_of_synchronous_inference_for_every_placement(
         assert found == [(True, 2.0)] * 4
 
 
-@pytest.mark.parametrize(("size", "transport"), [(3, "auto"), (4, "auto"), (3, "stream"), (3, "gloo")])
+@pytest.mark.parametrize(("size", "transport"), OVER)
 def test_and_over_every_transport(worlds, size, transport):
     for found in worlds(size).run(cases.predictions, "mixed", (0, 2), transport):
         assert found == [(True, 2.0)] * 2

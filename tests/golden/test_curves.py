@@ -4,7 +4,6 @@ After a change that is meant to move them: ``python tests/golden/test_curves.py`
 """
 
 import json
-import sys
 import tempfile
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 
 from pibroch.config import load_recipe
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 CURVES = Path(__file__).with_name("curves.json")
 MODELS = ("dlrm", "dcnv2", "deepfm", "wide_deep")
 ROUNDING = 2e-3  # processors differ in the order of sums within a dense layer

@@ -16,6 +16,7 @@ EXCERPTS = {
     "docs/extending.md": "own_exchange.py",
     "docs/extending/optimizer.md": "own_optimizer.py",
     "docs/extending/data-source.md": "own_data_source.py",
+    "docs/extending/role.md": "own_role.py",
     "docs/extending/transport.md": "own_transport.py",
     "docs/my-model.md": "own_model.py",
 }

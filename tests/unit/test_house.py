@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -63,3 +63,71 @@ def test_words_of_a_private_dialect_do_not_come_back():
         names = {node.id for node in each(ast.Name, path)} | {node.name for node in each(ast.ClassDef, path)}
         names |= {node.name for node in each(ast.FunctionDef, path)} | {node.attr for node in each(ast.Attribute, path)}
         assert not [name for name in names if dialect.search(name.replace("_", " "))], path
+
+
+KNOWN_CIRCLES = {
+    ("collectives.channel", "collectives.gloo", "collectives.nccl", "collectives.ranks"),
+    ("data.batch", "data.batch_check"),
+    ("exchange.stateful", "exchange.states", "exchange.whole_tables"),
+    ("rpc.autograd.contexts", "rpc.autograd.passes"),
+    (
+        "rpc.agent", "rpc.autograd", "rpc.autograd.coordinator", "rpc.autograd.engine", "rpc.departure", "rpc.functions",
+        "rpc.profiling", "rpc.rref", "rpc.rref_calls", "rpc.rref_proxy", "rpc.rref_runtime", "rpc.rref_values",
+    ),
+}  # fmt: skip
+"""Files that name each other inside functions or for types alone, and are to be taken apart. None is to be added."""
+MODULES = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in PACKAGE.rglob("*.py")
+    if path != PACKAGE / "__init__.py"
+}
+
+
+def modules_named(name, at_load):
+    """Modules that a file imports when it is loaded, or, all in all, anywhere and for any reason."""
+    left = list(ast.parse(MODULES[name].read_text()).body)
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Import):
+            yield from (alias.name.removeprefix("pibroch.") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            room = node.module.removeprefix("pibroch.")
+            inner = [f"{room}.{alias.name}" for alias in node.names]
+            yield from (each if each in MODULES else room for each in inner)
+        elif not (at_load and (isinstance(node, ast.FunctionDef) or is_for_types(node))):
+            left.extend(ast.iter_child_nodes(node))
+
+
+def is_for_types(node):
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def circles(at_load):
+    """Modules that import each other, by whatever way around."""
+    named = {name: {each for each in modules_named(name, at_load) if each in MODULES} for name in MODULES}
+    reached = {name: reach(name, named) for name in named}
+    together = defaultdict(set)
+    for name in named:
+        alike = frozenset(each for each in reached[name] if name in reached[each])
+        if alike:
+            together[alike | {name}].add(name)
+    return {tuple(sorted(each)) for each in together if len(each) > 1}
+
+
+def reach(name, named):
+    seen, left = set(), [name]
+    while left:
+        fresh = named[left.pop()] - seen
+        seen |= fresh
+        left.extend(fresh)
+    return seen
+
+
+def test_no_file_needs_itself_to_be_loaded():
+    assert not circles(at_load=True)
+
+
+def test_no_further_circle_of_files():
+    found = circles(at_load=False)
+    assert found <= KNOWN_CIRCLES, found - KNOWN_CIRCLES
+    assert found >= KNOWN_CIRCLES, f"cut, take it from the list: {KNOWN_CIRCLES - found}"

@@ -76,16 +76,12 @@ def _serve(launcher: Launcher, layout: Layout, role: Role, number: int) -> None:
     """Be one of those who serve, until the trainers are done."""
     import torch
 
-    from pibroch import processors, servers
     from pibroch.process import threads_of_rank
-    from pibroch.roles import DATA_PROCESSOR, EMBEDDING_SERVER, ORACLE
     from pibroch.roles.group import leave
+    from pibroch.roles.serving import serve_as
 
     torch.set_num_threads(threads_of_rank())
-    serve: dict[Role, Callable[..., None]] = {
-        EMBEDDING_SERVER: servers.serve, ORACLE: servers.serve_plans, DATA_PROCESSOR: processors.serve,
-    }  # fmt: skip
-    serve[role](layout.meet, number, opens=False)
+    serve_as(role, layout.meet, number, opens=False)
     console.quiet = True  # when a launcher stops all processes, the trainers speak
     folder, has_log = Path(layout.folder), False
     for _ in launcher.wait_for_end():

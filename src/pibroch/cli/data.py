@@ -125,6 +125,10 @@ def synthesize_command(
     out: Annotated[Path, typer.Option(help="Folder of the dataset.")],
     seed: Annotated[int, typer.Option(min=0, help="The same options give the same data.")] = 0,
     multi_hot: Annotated[bool, typer.Option(help="Every third category holds zero to several ids.")] = False,
+    groups: Annotated[
+        int,
+        typer.Option(min=0, help="Groups of features that interact with each other alone, as towers might find them."),
+    ] = 0,
     max_table_rows: Annotated[int, typer.Option(min=1, help="Criteo's tables, none larger than this.")] = 10_000,
     table_rows: Annotated[int | None, typer.Option(min=1, help="Instead, all 26 tables of this size.")] = None,
     split: Annotated[str, typer.Option(help="time:A/B/C, hash:A/B/C or none.")] = "time:0.7/0.15/0.15",
@@ -142,7 +146,7 @@ def synthesize_command(
         pibroch data synthesize --samples 1000000 --out data/bags --multi-hot --table-rows 100000
     """
     rule = SplitRule.parse(split, seed)
-    options = SyntheticOptions(samples, seed, max_table_rows, table_rows, multi_hot, rule)
+    options = SyntheticOptions(samples, seed, max_table_rows, table_rows, multi_hot, rule, groups)
     with _progress() as progress:
         truth = synthesize(options, out, overwrite=overwrite, progress=progress)
     table = Table("split", "click rate", "best AUC", "best logloss", title=f"{samples:,} samples in {out}")

@@ -9,20 +9,27 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+from pibroch.errors import PibrochError
 from pibroch.ports import free_port
 from pibroch.process import threads_of_rank
 
 END_S = 10.0
 """How long ranks may go on after one has failed: the others hear of it in milliseconds and give up after some seconds."""
+LOSS_END_S = 2.0
+"""The same, where all are to be started again."""
 STOP_S = 5.0
 """How long ranks may take to end when they are told to stop."""
 _POLL_S = 0.02
 LAUNCHER = "PIBROCHLAUNCHER"
+LAST_WORDS = "PIBROCHLASTWORDS"
+"""A file for the reason of the first rank that ends because something was lost."""
+LOST = 75
+"""What a rank says to its launcher by its exit code: a process was lost, and the run may go on from its checkpoint."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -36,15 +43,36 @@ def has_launcher() -> bool:
     return LAUNCHER in os.environ
 
 
+def tell_launcher(error: PibrochError) -> int:
+    """The exit code of a process that ends with an error; its launcher, if it has one, learns that something was lost."""
+    if not error.is_loss or not has_launcher():
+        return error.exit_code
+    path = os.environ.get(LAST_WORDS)
+    if path is not None:
+        with suppress(OSError), open(path, "x", encoding="utf-8") as file:
+            file.write(error.got)
+    return LOST
+
+
 def die_with_launcher() -> None:
     """Have the system kill this process when the launcher that started it, torchrun too, is gone; without one do nothing."""
     launcher = os.environ.get(LAUNCHER)
     if launcher is None and "TORCHELASTIC_RUN_ID" not in os.environ:
         return
+    die_with(None if launcher is None else int(launcher))
+
+
+def die_with(parent: int | None) -> None:
+    """Have the system kill this process when its parent is gone, and end at once where it is gone already."""
+    die_with_parent()
+    if parent is not None and os.getppid() != parent:
+        os._exit(1)
+
+
+def die_with_parent() -> None:
+    """Have the system kill this process when the thread that started it is gone, where there is such a thing."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if launcher is not None and os.getppid() != int(launcher):
-        os._exit(1)
 
 
 class Crew:
@@ -53,15 +81,17 @@ class Crew:
     Args:
         num_ranks: how many.
         arguments: added to the command line.
+        variables: of their environment.
     """
 
-    def __init__(self, num_ranks: int, arguments: Sequence[str]) -> None:
+    def __init__(self, num_ranks: int, arguments: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
         self._command = [sys.executable, *sys.orig_argv[1:], *arguments]
-        self._num_ranks = num_ranks
+        self._num_ranks, self._variables = num_ranks, dict(variables or {})
+        self._lost = False
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
-        environment = {**os.environ, **self._common_environment()}
+        environment = {**os.environ, **self._variables, **self._common_environment()}
         for rank in range(self._num_ranks):
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             self._processes.append(subprocess.Popen(self._command, env=environment | place, stdin=subprocess.DEVNULL))
@@ -73,18 +103,33 @@ class Crew:
                 process.send_signal(number)
             self._wait_for_all(seconds)
 
-    def wait(self) -> tuple[int, int] | None:
+    def wait(self, end_s: float = END_S) -> tuple[int, int] | None:
         """Wait until all have ended; the first that failed, with its exit code, negative for a signal. ``None`` for success.
 
         After a failure the others have some seconds to say what they know of it and to end by themselves.
+
+        Args:
+            end_s: how long they may take.
         """
         failed = None
         while failed is None and self._running():
             time.sleep(_POLL_S)
             failed = self._first_failed()
         if failed is not None:
-            self._wait_for_all(END_S)
+            self._wait_for_all(end_s)
+            codes = [process.poll() for process in self._processes]
+            self._lost = any(code is not None and (code < 0 or code == LOST) for code in codes)
         return failed
+
+    def has_lost(self) -> bool:
+        """After :meth:`wait`: whether one was killed, or ended because a process that it needs was lost."""
+        return self._lost
+
+    def kill(self) -> None:
+        """End those that still run, at once: they hang, or are stopped."""
+        for process in self._running():
+            process.send_signal(signal.SIGKILL)
+        self._wait_for_all(STOP_S)
 
     def _first_failed(self) -> tuple[int, int] | None:
         """Of those found at once, one that was killed: the others end because of it."""

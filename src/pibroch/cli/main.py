@@ -21,10 +21,11 @@ from pibroch.cli.launch import has_launcher
 from pibroch.cli.predict import predict
 from pibroch.cli.profile import profile
 from pibroch.cli.report import report
+from pibroch.cli.role_commands import command_of
 from pibroch.cli.serve import serve
-from pibroch.cli.servers import data_processor, embedding_server, oracle
 from pibroch.cli.train import evaluate, train
 from pibroch.errors import PibrochError
+from pibroch.roles import roles
 from pibroch.version import __version__
 
 app = typer.Typer(
@@ -38,9 +39,8 @@ app.command()(evaluate)
 app.command()(predict)
 app.command()(export)
 app.command()(serve)
-app.command()(embedding_server)
-app.command()(oracle)
-app.command()(data_processor)
+for _role in roles():
+    app.command(_role.command)(command_of(_role))
 app.command()(profile)
 app.command()(report)
 app.command()(doctor)

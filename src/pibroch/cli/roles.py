@@ -8,7 +8,7 @@ from rich.table import Table
 
 from pibroch.cli.by_role import split_of
 from pibroch.config import RunConfig
-from pibroch.roles import DATA_PROCESSOR, EMBEDDING_SERVER, ROLES, Role
+from pibroch.roles import EMBEDDING_SERVER, Role, roles
 
 
 def layout(config: RunConfig, ranks: int, by_role: bool = False) -> Table:
@@ -24,13 +24,13 @@ def layout(config: RunConfig, ranks: int, by_role: bool = False) -> Table:
     """
     launched = "WORLD_SIZE" in os.environ
     size = int(os.environ["WORLD_SIZE"]) if launched else ranks
-    starters = dict.fromkeys(ROLES, "trainer 0" if launched else "this command")
+    starters = dict.fromkeys(roles(), "trainer 0" if launched else "this command")
     starter = "the launcher" if launched else "this command"
     if by_role:
         split = split_of(config, size)
         size = split.num_trainers
         starter = f"the launcher: {_ranks(range(size))}"
-        starters = {role: f"the launcher: {_ranks(split.ranks(role))}" for role in ROLES}
+        starters = {role: f"the launcher: {_ranks(split.ranks(role))}" for role in roles()}
     rows = [("trainer", str(size), starter, _of_trainer(config, size)), *_beside(config, size, starters)]
     table = Table("role", "processes", "started by", "does", box=None, pad_edge=False)
     for row in rows:
@@ -52,20 +52,13 @@ def _of_trainer(config: RunConfig, size: int) -> str:
 
 def _beside(config: RunConfig, size: int, starters: dict[Role, str]) -> list[tuple[str, str, str, str]]:
     """Who is beside the trainers, started by whom where nobody is met elsewhere."""
-    data, exchange = config.data, config.embedding.exchange
-    inside = "in each trainer" if size > 1 else "in the trainer"
-    if data.processors:
-        by = _starter(DATA_PROCESSOR, starters, data.meet)
-        rows = [("data processor", str(data.processors), by, "reads, shuffles and collates batches for all trainers")]
-    else:
-        rows = [("data", inside, "", "reads and shuffles the trainer's part of each batch")]
-    roles, counts = {role.command: role for role in ROLES}, exchange.helpers()
-    for command, duty in exchange.duties().items():
-        role = roles[command]
-        if command in counts:
-            rows.append((role.title, str(counts[command]), _starter(role, starters, exchange.rendezvous()), duty))
-        else:
-            rows.append((role.title, inside, "", duty))
+    inside, rows = "in each trainer" if size > 1 else "in the trainer", []
+    for role in reversed(roles()):
+        if (described := role.describe(config)) is not None:
+            title, duty = described
+            count = role.count(config)
+            by = _starter(role, starters, role.meeting_place(config)) if count else ""
+            rows.append((title, str(count) if count else inside, by, duty))
     return rows
 
 

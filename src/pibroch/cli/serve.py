@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -12,11 +12,10 @@ from typing import Annotated
 import typer
 
 from pibroch.cli.console import results
-from pibroch.cli.launch import LAUNCHER, die_with_launcher
+from pibroch.cli.launch import die_with
 from pibroch.errors import ConfigError, MissingDependencyError
 from pibroch.process import num_processors, tune_process
 
-PLACE = "PIBROCH_SERVE_WORKER"
 TOKEN = "PIBROCH_SERVE_TOKEN"
 logger = logging.getLogger(__name__)
 
@@ -59,14 +58,12 @@ def serve(
     requests end. See /docs of the server for its endpoints, and docs/serving.md.
     """
     _check_extra()
-    if PLACE in os.environ:
-        die_with_launcher()
-    tune_process(is_alone=workers == 1 and PLACE not in os.environ)
+    tune_process(is_alone=workers == 1)
     import torch
 
     from pibroch.serve.server import ServerOptions, run_server
     from pibroch.serve.settings import Limits
-    from pibroch.serve.store import ModelStore, find_target, newest_run
+    from pibroch.serve.store import ModelStore, newest_run
     from pibroch.serve.workers import WorkerPlace, run_workers
 
     if (tls_cert is None) != (tls_key is None):
@@ -75,23 +72,13 @@ def serve(
         body_bytes=int(max_body_mb * (1 << 20)), rows=max_rows, batch_rows=max(max_rows, 8192),
         queue_rows=max_queue_rows, batch_delay_ms=batch_delay_ms, body_timeout_s=body_timeout,
     )  # fmt: skip
-    place = WorkerPlace.of_environment()
     tls = None if tls_cert is None or tls_key is None else (tls_cert, tls_key)
-    options = ServerOptions(
-        host, port, limits, _token(token_file), tls, reload_s=reload_every, drain_s=drain, shares_port=place is not None
-    )
-    if not options.is_local and options.token is None and place is None:
+    options = ServerOptions(host, port, limits, _token(token_file), tls, reload_s=reload_every, drain_s=drain)
+    if not options.is_local and options.token is None:
         logger.warning("anybody who reaches %s may ask: no token is set (--token-file, or %s)", host, TOKEN)
-    is_named, path = path is not None, path or newest_run()
-    if workers > 1 and place is None:
-        find_target(path)
-        added = ["--workers", "1"] if is_named else ["--workers", "1", str(path)]
-        added += [] if threads else ["--threads", str(max(1, num_processors() // workers))]
-        command = [sys.executable, *sys.orig_argv[1:], *added]
-        run_workers(command, {**os.environ, LAUNCHER: str(os.getpid())}, workers, options, results.print)
-        return
-    torch.set_num_threads(threads or num_processors())
-    store = ModelStore(path, data, name)
+    num_threads = threads or max(1, num_processors() // workers)
+    torch.set_num_threads(num_threads if workers == 1 else 1)  # one that forks must have no other thread
+    store = ModelStore(path or newest_run(), data, name)
     if not store.current.takes_raw:
         logger.warning(
             "raw rows cannot be scored: the checkpoint's dataset is not to be found (--data, or serve an export)"
@@ -100,7 +87,18 @@ def serve(
     def announce(url: str) -> None:
         results.print(f"{store.name}, version {store.current.version}, at {url}")
 
-    run_server(store, options, announce, None if place is None else place.open_metrics())
+    if workers == 1:
+        run_server(store, options, announce)
+        return
+
+    def work(place: WorkerPlace, shared_port: int) -> None:
+        die_with(launcher)
+        torch.set_num_threads(num_threads)
+        store.refresh()
+        run_server(store, replace(options, port=shared_port, shares_port=True), announce, place.open_metrics())
+
+    launcher = os.getpid()
+    run_workers(work, workers, options, results.print)
 
 
 def _check_extra() -> None:

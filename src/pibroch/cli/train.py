@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import time
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pibroch.cli.console import console, leave_with, results
-from pibroch.cli.launch import Crew, die_with_launcher, is_rank, redirect_output, tail
+from pibroch.cli.launch import die_with_launcher, is_rank, redirect_output
 from pibroch.process import tune_process
 
 if TYPE_CHECKING:
@@ -54,6 +53,15 @@ Roles = Annotated[
     bool, typer.Option("--roles", help="Only show which processes the run would have, and what each would do.")
 ]
 
+Restarts = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="How often within an hour to start the run's processes again, from the newest checkpoint, when one of them was "
+        "lost: 10 with --ranks, 0 for one process.",
+    ),
+]
+
 
 def train(
     recipe: Recipe = None,
@@ -66,6 +74,7 @@ def train(
     trace: Trace = False,
     by_role: ByRole = False,
     roles: Roles = False,
+    restarts: Restarts = None,
 ) -> None:
     """Train a model and evaluate it. Without arguments: a small run on generated data."""
     changes = [*(overrides or []), *([f"data.dir={str(data)!r}"] if data else [])]
@@ -88,8 +97,10 @@ def train(
                 _join_and_train(begin if begun is None else lambda: begun, resume, tensorboard, trace, meet)
         return
     known = None if is_rank() else begin()  # before what takes seconds to import
-    if known is not None and ranks > 1:
-        raise typer.Exit(_launch(ranks, known[1]))
+    if known is not None and (ranks > 1 or restarts):
+        from pibroch.cli.supervise import DEFAULT_RESTARTS, supervise
+
+        raise typer.Exit(supervise(ranks, known[1], DEFAULT_RESTARTS if restarts is None else restarts))
     _join_and_train(begin if known is None else lambda: known, resume, tensorboard, trace)
 
 
@@ -235,23 +246,6 @@ def _open(config: RunConfig, run: RunDirectory, world: World, resume: bool) -> E
 
     on_first(world.control, make)
     return open_dataset(config.data)
-
-
-def _launch(num_ranks: int, folder: Path) -> int:
-    """Run this command line as several ranks; returns the exit code of the first that failed, 0 when all are done."""
-    from pibroch.train.run_directory import RunDirectory
-
-    with Crew(num_ranks, ["--run-dir", str(folder)]) as crew:
-        failed = crew.wait()
-    if failed is None:
-        return 0
-    rank, code = failed
-    log = RunDirectory(folder).log_path(rank or 1)  # when rank 0 was killed, the others know
-    if code < 0 or (rank > 0 and log.exists()):  # else rank 0 has said why
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        console.print(f"rank {rank} ended with {how}; the end of {log}:", highlight=False, soft_wrap=True)
-        console.print(tail(log), markup=False, highlight=False, soft_wrap=True)
-    return code if code > 0 else 128 - code
 
 
 def _sink(run: RunDirectory, total_steps: int, tensorboard: bool) -> Sink:

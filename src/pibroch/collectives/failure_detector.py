@@ -45,6 +45,7 @@ class RankFailure:
         rank, step, reason: as in :class:`RankFailedError`.
         exit_code: with which its process ends.
         stopped: whether it was told to stop, and did not fail.
+        is_loss: see :class:`PibrochError`.
     """
 
     rank: int
@@ -52,11 +53,12 @@ class RankFailure:
     reason: str
     exit_code: int = 1
     stopped: bool = False
+    is_loss: bool = False
 
     def error(self) -> RankFailedError:
         """The error that this is on all other ranks."""
         error = RankFailedError(self.rank, self.step, self.reason)
-        error.exit_code = self.exit_code
+        error.exit_code, error.is_loss = self.exit_code, self.is_loss
         return error
 
 
@@ -151,7 +153,7 @@ class FailureDetector:
             silent = [rank for rank in asked if rank not in self._there]
         for rank in silent[:1]:
             reason = f"it was waited for in vain, and has not answered for {ROLL_S:g} s: it is stopped, or hangs"
-            self._tell(RankFailure(rank, self._steps.get(rank), reason))
+            self._tell(RankFailure(rank, self._steps.get(rank), reason, is_loss=True))
         return not silent
 
     def report(self, error: BaseException) -> RankFailedError | None:
@@ -166,7 +168,8 @@ class FailureDetector:
             return failure.error() if stopped and not failure.stopped else None
         exit_code = error.exit_code if isinstance(error, PibrochError) else 1
         reason = "it was told to stop" if stopped else f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
-        self._tell(RankFailure(self.rank, self._steps.get(self.rank), reason, exit_code, stopped))
+        is_loss = isinstance(error, PibrochError) and error.is_loss
+        self._tell(RankFailure(self.rank, self._steps.get(self.rank), reason, exit_code, stopped, is_loss))
         return None
 
     def close(self) -> None:
@@ -208,7 +211,7 @@ class FailureDetector:
             messages = None
         if messages is None and rank not in self._ended:
             reason = "its process ended without a word, or its host was lost"
-            self._tell(RankFailure(rank, self._steps.get(rank), reason))
+            self._tell(RankFailure(rank, self._steps.get(rank), reason, is_loss=True))
         return messages is not None
 
     def _take(self, rank: int, message: Message) -> None:

@@ -23,7 +23,7 @@ from pibroch.errors import ConfigError
 PlacementKind = Literal["table_wise", "table_wise_pooled", "row_wise", "column_wise", "replicated"]
 PLACEMENTS: tuple[str, ...] = get_args(PlacementKind)
 
-BUILT_IN = ("local", "alltoall", "auto", "lookahead", "retrieve")
+BUILT_IN = ("local", "alltoall", "auto", "lookahead", "retrieve", "towers")
 """Packages of ``pibroch.exchange``: one line for each exchange."""
 BITS_AT_ONCE = 1024
 """Words up to which ranks name the copied rows of one owner by a bit each without saying first how many they are."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ from pibroch.kernels.policy import kernel
 
 _EMPTY_SLOT = -1
 LISTS = (list, tuple, np.ndarray)
+STACKED_BYTES = 8 << 20
+"""Of the codes in small dictionaries, of which a process has copies, with half as much or as much again for their index."""
 
 
 class FeatureEncoder:
@@ -74,6 +77,45 @@ class FeatureEncoder:
         bags = [_items(value, self.feature.delimiter) for value in values]
         fields = fields_of(self.feature.column, [item for bag in bags for item in bag])
         return self.rows(item_codes(self.feature, fields)), np.array([len(bag) for bag in bags], np.int64)
+
+
+class Encoders(dict[str, FeatureEncoder]):
+    """Encoders by feature, and one look at the dictionaries of many of them where these are small.
+
+    A request of one row asks every dictionary for one value: a kernel call each would cost several times what it does.
+    """
+
+    @cached_property
+    def stacked(self) -> StackedVocabularies:
+        """The small dictionaries, one behind the other."""
+        found = {
+            name: encoder._vocabulary for name, encoder in self.items() if encoder.feature.encoding == "vocabulary"
+        }
+        return StackedVocabularies({
+            name: codes for name, codes in found.items() if codes is not None and codes.nbytes <= STACKED_BYTES // len(found)
+        })  # fmt: skip
+
+
+class StackedVocabularies:
+    """Copies of some dictionaries in one array, with their hash tables in another."""
+
+    def __init__(self, codes: Mapping[str, NDArray[np.uint64]]) -> None:
+        self._place = {name: place for place, name in enumerate(codes)}
+        slots = [index_of(each) for each in codes.values()]
+        self._codes = np.concatenate([np.empty(0, np.uint64), *codes.values()])
+        self._slots = np.concatenate([np.empty(0, np.int32), *slots])
+        self._first_code = np.cumsum([0, *(len(each) for each in codes.values())], dtype=np.int64)
+        self._first_slot = np.cumsum([0, *(len(each) for each in slots)], dtype=np.int64)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._place
+
+    def rows(self, names: Sequence[str], codes: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Rows of codes ``[F, B]`` of some features, as of :meth:`FeatureEncoder.rows`."""
+        places = np.array([self._place[name] for name in names], np.int64)
+        bounds = self._first_code, self._first_slot
+        found: NDArray[np.int64] = _look_up_stacked(codes, places, self._codes, self._slots, *bounds, EMPTY_CODE)
+        return found
 
 
 def raw_numbers(column: str, values: Iterable[object]) -> NDArray[np.float64]:
@@ -174,4 +216,24 @@ def _look_up(
                 rows[i] = FIRST_ROW + slots[slot]
                 break
             slot = (slot + np.uint64(1)) & mask
+    return rows
+
+
+@kernel
+def _look_up_stacked(
+    codes: NDArray[np.uint64],
+    places: NDArray[np.int64],
+    vocabularies: NDArray[np.uint64],
+    slots: NDArray[np.int32],
+    first_code: NDArray[np.int64],
+    first_slot: NDArray[np.int64],
+    missing: np.uint64,
+) -> NDArray[np.int64]:
+    """As :func:`_look_up` of each feature's codes ``[F, B]`` in the dictionary at its place."""
+    rows = np.empty(codes.shape, np.int64)
+    for feature in range(len(places)):
+        place = places[feature]
+        vocabulary = vocabularies[first_code[place] : first_code[place + 1]]
+        found = _look_up(codes[feature], vocabulary, slots[first_slot[place] : first_slot[place + 1]], missing)
+        rows[feature] = found
     return rows

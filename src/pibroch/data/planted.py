@@ -34,7 +34,7 @@ class Planted:
 
     Attributes:
         first_row: of each table in ``effects``, int64 ``[F]``.
-        effects: float32 ``[all rows, 1 + K]``: w, then u.
+        effects: float32 ``[all rows, 1 + K * G]``: w, then u, of G groups of features each in columns of its own.
         bag_scale: weight of one id of each feature, float32 ``[F]``.
         dense_effects: float32 ``[n]``: w.
         dense_mean: of the dense values, float32 ``[n]``.
@@ -77,14 +77,27 @@ class Planted:
         return self.bias + self.linear_scale * linear + self.pair_scale * pairs
 
 
-def draw_effects(probabilities: NDArray[np.float64], in_pairs: bool, rng: np.random.Generator) -> NDArray[np.float32]:
-    """Effects of one table's rows with these access probabilities, float32 ``[rows, 1 + K]``; u = 0 unless ``in_pairs``."""
+def draw_effects(
+    probabilities: NDArray[np.float64], in_pairs: bool, rng: np.random.Generator, group: tuple[int, int] = (0, 1)
+) -> NDArray[np.float32]:
+    """Effects of one table's rows with these access probabilities, float32 ``[rows, 1 + K * G]``; u = 0 unless ``in_pairs``.
+
+    Args:
+        probabilities: of the rows.
+        in_pairs: whether the feature interacts with others.
+        rng: draws.
+        group: of the feature, and how many there are (G): features of different groups do not interact, as their u are
+            orthogonal.
+    """
     expected = probabilities * _LEARNABLE_SAMPLES
     shrinkage = expected / (expected + _HALF_EFFECT_COUNT)
-    effects: NDArray[np.float64] = rng.standard_normal((len(probabilities), 1 + NUM_FACTORS)) * shrinkage[:, None]
-    if not in_pairs:
-        effects[:, 1:] = 0.0
-    return effects.astype(np.float32)
+    drawn: NDArray[np.float64] = rng.standard_normal((len(probabilities), 1 + NUM_FACTORS)) * shrinkage[:, None]
+    number, count = group
+    effects = np.zeros((len(probabilities), 1 + NUM_FACTORS * count), np.float32)
+    effects[:, 0] = drawn[:, 0]
+    if in_pairs:
+        effects[:, 1 + NUM_FACTORS * number : 1 + NUM_FACTORS * (number + 1)] = drawn[:, 1:]
+    return effects
 
 
 def calibrated(linear: NDArray[np.float64], pairs: NDArray[np.float64]) -> tuple[float, float, float]:

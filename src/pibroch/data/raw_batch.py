@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from pibroch.data.batch import JaggedBatch, one_hot_offsets
-from pibroch.data.encode import LISTS, FeatureEncoder, fields_of, raw_numbers, raw_text
+from pibroch.data.encode import LISTS, Encoders, FeatureEncoder, fields_of, raw_numbers, raw_text
 from pibroch.data.schema import CategoricalFeature, Schema
 from pibroch.data.text import hash_fields, parse_numbers
 from pibroch.data.transform import log_bin_rows, transform_dense
@@ -77,11 +77,14 @@ def _rows(
         bins = log_bin_rows(np.stack([numbers[feature.column] for feature in binned]))
         rows |= {feature.name: some for feature, some in zip(binned, bins, strict=True)}
     if hashed:
+        stacked = encoders.stacked if isinstance(encoders, Encoders) else ()
+        hashed.sort(key=lambda feature: feature.name not in stacked)
         codes = fields.codes([feature.column for feature in hashed])
-        rows |= {
-            feature.name: encoders[feature.name].rows(codes[place]).astype(np.int64)
-            for place, feature in enumerate(hashed)
-        }
+        names = [feature.name for feature in hashed if feature.name in stacked]
+        if names and not isinstance(stacked, tuple):
+            rows |= dict(zip(names, stacked.rows(names, codes[: len(names)]), strict=True))
+        for place, feature in enumerate(hashed[len(names) :], len(names)):
+            rows[feature.name] = encoders[feature.name].rows(codes[place]).astype(np.int64)
     counts: dict[str, NDArray[np.int64]] = {}
     for feature in features:
         if feature.name not in rows:
@@ -127,10 +130,11 @@ class RawFields:
         texts: list[bytes] = []
         self._place: dict[str, int] = {}
         for column in wanted:
-            if any(isinstance(value, LISTS) for value in columns[column]):
+            values = columns[column]
+            if any(isinstance(value, LISTS) for value in values if type(value) is not str):
                 continue  # of a multi-hot feature, which is encoded by itself, or wrong, which is found when it is read
             self._place[column] = len(self._place)
-            texts += [raw_text(value) for value in columns[column]]
+            texts += [value.encode() if type(value) is str and value.isascii() else raw_text(value) for value in values]
         ends = np.cumsum([len(text) for text in texts], dtype=np.int64).reshape(len(self._place), self.num_samples)
         self._ends = ends
         self._starts = np.concatenate([np.zeros(1, np.int64), ends.reshape(-1)])[:-1].reshape(ends.shape)

@@ -52,6 +52,7 @@ class SyntheticOptions:
         table_rows: instead, all 26 tables of this size.
         multi_hot: every third category holds zero to several ids.
         split: which samples train, validate and test.
+        groups: of features that interact with each other and with no others; then small tables all do. 0 for none.
     """
 
     num_samples: int
@@ -60,6 +61,17 @@ class SyntheticOptions:
     table_rows: int | None = None
     multi_hot: bool = False
     split: SplitRule = field(default_factory=SplitRule)
+    groups: int = 0
+
+
+def planted_groups(options: SyntheticOptions) -> list[list[str]]:
+    """The planted groups of features by name, in no order that their numbers tell; none when none are planted.
+
+    >>> planted_groups(SyntheticOptions(1, groups=9))[0]
+    ['C25', 'C3', 'C21']
+    """
+    order = np.random.default_rng([options.seed, options.groups]).permutation(len(CRITEO_SKEW)).tolist()
+    return [[f"C{number + 1}" for number in order[first :: options.groups]] for first in range(options.groups)]
 
 
 def synthesize(
@@ -100,6 +112,8 @@ def synthesize(
             writer.write_table(feature, counts)
         truth = {split: meter.metrics() for split, meter in meters.items() if meter.metrics()}
         provenance = {"generator": asdict(options), "pibroch": __version__}
+        if options.groups:
+            write_json(work / "dataset" / "groups.json", {"towers": planted_groups(options)})
         writer.finish(generator.num_rows, provenance, truth)
         write_json(work / "dataset" / "truth.json", truth)
         publish(work / "dataset", out)
@@ -115,6 +129,9 @@ class Generator:
             raise ConfigError(
                 f"{options.num_samples} samples, tables of {options.max_table_rows} rows", "at least 1", "raise them"
             )
+        if not 0 <= options.groups <= len(CRITEO_SKEW):
+            raise ConfigError(f"{options.groups} planted groups", f"at most {len(CRITEO_SKEW)}, the number of features")
+        self._options = options
         sizes = [options.table_rows or min(skew.num_values, options.max_table_rows) for skew in CRITEO_SKEW]
         self.schema = _schema(sizes, options.multi_hot)
         self.num_rows = {f.name: f.fixed_num_rows or 0 for f in self.schema.categorical}
@@ -145,13 +162,20 @@ class Generator:
 
     def _plant(self, probabilities: list[NDArray[np.float64]], rng: np.random.Generator) -> Planted:
         """Draw the effects, then set scales and bias by a pilot of samples."""
-        sizes = [len(p) for p in probabilities]
+        sizes, names, groups = [len(p) for p in probabilities], self.schema.keys, planted_groups(self._options)
         paired = [skew.num_values <= _LARGEST_PAIRED for skew in CRITEO_SKEW]
+        group_of = dict.fromkeys(names, (0, 1))
+        if groups:
+            paired = [size <= _LARGEST_PAIRED for size in sizes]
+            group_of = {name: (n, len(groups)) for n, group in enumerate(groups) for name in group}
         pilot = self._dense(_PILOT_FIRST, _PILOT_SAMPLES)
         planted = Planted(
             first_row=np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64),
             effects=np.concatenate(
-                [draw_effects(p, pairs, rng) for p, pairs in zip(probabilities, paired, strict=True)]
+                [
+                    draw_effects(p, pairs, rng, group_of[name])
+                    for p, pairs, name in zip(probabilities, paired, names, strict=True)
+                ]
             ),
             bag_scale=np.array([1 / max(1, length) for length in self._lengths], np.float32),
             dense_effects=rng.standard_normal(len(_DENSE_MEANS)).astype(np.float32),

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.data.dataset import EncodedDataset
-from pibroch.data.encode import FeatureEncoder
+from pibroch.data.encode import Encoders, FeatureEncoder
 from pibroch.data.schema import Schema
 
 
@@ -40,13 +40,13 @@ class Vocabularies:
         codes = {feature.name: dataset.codes(feature.name) for feature in counted}
         return cls(dataset.schema, dataset.fingerprint, codes)
 
-    def encoders(self) -> dict[str, FeatureEncoder]:
+    def encoders(self) -> Encoders:
         """For each feature what turns raw values into rows.
 
         Raises:
             DataError: when a feature that needs a dictionary has none.
         """
-        return {
+        return Encoders({
             feature.name: FeatureEncoder(feature, self.codes.get(feature.name), self.slots.get(feature.name))
             for feature in self.schema.categorical
-        }
+        })  # fmt: skip

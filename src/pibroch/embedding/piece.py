@@ -102,3 +102,12 @@ class Shard(Protocol):
 
     def track_touched(self) -> None:
         """Mark updated rows from now on, see :attr:`PieceView.touched`."""
+
+    def track_changed(self) -> None:
+        """Remember from now on which rows are updated, for :meth:`cut`."""
+
+    def cut(self) -> Shard | None:
+        """The rows updated since the last cut as they are now, whatever becomes of them; ``None`` without memory for them."""
+
+    def end_cut(self, is_saved: bool) -> None:
+        """The last cut is not needed any more; where it was not saved, its rows belong to the next one."""

@@ -70,6 +70,15 @@ def ids_of(rows: RowSet, some: slice = slice(None)) -> Ints:
     return np.arange(chosen.start, chosen.stop, chosen.step, dtype=np.int64)
 
 
+def ids_at(rows: RowSet, places: Ints) -> Ints:
+    """The ids of the rows at some places.
+
+    >>> ids_at(range(1, 100, 4), np.array([2, 0])).tolist()
+    [9, 1]
+    """
+    return rows.ids[places] if isinstance(rows, ListedRows) else rows.start + rows.step * places
+
+
 def places_of(rows: RowSet, ids: Ints) -> Ints:
     """For each of some ids its place among the rows, -1 for one that is not there.
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.embedding.optimizers import Frozen, SparseOptimizer
-from pibroch.embedding.shard import UPDATED, MemoryShard
+from pibroch.embedding.shard import MemoryShard
 from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Records, Stored
 from pibroch.kernels.average import numba as averaging
@@ -102,10 +102,7 @@ def update_rows(
         assert kernel is not None, "see group_tables"
         spaces, rounding = (shard.space, shard.stored_space), _rounding(shard, optimizer, grouped.rows, step)
         parallel.run_ranges(kernel, even_bounds(grouped), *spaces, *how, rounding)
-    if shard.touched is not None:
-        shard.touched[grouped.rows] = True
-    if shard.progress is not None:
-        shard.progress[grouped.rows] = UPDATED
+    shard.mark(grouped.rows)
 
 
 def _rounding(shard: MemoryShard, optimizer: SparseOptimizer, rows: NDArray[np.int64], step: int) -> Rounding:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +15,13 @@ from pibroch.embedding.initializers import stream_key
 from pibroch.embedding.narrow_rows import NarrowRows
 from pibroch.embedding.optimizers import SparseOptimizer
 from pibroch.embedding.piece import Piece, PieceView, RowArray
-from pibroch.embedding.row_set import ids_of
+from pibroch.embedding.row_set import ListedRows, ids_at, ids_of
 from pibroch.embedding.table import Table
+from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Ints, Records, Stored
 from pibroch.kernels.memory import empty_rows
+from pibroch.kernels.route import numba as routing
+from pibroch.observability.memory import free_memory
 
 ROWS_PER_FILL = 1 << 18
 UNTOUCHED, MOVED, UPDATED = range(3)
@@ -39,6 +45,7 @@ class MemoryShard:
         stored, stored_space: the same in the type of the weights, see :data:`pibroch.kernels.arrays.Stored`: what kernels read.
         progress: uint8 ``[num_rows]``, of rows on their way to other homes, see :data:`UNTOUCHED`; ``None`` where they stay.
         touched: bool ``[num_rows + spare_rows]``, rows updated since it was cleared; ``None`` until :meth:`track_touched`.
+        changed: likewise, rows updated since the last :meth:`cut`; ``None`` until :meth:`track_changed`.
     """
 
     def __init__(
@@ -54,6 +61,8 @@ class MemoryShard:
         self.records, self.stored = self.space[: self._bounds[-1]], self.stored_space[: self._bounds[-1]]
         self.touched: NDArray[np.bool_] | None = None
         self.progress: NDArray[np.uint8] | None = None
+        self.changed: NDArray[np.bool_] | None = None
+        self._cut_rows: Ints = np.empty(0, np.int64)
         if self.dtype != "float32":
             self.stored[:, dim : 2 * self._width] = 0  # the half that an odd dim leaves
         if seed is None:
@@ -98,6 +107,53 @@ class MemoryShard:
         """Mark updated rows in ``touched`` from now on."""
         if self.touched is None:
             self.touched = np.zeros(len(self.space), np.bool_)
+
+    def mark(self, rows: Ints) -> None:
+        """Say that rows were updated."""
+        for marks in (self.touched, self.changed):
+            if marks is not None:
+                marks[rows] = True
+        if self.progress is not None:
+            self.progress[rows] = UPDATED
+
+    def track_changed(self) -> None:
+        """Mark updated rows in ``changed`` from now on, as if none had been updated before."""
+        self.changed = np.zeros(len(self.space), np.bool_)
+
+    def cut(self) -> MemoryShard | None:
+        """A copy of the rows that were updated since the last cut, as a shard of its own; their marks are cleared.
+
+        Time and memory grow with these rows (and by a byte a row with all). ``None``, and all as it was, where the copy would
+        take more than half of the memory that is free. :meth:`end_cut` says when the copy is not needed any more.
+        """
+        assert self.changed is not None, "see track_changed"
+        rows = np.flatnonzero(self.changed[: len(self.records)])
+        if rows.size * self.records[:1].nbytes > free_memory() // 2:
+            return None
+        self.changed[rows] = False
+        self._cut_rows = rows
+        return self._copy_of(rows)
+
+    def end_cut(self, is_saved: bool) -> None:
+        """The last cut was saved; or it was not, and its rows count as updated since the one before."""
+        if not is_saved and self.changed is not None:
+            self.changed[self._cut_rows] = True
+        self._cut_rows = np.empty(0, np.int64)
+
+    def _copy_of(self, rows: Ints) -> MemoryShard:
+        """Some rows, rising, as a shard of its own."""
+        other = copy(self)
+        bounds = np.searchsorted(rows, self._bounds).tolist()
+        other.pieces = tuple(
+            replace(piece, rows=ListedRows.of(ids_at(piece.rows, rows[begin:end] - first)))
+            for piece, first, (begin, end) in zip(self.pieces, self._bounds, pairwise(bounds), strict=False)
+        )
+        other._bounds, other.touched, other.changed = bounds, None, None
+        other.space = np.empty((len(rows), self.space.shape[1]), np.float32)
+        parallel.run(routing.gather_rows, len(rows), self.space, rows, other.space)
+        other.stored_space = other.space if self.dtype == "float32" else other.space.view(np.uint16)
+        other.records, other.stored = other.space, other.stored_space
+        return other
 
     def column(self, field: str) -> int:
         """First column of a state field in a record."""

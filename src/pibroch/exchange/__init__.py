@@ -9,12 +9,14 @@ if TYPE_CHECKING:
     from pibroch.exchange.base import Exchange
     from pibroch.exchange.embeddings import Embeddings
     from pibroch.exchange.output import EmbeddingOutput
+    from pibroch.exchange.towers.modules import place_towers
 
-__all__ = ["EmbeddingOutput", "Embeddings", "Exchange"]
+__all__ = ["EmbeddingOutput", "Embeddings", "Exchange", "place_towers"]
 _HOMES = {
     "EmbeddingOutput": "pibroch.exchange.output",
     "Embeddings": "pibroch.exchange.embeddings",
     "Exchange": "pibroch.exchange.base",
+    "place_towers": "pibroch.exchange.towers.modules",
 }
 
 

@@ -151,6 +151,7 @@ class OutputForm:
     def __init__(self, tables: Sequence[Table], groups: Sequence[TableGroup]) -> None:
         self._groups, pooled = groups, [each.space.is_pooled for each in groups]
         self.is_tensor = len({table.dim for table in tables}) == 1 and all(pooled)
+        self._dim = tables[0].dim
         others = count(int(any(pooled)))
         self._tensor_of_group = [0 if is_pooled else next(others) for is_pooled in pooled]
         of_reader = {place: ReaderPlace(n, each.space.dim) for n, each in enumerate(groups) for place in each.places}
@@ -162,7 +163,7 @@ class OutputForm:
 
     def _joined(self, found: Sequence[Tensor]) -> tuple[Tensor, ...]:
         if self.is_tensor:
-            return (found[0].unflatten(1, (len(self._places), -1)),)
+            return (found[0].unflatten(1, (-1, self._dim)),)
         return tuple(dict(sorted(zip(self._tensor_of_group, found, strict=True), key=itemgetter(0))).values())
 
     def gradients(self, batch: JaggedBatch, gradients: Sequence[Tensor]) -> list[Tensor]:

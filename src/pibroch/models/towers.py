@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pibroch.config.model import ModelConfig, TowersConfig
 from pibroch.errors import ConfigError
-from pibroch.models.base import Model
+from pibroch.models.base import Embedded, Model
 from pibroch.models.dcnv2 import CrossNet
 from pibroch.models.interaction import dot_interaction
 from pibroch.models.linear import Linear
@@ -154,6 +154,11 @@ class TowerModel(Model):
             self.bottom = MLP((num_dense, *config.bottom, self.width), HiddenOptions(config.activation), True)
         else:
             self.constant = nn.Parameter(torch.randn(self.width) / self.width**0.5)
+
+    def _embeddings(self, embedded: Embedded, num_samples: int) -> Tensor:
+        if isinstance(self.towers, Towers):
+            return super()._embeddings(embedded, num_samples)
+        return embedded if isinstance(embedded, Tensor) else embedded()  # of other samples, see place_towers
 
     def bottom_vector(self, dense: Tensor) -> Tensor:
         """``[B, D]`` of the dense features, or learned where there are none."""

@@ -1,8 +1,9 @@
-"""Memory of this process."""
+"""Memory of this process, and what is left for it."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from pathlib import Path
 
@@ -28,6 +29,22 @@ def peak_rss_bytes() -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def free_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that processes of this machine can still take, or of this container where it has a limit of its own.
+
+    Args:
+        proc: where the system says what is available; half of the memory is assumed where it says nothing.
+        groups: where the limits of process groups are (version 2).
+    """
+    lines = (proc / "meminfo").read_text().splitlines() if (proc / "meminfo").exists() else []
+    available = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+    free = available[0] if available else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    limit, used = groups / "memory.max", groups / "memory.current"
+    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
+        free = min(free, max(0, int(text) - int(used.read_text())))
+    return free
 
 
 class _WorkingSet(ctypes.Structure):

@@ -25,6 +25,7 @@ class RunRecords:
         config: the text of ``config.toml``.
         versions: of the libraries.
         training, evaluations: the records of ``metrics.jsonl``.
+        restarts: the records of ``restarts.jsonl``.
         summary, evaluation: ``None`` while the run has not ended.
         plan_decay: looks at its plan, the last one last; empty where nobody looked.
     """
@@ -34,6 +35,7 @@ class RunRecords:
     versions: dict[str, Any]
     training: list[dict[str, Any]]
     evaluations: list[dict[str, Any]]
+    restarts: list[dict[str, Any]]
     summary: dict[str, Any] | None
     evaluation: dict[str, Any] | None
     plan_decay: Sequence[dict[str, Any]] = ()
@@ -47,12 +49,8 @@ def read_run(folder: Path) -> RunRecords:
     """
     if not (folder / "config.toml").is_file():
         raise InputError(f"{folder}, which holds no run", "a run directory", "name one that pibroch train made")
-    metrics = folder / "metrics.jsonl"
-    lines = (
-        metrics.read_text(encoding="utf-8").split("\n")[:-1] if metrics.exists() else []
-    )  # the last may be half written
     try:
-        records = [json.loads(line) for line in lines]
+        records, restarts = _lines(folder / "metrics.jsonl"), _lines(folder / "restarts.jsonl")
         summary, evaluation = _json(folder / "summary.json"), _json(folder / "evaluation.json")
         versions, decay_path = _json(folder / "versions.json") or {}, folder / "plan_decay.json"
         plan_decay = json.loads(decay_path.read_text(encoding="utf-8")) if decay_path.is_file() else []
@@ -66,6 +64,7 @@ def read_run(folder: Path) -> RunRecords:
         versions=versions,
         training=[record for record in records if record["kind"] == "training"],
         evaluations=[r for r in records if r["kind"] == "evaluation" and r["split"] == "validation"],
+        restarts=restarts,
         summary=summary,
         evaluation=evaluation,
         plan_decay=plan_decay,
@@ -166,6 +165,12 @@ def _figure(value: object) -> str:
 
 def _number(value: float | None, digits: int = 4) -> str:
     return "undefined" if value is None else f"{value:.{digits}f}"
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Records; the last line may be half written."""
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in lines]
 
 
 def _json(path: Path) -> dict[str, Any] | None:

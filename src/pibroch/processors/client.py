@@ -12,10 +12,11 @@ import torch
 from pibroch import rpc
 from pibroch.collectives import Ranks
 from pibroch.data import EncodedDataset, JaggedBatch, Loader, LoaderPosition
-from pibroch.errors import RpcError, TrainingError
+from pibroch.errors import RpcError
 from pibroch.observability.trace import span
 from pibroch.processors import processor
 from pibroch.processors.source import Source, from_plain, num_bytes
+from pibroch.roles.losses import out_of_reach
 
 MOST_PER_PROCESSOR = 4
 """Batches under way from each."""
@@ -73,14 +74,14 @@ class Processors:
         try:
             return rpc.rpc_async(name, processor.batch, arguments, timeout=self._ranks.timeout_s)
         except RpcError as error:
-            raise _lost(name, error) from error
+            raise out_of_reach("data processor", name, error) from error
 
     def _receive(self, name: str, answer: torch.futures.Future[list[object]], keys: tuple[str, ...]) -> JaggedBatch:
         try:
             with self._ranks.waiting(), span("wait for data"):
                 plain = answer.wait()
         except RpcError as error:
-            raise _lost(name, error) from error
+            raise out_of_reach("data processor", name, error) from error
         size = num_bytes(plain)
         self._largest = max(size, self._largest or 0)
         self.num_bytes += size
@@ -94,10 +95,3 @@ def _positions(loader: Loader) -> Iterator[LoaderPosition]:
     while True:
         yield position
         position = loader.after(position)
-
-
-def _lost(name: str, error: RpcError) -> TrainingError:
-    return TrainingError(
-        f"data processor {name!r} out of reach: {error.got}", "all data processors of the run",
-        "see its log; a training run goes on with --resume",
-    )  # fmt: skip

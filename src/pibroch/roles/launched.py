@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from pibroch.errors import ConfigError, TrainingError
-from pibroch.roles.role import ROLES, Role
+from pibroch.roles.registry import roles
+from pibroch.roles.role import Role
 
 FIND_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 10.0
@@ -24,7 +25,7 @@ _SPLIT, _END, _ENDED = "split", "end", "ended"
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Which ranks do what: the first ones train, the others follow in the order of :data:`~pibroch.roles.ROLES`.
+    """Which ranks do what: the first ones train, the others follow in the order of :func:`~pibroch.roles.roles`.
 
     Attributes:
         num_trainers: ranks that train.
@@ -55,7 +56,7 @@ class Split:
                 f"{sum(counts.values()) + 1} at least",
                 "start more, e.g. by torchrun --nproc-per-node",
             )
-        return cls(num_trainers, {role: counts[role] for role in ROLES if counts.get(role)})
+        return cls(num_trainers, {role: counts[role] for role in roles() if counts.get(role)})
 
     def ranks(self, role: Role) -> range:
         """The ranks of a role."""
@@ -167,7 +168,7 @@ class Launcher:
         if told is None:
             raise TrainingError("rank 0, which could not begin", "a run", "see what rank 0 said")
         num_trainers, counts, meet, folder = told
-        by_command = {role.command: role for role in ROLES}
+        by_command = {role.command: role for role in roles()}
         return Layout(Split(num_trainers, {by_command[name]: count for name, count in counts.items()}), meet, folder)
 
     def wait_for_end(self) -> Iterator[None]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from pibroch.errors import TrainingError
+from pibroch.roles.registry import BUILT_IN, VARIABLE
 from pibroch.roles.role import Role
 
 START_TIMEOUT_S = 120.0
@@ -77,6 +78,9 @@ def _start(share: Share, number: int, meet: str, threads: int) -> subprocess.Pop
     command = [sys.executable, "-m", "pibroch", share.role.command, "--meet", meet, "--number", str(number)]
     command += ["--threads", str(threads), "--until-input-ends"]
     environment = {name: value for name, value in os.environ.items() if name not in _OF_A_RANK}
+    if share.role not in BUILT_IN and VARIABLE not in environment:  # nobody need have installed it
+        places = os.pathsep.join(place for place in sys.path if place)
+        environment |= {VARIABLE: share.role.functions, "PYTHONPATH": places}
     with _log(share, number).open("ab") as file:
         return subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, env=environment, start_new_session=True

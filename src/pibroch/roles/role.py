@@ -1,12 +1,32 @@
-"""What a process beside the trainers can be."""
+"""What a process beside the trainers can be: how it serves, how many a run has, and how it is described."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pibroch.config import RunConfig
 
 LARGEST_NUMBER = 1 << 20
 """Of processes of one role."""
 FIRST_TRAINER_ID = LARGEST_NUMBER
+
+
+@dataclass(frozen=True, slots=True)
+class RoleOption:
+    """An option of one role's command.
+
+    Attributes:
+        kind: its type.
+        help: what it means.
+        default: when it is left out.
+    """
+
+    kind: Any
+    help: str
+    default: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,27 +38,55 @@ class Role:
         worker: its name in the RPC group, before its number.
         command: of the command line, that starts one.
         functions: the module whose functions others may call there, and no other.
-        first_id: number 0's id in the RPC group.
+        block: which million of ids in the RPC group is this role's; 1 is the trainers'.
         folder: of a run's directory, for what they say.
+        help: what the command's ``--help`` says.
+        serving: ``module:function`` that serves beside what else its process does, called as ``(meet, number, opens=...)`` with
+            the command's own ``options``; :func:`pibroch.roles.group.serve` when absent.
+        options: the command's own options, by name.
+        is_one: whether there is number 0 alone, which then needs neither a number nor several threads.
+        first: of which role number 0 opens the meeting place where a run has that role, in words; ``None`` for its own.
+        counted: how many of them a recipe asks for; when absent what its exchange says in ``helpers()``.
+        met: where those of a recipe that run already are met; when absent what its exchange says in ``rendezvous()``.
+        described: a title and what is done, whether by processes of this role or, without any, by the trainers; ``None`` where
+            nothing is. When absent what the exchange says in ``duties()``.
     """
 
     title: str
     worker: str
     command: str
     functions: str
-    first_id: int
+    block: int
     folder: str
+    help: str = field(repr=False, compare=False)
+    serving: str | None = field(default=None, repr=False)
+    options: Mapping[str, RoleOption] = field(default_factory=dict, repr=False, compare=False)
+    is_one: bool = False
+    first: str | None = field(default="embedding server 0", repr=False)
+    counted: Callable[[RunConfig], int] | None = field(default=None, repr=False, compare=False)
+    met: Callable[[RunConfig], str | None] | None = field(default=None, repr=False, compare=False)
+    described: Callable[[RunConfig], tuple[str, str] | None] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def first_id(self) -> int:
+        """Number 0's id in the RPC group."""
+        return self.block * LARGEST_NUMBER
 
     def name(self, number: int) -> str:
         """The worker that number ``number`` is."""
         return f"{self.worker}{number}"
 
+    def count(self, config: RunConfig) -> int:
+        """How many of them a run has."""
+        return self.counted(config) if self.counted else config.embedding.exchange.helpers().get(self.command, 0)
 
-EMBEDDING_SERVER = Role("embedding server", "embedding", "embedding-server", "pibroch.servers.server", 0, "servers")
-ORACLE = Role("oracle", "oracle", "oracle", "pibroch.servers.plan_service", 3 * LARGEST_NUMBER, "oracle")
-"""One at most: number 0."""
-DATA_PROCESSOR = Role(
-    "data processor", "processor", "data-processor", "pibroch.processors.processor", 2 * LARGEST_NUMBER, "processors"
-)
-ROLES = (EMBEDDING_SERVER, ORACLE, DATA_PROCESSOR)
-"""In the order of their ranks, behind the trainers, where a launcher starts them all."""
+    def meeting_place(self, config: RunConfig) -> str | None:
+        """Where those are met that run already."""
+        return self.met(config) if self.met else config.embedding.exchange.rendezvous()
+
+    def describe(self, config: RunConfig) -> tuple[str, str] | None:
+        """Who does this role's work in a run, and what it is; ``None`` where there is none."""
+        if self.described:
+            return self.described(config)
+        duty = config.embedding.exchange.duties().get(self.command)
+        return None if duty is None else (self.title, duty)

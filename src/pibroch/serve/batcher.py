@@ -32,7 +32,7 @@ ROWS_AT_ONCE = 32
 Logits = NDArray[np.float32]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Request:
     predictor: Predictor
     work: Work
@@ -57,6 +57,8 @@ class Batcher:
         self._is_busy = False
         self._timer: asyncio.TimerHandle | None = None
         self._soon: asyncio.Handle | None = None
+        self._open: set[_Request] = set()
+        self._sweep: asyncio.TimerHandle | None = None
         self._num_threads = torch.get_num_threads()
         self._pool = ThreadPoolExecutor(1, "pibroch-score", torch.set_num_threads, (self._num_threads,))
         self._pool.submit(torch.get_num_threads).result()
@@ -80,17 +82,30 @@ class Batcher:
         self._waiting.append(request)
         self.rows_waiting += count
         self._begin_soon()
+        self._open.add(request)
+        if self._sweep is None:
+            self._sweep = self._loop.call_later(limits.answer_timeout_s, self._refuse_late)
         try:
-            async with asyncio.timeout(limits.answer_timeout_s):
-                return await request.answer
-        except TimeoutError as error:
-            reason = f"no answer within {limits.answer_timeout_s:g} s, as the server has too much to do; try again"
-            raise Refusal(503, reason, {"retry-after": "1"}) from error
+            return await request.answer
+        finally:
+            self._open.discard(request)
 
     def close(self) -> None:
         """End the thread once it has computed what it has begun."""
+        if self._sweep is not None:
+            self._sweep.cancel()
         self._pool.shutdown(wait=True)
         torch.set_num_threads(self._num_threads)
+
+    def _refuse_late(self) -> None:
+        """Give up on what has no answer in time; one timer for all, for nearly all have one long before."""
+        timeout_s, now = self._limits.answer_timeout_s, self._loop.time()
+        reason = f"no answer within {timeout_s:g} s, as the server has too much to do; try again"
+        for request in self._open:
+            if now - request.came_at >= timeout_s and not request.answer.done():
+                request.answer.set_exception(Refusal(503, reason, {"retry-after": "1"}))
+        oldest = min((request.came_at for request in self._open if not request.answer.done()), default=None)
+        self._sweep = None if oldest is None else self._loop.call_at(oldest + timeout_s, self._refuse_late)
 
     def _begin_soon(self) -> None:
         """Start a batch once all that has come was read."""

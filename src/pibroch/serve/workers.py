@@ -1,32 +1,33 @@
 """Several servers at one port: processes of this machine, over which the kernel spreads connections.
 
-Each maps the same tables, so that they are in memory once, and counts into a row of one array, which each of them can show.
-One that ends is started again.
+They are forked from one that has opened the model, so that it, and all that Python and torch load, is in memory once; each
+counts into a row of one array, which any of them can show. One that ends is started again.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
+import multiprocessing
 import os
 import selectors
 import signal
 import socket
-import subprocess
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from pibroch.errors import ConfigError, TrainingError
+from pibroch.errors import ConfigError, PibrochError, TrainingError
 from pibroch.serve.prometheus import SIZE, Metrics
 from pibroch.serve.server import ServerOptions, listen
 
 logger = logging.getLogger(__name__)
-PLACE = "PIBROCH_SERVE_WORKER"
 START_TIMEOUT_S = 600.0
 QUICK_END_S, MOST_QUICK_ENDS = 10.0, 5
 _POLL_S, _KILL_S = 0.2, 10.0
@@ -46,31 +47,21 @@ class WorkerPlace:
     count: int
     metrics: Path
 
-    @classmethod
-    def of_environment(cls, environment: Mapping[str, str] = os.environ) -> WorkerPlace | None:
-        """This process's; ``None`` for one that is no worker."""
-        if PLACE not in environment:
-            return None
-        number, count, path = environment[PLACE].split(":", 2)
-        return cls(int(number), int(count), Path(path))
-
     def open_metrics(self) -> Metrics:
         """This worker's counters, among all."""
         return Metrics(np.memmap(self.metrics, np.float64, "r+", shape=(self.count, SIZE)), self.number)
 
 
-def run_workers(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    count: int,
-    options: ServerOptions,
-    announce: Callable[[str], None],
-) -> None:
+Work = Callable[[WorkerPlace, int], None]
+
+
+def run_workers(work: Work, count: int, options: ServerOptions, announce: Callable[[str], None]) -> None:
     """Run workers until SIGTERM or SIGINT, and let their open requests end; blocks. Runs in the main thread.
 
+    They are forked, so that what this process has loaded and opened is in memory once: it must have no other thread.
+
     Args:
-        command: starts one; the port is added to it.
-        environment: of the workers.
+        work: what a worker does, at its place and at this port; it says one line on standard output when it answers.
         count: how many.
         options: as the workers have them.
         announce: told what the last worker said once all of them answer requests.
@@ -79,21 +70,22 @@ def run_workers(
         ConfigError: when the address cannot be had, or ports cannot be shared here.
         TrainingError: when a worker does not start, or ends again and again.
     """
-    if not hasattr(socket, "SO_REUSEPORT"):
+    if not hasattr(socket, "SO_REUSEPORT") or not hasattr(os, "fork"):
         raise ConfigError(
-            f"--workers {count} where ports cannot be shared", "a system with SO_REUSEPORT", "use one worker"
+            f"--workers {count} where ports cannot be shared", "a system with SO_REUSEPORT and fork", "use one worker"
         )
     asked_to_end = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: asked_to_end.set())
+    gc.collect()
+    gc.freeze()  # the collector would write to each object, and workers would then have pages of their own
     with (
         tempfile.TemporaryDirectory(prefix="pibroch-serve-") as folder,
         listen(replace(options, shares_port=True)) as held,
     ):
-        metrics = Path(folder) / "metrics"
+        metrics, port = Path(folder) / "metrics", held.getsockname()[1]
         np.zeros((count, SIZE)).tofile(metrics)
-        places = [WorkerPlace(number, count, metrics) for number in range(count)]
-        crew = _Crew([*command, "--port", str(held.getsockname()[1])], environment, places)
+        crew = _Crew(work, [WorkerPlace(number, count, metrics) for number in range(count)], port)
         try:
             said = crew.start_all(asked_to_end)
             if said is not None:
@@ -103,21 +95,48 @@ def run_workers(
             crew.end(options.drain_s + options.shutdown_s + _KILL_S)
 
 
+class _Worker:
+    """A forked process, and what it says on standard output."""
+
+    def __init__(self, work: Work, place: WorkerPlace, port: int) -> None:
+        self.started_at = time.monotonic()
+        reading, writing = os.pipe()
+        self.process = multiprocessing.get_context("fork").Process(target=_work, args=(work, place, port, writing))
+        self.process.start()
+        os.close(writing)
+        self.stdout = os.fdopen(reading, "rb")
+
+    def close(self) -> None:
+        self.stdout.close()
+        self.process.close()
+
+
+def _work(work: Work, place: WorkerPlace, port: int, writing: int) -> None:
+    """In the worker: as a program of its own, which dies with the one that it was forked from."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    os.dup2(writing, sys.stdout.fileno())
+    os.close(writing)
+    try:
+        work(place, port)
+    except PibrochError as error:
+        logger.error("worker %d: %s", place.number, error)
+        sys.exit(2)
+
+
 class _Crew:
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], places: Sequence[WorkerPlace]) -> None:
-        self._command, self._environment, self._places = command, environment, places
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._started_at = [0.0] * len(places)
+    def __init__(self, work: Work, places: Sequence[WorkerPlace], port: int) -> None:
+        self._work, self._places, self._port = work, places, port
+        self._workers: list[_Worker] = []
         self._quick_ends = 0
 
     def start_all(self, asked_to_end: threading.Event) -> str | None:
         """Start them and wait until all answer; what the last one said, ``None`` when asked to end before."""
-        self._processes = [self._start(place) for place in self._places]
+        self._workers = [self._start(place) for place in self._places]
         deadline, said = time.monotonic() + START_TIMEOUT_S, ""
         with selectors.DefaultSelector() as waiting:
-            for process in self._processes:
-                assert process.stdout is not None
-                waiting.register(process.stdout, selectors.EVENT_READ, process.stdout)
+            for worker in self._workers:
+                waiting.register(worker.stdout, selectors.EVENT_READ, worker.stdout)
             while waiting.get_map():
                 if asked_to_end.is_set():
                     return None
@@ -134,41 +153,34 @@ class _Crew:
     def watch(self, asked_to_end: threading.Event) -> None:
         """Start anew what ends, until asked to end."""
         while not asked_to_end.wait(_POLL_S):
-            for number, process in enumerate(self._processes):
-                if process.poll() is None:
+            for number, worker in enumerate(self._workers):
+                if worker.process.is_alive():
                     continue
-                if time.monotonic() - self._started_at[number] < QUICK_END_S:
+                code = worker.process.exitcode
+                if time.monotonic() - worker.started_at < QUICK_END_S:
                     self._quick_ends += 1
                 if self._quick_ends > MOST_QUICK_ENDS:
                     raise TrainingError(
-                        f"workers that end again and again, the last with {process.returncode}", "workers that go on",
+                        f"workers that end again and again, the last with {code}", "workers that go on",
                         "see what they said above",
                     )  # fmt: skip
-                logger.error("worker %d ended with %d and is started again", number, process.returncode)
-                self._close(process)
-                self._processes[number] = self._start(self._places[number])
+                logger.error("worker %d ended with %s and is started again", number, code)
+                worker.close()
+                self._workers[number] = self._start(self._places[number])
 
     def end(self, timeout_s: float) -> None:
         """Ask all to end, wait, and kill those that do not."""
-        for process in self._processes:
-            if process.poll() is None:
-                process.terminate()
+        for worker in self._workers:
+            if worker.process.is_alive():
+                worker.process.terminate()
         deadline = time.monotonic() + timeout_s
-        for process in self._processes:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
+        for worker in self._workers:
+            worker.process.join(max(0.0, deadline - time.monotonic()))
+            if worker.process.is_alive():
                 logger.error("a worker did not end within %g s and is killed", timeout_s)
-                process.kill()
-                process.wait()
-            self._close(process)
+                worker.process.kill()
+                worker.process.join()
+            worker.close()
 
-    def _start(self, place: WorkerPlace) -> subprocess.Popen[bytes]:
-        self._started_at[place.number] = time.monotonic()
-        environment = {**self._environment, PLACE: f"{place.number}:{place.count}:{place.metrics}"}
-        return subprocess.Popen(self._command, env=environment, stdout=subprocess.PIPE)
-
-    @staticmethod
-    def _close(process: subprocess.Popen[bytes]) -> None:
-        if process.stdout is not None:
-            process.stdout.close()
+    def _start(self, place: WorkerPlace) -> _Worker:
+        return _Worker(self._work, place, self._port)

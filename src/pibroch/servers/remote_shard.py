@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from pibroch.embedding import Piece, PieceView, SparseOptimizer
+from pibroch.embedding.row_set import ListedRows
 from pibroch.embedding.tensor_file import rows_that_fit
+from pibroch.kernels.arrays import Ints
 from pibroch.servers import server
 from pibroch.servers.client import EmbeddingServers
 
@@ -25,10 +29,11 @@ class RemoteRows:
     """
 
     def __init__(
-        self, servers: EmbeddingServers, number: int, rows: range, columns: range | None, field: str = ""
-    ) -> None:
+        self, servers: EmbeddingServers, number: int, rows: range, columns: range | None, field: str = "",
+        in_cut: bool = False,
+    ) -> None:  # fmt: skip
         self._servers, self._number, self._rows, self._columns = servers, number, rows, columns
-        self._field = field
+        self._field, self._in_cut = field, in_cut
         self.dtype = np.dtype(np.bool_ if columns is None else np.float32)
         self.shape = (len(rows),) if columns is None else (len(rows), len(columns))
         self.ndim, self.itemsize = len(self.shape), self.dtype.itemsize
@@ -52,7 +57,8 @@ class RemoteRows:
             if self._columns is None:
                 found = self._servers.ask(self._number, server.read_touched, part)
             else:
-                found = self._servers.ask(self._number, server.read, self._field, part, _slice(self._columns))
+                how = self._field, part, _slice(self._columns), self._in_cut
+                found = self._servers.ask(self._number, server.read, *how)
             out[at] = found.numpy()
         return out
 
@@ -92,11 +98,14 @@ class RemoteShard:
         number: of the server.
         pieces: that it holds.
         optimizer: of all rows.
+        is_cut: whether it is the server's last cut.
     """
 
     def __init__(
-        self, servers: EmbeddingServers, number: int, pieces: Sequence[Piece], optimizer: SparseOptimizer
-    ) -> None:
+        self, servers: EmbeddingServers, number: int, pieces: Sequence[Piece], optimizer: SparseOptimizer,
+        is_cut: bool = False,
+    ) -> None:  # fmt: skip
+        self._optimizer, self._is_cut = optimizer, is_cut
         self.pieces, self._fields = tuple(pieces), {"": servers.dim} | optimizer.state_fields(servers.dim)
         self._servers, self._number, self._is_tracking = servers, number, False
         bounds = np.cumsum([0, *(len(piece.rows) for piece in pieces)]).tolist()
@@ -108,13 +117,36 @@ class RemoteShard:
         self._is_tracking = True
         self._servers.ask(self._number, server.track_touched)
 
+    def track_changed(self) -> None:
+        """Remember from now on which rows are updated, for :meth:`cut`."""
+        self._servers.ask(self._number, server.track_changed)
+
+    def cut(self) -> RemoteShard | None:
+        """See :meth:`MemoryShard.cut`; the copy lies on the server, and may be read beside what goes on."""
+        counts = self._servers.ask(self._number, server.cut)
+        if counts is None:
+            return None
+        pieces = [
+            replace(piece, rows=ListedRows(count, partial(self._cut_ids, place)))
+            for place, (piece, count) in enumerate(zip(self.pieces, counts, strict=True))
+        ]
+        return RemoteShard(self._servers, self._number, pieces, self._optimizer, is_cut=True)
+
+    def end_cut(self, is_saved: bool) -> None:
+        """See :meth:`MemoryShard.end_cut`."""
+        self._servers.ask(self._number, server.end_cut, is_saved)
+
+    def _cut_ids(self, piece: int) -> Ints:
+        ids: Ints = self._servers.ask(self._number, server.cut_ids, piece).numpy()
+        return ids
+
     def views(self) -> list[PieceView]:
         """The pieces with views of their numbers; what is written to these changes the server's rows."""
         return [self._view(piece, span) for piece, span in zip(self.pieces, self._spans, strict=True)]
 
     def _view(self, piece: Piece, rows: range) -> PieceView:
         way = self._servers, self._number, rows
-        fields = {name: RemoteRows(*way, range(width), name) for name, width in self._fields.items()}
+        fields = {name: RemoteRows(*way, range(width), name, self._is_cut) for name, width in self._fields.items()}
         weights = fields.pop("")
         touched = RemoteRows(*way, None) if self._is_tracking else None
         return PieceView(piece, weights, fields, touched)

@@ -75,10 +75,14 @@ class ServedShard:
         shard: the rows.
         optimizer: of all of them.
         num_trainers: that send requests.
+
+    Attributes:
+        last_cut: a copy of rows that trainers read beside what goes on; see :meth:`MemoryShard.cut`.
     """
 
     def __init__(self, shard: MemoryShard, optimizer: SparseOptimizer, num_trainers: int) -> None:
         self.shard, self.optimizer = shard, optimizer
+        self.last_cut: MemoryShard | None = None
         self._rounds: Rounds[_Pending] = Rounds(num_trainers)
         self._lock = threading.Lock()
         self._is_busy = False
@@ -143,8 +147,7 @@ class ServedShard:
     def _bring_home(self, swap: RecordSwap) -> None:
         counts, nothing = np.array([[len(swap.home)], [0]]), np.empty(0, np.int64)
         packing.unpack(swap.records, swap.home, nothing, counts, self.shard.dim, self.shard.records, self.shard.stored)
-        if self.shard.touched is not None:
-            self.shard.touched[swap.home] = True
+        self.shard.mark(swap.home)
 
     def _lend(self, swap: RecordSwap) -> Records:
         records, dim = self.shard.records, self.shard.dim

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.futures import Future
 
-from pibroch.embedding import RowArray
+from pibroch.embedding import MemoryShard, RowArray
+from pibroch.embedding.row_set import ids_of
 from pibroch.errors import ProtocolError, TrainingError
 from pibroch.kernels.arrays import Ints
 from pibroch.rpc import functions
@@ -67,12 +68,36 @@ def update(
     return SHARDS.find(key).request(trainer, number, sums)
 
 
-def read(key: str, field: str, rows: slice, columns: slice) -> Tensor:
+def read(key: str, field: str, rows: slice, columns: slice, in_cut: bool = False) -> Tensor:
     """Columns of a field of optimizer state, or of the weights by the name ``""``, as float32.
 
-    Outside of rounds: between steps, when all are done.
+    Outside of rounds: between steps, when all are done; those of the last cut at any time.
     """
-    return torch.from_numpy(np.array(_array(key, field)[rows, columns]))
+    return torch.from_numpy(np.array(_array(key, field, in_cut)[rows, columns]))
+
+
+def track_changed(key: str) -> None:
+    """Remember from now on which rows are updated, for cuts."""
+    SHARDS.find(key).shard.track_changed()
+
+
+def cut(key: str) -> list[int] | None:
+    """Keep a copy of the rows updated since the last cut; how many of each piece. ``None`` without memory for it."""
+    served = SHARDS.find(key)
+    served.last_cut = served.shard.cut()
+    return None if served.last_cut is None else [len(piece.rows) for piece in served.last_cut.pieces]
+
+
+def cut_ids(key: str, piece: int) -> Tensor:
+    """Ids of the rows of a piece in the last cut, int64."""
+    return torch.from_numpy(ids_of(_cut(key).pieces[piece].rows))
+
+
+def end_cut(key: str, is_saved: bool) -> None:
+    """Forget the last cut; where it was not saved, its rows belong to the next one."""
+    served = SHARDS.find(key)
+    served.last_cut = None
+    served.shard.end_cut(is_saved)
 
 
 def write(key: str, field: str, rows: slice | Tensor, columns: slice, values: Tensor) -> None:
@@ -97,8 +122,15 @@ def write_touched(key: str, rows: slice | Tensor, is_touched: bool) -> None:
     touched[_checked(rows, len(touched))] = is_touched
 
 
-def _array(key: str, field: str) -> RowArray:
-    shard = SHARDS.find(key).shard
+def _cut(key: str) -> MemoryShard:
+    found = SHARDS.find(key).last_cut
+    if found is None:
+        raise TrainingError("rows wanted of a cut that is over", "cut before")
+    return found
+
+
+def _array(key: str, field: str, in_cut: bool = False) -> RowArray:
+    shard = _cut(key) if in_cut else SHARDS.find(key).shard
     if field and field not in shard.fields:
         raise ProtocolError(f"{field!r} of rows", f"one of {list(shard.fields)}, or '' for weights")
     return shard.array(field)

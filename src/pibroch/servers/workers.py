@@ -14,7 +14,8 @@ import torch
 
 from pibroch import rpc
 from pibroch.collectives import Channel
-from pibroch.errors import RpcError, TrainingError, WorkerLostError
+from pibroch.errors import RpcError, WorkerLostError
+from pibroch.roles.losses import out_of_reach
 from pibroch.rpc.agent import current_agent
 
 T = TypeVar("T")
@@ -87,10 +88,7 @@ class ServingWorkers:
         try:
             yield
         except RpcError as error:
-            raise TrainingError(
-                f"{self.role} {name!r} out of reach: {error.got}", "all processes of the run",
-                "see its log; a training run goes on with --resume",
-            ) from error  # fmt: skip
+            raise out_of_reach(self.role, name, error) from error
 
     def _find(self, name: str) -> rpc.WorkerInfo:
         with self.explained(name):

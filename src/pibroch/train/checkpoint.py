@@ -130,7 +130,7 @@ def save_checkpoint(
 
     def write() -> dict[str, Any]:
         with explained_refusal(folder):
-            _must_be_shared(temporary)
+            must_be_shared(temporary)
             files = save_dense(temporary, content.dense, content.unchecked)
             parts = save_tables(temporary, views, names, only_touched=base is not None)
             for file in [*files, *(written.part.file for written in parts)]:
@@ -138,10 +138,11 @@ def save_checkpoint(
             return asdict(_Written(parts, files))
 
     try:
-        on_first(channel, lambda: _begin(temporary, folder))
+        on_first(channel, lambda: begin_folder(temporary, folder))
         written = TypeAdapter(list[_Written]).validate_python(together(channel, write))
         manifest = _manifest(content, shapes, written, base)
-        on_first(channel, lambda: _finish(temporary, folder, manifest, base))
+        shared = {} if base is None else {file: base.folder / file for file in base.shared_files}
+        on_first(channel, lambda: finish_folder(temporary, folder, manifest, shared))
     except BaseException:
         if channel.ranks.rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -191,13 +192,15 @@ def restore_weights(folder: Path, manifest: Manifest, session: Session, channel:
     together(channel, lambda: _load_weights(folder, manifest, session))
 
 
-def _begin(temporary: Path, folder: Path) -> None:
+def begin_folder(temporary: Path, folder: Path) -> None:
+    """Make the folder in which a checkpoint is prepared; on rank 0."""
     with explained_refusal(folder):
         shutil.rmtree(temporary, ignore_errors=True)
         (temporary / FOLDER).mkdir(parents=True)
 
 
-def _must_be_shared(folder: Path) -> None:
+def must_be_shared(folder: Path) -> None:
+    """Raise StorageError where this rank does not see what :func:`begin_folder` made on rank 0."""
     if not (folder / FOLDER).is_dir():
         raise StorageError(
             f"{folder.parent}, in which rank 0 began a checkpoint that this rank does not see",
@@ -227,13 +230,12 @@ def _manifest(
     )
 
 
-def _finish(temporary: Path, folder: Path, manifest: Manifest, base: Base | None) -> None:
-    """Complete the temporary folder and give it its name."""
+def finish_folder(temporary: Path, folder: Path, manifest: Manifest, shared: Mapping[str, Path]) -> None:
+    """Complete the temporary folder, with files that other checkpoints have, and give it its name; on rank 0."""
     with explained_refusal(folder):
-        if base is not None:
-            for file in base.shared_files:
-                link_or_copy(base.folder / file, temporary / file)
-                flush_to_disk(temporary / file)
+        for file, path in shared.items():
+            link_or_copy(path, temporary / file)
+            flush_to_disk(temporary / file)
         manifest.write(temporary)
         for path in (temporary / MANIFEST, temporary / FOLDER, temporary):
             flush_to_disk(path)

@@ -67,12 +67,24 @@ class CheckpointFolder:
         keep: newest checkpoints to keep, besides the best one.
         full_every: every how many-th checkpoint is full; the others hold only rows touched since the last full one.
         channel: between the ranks of the run; one process when absent.
+        beside: a folder of checkpoints that were written beside training, see :mod:`pibroch.train.timed_checkpoints`.
+
+    Attributes:
+        resumed: where :meth:`resume` has brought the session; ``None`` for a fresh start.
     """
 
-    def __init__(self, folder: Path, keep: int, full_every: int = 1, channel: Channel | None = None) -> None:
-        self.folder, self.keep, self.full_every = folder, keep, full_every
+    def __init__(
+        self, folder: Path, keep: int, full_every: int = 1, channel: Channel | None = None, beside: Path | None = None
+    ) -> None:
+        self.folder, self.keep, self.full_every, self.beside = folder, keep, full_every, beside
         self.channel = channel or Ranks.alone().open_channel()
         self._last: Base | None = None
+        self.resumed: Base | None = None
+
+    @property
+    def last(self) -> Base | None:
+        """The newest one in the folder that the session has passed."""
+        return self._last
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step lies."""
@@ -80,8 +92,7 @@ class CheckpointFolder:
 
     def steps(self) -> list[int]:
         """Steps with a checkpoint, rising; what else lies in the folder is left alone."""
-        names = (path.name.removeprefix("step-") for path in self.folder.glob("step-*"))
-        return sorted(int(name) for name in names if name.isdecimal())
+        return _steps(self.folder)
 
     def latest(self) -> Path | None:
         """The newest checkpoint."""
@@ -125,8 +136,9 @@ class CheckpointFolder:
         """
         if self.full_every > 1:
             session.embeddings.track_touched()
-        self._last = self._restore_newest(session)
-        progress = Progress() if self._last is None else self._last.manifest.progress
+        self.resumed = self._restore_newest(session)
+        progress = Progress() if self.resumed is None else self.resumed.manifest.progress
+        self._last = self._base_at(progress.step)
         on_first(self.channel, lambda: self._prepare_resume(progress.monitor.best_step))
         return progress
 
@@ -166,8 +178,8 @@ class CheckpointFolder:
         def restore(path: Path, manifest: Manifest) -> None:
             restore_checkpoint(path, manifest, session, self.channel)
 
-        paths = [self.path(step) for step in reversed(on_first(self.channel, self.steps))]
-        base, damaged = newest_whole(self.channel, paths, restore)
+        paths = [Path(path) for path in on_first(self.channel, lambda: list(map(str, self._newest_first())))]
+        base, damaged = newest_whole(self.channel, paths, restore, to_go_on=True)
         if base is None:
             must_have_none(damaged, "put back a copy of one, or start anew in another --run-dir")
             return None
@@ -180,6 +192,26 @@ class CheckpointFolder:
         logger.info("resumed from %s", base.folder)
         warn_of_settings(base.manifest, session.config)
         return base
+
+    def _newest_first(self) -> list[Path]:
+        """All that the run can go on from; of one step the whole one before that which was written beside training."""
+        found = [(step, 1, self.path(step)) for step in self.steps()]
+        if self.beside is not None:
+            found += [(step, 0, self.beside / self.path(step).name) for step in _steps(self.beside)]
+        return [path for *_, path in sorted(found, reverse=True)]
+
+    def _base_at(self, step: int) -> Base | None:
+        """The newest one in the folder of a step that the session has passed; ``None`` when it is damaged, or there is none."""
+        if self.resumed is not None and self.resumed.folder.parent == self.folder:
+            return self.resumed
+        steps = [other for other in on_first(self.channel, self.steps) if other <= step]
+        with suppress(DamagedCheckpointError):
+            return (
+                Base(path := self.path(steps[-1]), agreed(self.channel, partial(read_manifest, path)))
+                if steps
+                else None
+            )
+        return None
 
     def _next_base(self) -> Base | None:
         """What the next checkpoint builds on; ``None`` when a full one is due, or when the last one was removed."""
@@ -211,13 +243,20 @@ class CheckpointFolder:
     def _prepare_resume(self, best_step: int | None) -> None:
         """Remove what a killed run left, and restore the link to the best checkpoint as of the one resumed from."""
         remove_leftovers(self.folder)
+        if self.beside is not None:
+            remove_leftovers(self.beside)
         if best_step is not None and not self.path(best_step).exists():
             logger.warning("the best checkpoint, of step %d, is gone; the last one will stand in for it", best_step)
         self.link_best(best_step)
 
 
+def _steps(folder: Path) -> list[int]:
+    names = (path.name.removeprefix("step-") for path in folder.glob("step-*"))
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
 def newest_whole(
-    channel: Channel, paths: Sequence[Path], restore: Callable[[Path, Manifest], None]
+    channel: Channel, paths: Sequence[Path], restore: Callable[[Path, Manifest], None], to_go_on: bool = False
 ) -> tuple[Base | None, dict[Path, DamagedCheckpointError]]:
     """Restore the first checkpoint that is not damaged; every rank calls it.
 
@@ -225,6 +264,7 @@ def newest_whole(
         channel: between the ranks.
         paths: newest first, the same on all ranks.
         restore: changes nothing when it finds damage, which it raises on all ranks.
+        to_go_on: whether they may lack rows, see :func:`pibroch.train.manifest.read_manifest`.
 
     Returns:
         The checkpoint, ``None`` when there is none, and what is wrong with the newer ones.
@@ -235,7 +275,7 @@ def newest_whole(
     damaged: dict[Path, DamagedCheckpointError] = {}
     for path in paths:
         try:
-            manifest = agreed(channel, partial(read_manifest, path))
+            manifest = agreed(channel, partial(read_manifest, path, to_go_on))
             restore(path, manifest)
         except DamagedCheckpointError as error:
             damaged[path] = error

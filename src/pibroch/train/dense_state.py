@@ -160,7 +160,7 @@ def send_to_first(channel: Channel, state: DenseState) -> list[DenseState]:
     states: list[DenseState] = []
     for part in came.split(lengths) if is_first else []:
         states.append({})
-        for key, tensor in load(part.numpy().tobytes()).items():
+        for key, tensor in sorted(load(part.numpy().tobytes()).items()):  # which come in any order
             file, _, name = key.partition(":")
             states[-1].setdefault(file, {})[name] = tensor
     return states

@@ -16,7 +16,6 @@ from pibroch.observability.notice import notice_when_slow
 from pibroch.observability.records import EvaluationRecord, Sink, TrainingRecord
 from pibroch.observability.step_trace import StepTrace
 from pibroch.observability.trace import span, spans
-from pibroch.train.checkpoint_folder import CheckpointFolder
 from pibroch.train.evaluation import evaluate
 from pibroch.train.exchanged_bytes import ExchangedBytes
 from pibroch.train.manifest import Progress
@@ -26,6 +25,7 @@ from pibroch.train.monitor import Monitor
 from pibroch.train.replanning import Replanner
 from pibroch.train.session import Session
 from pibroch.train.stopwatch import Stopwatch
+from pibroch.train.timed_checkpoints import Saver
 
 logger = logging.getLogger(__name__)
 _SECONDS_UNTIL_NOTICE = 3.0
@@ -37,7 +37,7 @@ class Trainer:
 
     Args:
         session: what is trained.
-        checkpoints: where it is saved.
+        saver: of checkpoints.
         sink: takes the records.
         progress: where to go on.
         stopwatch: keeps the training time.
@@ -50,10 +50,10 @@ class Trainer:
     """
 
     def __init__(
-        self, session: Session, checkpoints: CheckpointFolder, sink: Sink, progress: Progress, stopwatch: Stopwatch,
+        self, session: Session, saver: Saver, sink: Sink, progress: Progress, stopwatch: Stopwatch,
         trace: StepTrace | None = None, replanner: Replanner | None = None,
     ) -> None:  # fmt: skip
-        self.session, self.checkpoints, self.sink, self.stopwatch = session, checkpoints, sink, stopwatch
+        self.session, self.saver, self.sink, self.stopwatch = session, saver, sink, stopwatch
         self.settings = session.config.train
         self.step = progress.step
         self.monitor = replace(progress.monitor)
@@ -153,7 +153,9 @@ class Trainer:
         is_due = self.step % (self.settings.checkpoint_every or self.steps_per_epoch) == 0
         if improved or is_due or self.is_finished:
             with self._between_steps("checkpoint"):
-                self.checkpoints.save(self.session, self._progress())
+                self.saver.save(self.session, self._progress())
+        else:
+            self.saver.after_step(self.step, self._progress)
         self.stopwatch.start()
 
     @contextmanager

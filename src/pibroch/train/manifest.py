@@ -62,6 +62,7 @@ class Manifest(Section):
         tables: by name, with their parts.
         run_config: ``config`` in the file: of a run of ``pibroch train``.
         program: of a program of one's own.
+        rests_on_seed: whether rows that no part has are as the seed made them; then only the run can go on from it.
         learning_rates: in the last step, of ``dense`` layers and ``embedding`` rows.
         files: every other file with its size and checksum.
     """
@@ -77,6 +78,7 @@ class Manifest(Section):
     run_config: RunConfig | None = Field(None, alias="config")
     program: ProgramState | None = None
     progress: Progress
+    rests_on_seed: bool = False
     learning_rates: dict[str, float]
     files: dict[str, FileDigest]
 
@@ -103,17 +105,33 @@ class Manifest(Section):
         """
         content = self.model_dump(mode="json")
         content = {key: value for key, value in content.items() if key not in _EITHER or value is not None}
+        if not self.rests_on_seed:
+            del content["rests_on_seed"]
         content["sha256"] = _checksum(content)
         (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path, to_go_on: bool = False) -> Manifest:
     """The manifest of a checkpoint, itself checked.
+
+    Args:
+        folder: the checkpoint.
+        to_go_on: whether the run is to go on from it, whose seed makes the rows that it does not have.
 
     Raises:
         DamagedCheckpointError: when there is none, or when it is damaged.
-        CheckpointError: when it is of another format.
+        CheckpointError: when it is of another format, or lacks rows.
     """
+    manifest = _read(folder)
+    if manifest.rests_on_seed and not to_go_on:
+        raise CheckpointError(
+            f"{folder}, which lacks all rows that were not updated before step {manifest.progress.step}",
+            "a whole checkpoint", "go on with the run (--resume), or name one in its checkpoints/",
+        )  # fmt: skip
+    return manifest
+
+
+def _read(folder: Path) -> Manifest:
     path = folder / MANIFEST
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ from pibroch.collectives.world import World
 from pibroch.config import RunConfig
 from pibroch.errors import ConfigError
 from pibroch.process import threads_of_rank
-from pibroch.roles import DATA_PROCESSOR, ROLES, Role
+from pibroch.roles import DATA_PROCESSOR, Role, roles
 from pibroch.train.agreement import on_first, together
 from pibroch.train.run_directory import RunDirectory
 
@@ -34,13 +34,12 @@ class Beside:
 
 def wanted(config: RunConfig) -> dict[Role, int]:
     """How many processes of each role a recipe asks for; roles of which there are none are left out."""
-    counts = config.embedding.exchange.helpers() | {DATA_PROCESSOR.command: config.data.processors}
-    return {role: counts[role.command] for role in ROLES if counts.get(role.command)}
+    return {role: count for role in roles() if (count := role.count(config))}
 
 
 def meeting_places(config: RunConfig) -> dict[Role, str | None]:
     """Where processes of each role are met, as far as the recipe says that they run already."""
-    return dict.fromkeys(ROLES, config.embedding.exchange.rendezvous()) | {DATA_PROCESSOR: config.data.meet}
+    return {role: role.meeting_place(config) for role in roles()}
 
 
 @contextmanager
@@ -57,15 +56,15 @@ def processes_beside(config: RunConfig, world: World, run: RunDirectory, meet: s
         ConfigError: for processes to be started by a run on several machines, or an address that cannot be used.
         TrainingError: when one does not come.
     """
-    roles, channel = wanted(config), world.control
-    if not roles:
+    asked, channel = wanted(config), world.control
+    if not asked:
         yield Beside()
         return
     from pibroch.roles.group import join, leave  # with all of RPC, which nobody else needs
     from pibroch.roles.process import Share, started
 
     places = meeting_places(config)
-    own = {role: count for role, count in roles.items() if meet is None and places[role] is None}
+    own = {role: count for role, count in asked.items() if meet is None and places[role] is None}
     meet = meet or next((place for place in places.values() if place is not None), None)
     has_meeting_place = meet is None and world.is_first
     with ExitStack() as stack:
@@ -75,10 +74,10 @@ def processes_beside(config: RunConfig, world: World, run: RunDirectory, meet: s
             where = meet
             meet = on_first(channel, lambda: stack.enter_context(started(shares, threads, where)))
         assert meet is not None, "given, or opened just now"
-        found = together(channel, lambda: [list(each) for each in join(meet, roles, world.ranks.rank).values()])[0]
+        found = together(channel, lambda: [list(each) for each in join(meet, asked, world.ranks.rank).values()])[0]
         if has_meeting_place:
             stack.callback(leave)
-        yield Beside({role.command: tuple(names) for role, names in zip(roles, found, strict=True)})
+        yield Beside({role.command: tuple(names) for role, names in zip(asked, found, strict=True)})
         channel.barrier()  # nobody ends a process that another one still asks
         if not has_meeting_place:  # after a failure the place may be gone, and so is this process soon
             leave()

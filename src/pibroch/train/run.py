@@ -39,6 +39,7 @@ from pibroch.train.scoring import check_out, opened_split, write_predictions
 from pibroch.train.session import Session, build_session, build_tables
 from pibroch.train.stopwatch import Stopwatch
 from pibroch.train.summary import Summary
+from pibroch.train.timed_checkpoints import Saver, TimedCheckpoints
 
 logger = logging.getLogger(__name__)
 MakeSink = Callable[[int], Sink]
@@ -87,7 +88,8 @@ def run_training(
 
 def _train(session: Session, run: RunDirectory, make_sink: MakeSink, traces: bool) -> RunResult:
     settings, channel = session.config.train, session.world.control
-    checkpoints = CheckpointFolder(run.checkpoints_path, settings.keep, settings.full_checkpoint_every, channel)
+    how = settings.keep, settings.full_checkpoint_every, channel, run.recovery_path
+    checkpoints = CheckpointFolder(run.checkpoints_path, *how)
     progress = checkpoints.resume(session)
     on_first(channel, lambda: _note_surroundings(session, run, checkpoints.latest() is not None))
     finished = on_first(channel, lambda: _summary_of_finished(session, run, progress))
@@ -106,7 +108,9 @@ def _train(session: Session, run: RunDirectory, make_sink: MakeSink, traces: boo
     replanner = None if settings.replan_above is None else Replanner(session, run, settings.replan_above)
     try:
         with tracing as trace:
-            trainer = Trainer(session, checkpoints, sink, progress, stopwatch, trace, replanner)
+            base, seconds = checkpoints.resumed, settings.checkpoint_every_seconds
+            timed = TimedCheckpoints(run.recovery_path, seconds, session, base)
+            trainer = Trainer(session, Saver(checkpoints, timed), sink, progress, stopwatch, trace, replanner)
             trainer.fit()
         checkpoints.restore_best(session)
         return _conclude(session, run, trainer, sink)
@@ -204,7 +208,7 @@ def _conclude(session: Session, run: RunDirectory, trainer: Trainer, sink: Sink)
         record = evaluation_record(trainer.monitor.best_step or trainer.step, "test", metrics, True)
         sink.evaluation(record)
         tested = {**asdict(record), "curves": asdict(curves)}
-    summary = _summary(session, trainer, metrics, by_link)
+    summary = _summary(session, trainer, metrics, by_link, run.num_restarts)
     best_possible_auc = _best_possible_auc(session.dataset)
     if session.world.is_first:
         skew = asdict(access_skew(session.dataset))
@@ -218,7 +222,9 @@ def _best_possible_auc(dataset: EncodedDataset) -> float | None:
     return (dataset.best_possible_auc or {}).get("test") if dataset.samples["test"] else None
 
 
-def _summary(session: Session, trainer: Trainer, metrics: Metrics | None, by_link: list[list[float] | None]) -> Summary:
+def _summary(
+    session: Session, trainer: Trainer, metrics: Metrics | None, by_link: list[list[float] | None], num_restarts: int
+) -> Summary:
     """The run in figures, the same on all ranks but for the time that each has measured."""
     world, traffic = session.world, session.world.ranks.traffic
     seconds, own_samples = trainer.stopwatch.read()
@@ -246,6 +252,9 @@ def _summary(session: Session, trainer: Trainer, metrics: Metrics | None, by_lin
         bytes_by_purpose=_by_purpose(sum(sent), purposes) if report.num_steps or session.processors else None,
         bytes_by_link=None if None in by_link else by_link,
         peak_rss_bytes=max(peaks),
+        restarts=num_restarts,
+        timed_checkpoints=trainer.saver.timed.count,
+        timed_checkpoint_seconds=round(trainer.saver.timed.seconds_taken, 3),
     )
 
 

@@ -25,6 +25,8 @@ except ImportError:  # not on Windows
 LOCK = ".lock"
 """Held by rank 0 while it trains; says who it is."""
 VERSIONS = "versions.json"
+RESTARTS = "restarts.jsonl"
+"""A line for each time that the run's processes were started again, because some were lost."""
 logger = logging.getLogger(__name__)
 _LIBRARIES = ("torch", "numba", "numpy", "polars", "safetensors")
 
@@ -40,9 +42,9 @@ class RunDirectory:
     """The files of a run.
 
     ``config.toml`` (a recipe in itself), ``versions.json``, ``metrics.jsonl``, ``checkpoints/``, and at the end
-    ``evaluation.json`` and ``summary.json``; in ``ranks/`` the metrics and the log of each rank but the first, in ``servers/``
-    and ``processors/`` the logs of embedding servers and data processors that the run started; in ``trace/`` each rank's
-    trace, when asked for.
+    ``evaluation.json`` and ``summary.json``; in ``recovery/`` what was saved beside training since the last checkpoint; in
+    ``ranks/`` the metrics and the log of each rank but the first, in ``servers/`` and ``processors/`` the logs of embedding
+    servers and data processors that the run started; in ``trace/`` each rank's trace, when asked for.
 
     Args:
         path: the folder.
@@ -54,6 +56,7 @@ class RunDirectory:
         self.metrics_path = path / f"ranks/metrics-{rank}.jsonl" if rank else path / "metrics.jsonl"
         self.trace_path = path / "trace" / f"rank{rank}.json"
         self.checkpoints_path = path / "checkpoints"
+        self.recovery_path = path / "recovery"
 
     def log_path(self, rank: int) -> Path:
         """Where a rank that is not the first says what rank 0 says on the console."""
@@ -155,6 +158,12 @@ class RunDirectory:
             except json.JSONDecodeError:
                 break
         return records
+
+    @property
+    def num_restarts(self) -> int:
+        """How often a supervisor has started the processes of the run again."""
+        path = self.path / RESTARTS
+        return len(path.read_text(encoding="utf-8").splitlines()) if path.exists() else 0
 
     def write_summary(self, summary: Summary) -> None:
         """Write ``summary.json``."""

@@ -17,10 +17,12 @@ from pibroch.collectives import data_parallel
 from pibroch.collectives.world import World
 from pibroch.config import RunConfig
 from pibroch.config.embedding import NormalConfig, UniformConfig
+from pibroch.config.exchange import ExchangeSection
 from pibroch.data import EncodedDataset, JaggedBatch
 from pibroch.embedding import Initializer, Normal, Table, Uniform, Zeros
-from pibroch.exchange import Embeddings
-from pibroch.models import build_model, set_place
+from pibroch.exchange import Embeddings, place_towers
+from pibroch.exchange.towers import TowersSection
+from pibroch.models import TowerModel, build_model, set_place
 from pibroch.models.build import MODELS
 from pibroch.process import threads_of_rank
 from pibroch.train.optimizers import build_dense_optimizer, build_sparse_optimizer
@@ -119,20 +121,32 @@ def build_session(
     torch.manual_seed(config.seed)
     schema = dataset.schema
     exchange = config.embedding.exchange.for_ranks(world.ranks.world_size)
+    names = tuple(feature.name for feature in schema.categorical)
     embeddings = Embeddings(
         build_tables(config, dataset.num_rows),
         build_sparse_optimizer(config.embedding.optimizer, config.train.average),
         exchange.name,
         config.seed,
         world.ranks.open_channel(),
-        **exchange.options(beside.workers),
+        **{**exchange.options(beside.workers), **_groups_of_towers(config, exchange, names)},
     )
-    names = tuple(feature.name for feature in schema.categorical)
-    model = data_parallel(build_model(config.model, len(schema.dense), len(names), names), world.ranks)
+    model = build_model(config.model, len(schema.dense), len(names), names)
+    model = data_parallel(place_towers(model, embeddings), world.ranks)
     optimizer = build_dense_optimizer(config.optimizer, model.parameters())
     averages = _averages(model, config.train.average)
     processors = _processors(beside.processors, world)
     return Session(config, dataset, embeddings, model, optimizer, averages, world, processors)
+
+
+def _groups_of_towers(
+    config: RunConfig, exchange: ExchangeSection, features: tuple[str, ...]
+) -> dict[str, list[list[str]]]:
+    """The groups of the model's towers, for an exchange by towers that was given none."""
+    if not isinstance(exchange, TowersSection) or exchange.groups is not None:
+        return {}
+    if not issubclass(MODELS[config.model.name], TowerModel):
+        return {}
+    return {"groups": [[features[number] for number in group] for group in config.model.towers.numbers(features)]}
 
 
 def _processors(names: tuple[str, ...], world: World) -> Processors | None:

@@ -25,6 +25,9 @@ class Summary:
         bytes_by_link: what each rank sent to each a training step to exchange embeddings, ``[W, W]``, in the steps of the
             processes that ended the run; ``None`` for one process, and for exchanges that do not count it.
         peak_rss_bytes: the most memory that one of the processes held.
+        restarts: of the run's processes, because some were lost.
+        timed_checkpoints: written beside training, by the processes that ended the run.
+        timed_checkpoint_seconds: that these took from the thread that trains; they are within ``seconds``.
     """
 
     steps: int
@@ -43,3 +46,6 @@ class Summary:
     bytes_by_purpose: dict[str, int] | None
     bytes_by_link: list[list[float] | None] | None
     peak_rss_bytes: int
+    restarts: int = 0
+    timed_checkpoints: int = 0
+    timed_checkpoint_seconds: float = 0.0

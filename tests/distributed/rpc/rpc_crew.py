@@ -130,7 +130,6 @@ def leave():
 
 def _serve(pipe):
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
-    sys.path.insert(0, str(HERE))
     while True:
         try:
             module, name, args, kwargs = pipe.recv()

@@ -6,18 +6,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from benchmarks.load import ForeignLoad
+from benchmarks.registry import Options
+from benchmarks.rpc_pairs import local_environment, pairs
+from benchmarks.runner import Schedule
+from benchmarks.topics import rpc as topic
+from benchmarks.topics.rpc import KB, MB, ONE_HOST, OURS, Phase
+
+from pibroch.ports import free_port
 
 CHECKOUT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(CHECKOUT))
-
-from benchmarks.load import ForeignLoad  # noqa: E402
-from benchmarks.registry import Options  # noqa: E402
-from benchmarks.rpc_pairs import local_environment, pairs  # noqa: E402
-from benchmarks.runner import Schedule  # noqa: E402
-from benchmarks.topics import rpc as topic  # noqa: E402
-from benchmarks.topics.rpc import KB, MB, ONE_HOST, OURS, Phase  # noqa: E402
-
-from pibroch.ports import free_port  # noqa: E402
 
 SHORT = Schedule(rounds=1, steps_per_round=10, warmup_steps=1)
 PHASES = [

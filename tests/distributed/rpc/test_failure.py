@@ -16,7 +16,7 @@ from pibroch import rpc
 from pibroch.errors import RpcTimeoutError, WorkerLostError
 from pibroch.rpc.options import DEFAULT_NUM_WORKER_THREADS
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(180)]  # alone: times, idle CPU, memory
 
 LOST_WITHIN_S = 15.0
 GIVEN_BACK_WITHIN_S = 30.0

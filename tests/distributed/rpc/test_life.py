@@ -339,6 +339,7 @@ def test_without_its_meeting_place_a_worker_says_so(processes):
     workers[1].run(look_for, "w7")
 
 
+@pytest.mark.alone  # looks at /dev/shm
 def test_nothing_is_left_in_shared_memory(processes):
     workers = processes(2)
     before = set(os.listdir("/dev/shm"))

@@ -7,7 +7,7 @@ import pytest
 import reference_cases as cases
 import rpc_crew
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(300), pytest.mark.slow]  # alone: 64 processes
 
 NUM_WORKERS = 64
 MEMORY_BYTES = 6 << 30

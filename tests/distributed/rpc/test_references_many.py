@@ -14,7 +14,7 @@ from pibroch import rpc
 from pibroch.rpc.options import DEFAULT_NUM_WORKER_THREADS
 from pibroch.rpc.rref import RRef, remote
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]  # alone: counts what is in /dev/shm
 
 NUM_WORKERS = 4
 NUM_REFERENCES = 10_000  # over all workers

@@ -21,7 +21,6 @@ import unittest
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
 import torch_names
 
 SUITES = {

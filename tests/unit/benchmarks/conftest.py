@@ -1,13 +1,6 @@
-import sys
-from pathlib import Path
-
 import pytest
-
-CHECKOUT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(CHECKOUT))
-
-from benchmarks.cases import Case  # noqa: E402
-from benchmarks.workloads import Workload  # noqa: E402
+from benchmarks.cases import Case
+from benchmarks.workloads import Workload
 
 
 @pytest.fixture(scope="session")

@@ -118,6 +118,7 @@ def test_quick_is_a_part_of_the_whole():
         assert set(module.settings(quick=True)) < set(module.settings(quick=False))
 
 
+@pytest.mark.alone  # the machine's load
 def test_foreign_load_tells_workers_from_others():
     """The same busy process, once counted as a worker and once not, over the same time."""
     busy = "import time\nwhile time.process_time() < 0.5: pass\nprint('busy no more', flush=True)\ninput()"

@@ -153,7 +153,7 @@ def test_a_stopped_rank_that_is_waited_for_in_vain_is_named_by_all(three, monkey
 @pytest.mark.parametrize("line", [b"nonsense\n", b"[1]\n", b'{"failure": 5}\n', b"x" * (MAX_LINE_BYTES + 1)])
 def test_garbage_counts_as_death(three, line):
     three.ends[1][0]._socket.sendall(line)
-    assert three.detectors[2].failure(TIMEOUT_S) == RankFailure(1, None, SILENCE)
+    assert three.detectors[2].failure(TIMEOUT_S) == RankFailure(1, None, SILENCE, is_loss=True)
 
 
 def test_strangers_are_turned_away():

@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 
-from pibroch.data.encode import FeatureEncoder
+from pibroch.data.encode import Encoders, FeatureEncoder
 from pibroch.data.parse import field_codes
 from pibroch.data.schema import CategoricalFeature
+from pibroch.data.text import EMPTY_CODE
 from pibroch.errors import DataError
 
 
@@ -64,3 +65,20 @@ def test_multi_hot_takes_lists_and_delimited_text():
         rows, lengths = bags.encode(values)
         assert rows.tolist() == [2, 3, 3, 0]
         assert lengths.tolist() == [2, 0, 2, 0]
+
+
+def test_stacked_dictionaries_give_the_rows_of_each():
+    words = {"a": [f"w{i}" for i in range(300)], "b": [], "c": ["w7", "w0"]}
+    encoders = Encoders({name: encoder(values) for name, values in words.items()})
+    codes = np.concatenate([encoders["a"]._vocabulary, np.array([EMPTY_CODE, 12345], np.uint64)])
+    for names in (["a", "b", "c"], ["c", "a"]):
+        found = encoders.stacked.rows(names, np.stack([codes] * len(names)))
+        assert found.dtype == np.int64
+        for rows, name in zip(found, names, strict=True):
+            assert name in encoders.stacked and np.array_equal(rows, encoders[name].rows(codes))
+
+
+def test_large_dictionaries_are_not_copied(monkeypatch):
+    monkeypatch.setattr("pibroch.data.encode.STACKED_BYTES", 800)
+    encoders = Encoders({"large": encoder([f"w{i}" for i in range(51)]), "small": encoder(["a"])})
+    assert "large" not in encoders.stacked and "small" in encoders.stacked

@@ -10,7 +10,7 @@ from pibroch.data.loader import Loader
 from pibroch.data.planted import CLICK_RATE
 from pibroch.data.skew import CRITEO_SKEW, Skew, rank_probabilities
 from pibroch.data.splits import SplitRule
-from pibroch.data.synthetic import Generator, SyntheticOptions, synthesize
+from pibroch.data.synthetic import Generator, SyntheticOptions, planted_groups, synthesize
 from pibroch.data.truth import TruthMeter
 from pibroch.errors import ConfigError, DataError
 
@@ -175,3 +175,21 @@ def test_memory_does_not_grow_with_the_samples(tmp_path):
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
         peaks.append(int(done.stdout) * 1024)
     assert peaks[1] - peaks[0] < 15 << 20, "420,000 samples more take 68 MB on disk"
+
+
+def test_planted_groups_interact_inside_alone_and_are_written_down(tmp_path):
+    options = SyntheticOptions(50, max_table_rows=20, groups=4)
+    planted, names = Generator(options)._planted, Generator(options).schema.keys
+    bounds = [*planted.first_row.tolist(), len(planted.effects)]
+    factors = {name: planted.effects[bounds[i] : bounds[i + 1], 1:] for i, name in enumerate(names)}
+    groups = planted_groups(options)
+    assert sorted(name for group in groups for name in group) == sorted(names)
+    group_of = {name: number for number, group in enumerate(groups) for name in group}
+    for one in names:
+        for other in names:
+            products = factors[one] @ factors[other].T
+            assert products.any() == (group_of[one] == group_of[other])
+    synthesize(options, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "groups.json").read_text()) == {"towers": groups}
+    with pytest.raises(ConfigError, match="27 planted groups"):
+        Generator(SyntheticOptions(50, groups=27))

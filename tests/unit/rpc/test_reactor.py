@@ -8,6 +8,8 @@ import pytest
 
 from pibroch.rpc.reactor import Reactor
 
+pytestmark = pytest.mark.alone  # times of milliseconds, idle CPU
+
 PATIENCE_S = 60.0
 
 

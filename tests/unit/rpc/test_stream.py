@@ -13,6 +13,8 @@ from pibroch.rpc.frames import FrameReader, Kind, header
 from pibroch.rpc.reactor import Reactor
 from pibroch.rpc.stream import Stream
 
+pytestmark = pytest.mark.alone  # times of tenths of a second
+
 PATIENCE_S = 60.0
 PIECE = bytes(1000)
 NUM_PIECES = 800

@@ -2,6 +2,7 @@
 
 import http.client
 import os
+import re
 import shutil
 import signal
 import sys
@@ -155,6 +156,10 @@ def test_workers_share_a_port_and_its_counters(versions, tmp_path):
     with serving(out, "--workers", 2, *RELOAD) as server:
         workers = children(server.program.pid)
         assert len(workers) == 2
+        pages = [
+            int(re.search(r"^Pss: +(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)[1]) for pid in workers
+        ]
+        assert max(pages) < 250_000  # kB
         with Load(server, versions, 4) as load:
             load.until_seen(read_export(out).version)
             replace(versions.folder / "int8", out)

@@ -1,7 +1,6 @@
 """Exported models compute the same logits; imported ones are the model that was exported."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,6 @@ from pibroch.train.run_directory import RunDirectory
 from pibroch.train.session import build_session
 from small_run import make_config, make_dataset, train_here
 
-ROOT = Path(__file__).parents[3]
 PLAIN = ["model.batch_norm=false", "model.top=[16, 8]"]
 VARIANTS = {"plain": PLAIN, "batch norm": ["train.steps=30"], "averaged": [*PLAIN, "train.average=0.9"]}
 
@@ -82,7 +80,6 @@ def test_the_reference_dlrm_computes_the_same_logits(trained, data, tmp_path, va
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_torchrec_s_dlrm_computes_the_same_logits(trained, data, tmp_path, variant):
-    sys.path.insert(0, str(ROOT))
     from benchmarks.environments import peers_python
 
     try:

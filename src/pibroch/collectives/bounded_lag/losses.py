@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import select
+import socket
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -62,3 +64,10 @@ def state_of(process: int) -> str:
     except (OSError, IndexError):
         return ""
     return "" if state in ("Z", "X") else state
+
+
+def has_hung_up(link: socket.socket) -> bool:
+    """Whether the other end of a socket is gone."""
+    poll = select.poll()
+    poll.register(link, select.POLLRDHUP)
+    return any(events & (select.POLLHUP | select.POLLRDHUP | select.POLLERR) for _, events in poll.poll(0))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
+from types import ModuleType
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -16,6 +17,8 @@ from pibroch.collectives.bounded_lag.base import LaggedTransport
 from pibroch.collectives.bounded_lag.gloo_streams import GlooStreamTransport
 from pibroch.collectives.bounded_lag.meeting import meet
 from pibroch.collectives.bounded_lag.mixed import MixedTransport
+from pibroch.collectives.bounded_lag.mpi import MpiTransport
+from pibroch.collectives.bounded_lag.mpi_start import load_mpi, start_mpi
 from pibroch.collectives.bounded_lag.options import BoundedLagOptions
 from pibroch.collectives.bounded_lag.shared_memory import SharedMemoryTransport
 from pibroch.collectives.bounded_lag.tcp import TcpTransport
@@ -48,7 +51,11 @@ def open_lagged_transport(
     name = options.resolved_transport()
     if name == "gloo":
         return GlooStreamTransport(store, rank, members, num_slots, timeout_s)
-    shares_memory = name == "auto" and FUTEX_CALL is not None
+    if name == "mpi":
+        start = _mpi_to_start(members)
+        meeting = meet(store, rank, len(members), timeout_s)
+        return MpiTransport(start(), meeting, rank, members, num_slots, options.slot_bytes, num_streams, timeout_s)
+    shares_memory = FUTEX_CALL is not None and name == "auto"
     meeting = meet(store, rank, len(members), timeout_s, shares_memory=shares_memory)
     if not meeting.local:
         return TcpTransport(meeting.remote, rank, members, num_slots, timeout_s)
@@ -56,6 +63,22 @@ def open_lagged_transport(
     if not meeting.remote:
         return local
     return MixedTransport(local, TcpTransport(meeting.remote, rank, members, num_slots, timeout_s, local.wake))
+
+
+def _mpi_to_start(members: Sequence[int]) -> Callable[[], ModuleType]:
+    """What starts MPI between all ranks of the run once they are known to be there.
+
+    Raises:
+        MissingDependencyError: without it.
+        ConfigError: for some of them while it does not run.
+    """
+    num_ranks = dist.get_world_size()
+    if not load_mpi().Is_initialized() and len(members) < num_ranks:
+        raise ConfigError(
+            f"a first transport mpi between {len(members)} of {num_ranks} ranks", "all of them: MPI starts on all at once",
+            "make a group of all ranks with it first",
+        )  # fmt: skip
+    return lambda: start_mpi(PrefixStore("pibroch/pmi", _get_default_store()), dist.get_rank(), num_ranks)
 
 
 _OPENED: WeakKeyDictionary[dist.ProcessGroup, Counter[tuple[int, ...]]] = WeakKeyDictionary()

@@ -9,7 +9,7 @@ from pibroch.errors import ConfigError
 
 SLOT_BYTES = 1 << 16
 AUTO = "auto"
-TRANSPORTS = ("auto", "stream", "gloo")
+TRANSPORTS = ("auto", "stream", "gloo", "mpi")
 BOUND_VARIABLE, TRANSPORT_VARIABLE = "PIBROCH_BLS_BOUND", "PIBROCH_BLS_TRANSPORT"
 
 
@@ -19,8 +19,9 @@ class BoundedLagOptions:
 
     Attributes:
         bound: k, requests that may be outstanding before a rank blocks; ``PIBROCH_BLS_BOUND`` when absent, else 1.
-        transport: ``auto``, shared memory within a host and streams between hosts, ``stream`` everywhere, or ``gloo``, whose
-            messages between pairs are slower; ``PIBROCH_BLS_TRANSPORT`` when absent, else ``auto``.
+        transport: ``auto``, shared memory within a host and streams between hosts, ``stream`` everywhere, ``gloo``, whose
+            messages between pairs are slower, or ``mpi``, one-sided, with the extra of that name; ``PIBROCH_BLS_TRANSPORT``
+            when absent, else ``auto``.
         slot_bytes: what fits a slot; larger messages travel in segments that are made when they are needed.
     """
 

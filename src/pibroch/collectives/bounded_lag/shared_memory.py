@@ -11,7 +11,6 @@ The sockets carry descriptors, and their ends say that a process has ended. Wait
 from __future__ import annotations
 
 import os
-import select
 import socket
 import struct
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pibroch.collectives.bounded_lag.base import LaggedTransport, RankParts, Slot
-from pibroch.collectives.bounded_lag.losses import ENDED, LEFT, STOPPED, Patience, state_of
+from pibroch.collectives.bounded_lag.losses import ENDED, LEFT, STOPPED, Patience, has_hung_up, state_of
 from pibroch.collectives.bounded_lag.meeting import process_at
 from pibroch.errors import InputError, TrainingError
 from pibroch.kernels.arrays import Bytes, Ints
@@ -157,7 +156,7 @@ class SharedMemoryTransport(LaggedTransport):
 
     def look_at_others(self, missing: Sequence[int], number: int, patience: Patience) -> None:
         """See :class:`LaggedTransport`."""
-        states = {p: "" if _has_hung_up(self._sockets[p]) else state_of(self._processes[p]) for p in missing}
+        states = {p: "" if has_hung_up(self._sockets[p]) else state_of(self._processes[p]) for p in missing}
         for p, foreign in self._foreign.items():  # looked at after the states: who ends has left its note before
             note = int(foreign.array[NOTE : NOTE + 8].view(np.int64)[0])
             if note > 0 and note - 1 != self.rank:
@@ -272,9 +271,3 @@ def _receive(link: socket.socket) -> ForeignSegment:
         raise TrainingError("no memory from another rank of this host", "all ranks alive", "look at their logs")
     segment_id, nbytes = _ANNOUNCEMENT.unpack(message)
     return ForeignSegment.open(descriptors[0], nbytes, segment_id)
-
-
-def _has_hung_up(link: socket.socket) -> bool:
-    poll = select.poll()
-    poll.register(link, select.POLLRDHUP)
-    return any(events & (select.POLLHUP | select.POLLRDHUP | select.POLLERR) for _, events in poll.poll(0))

@@ -121,6 +121,10 @@ class LaneMovement:
             self.after.shard.track_touched()
             assert self.after.shard.touched is not None, "just now"
             self.after.shard.touched[:] = True  # the next increment has all rows of this shard
+        if self.before.shard.changed is not None:
+            self.after.shard.track_changed()
+            assert self.after.shard.changed is not None, "just now"
+            self.after.shard.changed[:] = True
 
 
 class RowMovement:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from pibroch.collectives import Channel
 from pibroch.embedding import SparseOptimizer
 from pibroch.errors import ConfigError
 from pibroch.exchange.layout import LaneLayout
+from pibroch.observability.memory import free_memory
 
 SHARE_OF_FREE_MEMORY = 0.5
 
@@ -55,19 +55,3 @@ def spare_rows(
     offered: list[list[int]] = channel.gather(offers)
     least = np.min(offered, axis=0).tolist()
     return [min(int(layout.bounds[-1]), each) for layout, each in zip(layouts, least, strict=True)]
-
-
-def free_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that processes of this machine can still take, or of this container where it has a limit of its own.
-
-    Args:
-        proc: where the system says what is available; half of the memory is assumed where it says nothing.
-        groups: where the limits of process groups are (version 2).
-    """
-    lines = (proc / "meminfo").read_text().splitlines() if (proc / "meminfo").exists() else []
-    available = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
-    free = available[0] if available else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    limit, used = groups / "memory.max", groups / "memory.current"
-    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
-        free = min(free, max(0, int(text) - int(used.read_text())))
-    return free

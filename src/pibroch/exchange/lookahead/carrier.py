@@ -105,7 +105,7 @@ class Carrier:
         packing.unpack(received, transfer.records_in, transfer.weights_in, transfer.counts[2:], dim, records, stored)
         in_slots = transfer.records_in >= num_home
         self._row_of_slot[transfer.records_in[in_slots] - num_home] = transfer.rows_in[in_slots]
-        self._touch(transfer.records_in[~in_slots])
+        self.shard.mark(transfer.records_in[~in_slots])
 
     def _swap(
         self, transfers: dict[str, Transfer], transfer: Transfer, sent: Records, received: Records, widths: Ints
@@ -189,7 +189,7 @@ class Carrier:
         self.purposes.add("write back", int(records.nbytes + rows.nbytes))
         places = their_rows - self._bounds[channel.ranks.rank]
         self.shard.records[places] = theirs
-        self._touch(places)
+        self.shard.mark(places)
 
     def flush(self) -> None:
         """Wait until servers have all that was sent to them."""
@@ -199,10 +199,6 @@ class Carrier:
     def clear(self) -> None:
         """Forget what is in the slots."""
         self._row_of_slot[:] = NOBODY
-
-    def _touch(self, places: Ints) -> None:
-        if self.shard.touched is not None:
-            self.shard.touched[places] = True
 
 
 def arrivals(transfer: Transfer | None) -> int:

@@ -189,13 +189,13 @@ class RetrieveExchange(AllToAllExchange):
 
     def _receive(self, p: int, wanted: Sequence[WantedRows]) -> None:
         parts = [each.part(p) for each in wanted]
-        if self._wire.is_exact:
+        if self.wire.is_exact:
             self._gets.receive(p, [part.reshape(-1).view(np.uint8) for part in parts])
             return
-        narrow = [np.empty(part.size * self._wire.dtype.itemsize, np.uint8) for part in parts]
+        narrow = [np.empty(part.size * self.wire.dtype.itemsize, np.uint8) for part in parts]
         self._gets.receive(p, narrow)
         for part, came in zip(parts, narrow, strict=True):
-            part[:] = widened(came, self._wire.dtype).reshape(part.shape)
+            part[:] = widened(came, self.wire.dtype).reshape(part.shape)
 
     def _check_near(self, ranks: Iterable[int], version: int) -> None:
         """Wait for neighbours that are still writing what this rank has written, and refuse those that went on."""

@@ -1,0 +1,150 @@
+"""Start the processes of a run, and start them again from the newest checkpoint when one of them was lost."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections import deque
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pibroch.cli.console import console
+from pibroch.cli.launch import END_S, LAST_WORDS, LOSS_END_S, LOST, Crew, tail
+
+DEFAULT_RESTARTS = 10
+"""Of several ranks."""
+WINDOW_S = 3600.0
+LONGEST_PAUSE_S = 30.0
+
+
+@dataclass(slots=True)
+class RestartBudget:
+    """Whether, and when, to start again what was lost: so many times within an hour, and later where nothing was gained.
+
+    >>> budget, now = RestartBudget(most=3), 0.0
+    >>> [budget.pause(step, now) for step in (5, 5, 5, 9)]
+    [0.0, 1.0, 2.0, None]
+    >>> budget.pause(9, now + WINDOW_S + 1)
+    4.0
+    """
+
+    most: int
+    _times: deque[float] = field(default_factory=deque)
+    _step: int | None = None
+    _vain: int = 0
+
+    def pause(self, step: int, now: float) -> float | None:
+        """Seconds to wait before the next start; ``None`` when no more are left.
+
+        Args:
+            step: of the newest checkpoint.
+            now: monotonic seconds.
+        """
+        while self._times and now - self._times[0] > WINDOW_S:
+            self._times.popleft()
+        self._vain = self._vain + 1 if step == self._step else 0
+        self._step = step
+        if len(self._times) >= self.most:
+            return None
+        self._times.append(now)
+        return min(LONGEST_PAUSE_S, 2.0 ** (self._vain - 1)) if self._vain else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """What is kept of one.
+
+    Attributes:
+        time: when, in UTC.
+        reason: what was lost.
+        from_step: of the checkpoint with which the run goes on; 0 for none.
+        seconds: that the lost processes had run.
+        pause_seconds: before the new ones are started.
+    """
+
+    time: str
+    reason: str
+    from_step: int
+    seconds: float
+    pause_seconds: float
+
+
+def supervise(num_ranks: int, folder: Path, restarts: int) -> int:
+    """Run this command line as several ranks, again and again as long as something is lost; returns an exit code.
+
+    Args:
+        num_ranks: how many.
+        folder: of the run.
+        restarts: in an hour, at most.
+    """
+    budget, more = RestartBudget(restarts), list[str]()
+    words = folder / ".last-words"
+    while True:
+        start = time.monotonic()
+        with Crew(num_ranks, ["--run-dir", str(folder), *more], {LAST_WORDS: str(words)}) as crew:
+            failed = crew.wait(LOSS_END_S if restarts else END_S)
+            if failed is None:
+                return 0
+            is_lost = crew.has_lost()
+            if is_lost and restarts:
+                crew.kill()
+        reason, code = _reason(failed, words), _exit_code(failed, folder)
+        if not is_lost or not restarts:
+            return code
+        now = time.monotonic()
+        step = newest_step(folder)
+        pause = budget.pause(step, now)
+        if pause is None:
+            _say(f"{reason}: {restarts} restarts within an hour are used up (--restarts)")
+            return code
+        _keep(folder, Restart(datetime.now(UTC).isoformat(), reason, step, round(now - start, 3), pause))
+        _say(f"{reason}: starting again from step {step}" + (f" in {pause:g} s" if pause else ""))
+        time.sleep(pause)
+        words.unlink(missing_ok=True)
+        more = ["--resume"]
+
+
+def newest_step(folder: Path) -> int:
+    """Of the checkpoints of a run, 0 for none."""
+    names = [path.name for place in ("checkpoints", "recovery") for path in (folder / place).glob("step-*")]
+    return max((int(name[5:]) for name in names if name[5:].isdecimal()), default=0)
+
+
+def _say(text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _reason(failed: tuple[int, int], words: Path) -> str:
+    """What was lost, as far as is known."""
+    rank, code = failed
+    if code < 0:
+        return f"rank {rank} ended with signal {signal.Signals(-code).name}"
+    return words.read_text(encoding="utf-8") if words.exists() else f"rank {rank} ended with exit code {code}"
+
+
+def _exit_code(failed: tuple[int, int], folder: Path) -> int:
+    """Of the launcher; shows the end of the log where the rank that failed has said nothing on the console."""
+    from pibroch.train.run_directory import RunDirectory
+
+    rank, code = failed
+    log = RunDirectory(folder).log_path(rank or 1)  # when rank 0 was killed, the others know
+    if code < 0 or (rank > 0 and log.exists()):  # else rank 0 has said why
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {1 if code == LOST else code}"
+        _say(f"rank {rank} ended with {how}; the end of {log}:")
+        _say(tail(log))
+    if code == LOST:
+        return 1
+    return code if code > 0 else 128 - code
+
+
+def _keep(folder: Path, restart: Restart) -> None:
+    """A disk that refuses the line does not keep the run from going on."""
+    from pibroch.train.run_directory import RESTARTS
+
+    try:
+        with (folder / RESTARTS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(restart)) + "\n")
+    except OSError as error:
+        _say(f"{folder / RESTARTS}: {error.strerror}")

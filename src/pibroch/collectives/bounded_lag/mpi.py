@@ -1,0 +1,303 @@
+"""Bounded-lag messages by MPI's one-sided operations: each rank puts into a window of the others' memory (BLS, Fig. 3).
+
+A rank's window is its inbox: a head with notes, and for each stream and sender a ring of slots, whose header ends with the
+message's number. The part goes first, then a flush, then the number, then another flush. What does not fit a slot stays in
+memory of the sender's, whose address is in the header; the receiver gets it. Nobody is asked for anything but that get, which
+MPI may serve in calls of the sender alone: a thread of it looks in now and then once there is such memory.
+
+MPI frees windows together only: those that all have closed go when the next one is opened.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from pibroch.collectives.bounded_lag.base import LaggedTransport, RankParts, Slot
+from pibroch.collectives.bounded_lag.losses import ENDED, LEFT, STOPPED, Patience, has_hung_up, state_of
+from pibroch.collectives.bounded_lag.meeting import Meeting, process_at
+from pibroch.collectives.bounded_lag.mpi_start import forget_files
+from pibroch.errors import InputError
+from pibroch.kernels.arrays import Bytes, Ints
+
+HEADER_BYTES, LINE_BYTES = 64, 64
+SEQUENCE, NBYTES, ADDRESS = 0, 1, 2
+"""Words of a slot's header."""
+CLOSED = -1
+SLEEP_S, SPIN_S, LEAST_NAP_S, MOST_NAP_S = 0.1, 0.00005, 0.00002, 0.002
+PROGRESS_S = 0.002
+END_S = 2.0
+"""How long a rank that has closed lets others get what it has put."""
+
+
+class _MpiWindow(Protocol):
+    """What is used of mpi4py's windows."""
+
+    def tomemory(self) -> memoryview: ...
+    def Put(self, origin: object, target_rank: int, target: object, /) -> None: ...
+    def Rget(self, origin: object, target_rank: int, target: object, /) -> _MpiRequest: ...
+    def Flush(self, rank: int, /) -> None: ...
+    def Sync(self) -> None: ...
+    def Attach(self, memory: object, /) -> None: ...
+    def Lock_all(self) -> None: ...
+    def Unlock_all(self) -> None: ...
+    def Free(self) -> None: ...
+
+
+class _MpiRequest(Protocol):
+    def Test(self) -> bool: ...
+
+
+class _MpiCommunicator(Protocol):
+    def Iprobe(self) -> bool: ...
+    def Barrier(self) -> None: ...
+    def Allreduce(self, sent: object, received: object, operation: object, /) -> None: ...
+
+
+@dataclass(slots=True)
+class _MpiWindows:
+    """Of one transport; ``kept`` is memory that others may still get, ``is_closed`` whether this rank is done with them."""
+
+    inbox: _MpiWindow
+    overflow: _MpiWindow
+    kept: list[Bytes] = field(default_factory=list)
+    is_closed: bool = False
+
+
+class MpiTransport(LaggedTransport):
+    """See the module. All members open theirs in the same order. Blocks.
+
+    Args:
+        mpi: the module, started between all ranks of the run.
+        meeting: a connected socket to each other rank, whose end says that a process has ended; they belong to the transport.
+        rank: in the group.
+        members: the group's ranks by their numbers in the run.
+        num_slots: of each stream.
+        slot_bytes: of a message that fits its slot.
+        num_streams: how many.
+        timeout_s: how long a wait may take.
+    """
+
+    _communicators: ClassVar[dict[tuple[int, ...], _MpiCommunicator]] = {}
+    _opened: ClassVar[dict[tuple[int, ...], list[_MpiWindows]]] = {}
+
+    def __init__(
+        self, mpi: ModuleType, meeting: Meeting, rank: int, members: Sequence[int], num_slots: int, slot_bytes: int,
+        num_streams: int = 1, timeout_s: float = 300.0,
+    ) -> None:  # fmt: skip
+        self.rank, self.world_size, self.num_slots = rank, len(members), num_slots
+        self.members, self.timeout_s, self.slot_bytes = members, timeout_s, slot_bytes
+        self._links: dict[int, socket.socket] = {**meeting.local, **meeting.remote}
+        self.peers = tuple(sorted(self._links))
+        self._processes = {p: process_at(link) for p, link in meeting.local.items()}
+        self._mpi, self._stride = mpi, HEADER_BYTES + -(-slot_bytes // LINE_BYTES) * LINE_BYTES
+        self._head_bytes = -(-8 * len(members) // LINE_BYTES) * LINE_BYTES
+        rings = num_streams * len(members) * num_slots
+        self._communicator = self._communicate(tuple(members))
+        self._windows = self._open(tuple(members), self._head_bytes + rings * self._stride)
+        self._inbox, self._overflow = self._windows.inbox, self._windows.overflow
+        memory = np.frombuffer(self._inbox.tomemory(), np.uint8)
+        self._memory: Bytes = memory
+        self._notes: Ints = memory[: 8 * len(members)].view(np.int64)
+        slots = memory[self._head_bytes :].reshape(num_streams, len(members), num_slots, self._stride)
+        self._slots, self._headers = slots, slots[..., :HEADER_BYTES].view(np.int64)
+        self._own: dict[tuple[int, int, int], Bytes] = {}  # by stream, place and peer
+        self._got: dict[tuple[int, int, int], tuple[int, Bytes]] = {}  # with the number of the message
+        self._progress: threading.Thread | None = None
+        if meeting.remote:
+            self._let_others_in()
+
+    def put(self, slot: Slot, going: RankParts, only: int | None = None) -> None:
+        """See :class:`LaggedTransport`."""
+        place, peers = slot.number % self.num_slots, self.peers if only is None else (only,)
+        headers = np.zeros((len(peers), 3), np.int64)
+        for header, p in zip(headers, peers, strict=True):
+            nbytes, at = int(going.sizes[p]), self._place(slot.stream, place)
+            header[:] = slot.number + 1, nbytes, 0
+            if nbytes > self.slot_bytes:
+                header[ADDRESS] = self._keep(slot.stream, place, p, int(going.addresses[p]), nbytes)
+            elif nbytes:
+                self._send(int(going.addresses[p]), nbytes, p, at + HEADER_BYTES)
+            self._send(header[NBYTES:].ctypes.data, 16, p, at + 8 * NBYTES)
+        for p in peers:
+            self._inbox.Flush(p)
+        for header, p in zip(headers, peers, strict=True):
+            self._send(header.ctypes.data, 8, p, self._place(slot.stream, place))
+        for p in peers:
+            self._inbox.Flush(p)
+
+    def put_beside(self, slot: Slot, going: RankParts, own: int) -> None:
+        """See :class:`LaggedTransport`."""
+        self.put(slot, going)
+        if own:
+            ctypes.memmove(own, int(going.addresses[self.rank]), int(going.sizes[self.rank]))
+
+    def take(self, slot: Slot, coming: RankParts) -> None:
+        """See :class:`LaggedTransport`."""
+        pending, seen = list(self.peers), 0
+        while pending:
+            for p in [p for p in pending if self.has_arrived(slot, p)]:
+                view, expected = self.view(slot, p), int(coming.sizes[p])
+                if len(view) != expected:
+                    raise InputError(
+                        f"{len(view)} bytes from rank {self.members[p]} in exchange {slot.number}",
+                        f"{expected}, which this rank expects", "let all ranks agree on the sizes of an exchange",
+                    )  # fmt: skip
+                ctypes.memmove(int(coming.addresses[p]), view.ctypes.data, expected)
+                pending.remove(p)
+            if pending:
+                seen = self.wait_for_news(seen, slot)
+
+    def has_arrived(self, slot: Slot, peer: int) -> bool:
+        """See :class:`LaggedTransport`."""
+        return bool(self._headers[slot.stream, peer, slot.number % self.num_slots, SEQUENCE] == slot.number + 1)
+
+    def view(self, slot: Slot, peer: int) -> Bytes:
+        """See :class:`LaggedTransport`."""
+        place = slot.number % self.num_slots
+        self._inbox.Sync()
+        sequence, nbytes, address = (int(word) for word in self._headers[slot.stream, peer, place, :3])
+        assert sequence == slot.number + 1, f"slot of message {slot.number} holds {sequence - 1}"
+        if not address:
+            part: Bytes = self._slots[slot.stream, peer, place, HEADER_BYTES : HEADER_BYTES + nbytes]
+            return part
+        number, found = self._got.get((slot.stream, place, peer), (-1, np.empty(0, np.uint8)))
+        if number != slot.number:
+            found = found if len(found) >= nbytes else np.empty(nbytes * 5 // 4, np.uint8)
+            self._get(peer, address, found[:nbytes], slot.number)
+            self._got[slot.stream, place, peer] = slot.number, found
+        return found[:nbytes]
+
+    def sleep(self, seen: int) -> int:
+        """See :class:`LaggedTransport`; what comes makes the sum of all slots' numbers larger."""
+        start, nap = time.perf_counter(), LEAST_NAP_S
+        while (news := int(self._headers[..., SEQUENCE].sum())) == seen:
+            waited = time.perf_counter() - start
+            if waited > SLEEP_S:
+                break
+            self._communicator.Iprobe()
+            if waited > SPIN_S:
+                time.sleep(nap)
+                nap = min(2 * nap, MOST_NAP_S)
+        return news
+
+    def announce(self, rank: int) -> None:
+        """See :class:`LaggedTransport`."""
+        self._note(rank + 1)
+
+    def look_at_others(self, missing: Sequence[int], number: int, patience: Patience) -> None:
+        """See :class:`LaggedTransport`."""
+        states = {p: "" if has_hung_up(self._links[p]) else state_of(self._processes.get(p, 0)) for p in missing}
+        for p in self.peers:  # looked at after the states: who ends has left its note before
+            note = int(self._notes[p])
+            if note > 0 and note - 1 != self.rank:
+                raise self.lost(note - 1, number, f"lost, says rank {self.members[p]}")
+            if note == CLOSED and p in states:
+                raise self.lost(p, number, LEFT)
+        for p, state in states.items():
+            if state == "":
+                raise self.lost(p, number, ENDED)
+            if patience.is_stopped_for_long(p, state == "T"):
+                raise self.lost(p, number, STOPPED)
+        patience.check(missing, number)
+
+    def close(self) -> None:
+        """See :class:`LaggedTransport`."""
+        if self._links:
+            self._note(CLOSED)
+        for link in self._links.values():
+            link.close()
+        self._links = {}
+        self._windows.kept += self._own.values()
+        self._windows.is_closed = True
+
+    def _place(self, stream: int, place: int) -> int:
+        """Of a slot of this rank's messages, in the window of the one that gets them."""
+        return self._head_bytes + ((stream * self.world_size + self.rank) * self.num_slots + place) * self._stride
+
+    def _send(self, address: int, nbytes: int, peer: int, place: int) -> None:
+        memory, byte = (ctypes.c_char * nbytes).from_address(address), self._mpi.BYTE
+        self._inbox.Put([memory, byte], peer, [place, nbytes, byte])
+
+    def _keep(self, stream: int, place: int, peer: int, source: int, nbytes: int) -> int:
+        """Copy a part to where the peer can get it; the address of that."""
+        kept = self._own.get((stream, place, peer))
+        if kept is None or len(kept) < nbytes:
+            if kept is not None:
+                self._windows.kept.append(kept)  # attached until all have closed
+            kept = self._own[stream, place, peer] = np.empty(nbytes * 5 // 4, np.uint8)
+            self._overflow.Attach(kept)
+        self._let_others_in()
+        ctypes.memmove(kept.ctypes.data, source, nbytes)
+        address: int = self._mpi.Get_address(kept)
+        return address
+
+    def _get(self, peer: int, address: int, target: Bytes, number: int) -> None:
+        byte, patience = self._mpi.BYTE, Patience(self.members, self.timeout_s)
+        request = self._overflow.Rget([target, byte], peer, [address, len(target), byte])
+        looked = time.perf_counter()
+        while not request.Test():
+            time.sleep(LEAST_NAP_S)
+            if time.perf_counter() - looked > SLEEP_S:
+                looked = time.perf_counter()
+                self.look_at_others([peer], number, patience)
+
+    def _let_others_in(self) -> None:
+        """Look into MPI now and then from now on, until all have closed: others' gets may be served in its calls alone."""
+        if self._progress is None:
+            self._progress = threading.Thread(target=self._look_in, name="mpi progress", daemon=True)
+            self._progress.start()
+
+    def _look_in(self) -> None:
+        closed_since: float | None = None
+        while closed_since is None or time.monotonic() - closed_since < END_S:
+            self._communicator.Iprobe()
+            time.sleep(PROGRESS_S)
+            if self._windows.is_closed:
+                closed_since = closed_since or time.monotonic()
+                if all(self._notes[p] == CLOSED for p in self.peers):
+                    return
+
+    def _note(self, text: int) -> None:
+        word = np.array([text], np.int64)
+        for p in self.peers:
+            if not has_hung_up(self._links[p]) or p in self._processes:  # memory of this host outlives its process
+                self._send(word.ctypes.data, 8, p, 8 * self.rank)
+                self._inbox.Flush(p)
+
+    def _communicate(self, members: tuple[int, ...]) -> _MpiCommunicator:
+        if members not in self._communicators:
+            world = self._mpi.COMM_WORLD
+            self._communicators[members] = world.Create_group(world.group.Incl(list(members)))
+        return self._communicators[members]
+
+    def _open(self, members: tuple[int, ...], nbytes: int) -> _MpiWindows:
+        """New windows between all members, and an end to those that all have closed."""
+        opened, mpi, communicator = self._opened.setdefault(members, []), self._mpi, self._communicator
+        closed = np.array([each.is_closed for each in opened], np.int64)
+        if opened:
+            communicator.Allreduce(closed.copy(), closed, mpi.MIN)
+        for each in [each for each, is_closed in zip(opened, closed, strict=True) if is_closed]:
+            for window in (each.inbox, each.overflow):
+                window.Unlock_all()
+                window.Free()
+            opened.remove(each)
+        inbox = mpi.Win.Allocate(nbytes, 1, mpi.INFO_NULL, communicator)
+        memory = np.frombuffer(inbox.tomemory(), np.uint8)
+        memory[: self._head_bytes] = 0
+        memory[self._head_bytes :].reshape(-1, self._stride)[:, :HEADER_BYTES] = 0  # it may have been a window before
+        windows = _MpiWindows(inbox, mpi.Win.Create_dynamic(mpi.INFO_NULL, communicator))
+        windows.inbox.Lock_all()
+        windows.overflow.Lock_all()
+        communicator.Barrier()
+        forget_files()
+        opened.append(windows)
+        return windows

@@ -1,0 +1,122 @@
+"""The exchange by towers from what a user asks for: groups of hosts, their tables, the lanes inside a group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pibroch.collectives import Topology
+from pibroch.config.tower_groups import groups_of
+from pibroch.embedding import Table, TableGroup
+from pibroch.errors import ConfigError
+from pibroch.exchange.agreement import check_same_options
+from pibroch.exchange.alltoall.build import PlacedOptions
+from pibroch.exchange.alltoall.exchange import AllToAllExchange
+from pibroch.exchange.alltoall.group_lanes import GroupLanes
+from pibroch.exchange.alltoall.pooled_lane import PooledLane
+from pibroch.exchange.alltoall.row_lane import RowLane
+from pibroch.exchange.base import Exchange, Setup, options_of
+from pibroch.exchange.layout import lay_out, plan_for
+from pibroch.exchange.towers.exchange import TowersExchange
+from pibroch.exchange.towers.places import TowerPlaces, hosts_of, places_for, towers_of_groups
+from pibroch.exchange.towers.tables import TablesHere, tables_of_towers, within
+from pibroch.exchange.wire import RowWire
+from pibroch.planner import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class TowersOptions(PlacedOptions):
+    """What users tell this exchange besides; ``placement`` is about the ranks of a tower.
+
+    Attributes:
+        ranks_per_host: so many consecutive ranks count as one host; what shares a machine does when absent.
+        hosts_per_tower: hosts whose ranks look up a tower together; as few as the number of towers allows when absent.
+        groups: names of each tower's features; tables in turn when absent.
+    """
+
+    ranks_per_host: int | None = None
+    hosts_per_tower: int | None = None
+    groups: Sequence[Sequence[str]] | None = None
+
+    def check(self) -> None:
+        """Raise ConfigError for numbers that cannot be."""
+        for name in ("ranks_per_host", "hosts_per_tower"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} {value}", "at least 1")
+
+    def topology(self, setup: Setup) -> Topology:
+        """The hosts, as declared or as they are; every rank calls it."""
+        if self.ranks_per_host is None:
+            return Topology.gather(setup.channel)
+        return hosts_of(setup.channel.ranks.world_size, self.ranks_per_host)
+
+
+def build(setup: Setup, **options: object) -> Exchange[Any]:
+    """The exchange of a rank; every rank calls it. Options as :class:`TowersOptions` has them.
+
+    Where all ranks are one group of hosts nothing crosses groups, and it is ``alltoall``.
+
+    Raises:
+        ConfigError: for options that cannot be, or that differ between ranks.
+    """
+    chosen = options_of(TowersOptions, "towers", options)
+    chosen.check()
+    groups = None if chosen.groups is None else [list(tower) for tower in chosen.groups]
+    same = {"ranks_per_host": chosen.ranks_per_host, "hosts_per_tower": chosen.hosts_per_tower, "groups": groups}
+    check_same_options(setup.channel, same)
+    wire = chosen.wire_on(setup)
+    topology = chosen.topology(setup)
+    tables = _towers(setup.tables, groups, topology.num_hosts)
+    places = places_for(topology, len(tables), chosen.hosts_per_tower)
+    held = [
+        [table for tower in numbers for table in tables[tower]]
+        for numbers in towers_of_groups(len(tables), len(places.groups))
+    ]
+    here = [TablesHere.of(each, setup.groups) for each in held]
+    if len(places.groups) == 1:
+        return _inside(setup, setup.groups, chosen.plan_of(setup, wire.channel.ranks.world_size, "ranks"), wire)
+    members = setup.channel.ranks.groups(places.groups)
+    assert members is not None, "every rank is in one"
+    number = places.group_of(setup.channel.ranks.rank)
+    inner = RowWire(members.open_channel(), compress=chosen.compress)
+    plan = _plan_inside(chosen, setup.tables, held[number], places, number)
+    return TowersExchange(setup.groups, places, here, _inside(setup, here[number].groups, plan, inner), wire)
+
+
+def _towers(tables: Sequence[Table], groups: list[list[str]] | None, num_hosts: int) -> list[list[Table]]:
+    """The tables of each tower; as many towers as hosts where nobody says which."""
+    if groups is None:
+        count = min(num_hosts, len(tables))
+        return [list(tables[first::count]) for first in range(count)]
+    features = tuple(dict.fromkeys(feature for table in tables for feature in table.features))
+    groups_of(features, len(groups), groups)
+    return tables_of_towers(tables, groups)
+
+
+def _plan_inside(
+    chosen: TowersOptions, tables: Sequence[Table], held: Sequence[Table], places: TowerPlaces, number: int
+) -> Plan:
+    """Where the tables of a group of hosts lie among its members."""
+    placement, members = chosen.placement, places.groups[number]
+    if chosen.plan is not None or isinstance(placement, Plan):
+        plan = Plan.load(Path(chosen.plan)) if chosen.plan is not None else placement
+        return within(plan_for(tables, plan, places.num_ranks, "ranks"), held, members)
+    kinds = {"": placement} if isinstance(placement, str) else dict(placement)
+    Plan.of(tables, 1, kinds)  # names that no table has are wrong on all ranks
+    names = {table.name for table in held}
+    kinds = {name: kind for name, kind in kinds.items() if name in names or not name}
+    return plan_for(held, kinds, len(members), "ranks of a tower")
+
+
+def _inside(setup: Setup, tables: Sequence[TableGroup], plan: Plan, wire: RowWire) -> AllToAllExchange:
+    groups = []
+    for each in tables:
+        lanes = [
+            (PooledLane if layout.owners_pool else RowLane)(layout, each, setup.seed, wire)
+            for layout in lay_out(each.space, plan, wire.channel.ranks.rank)
+        ]
+        groups.append(GroupLanes(each, lanes))
+    return AllToAllExchange(groups, wire)

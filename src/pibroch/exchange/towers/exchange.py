@@ -1,0 +1,281 @@
+"""The lookup by towers (SPTT; DMT, Sec. 3.1): ids go to a peer in each group of hosts, which looks up, and vectors come back.
+
+The paper's steps, here: (a) a rank's ids of each tower go to its peer there; (c) they are in peer order with that, which is
+done with ids and not with embeddings, as they are smaller; (b, d) the members of the group look all of them up among each
+other, rows or pooled vectors travelling inside the group alone; (e) what came is put together sample by sample; (f) all peers
+exchange at once. Backward goes the same way. Ids travel while the batch before computes, and (b) to (e), or to (f) where no
+module is between, are done as soon as its rows are updated.
+
+Shape legend: P samples of all ranks that this one serves, S_g columns of its group's embeddings.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike
+from torch import Tensor
+
+from pibroch.data import JaggedBatch
+from pibroch.embedding import TableGroup
+from pibroch.errors import ConfigError, RowIdError
+from pibroch.exchange.agreement import bad_batch
+from pibroch.exchange.alltoall.exchange import AllToAllExchange
+from pibroch.exchange.base import Rates, Report
+from pibroch.exchange.messages import together
+from pibroch.exchange.prefetching import PrefetchingExchange
+from pibroch.exchange.rows import resolve
+from pibroch.exchange.towers.peer_batch import kind_of, packed, unpacked
+from pibroch.exchange.towers.places import TowerPlaces
+from pibroch.exchange.towers.slots import AnySlots, slots_of
+from pibroch.exchange.towers.tables import TablesHere, empty_for
+from pibroch.exchange.wire import RowWire
+from pibroch.kernels.arrays import Bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PeerBatch:
+    """Where a batch's ids led to, of this rank's samples and of those that it serves.
+
+    Attributes:
+        batch: this rank's.
+        sizes: samples of every rank.
+        is_real: whether some rank's part is one of its own batches.
+        slots: the parts of the ranks that this one serves, and empty ones where other members serve more.
+        lanes: their way inside the group.
+    """
+
+    batch: JaggedBatch
+    sizes: tuple[int, ...]
+    is_real: bool
+    slots: Sequence[JaggedBatch]
+    lanes: Sequence[AnySlots]
+
+    @property
+    def shares(self) -> list[float]:
+        """Of every rank in the global batch."""
+        total = max(1, sum(self.sizes))
+        return [size / total for size in self.sizes]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TowerRouted:
+    """What a lookup leaves for its update."""
+
+    peers: PeerBatch
+    is_modular: bool
+
+
+class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
+    """Tables lie with the hosts of their tower. Without modules all is as ``alltoall`` gives it, to the bit.
+
+    Args:
+        groups: all tables.
+        places: groups of hosts.
+        tables: of each of them.
+        inside: the lanes of this rank's group, over its members.
+        wire: between all ranks.
+
+    Attributes:
+        is_modular: whether lookups give the embeddings ``[P, S_g]`` of this rank's towers, for all that it serves, which
+            modules here work on; see :func:`pibroch.exchange.towers.modules.place_towers`.
+        last: the batch that was looked up last.
+        members: this rank's group.
+    """
+
+    def __init__(
+        self, groups: Sequence[TableGroup], places: TowerPlaces, tables: Sequence[TablesHere], inside: AllToAllExchange,
+        wire: RowWire,
+    ) -> None:  # fmt: skip
+        super().__init__(wire.channel, tuple(dict.fromkeys(name for each in groups for name in each.space.features)))
+        self.groups, self.places, self.tables, self.wire, self._inside = groups, places, tables, wire, inside
+        rank = self._ranks.rank
+        self.peers, self.served = places.peers_of(rank), places.served_by(rank)
+        self.group = places.group_of(rank)
+        self._order, self._num_slots = places.order_of(self.group), places.most_served(self.group)
+        self.here, self._inner_wire, self.members = tables[self.group], inside.wire, inside.wire.channel.ranks
+        self.shards = inside.shards
+        largest = max(table.num_rows for each in groups for table in each.space.tables)
+        self._id_type: DTypeLike = np.int32 if largest < 1 << 31 else np.int64
+        self._can_learn_weights = not any(lane.layout.owners_pool for lane in inside.lanes)
+        self.is_modular = False
+        self.last: PeerBatch | None = None
+        self._bytes: Counter[str] = Counter()
+
+    def lookup(
+        self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None
+    ) -> tuple[list[Tensor], TowerRouted]:
+        """See :class:`Exchange`; where modules are placed, what this rank serves."""
+        peers, parts = self.found(batch, averaged_at)
+        self.last = peers
+        routed = TowerRouted(peers, self.is_modular)
+        if self.is_modular:
+            return [torch.cat(parts)] * len(self.groups), routed
+        whole = empty_for(self.groups, batch)
+        for tables, floats in zip(self.tables, parts, strict=True):
+            tables.put(batch, floats, whole)
+        return whole, routed
+
+    def update(self, handle: TowerRouted, gradients: Sequence[Tensor], rates: Rates) -> None:
+        """See :class:`Exchange`; gradients of what modules gave are weighted already, see :meth:`to_peers`."""
+        peers = handle.peers
+        if handle.is_modular:
+            parts = gradients[0].split([slot.batch_size for slot in peers.slots])
+            self._communication.submit(lambda: self._update(peers, [[p] * len(self.here.groups) for p in parts], rates))
+        else:
+            going = [tables.take(peers.batch, gradients) for tables in self.tables]
+
+            def deliver() -> None:
+                self._update(peers, self._gradients_of_slots(peers, going), rates, peers.shares)
+
+            self._communication.submit(deliver)
+        self.forget()
+
+    def report(self) -> Report:
+        """See :class:`Exchange`: bytes of ids, embeddings and gradients between peers, and inside the group."""
+        return Report(bytes_by_purpose={**self._bytes, "inside towers": self._inner_wire.sent})
+
+    def to_home(self, vectors: Tensor, peers: PeerBatch, widths: Sequence[int]) -> list[Tensor]:
+        """Step (f): what this rank's towers made of a batch, ``[P, widths[g]]``, to the ranks whose samples it is.
+
+        Blocks. Returns what the towers of each group of hosts made of this rank's samples, ``[B, widths[g']]``.
+        """
+        width, size = widths[self.group], peers.batch.batch_size
+        floats = vectors.detach().reshape(-1).split([peers.sizes[rank] * width for rank in self.served])
+        counts = [size * each for each in widths]
+        came = self._on_wire(lambda: self._carry("embeddings", self.served, floats, self.peers, counts))
+        return [part.view(size, -1) if size else part.view(0, each) for part, each in zip(came, widths, strict=True)]
+
+    def to_peers(self, gradients: Sequence[Tensor], peers: PeerBatch, widths: Sequence[int]) -> Tensor:
+        """The inverse for gradients, weighted by each rank's share of the global batch: those of its mean loss, to be added."""
+        width = widths[self.group]
+        counts = [peers.sizes[rank] * width for rank in self.served]
+        floats = [gradient.detach().reshape(-1) for gradient in gradients]
+        came = self._on_wire(lambda: self._carry("gradients", self.peers, floats, self.served, counts))
+        parts, shares = zip(came, self.served, strict=True), peers.shares
+        return torch.cat([part.view(peers.sizes[rank], width) * shares[rank] for part, rank in parts])
+
+    def _on_wire(self, task: Callable[[], list[Tensor]]) -> list[Tensor]:
+        with self._ranks.waiting():
+            return self._communication.submit(task).result()
+
+    def _is_real_on_some_rank(self, routes: PeerBatch) -> bool:
+        return routes.is_real
+
+    def _route(self, batch: JaggedBatch, is_real: bool) -> PeerBatch:
+        """Steps (a) and (c), and what the members of the group tell each other."""
+        if batch.by_id and not self._can_learn_weights:
+            raise ConfigError(
+                "weights that are learned with the placement table_wise_pooled, where owners pool",
+                "a placement under which rows travel, e.g. table_wise",
+            )
+        kind, problem = kind_of(batch), self._problem(batch)
+        messages = [packed(batch.pick(tables.features), kind, self._id_type) for tables in self.tables]
+        heads = torch.zeros(self._ranks.world_size, 4, dtype=torch.int64)
+        heads[:, 0], heads[:, 1], heads[:, 2] = -1 if problem else batch.batch_size, is_real, kind
+        for peer, message in zip(self.peers, messages, strict=True):
+            heads[peer, 3] = len(message)
+        came = self.wire.channel.exchange_counts(heads)
+        if (came[:, 0] < 0).any():  # all ranks know; none has changed anything
+            found = bad_batch(self.wire.channel, problem)
+            assert found is not None, "some rank has it"
+            raise found
+        sizes = tuple(came[:, 0].tolist())
+        ids = self._ids_of_slots(messages, came)
+        slots = [
+            unpacked(each, sizes[rank], int(came[rank, 2]), self.here.features, self._id_type)
+            for rank, each in zip(self.served, ids, strict=True)
+        ]
+        slots += [self._nothing(batch) for _ in range(self._num_slots - len(slots))]
+        lanes = self._inside.lanes
+        routes = together(self._inner_wire, [lane.route(slot) for lane in lanes for slot in slots])
+        by_lane = [routes[n * len(slots) : (n + 1) * len(slots)] for n in range(len(lanes))]
+        ways = [slots_of(lane, found, self._order) for lane, found in zip(lanes, by_lane, strict=True)]
+        return PeerBatch(batch, sizes, bool(came[:, 1].any()), slots, ways)
+
+    def _problem(self, batch: JaggedBatch) -> RowIdError | None:
+        found = (resolve(each, batch.pick(each.space.features))[1] for each in self.groups)
+        return next((problem for problem in found if problem is not None), None)
+
+    def _ids_of_slots(self, messages: Sequence[Bytes], heads: Tensor) -> list[Bytes]:
+        counts, size = [0] * self._ranks.world_size, self._ranks.world_size
+        parts = dict(zip(self.peers, messages, strict=True))
+        for peer, message in parts.items():
+            counts[peer] = len(message)
+        going = np.concatenate([parts[peer] for peer in sorted(parts)])
+        came = self.wire.channel.all_to_all(torch.from_numpy(going), counts, heads[:, 3].tolist())
+        self._bytes["ids"] += sum(counts) - counts[self._ranks.rank] + 32 * (size - 1)
+        pieces = came.split(heads[:, 3].tolist())
+        return [pieces[rank].numpy() for rank in self.served]
+
+    def _nothing(self, batch: JaggedBatch) -> JaggedBatch:
+        return unpacked(np.empty(0, np.uint8), 0, kind_of(batch) & ~2, self.here.features, self._id_type)
+
+    def _fetch(self, routes: PeerBatch, averaged_at: int | None) -> list[Tensor]:
+        """Steps (b) to (e), and (f) where no module is between."""
+        talks = [route.fetch(averaged_at) for way in routes.lanes for route in way.routes]
+        fetched, num_slots = together(self._inner_wire, talks), len(routes.slots)
+        found = []
+        for number, slot in enumerate(routes.slots):
+            room = self._inside.room_for(slot)
+            parts = [
+                way.routes[number].pool(fetched[n * num_slots + number], room) for n, way in enumerate(routes.lanes)
+            ]
+            found.append(self._inside.assemble(slot, parts))
+        if self.is_modular:
+            return [each[0] for each in found]
+        served = zip(routes.slots[: len(self.served)], found, strict=False)
+        floats = [self.here.flat(slot, each) for slot, each in served]
+        counts = [tables.num_floats(routes.batch) for tables in self.tables]
+        return self._carry("embeddings", self.served, floats, self.peers, counts)
+
+    def _gradients_of_slots(self, peers: PeerBatch, going: Sequence[Tensor]) -> list[list[Tensor]]:
+        slots = peers.slots
+        counts = [self.here.num_floats(slot) for slot in slots[: len(self.served)]]
+        came = self._carry("gradients", self.peers, going, self.served, counts)
+        padding = [torch.empty(0)] * (len(slots) - len(came))
+        return [self.here.unflat(slot, part) for slot, part in zip(slots, [*came, *padding], strict=True)]
+
+    def _update(
+        self, peers: PeerBatch, gradients: Sequence[list[Tensor]], rates: Rates, shares: Sequence[float] | None = None
+    ) -> None:
+        """Gradients of each slot to the owners of rows, who update them; ``shares`` where they are not weighted yet."""
+        weights = [1.0] * len(peers.sizes) if shares is None else shares
+        of_slot = [weights[rank] for rank in self.served] + [1.0] * (len(peers.slots) - len(self.served))
+        by_slot = [self._inside.split(slot, each) for slot, each in zip(peers.slots, gradients, strict=True)]
+        moving = [(n, way) for n, way in enumerate(peers.lanes) if not way.lane.is_frozen]
+        talks = []
+        for n, way in moving:
+            for slot, share in enumerate(of_slot):
+                talks.append(way.send(slot, way.combine(slot, by_slot[slot][n], share)))
+        came, num_slots = together(self._inner_wire, talks), len(peers.slots)
+        of_lane = [
+            rates.learning_rates[number]
+            for number, each in zip(self.here.number_of, self._inside.groups, strict=True)
+            for _ in each.lanes
+        ]
+        together(self._inner_wire, [
+            way.apply(came[i * num_slots : (i + 1) * num_slots], weights, of_lane[n], rates.step)
+            for i, (n, way) in enumerate(moving)
+        ])  # fmt: skip
+
+    def _carry(
+        self, purpose: str, to: Sequence[int], floats: Sequence[Tensor], by: Sequence[int], counts: Sequence[int]
+    ) -> list[Tensor]:
+        """Float32 to some ranks, and from others, in the type of the wire; returns what came from each of ``by``."""
+        before, size = self.wire.sent, self._ranks.world_size
+        going, coming = [0] * size, [0] * size
+        parts = dict(zip(to, floats, strict=True))
+        for rank, part in parts.items():
+            going[rank] = len(part)
+        for rank, count in zip(by, counts, strict=True):
+            coming[rank] = count
+        came = self.wire.carry(torch.cat([parts[rank] for rank in sorted(parts)]), going, coming)
+        self._bytes[purpose] += self.wire.sent - before
+        ends = [0, *accumulate(coming)]
+        return [came[ends[rank] : ends[rank + 1]] for rank in by]

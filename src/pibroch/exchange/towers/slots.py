@@ -1,0 +1,150 @@
+"""What a lane inside a group of hosts does for the ranks that its members serve, each of them apart.
+
+A member looks up the batches of several ranks, its **slots**. Within a slot all is as in :mod:`pibroch.exchange.alltoall`; what
+differs is the update: an owner adds the gradients of all ranks of the run in their order, wherever they were summed, so that
+the numbers are those of ``alltoall`` to the bit.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pibroch.embedding.rows import group_rows, update_rows
+from pibroch.exchange.alltoall.column_norms import needs_whole_rows, with_whole_rows
+from pibroch.exchange.alltoall.lane import Lane, Route
+from pibroch.exchange.alltoall.pooled_lane import BagRoute, PooledLane
+from pibroch.exchange.alltoall.row_lane import RowLane, RowRoute
+from pibroch.exchange.messages import Talk
+from pibroch.kernels import parallel
+from pibroch.kernels.arrays import Ints, Records
+from pibroch.kernels.scatter_update import numba as updating
+
+L = TypeVar("L", bound=Lane)
+S = TypeVar("S", bound=Route)
+N = TypeVar("N", Ints, Records)
+Order = Sequence[tuple[int, int]]
+"""For every rank of the run the member that serves it, and its slot there."""
+
+
+class LaneSlots(ABC, Generic[L, S]):
+    """A batch's way through one lane.
+
+    Args:
+        lane: inside the group.
+        routes: of each slot.
+        order: of the ranks.
+    """
+
+    def __init__(self, lane: L, routes: Sequence[S], order: Order) -> None:
+        self.lane, self.routes, self.order = lane, routes, order
+
+    @abstractmethod
+    def combine(self, slot: int, gradient: Tensor, share: float) -> Tensor:
+        """What owners need of the gradient of a slot's embeddings."""
+
+    @abstractmethod
+    def send(self, slot: int, sums: Tensor) -> Talk[Records]:
+        """Bring it to the owners; returns what came here, by member."""
+
+    @abstractmethod
+    def apply(self, came: Sequence[Records], shares: Sequence[float], rate: float, step: int) -> Talk[None]:
+        """Update each touched row of this member once.
+
+        Args:
+            came: of each slot.
+            shares: by which gradients of each rank are to be multiplied, where :meth:`combine` did not.
+            rate: of the update.
+            step: its number.
+        """
+
+    @property
+    def num_columns(self) -> int:
+        """Of what travels."""
+        return self.lane.layout.width
+
+
+class RowSlots(LaneSlots[RowLane, RowRoute]):
+    """Rows travel inside the group: one gradient for each distinct row of a slot."""
+
+    def __init__(self, lane: RowLane, routes: Sequence[RowRoute], order: Order) -> None:
+        super().__init__(lane, routes, order)
+        asked = [_split(route.asked, route.asked_counts) for route in routes]
+        self._updates = group_rows(np.concatenate([asked[slot][member] for member, slot in order]))
+
+    def combine(self, slot: int, gradient: Tensor, share: float) -> Tensor:
+        """See :class:`LaneSlots`."""
+        return torch.from_numpy(self.routes[slot].here.sums(gradient, share))
+
+    def send(self, slot: int, sums: Tensor) -> Talk[Records]:
+        """See :class:`LaneSlots`."""
+        route = self.routes[slot]
+        return (yield from self.lane.carry(sums, route.wanted, route.asked_counts))
+
+    def apply(self, came: Sequence[Records], shares: Sequence[float], rate: float, step: int) -> Talk[None]:
+        """See :class:`LaneSlots`."""
+        lane, optimizer = self.lane, self.lane.optimizer
+        parts = [_split(rows, route.asked_counts) for rows, route in zip(came, self.routes, strict=True)]
+        gradients = np.concatenate([parts[slot][member] for member, slot in self.order])
+        updates, hyper = self._updates, optimizer.hyper(rate, step)
+        if needs_whole_rows(lane.layout, optimizer):
+            updates, gradients, hyper = yield from with_whole_rows(
+                lane.layout, lane.rank, lane.shard, updates, gradients, hyper
+            )
+        update_rows(lane.shard, optimizer, updates, gradients, hyper, step)
+
+
+class BagSlots(LaneSlots[PooledLane, BagRoute]):
+    """Pooled vectors travel inside the group: one gradient for each bag."""
+
+    def __init__(self, lane: PooledLane, routes: Sequence[BagRoute], order: Order) -> None:
+        super().__init__(lane, routes, order)
+        self._updates = group_rows(np.concatenate([routes[slot].grouped[member].rows for member, slot in order]))
+
+    def combine(self, slot: int, gradient: Tensor, share: float) -> Tensor:
+        """See :class:`LaneSlots`; owners multiply."""
+        return self.routes[slot].combine(gradient)
+
+    def send(self, slot: int, sums: Tensor) -> Talk[Records]:
+        """See :class:`LaneSlots`."""
+        route = self.routes[slot]
+        own = self.lane.bags_of(route.num_samples[self.lane.rank])
+        return (yield from self.lane.carry(sums, own, [len(ids.offsets) - 1 for ids in route.bags]))
+
+    def apply(self, came: Sequence[Records], shares: Sequence[float], rate: float, step: int) -> Talk[None]:
+        """See :class:`LaneSlots`."""
+        parts = [
+            _split(vectors, [len(ids.offsets) - 1 for ids in route.bags])
+            for vectors, route in zip(came, self.routes, strict=True)
+        ]
+        totals = []
+        for (member, slot), share in zip(self.order, shares, strict=True):
+            grouped = self.routes[slot].grouped[member]
+            total = np.empty((len(grouped.rows), self.num_columns), np.float32)
+            parallel.run(updating.sum_gradients, len(total), grouped, parts[slot][member], np.float32(share), total)
+            totals.append(total)
+        optimizer = self.lane.optimizer
+        hyper = optimizer.hyper(rate, step)
+        update_rows(self.lane.shard, optimizer, self._updates, np.concatenate(totals), hyper, step)
+        yield from ()  # a talk that has nothing to say
+
+
+AnySlots = RowSlots | BagSlots
+
+
+def slots_of(lane: Lane, routes: Sequence[Route], order: Order) -> AnySlots:
+    """A batch's way through a lane of either kind."""
+    if isinstance(lane, PooledLane):
+        return BagSlots(lane, [route for route in routes if isinstance(route, BagRoute)], order)
+    assert isinstance(lane, RowLane), "the other kind"
+    return RowSlots(lane, [route for route in routes if isinstance(route, RowRoute)], order)
+
+
+def _split(rows: N, counts: Sequence[int]) -> list[N]:
+    ends = np.cumsum([0, *counts])
+    return [rows[ends[p] : ends[p + 1]] for p in range(len(counts))]

@@ -1,0 +1,212 @@
+"""What each group of hosts holds, and where its embeddings lie among those of all: pure bookkeeping.
+
+Shape legend: B samples of a rank, S columns of all pooled embeddings, S_g of a group's, V ids of tables that are not pooled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pibroch.data import JaggedBatch
+from pibroch.embedding import SparseOptimizer, Table, TableGroup
+from pibroch.embedding.groups import group_tables
+from pibroch.errors import ConfigError
+from pibroch.exchange.rows import room_for
+from pibroch.planner import Plan
+
+Pair = tuple[slice, slice]
+Index = tuple[slice, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class TablesHere:
+    """The tables of one group of hosts.
+
+    Attributes:
+        groups: of tables that are alike.
+        features: that read them.
+        number_of: of each of the groups, its number among those of all tables.
+        columns: pairs of the same pooled embeddings' columns, here and among those of all tables.
+        width: S_g.
+        everywhere: the groups of all tables.
+    """
+
+    groups: tuple[TableGroup, ...]
+    features: tuple[str, ...]
+    number_of: tuple[int, ...]
+    columns: tuple[Pair, ...]
+    width: int
+    everywhere: Sequence[TableGroup]
+
+    @classmethod
+    def of(cls, tables: Sequence[Table], everywhere: Sequence[TableGroup]) -> TablesHere:
+        """Some of all tables."""
+        number = {table.name: n for n, each in enumerate(everywhere) for table in each.space.tables}
+        optimizers: Mapping[str, SparseOptimizer] = {t.name: everywhere[number[t.name]].optimizer for t in tables}
+        groups = group_tables(tables, optimizers)
+        features = tuple(dict.fromkeys(feature for table in tables for feature in table.features))
+        number_of = tuple(number[each.space.tables[0].name] for each in groups)
+        here, there = _columns(groups), _columns(everywhere)
+        pairs = sorted((place.start, place, there[reader]) for reader, place in here.items())
+        width = max((place.stop for place in here.values()), default=0)
+        return cls(groups, features, number_of, _joined([pair[1:] for pair in pairs]), width, everywhere)
+
+    def shapes(self, batch: JaggedBatch) -> list[tuple[int, ...]]:
+        """Of what the tables give for a batch: pooled embeddings once, then what is not pooled, group by group."""
+        own = [(self._num_ids(each, batch), each.space.dim) for each in self._by_id(batch)]
+        return [(batch.batch_size, self.width), *own] if self._has_room(batch) else [*own]
+
+    def flat(self, batch: JaggedBatch, found: Sequence[Tensor]) -> Tensor:
+        """What a lookup here gave for a batch, a tensor for each of the groups, as floats one behind the other."""
+        return torch.cat([part.reshape(-1) for part in self._once(batch, found)])
+
+    def unflat(self, batch: JaggedBatch, floats: Tensor) -> list[Tensor]:
+        """The inverse: a tensor for each of the groups, the same for all that are pooled."""
+        shapes = self.shapes(batch)
+        parts = [part.view(shape) for part, shape in zip(floats.split(_sizes(shapes)), shapes, strict=True)]
+        room = parts.pop(0) if self._has_room(batch) else None
+        return [parts.pop(0) if room is None or not each.space.is_pooled else room for each in self.groups]
+
+    def num_floats(self, batch: JaggedBatch) -> int:
+        """That the tables give for a batch."""
+        return sum(_sizes(self.shapes(batch)))
+
+    def put(self, batch: JaggedBatch, floats: Tensor, whole: Sequence[Tensor]) -> None:
+        """Write what came of a batch with all features to its places among the embeddings of all tables."""
+        found = self.unflat(batch, floats)
+        for part, target, pairs in self._parts(batch, found, whole):
+            for here, there in pairs:
+                target[there] = part[here]
+
+    def take(self, batch: JaggedBatch, whole: Sequence[Tensor]) -> Tensor:
+        """The inverse of :meth:`put`, for gradients."""
+        floats = torch.empty(self.num_floats(batch))
+        for part, source, pairs in self._parts(batch, self.unflat(batch, floats), whole):
+            for here, there in pairs:
+                part[here] = source[there]
+        return floats
+
+    def _parts(
+        self, batch: JaggedBatch, found: Sequence[Tensor], whole: Sequence[Tensor]
+    ) -> list[tuple[Tensor, Tensor, list[tuple[Index, Index]]]]:
+        """Each tensor once, with that of all tables, and where in both the same numbers are."""
+        parts: list[tuple[Tensor, Tensor, list[tuple[Index, Index]]]] = []
+        rows = slice(None)
+        if self._has_room(batch):
+            number = next(n for n, each in enumerate(self.groups) if each.space.is_pooled)
+            blocks: list[tuple[Index, Index]] = [((rows, here), (rows, there)) for here, there in self.columns]
+            parts.append((found[number], whole[self.number_of[number]], blocks))
+        for number, each in enumerate(self.groups):
+            if batch.by_id or not each.space.is_pooled:
+                there = self.everywhere[self.number_of[number]]
+                spans, theirs = _spans(each, batch), _spans(there, batch)
+                parts.append(
+                    (found[number], whole[self.number_of[number]], [((spans[r],), (theirs[r],)) for r in spans])
+                )
+        return parts
+
+    def _once(self, batch: JaggedBatch, found: Sequence[Tensor]) -> list[Tensor]:
+        own = [f for each, f in zip(self.groups, found, strict=True) if batch.by_id or not each.space.is_pooled]
+        if not self._has_room(batch):
+            return own
+        return [next(f for each, f in zip(self.groups, found, strict=True) if each.space.is_pooled), *own]
+
+    def _by_id(self, batch: JaggedBatch) -> list[TableGroup]:
+        return [each for each in self.groups if batch.by_id or not each.space.is_pooled]
+
+    def _has_room(self, batch: JaggedBatch) -> bool:
+        return self.width > 0 and not batch.by_id
+
+    def _num_ids(self, each: TableGroup, batch: JaggedBatch) -> int:
+        return int(batch.offsets_of(each.space.features)[-1])
+
+
+def empty_for(groups: Sequence[TableGroup], batch: JaggedBatch) -> list[Tensor]:
+    """Room for the embeddings of all tables: a tensor for each group, the same for all that are pooled."""
+    room = room_for(groups, batch)
+    sizes = [(int(batch.offsets_of(each.space.features)[-1]), each.space.dim) for each in groups]
+    return [
+        torch.empty(size) if room is None or not each.space.is_pooled else room
+        for each, size in zip(groups, sizes, strict=True)
+    ]
+
+
+def tables_of_towers(tables: Sequence[Table], towers: Sequence[Sequence[str]]) -> list[list[Table]]:
+    """The tables of each tower, in the order of its features.
+
+    Raises:
+        ConfigError: for a table that features of two towers read.
+    """
+    tower_of = {feature: number for number, tower in enumerate(towers) for feature in tower}
+    place = {feature: n for n, feature in enumerate(feature for tower in towers for feature in tower)}
+    found: list[list[Table]] = [[] for _ in towers]
+    for table in sorted(tables, key=lambda table: place[table.features[0]]):
+        numbers = [tower_of[feature] for feature in table.features]
+        if len(set(numbers)) > 1:
+            raise ConfigError(
+                f"features of towers {numbers}, {', '.join(table.features)}, that read one table {table.name!r}",
+                "all readers of a table in one tower", "put them together, or give each a table of its own",
+            )  # fmt: skip
+        found[numbers[0]].append(table)
+    return found
+
+
+def within(plan: Plan, tables: Sequence[Table], members: Sequence[int]) -> Plan:
+    """What of a plan for all ranks is about some tables, for the ranks that hold them.
+
+    Raises:
+        ConfigError: for a table that lies elsewhere too.
+    """
+    placements = {}
+    for table in tables:
+        placement = plan.placements[table.name]
+        if placement.kind in ("rows", "replicated") or not set(placement.shards) <= set(members):
+            raise ConfigError(
+                f"table {table.name!r} placed {placement.kind} on ranks {list(placement.shards)}",
+                f"on some of the ranks {list(members)}, which have its tower",
+                "make a plan for these towers, or give a placement",
+            )
+        shards = tuple(members.index(shard) for shard in placement.shards)
+        placements[table.name] = placement.model_copy(update={"shards": shards})
+    return Plan(num_shards=len(members), placements=placements)
+
+
+def _columns(groups: Sequence[TableGroup]) -> dict[tuple[str, str], slice]:
+    """Of each pooled reader, that is feature and table, its columns among those of all of ``groups``."""
+    found = {}
+    for each in groups:
+        if each.columns is not None:
+            for reader, first in zip(_readers(each), each.columns.first.tolist(), strict=True):
+                found[reader] = slice(first, first + each.columns.dim)
+    return found
+
+
+def _readers(each: TableGroup) -> list[tuple[str, str]]:
+    return [(feature, table.name) for table in each.space.tables for feature in table.features]
+
+
+def _spans(each: TableGroup, batch: JaggedBatch) -> dict[tuple[str, str], slice]:
+    """Of each reader its ids among those of the group."""
+    offsets, size = batch.offsets_of(each.space.features), batch.batch_size
+    readers = _readers(each)
+    ends = [int(offsets[n * size]) for n in range(len(readers) + 1)]
+    return {reader: slice(ends[n], ends[n + 1]) for n, reader in enumerate(readers)}
+
+
+def _joined(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
+    """Neighbours on both sides as one."""
+    joined: list[Pair] = []
+    for here, there in pairs:
+        if joined and joined[-1][0].stop == here.start and joined[-1][1].stop == there.start:
+            before = joined.pop()
+            here, there = slice(before[0].start, here.stop), slice(before[1].start, there.stop)
+        joined.append((here, there))
+    return tuple(joined)
+
+
+def _sizes(shapes: Sequence[tuple[int, ...]]) -> list[int]:
+    return [rows * columns for rows, columns in shapes]

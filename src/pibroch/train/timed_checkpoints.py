@@ -1,0 +1,282 @@
+"""Checkpoints by time, written beside training: what a run goes on from that ended between two checkpoints of its own.
+
+The thread that trains copies what changed since the last one, and goes on; another thread writes the copy. Each is a folder
+like all checkpoints, with the files of the one before by links, and so complete in itself; rows that never changed are where
+the run began: in the checkpoint that it went on from, or in its seed. With the next checkpoint of the run's own they go.
+``docs/design/0019-recovery.md`` explains.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
+
+from pibroch.collectives import Channel
+from pibroch.collectives.task_thread import TaskThread
+from pibroch.collectives.world import CONTROL_TIMEOUT_S
+from pibroch.embedding import Shard
+from pibroch.embedding.checkpoint import SavedTable, saved_tables
+from pibroch.embedding.deltas import Chain, chains, merge, write_deltas
+from pibroch.embedding.parts import WrittenPart
+from pibroch.embedding.storage import FileDigest, explained_refusal, flush_to_disk, temporary_name
+from pibroch.errors import StorageError
+from pibroch.observability.trace import span
+from pibroch.train.agreement import on_first, together
+from pibroch.train.checkpoint import Base, Content, begin_folder, content_of, finish_folder, must_be_shared
+from pibroch.train.checkpoint_folder import CheckpointFolder
+from pibroch.train.dense_state import save_dense
+from pibroch.train.manifest import FORMAT_VERSION, Manifest, Progress
+
+if TYPE_CHECKING:
+    from pibroch.train.session import Session
+
+logger = logging.getLogger(__name__)
+KEEP = 2
+LONGEST_CHAIN = 8
+"""Deltas of a table, one on the other, before they become one."""
+_SOONEST_S = 0.25
+
+
+class TimedCheckpoints:
+    """Every so many seconds one. All ranks make it of the same step; rank 0's clock counts.
+
+    Args:
+        folder: where they lie; ranks share it.
+        seconds: between two; 0 for none.
+        session: what is trained; rows count as changed from now on.
+        base: where the session is; ``None`` for a fresh one.
+
+    Attributes:
+        count: made so far by this process.
+        seconds_taken: from the thread that trains.
+    """
+
+    def __init__(self, folder: Path, seconds: float, session: Session, base: Base | None) -> None:
+        self.folder, self._interval_s, self._session, self._base = folder, seconds, session, base
+        self.count, self.seconds_taken = 0, 0.0
+        self._control = session.world.control
+        self._channel: Channel | None = None
+        self._thread: TaskThread | None = None
+        self._writing: Future[Base | None] | None = None
+        self._since = self._looked = time.monotonic()
+        self._looked_at = self._look_at = 0
+        if self._interval_s:
+            self._track_changed()
+
+    def after_step(self, step: int, progress: Callable[[], Progress]) -> None:
+        """Make one of this step, if it is due; every rank calls it after each step.
+
+        Args:
+            step: that was trained.
+            progress: gives where the run is.
+
+        Raises:
+            TrainingError: when a parameter is NaN or infinite.
+            RankFailedError: when a rank was lost.
+        """
+        if not self._interval_s or step < self._look_at:
+            return
+        start = time.perf_counter()
+        if self._is_due(step):
+            with span("cut"):
+                self._settle()
+                self._begin(progress())
+            self._since = time.monotonic()
+        self.seconds_taken += time.perf_counter() - start
+
+    def drain(self) -> None:
+        """Wait until what was begun is on the disk; every rank calls it, before files are removed on which it rests."""
+        if self._writing is not None:
+            self._writing.exception()
+            self._settle()
+
+    def rest_on(self, base: Base) -> None:
+        """A checkpoint of the run's own has all that these had: they go, and the next ones rest on it. After :meth:`drain`."""
+        if not self._interval_s:
+            return
+        self._base, self._since = base, time.monotonic()
+        self._track_changed()
+        on_first(self._control, lambda: _remove(self.folder, 0))
+
+    def _shards(self) -> Sequence[Shard]:
+        exchange = self._session.embeddings.exchange
+        exchange.flush()
+        return exchange.shards
+
+    def _track_changed(self) -> None:
+        for shard in self._shards():
+            shard.track_changed()
+
+    def _is_due(self, step: int) -> bool:
+        """Ranks agree as seldom as they can: again when half of the time that is left will have passed."""
+        now = time.monotonic()
+        seconds_per_step = max(1e-6, (now - self._looked) / max(1, step - self._looked_at))
+        left = self._since + self._interval_s - now
+        steps = max(1, int(max(left / 2, min(_SOONEST_S, self._interval_s / 4)) / seconds_per_step))
+        is_idle = self._writing is None or self._writing.done()
+        found = self._control.gather([left <= 0, steps, is_idle])
+        self._looked, self._looked_at, self._look_at = now, step, step + found[0][1]
+        return bool(found[0][0]) and all(idle for _, _, idle in found)
+
+    def _settle(self) -> None:
+        """What became of the last one, which has ended."""
+        if self._writing is None:
+            return
+        base, self._writing = self._writing.result(), None
+        for shard in self._session.embeddings.exchange.shards:
+            shard.end_cut(base is not None)
+        self._base = base or self._base
+
+    def _begin(self, progress: Progress) -> None:
+        session = self._session
+        cuts = [shard.cut() for shard in self._shards()]
+        there = [cut for cut in cuts if cut is not None]
+        if not all(self._control.gather(len(there) == len(cuts))):
+            logger.warning("no checkpoint beside training at step %d: no memory for its rows", progress.step)
+            for shard, cut in zip(session.embeddings.exchange.shards, cuts, strict=True):
+                if cut is not None:
+                    shard.end_cut(is_saved=False)
+            return
+        content = content_of(session, progress, self._control)
+        copied = {
+            file: {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+            for file, tensors in content.dense.items()
+        }
+        if self._thread is None:
+            self._thread = TaskThread("pibroch-checkpoint")
+            self._channel = session.world.ranks.patient(CONTROL_TIMEOUT_S).open_channel()
+        self.count += 1
+        self._writing = self._thread.submit(partial(self._write, there, replace(content, dense=copied), progress.step))
+
+    def _write(self, cuts: Sequence[Shard], content: Content, step: int) -> Base | None:
+        """Write a checkpoint with all ranks; ``None``, with a warning, where the disk refuses. On a thread of its own."""
+        channel, base = self._channel, self._base
+        assert channel is not None
+        folder = self.folder / f"step-{step:08d}"
+        try:
+            temporary = self.folder / on_first(channel, lambda: self._begin_folder(folder))
+            manifest = _write(temporary, channel, self._session, cuts, content, base)
+            shared = {} if base is None else {file: base.folder / file for file in _shared(manifest, base)}
+            on_first(channel, lambda: finish_folder(temporary, folder, manifest, shared))
+            on_first(channel, lambda: _remove(self.folder, KEEP))
+        except StorageError as error:
+            logger.warning("no checkpoint beside training at step %d: %s", step, error.got)
+            on_first(channel, lambda: shutil.rmtree(self.folder / temporary_name(folder), ignore_errors=True))
+            return None
+        return Base(folder, manifest)
+
+    def _begin_folder(self, folder: Path) -> str:
+        temporary = self.folder / temporary_name(folder)
+        with explained_refusal(folder):
+            self.folder.mkdir(exist_ok=True)
+        begin_folder(temporary, folder)
+        return temporary.name
+
+
+@dataclass(frozen=True, slots=True)
+class Saver:
+    """A run's checkpoints: those of its own, and those by time between them.
+
+    Attributes:
+        checkpoints: of its own.
+        timed: by time.
+    """
+
+    checkpoints: CheckpointFolder
+    timed: TimedCheckpoints
+
+    def save(self, session: Session, progress: Progress) -> None:
+        """A checkpoint of the run's own, see :meth:`CheckpointFolder.save`."""
+        self.timed.drain()
+        self.checkpoints.save(session, progress)
+        if self.checkpoints.last is not None:
+            self.timed.rest_on(self.checkpoints.last)
+
+    def after_step(self, step: int, progress: Callable[[], Progress]) -> None:
+        """See :meth:`TimedCheckpoints.after_step`."""
+        self.timed.after_step(step, progress)
+
+
+def _write(
+    temporary: Path, channel: Channel, session: Session, cuts: Sequence[Shard], content: Content, base: Base | None
+) -> Manifest:
+    """The files of all ranks, and what their manifest says."""
+    rank, size, step = channel.ranks.rank, channel.ranks.world_size, content.about["progress"].step
+    tables = {} if base is None else base.manifest.tables
+    long = [chain for chain in chains(tables) if len(chain.parts) >= LONGEST_CHAIN * size]
+
+    def write() -> dict[str, Any]:
+        with explained_refusal(temporary):
+            must_be_shared(temporary)
+            files = save_dense(temporary, content.dense, content.unchecked)
+            views = [view for cut in cuts for view in cut.views()]
+            parts = write_deltas(temporary, f"step-{step}-{rank}", views)
+            merged = []
+            for number in range(rank, len(long), size):
+                assert base is not None, "that has them"
+                name = f"tables/@merged-{step}-{number}.safetensors"
+                merged.append(merge(long[number], base.folder, temporary, name))
+            for file in [*files, *(written.part.file for written in parts + merged)]:
+                flush_to_disk(temporary / file)
+        return {"files": _plain(files), "parts": list(map(asdict, parts)), "merged": list(map(asdict, merged))}
+
+    found = together(channel, write)
+    files = {name: digest for each in found for name, digest in each["files"].items()}
+    parts, merged = (
+        TypeAdapter(list[WrittenPart]).validate_python([part for each in found for part in each[kind]])
+        for kind in ("parts", "merged")
+    )
+    return _manifest(session, content, base, files, parts, merged, long)
+
+
+def _manifest(
+    session: Session, content: Content, base: Base | None, files: Mapping[str, Any], parts: Sequence[WrittenPart],
+    merged: Sequence[WrittenPart], gone: Sequence[Chain],
+) -> Manifest:  # fmt: skip
+    """The base's parts, but those that became one; that one; what changed since."""
+    left_out = {part.file for chain in gone for part in chain.parts}
+    tables: dict[str, SavedTable] = {}
+    named: dict[str, FileDigest] = {}
+    for name, shape in saved_tables(session.embeddings.tables, session.embeddings.optimizers).items():
+        old = [] if base is None else [part for part in base.manifest.tables[name].parts if part.file not in left_out]
+        new = [written.part for written in (*merged, *parts) if written.table == name]
+        tables[name] = replace(shape, parts=(*old, *new))
+        named |= {part.file: base.manifest.files[part.file] for part in old if base is not None}
+    named |= {written.part.file: written.digest for written in (*merged, *parts)}
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        increments=0 if base is None else base.manifest.increments + 1,
+        tables=tables,
+        files={**named, **files},
+        rests_on_seed=base is None or base.manifest.rests_on_seed,
+        **content.about,
+    )
+
+
+def _shared(manifest: Manifest, base: Base) -> list[str]:
+    """Files of the base's tables that the manifest still names."""
+    before = {part.file for table in base.manifest.tables.values() for part in table.parts}
+    return [part.file for table in manifest.tables.values() for part in table.parts if part.file in before]
+
+
+def _plain(files: Mapping[str, FileDigest]) -> dict[str, Any]:
+    return {name: asdict(digest) for name, digest in files.items()}
+
+
+def _remove(folder: Path, keep: int) -> None:
+    """All but the newest; the folder too when nothing is left."""
+    with explained_refusal(folder):
+        found = sorted(path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal())
+        for path in found[: len(found) - keep]:
+            shutil.rmtree(path)
+        if not keep and folder.exists() and not any(folder.iterdir()):
+            folder.rmdir()

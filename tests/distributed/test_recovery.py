@@ -1,0 +1,141 @@
+"""Whatever dies, the run ends by itself with the bits of one that nothing happened to, and says what was lost."""
+
+import json
+import os
+import random
+import re
+import signal
+import sys
+from contextlib import suppress
+
+import pytest
+import training_cases as cases
+from crew import Crew, lives, processes_of, steps, wait_until
+from test_timed_checkpoints import check_same
+
+from pibroch.config import to_toml
+from small_run import make_config, run_command
+
+KILLS = int(os.environ.get("PIBROCH_SOAK_KILLS", "0"))
+SEED = int(os.environ.get("PIBROCH_SOAK_SEED", random.SystemRandom().randrange(1 << 30)))
+COMMON = ["train.epochs=10", "train.checkpoint_every=50", "train.evaluate_every=150", "train.keep=1"]
+ALL_ROLES = [
+    "embedding.exchange=lookahead", "embedding.lookahead=3", "embedding.exchange.servers=2",
+    "embedding.exchange.oracle=central",
+    "data.processors=2",
+]  # fmt: skip
+OFTEN = ["--set", "train.checkpoint_every_seconds=0.05"]
+TORCHRUN = [
+    sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1",
+    "-m", "pibroch",
+]  # fmt: skip
+LOST = {
+    "embedding-server": r"embedding server 'embedding\d' out of reach|rank \d failed in step \d+: TrainingError",
+    "oracle": "oracle 'oracle0' out of reach",
+    "data-processor": r"data processor 'processor\d' out of reach",
+    "rank": r"rank \d ended with signal SIGKILL",
+}
+
+
+@pytest.fixture(scope="module")
+def expected(worlds, data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("expected") / "run"
+    worlds(2).run(cases.train, make_config(data, *COMMON, "train.checkpoint_every_seconds=0").model_dump(), str(folder))
+    return folder
+
+
+def everyone(crew):
+    """Processes of the run by name."""
+    found = {f"rank {rank}": pid for rank, pid in crew.pids().items()}
+    for role in ("embedding-server", "oracle", "data-processor"):
+        children = processes_of(found["rank 0"], role) if "rank 0" in found else {}
+        found |= {f"{role} {number}": pid for number, pid in children.items()}
+    return found
+
+
+def restarts(run):
+    path = run / "restarts.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def start(data, folder, *settings):
+    recipe = folder / "recipe.toml"
+    recipe.write_text(to_toml(make_config(data, *COMMON, *settings).model_dump()))
+    return Crew(recipe, "--run-dir", folder / "run", "--ranks", 2, "--restarts", 1000, *OFTEN)
+
+
+def test_whatever_is_killed_the_run_goes_on_to_the_same_bits(data, expected, tmp_path):
+    run, seen = tmp_path / "run", set()
+    with start(data, tmp_path, *ALL_ROLES) as crew:
+        for number, victims in enumerate(
+            [["embedding-server 1"], ["rank 1", "oracle 0"], ["rank 0", "data-processor 0"]]
+        ):
+            before = steps(run) if number else 0
+            wait_until(lambda: len(everyone(crew)) == 7 and steps(run) > before + 5, 120)  # noqa: B023
+            known = everyone(crew)
+            seen |= set(known.values())
+            for victim in victims:
+                os.kill(known[victim], signal.SIGKILL)
+            wait_until(lambda: len(restarts(run)) == number + 1 or crew.process.poll() is not None, 60)  # noqa: B023
+            assert re.search(LOST[victims[0].split()[0]], restarts(run)[-1]["reason"]), (restarts(run), crew.output)
+        assert crew.end() == 0, crew.output
+        assert not [pid for pid in seen if lives(pid)]
+    check_same(run, expected)
+    assert (
+        json.loads((run / "summary.json").read_text())["restarts"] == 3 == crew.output.count("starting again from step")
+    )
+    assert run_command("report", run).returncode == 0
+    assert "embedding server" in (run / "report.html").read_text()
+
+
+def test_restarts_are_used_up_and_wrong_input_uses_none(data, tmp_path):
+    recipe, run = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe.write_text(to_toml(make_config(data, *COMMON).model_dump()))
+    with Crew(recipe, "--run-dir", run, "--ranks", 1, "--restarts", 1) as crew:
+        for number in range(2):
+            crew.wait_for_step(run, 3)
+            wait_until(lambda: len(crew.pids()) == 1 and (number == 0 or len(restarts(run)) == 1), 60)  # noqa: B023
+            os.kill(crew.pids()[0], signal.SIGKILL)
+            wait_until(lambda: len(restarts(run)) == 1, 60)
+        assert crew.end() == 128 + signal.SIGKILL
+    assert "1 restarts within an hour are used up" in crew.output
+    with Crew(
+        recipe, "--run-dir", tmp_path / "other", "--ranks", 2, "--restarts", 9, "--set", "embedding.optimizer.lr=1e30"
+    ) as crew:
+        assert crew.end() == 1, crew.output
+    assert "NaN" in crew.output or "nan" in crew.output
+    assert not restarts(tmp_path / "other")
+
+
+@pytest.mark.slow
+def test_torchrun_starts_again_what_was_killed(data, expected, tmp_path):
+    recipe, run = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe.write_text(to_toml(make_config(data, *COMMON).model_dump()))
+    with Crew(recipe, "--run-dir", run, "--resume", *OFTEN, program=TORCHRUN) as crew:
+        os.kill(crew.wait_for_step(run, 60)[1], signal.SIGKILL)
+        assert crew.end() == 0, crew.output
+    assert crew.output.count("resumed from") == 1
+    check_same(run, expected)
+
+
+@pytest.mark.skipif(not KILLS, reason="PIBROCH_SOAK_KILLS=300 asks for it")
+@pytest.mark.parametrize("exchange", ["alltoall", "lookahead", "all roles"])
+def test_random_kills(data, expected, tmp_path, exchange):
+    """One or two at once, at any moment, also while they are starting, save or evaluate."""
+    settings = ALL_ROLES if exchange == "all roles" else [f"embedding.exchange={exchange}"]
+    chance, killed = random.Random(SEED), 0
+    run = tmp_path / "run"
+    while killed < KILLS // 3:
+        with start(data, tmp_path, *settings) as crew:
+            while crew.process.poll() is None and killed < KILLS // 3:
+                pause = chance.uniform(0, 6)
+                with suppress(AssertionError):
+                    wait_until(lambda: crew.process.poll() is not None, pause)
+                known = everyone(crew)
+                for victim in chance.sample(sorted(known), min(len(known), chance.choice([1, 1, 2]))):
+                    with suppress(ProcessLookupError):
+                        os.kill(known[victim], signal.SIGKILL)
+                        killed += 1
+            assert crew.end() == 0, (SEED, crew.output)
+        check_same(run, expected)
+        run.rename(tmp_path / f"run-{killed}")

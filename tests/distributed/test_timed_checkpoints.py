@@ -1,0 +1,77 @@
+"""Checkpoints written beside training: a run that is killed between two of its own goes on from them, to the same bits."""
+
+import json
+import os
+import signal
+
+import pytest
+import training_cases as cases
+from crew import Crew, wait_until
+
+from pibroch.config import to_toml
+from pibroch.train.checkpoint_folder import CheckpointFolder
+from small_run import files_below, make_config
+
+COMMON = [
+    "train.steps=42",
+    "train.checkpoint_every=14",
+    "train.keep=9",
+    "train.evaluate_every=21",
+    "train.full_checkpoint_every=2",
+]
+RUNS = {
+    "alltoall": ["embedding.exchange=alltoall", "train.average=0.9", "embedding.dtype=bfloat16"],
+    "servers": [
+        "embedding.exchange=lookahead",
+        "embedding.lookahead=3",
+        "embedding.exchange.servers=2",
+        "train.full_checkpoint_every=1",
+    ],
+}
+
+
+def newest(run):
+    found = CheckpointFolder(run / "recovery", 9).steps()
+    return found[-1] if found else 0
+
+
+def check_same(run, expected):
+    files, right = (files_below(folder / "checkpoints") for folder in (run, expected))
+    assert sorted(files) == sorted(right)
+    for name in files:
+        if name.endswith("manifest.json"):
+            files[name], right[name] = (_without_interval(each[name]) for each in (files, right))
+    assert [name for name in files if files[name] != right[name]] == []
+
+
+def _without_interval(manifest):
+    content = json.loads(manifest)
+    del content["config"]["train"]["checkpoint_every_seconds"], content["sha256"]
+    del content["config"]["embedding"], content["config"]["data"]
+    return content
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_killed_run_goes_on_from_what_was_written_beside_it(worlds, data, tmp_path, name):
+    overrides = [*COMMON, *RUNS[name]]
+    config = make_config(data, *overrides, "train.checkpoint_every_seconds=0")
+    served = [each for each in overrides if "servers" not in each]
+    expected = tmp_path / "expected"
+    worlds(2).run(
+        cases.train, make_config(data, *served, "train.checkpoint_every_seconds=0").model_dump(), str(expected)
+    )
+    recipe, run = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe.write_text(to_toml(config.model_dump()))
+    often = ["--set", "train.checkpoint_every_seconds=0.02"]
+    with Crew(recipe, "--run-dir", run, "--ranks", 2, *often) as crew:
+        wait_until(lambda: newest(run) > 14 or crew.process.poll() is not None, 120)
+        os.killpg(crew.process.pid, signal.SIGKILL)
+        crew.end()
+    left = newest(run)
+    assert left > max(CheckpointFolder(run / "checkpoints", 9).steps()) >= 14
+    with Crew("--run-dir", run, "--resume", "--ranks", 2, *often) as crew:
+        assert crew.end() == 0, crew.output
+    assert f"resumed from {run / 'recovery'}/step-{left:08d}" in crew.output
+    assert not (run / "recovery").exists()
+    assert json.loads((run / "summary.json").read_text())["timed_checkpoints"] > 0
+    check_same(run, expected)
