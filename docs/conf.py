@@ -28,6 +28,7 @@ autodoc_typehints = "description"
 autodoc_member_order = "bysource"
 autodoc_inherit_docstrings = False
 napoleon_google_docstring = True
+napoleon_use_ivar = True
 toc_object_entries = False
 
 NAMES_OF = re.compile(r"^<!-- names of ([\w.]+) -->$", re.MULTILINE)

@@ -90,7 +90,7 @@ def programs(line):
     for word in words:
         if word == "|":
             found.append([])
-        elif word == ">":
+        elif word in (">", "&"):
             break
         elif word.strip("[].…") and not (word.isupper() and "=" in word):
             bare = word.removesuffix("...").strip("[]").replace("…", "x")

@@ -131,3 +131,14 @@ def test_no_further_circle_of_files():
     found = circles(at_load=False)
     assert found <= KNOWN_CIRCLES, found - KNOWN_CIRCLES
     assert found >= KNOWN_CIRCLES, f"cut, take it from the list: {KNOWN_CIRCLES - found}"
+
+
+@pytest.mark.parametrize("room", sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py")))
+def test_a_room_has_a_readme_of_one_screen_that_names_its_files(room):
+    text = (PACKAGE / room / "README.md").read_text()
+    assert text.startswith("# ") and text.count("\n") <= 60
+    said = set(re.findall(r"`(?:\w+/)*(\w+\.py)`", text))
+    there = {path.name for folder in (PACKAGE, Path(__file__).parents[1]) for path in folder.rglob("*.py")}
+    assert said <= there, f"names files that are not there: {said - there}"
+    for target in re.findall(r"\]\((\.[^)#]*)", text):
+        assert (PACKAGE / room / target).exists(), target
