@@ -102,6 +102,15 @@ def placement():
     return training(("C1", "country")) | {"optimizer": pb.SGD(lr=0.1)}
 
 
+@for_block("docs/retrieve.md", 0)
+def retrieval():
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    names = training()
+    pb.Plan.of(names["tables"], 1).save(Path("plan.json"))
+    return names | {"plan": "plan.json", "batch": names["loader"][0]}
+
+
 @for_block("docs/bounded-lag.md", 0)
 def lagged_inference():
     names = training(("C1", "country"))

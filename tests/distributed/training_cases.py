@@ -6,7 +6,7 @@ from pibroch.collectives.world import World
 from pibroch.config import RunConfig
 from pibroch.errors import ConfigError
 from pibroch.observability.records import FanOut
-from pibroch.train import sameness
+from pibroch.train import replanning, sameness
 from pibroch.train.data_source import open_dataset
 from pibroch.train.run import run_training
 from pibroch.train.run_directory import RunDirectory
@@ -52,3 +52,13 @@ def name_what_differs(channel, configs, folder, code=None):
         return str(error)
     finally:
         sameness.code_digest = usual
+
+
+def train_and_wait_for_plans(channel, config, folder):
+    """As :func:`train`, but a plan that is being made is waited for."""
+    usual = replanning.Replanner._has_found
+    replanning.Replanner._has_found = lambda self: self._found is not None
+    try:
+        return train(channel, config, folder)
+    finally:
+        replanning.Replanner._has_found = usual

@@ -57,7 +57,7 @@ PURE = [
     "pibroch.kernels.window.naive", "pibroch.kernels.window.numba",
     "pibroch.lookahead.encoding", "pibroch.lookahead.oracle", "pibroch.lookahead.requests",
     "pibroch.planner.baselines", "pibroch.planner.diff", "pibroch.planner.exact", "pibroch.planner.extrapolate",
-    "pibroch.planner.make", "pibroch.planner.sketch",
+    "pibroch.planner.drift", "pibroch.planner.make", "pibroch.planner.sketch",
     "pibroch.rpc.autograd.discovery",
 ]  # fmt: skip
 """Algorithms: events in, instructions out. Nothing that they import, at any distance, may be one of IMPURE."""

@@ -13,6 +13,7 @@ from rich.table import Table as Grid
 from pibroch.cli.console import console, results
 from pibroch.cli.plan_topology import plan_topology
 from pibroch.cli.plan_towers import plan_towers
+from pibroch.cli.plan_watch import plan_watch
 from pibroch.cli.progress import stages
 from pibroch.data.dataset import EncodedDataset
 from pibroch.embedding import SparseOptimizer, Table
@@ -42,6 +43,7 @@ from pibroch.planner.topology import ClusterTopology
 app = typer.Typer(invoke_without_command=True, rich_markup_mode="markdown")
 app.command("towers")(plan_towers)
 app.command("topology")(plan_topology)
+app.command("watch")(plan_watch)
 
 
 class Mode(StrEnum):

@@ -29,6 +29,8 @@ class TrainConfig(Section):
             the rows touched since.
         keep: newest checkpoints to keep, besides the best one.
         log_every: interval of progress and metrics records.
+        replan_above: under a plan by rows, plan anew where it costs this many times what a fresh plan would, and let rows move
+            while training goes on; never when absent. No number of a run depends on it.
         threads: CPU threads of a process; when absent all that it may use, divided by the ranks on its machine.
     """
 
@@ -47,6 +49,7 @@ class TrainConfig(Section):
     full_checkpoint_every: int = Field(default=1, ge=1)
     keep: int = Field(default=2, ge=1)
     log_every: int = Field(default=50, ge=1)
+    replan_above: float | None = Field(default=None, gt=1)
     threads: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")

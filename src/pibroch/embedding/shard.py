@@ -24,12 +24,16 @@ from pibroch.kernels.route import numba as routing
 from pibroch.observability.memory import free_memory
 
 ROWS_PER_FILL = 1 << 18
+UNTOUCHED, MOVED, UPDATED = range(3)
+"""Of a row that is to have another home: nothing happened to it yet; it is there as it is here; it was updated since."""
 MakeRoom = Callable[[int, int], Records]
 """Makes float32 ``[rows, floats]`` that begins with a cache line; what is in it does not matter."""
 
 
 class MemoryShard:
     """Records of the rows of some pieces of one width and type, end to end, in memory of ``make_room``.
+
+    Without a ``seed`` they are left to who writes them.
 
     Attributes:
         pieces: in the order of their rows.
@@ -39,12 +43,13 @@ class MemoryShard:
         records: float32 ``[num_rows, record_width]``.
         space: float32 ``[num_rows + spare_rows, record_width]``: the records, then room that takes no memory until used.
         stored, stored_space: the same in the type of the weights, see :data:`pibroch.kernels.arrays.Stored`: what kernels read.
+        progress: uint8 ``[num_rows]``, of rows on their way to other homes, see :data:`UNTOUCHED`; ``None`` where they stay.
         touched: bool ``[num_rows + spare_rows]``, rows updated since it was cleared; ``None`` until :meth:`track_touched`.
         changed: likewise, rows updated since the last :meth:`cut`; ``None`` until :meth:`track_changed`.
     """
 
     def __init__(
-        self, pieces: Sequence[Piece], dim: int, optimizer: SparseOptimizer, seed: int, spare_rows: int = 0,
+        self, pieces: Sequence[Piece], dim: int, optimizer: SparseOptimizer, seed: int | None, spare_rows: int = 0,
         dtype: Dtype = "float32", make_room: MakeRoom = empty_rows,
     ) -> None:  # fmt: skip
         self.pieces, self.dim, self.dtype = tuple(pieces), dim, dtype
@@ -55,10 +60,13 @@ class MemoryShard:
         self.stored_space: Stored = self.space if dtype == "float32" else self.space.view(np.uint16)
         self.records, self.stored = self.space[: self._bounds[-1]], self.stored_space[: self._bounds[-1]]
         self.touched: NDArray[np.bool_] | None = None
+        self.progress: NDArray[np.uint8] | None = None
         self.changed: NDArray[np.bool_] | None = None
         self._cut_rows: Ints = np.empty(0, np.int64)
         if self.dtype != "float32":
             self.stored[:, dim : 2 * self._width] = 0  # the half that an odd dim leaves
+        if seed is None:
+            return
         for piece, first in zip(self.pieces, self._bounds, strict=False):
             self._initialise(piece, self._weights_in(slice(first, first + len(piece.rows))), seed)
         end = self._width + sum(optimizer.moments(dim).values())
@@ -105,6 +113,8 @@ class MemoryShard:
         for marks in (self.touched, self.changed):
             if marks is not None:
                 marks[rows] = True
+        if self.progress is not None:
+            self.progress[rows] = UPDATED
 
     def track_changed(self) -> None:
         """Mark updated rows in ``changed`` from now on, as if none had been updated before."""

@@ -14,6 +14,7 @@ from pibroch.collectives import Channel, Ranks
 from pibroch.data import JaggedBatch
 from pibroch.embedding import Shard, Table, TableGroup
 from pibroch.errors import ConfigError
+from pibroch.planner import Plan
 
 Handle = TypeVar("Handle")
 O = TypeVar("O")  # noqa: E741
@@ -135,6 +136,19 @@ class Exchange(ABC, Generic[Handle]):
 
     def forget(self) -> None:
         """Fetch again what was fetched ahead; whoever has written records calls it, on all ranks."""
+
+    def move_to(self, plan: Plan, rows_per_step: int) -> None:
+        """See :meth:`pibroch.Embeddings.move_rows`.
+
+        Raises:
+            ConfigError: where rows do not move.
+        """
+        raise ConfigError(f"rows that are to move under {type(self).__name__}", "the exchange alltoall or retrieve")
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether rows are on their way to another plan's homes."""
+        return False
 
     def report(self) -> Report:
         """What was done so far; on the training thread."""

@@ -17,6 +17,7 @@ from pibroch.exchange.fused_optimizer import FusedOptimizer
 from pibroch.exchange.state import load_tables, whole_tables
 from pibroch.exchange.stateful import EmbeddingState
 from pibroch.exchange.whole_tables import fill_tables, gather_tables
+from pibroch.planner import Plan
 
 
 class TableStates(nn.Module):
@@ -61,6 +62,29 @@ class TableStates(nn.Module):
         self.exchange.forget()
         yield self.pieces()
         self.exchange.forget()
+
+    def move_rows(self, plan: Plan, rows_per_step: int = 1024) -> None:
+        """Let all rows go to their homes under another plan while training goes on where they are; returns at once.
+
+        Each step sends some of them ahead; when all that can be are, a step ends with the rest, and the new plan is used from
+        then on. No number depends on it. Until then checkpoints are of the old homes, and memory is taken twice. All ranks call
+        it at the same place. Every lookup that trains must be followed by its backward pass.
+
+        Args:
+            plan: for as many ranks.
+            rows_per_step: at most, that a rank sends ahead a step, of each group of tables.
+
+        Raises:
+            ConfigError: under ``local`` and ``lookahead``, for plans that cut rows, and while rows are on their way already.
+        """
+        if rows_per_step < 1:
+            raise ConfigError(f"rows_per_step {rows_per_step}", "at least 1")
+        self.exchange.move_to(plan, rows_per_step)
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether rows are on their way to another plan's homes, see :meth:`move_rows`."""
+        return self.exchange.is_moving
 
     def full_state_dict(
         self, tables: Sequence[str] | None = None, *, on_all_ranks: bool = False, row_state: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ class RunRecords:
         training, evaluations: the records of ``metrics.jsonl``.
         restarts: the records of ``restarts.jsonl``.
         summary, evaluation: ``None`` while the run has not ended.
+        plan_decay: looks at its plan, the last one last; empty where nobody looked.
     """
 
     name: str
@@ -36,6 +38,7 @@ class RunRecords:
     restarts: list[dict[str, Any]]
     summary: dict[str, Any] | None
     evaluation: dict[str, Any] | None
+    plan_decay: Sequence[dict[str, Any]] = ()
 
 
 def read_run(folder: Path) -> RunRecords:
@@ -49,7 +52,8 @@ def read_run(folder: Path) -> RunRecords:
     try:
         records, restarts = _lines(folder / "metrics.jsonl"), _lines(folder / "restarts.jsonl")
         summary, evaluation = _json(folder / "summary.json"), _json(folder / "evaluation.json")
-        versions = _json(folder / "versions.json") or {}
+        versions, decay_path = _json(folder / "versions.json") or {}, folder / "plan_decay.json"
+        plan_decay = json.loads(decay_path.read_text(encoding="utf-8")) if decay_path.is_file() else []
     except ValueError as error:
         raise InputError(
             f"a damaged file in {folder}: {error}", "the files as they were written", "train again"
@@ -63,6 +67,7 @@ def read_run(folder: Path) -> RunRecords:
         restarts=restarts,
         summary=summary,
         evaluation=evaluation,
+        plan_decay=plan_decay,
     )
 
 
@@ -133,6 +138,19 @@ def _tiles(run: RunRecords) -> list[tuple[str, str]]:
         ("normalised entropy", _number(summary["normalized_entropy"])),
         ("calibration", _number(evaluation.get("calibration"), 3)),
         *throughput,
+        *_decay_tiles(run),
+    ]
+
+
+def _decay_tiles(run: RunRecords) -> list[tuple[str, str]]:
+    """How far the plan had decayed at the last look."""
+    if not run.plan_decay:
+        return []
+    last, moves = run.plan_decay[-1], sum(look["moved_to"] is not None for look in run.plan_decay)
+    ratio = last["current"] / last["fresh"] if last["fresh"] else 1.0
+    return [
+        ("plan, of a fresh one's cost", f"{ratio:.2f} at step {last['step']:,}"),
+        ("plans since the first", f"{moves}"),
     ]
 
 

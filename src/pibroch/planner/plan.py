@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pibroch.config.exchange import PLACEMENTS, PlacementKind
@@ -104,6 +106,15 @@ class Plan(BaseModel):
         shards = tuple(range(row_map.num_shards))
         placements = {table: Placement(kind="rows", shards=shards) for table in row_map.num_rows}
         return cls(num_shards=len(shards), placements=placements, made_from=dict(made_from or {}), row_map=row_map)
+
+    @property
+    def digest(self) -> str:
+        """Equal for plans that put all rows to the same places."""
+        found = sha256(json.dumps(self.model_dump(include={"num_shards", "placements"})).encode())
+        if self.row_map is not None:
+            for numbers in (self.row_map.partition, self.row_map.home, self.row_map.copies):
+                found.update(np.ascontiguousarray(numbers).data)
+        return found.hexdigest()
 
     def check(self, tables: Sequence[Table]) -> None:
         """Raise ConfigError unless the plan places exactly these tables on its shards."""

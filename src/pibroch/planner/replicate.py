@@ -20,6 +20,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.errors import ConfigError
 from pibroch.kernels.placement import numba as kernels
 from pibroch.planner.balance import by_worth
 from pibroch.planner.cost import distinct, sources, traffic
@@ -34,6 +35,30 @@ POLICIES: dict[Mode, tuple[Policy, ...]] = {
     "training": ("safe", "frequency", "everywhere", "none"),
 }
 """By mode those that it can use, the default first."""
+
+
+def as_mode(name: str) -> Mode:
+    """The mode of a name.
+
+    Raises:
+        ConfigError: when there is none.
+    """
+    for mode in POLICIES:
+        if mode == name:
+            return mode
+    raise ConfigError(f"mode {name!r}", f"one of {', '.join(POLICIES)}", "make the plan anew")
+
+
+def as_policy(name: str) -> Policy:
+    """The policy of a name.
+
+    Raises:
+        ConfigError: when there is none.
+    """
+    for policy in {each for policies in POLICIES.values() for each in policies}:
+        if policy == name:
+            return policy
+    raise ConfigError(f"policy {name!r}", "one of `pibroch plan --help`", "make the plan anew")
 
 
 @dataclass(slots=True)

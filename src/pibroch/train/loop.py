@@ -22,6 +22,7 @@ from pibroch.train.manifest import Progress
 from pibroch.train.meter import Meter
 from pibroch.train.metrics import Metrics, finite_or_none
 from pibroch.train.monitor import Monitor
+from pibroch.train.replanning import Replanner
 from pibroch.train.session import Session
 from pibroch.train.stopwatch import Stopwatch
 from pibroch.train.timed_checkpoints import Saver
@@ -41,6 +42,7 @@ class Trainer:
         progress: where to go on.
         stopwatch: keeps the training time.
         trace: of some of the steps; none when absent.
+        replanner: lets rows follow the data; they stay where they are when absent.
 
     Attributes:
         bytes_sent_to_each: that this process sent to each rank a step to exchange embeddings, ``[W]``, once it has trained;
@@ -49,7 +51,7 @@ class Trainer:
 
     def __init__(
         self, session: Session, saver: Saver, sink: Sink, progress: Progress, stopwatch: Stopwatch,
-        trace: StepTrace | None = None,
+        trace: StepTrace | None = None, replanner: Replanner | None = None,
     ) -> None:  # fmt: skip
         self.session, self.saver, self.sink, self.stopwatch = session, saver, sink, stopwatch
         self.settings = session.config.train
@@ -64,7 +66,7 @@ class Trainer:
         self.position = self.loader.position
         self.steps_per_epoch = len(self.loader)
         self.total_steps = total_steps(session)
-        self._trace = trace
+        self._trace, self._replanner = trace, replanner
         self._meter = Meter(session.world, stopwatch, session.embeddings.exchange)
         self._exchanged = ExchangedBytes(session.embeddings.exchange)
         self._first_step = progress.step
@@ -94,6 +96,8 @@ class Trainer:
             first_step.enter_context(notice_when_slow(logger, _COMPILING, _SECONDS_UNTIL_NOTICE))
             for batch in spans("read batch", session.embeddings.feed(self._batches())):
                 self._train_step(batch)
+                if self._replanner is not None:
+                    self._replanner.after_step(self.step, batch)
                 first_step.close()
                 self._after_step()
                 if self.is_finished:

@@ -30,6 +30,7 @@ from pibroch.train.loop import Trainer, evaluation_record, has_finished, total_s
 from pibroch.train.manifest import Manifest, Progress, read_manifest, schema_of
 from pibroch.train.meter import hit_rate
 from pibroch.train.metrics import Metrics, finite_or_none
+from pibroch.train.replanning import Replanner
 from pibroch.train.resumption import warn_of_surroundings
 from pibroch.train.roles import processes_beside
 from pibroch.train.run_directory import VERSIONS, RunDirectory, surroundings
@@ -104,15 +105,18 @@ def _train(session: Session, run: RunDirectory, make_sink: MakeSink, traces: boo
     tracing: AbstractContextManager[StepTrace | None] = nullcontext()
     if traces:
         tracing = StepTrace(run.trace_path, f"rank {run.rank}", total_steps(session) - progress.step)
+    replanner = None if settings.replan_above is None else Replanner(session, run, settings.replan_above)
     try:
         with tracing as trace:
             base, seconds = checkpoints.resumed, settings.checkpoint_every_seconds
             timed = TimedCheckpoints(run.recovery_path, seconds, session, base)
-            trainer = Trainer(session, Saver(checkpoints, timed), sink, progress, stopwatch, trace)
+            trainer = Trainer(session, Saver(checkpoints, timed), sink, progress, stopwatch, trace, replanner)
             trainer.fit()
         checkpoints.restore_best(session)
         return _conclude(session, run, trainer, sink)
     finally:
+        if replanner is not None:
+            replanner.close()
         sink.close()
 
 

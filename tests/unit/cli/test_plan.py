@@ -88,3 +88,12 @@ def test_a_profile_of_other_data_is_refused(dataset, tmp_path, pibroch):
         "plan", "--profile", tmp_path / "p", "--data", dataset, "--shards", 2, "--out", tmp_path / "o"
     )
     assert code == 2 and "a profile of data" in said
+
+
+def test_a_plan_is_watched_under_the_samples_that_come(dataset, tmp_path, pibroch):
+    made = "--data", dataset, "--shards", 2, "--batch-size", 50, "--threshold", 5, "--out", tmp_path / "one"
+    assert pibroch("plan", *made)[0] == 0
+    code, said, _ = pibroch("plan", "watch", tmp_path / "one", "--data", dataset, "--every", 20)
+    assert code == 0 and "batch 20: " in said and "batch 40: " in said and "a fresh plan" in said
+    code, _, error = pibroch("plan", "watch", tmp_path / "one", "--data", dataset, "--split", "test", "--every", 900)
+    assert code == 2 and "samples in split test" in error

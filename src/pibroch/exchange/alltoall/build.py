@@ -79,14 +79,21 @@ def build(setup: Setup, **options: object) -> AllToAllExchange:
     check_same_options(setup.channel, {"replicas": chosen.replicas})
     wire, ranks = chosen.wire_on(setup), setup.channel.ranks
     plan = chosen.plan_of(setup, ranks.world_size, "ranks")
-    groups = []
-    for each in setup.groups:
-        lanes = [
-            (PooledLane if layout.owners_pool else RowLane)(layout, each, setup.seed, wire)
-            for layout in lay_out(each.space, plan, ranks.rank)
-        ]
-        for lane in lanes:
-            if isinstance(lane, RowLane):
-                lane.replicas = chosen.replicas
-        groups.append(GroupLanes(each, lanes))
-    return AllToAllExchange(groups, wire)
+
+    def groups_under(of: Plan, seed: int | None = None) -> list[GroupLanes]:
+        groups = []
+        for each in setup.groups:
+            lanes = [
+                (PooledLane if layout.owners_pool else RowLane)(layout, each, seed, wire)
+                for layout in lay_out(each.space, of, ranks.rank)
+            ]
+            for lane in lanes:
+                if isinstance(lane, RowLane):
+                    lane.replicas = chosen.replicas
+            groups.append(GroupLanes(each, lanes))
+        return groups
+
+    def checked(of: Plan) -> list[GroupLanes]:
+        return groups_under(plan_for(setup.tables, of, ranks.world_size, "ranks"))
+
+    return AllToAllExchange(groups_under(plan, setup.seed), wire, checked)

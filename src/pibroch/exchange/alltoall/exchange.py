@@ -5,20 +5,25 @@ What overlaps with what says :mod:`pibroch.exchange.prefetching`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from pibroch.data import JaggedBatch
+from pibroch.errors import ConfigError
+from pibroch.exchange.agreement import check_same_options
 from pibroch.exchange.alltoall.group_lanes import GroupLanes
 from pibroch.exchange.alltoall.lane import Lane, Route
+from pibroch.exchange.alltoall.movement import RowMovement
 from pibroch.exchange.base import Rates, Report
 from pibroch.exchange.messages import Talk, together
 from pibroch.exchange.prefetching import PrefetchingExchange
 from pibroch.exchange.rows import room_for
 from pibroch.exchange.wire import RowWire
 from pibroch.kernels.arrays import Records
+from pibroch.planner import Plan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,17 +42,32 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
     Args:
         groups: all tables, with the lanes of each group.
         wire: of all lanes; its channel is this exchange's alone.
+        groups_under: makes lanes for another plan, whose rows nobody has filled; ``None`` where rows do not move.
     """
 
-    def __init__(self, groups: Sequence[GroupLanes], wire: RowWire) -> None:
+    def __init__(
+        self,
+        groups: Sequence[GroupLanes],
+        wire: RowWire,
+        groups_under: Callable[[Plan], list[GroupLanes]] | None = None,
+    ) -> None:
         super().__init__(wire.channel, tuple(dict.fromkeys(name for each in groups for name in each.space.features)))
-        self.groups, self.wire = groups, wire
+        self.wire, self._groups_under = wire, groups_under
+        self._movement: RowMovement | None = None
+        self._moved: Future[bool] | None = None
+        self._num_to_update = 0
+        self._use(groups)
+
+    def _use(self, groups: Sequence[GroupLanes]) -> None:
+        """Look up and update in these lanes from now on."""
+        self.groups = groups
         self._lanes = [lane for each in groups for lane in each.lanes]
         self.shards = [lane.shard for lane in self._lanes]
 
     def lookup(self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None) -> tuple[list[Tensor], Routed]:
         """See :class:`Exchange`."""
         routes, rows = self.found(batch, averaged_at)
+        self._num_to_update += trains
         room = self.room_for(batch)
         pooled = [route.pool(fetched, room) for route, fetched in zip(routes, rows, strict=True)]
         return self.assemble(batch, pooled), Routed(batch, routes)
@@ -82,11 +102,52 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
             self._deliver([route.update(totals, rate, rates.step) for route, totals, rate in updates])
 
         self._communication.submit(deliver)
+        self._num_to_update -= 1
         self._drop_fetched()
 
     def _deliver(self, updates: Sequence[Talk[None]]) -> None:
         """Carry out the updates of one step; on the communication thread."""
         together(self.wire, updates)
+
+    def fetch_next(self) -> None:
+        """See :class:`Exchange`; rows that are to move do so after those that the next batch wants."""
+        if self._moved is not None and self._moved.result() and self._num_to_update == 0:
+            self._go_over()
+        super().fetch_next()
+        if self._movement is not None:
+            self._moved = self._communication.submit(self._movement.move_some)
+
+    def move_to(self, plan: Plan, rows_per_step: int) -> None:
+        """See :meth:`pibroch.Embeddings.move_rows`."""
+        if self._groups_under is None or self._movement is not None:
+            got = "rows that do not move" if self._groups_under is None else "rows on their way to another plan"
+            need = "an exchange whose rows can move, and one plan at a time"
+            raise ConfigError(got, need, "wait until is_moving is false")
+        options = {"rows_per_step": rows_per_step, "plan": plan.digest}
+        self._communication.submit(lambda: check_same_options(self.wire.channel, options)).result()
+        self._movement = RowMovement(self.groups, self._groups_under(plan), self.wire, rows_per_step)
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether rows are on their way to another plan's homes."""
+        return self._movement is not None
+
+    def _go_over(self) -> None:
+        """Use the new homes: all rows are there but those updated lately."""
+        movement = self._movement
+        assert movement is not None, "asked for"
+        self.flush()
+        self._communication.submit(movement.move_rest).result()
+        self._movement = self._moved = None
+        self._use(movement.after)
+        for pending in self._announced:
+            pending.routes, pending.rows = self.announce(pending.batch, pending.is_real).routes, None
+
+    def forget(self) -> None:
+        """See :class:`Exchange`."""
+        if self._movement is not None:
+            self._communication.submit(self._movement.restart)
+        super().forget()
 
     def route(self, batch: JaggedBatch) -> Routed:
         """A handle for the update of a batch that was looked up otherwise; blocks. Every rank calls it."""

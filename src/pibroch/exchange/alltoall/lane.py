@@ -77,14 +77,14 @@ class Lane(ABC):
     Args:
         layout: of the lane.
         group: of its tables.
-        seed: of the initial weights.
+        seed: of the initial weights; ``None`` to leave all numbers to who writes them.
         wire: the way of rows and gradients; its channel is the communication thread's.
         spare_rows: room behind this rank's records.
         make_room: for them.
     """
 
     def __init__(
-        self, layout: LaneLayout, group: TableGroup, seed: int, wire: RowWire, spare_rows: int = 0,
+        self, layout: LaneLayout, group: TableGroup, seed: int | None, wire: RowWire, spare_rows: int = 0,
         make_room: MakeRoom = empty_rows,
     ) -> None:  # fmt: skip
         self.layout, self.optimizer, self.channel, self.wire = layout, group.optimizer, wire.channel, wire

@@ -30,8 +30,10 @@ from pibroch.exchange.retrieve.copies import LaneCopies
 from pibroch.exchange.retrieve.gets import RemoteGets
 from pibroch.exchange.retrieve.host_memory import APPLIED, COPIED, READ, VERSION, HostMemory
 from pibroch.exchange.retrieve.lane import RetrieveLane, WantedRows
+from pibroch.exchange.retrieve.sharing import share
 from pibroch.exchange.wire import RowWire
 from pibroch.kernels.arrays import Bytes, Records
+from pibroch.planner import Plan
 
 ROWS_PER_GET = 1 << 16
 """That are asked for at once when copies are filled."""
@@ -41,12 +43,15 @@ class HeldRows:
     """This rank's rows as it answers for them to other hosts.
 
     Args:
-        lanes: of the rows.
         timeout_s: how long a version may take to come.
+
+    Attributes:
+        lanes: of the rows.
     """
 
-    def __init__(self, lanes: Sequence[RetrieveLane], timeout_s: float) -> None:
-        self._lanes, self._timeout_s = lanes, timeout_s
+    def __init__(self, timeout_s: float) -> None:
+        self.lanes: Sequence[RetrieveLane] = ()
+        self._timeout_s = timeout_s
         self._version, self._changed = 0, threading.Condition()
 
     @property
@@ -65,7 +70,7 @@ class HeldRows:
         with self._changed:
             if not self._changed.wait_for(lambda: self._version >= version, self._timeout_s):
                 raise _of_other_version(version, self._version)
-            found = [self._read(lane, part, averaged_at) for lane, part in zip(self._lanes, rows, strict=True)]
+            found = [self._read(lane, part, averaged_at) for lane, part in zip(self.lanes, rows, strict=True)]
             if self._version != version:
                 raise _of_other_version(version, self._version)
         return found
@@ -83,19 +88,28 @@ class RetrieveExchange(AllToAllExchange):
         wire: as for :class:`AllToAllExchange`.
         host: the memory in which the lanes' rows are.
         gets: to the ranks of other hosts.
+        groups_under: as for :class:`AllToAllExchange`.
     """
 
-    def __init__(self, groups: Sequence[GroupLanes], wire: RowWire, host: HostMemory, gets: RemoteGets) -> None:
-        super().__init__(groups, wire)
-        self._row_lanes = [lane for lane in self._lanes if isinstance(lane, RetrieveLane)]
-        assert len(self._row_lanes) == len(self._lanes), "see build"
+    def __init__(
+        self, groups: Sequence[GroupLanes], wire: RowWire, host: HostMemory, gets: RemoteGets,
+        groups_under: Callable[[Plan], list[GroupLanes]] | None = None,
+    ) -> None:  # fmt: skip
         self._host, self._gets = host, gets
-        self._held = HeldRows(self._row_lanes, wire.channel.ranks.timeout_s)
+        self._held = HeldRows(wire.channel.ranks.timeout_s)
+        super().__init__(groups, wire, groups_under)
         self._one_at_a_time = threading.Lock()
-        self._has_copies = any(lane.copies is not None for lane in self._row_lanes)
         self._trains = False
         gets.serve(self._held, len(self._lanes))
         weakref.finalize(self, gets.close)
+
+    def _use(self, groups: Sequence[GroupLanes]) -> None:
+        super()._use(groups)
+        self._row_lanes = [lane for lane in self._lanes if isinstance(lane, RetrieveLane)]
+        assert len(self._row_lanes) == len(self._lanes), "see build"
+        share(self._host, self._row_lanes)
+        self._held.lanes = self._row_lanes
+        self._has_copies = any(lane.copies is not None for lane in self._row_lanes)
 
     def feed(self, batches: Iterable[JaggedBatch], trains: bool) -> Iterator[JaggedBatch]:
         """See :class:`Exchange`; where nothing trains ranks hand out their own batches and no others."""

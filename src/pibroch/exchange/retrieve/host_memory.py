@@ -99,17 +99,22 @@ class HostMemory:
         return segment.array[:nbytes].view(np.float32).reshape(num_rows, width)
 
     def trade(self) -> dict[int, list[Bytes]]:
-        """Give all memory made here to the neighbours; returns what they made, in the order of their calls."""
+        """Give the memory made since the last time to the neighbours; returns what they made, in the order of their calls.
+
+        Returns when all neighbours have called it, too.
+        """
         for link in self._links.values():
             for segment in self._segments:
                 socket.send_fds(link, [_SIZE.pack(segment.nbytes)], [segment.fd])
         found = {}
         for p, link in self._links.items():
             theirs = [self._receive(p, link) for _ in self._segments]
-            self._foreign[p] = theirs[0]
-            found[p] = [each.array for each in theirs[1:]]
+            if p not in self._foreign:
+                self._foreign[p] = theirs.pop(0)  # the numbers
+            found[p] = [each.array for each in theirs]
         for segment in self._segments:
             segment.close_fd()
+        self._segments.clear()  # the maps are the rows'
         return found
 
     def publish(self, place: int, value: int) -> None:

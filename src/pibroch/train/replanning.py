@@ -1,0 +1,106 @@
+"""A run that follows its data: the plan is watched, planned anew where it has decayed, and rows move while training goes on.
+
+Rank 0 watches its own part of each batch, plans on a thread of its own, and tells the others between two steps. No number of
+the run depends on it: not on when a plan is ready, nor on whether the run is killed while rows move.
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from pibroch.data import JaggedBatch
+from pibroch.errors import ConfigError
+from pibroch.planner import Plan
+from pibroch.planner.drift import Decay, DriftWatch
+from pibroch.planner.make import PlanOptions
+from pibroch.planner.partition import sizes_of
+from pibroch.planner.replicate import as_mode, as_policy
+from pibroch.planner.store import load_plan
+from pibroch.planner.topology import ClusterTopology
+from pibroch.planner.watch import ids_by_table
+from pibroch.train.run_directory import RunDirectory
+from pibroch.train.session import Session
+
+logger = logging.getLogger(__name__)
+STEPS_PER_LOOK, STEPS_PER_WORD = 25, 5
+"""Between two looks at the plan, and between two times that rank 0 tells the others what came of them."""
+MOST_STEPS_OF_A_MOVE = 200
+"""A move takes about as many steps, where rows are many: the fewer rows a step, the less a step is slowed down."""
+
+
+class Replanner:
+    """Every rank of a session has one, and all call it at the same place.
+
+    Args:
+        session: trains under a plan by rows.
+        run: where new plans are written, and what was found of the old ones: ``plan_decay.json``.
+        above: the cost of a fresh plan, times this, above which a plan has decayed.
+
+    Raises:
+        ConfigError: for a session whose rows have no plan by rows, or do not move.
+    """
+
+    def __init__(self, session: Session, run: RunDirectory, above: float) -> None:
+        self._session, self._run, self._above = session, run, above
+        section = session.config.embedding.exchange.for_ranks(session.world.ranks.world_size)
+        path = getattr(section, "plan", None)
+        if path is None or section.name not in ("alltoall", "retrieve"):
+            raise ConfigError(
+                f"train.replan_above with embedding.exchange {section.name!r} and plan {path!r}",
+                "alltoall or retrieve, under a plan by rows", "make one with `pibroch plan --mode training`",
+            )  # fmt: skip
+        self._features = {table.name: table.features for table in session.embeddings.tables}
+        num_rows = sum(table.num_rows for table in session.embeddings.tables)
+        self._rows_per_step = max(1024, num_rows // (session.world.ranks.world_size * MOST_STEPS_OF_A_MOVE))
+        self._watch = self._watch_over(Path(path)) if session.world.is_first else None
+        self._planner = ThreadPoolExecutor(1, thread_name_prefix="pibroch-replan")
+        self._found: Future[Decay] | None = None
+        self._looks: list[dict[str, float | str | None]] = []
+
+    def after_step(self, step: int, batch: JaggedBatch) -> None:
+        """Watch a batch that was trained on; now and then let rows move."""
+        if self._watch is not None:
+            self._watch.add(ids_by_table(batch, self._features), batch.batch_size)
+            idle = self._found is None and not self._session.embeddings.is_moving
+            if idle and step % STEPS_PER_LOOK == 0 and self._watch.num_batches >= STEPS_PER_LOOK:
+                self._found = self._planner.submit(self._watch.look, self._watch.profiles())
+        if step % STEPS_PER_WORD == 0:
+            told: str | None = self._session.world.control.gather(self._decide(step))[0]
+            if told is not None:
+                self._session.embeddings.move_rows(Plan.load(Path(told)), self._rows_per_step)
+
+    def close(self) -> None:
+        """Let the planning thread end."""
+        self._planner.shutdown(wait=True, cancel_futures=True)
+
+    def _watch_over(self, path: Path) -> DriftWatch:
+        assignment, prediction = load_plan(path)
+        mode = as_mode(prediction.mode)
+        options = PlanOptions(extra=prediction.extra, mode=mode, policy=as_policy(prediction.policy), steps=False)
+        session = self._session
+        sizes = sizes_of(session.embeddings.tables, session.embeddings.optimizers if mode == "training" else None)
+        topology = ClusterTopology.of({"host_of_rank": list(prediction.hosts)}, str(path))
+        batch_size = max(1, session.config.train.batch_size // session.world.ranks.world_size)
+        return DriftWatch(assignment, sizes, topology, options, batch_size)
+
+    def _has_found(self) -> bool:
+        return self._found is not None and self._found.done()
+
+    def _decide(self, step: int) -> str | None:
+        """The file of a new plan, if there is to be one."""
+        if self._watch is None or self._found is None or not self._has_found():
+            return None
+        decay, self._found = self._found.result(), None
+        path: Path | None = None
+        if decay.ratio > self._above:
+            path = self._run.path / "plans" / f"step{step}.json"
+            path.parent.mkdir(exist_ok=True)
+            Plan.by_rows(decay.assignment).save(path)
+            self._watch.assignment = decay.assignment
+            logger.info("step %d: the plan costs %.2f times a fresh one; rows move to %s", step, decay.ratio, path)
+        told = None if path is None else path.name
+        self._looks.append({"step": step, "current": decay.current, "fresh": decay.fresh, "moved_to": told})
+        self._run.write_json("plan_decay.json", self._looks)
+        return None if path is None else str(path)

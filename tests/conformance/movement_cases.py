@@ -1,0 +1,70 @@
+"""What ranks do in the tests of rows that move."""
+
+import numpy as np
+import torch
+
+import pibroch as pb
+from cases import SHAPES, as_tensor, loss_of, optimizers, pieces_of, ragged_batch
+
+STEPS = 16
+
+
+def train_and_move(channel, name, shape, plans=(), at=(), rows_per_step=7, load_at=None, state_at=None, **options):
+    """Train, and begin to move to each plan after a step; what was read, records, steps at which rows were on their way.
+
+    Weights are loaded after the step ``load_at``; after ``state_at`` training goes on in new embeddings from a state.
+    """
+    tables, rank, world = SHAPES[shape], channel.ranks.rank, channel.ranks.world_size
+    embeddings = pb.Embeddings(tables, optimizers(name, shape), seed=3, channel=channel, **options)
+    batches = [ragged_batch(tables, (7 * step + 3 * rank) % 9, seed=[step, rank]) for step in range(STEPS)]
+    found, moving, step, plans = [], [], 0, dict(zip(at, plans, strict=True))
+    while step < STEPS:
+        for batch in embeddings.feed(batches[step:]):
+            pooled = embeddings(batch)
+            if step % 5 == 2:
+                with torch.no_grad():
+                    found.append(as_tensor(embeddings(batches[0])))
+            found.append(as_tensor(pooled).detach())
+            loss_of(pooled, 9 * world, 9 * rank).backward()
+            moving.append(embeddings.is_moving)
+            if step in plans:
+                embeddings.move_rows(plans[step], rows_per_step)
+            if step == load_at:
+                table = tables[-1]
+                embeddings.load_weights(table.name, np.arange(table.num_rows * table.dim).reshape(-1, table.dim) / 97)
+            step += 1
+            if step - 1 == state_at:
+                break
+        if step - 1 == state_at:
+            state = embeddings.full_state_dict(row_state=True)
+            number = embeddings.step
+            embeddings = pb.Embeddings(tables, optimizers(name, shape), seed=4, channel=channel, **options)
+            embeddings.load_full_state_dict(state)
+            embeddings.step = number
+    return found, pieces_of(embeddings), moving, [len(view.weights) for view in embeddings.pieces()]
+
+
+def count_rows(channel, plan, exchange):
+    """Move a large table while few of its rows are updated; rows that were sent, and of the table, and bytes of each step."""
+    table = pb.Table("a", 20_000, 16)
+    embeddings = pb.Embeddings([table], pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel)
+    batches = [ragged_batch([table], 8, seed=[step, channel.ranks.rank]) for step in range(40)]
+    sent, movement, traffic = [], None, channel.ranks.traffic
+    for step, batch in enumerate(embeddings.feed(batches)):
+        before = traffic.sent
+        loss_of(embeddings(batch)).backward()
+        if step == 5:
+            embeddings.move_rows(plan, 500)
+        movement = embeddings.exchange._movement or movement
+        embeddings.exchange.flush()
+        sent.append(traffic.sent - before)
+    return movement.rows_sent, table.num_rows, embeddings.is_moving, sent
+
+
+def refuse_to_move(channel, exchange, plan, **options):
+    """What is said to who asks for what cannot be."""
+    embeddings = pb.Embeddings(SHAPES["odd_dims"], pb.SGD(lr=0.1), exchange=exchange, channel=channel, **options)
+    try:
+        embeddings.move_rows(plan)
+    except pb.errors.ConfigError as error:
+        return str(error)

@@ -1,0 +1,79 @@
+"""Rows that move to another plan's homes while training goes on: the bits of a run in which nothing moves."""
+
+import movement_cases
+import numpy as np
+import pytest
+import torch
+from test_world import whole_records
+
+import cases
+import pibroch as pb
+from cases import OPTIMIZERS, SHAPES
+from row_plans import random_plan
+
+EXCHANGES = {"alltoall": {}, "retrieve": {}, "retrieve, two hosts": {"hosts": [0, 1, 0, 1]}}
+
+
+def check_same(results, expected, shape, name):
+    optimizer = cases.optimizers(name, shape)
+    tables = SHAPES[shape]
+    records = [
+        whole_records([(None, pieces) for _, pieces, *_ in each], tables, optimizer) for each in (results, expected)
+    ]
+    assert np.array_equal(*records)
+    for (mine, *_), (other, *_) in zip(results, expected, strict=True):
+        assert all(map(torch.equal, mine, other))
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"), [("alltoall", 1), ("alltoall", 3), ("retrieve", 2), ("retrieve, two hosts", 4)]
+)
+def test_no_update_is_lost(worlds, kind, size):
+    options = {"exchange": kind.partition(",")[0], **EXCHANGES[kind]}
+    if "hosts" in options:
+        options["hosts"] = options["hosts"][:size]
+    for number, (name, shape) in enumerate(
+        zip(OPTIMIZERS, ("any", "odd_dims", "shared", "any", "narrow"), strict=True)
+    ):
+        if (number + size) % 2:
+            continue
+        before, *plans = (random_plan(SHAPES[shape], size, seed + number, copies=size > 1) for seed in (0, 7, 11))
+        rows = (120, 3000)[number // 2 % 2]
+        expected = worlds(size).run(movement_cases.train_and_move, name, shape, exchange="alltoall", placement=before)
+        results = worlds(size).run(
+            movement_cases.train_and_move, name, shape, plans, (1, 9), rows,
+            placement=before, **options,
+        )  # fmt: skip
+        check_same(results, expected, shape, name)
+        for *_, moving, _ in results:
+            assert moving[2] and not moving[9] and not moving[-1], moving
+
+
+def test_neither_by_loading_in_the_middle_nor_by_going_on_from_there(worlds):
+    before, after = (random_plan(SHAPES["odd_dims"], 3, seed, copies=True) for seed in (1, 2))
+    run = lambda **more: worlds(3).run(movement_cases.train_and_move, "adam", "odd_dims", placement=before, **more)  # noqa: E731
+    for more in ({"load_at": 6}, {"state_at": 6}):
+        expected = run(exchange="alltoall", **more)
+        for exchange in ("alltoall", "retrieve"):
+            results = run(exchange=exchange, plans=[after], at=[3], rows_per_step=25, **more)
+            check_same(results, expected, "odd_dims", "adam")
+            assert all(moving[6] for _, _, moving, _ in results)
+
+
+@pytest.mark.parametrize("exchange", ["alltoall", "retrieve"])
+def test_rows_are_sent_about_once_and_a_few_a_step(worlds, exchange):
+    plan = random_plan([pb.Table("a", 20_000, 16)], 2, 4, copies=False)
+    results = worlds(2).run(movement_cases.count_rows, plan, exchange)
+    assert not any(is_moving for *_, is_moving, _ in results)
+    assert 20_000 <= sum(rows for rows, *_ in results) <= 20_000 * 1.1
+    record = 4 * 32 + 8
+    for *_, sent in results:
+        assert max(sent[6:]) <= max(sent[:5]) + 550 * record
+
+
+def test_what_cannot_move_is_refused_with_the_reason(worlds):
+    plan, three = (random_plan(SHAPES["odd_dims"], size, 1, copies=False) for size in (2, 3))
+    refuse = lambda *args, **options: worlds(2).run(movement_cases.refuse_to_move, *args, **options)  # noqa: E731
+    assert all("alltoall or retrieve" in text for text in refuse("lookahead", plan))
+    assert all("3 shards" in text for text in refuse("alltoall", three))
+    assert all("owners pool" in text for text in refuse("alltoall", plan, placement="table_wise_pooled"))
