@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 import pibroch as pb
+from pibroch import models as pb_models
 from pibroch.ports import free_port
 
 CRITERION = nn.functional.binary_cross_entropy_with_logits
@@ -70,6 +71,16 @@ def training(names=("C1",), dim=4):
 
 
 for_block("README.md", 0)(partial(training, dim=16))
+
+
+@for_block("docs/towers.md", 0)
+def towers():
+    names = ("user", "age", "item", "shop")
+    tower = lambda count: pb_models.LinearTower(count, 4, 2, 0, 1)  # noqa: E731
+    model = Net(2 + 4 * 2)
+    model.towers = pb_models.Towers([[0, 1], [2, 3]], tower)
+    model.forward = lambda dense, embedded: Net.forward(model, dense, model.towers(embedded()))
+    return training(names) | {"model": model, "batch": batches(names, 1)[0]}
 
 
 @for_block("docs/lookahead.md", 0, 1)

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -129,7 +130,7 @@ def fork_children(setattr: Callable[[object, str, object], None] = setattr) -> N
     setattr(torch.multiprocessing, "spawn", spawn)
     for module in (launch, process):
         names = ("TimeoutExpired", "PIPE", "DEVNULL")
-        stand_in = SimpleNamespace(Popen=Child, **{name: getattr(subprocess, name) for name in names})
+        stand_in = SimpleNamespace(Popen=_popen, **{name: getattr(subprocess, name) for name in names})
         setattr(module, "subprocess", stand_in)
 
 
@@ -205,6 +206,12 @@ class Child:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+def _popen(*args: object, **options: object) -> object:
+    """A fork of a thread beside the main one might never get the locks that others hold."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return Child(*args, **options) if is_main else subprocess.Popen(*args, **options)
 
 
 def title(env: dict[str, str], arguments: list[str]) -> str:

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore
+from torch.distributed.distributed_c10d import _get_default_store
 
 import pibroch as pb
+from benchmarks.lagged_data import NUM_ROWS
+from pibroch.collectives.bounded_lag.base import RankParts, Slot
+from pibroch.collectives.bounded_lag.mpi_start import start_mpi
+from pibroch.collectives.bounded_lag.opening import open_lagged_transport
+from pibroch.collectives.bounded_lag.shared_memory import SharedMemoryTransport
 from pibroch.config.model import ModelConfig
+from pibroch.errors import MissingDependencyError
 from pibroch.models import build_model
+from pibroch.observability import trace
+
+Call = Callable[[torch.Tensor, torch.Tensor], Any]
 
 PR_SET_TIMERSLACK = 29
-NUM_TABLES, NUM_ROWS, DIM, NUM_DENSE, BATCH_SIZE = 8, 20_000, 16, 13, 256
+AWAKE_S = 0.0001
+DIM = 16
 
 
 def serve(pipe: Any, rank: int, size: int, port: int) -> None:
@@ -43,41 +57,114 @@ def groups(bound: int) -> dict[str, Any]:
     }
 
 
+class Views:
+    """All-to-all over pibroch's transport whose results are looked at where they lie; nothing is copied out."""
+
+    def __init__(self, rank: int, size: int, store: Any) -> None:
+        options = pb.BoundedLagOptions(bound=0)
+        self._rank, self._transport = rank, open_lagged_transport(store, rank, range(size), 2, options, 300.0)
+        self._number = self._seen = 0
+
+    def __call__(self, out: torch.Tensor, send: torch.Tensor) -> list[Any]:
+        """The parts by rank; this rank's own is what it sends."""
+        transport, slot, parts = self._transport, Slot(0, self._number), send.numpy().reshape(self.size, -1)
+        transport.put(slot, RankParts.of(list(parts)))
+        while not all(transport.has_arrived(slot, p) for p in transport.peers):
+            self._seen = transport.wait_for_news(self._seen, slot)
+        self._number += 1
+        return [parts[p] if p == self._rank else transport.view(slot, p) for p in range(self.size)]
+
+    @property
+    def size(self) -> int:
+        """Ranks."""
+        return self._transport.world_size
+
+    def close(self) -> None:
+        """Give slots back."""
+        self._transport.close()
+
+
+def _mpich(rank: int, size: int) -> Call | None:
+    """``MPI_Alltoallv`` from Python; ``None`` without MPI."""
+    try:
+        mpi = start_mpi(PrefixStore("bench/pmi", _get_default_store()), rank, size)
+    except MissingDependencyError:
+        return None
+    world = mpi.COMM_WORLD
+
+    def call(out: torch.Tensor, send: torch.Tensor) -> None:
+        counts = [len(send) // size] * size
+        starts = [len(send) // size * place for place in range(size)]
+        world.Alltoallv([send.numpy(), counts, starts, mpi.BYTE], [out.numpy(), counts, starts, mpi.BYTE])
+
+    return call
+
+
+_numbers = itertools.count()
+
+
+def _contenders(rank: int, size: int) -> tuple[dict[str, Call], Callable[[], None]]:
+    """Synchronous all-to-alls by name, and what gives them back."""
+    made = groups(0)
+    views = Views(rank, size, PrefixStore(f"bench/views/{next(_numbers)}", _get_default_store()))
+    calls: dict[str, Call] = {name: partial(dist.all_to_all_single, group=group) for name, group in made.items()}
+    mpich = _mpich(rank, size)
+    calls |= {"views": views} | ({} if mpich is None else {"mpich": mpich})
+
+    def close() -> None:
+        dist.barrier()
+        views.close()
+        for group in made.values():
+            dist.destroy_process_group(group)
+
+    return calls, close
+
+
 def collective(rank: int, size: int, nbytes: int, rounds: int, calls: int) -> dict[str, list[float]]:
     """Seconds of each synchronous all-to-all of ``nbytes`` a peer, by contender, in turns; k = 0."""
-    contenders = groups(0)
+    contenders, close = _contenders(rank, size)
     send = torch.randint(0, 256, (size * nbytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(rank))
     outputs = {name: torch.empty_like(send) for name in contenders}
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
-        for name, group in contenders.items():
+        for name, call in contenders.items():
             out = outputs[name]
             dist.barrier()
             for _ in range(max(2, calls // 10)):
-                dist.all_to_all_single(out, send, group=group)
+                call(out, send)
             for _ in range(calls):
                 start = time.perf_counter()
-                dist.all_to_all_single(out, send, group=group)
+                found = call(out, send)
                 times[name].append(time.perf_counter() - start)
-    assert torch.equal(*outputs.values()), "bls and gloo differ"
-    for group in contenders.values():
-        dist.destroy_process_group(group)
+            if name == "views":
+                out.copy_(torch.from_numpy(np.concatenate(found)))
+    assert all(torch.equal(out, outputs["gloo"]) for out in outputs.values()), "contenders differ"
+    close()
     return times
 
 
 def repeated(rank: int, size: int, nbytes: int, calls: int) -> dict[str, float]:
     """Seconds of so many calls after each other, by contender; k = 0."""
-    contenders, found = groups(0), {}
+    (contenders, close), found = _contenders(rank, size), {}
     send, out = torch.zeros(size * nbytes, dtype=torch.uint8), torch.empty(size * nbytes, dtype=torch.uint8)
-    for name, group in contenders.items():
-        dist.all_to_all_single(out, send, group=group)
+    for name, call in contenders.items():
+        call(out, send)
         dist.barrier()
         start = time.perf_counter()
         for _ in range(calls):
-            dist.all_to_all_single(out, send, group=group)
+            call(out, send)
         found[name] = time.perf_counter() - start
-        dist.destroy_process_group(group)
+    close()
     return found
+
+
+def _delay(seconds: float) -> None:
+    """As long as was drawn: a sleep ends some 0.06 ms late, so that the last tenth of a millisecond is spent looking."""
+    end = time.perf_counter() + seconds
+    if seconds > AWAKE_S:
+        time.sleep(seconds - AWAKE_S)
+    while time.perf_counter() < end:
+        pass
 
 
 def delayed(rank: int, size: int, name: str, bound: int, delays: Sequence[float]) -> tuple[float, list[float]]:
@@ -92,7 +179,7 @@ def delayed(rank: int, size: int, name: str, bound: int, delays: Sequence[float]
     slept, start = [], time.perf_counter()
     for delay in delays:
         before = time.perf_counter()
-        time.sleep(delay)
+        _delay(delay)
         slept.append(time.perf_counter() - before)
         if name != "bls":
             while len(works) >= max(bound, 1):
@@ -108,37 +195,74 @@ def delayed(rank: int, size: int, name: str, bound: int, delays: Sequence[float]
     return taken, slept
 
 
-def pipelined(rank: int, size: int, transport: str, bound: int, delays: Sequence[float]) -> tuple[float, bool]:
-    """Seconds of inference with a delay in each step, and whether its predictions are those of synchronous inference."""
-    tables = [pb.Table(f"C{number}", NUM_ROWS, DIM) for number in range(NUM_TABLES)]
-    embeddings = pb.Embeddings(tables, pb.SGD(lr=1.0), "alltoall").eval()
+def _model(path: str, rank: int, size: int) -> tuple[Any, pb.Embeddings, list[pb.JaggedBatch]]:
+    """A DLRM, tables by rows, and the batches of this rank."""
+    with np.load(path) as arrays:
+        ids, lengths, dense = arrays["ids"], arrays["lengths"], arrays["dense"]
+    keys = [f"C{number}" for number in range(lengths.shape[1])]
+    embeddings = pb.Embeddings([pb.Table(key, NUM_ROWS, DIM) for key in keys], pb.SGD(lr=1.0), "alltoall").eval()
     torch.manual_seed(0)
     config = ModelConfig(name="dlrm", dim=DIM, bottom=(64,), top=(64,))
-    model = build_model(config, NUM_DENSE, NUM_TABLES).eval()
-    batches = [_batch(rank, number) for number in range(16)]
+    model = build_model(config, dense.shape[2], len(keys)).eval()
+    ends = np.cumsum(lengths.sum((1, 2)))
+    batches = []
+    for number in range(rank, len(lengths), size):
+        first, after = ends[number] - lengths[number].sum(), ends[number]
+        offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths[number].reshape(-1))]))
+        values, features = torch.from_numpy(ids[first:after]), torch.from_numpy(dense[number])
+        batches.append(pb.JaggedBatch(features, keys, values, offsets, torch.zeros(len(features))))
+    for _ in range(len(lengths) // size, len(batches)):
+        batches.pop()  # as many on all ranks
+    return model, embeddings, batches
+
+
+def pipelined(
+    rank: int, size: int, path: str, transport: str, bound: int, delays: Sequence[float], traced_from: int | None = None
+) -> dict[str, Any]:
+    """Inference with a delay in each step: seconds, whether predictions are those of synchronous inference, and spans."""
+    model, embeddings, batches = _model(path, rank, size)
     with torch.no_grad():
         wanted = [model(batch.dense, embeddings(batch)) for batch in batches]
     pipeline = pb.BoundedLagPipeline(model, embeddings, bound, transport)
-    list(pipeline.run(batches))
+    list(pipeline.run(batches[:16]))
     dist.barrier()
-    start, done = time.perf_counter(), []
+    start, done, chart = time.perf_counter(), [], None
     for number, delay in enumerate(delays):
-        time.sleep(delay)
+        if number == traced_from:
+            chart = trace.start(f"rank {rank}")
+        if delay:
+            with trace.span("delay"):
+                _delay(delay)
         done += pipeline.submit(batches[number % len(batches)])
     done += pipeline.drain()
     taken = time.perf_counter() - start
-    same = all(
-        torch.equal(each.logits, wanted[number % len(batches)])
+    spans = [] if chart is None else [(name, begin, end) for name, _, begin, end in chart._events]
+    if chart is not None:
+        trace.stop()
+    same = len(done) == len(delays) and all(
+        each.logits is not None and torch.equal(each.logits, wanted[number % len(batches)])
         for number, each in enumerate(done)
-        if each.logits is not None
     )
     dist.barrier()
     pipeline.close()
-    return taken, same and len(done) == len(delays)
+    return {"seconds": taken, "same": same, "spans": spans}
 
 
-def _batch(rank: int, number: int) -> pb.JaggedBatch:
-    draw = np.random.default_rng([rank, number])
-    ids = torch.from_numpy((draw.zipf(1.2, (NUM_TABLES, BATCH_SIZE)) - 1) % NUM_ROWS)
-    dense = torch.from_numpy(draw.standard_normal((BATCH_SIZE, NUM_DENSE), np.float32))
-    return pb.JaggedBatch.from_one_hot(dense, [f"C{each}" for each in range(NUM_TABLES)], ids, torch.zeros(BATCH_SIZE))
+def remembered(rank: int, size: int, path: str, bound: int) -> dict[str, int]:
+    """Bytes of a pipeline's slots and segments, and of the largest messages of a batch and a dense result."""
+    model, embeddings, batches = _model(path, rank, size)
+    pipeline = pb.BoundedLagPipeline(model, embeddings, bound)
+    before = embeddings.ranks.traffic.received
+    largest = 0
+    for number in range(64):
+        pipeline.submit(batches[number % len(batches)])
+        received = embeddings.ranks.traffic.received
+        largest, before = max(largest, received - before), received
+    pipeline.drain()
+    transport = pipeline._transport
+    assert isinstance(transport, SharedMemoryTransport)
+    slots = transport.num_slot_bytes
+    dist.barrier()
+    pipeline.close()
+    dense = model.begin(batches[0].dense).nbytes
+    return {"slots": slots, "overflow": transport.num_bytes - slots, "received": largest, "dense": dense}

@@ -1,7 +1,6 @@
 """Embedding servers, an oracle or data processors as processes of the tests' own, which all worlds of trainers may join."""
 
 import os
-import signal
 
 import cases
 from forked import context
@@ -33,12 +32,16 @@ class RoleCrew:
         for _, pipe in self._processes:
             assert pipe.poll(TIMEOUT_S) and pipe.recv() == "ready"
 
+    @property
+    def pids(self):
+        return [process.pid for process, _ in self._processes]
+
     def signal(self, number, which):
         os.kill(self._processes[number][0].pid, which)
 
     def close(self):
         for process, _ in self._processes:
-            os.kill(process.pid, signal.SIGKILL)
+            process.kill()
             process.join()
 
 

@@ -117,7 +117,9 @@ def processes_of(process_id, command):
     for folder in Path("/proc").iterdir():
         try:
             name, _, number = (folder / "comm").read_text().strip().rpartition(" ")
-            parent = _parent(folder)
+            parent, words = _parent(folder), (folder / "cmdline").read_text().split("\0")
+            if command in words and "--number" in words:  # not forked
+                name, number = command, words[words.index("--number") + 1]
         except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
             continue
         if name and command.startswith(name) and parent == process_id:

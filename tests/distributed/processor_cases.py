@@ -1,5 +1,8 @@
 """What a trainer does in the tests of data processors."""
 
+import os
+import signal
+
 import torch
 
 from pibroch import rpc
@@ -54,6 +57,24 @@ def problem_of(channel, meet, path, told_path, told_digest, num_processors=2):
         next(processors.batches(dataset, loader, 3))
     except PibrochError as error:
         return type(error).__name__, str(error)
+    finally:
+        leave()
+
+
+def problem_of_loss(channel, meet, path, processes):
+    """What is raised when processors are killed in the middle of an epoch, and nobody takes their place."""
+    client.COME_BACK_S = 0.5
+    dataset = EncodedDataset.open(path)
+    processors = Processors(join(meet, {DATA_PROCESSOR: len(processes)}, 0)[DATA_PROCESSOR], channel.ranks)
+    try:
+        batches = processors.batches(dataset, Loader(dataset.split("train"), 10), 200)
+        next(batches)
+        for process in processes:
+            os.kill(process, signal.SIGKILL)
+        for _ in batches:
+            pass
+    except PibrochError as error:
+        return type(error).__name__, str(error), error.is_loss
     finally:
         leave()
 

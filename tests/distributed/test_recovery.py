@@ -67,13 +67,20 @@ def start(data, folder, *settings):
 def test_whatever_is_killed_the_run_goes_on_to_the_same_bits(data, expected, tmp_path):
     run, seen = tmp_path / "run", set()
     with start(data, tmp_path, *ALL_ROLES) as crew:
+        wait_until(lambda: len(everyone(crew)) == 7 and steps(run) > 5, 120)
+        os.kill(everyone(crew)["data-processor 1"], signal.SIGKILL)
+        wait_until(lambda: restarts(run) or crew.process.poll() is not None, 60)
+        assert restarts(run)[0]["reason"] == "data processor 1 ended with signal SIGKILL"
+        assert restarts(run)[0]["from_step"] is None, "nothing is trained again"
         for number, victims in enumerate(
-            [["embedding-server 1"], ["rank 1", "oracle 0"], ["rank 0", "data-processor 0"]]
+            [["embedding-server 1"], ["rank 1", "oracle 0"], ["rank 0", "data-processor 0"]], 1
         ):
-            before = steps(run) if number else 0
+            before = steps(run)
             wait_until(lambda: len(everyone(crew)) == 7 and steps(run) > before + 5, 120)  # noqa: B023
             known = everyone(crew)
             seen |= set(known.values())
+            if "rank 0" in victims:  # what it started does not outlive it, not even when it reads nothing
+                os.kill(known["embedding-server 0"], signal.SIGSTOP)
             for victim in victims:
                 os.kill(known[victim], signal.SIGKILL)
             wait_until(lambda: len(restarts(run)) == number + 1 or crew.process.poll() is not None, 60)  # noqa: B023
@@ -82,7 +89,9 @@ def test_whatever_is_killed_the_run_goes_on_to_the_same_bits(data, expected, tmp
         assert not [pid for pid in seen if lives(pid)]
     check_same(run, expected)
     assert (
-        json.loads((run / "summary.json").read_text())["restarts"] == 3 == crew.output.count("starting again from step")
+        json.loads((run / "summary.json").read_text())["restarts"]
+        == 4
+        == crew.output.count("starting again from step") + 1
     )
     assert run_command("report", run).returncode == 0
     assert "embedding server" in (run / "report.html").read_text()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from collections import deque
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pibroch.cli.console import console
@@ -52,25 +50,6 @@ class RestartBudget:
         return min(LONGEST_PAUSE_S, 2.0 ** (self._vain - 1)) if self._vain else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Restart:
-    """What is kept of one.
-
-    Attributes:
-        time: when, in UTC.
-        reason: what was lost.
-        from_step: of the checkpoint with which the run goes on; 0 for none.
-        seconds: that the lost processes had run.
-        pause_seconds: before the new ones are started.
-    """
-
-    time: str
-    reason: str
-    from_step: int
-    seconds: float
-    pause_seconds: float
-
-
 def supervise(num_ranks: int, folder: Path, restarts: int) -> int:
     """Run this command line as several ranks, again and again as long as something is lost; returns an exit code.
 
@@ -79,10 +58,11 @@ def supervise(num_ranks: int, folder: Path, restarts: int) -> int:
         folder: of the run.
         restarts: in an hour, at most.
     """
+    from pibroch.train.run_directory import RunDirectory
+
     budget, more = RestartBudget(restarts), list[str]()
     words = folder / ".last-words"
     while True:
-        start = time.monotonic()
         with Crew(num_ranks, ["--run-dir", str(folder), *more], {LAST_WORDS: str(words)}) as crew:
             failed = crew.wait(LOSS_END_S if restarts else END_S)
             if failed is None:
@@ -93,13 +73,12 @@ def supervise(num_ranks: int, folder: Path, restarts: int) -> int:
         reason, code = _reason(failed, words), _exit_code(failed, folder)
         if not is_lost or not restarts:
             return code
-        now = time.monotonic()
         step = newest_step(folder)
-        pause = budget.pause(step, now)
+        pause = budget.pause(step, time.monotonic())
         if pause is None:
             _say(f"{reason}: {restarts} restarts within an hour are used up (--restarts)")
             return code
-        _keep(folder, Restart(datetime.now(UTC).isoformat(), reason, step, round(now - start, 3), pause))
+        RunDirectory(folder).note_restart(reason, step, pause)
         _say(f"{reason}: starting again from step {step}" + (f" in {pause:g} s" if pause else ""))
         time.sleep(pause)
         words.unlink(missing_ok=True)
@@ -137,14 +116,3 @@ def _exit_code(failed: tuple[int, int], folder: Path) -> int:
     if code == LOST:
         return 1
     return code if code > 0 else 128 - code
-
-
-def _keep(folder: Path, restart: Restart) -> None:
-    """A disk that refuses the line does not keep the run from going on."""
-    from pibroch.train.run_directory import RESTARTS
-
-    try:
-        with (folder / RESTARTS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(restart)) + "\n")
-    except OSError as error:
-        _say(f"{folder / RESTARTS}: {error.strerror}")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import select
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +21,10 @@ from pibroch.errors import TrainingError
 from pibroch.roles.registry import BUILT_IN, VARIABLE
 from pibroch.roles.role import Role
 
+logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 120.0
 END_S = 5.0
+_LOOK_S = 0.1
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "PIBROCH_LAUNCHER")
 
 
@@ -31,21 +36,29 @@ class Share:
         role: theirs.
         count: how many.
         logs: folder for what they say.
+        restarts: how often one that ends before its time is started again, where it keeps nothing that others need.
     """
 
     role: Role
     count: int
     logs: Path
+    restarts: int = 0
+
+
+OnRestart = Callable[[str], None]
 
 
 @contextmanager
-def started(shares: Sequence[Share], threads: int, meet: str | None = None) -> Iterator[str]:
+def started(
+    shares: Sequence[Share], threads: int, meet: str | None = None, on_restart: OnRestart | None = None
+) -> Iterator[str]:
     """Within, these run on this machine; gives their meeting place. They end with this process, however it ends.
 
     Args:
         shares: of which roles, and how many.
         threads: of each one's kernels.
         meet: a meeting place that there is already; one is opened in this process when absent.
+        on_restart: is told, on a thread of its own, of those that are started again.
 
     Raises:
         TrainingError: when one does not start.
@@ -54,19 +67,75 @@ def started(shares: Sequence[Share], threads: int, meet: str | None = None) -> I
     if meet is None:
         store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # here, so that it outlives all of them
         meet = f"tcp://{store.host}:{store.port}"
-    processes: list[subprocess.Popen[bytes]] = []
+    started_here: list[_Started] = []
+    keeper = None
     try:
         for share in shares:
             share.logs.mkdir(parents=True, exist_ok=True)
-            processes += [_start(share, number, meet, threads) for number in range(share.count)]
+            for number in range(share.count):
+                started_here.append(_Started(share, number, _start(share, number, meet, threads)))
         deadline = time.monotonic() + START_TIMEOUT_S
-        members = [(share, number) for share in shares for number in range(share.count)]
-        for (share, number), process in zip(members, processes, strict=True):
-            _wait_until_ready(share, number, process, deadline)
+        for each in started_here:
+            _wait_until_ready(each.share, each.number, each.process, deadline)
+        if any(share.restarts for share in shares):
+            keeper = _Keeper(started_here, meet, threads, on_restart)
         yield meet
     finally:
-        _end(processes)
+        if keeper is not None:
+            keeper.stop()
+        _end([each.process for each in started_here])
+        if keeper is not None:
+            keeper.end()
         del store
+
+
+@dataclass(slots=True)
+class _Started:
+    share: Share
+    number: int
+    process: subprocess.Popen[bytes]
+    restarts: int = 0
+
+
+class _Keeper:
+    """A thread that starts again what has ended. What it started ends with it: it stays to the end."""
+
+    def __init__(self, members: Sequence[_Started], meet: str, threads: int, on_restart: OnRestart | None) -> None:
+        self._members, self._meet, self._threads, self._on_restart = members, meet, threads, on_restart
+        self._stopped, self._ended, self._starting = threading.Event(), threading.Event(), threading.Lock()
+        self._thread = threading.Thread(target=self._keep, name="pibroch-roles", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Start nothing from now on."""
+        with self._starting:
+            self._stopped.set()
+
+    def end(self) -> None:
+        """End the thread."""
+        self._ended.set()
+        self._thread.join()
+
+    def _keep(self) -> None:
+        while not self._stopped.wait(_LOOK_S):
+            with self._starting:
+                for each in self._members:
+                    if not self._stopped.is_set() and each.restarts < each.share.restarts:
+                        self._look_at(each)
+        self._ended.wait()
+
+    def _look_at(self, each: _Started) -> None:
+        code = each.process.poll()
+        if code is None:
+            return
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        reason = f"{each.share.role.title} {each.number} ended with {how}"
+        logger.warning("%s: it is started again", reason)
+        _close(each.process)
+        each.process = _start(each.share, each.number, self._meet, self._threads)
+        each.restarts += 1
+        if self._on_restart is not None:
+            self._on_restart(reason)
 
 
 def _log(share: Share, number: int) -> Path:
@@ -97,12 +166,16 @@ def _wait_until_ready(share: Share, number: int, process: subprocess.Popen[bytes
         raise TrainingError(f"{title} {number}, which {how}", f"all {title}s", f"see {_log(share, number)}")
 
 
+def _close(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        with suppress(OSError):
+            pipe.close()
+
+
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:
     for process in processes:
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            with suppress(OSError):
-                pipe.close()
+        _close(process)
     deadline = time.monotonic() + END_S
     for process in processes:
         try:

@@ -29,6 +29,7 @@ from pibroch.exchange.alltoall.exchange import AllToAllExchange
 from pibroch.exchange.alltoall.inference import InferenceLookup, Question
 from pibroch.kernels.arrays import Bytes
 from pibroch.models.base import Model
+from pibroch.observability.trace import span
 from pibroch.serve.pace import Pace
 
 logger = logging.getLogger(__name__)
@@ -184,19 +185,21 @@ class BoundedLagPipeline:
 
     def _begin(self, number: int, batch: Any, request_id: Any) -> None:
         """Ask for a batch, and work out what needs no embeddings."""
-        request = self._requested(number, batch, number if request_id is None else request_id)
+        with span("find rows"):
+            request = self._requested(number, batch, number if request_id is None else request_id)
         self._requests.append(request)
         self._num_asked += 1
         if self._transport is not None:
             parts = RankParts.of(request.question.messages)
-            self._transport.put(Slot(QUESTIONS, number), parts)
+            with span("put questions"):
+                self._transport.put(Slot(QUESTIONS, number), parts)
             self.num_messages += len(self._peers)
             for p in self._peers:
                 self._count(p, len(request.question.messages[p]), 0)
             self._answer_others()
         if isinstance(self._model, Model) and request.error is None and len(request.dense):
             try:
-                with torch.inference_mode():
+                with span("dense layers"), torch.inference_mode():
                     request.begun = self._model.begin(request.dense)
             except DataError as error:
                 request.error = error
@@ -226,9 +229,10 @@ class BoundedLagPipeline:
                 message = self._transport.view(Slot(QUESTIONS, number), p)
                 self._requests[number - self._requests[0].number].is_real |= self._lookup.is_real(message)
                 self._pace.took(number, p, self._lookup.took_ns(message))
-                answer = self._lookup.answer(message, self._embeddings.averaged_at)
+                with span("answer others"):
+                    answer = self._lookup.answer(message, self._embeddings.averaged_at)
+                    self._transport.put(Slot(ANSWERS, number), _for_one(answer, p, self._ranks.world_size), only=p)
                 self._count(p, len(answer), len(message))
-                self._transport.put(Slot(ANSWERS, number), _for_one(answer, p, self._ranks.world_size), only=p)
                 self.num_messages += 1
                 self._num_answered[p] += 1
 
@@ -241,7 +245,7 @@ class BoundedLagPipeline:
         if request.error is not None:
             return Prediction(request.request_id, None, request.error)
         try:
-            with torch.inference_mode():
+            with span("dense layers"), torch.inference_mode():
                 found = self._lookup.found(request.question, answers)
                 embedded = self._embeddings.given(request.question.batch, found)
                 logits = self._logits(request, embedded)
@@ -263,7 +267,8 @@ class BoundedLagPipeline:
                     break
                 missing = [p for p in self._peers if not transport.has_arrived(slot, p)]
                 start = time.perf_counter()
-                self._seen = transport.wait_for_news(self._seen, slot)
+                with span("wait for answers"):
+                    self._seen = transport.wait_for_news(self._seen, slot)
                 self._pace.waited(time.perf_counter() - start, missing)
         chosen = self._pace.completed(request.number)
         if chosen is not None and self._chooses:

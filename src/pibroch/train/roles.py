@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from pibroch.collectives.world import World
 from pibroch.config import RunConfig
@@ -14,6 +15,9 @@ from pibroch.process import threads_of_rank
 from pibroch.roles import DATA_PROCESSOR, Role, roles
 from pibroch.train.agreement import on_first, together
 from pibroch.train.run_directory import RunDirectory
+
+PROCESSOR_RESTARTS = 10
+"""How often a run starts a data processor again that has ended; it keeps nothing, so that nothing is trained again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +74,12 @@ def processes_beside(config: RunConfig, world: World, run: RunDirectory, meet: s
     with ExitStack() as stack:
         if own:
             threads = threads_of_rank(_local_ranks(world, own) + sum(own.values()))
-            shares = [Share(role, count, run.path / role.folder) for role, count in own.items()]
-            where = meet
-            meet = on_first(channel, lambda: stack.enter_context(started(shares, threads, where)))
+            shares = [
+                Share(role, count, run.path / role.folder, PROCESSOR_RESTARTS if role is DATA_PROCESSOR else 0)
+                for role, count in own.items()
+            ]
+            how = shares, threads, meet, partial(run.note_restart, from_step=None)
+            meet = on_first(channel, lambda: stack.enter_context(started(*how)))
         assert meet is not None, "given, or opened just now"
         found = together(channel, lambda: [list(each) for each in join(meet, asked, world.ranks.rank).values()])[0]
         if has_meeting_place:

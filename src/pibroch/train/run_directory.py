@@ -8,6 +8,7 @@ import os
 import platform
 import tomllib
 from dataclasses import asdict
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
@@ -26,7 +27,7 @@ LOCK = ".lock"
 """Held by rank 0 while it trains; says who it is."""
 VERSIONS = "versions.json"
 RESTARTS = "restarts.jsonl"
-"""A line for each time that the run's processes were started again, because some were lost."""
+"""A line for each time that processes of the run, or all, were started again, because some were lost."""
 logger = logging.getLogger(__name__)
 _LIBRARIES = ("torch", "numba", "numpy", "polars", "safetensors")
 
@@ -159,9 +160,25 @@ class RunDirectory:
                 break
         return records
 
+    def note_restart(self, reason: str, from_step: int | None, pause_seconds: float = 0.0) -> None:
+        """Keep that something was lost and is started again; a disk that refuses the line keeps nobody from going on.
+
+        Args:
+            reason: what was lost.
+            from_step: of the checkpoint from which steps are trained again; ``None`` where none are.
+            pause_seconds: before the start.
+        """
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        record = {"time": now, "reason": reason, "from_step": from_step, "pause_seconds": pause_seconds}
+        try:
+            with (self.path / RESTARTS).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            logger.warning("%s is not kept in %s: %s", reason, self.path / RESTARTS, error.strerror)
+
     @property
     def num_restarts(self) -> int:
-        """How often a supervisor has started the processes of the run again."""
+        """How often processes of the run, or all, were started again."""
         path = self.path / RESTARTS
         return len(path.read_text(encoding="utf-8").splitlines()) if path.exists() else 0
 

@@ -25,7 +25,7 @@ class Summary:
         bytes_by_link: what each rank sent to each a training step to exchange embeddings, ``[W, W]``, in the steps of the
             processes that ended the run; ``None`` for one process, and for exchanges that do not count it.
         peak_rss_bytes: the most memory that one of the processes held.
-        restarts: of the run's processes, because some were lost.
+        restarts: of processes of the run, or of all, because some were lost.
         timed_checkpoints: written beside training, by the processes that ended the run.
         timed_checkpoint_seconds: that these took from the thread that trains; they are within ``seconds``.
     """

@@ -2,10 +2,12 @@
 
 import http.client
 import json
+import os
 import random
 import socket
 import ssl
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +19,8 @@ from raw_clicks import COLUMNS
 from served import ask, serving, until
 
 CSV = {"content-type": "text/csv"}
+SOAK = int(os.environ.get("PIBROCH_SOAK_REQUESTS", "0"))
+"""Mutated requests; 100000 is the whole measurement."""
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +237,10 @@ def test_tls(small, tmp_path):
         plain.close()
 
 
-WORDS = [b"null", b"[", b"{", b"-1", b"1e999", b'"', b"\\ud800", b"9" * 400, b",", b"true", b"[[]]"]
+def resident_bytes(pid):
+    """Of a process; nothing where the system does not say."""
+    status = Path(f"/proc/{pid}/statm")
+    return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if status.exists() else 0
 
 
 def mutated(body, headers, rng):
@@ -280,12 +287,16 @@ def originals(row):
     ]
 
 
+@pytest.mark.timeout(0 if SOAK else 280)
 def test_thousands_of_mutated_requests(small):
     rng, known = random.Random(11), originals(small.row)
     statuses, connection = {}, small.server.connect()
     for path, body, headers in known:
         assert ask(connection, "POST", path, body, headers).status == 200
-    for _ in range(4000):
+    resident = []
+    for number in range(SOAK or 4000):
+        if number % 1000 == 0:
+            resident.append(resident_bytes(small.server.program.pid))
         path, *original = rng.choice(known)
         body, headers = mutated(*original, rng)
         headers = {name: value.encode("latin-1") for name, value in headers.items()}
@@ -303,4 +314,6 @@ def test_thousands_of_mutated_requests(small):
         )
     connection.close()
     assert statuses[200] > 100 and statuses[400] > 1000
+    after_start = resident[len(resident) // 4 :]
+    assert max(after_start) - after_start[0] < 24 << 20, resident
     assert small.server.metric("pibroch_requests_open") == 1

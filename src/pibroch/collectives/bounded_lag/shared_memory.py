@@ -84,6 +84,11 @@ class SharedMemoryTransport(LaggedTransport):
         """Of memory that this rank has made for messages; pages of it that nothing was written to take none."""
         return self._inbox.nbytes + sum(each.nbytes for each in self._own.values())
 
+    @property
+    def num_slot_bytes(self) -> int:
+        """Of them, those of the slots of this rank's inbox."""
+        return self._inbox.nbytes
+
     def put(self, slot: Slot, going: RankParts, only: int | None = None) -> None:
         """See :class:`LaggedTransport`."""
         if only is None:
