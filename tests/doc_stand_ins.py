@@ -102,26 +102,6 @@ def placement():
     return training(("C1", "country")) | {"optimizer": pb.SGD(lr=0.1)}
 
 
-class Towered(Net):
-    """With a tower for each pair of features."""
-
-    def __init__(self, dim):
-        from pibroch.models.towers import PassThrough, Towers
-
-        super().__init__(2 + 4 * dim)
-        self.towers = Towers([[0, 1], [2, 3]], PassThrough)
-
-    def forward(self, dense, embedded):
-        return super().forward(dense, lambda: self.towers(embedded()))
-
-
-@for_block("docs/towers.md", 0)
-def towers():
-    dist.init_process_group("gloo")
-    names = training(("user", "age", "item", "shop"))
-    return names | {"model": Towered(4), "optimizer": pb.SGD(lr=0.1), "batch": names["loader"][0]}
-
-
 @for_block("docs/bounded-lag.md", 0)
 def lagged_inference():
     names = training(("C1", "country"))
