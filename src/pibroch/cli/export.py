@@ -34,8 +34,10 @@ class Dtype(StrEnum):
 
 
 def export(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a run directory for its best one.")],
-    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    checkpoint: Annotated[
+        Path, typer.Argument(help="A checkpoint, or a run directory for its best one; for --onnx alone an export, too.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="The folder to write; may be left out with --onnx.")] = None,
     dtype: Annotated[
         Dtype | None,
         typer.Option(
@@ -46,20 +48,59 @@ def export(
         Path | None,
         typer.Option(help="An export or a delta: write only the rows that changed since, and the dense layers."),
     ] = None,
+    onnx: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file to write the dense layers to as ONNX, whose inputs are dense features and embeddings."
+        ),
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(help="The dataset it was trained on, if moved; the AUC before and after is printed, too."),
     ] = None,
     split: Annotated[str, typer.Option(help="Of --data, for the AUC: train, validation or test.")] = "test",
     version: Annotated[str | None, typer.Option(help="A name for these weights; step and checksum by default.")] = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace an export that is already at --out.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Replace what is already at --out and --onnx.")] = False,
 ) -> None:
     """Write all that serving needs into one folder: tables, dense layers, the schema and its dictionaries.
 
     It is there whole or not at all. `pibroch serve OUT` answers from it; pibroch.Predictor.open(OUT) does in programs. With
-    --since it is a delta, which stands on another export in the same folder: see docs/export.md.
+    --since it is a delta, which stands on another export in the same folder; --onnx writes the dense layers for other
+    runtimes, which get the embeddings from a server's /embed. See docs/export.md.
     """
+    if out is None and onnx is None:
+        raise ConfigError("neither --out nor --onnx", "at least one of them", "pass --out DIR")
+    if out is None and (since, dtype, data, version) != (None, None, None, None):
+        raise ConfigError(
+            "--since, --dtype, --data or --version without --out", "the folder to write", "pass --out DIR"
+        )
     tune_process()
+    if onnx is not None:
+        from pibroch.serve.dense_onnx import refuse_onnx
+
+        refuse_onnx(onnx, overwrite)
+    if out is not None:
+        _export(checkpoint, out, dtype, since, data, split, version, overwrite)
+    if onnx is not None:
+        _export_onnx(checkpoint, onnx, overwrite)
+
+
+def _export_onnx(path: Path, out: Path, overwrite: bool) -> None:
+    from pibroch.serve.dense_onnx import export_onnx
+
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is absent
+    part = export_onnx(path, out, overwrite)
+    results.print(
+        f"dense layers of version {part.version} in {out}: {part.num_dense} dense features, "
+        f"{len(part.features)} embeddings of {part.dim}, {decimal(out.stat().st_size)}"
+    )
+
+
+def _export(
+    checkpoint: Path, out: Path, dtype: Dtype | None, since: Path | None, data: Path | None, split: str,
+    version: str | None, overwrite: bool,
+) -> None:  # fmt: skip
+    """Write an export or a delta, and show what became of the AUC."""
     from pibroch.data import EncodedDataset
     from pibroch.serve.delta import export_delta
     from pibroch.serve.export import ExportOptions, export_checkpoint, refuse_taken

@@ -56,7 +56,7 @@ class Model(nn.Module, ABC):
             DataError: when a shape is not the one the model was built for.
         """
         self._check_dense(dense)
-        return self.logits(dense, lambda: self._embeddings(embedded, len(dense)))
+        return self.logits(dense, lambda: self._embeddings(embedded, dense.shape[0]))
 
     def begin(self, dense: Tensor) -> Tensor | None:
         """What of :meth:`forward` needs no embeddings, to be worked out while they travel; ``None`` for nothing.

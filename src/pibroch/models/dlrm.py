@@ -34,13 +34,13 @@ class DLRM(Model):
         return self._top(self.dense_part(dense), embeddings())
 
     def dense_part(self, dense: Tensor) -> Tensor:  # noqa: D102
-        out: Tensor = self.bottom(dense) if self.bottom is not None else self.constant.expand(len(dense), -1)
+        out: Tensor = self.bottom(dense) if self.bottom is not None else self.constant.expand(dense.shape[0], -1)
         return out
 
     def finish(self, dense: Tensor, begun: Tensor | None, embedded: Tensor) -> Tensor:  # noqa: D102
         if begun is None:
             return super().finish(dense, begun, embedded)
-        return self._top(begun, self._embeddings(embedded, len(dense)))
+        return self._top(begun, self._embeddings(embedded, dense.shape[0]))
 
     def _top(self, bottom: Tensor, vectors: Tensor) -> Tensor:
         out: Tensor = self.top(dot_interaction(bottom, vectors))

@@ -19,7 +19,7 @@ def dot_interaction(bottom: Tensor, embedded: Tensor) -> Tensor:
     """The bottom vector followed by the dot products of all pairs of the F + 1 vectors of a sample.
 
     The pairs come in the order of ``torch.tril_indices(F + 1, F + 1, -1)``. Float32 and lower precision on CPU run in
-    our kernel, in float32; anything else (other devices, float64) in torch's operations.
+    our kernel, in float32; anything else (other devices, float64, what is exported) in torch's operations.
 
     Args:
         bottom: ``[B, D]``.
@@ -29,7 +29,8 @@ def dot_interaction(bottom: Tensor, embedded: Tensor) -> Tensor:
         ``[B, D + (F + 1) F / 2]``.
     """
     floats = {torch.float32, torch.bfloat16, torch.float16}
-    if bottom.device.type == "cpu" and bottom.dtype in floats and embedded.dtype in floats:
+    is_ours = bottom.device.type == "cpu" and bottom.dtype in floats and embedded.dtype in floats
+    if is_ours and not torch.compiler.is_compiling():
         out: Tensor = _DotInteraction.apply(bottom.float(), embedded.float())
         return out
     return torch_interaction(bottom, embedded)

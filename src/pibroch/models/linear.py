@@ -40,6 +40,7 @@ def _runs_in_onednn(x: Tensor, weight: Tensor) -> bool:
         and x.ndim == 2
         and x.numel() > 0
         and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()  # nor exported: others do not know oneDNN's operator
         and _has_onednn()
     )
 

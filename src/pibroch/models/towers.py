@@ -162,7 +162,7 @@ class TowerModel(Model):
 
     def bottom_vector(self, dense: Tensor) -> Tensor:
         """``[B, D]`` of the dense features, or learned where there are none."""
-        out: Tensor = self.constant.expand(len(dense), -1) if self.bottom is None else self.bottom(dense)
+        out: Tensor = self.constant.expand(dense.shape[0], -1) if self.bottom is None else self.bottom(dense)
         return out
 
     def _tower(self, num_features: int, towers: TowersConfig) -> TowerModule:

@@ -29,7 +29,7 @@ from pibroch.serve.settings import Limits, Refusal
 logger = logging.getLogger(__name__)
 ROWS_AT_ONCE = 32
 """Rows that the event loop computes itself: some half a millisecond, in which nobody else is heard."""
-Logits = NDArray[np.float32]
+Outputs = NDArray[np.float32]
 
 
 @dataclass(slots=True, eq=False)
@@ -37,8 +37,9 @@ class _Request:
     predictor: Predictor
     work: Work
     num_rows: int
+    is_embedded: bool
     came_at: float
-    answer: asyncio.Future[Logits]
+    answer: asyncio.Future[Outputs]
 
 
 class Batcher:
@@ -64,8 +65,29 @@ class Batcher:
         self._pool.submit(torch.get_num_threads).result()
         torch.set_num_threads(1)  # of this thread alone: the other has its own number already
 
-    async def logits(self, predictor: Predictor, work: Work) -> Logits:
+    async def logits(self, predictor: Predictor, work: Work) -> Outputs:
         """Logits of a request, float32 ``[B]``.
+
+        Raises:
+            Refusal: 400 for rows that cannot be scored or too many of them, 429 when the queue is full, 503 when the answer
+                takes too long.
+        """
+        return await self._computed(predictor, work, is_embedded=False)
+
+    async def embeddings(self, predictor: Predictor, work: Work) -> Outputs:
+        """Pooled embeddings of a request, float32 ``[B, F, D]``; errors as of :meth:`logits`.
+
+        Raises:
+            Refusal: as there, and 400 for an answer above the bound of bodies.
+        """
+        size, most = 4 * num_rows(work) * len(predictor.features) * predictor.dim, self._limits.body_bytes
+        if size > most:
+            got = f"got {num_rows(work)} rows, whose embeddings are {size:,} bytes"
+            raise Refusal(400, f"{got}; need at most {most:,} in an answer")
+        return await self._computed(predictor, work, is_embedded=True)
+
+    async def _computed(self, predictor: Predictor, work: Work, is_embedded: bool) -> Outputs:
+        """Wait for a request's part of a batch.
 
         Raises:
             Refusal: 400 for rows that cannot be scored or too many of them, 429 when the queue is full, 503 when the answer
@@ -78,7 +100,7 @@ class Batcher:
             raise Refusal(
                 429, f"got {count} rows with {self.rows_waiting} waiting already; try again", {"retry-after": "1"}
             )
-        request = _Request(predictor, work, count, self._loop.time(), self._loop.create_future())
+        request = _Request(predictor, work, count, is_embedded, self._loop.time(), self._loop.create_future())
         self._waiting.append(request)
         self.rows_waiting += count
         self._begin_soon()
@@ -137,12 +159,12 @@ class Batcher:
             return
 
     def _take(self) -> list[_Request]:
-        """The oldest requests of one model, as many as fit a batch; those that nobody waits for any more are left out."""
+        """The oldest requests for one output of one model, as many as fit; those that nobody waits for are left out."""
         batch: list[_Request] = []
         rows = 0
         while self._waiting:
             first = self._waiting[0]
-            if batch and (first.predictor is not batch[0].predictor or rows + first.num_rows > self._limits.batch_rows):
+            if batch and not (_goes_with(first, batch[0]) and rows + first.num_rows <= self._limits.batch_rows):
                 break
             self._waiting.popleft()
             self.rows_waiting -= first.num_rows
@@ -151,7 +173,7 @@ class Batcher:
                 rows += first.num_rows
         return batch
 
-    def _end(self, batch: Sequence[_Request], results: Sequence[Logits | Exception]) -> None:
+    def _end(self, batch: Sequence[_Request], results: Sequence[Outputs | Exception]) -> None:
         self._is_busy = False
         for request, result in zip(batch, results, strict=True):
             if request.answer.done():
@@ -164,7 +186,11 @@ class Batcher:
             self._begin_soon()
 
 
-def _outcome(batch: Sequence[_Request]) -> Sequence[Logits | Exception]:
+def _goes_with(request: _Request, first: _Request) -> bool:
+    return request.predictor is first.predictor and request.is_embedded == first.is_embedded
+
+
+def _outcome(batch: Sequence[_Request]) -> Sequence[Outputs | Exception]:
     """As :func:`_score`, and what nobody foresaw as each request's own."""
     try:
         return _score(batch)
@@ -172,17 +198,17 @@ def _outcome(batch: Sequence[_Request]) -> Sequence[Logits | Exception]:
         return [error] * len(batch)
 
 
-def _score(batch: Sequence[_Request]) -> list[Logits | Exception]:
-    """Each request's logits, or why it has none: one bad request does not spoil the others'."""
+def _score(batch: Sequence[_Request]) -> list[Outputs | Exception]:
+    """Each request's outputs, or why it has none: one bad request does not spoil the others'."""
     try:
-        return list(_split(batch, _logits(batch)))
+        return list(_split(batch, _outputs(batch)))
     except InputError as error:
         if len(batch) == 1:
             return [Refusal(400, str(error))]
         return [result for request in batch for result in _score([request])]
 
 
-def _logits(batch: Sequence[_Request]) -> Logits:
+def _outputs(batch: Sequence[_Request]) -> Outputs:
     """Of all rows: those of encoded requests first."""
     predictor, parts = batch[0].predictor, []
     encoded = [request.work for request in batch if isinstance(request.work, JaggedBatch)]
@@ -191,20 +217,21 @@ def _logits(batch: Sequence[_Request]) -> Logits:
         parts.append(merged_batches(encoded))
     if raw:
         parts.append(predictor.encode(merged_columns(raw)))
-    found: Logits = predictor.logits(merged_batches(parts)).numpy()
+    whole = merged_batches(parts)
+    found: Outputs = (predictor.embed(whole) if batch[0].is_embedded else predictor.logits(whole)).numpy()
     return found
 
 
-def _split(batch: Sequence[_Request], logits: Logits) -> list[Logits | Exception]:
+def _split(batch: Sequence[_Request], outputs: Outputs) -> list[Outputs | Exception]:
     order = sorted(range(len(batch)), key=lambda place: not isinstance(batch[place].work, JaggedBatch))
-    results: list[Logits | Exception] = [logits] * len(batch)
+    results: list[Outputs | Exception] = [outputs] * len(batch)
     end = 0
     for place in order:
         start, end = end, end + batch[place].num_rows
-        part = logits[start:end]
+        part = outputs[start:end]
         if np.isfinite(part).all():
             results[place] = part
         else:
-            row = int(np.flatnonzero(~np.isfinite(part))[0])
+            row = int(np.argwhere(~np.isfinite(part))[0, 0])
             results[place] = Refusal(400, f"got row {row} with numbers so large that its score is no number")
     return results

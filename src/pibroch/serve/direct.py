@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pibroch.serve.gate import App, Receive, Scope, Send
 from pibroch.serve.settings import Refusal
 
-SCORE_PATH = "/score"
+SCORE_PATH, EMBED_PATH = "/score", "/embed"
 _MODELS = "/v2/models/"
 
 
@@ -50,18 +50,18 @@ class Direct:
 
     Args:
         app: the other.
-        score: answers ``POST /score``.
+        answers: to ``POST``, by path.
         infer: answers ``POST /v2/models/.../infer``.
     """
 
-    def __init__(self, app: App, score: Answering, infer: Answering) -> None:
-        self._app, self._score, self._infer = app, score, infer
+    def __init__(self, app: App, answers: Mapping[str, Answering], infer: Answering) -> None:
+        self._app, self._answers, self._infer = app, dict(answers), infer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; Refusal is for the gate around this."""
         path = scope["path"]
-        answering, model, version = self._score, None, None
-        if path != SCORE_PATH:
+        answering, model, version = self._answers.get(path), None, None
+        if answering is None:
             found = infer_path(path)
             if found is None:
                 await self._app(scope, receive, send)

@@ -51,6 +51,7 @@ def open_checkpoint(path: Path, data: Path | None = None) -> OpenedModel:
         fingerprint=manifest.dataset_fingerprint,
         features=embeddings.row_space.features,
         num_rows=num_rows,
+        dim=embeddings.row_space.dim,
         lookup=embeddings,
         dense=dense,
         bf16=config.train.bf16,

@@ -48,6 +48,7 @@ def open_export(folder: Path, verify: bool = True) -> OpenedModel:
         fingerprint=manifest.fingerprint,
         features=rows.features,
         num_rows={table.name: table.num_rows for table in manifest.tables},
+        dim=manifest.dim,
         lookup=rows,
         dense=dense_layers(manifest.model, num_dense, features, state, str(folder)),
         bf16=manifest.bf16,

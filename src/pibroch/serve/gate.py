@@ -123,7 +123,7 @@ class Gate:
 
 def endpoint_of(path: str) -> str:
     """Under which name a request is counted."""
-    return "infer" if path.endswith("/infer") else "score" if path == "/score" else "other"
+    return "infer" if path.endswith("/infer") else {"/score": "score", "/embed": "embed"}.get(path, "other")
 
 
 def error_body(reason: str) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import msgspec
@@ -16,18 +16,20 @@ from starlette.exceptions import HTTPException
 
 from pibroch.errors import CheckpointError
 from pibroch.serve.batcher import Batcher
-from pibroch.serve.direct import SCORE_PATH, Asked, Direct, Reply
+from pibroch.serve.direct import EMBED_PATH, SCORE_PATH, Asked, Direct, Reply
 from pibroch.serve.gate import JSON_TYPE, App, error_body
-from pibroch.serve.inference_protocol import JSON_LENGTH, answer, parse_infer
+from pibroch.serve.inference_protocol import JSON_LENGTH, InferRequest, answer, parse_infer
 from pibroch.serve.inputs import encoded_inputs, raw_inputs, work_of
+from pibroch.serve.predictor import Predictor
 from pibroch.serve.prometheus import Metrics
-from pibroch.serve.raw_body import parse_raw
+from pibroch.serve.raw_body import RawColumns, parse_raw
 from pibroch.serve.settings import Refusal
 from pibroch.serve.store import ModelStore
 from pibroch.version import __version__
 
-SCORE, LOGIT = "score", "logit"
-OUTPUTS = (SCORE, LOGIT)
+SCORE, LOGIT, EMBEDDING = "score", "logit", "embedding"
+OUTPUTS = (SCORE, LOGIT, EMBEDDING)
+_BYTES = "application/octet-stream"
 
 
 class ShownRoute(APIRoute):
@@ -61,31 +63,44 @@ class Service:
         self.num_open: Callable[[], int] = lambda: 0
 
     async def infer(self, asked: Asked) -> Reply:
-        """Scores of encoded samples (`dense`, `ids`, ...) or of raw columns (`BYTES`), as JSON or binary tensors."""
+        """Scores or embeddings of encoded samples (`dense`, `ids`, ...) or of raw columns, as JSON or binary tensors."""
         self._known(asked.model)
         predictor = self.store.current  # from here on the request is this version's
         self._of_version(asked.version, predictor.version)
         wanted = parse_infer(asked.body, asked.header(JSON_LENGTH.lower()), OUTPUTS)
-        work = work_of(wanted.inputs, predictor)
+        names = set(wanted.outputs or (SCORE,))
+        work = work_of(wanted.inputs, predictor, needs_dense=names != {EMBEDDING})
         if isinstance(work, dict) and not predictor.takes_raw:
             raise self._no_raw()
-        logits = await self._batcher.logits(predictor, work)
-        outputs = {SCORE: _scores(logits), LOGIT: logits}
-        content, headers = answer(self.store.name, predictor.version, wanted, outputs)
-        return Reply(content, tuple((name.encode(), value.encode()) for name, value in headers.items()))
+        outputs: dict[str, NDArray[np.float32]] = {}
+        if EMBEDDING in names:
+            outputs[EMBEDDING] = await self._batcher.embeddings(predictor, work)
+        if names != {EMBEDDING}:
+            logits = await self._batcher.logits(predictor, work)
+            outputs |= {SCORE: _scores(logits), LOGIT: logits}
+        return self._tensors(predictor, wanted, outputs)
 
     async def score(self, asked: Asked) -> Reply:
         """Scores of raw rows: `{"rows": [...]}`, `{"columns": {...}}`, or lines as in the training data (`text/csv`)."""
-        predictor = self.store.current
-        if not predictor.takes_raw:
-            raise self._no_raw()
-        raw = parse_raw(asked.body, asked.header("content-type") or "", predictor.schema, predictor.columns)
+        predictor, raw = self._raw(asked)
         scores = _scores(await self._batcher.logits(predictor, raw)).tolist()
         if asked.headers.get(b"accept", b"").startswith(b"text/csv"):
             text = "".join(f"{score!r}\n" for score in scores)
             version = predictor.version.encode("ascii")
             return Reply(text.encode(), ((b"content-type", b"text/csv; charset=utf-8"), (b"x-model-version", version)))
         content = {"model_name": self.store.name, "model_version": predictor.version, "scores": scores}
+        return Reply(msgspec.json.encode(content), (JSON_TYPE,))
+
+    async def embed(self, asked: Asked) -> Reply:
+        """Pooled embeddings of raw rows, as `/score` takes them; a binary tensor with `Accept: application/octet-stream`."""
+        predictor, raw = self._raw(asked)
+        found = await self._batcher.embeddings(predictor, raw)
+        if asked.headers.get(b"accept", b"").startswith(_BYTES.encode()):
+            return self._tensors(predictor, InferRequest({}, None, None, is_binary=True), {EMBEDDING: found})
+        content = {
+            "model_name": self.store.name, "model_version": predictor.version, "features": predictor.features,
+            "embeddings": found.tolist(),
+        }  # fmt: skip
         return Reply(msgspec.json.encode(content), (JSON_TYPE,))
 
     async def live(self) -> Response:
@@ -109,7 +124,9 @@ class Service:
             "name": self.store.name, "versions": [predictor.version], "platform": "pibroch",
             "inputs": encoded_inputs(predictor.schema),
             "raw_inputs": raw_inputs(predictor) if predictor.takes_raw else [],
-            "outputs": [{"name": name, "datatype": "FP32", "shape": [-1]} for name in OUTPUTS],
+            "outputs": [{"name": name, "datatype": "FP32", "shape": [-1]} for name in (SCORE, LOGIT)]
+            + [{"name": EMBEDDING, "datatype": "FP32", "shape": [-1, len(predictor.features), predictor.dim]}],
+            "features": predictor.features,
         })  # fmt: skip
 
     async def model_ready(self, request: Request) -> Response:
@@ -130,6 +147,18 @@ class Service:
             "pibroch_requests_open": self.num_open(),
         }
         return Response(self.metrics.text(gauges), media_type="text/plain; version=0.0.4")
+
+    def _raw(self, asked: Asked) -> tuple[Predictor, RawColumns]:
+        """The version that is to answer, and a request's raw rows."""
+        predictor = self.store.current
+        if not predictor.takes_raw:
+            raise self._no_raw()
+        kind = asked.header("content-type") or ""
+        return predictor, parse_raw(asked.body, kind, predictor.schema, predictor.columns)
+
+    def _tensors(self, predictor: Predictor, wanted: InferRequest, outputs: Mapping[str, NDArray[np.float32]]) -> Reply:
+        content, headers = answer(self.store.name, predictor.version, wanted, outputs)
+        return Reply(content, tuple((name.encode(), value.encode()) for name, value in headers.items()))
 
     @property
     def _batcher(self) -> Batcher:
@@ -157,7 +186,7 @@ class Service:
 
 def build_app(service: Service) -> App:
     """What answers a service's requests."""
-    return Direct(_routed(service), service.score, service.infer)
+    return Direct(_routed(service), {SCORE_PATH: service.score, EMBED_PATH: service.embed}, service.infer)
 
 
 def _routed(service: Service) -> FastAPI:
@@ -181,7 +210,8 @@ def _routed(service: Service) -> FastAPI:
     for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"):
         extra = {**_path_parameters(path), "requestBody": _INFER_BODY}
         _show(app, path, service.infer, extra)
-    _show(app, SCORE_PATH, service.score, {"requestBody": _score_body(service)})
+    for path, function in ((SCORE_PATH, service.score), (EMBED_PATH, service.embed)):
+        _show(app, path, function, {"requestBody": _raw_body(service)})
     app.add_exception_handler(Refusal, _refused)
     app.add_exception_handler(HTTPException, _not_found)
     app.add_exception_handler(Exception, _failed)
@@ -227,7 +257,7 @@ def _path_parameters(path: str) -> dict[str, Any]:
     }
 
 
-def _score_body(service: Service) -> dict[str, Any]:
+def _raw_body(service: Service) -> dict[str, Any]:
     schema = service.store.current.schema
     row = {"type": "object", "additionalProperties": True, "required": list(service.store.current.columns)}
     form = {"type": "object", "properties": {"rows": {"type": "array", "items": row}}}

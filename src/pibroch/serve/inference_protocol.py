@@ -200,18 +200,18 @@ def answer(
         name: of the model.
         version: of it.
         request: that is answered.
-        outputs: float32 ``[B]`` by name; the first is the usual one.
+        outputs: float32 ``[B, ...]`` by name; the first is the usual one.
     """
     wanted = request.outputs or {next(iter(outputs)): request.is_binary}
     tensors, blobs = [], []
     for output, is_binary in wanted.items():
         values = outputs[output]
-        tensor: dict[str, Any] = {"name": output, "datatype": "FP32", "shape": [len(values)]}
+        tensor: dict[str, Any] = {"name": output, "datatype": "FP32", "shape": list(values.shape)}
         if is_binary:
             blobs.append(values.astype("<f4").tobytes())
             tensor["parameters"] = {"binary_data_size": len(blobs[-1])}
         else:
-            tensor["data"] = values.tolist()
+            tensor["data"] = values.ravel().tolist()
         tensors.append(tensor)
     content: dict[str, Any] = {"model_name": name, "model_version": version, "outputs": tensors}
     if request.request_id is not None:

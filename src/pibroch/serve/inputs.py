@@ -51,14 +51,19 @@ def raw_inputs(predictor: Predictor) -> list[dict[str, Any]]:
     return [{"name": column, "datatype": "BYTES", "shape": [-1]} for column in predictor.columns]
 
 
-def work_of(inputs: Mapping[str, NDArray[Any]], predictor: Predictor) -> Work:
+def work_of(inputs: Mapping[str, NDArray[Any]], predictor: Predictor, needs_dense: bool = True) -> Work:
     """Encoded samples where exactly their tensors are given, else raw columns.
+
+    Args:
+        inputs: tensors by name.
+        predictor: that is to compute with them.
+        needs_dense: whether ``dense`` has to be there; else it counts as zero where it is not.
 
     Raises:
         Refusal: for tensors that are neither.
     """
     encoded = [each["name"] for each in encoded_inputs(predictor.schema)]
-    if set(inputs) == set(encoded):
+    if set(inputs) in ([set(encoded)] if needs_dense else [set(encoded), {*encoded} - {DENSE}]):
         try:
             return _batch_of(inputs, predictor.schema)
         except DataError as error:
@@ -84,8 +89,8 @@ def _batch_of(inputs: Mapping[str, NDArray[Any]], schema: Schema) -> JaggedBatch
     if len(set(sizes.values())) != 1:
         raise Refusal(400, f"got inputs of {sorted(set(sizes.values()))[:9]} samples; need one number")
     size = next(iter(sizes.values()))
-    dense = np.empty((size, 0), np.float32)
-    if schema.dense:
+    dense = np.zeros((size, len(schema.dense)), np.float32)
+    if DENSE in inputs:
         dense = _typed(inputs[DENSE], DENSE, (np.float32, np.float64), (size, len(schema.dense))).astype(np.float32)
         if not np.isfinite(dense).all():
             raise Refusal(400, f"got what is no finite number in `{DENSE}`; need what preparation makes of the values")

@@ -32,6 +32,7 @@ class OpenedModel:
         fingerprint: of that data, see :func:`pibroch.data.writer.fingerprint`.
         features: the categorical features, in the order of the model.
         num_rows: of each feature's table.
+        dim: of an embedding, D.
         lookup: pooled embeddings float32 ``[B, F, D]`` of a batch; from any thread.
         dense: the layers above.
         bf16: whether these compute in bfloat16.
@@ -48,6 +49,7 @@ class OpenedModel:
     fingerprint: str
     features: tuple[str, ...]
     num_rows: Mapping[str, int]
+    dim: int
     lookup: Callable[[JaggedBatch], Tensor]
     dense: nn.Module
     bf16: bool

@@ -77,6 +77,11 @@ class Predictor:
         return self._model.features
 
     @property
+    def dim(self) -> int:
+        """Numbers of an embedding, D."""
+        return self._model.dim
+
+    @property
     def takes_raw(self) -> bool:
         """Whether the dictionaries that raw values need are there."""
         return self._encoders is not None

@@ -105,6 +105,55 @@ def test_raw_rows_in_every_form(ctr):
     assert np.abs(np.array(lines.body.decode().split(), float) - ctr.scores).max() < 1e-6
 
 
+def test_embeddings_of_raw_rows_and_of_ids(ctr):
+    rows, predictor = ctr.rows[:40], pb.Predictor.open(ctr.folder / "ctr")
+    expected = predictor.embed(predictor.encode(rows)).numpy()
+    found = ctr.server.ask("POST", "/embed", {"rows": rows})
+    assert found.status == 200 and found.json["model_version"] == predictor.version
+    assert tuple(found.json["features"]) == predictor.features
+    assert np.array_equal(np.array(found.json["embeddings"], np.float32), expected)
+    found = ctr.server.ask("POST", "/embed", {"rows": rows}, {"accept": "application/octet-stream"})
+    length = int(found.headers["inference-header-content-length"])
+    (output,) = json.loads(found.body[:length])["outputs"]
+    assert np.array_equal(np.frombuffer(found.body[length:], "<f4").reshape(output["shape"]), expected)
+
+    first = EncodedDataset.open(ctr.data).samples["test"] - len(ctr.rows)
+    encoded = encoded_inputs(ctr.data, first, first + 40)
+    ids = {name: tensor for name, tensor in encoded.items() if name != "dense"}
+    asked = [(ids, ("embedding",)), (encoded, ("embedding", "score")), (raw_inputs(rows, COLUMNS[1:]), ("embedding",))]
+    for inputs, outputs in asked:
+        for binary in (False, True):
+            found = infer(ctr.url, "ctr", inputs, binary, outputs)
+            assert np.array_equal(found.as_numpy("embedding"), expected)
+            assert "score" not in outputs or np.abs(found.as_numpy("score") - ctr.scores[:40]).max() < 1e-6
+    assert ctr.server.metric('pibroch_requests_total{endpoint="embed",status="200"}') == 2
+
+
+def test_embeddings_are_refused_as_scores_are(ctr):
+    row = ctr.rows[0]
+    wrong = ctr.server.ask("POST", "/embed", {"rows": [row, {**row, "age": "old"}]})
+    assert wrong.status == 400 and "age" in wrong.reason
+    assert ctr.server.ask("GET", "/embed").status == 405
+    ids = {name: tensor for name, tensor in encoded_inputs(ctr.data, 0, 3).items() if name != "dense"}
+    with pytest.raises(triton.InferenceServerException, match="dense"):  # which scores need
+        infer(ctr.url, "ctr", ids, True)
+    ids["ids"][0][1, 0] = 10**6
+    with pytest.raises(triton.InferenceServerException, match="1000000"):
+        infer(ctr.url, "ctr", ids, True, ("embedding",))
+    with serving(ctr.folder / "ctr", "--max-body-mb", 0.01) as small:
+        many = ctr.server.ask("POST", "/embed", {"rows": ctr.rows[:20]})
+        assert many.status == 200
+        few = small.ask("POST", "/embed", {"rows": ctr.rows[:20]})
+        assert few.status == 200
+        bags = {name: np.zeros(200, np.int64) for name in ("tags.lengths",)} | {"tags.values": np.zeros(0, np.int64)}
+        inputs = {
+            "ids": (np.zeros((200, 4), np.int64), "INT64"),
+            **{name: (bag, "INT64") for name, bag in bags.items()},
+        }
+        with pytest.raises(triton.InferenceServerException, match="bytes; need at most"):
+            infer("{}:{}".format(*small.address), "ctr", inputs, True, ("embedding",))
+
+
 def test_metadata_and_health(ctr):
     with triton.InferenceServerClient(ctr.url) as client:
         assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("ctr")
@@ -114,6 +163,7 @@ def test_metadata_and_health(ctr):
     assert [(each["name"], each["shape"]) for each in metadata["inputs"]] == [
         ("dense", [-1, 2]), ("ids", [-1, 4]), ("tags.values", [-1]), ("tags.lengths", [-1])
     ]  # fmt: skip
+    assert metadata["outputs"][2] == {"name": "embedding", "datatype": "FP32", "shape": [-1, 5, 4]}
     assert [each["name"] for each in metadata["raw_inputs"]] == list(COLUMNS[1:])
     page = ctr.server.ask("GET", "/openapi.json").json
     assert {"/score", "/v2/models/{model}/infer", "/metrics"} <= set(page["paths"])

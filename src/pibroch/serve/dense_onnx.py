@@ -1,0 +1,152 @@
+"""The dense layers as ONNX: plain tensors in, scores out, for runtimes that know nothing of tables."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from pibroch.embedding.storage import explained_refusal, flush_to_disk, temporary_name
+from pibroch.errors import ConfigError, MissingDependencyError
+from pibroch.serve.delta_format import is_delta
+from pibroch.serve.export_format import is_export
+from pibroch.serve.from_checkpoint import dense_state, read_verified, version_of
+from pibroch.serve.from_delta import open_exported
+from pibroch.serve.model import dense_layers
+from pibroch.train.checkpoint_folder import find_checkpoint
+from pibroch.train.manifest import schema_of
+
+DENSE, EMBEDDING = "dense", "embedding"
+OUTPUTS = ("score", "logit")
+_NEEDS = ("onnx", "onnxscript")
+_SAMPLES = 2  # of the batch that is traced; its size is free in the file
+
+
+@dataclass(frozen=True, slots=True)
+class DensePart:
+    """The layers above the embeddings, and what they take.
+
+    Attributes:
+        layers: called with dense features ``[B, n]`` and embeddings ``[B, F, D]``, they give logits ``[B]``.
+        num_dense: n.
+        features: whose embeddings they take, in order; F of them.
+        dim: of an embedding, D.
+        version: a name of the weights.
+    """
+
+    layers: nn.Module
+    num_dense: int
+    features: tuple[str, ...]
+    dim: int
+    version: str
+
+
+class _Scores(nn.Module):
+    """Scores and logits ``[B]`` from plain tensors; ``dense`` is left out where the model has no dense features."""
+
+    def __init__(self, layers: nn.Module, has_dense: bool) -> None:
+        super().__init__()
+        self.layers, self.has_dense = layers, has_dense
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        embedded = tensors[-1]
+        dense = tensors[0] if self.has_dense else embedded[:, 0, :0]
+        logits: Tensor = self.layers(dense, embedded)
+        return torch.sigmoid(logits), logits
+
+
+def dense_part(path: Path) -> DensePart:
+    """The dense layers of an export, a delta, a checkpoint or a run's best one, averages where the run kept them.
+
+    Raises:
+        CheckpointError: when it is missing, damaged, or not of this version's models.
+    """
+    if is_export(path) or is_delta(path):
+        model = open_exported(path)
+        return DensePart(model.dense, len(model.schema.dense), model.features, model.dim, model.version)
+    folder = find_checkpoint(path)
+    manifest = read_verified(folder)
+    config, num_dense, features = manifest.config.model, len(schema_of(manifest).dense), tuple(manifest.tables)
+    layers = dense_layers(config, num_dense, features, dense_state(folder, manifest), str(folder))
+    dim = next(iter(manifest.tables.values())).dim
+    return DensePart(layers, num_dense, features, dim, version_of(folder, manifest))
+
+
+def refuse_onnx(out: Path, overwrite: bool) -> None:
+    """Raise unless an ONNX file can be written there.
+
+    Raises:
+        MissingDependencyError: without the extra ``onnx``.
+        ConfigError: for an ``out`` that is taken.
+    """
+    for module in _NEEDS:
+        if find_spec(module) is None:
+            raise MissingDependencyError(f"--onnx without {module}", "the extra `onnx`", "pip install 'pibroch[onnx]'")
+    if out.is_dir():
+        raise ConfigError(f"{out}, a folder, for --onnx", "the name of a file", "choose one, such as ctr.onnx")
+    if out.exists() and not overwrite:
+        raise ConfigError(f"{out}, which exists", "a new file", "pass --overwrite to replace it")
+
+
+def export_onnx(path: Path, out: Path, overwrite: bool = False) -> DensePart:
+    """Write the dense layers of a model as one ONNX file, there whole or not at all.
+
+    Inputs are ``dense``, float32 ``[batch, n]``, as the schema's transform makes it (absent where n is 0), and
+    ``embedding``, float32 ``[batch, F, D]``, pooled; outputs ``score`` and ``logit``, float32 ``[batch]``. All is computed
+    in float32, also where the model computes in bfloat16.
+
+    Args:
+        path: as for :func:`dense_part`.
+        out: the file.
+        overwrite: replace one that is there.
+
+    Raises:
+        CheckpointError: as there.
+        ConfigError: for an ``out`` that is taken.
+        MissingDependencyError: without the extra ``onnx``.
+        StorageError: when the disk refuses.
+    """
+    refuse_onnx(out, overwrite)
+    part = dense_part(path)
+    write_onnx(part, out)
+    return part
+
+
+def write_onnx(part: DensePart, out: Path) -> None:
+    """Write these layers, see :func:`export_onnx`.
+
+    Raises:
+        StorageError: when the disk refuses.
+    """
+    inputs = {EMBEDDING: torch.zeros(_SAMPLES, len(part.features), part.dim)}
+    if part.num_dense:
+        inputs = {DENSE: torch.zeros(_SAMPLES, part.num_dense), **inputs}
+    batch = torch.export.Dim("batch")
+    scores = _Scores(part.layers.eval().requires_grad_(False), bool(part.num_dense)).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own parts, and that both inputs have one batch size
+        program = torch.onnx.export(
+            scores, tuple(inputs.values()), dynamo=True, verbose=False, input_names=list(inputs), output_names=list(OUTPUTS),
+            dynamic_shapes=(tuple({0: batch} for _ in inputs),),
+        )  # fmt: skip
+    assert program is not None, "given for no file"
+    about = {"version": part.version, "features": json.dumps(part.features)}
+    program.model.metadata_props.update({f"pibroch.{name}": value for name, value in about.items()})
+    temporary = out.with_name(temporary_name(out))
+    try:
+        with explained_refusal(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            program.save(temporary, external_data=False)
+            flush_to_disk(temporary)
+            temporary.replace(out)
+            flush_to_disk(out.parent)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
