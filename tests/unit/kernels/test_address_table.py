@@ -22,7 +22,7 @@ def larger(table):
     return other
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 1 << 30), num_addresses=st.sampled_from([1, 5, 20, 300]),
     scale=st.sampled_from([1, 7, 1 << 16, 1 << 20]),
