@@ -30,10 +30,10 @@ def larger(table):
 def test_any_program_gives_the_numbers_of_a_dictionary(seed, num_addresses, scale):
     rng = np.random.default_rng(seed)
     addresses = np.arange(num_addresses) * scale
-    naive, table = NumberOf(), kernels.empty_table(2, np.dtype(np.int32))
+    naive, table = NumberOf(), kernels.empty_table(4, np.dtype(np.int32))
     for _ in range(30):
         some = rng.choice(addresses, int(rng.integers(0, 2 * num_addresses))).tolist()
-        while table.counts[0] + len(some) > len(table.pairs) // 2:
+        while table.counts[0] + len(some) > len(table.pairs) // 4:
             table = larger(table)
         assert enter(table, some) == naive.find_or_add(some)
         there = np.array(sorted(naive.number))
@@ -49,8 +49,8 @@ def test_any_program_gives_the_numbers_of_a_dictionary(seed, num_addresses, scal
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_addresses_that_hash_to_the_last_place_go_on_at_the_first(dtype):
-    table = kernels.empty_table(16, np.dtype(dtype))
-    last = [address for address in range(1000) if int(kernels.place_of(address, 4)) == 15][:6]
+    table = kernels.empty_table(32, np.dtype(dtype))
+    last = [address for address in range(1000) if int(kernels.place_of(address, 5)) == 31][:6]
     assert enter(table, last) == list(range(6))
     assert enter(table, last[::-1]) == list(range(6))[::-1]
     kernels.remove(table, np.array(last[:1] + last[2:3]))
