@@ -279,13 +279,13 @@ def test_lookahead_shrinks_when_the_cache_is_small_and_grows_again():
     assert any(later > earlier for earlier, later in pairwise(narrow))
 
 
-@pytest.mark.parametrize("in_full", [True, False])
-def test_the_window_may_need_more_room_while_a_step_is_planned(in_full):
+def test_the_window_may_need_more_room_while_a_step_is_planned():
+    """As the lookahead grows again, ``plan`` takes more steps in than the ring of touches has held so far."""
     rng = np.random.default_rng(5)
-    again = [[np.unique(rng.integers(0, 9_000, 4_000))] for _ in range(9)]  # too many to wait: the lookahead shrinks
-    alone = [[np.arange(first, first + 7_900)] for first in range(10_000, 138_000, 8_000)]  # and grows, by large steps
-    found = run([0, 0, 140_000], again + alone, 12, 8_000, in_full=in_full)[1]
-    assert min(found) < 7 and max(found[9:]) > 9
+    again = [[np.unique(rng.integers(0, 6_000, 3_900))] for _ in range(20)]  # most of them wait: the lookahead shrinks
+    alone = [[np.arange(first, first + 3_900)] for first in range(6_000, 110_000, 4_000)]  # none of them: it grows
+    found = run([0, 0, 110_000], again + alone, 20, 4_000, in_full=False)[1]
+    assert min(found) < 5 and max(found) > 15
 
 
 def test_a_longer_lookahead_moves_fewer_rows():
