@@ -95,4 +95,6 @@ def _run(pipe, blocks, stand_ins, folder):
                 exec(compile(source_of(block), str(block), "exec"), names)
         except BaseException:
             problem = traceback.format_exc()
+        if "_server" in names:
+            names["_server"].__exit__(None, None, None)  # who waits for the page kills its process, and no other
         pipe.send(problem)

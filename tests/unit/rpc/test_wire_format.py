@@ -20,7 +20,7 @@ CODEC = Codec(Callables(()))
 
 def example(name):
     """The bytes of an example: pairs of hexadecimal digits up to the comment on each line."""
-    lines = re.search(rf"<!-- bytes: {name} -->\n```\n(.*?)```", DOCUMENT, re.DOTALL)[1].splitlines()
+    lines = re.search(rf"<!-- bytes: {name} -->\n```\w*\n(.*?)```", DOCUMENT, re.DOTALL)[1].splitlines()
     return bytes.fromhex(" ".join(line[:51] for line in lines))
 
 

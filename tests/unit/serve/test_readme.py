@@ -20,7 +20,7 @@ README = Path(__file__).parents[3] / "README.md"
 
 def readme_commands():
     text = README.read_text(encoding="utf-8")
-    block = re.search(r"four commands:\n\n```\n(.*?)```", text, re.DOTALL)[1]
+    block = re.search(r"four commands:\n\n```\w*\n(.*?)```", text, re.DOTALL)[1]
     return [line.partition("  #")[0].strip() for line in block.splitlines() if line.strip()]
 
 
