@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pibroch.errors import ConfigError
 from pibroch.kernels.arrays import Ints, RowIds
 from pibroch.kernels.window import numba as kernels
 from pibroch.kernels.window.rules import (
-    HOME,
     LRPP,
     PARTITIONED,
     REPLICATED,
@@ -29,6 +27,8 @@ from pibroch.kernels.window.rules import (
     Transfer,
     Window,
 )
+from pibroch.lookahead.row_states import MOST_ROWS_IN_FULL, RowStates
+from pibroch.lookahead.window_step import WindowStep
 
 DESIGNS = {"lrpp": LRPP, "partitioned": PARTITIONED, "replicated": REPLICATED}
 EARLY, ALL = 0, 1
@@ -93,6 +93,7 @@ class Oracle:
         design: of the cache, a key of ``DESIGNS``.
         delayed: whether what the next step does not need is synchronised later (Sec. 3.3); without, all is critical.
         num_trainers: W, ranks that read; those beyond are servers, which have homes only. All P when absent.
+        most_rows_in_full: up to so many rows the state of all is kept, else that of the rows in the window; plans are the same.
 
     Raises:
         ConfigError: for a lookahead, capacity or number of ranks that cannot be.
@@ -100,7 +101,7 @@ class Oracle:
 
     def __init__(
         self, bounds: Ints, rank: int, lookahead: int, capacity: int, design: str = "lrpp", delayed: bool = True,
-        num_trainers: int | None = None,
+        num_trainers: int | None = None, most_rows_in_full: int = MOST_ROWS_IN_FULL,
     ) -> None:  # fmt: skip
         num_rows, num_ranks, num_home = int(bounds[-1]), len(bounds) - 1, int(bounds[rank + 1] - bounds[rank])
         if lookahead < 1:
@@ -122,10 +123,10 @@ class Oracle:
         self._mask_type = next(
             np.dtype(kind) for kind, bits in ((np.uint8, 8), (np.uint16, 16), (np.int64, 64)) if num_ranks <= bits
         )
-        rows = np.zeros(num_rows, np.int32), np.full(num_rows, HOME, np.int8), np.empty(num_rows, np.int32)
-        self._window = self._ring(_FIRST_TOUCHES, rows)
+        self._states = RowStates(num_rows, num_rows <= most_rows_in_full, self._row_type)
+        self._window = self._ring(_FIRST_TOUCHES)
         self._slots = Slots(np.empty(capacity + 1, np.int32), np.zeros(1, np.int64), np.zeros(num_ranks, np.int64))
-        self._steps: deque[_Step] = deque()  # from ``step`` on, as many as are in force
+        self._steps: deque[WindowStep] = deque()  # from ``step`` on, as many as are in force
         self._outside: deque[Sequence[RowIds]] = deque()  # rows of the known steps after these
         self._free_all()
 
@@ -151,11 +152,13 @@ class Oracle:
             number = self._room_for(sum(map(len, rows_of_rank)))
             begin = end = number & (len(self._window.row) - 1)
             touches = [np.empty(len(rows), np.int32) for rows in rows_of_rank]
-            for rank, rows in enumerate(rows_of_rank):
-                end = kernels.enter(self._window, rows, rank, begin, end, touches[rank])
+            numbers_of_rank = [self._states.enter(rows) for rows in rows_of_rank]
+            self._window = self._window._replace(**self._states.arrays())
+            for rank, (rows, numbers) in enumerate(zip(rows_of_rank, numbers_of_rank, strict=True)):
+                end = kernels.enter(self._window, rows, numbers, rank, begin, end, touches[rank])
             gap = number - self._steps[-1].number if self._steps else 0
             fresh, again = kernels.split(self._window, begin, end, gap)
-            self._steps.append(_Step(number, begin, end, touches[self._site.rank], fresh, again))
+            self._steps.append(WindowStep(number, begin, end, touches[self._site.rank], fresh, again))
 
     def check_fits(self, rows_of_rank: Sequence[RowIds]) -> None:
         """Raise ConfigError when no cache of this capacity could hold what one rank reads in a step with these addresses."""
@@ -186,14 +189,14 @@ class Oracle:
 
     def plan(self) -> StepPlan:
         """Plan the next step."""
-        window, site, slots = self._window, self._site, self._slots
         self.in_force = min(self.lookahead, self.in_force + 1, max(1, self.num_known - 1))
         self._enter()
+        window, site, slots = self._window, self._site, self._slots
         step = self._steps[0]
         critical, deferred, local = kernels.settle(
             window, site, slots, step.begin, step.end, step.here, step.mine, self.delayed
         )
-        done = kernels.close(window, slots, step.begin, step.end)
+        last, done = kernels.close(window, slots, step.begin, step.end)
         is_tight, evicted, prefetch = self._is_full(1, ALL), list[Transfer](), None
         if is_tight:
             evicted = [kernels.go_home(window, site, slots, done), *self._shrink(1, ALL)]
@@ -204,6 +207,7 @@ class Oracle:
                 evicted += self._shrink(2, EARLY)
                 prefetch = self._early(2)
         places = self._places(1)
+        self._states.leave(window.row, last)
         self._steps.popleft()
         self.step += 1
         return StepPlan(
@@ -216,6 +220,7 @@ class Oracle:
         self.step += self.num_known
         for step in self._steps:
             kernels.forget(self._window, step.begin, step.end)
+        self._states.clear()
         self._steps.clear()
         self._outside.clear()
         self.in_force = self.lookahead
@@ -227,6 +232,7 @@ class Oracle:
 
     def _arrive(self, at: int, which: int) -> Transfer:
         touches = self._coming(at, which)
+        self._fill_free(len(touches))
         transfer: Transfer
         transfer, here = kernels.arrive(self._window, self._site, self._slots, touches)
         if at < len(self._steps):
@@ -275,9 +281,15 @@ class Oracle:
         return places
 
     def _free_all(self) -> None:
-        first = self._site.num_home
-        self._slots.free[: self.capacity] = np.arange(first + self.capacity - 1, first - 1, -1)
-        self._slots.depth[0], self._slots.used[:] = self.capacity, 0
+        self._slots.depth[0], self._slots.used[:], self._num_unfilled = self.capacity, 0, self.capacity
+
+    def _fill_free(self, num_taken: int) -> None:
+        """Write as much of the stack of free slots as may be taken now: what is never used of it takes no memory."""
+        begin, end = max(0, int(self._slots.depth[0]) - num_taken), self._num_unfilled
+        if begin < end:
+            top = self._site.num_home + self.capacity - 1
+            self._slots.free[begin:end] = np.arange(top - begin, top - end, -1)
+            self._num_unfilled = begin
 
     def _room_for(self, num_touches: int) -> int:
         """The number of the first of so many touches that lie side by side; the ring grows where there is no room."""
@@ -294,50 +306,20 @@ class Oracle:
         return begin
 
     def _grow(self, size: int) -> None:
-        larger = self._ring(size, self._window[:3])
+        larger = self._ring(size)
         for step in self._steps:
             to = step.number & (size - 1)
             kernels.move(self._window, larger, step.begin, step.end, to)
             step.shift(to - step.begin)
         self._window = larger
 
-    def _ring(self, size: int, of_rows: tuple[Places, NDArray[np.int8], Places]) -> Window:
+    def _ring(self, size: int) -> Window:
         def room(dtype: Any) -> RowIds:
             return np.empty(size, dtype)
 
+        row, states = room(self._row_type), self._states
         return Window(
-            *of_rows, room(self._row_type), room(self._mask_type), room(np.int32), room(self._mask_type), room(np.int8),
-            room(self._mask_type), room(np.int32),
+            **states.arrays(), row=row, number=row if states.is_full else room(np.int32), readers=room(self._mask_type),
+            behind=room(np.int32), then=room(self._mask_type), owner=room(np.int8), lent=room(self._mask_type),
+            place=room(np.int32),
         )  # fmt: skip
-
-
-@dataclass(slots=True)
-class _Step:
-    """A step in the window.
-
-    Attributes:
-        number: of its first touch.
-        begin: index of its first touch in the ring.
-        end: index behind its last one.
-        mine: touches of this rank, in the order of its rows.
-        fresh: touches that the step before has not.
-        again: those that it has.
-        here: touches that concern this rank, of those that have arrived.
-        is_begun: whether the fresh ones have arrived.
-    """
-
-    number: int
-    begin: int
-    end: int
-    mine: Places
-    fresh: Places
-    again: Places
-    here: Places = field(default_factory=lambda: np.empty(0, np.int32))
-    is_begun: bool = False
-
-    def shift(self, by: int) -> None:
-        """The touches lie ``by`` further in a larger ring."""
-        self.begin, self.end = self.begin + by, self.end + by
-        self.mine, self.fresh, self.again, self.here = (
-            each + np.int32(by) for each in (self.mine, self.fresh, self.again, self.here)
-        )

@@ -125,12 +125,14 @@ class Sums:
         self.given, self.counts, self.first_received = gradients.given, gradients.counts, first_received
 
 
-def run(bounds, stream, lookahead, capacity, design="lrpp", delayed=True, restart_at=None):
+def run(bounds, stream, lookahead, capacity, design="lrpp", delayed=True, restart_at=None, in_full=True):
     """Train on ``stream`` (steps of sorted distinct ids by rank) and check every read and every update.
 
     Homes beyond the ranks that ``stream`` has are servers'.
     """
-    lab = Lab(bounds, capacity, len(stream[0]), lookahead=lookahead, design=design, delayed=delayed)
+    most_in_full = bounds[-1] if in_full else 0
+    options = {"lookahead": lookahead, "design": design, "delayed": delayed, "most_rows_in_full": most_in_full}
+    lab = Lab(bounds, capacity, len(stream[0]), **options)
     added, in_force = 0, []
 
     def read_to(step):
@@ -239,17 +241,17 @@ def stream_of(rng, num_steps, num_ranks, num_rows, most):
 @given(
     seed=st.integers(0, 1 << 30), num_ranks=st.integers(1, 4), lookahead=st.sampled_from([1, 2, 3, 7, 200]),
     spare=st.sampled_from([0, 1, 5, 1000]), design=st.sampled_from(sorted(DESIGNS)), delayed=st.booleans(),
-    most=st.sampled_from([0, 1, 8, 30]), restarts=st.booleans(), num_servers=st.integers(0, 3),
+    most=st.sampled_from([0, 1, 8, 30]), restarts=st.booleans(), num_servers=st.integers(0, 3), in_full=st.booleans(),
 )  # fmt: skip
 def test_every_read_sees_the_last_update(
-    seed, num_ranks, lookahead, spare, design, delayed, most, restarts, num_servers
+    seed, num_ranks, lookahead, spare, design, delayed, most, restarts, num_servers, in_full
 ):
     rng = np.random.default_rng(seed)
     num_rows = int(rng.integers(1, 120))
     bounds = bounds_of(rng, num_rows, num_ranks, num_servers)
     stream = stream_of(rng, 25, num_ranks, num_rows, most)
     largest = max(largest_number_of_rows(step, design, num_servers) for step in stream)
-    run(bounds, stream, lookahead, largest + spare, design, delayed, 12 if restarts else None)
+    run(bounds, stream, lookahead, largest + spare, design, delayed, 12 if restarts else None, in_full)
 
 
 def test_a_batch_that_fits_into_no_cache_is_named():
@@ -275,6 +277,15 @@ def test_lookahead_shrinks_when_the_cache_is_small_and_grows_again():
     assert set(wide) == {20}
     assert 1 <= min(narrow) < 20
     assert any(later > earlier for earlier, later in pairwise(narrow))
+
+
+def test_the_window_may_need_more_room_while_a_step_is_planned():
+    """As the lookahead grows again, ``plan`` takes more steps in than the ring of touches has held so far."""
+    rng = np.random.default_rng(5)
+    again = [[np.unique(rng.integers(0, 6_000, 3_900))] for _ in range(20)]  # most of them wait: the lookahead shrinks
+    alone = [[np.arange(first, first + 3_900)] for first in range(6_000, 110_000, 4_000)]  # none of them: it grows
+    found = run([0, 0, 110_000], again + alone, 20, 4_000, in_full=False)[1]
+    assert min(found) < 5 and max(found) > 15
 
 
 def test_a_longer_lookahead_moves_fewer_rows():
@@ -308,15 +319,16 @@ def journeys(ranks, transfers):
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 1 << 30), num_ranks=st.integers(1, 4), lookahead=st.sampled_from([2, 3, 9]),
-    design=st.sampled_from(sorted(DESIGNS)), num_servers=st.integers(0, 3),
+    design=st.sampled_from(sorted(DESIGNS)), num_servers=st.integers(0, 3), in_full=st.booleans(),
 )  # fmt: skip
-def test_plans_are_those_of_the_naive_rules(seed, num_ranks, lookahead, design, num_servers):
+def test_plans_are_those_of_the_naive_rules(seed, num_ranks, lookahead, design, num_servers, in_full):
     rng = np.random.default_rng(seed)
     num_rows = int(rng.integers(1, 60))
     bounds = bounds_of(rng, num_rows, num_ranks, num_servers)
     stream = stream_of(rng, 12, num_ranks, num_rows, 12)
     naive = NaiveWindow(bounds, [[set(map(int, ids)) for ids in step] for step in stream], lookahead, design)
     options = {"lookahead": lookahead, "design": design, "num_trainers": num_ranks}
+    options["most_rows_in_full"] = num_rows if in_full else 0
     ranks = [Rank(np.array(bounds), rank, num_rows, **options) for rank in range(num_ranks)]
     for rank in ranks:
         for step in stream:

@@ -52,8 +52,7 @@ class Carrier:
         self.is_frozen, self.purposes, self._homes = lane.is_frozen, purposes, homes
         self._channel, self._num_home = lane.channel, len(lane.shard.records)
         self._num_ranks = lane.world_size
-        shard = lane.shard
-        self._row_of_slot = np.full(len(shard.space) - self._num_home, NOBODY, np.int64)
+        self._row_of_slot = np.empty(0, np.int64)  # as far as slots were ever used: the lowest are taken first
 
     @property
     def num_cached(self) -> int:
@@ -104,8 +103,16 @@ class Carrier:
         self._row_of_slot[left] = NOBODY
         packing.unpack(received, transfer.records_in, transfer.weights_in, transfer.counts[2:], dim, records, stored)
         in_slots = transfer.records_in >= num_home
-        self._row_of_slot[transfer.records_in[in_slots] - num_home] = transfer.rows_in[in_slots]
+        self._note_rows(transfer.records_in[in_slots] - num_home, transfer.rows_in[in_slots])
         self.shard.mark(transfer.records_in[~in_slots])
+
+    def _note_rows(self, slots: Ints, rows: Ints) -> None:
+        """Records of rows came into slots."""
+        known, most = len(self._row_of_slot), int(slots.max(initial=-1)) + 1
+        if most > known:
+            more = min(max(most, 2 * known), len(self.shard.space) - self._num_home) - known
+            self._row_of_slot = np.concatenate([self._row_of_slot, np.full(more, NOBODY, np.int64)])
+        self._row_of_slot[slots] = rows
 
     def _swap(
         self, transfers: dict[str, Transfer], transfer: Transfer, sent: Records, received: Records, widths: Ints

@@ -7,8 +7,8 @@ which nobody could predict, and unsigned indices, which need no look at their si
 ``if condition: list.append(at)`` they write ``at`` to the list's end always and move the end by the condition, so lists are as
 long as the loop, and what lies behind an end means nothing.
 
-N rows (addresses), C touches in the ring (a power of two), W ranks that train, and servers beyond them that hold homes and
-read nothing: ranks 0 to W - 1 and W to P - 1.
+N rows whose state is kept, each with a number, C touches in the ring (a power of two), W ranks that train, and servers beyond
+them that hold homes and read nothing: ranks 0 to W - 1 and W to P - 1.
 """
 
 from __future__ import annotations
@@ -42,12 +42,15 @@ AHEAD = 32  # rows between the one that is looked at and the one that is fetched
 
 
 @kernel
-def enter(window: Window, rows: NDArray[Any], reader: int, begin: int, end: int, touches: Places) -> int:
+def enter(
+    window: Window, rows: NDArray[Any], numbers: NDArray[Any], reader: int, begin: int, end: int, touches: Places
+) -> int:
     """Note that ``reader`` touches ``rows`` (duplicates allowed) in the newest step; returns the step's new end.
 
     Args:
         window: has room for as many touches from ``begin`` on, side by side.
         rows: addresses.
+        numbers: of these rows.
         reader: rank.
         begin: index of the step's first touch.
         end: index behind its last one so far.
@@ -55,17 +58,19 @@ def enter(window: Window, rows: NDArray[Any], reader: int, begin: int, end: int,
     """
     mask, bit, final = len(window.row) - 1, np.int64(1) << np.int64(reader), len(rows) - 1
     newest, row_of, readers_of, behind_of = window.newest, window.row, window.readers, window.behind
+    number_of = window.number
     for i in range(len(rows)):
-        prefetch(newest, np.int64(rows[min(i + AHEAD, final)]))
-        row = np.int64(rows[i])
-        before = np.int64(newest[np.uint64(row)]) - 1  # the row's last touch, -1 for none in the window
+        prefetch(newest, np.int64(numbers[min(i + AHEAD, final)]))
+        number = np.uint64(numbers[i])
+        before = np.int64(newest[number]) - 1  # the row's last touch, -1 for none in the window
         is_there = (before >= begin) & (before < end)
         at = before if is_there else end  # another rank's touch of the step counts for this one too
-        row_of[at] = row
+        row_of[at] = rows[i]
+        number_of[at] = numbers[i]
         readers_of[at] = (np.int64(readers_of[at]) if is_there else 0) | bit
         distance = (end - before) & mask if before >= 0 else 0
         behind_of[at] = behind_of[at] if is_there else distance
-        newest[np.uint64(row)] = np.int64(at) + 1
+        newest[number] = np.int64(at) + 1
         touches[i] = at
         end += not is_there
     return end
@@ -103,7 +108,7 @@ def count_arrivals(window: Window, site: Site, touches: Places, needed: Ints) ->
     """Add to ``needed`` ``[P]`` the slots that the arrival of touches takes on each rank, less those that it frees."""
     for at in touches:
         row, readers = np.int64(window.row[at]), np.int64(window.readers[at])
-        home, holder = home_of(site.bounds, row), np.int64(window.holder[row])
+        home, holder = home_of(site.bounds, row), np.int64(window.holder[window.number[at]])
         source = home if holder == HOME else holder
         then = np.int64(window.then[at])
         owner = owner_of(site.design, site.num_trainers, readers, then, source, home, row)
@@ -123,6 +128,7 @@ def arrive(window: Window, site: Site, slots: Slots, touches: Places) -> tuple[T
     """
     here, bounds, always, only_here = site.rank, site.bounds, always_reading(site), np.int64(1) << np.int64(site.rank)
     row_of, readers_of, then_of, owners, lent_of = window.row, window.readers, window.then, window.owner, window.lent
+    number_of = window.number
     place_of, holders, slot_of, first = window.place, window.holder, window.slot, site.bounds[site.rank]
     size, final = len(touches), len(touches) - 1
     mine, num_mine, held, num_held = np.empty(size, np.int32), np.uint64(0), np.empty(size, np.int32), np.uint64(0)
@@ -131,10 +137,10 @@ def arrive(window: Window, site: Site, slots: Slots, touches: Places) -> tuple[T
     others = np.empty((4, size), readers_of.dtype)
     leave, lend, come, borrow = np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)
     for i in range(size):
-        prefetch(holders, np.int64(row_of[touches[min(i + AHEAD, final)]]))
+        prefetch(holders, np.int64(number_of[touches[min(i + AHEAD, final)]]))
         at = np.uint64(touches[i])
-        row, readers = np.int64(row_of[at]), np.int64(readers_of[at])
-        home, holder = home_of(bounds, row), np.int64(holders[np.uint64(row)])
+        row, number, readers = np.int64(row_of[at]), np.uint64(number_of[at]), np.int64(readers_of[at])
+        home, holder = home_of(bounds, row), np.int64(holders[number])
         is_home = holder == HOME
         source = home if is_home else holder
         owner = owner_of(site.design, site.num_trainers, readers, np.int64(then_of[at]), source, home, row)
@@ -146,7 +152,7 @@ def arrive(window: Window, site: Site, slots: Slots, touches: Places) -> tuple[T
         owners[at], place_of[at] = owner, row - first
         lent = borrowers & ~owns
         lent_of[at] = lent & ~(np.int64(is_home) << np.int64(home))  # a home that is read in place takes no slot
-        holders[np.uint64(row)] = HOME if owner == home else owner
+        holders[number] = HOME if owner == home else owner
         held[num_held], mine[num_mine] = at, at
         num_held += np.uint64(holder == here)
         num_mine += np.uint64(is_owner | reads)
@@ -165,8 +171,8 @@ def arrive(window: Window, site: Site, slots: Slots, touches: Places) -> tuple[T
     # of records that this rank held its slot is known here alone; it may be given away below, hence before that
     for i in range(int(num_held)):
         ahead = min(i + AHEAD, int(num_held) - 1)
-        prefetch(slot_of, np.int64(row_of[held[ahead]]))
-        place_of[held[i]] = slot_of[row_of[held[i]]]
+        prefetch(slot_of, np.int64(number_of[held[ahead]]))
+        place_of[held[i]] = slot_of[number_of[held[i]]]
     add_bits(taken[:num_moving], 1, slots.used)
     add_bits(freed[:num_moving], -1, slots.used)
     lengths[:] = leave, lend, come, borrow
@@ -187,6 +193,7 @@ def _list(window: Window, site: Site, slots: Slots, lists: Places, others: NDArr
     """
     here, first, num_home, free, depth = site.rank, site.bounds[site.rank], site.num_home, slots.free, slots.depth[0]
     row_of, place_of, slot_of, lent_of = window.row, window.place, window.slot, window.lent
+    number_of = window.number
     counts = np.zeros((4, len(site.bounds) - 1), np.int64)
     for kind in range(4):
         add_bits(others[kind, : lengths[kind]], 1, counts[kind])
@@ -210,14 +217,14 @@ def _list(window: Window, site: Site, slots: Slots, lists: Places, others: NDArr
         free[depth] = place  # unless it is a place of its own shard, or is still read here in this step
         depth += (place >= num_home) & ((np.int64(lent_of[lists[0, i]]) >> here) & 1 == 0)
     for i in range(lengths[2]):
-        prefetch(slot_of, np.int64(row_of[lists[2, min(i + AHEAD, lengths[2] - 1)]]))
+        prefetch(slot_of, np.int64(number_of[lists[2, min(i + AHEAD, lengths[2] - 1)]]))
         at, rank = lists[2, i], lowest(np.int64(others[2, i]))
         row = np.int64(row_of[at])
         is_here = (row >= first) & (row < first + num_home)
         depth -= not is_here
         slot = np.int64(free[depth])
         place = row - first if is_here else slot
-        slot_of[row], place_of[at] = place, place
+        slot_of[number_of[at]], place_of[at] = place, place
         records_in[position[2, rank]], rows_in[position[2, rank]] = place, row
         position[2, rank] += 1
     for i in range(lengths[3]):
@@ -322,25 +329,25 @@ def _sums(
 
 
 @kernel
-def close(window: Window, slots: Slots, begin: int, end: int) -> Places:
+def close(window: Window, slots: Slots, begin: int, end: int) -> tuple[Places, Places]:
     """End a step on all ranks: slots with weights for this step only are no longer in use.
 
-    Returns the touches whose records have to go home, as nobody in the window touches the rows again.
+    Returns the touches whose rows nobody in the window touches again, and those of them whose records have to go home.
     """
     add_bits(window.lent[begin:end], -1, slots.used)
-    leaving, num_leaving = np.empty(end - begin, np.int32), np.uint64(0)
-    newest, row_of, holders = window.newest, window.row, window.holder
+    last, num_last = np.empty(end - begin, np.int32), np.uint64(0)
+    newest, number_of, holders = window.newest, window.number, window.holder
     for at in range(begin, end):
-        prefetch(newest, np.int64(row_of[min(at + AHEAD, end - 1)]))
+        prefetch(newest, np.int64(number_of[min(at + AHEAD, end - 1)]))
+        last[num_last] = at
+        num_last += np.uint64(newest[np.uint64(number_of[at])] == at + 1)  # no later touch in the window
+    leaving, num_leaving = np.empty(num_last, np.int32), np.uint64(0)
+    for at in last[:num_last]:
+        number = np.uint64(number_of[at])
+        newest[number] = 0
         leaving[num_leaving] = at
-        num_leaving += np.uint64(newest[np.uint64(row_of[at])] == at + 1)  # no later touch in the window
-    num_last, num_leaving = num_leaving, np.uint64(0)
-    for at in leaving[:num_last]:
-        row = row_of[at]
-        newest[row] = 0
-        leaving[num_leaving] = at
-        num_leaving += np.uint64(holders[row] != HOME)
-    return leaving[:num_leaving].copy()
+        num_leaving += np.uint64(holders[number] != HOME)
+    return last[:num_last].copy(), leaving[:num_leaving].copy()
 
 
 @kernel
@@ -355,9 +362,9 @@ def waiting_for(window: Window, touches: Places, begin: int, gap: int) -> Places
     """
     found, num_found = np.empty(len(touches), np.int32), 0
     for at in touches:
-        row = window.row[at]
-        if window.holder[row] != HOME and window.behind[at] > at - begin + gap:
-            window.owner[at], window.place[at] = window.holder[row], window.slot[row]
+        number = window.number[at]
+        if window.holder[number] != HOME and window.behind[at] > at - begin + gap:
+            window.owner[at], window.place[at] = window.holder[number], window.slot[number]
             found[num_found] = at
             num_found += 1
     return found[:num_found].copy()
@@ -379,7 +386,7 @@ def go_home(window: Window, site: Site, slots: Slots, leaving: Places) -> Transf
     for at in leaving:
         row, holder = np.int64(window.row[at]), np.int64(window.owner[at])
         home = home_of(site.bounds, row)
-        window.holder[row] = HOME
+        window.holder[window.number[at]] = HOME
         if holder == here:
             records_out[position[0, home]] = window.place[at]
             position[0, home] += 1
@@ -402,7 +409,7 @@ def places_of(window: Window, touches: Places, places: Ints) -> None:
 def forget(window: Window, begin: int, end: int) -> None:
     """Rows of a step are in nobody's window, and at home."""
     for at in range(begin, end):
-        window.newest[window.row[at]], window.holder[window.row[at]] = 0, HOME
+        window.newest[window.number[at]], window.holder[window.number[at]] = 0, HOME
 
 
 @kernel
@@ -411,10 +418,11 @@ def move(window: Window, larger: Window, begin: int, end: int, to: int) -> None:
     shift = to - begin
     for at in range(begin, end):
         larger.row[at + shift] = window.row[at]
+        larger.number[at + shift] = window.number[at]
         larger.readers[at + shift] = window.readers[at]
         larger.behind[at + shift] = window.behind[at]
         larger.then[at + shift] = window.then[at]
         larger.owner[at + shift] = window.owner[at]
         larger.lent[at + shift] = window.lent[at]
         larger.place[at + shift] = window.place[at]
-        window.newest[window.row[at]] = at + shift + 1
+        window.newest[window.number[at]] = at + shift + 1

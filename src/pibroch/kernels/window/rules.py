@@ -21,10 +21,11 @@ class Window(NamedTuple):
     """Touches in a ring; touch n has the index ``n & (C - 1)``, and those of one step lie side by side.
 
     Attributes:
-        newest: int32 ``[N]``, index + 1 of each row's last touch in the window, 0 for none.
+        newest: int32 ``[N]`` by the rows' numbers: index + 1 of each one's last touch in the window, 0 for none.
         holder: int8 ``[N]``, the rank whose slot has each row's record, or ``HOME``.
         slot: int32 ``[N]``, where it is if this rank holds it.
         row: address.
+        number: of the row, among the N whose state is kept; where state is kept of all rows the same array as ``row``.
         readers: bit r for rank r.
         behind: how much lower the number of the row's touch before is, 0 for none that was in the window with it.
         then: bits of the ranks that read the row in the next step, 0 when none does, or it is not in the window yet.
@@ -37,6 +38,7 @@ class Window(NamedTuple):
     holder: NDArray[np.int8]
     slot: Places
     row: NDArray[Any]
+    number: Places
     readers: NDArray[Any]
     behind: Places
     then: NDArray[Any]

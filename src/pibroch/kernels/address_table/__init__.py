@@ -1,0 +1,1 @@
+"""A small number for each address that is in use, of many that are not."""

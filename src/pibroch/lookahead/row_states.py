@@ -1,0 +1,84 @@
+"""What the oracle knows of rows: of all of them while they are few, else of those in the window alone.
+
+A row is in the window from the step that touches it first until nobody in the window touches it again; before and after it is
+at home, and there is nothing to know. So a table of addresses numbers the rows that are in the window, state lies at these
+numbers, and touches carry them: addresses are looked up once a touch, when it is entered.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pibroch.kernels.address_table import numba as table_kernels
+from pibroch.kernels.address_table.numba import PLACES_PER_ADDRESS
+from pibroch.kernels.arrays import RowIds
+from pibroch.kernels.window.rules import HOME, Places
+
+MOST_ROWS_IN_FULL = 1 << 23
+"""Rows whose state is kept in full, in 75 MB: without look-ups a step is planned in a tenth to a quarter less time."""
+_FIRST_PLACES = 1 << 16
+
+
+class StateArrays(TypedDict):
+    """State by number, see :class:`~pibroch.kernels.window.rules.Window`."""
+
+    newest: Places
+    holder: NDArray[np.int8]
+    slot: Places
+
+
+class RowStates:
+    """State of rows, each at a number.
+
+    Args:
+        num_rows: of all tables.
+        is_full: whether state is kept of all rows, each at its address.
+        row_type: of addresses.
+    """
+
+    def __init__(self, num_rows: int, is_full: bool, row_type: np.dtype[Any]) -> None:
+        self.is_full = is_full
+        num_places = PLACES_PER_ADDRESS if is_full else _FIRST_PLACES
+        self._table = table_kernels.empty_table(num_places, row_type)
+        size = num_rows if is_full else num_places // PLACES_PER_ADDRESS
+        self._newest, self._holder = np.zeros(size, np.int32), np.full(size, HOME, np.int8)
+        self._slot = np.empty(size, np.int32)
+
+    def arrays(self) -> StateArrays:
+        """As they are until more rows are entered."""
+        return StateArrays(newest=self._newest, holder=self._holder, slot=self._slot)
+
+    def enter(self, rows: RowIds) -> RowIds:
+        """The numbers of rows that come into the window, or are there; duplicates are allowed."""
+        if self.is_full:
+            return rows
+        self._make_room(len(rows))
+        numbers = np.empty(len(rows), np.int32)
+        table_kernels.find_or_add(self._table, rows, numbers)
+        return numbers
+
+    def leave(self, row_of_touch: RowIds, touches: Places) -> None:
+        """Rows of some touches are in nobody's window any more, and at home; their state says so."""
+        if not self.is_full:
+            table_kernels.remove(self._table, row_of_touch[touches])
+
+    def clear(self) -> None:
+        """No row is in the window, and state says so."""
+        self._table.pairs[:], self._table.counts[:] = 0, 0
+
+    def _make_room(self, num_more: int) -> None:
+        """Let so many more rows find places."""
+        table = self._table
+        wanted = PLACES_PER_ADDRESS * (int(table.counts[0]) + num_more)
+        if wanted <= len(table.pairs):
+            return
+        num_places = 1 << (wanted - 1).bit_length()
+        self._table = table_kernels.empty_table(num_places, table.pairs.dtype)
+        table_kernels.copy_into(table, self._table)
+        more = num_places // PLACES_PER_ADDRESS - len(self._newest)
+        self._newest = np.concatenate([self._newest, np.zeros(more, np.int32)])
+        self._holder = np.concatenate([self._holder, np.full(more, HOME, np.int8)])
+        self._slot = np.concatenate([self._slot, np.empty(more, np.int32)])
