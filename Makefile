@@ -26,7 +26,7 @@ train: $(STAMP) ## train a small DLRM on generated Criteo-shaped data; ends with
 test: export PYTHONDONTWRITEBYTECODE = # bytecode is kept: the suite starts a hundred programs
 test: $(STAMP) check ## style, types and the whole suite: two tests at a time, then those that must be alone
 	$(VENV)/bin/python -m pytest -m 'not alone' -n 2 --dist worksteal
-	$(VENV)/bin/python -m pytest -m alone
+	$(VENV)/bin/python -m pytest -m alone $$(grep -rl --include='test_*.py' 'mark\.alone' tests)
 
 check: $(STAMP) ## style and types
 	$(VENV)/bin/ruff check .

@@ -81,7 +81,11 @@ class Contender:
     def __init__(self, spec: ContenderSpec) -> None:
         self.spec = spec
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, closed with the worker
-        environment = os.environ | {"PYTHONPATH": str(CHECKOUT), "PYTHONWARNINGS": "ignore"} | spec.environment
+        environment = (
+            os.environ
+            | {"PYTHONPATH": f"{CHECKOUT / 'src'}{os.pathsep}{CHECKOUT}", "PYTHONWARNINGS": "ignore"}
+            | spec.environment
+        )
         self._process = subprocess.Popen(
             [*spec.launcher, str(spec.python), "-m", "benchmarks.workers", spec.worker],
             cwd=CHECKOUT,

@@ -133,7 +133,7 @@ class WatchedRun:
         return len(path.read_text().splitlines()) if path.exists() else 0
 
     def _find(self, command: str, number: int) -> int:
-        ranks = {}
+        ranks: dict[int, int] = {}
         for pid in _children(self._process.pid):
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             ranks |= {int(each[5:]): pid for each in variables if each.startswith(b"RANK=")}

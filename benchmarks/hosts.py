@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 import numpy as np
@@ -26,11 +26,12 @@ BATCH_SIZE = 2048  # of a rank
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one line-up gave at one rate: times and bytes by contender."""
+    """What one line-up gave at one rate: times and bytes by contender, those between processes of a host apart."""
 
     rate: str
     times: dict[str, Times]
     link_mb: dict[str, tuple[float, float]]
+    loopback_mb: dict[str, float] = field(default_factory=dict)
 
     @property
     def torchrec(self) -> str | None:
@@ -51,7 +52,8 @@ def measure_at(rate: str, lab: Lab, running: list[Team], schedule: Schedule) -> 
     for team in running:
         team.carried.clear()
     times = measure(running, "step", schedule)
-    return Outcome(rate, times, {team.spec.label: link_mb(team.carried) for team in running})
+    links = {team.spec.label: link_mb(team.carried) for team in running}
+    return Outcome(rate, times, links, {team.spec.label: loopback_mb(team.carried) for team in running})
 
 
 def link_mb(carried: Sequence[Carried]) -> tuple[float, float]:
@@ -59,6 +61,12 @@ def link_mb(carried: Sequence[Carried]) -> tuple[float, float]:
     steps = sum(turn.steps for turn in carried)
     bytes_per_link = np.array([[(link.sent, link.received) for link in turn.links] for turn in carried]).sum(0)
     return float(bytes_per_link[:, 0].mean() / steps / 1e6), float(bytes_per_link.max() / steps / 1e6)
+
+
+def loopback_mb(carried: Sequence[Carried]) -> float:
+    """Megabytes a host and step between processes of one host, by sockets; what goes through shared memory is not in it."""
+    steps = sum(turn.steps for turn in carried)
+    return float(np.mean([turn.loopback for turn in carried], axis=1).sum() / steps / 1e6)
 
 
 def figures(outcome: Outcome, label: str, hosts: int, batch_size: int = BATCH_SIZE) -> Row:

@@ -157,9 +157,18 @@ def plain_server(label: str, python: Path, folder: Path, kind: str) -> HttpServe
 
 
 def run_load(
-    server: HttpServer, bodies: Sequence[bytes], connections: int, seconds: float, path: str = "/score"
-) -> LoadResult:
+    server: HttpServer, bodies: Sequence[bytes], connections: int, seconds: float, path: str = "/score",
+    launcher: Sequence[str] = (),
+) -> LoadResult:  # fmt: skip
     """Keep so many connections busy with requests, each with one request at a time.
+
+    Args:
+        server: that is asked.
+        bodies: of the requests, in turn.
+        connections: how many.
+        seconds: how long.
+        path: of the requests.
+        launcher: what to put before the generator, so that it runs on another host.
 
     Raises:
         MissingDependencyError: without ``wrk``.
@@ -170,6 +179,7 @@ def run_load(
         packed.write_bytes(" ".join(str(len(body)) for body in bodies).encode() + b"\n" + b"".join(bodies))
         script.write_text(_LUA.format(bodies=packed, path=path))
         command = [
+            *launcher,
             find_wrk(),
             "-t1",
             f"-c{connections}",

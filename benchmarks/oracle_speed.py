@@ -76,7 +76,7 @@ def speed(setting: OracleSetting, steps: int = TIMED_STEPS) -> Times:
     return Times([step_ms[lookahead:]], [])
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True, cache=True)
 def distinct_addresses(
     ids_FB: NDArray[np.int32], offsets: NDArray[np.int32], seen: NDArray[np.uint8], room: NDArray[np.int32]
 ) -> NDArray[np.int32]:

@@ -117,7 +117,8 @@ def random_case(seed: int) -> tuple[Setting, ClusterTopology, float]:
     if num_shards % 2 == 0 and rng.random() < 0.5:
         topology = ClusterTopology.hierarchical(2, num_shards // 2, float(rng.uniform(1.5, 6)))
     num_tables, num_samples = int(rng.integers(1, 6)), int(rng.integers(10_000, 200_000))
-    tables, found = [], {}
+    tables: list[TableSize] = []
+    found: dict[str, TableCounts] = {}
     for number in range(num_tables):
         name, dim = f"t{number}", int(rng.choice([8, 16, 32]))
         rows = int(rng.integers(10_000 // num_tables + 1, 20_000))

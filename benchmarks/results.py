@@ -105,7 +105,9 @@ def _cell(column: str, value: Any) -> str:
 
 
 def _short(column: str, value: float) -> str:
-    decimals = 1 if column.endswith("_ms") else 6 if "loss" in column else 2
+    decimals = 1 if column.endswith("_ms") else 6 if "loss" in column or column.startswith("p_") else 2
+    if column.startswith("auc") or column in ("std", "of_parent"):
+        decimals = 4
     return f"{value:.{decimals}f}"
 
 

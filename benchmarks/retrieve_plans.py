@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from benchmarks.cases import Arrays, Case
 from pibroch.planner import Placement, Plan
+from pibroch.planner.assignment import Assignment
 from pibroch.planner.make import PlanOptions, make_plan
 from pibroch.planner.partition import TableSize
 from pibroch.planner.profile import AccessProfile, TableCounts
@@ -32,10 +34,16 @@ def profile_of(ids_NFB: NDArray[np.int64], num_rows: int) -> AccessProfile:
     return AccessProfile(tables, num_batches * batch_size, num_batches, batch_size, "earlier samples")
 
 
+def elsewhere(assignment: Assignment) -> Assignment:
+    """The same with each row's home on the next shard, but for rows that all have."""
+    home = (assignment.home.astype(np.int64) + 1) % assignment.num_shards
+    return replace(assignment, home=np.where(assignment.is_everywhere, assignment.home, home).astype(np.uint16))
+
+
 def write_plans(
     earlier: NDArray[np.int64], case: Case, num_hosts: int, ranks_per_host: int, folder: Path
 ) -> dict[str, str]:
-    """Plans by name, as files: homes alone, with copies for inference, for training, and whole tables in turn.
+    """Plans by name, as files: homes alone, with copies for inference, for training, that with other homes, tables in turn.
 
     Args:
         earlier: ids of one rank's batches, ``[N, F, B]``.
@@ -57,7 +65,9 @@ def write_plans(
         "training": (records, PlanOptions(extra=EXTRA, mode="training", steps=False)),
     }
     for name, (sizes, options) in wanted.items():
-        plans[name] = Plan.by_rows(make_plan(sizes, profile, topology, options)[0])
+        assignment, _ = make_plan(sizes, profile, topology, options)
+        plans[name] = Plan.by_rows(assignment)
+    plans["elsewhere"] = Plan.by_rows(elsewhere(assignment))
     by_table = {f"C{t}": Placement(kind="table_wise", shards=(t % world_size,)) for t in range(case.num_tables)}
     plans["by_table"] = Plan(num_shards=world_size, placements=by_table)
     for name, plan in plans.items():

@@ -18,10 +18,17 @@ from benchmarks.load import ForeignLoad
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """Bytes that the hosts' links carried in some steps, or in a pause after them: in no steps."""
+    """Bytes that the hosts' links carried in some steps, or in a pause after them: in no steps.
+
+    Attributes:
+        steps: how many.
+        links: of each host.
+        loopback: bytes on each host's loopback interface.
+    """
 
     steps: int
     links: tuple[LinkBytes, ...]
+    loopback: tuple[int, ...] = ()
 
 
 class Team:
@@ -96,10 +103,13 @@ class Team:
 
     @contextmanager
     def _counting_bytes(self, steps: int) -> Iterator[None]:
-        before = self._lab.network.link_bytes()
+        network = self._lab.network
+        before, near_before = network.link_bytes(), network.loopback_bytes()
         yield
-        after = self._lab.network.link_bytes()
-        self.carried.append(Carried(steps, tuple(new.since(old) for new, old in zip(after, before, strict=True))))
+        after, near_after = network.link_bytes(), network.loopback_bytes()
+        links = tuple(new.since(old) for new, old in zip(after, before, strict=True))
+        loopback = tuple(new - old for new, old in zip(near_after, near_before, strict=True))
+        self.carried.append(Carried(steps, links, loopback))
 
     def _ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
         for member in self.members:

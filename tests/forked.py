@@ -16,7 +16,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -26,6 +27,7 @@ from typing import IO, Self
 import torch
 
 from pibroch.cli import launch
+from pibroch.ports import free_port
 from pibroch.roles import process
 
 HERE = Path(__file__).parent
@@ -106,6 +108,23 @@ class Program:
         if self.poll() is None:
             raise subprocess.TimeoutExpired(self.arguments, timeout_s, output, errors)
         return subprocess.CompletedProcess(self.arguments, self.poll(), output, errors)
+
+
+@contextmanager
+def ranks(size: int, *arguments: object, **options: Path) -> Iterator[list[Program]]:
+    """A program as each of ``size`` ranks, with the variables by which torchrun tells them their places.
+
+    What torchrun itself does is the matter of ``test_launch.py``: it loads everything anew, in each rank.
+    """
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    place |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                Program(*arguments, env=os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, **options)
+            )
+            for rank in range(size)
+        ]
 
 
 def _become(arguments: list[str], env: dict[str, str], cwd: str, output: str, errors: str, leads_session: bool) -> None:

@@ -21,11 +21,11 @@ import numpy as np
 import torch
 
 from pibroch.errors import NotAllowedError
-from pibroch.rpc.callables import Callables
-from pibroch.rpc.known_callables import checked_callables, tensor_methods
-from pibroch.rpc.known_names import OF_MODULES
-from pibroch.rpc.methods import find_method
-from pibroch.rpc.values import Codec
+from pibroch.rpc.values.callables import Callables
+from pibroch.rpc.values.codec import Codec
+from pibroch.rpc.values.known_callables import checked_callables, tensor_methods
+from pibroch.rpc.values.known_names import OF_MODULES
+from pibroch.rpc.values.methods import find_method
 
 MEMORY_BYTES = 8 << 30  # what is larger cannot be allocated
 STALL_S = 0.5

@@ -67,6 +67,10 @@ class Served:
         text = self.ask("GET", "/metrics").body.decode()
         return float(re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)[1])
 
+    def complaints(self) -> str:
+        """What it has said on standard error so far."""
+        return Path(self.program._folder.name, "stderr").read_text()
+
     def end(self) -> str:
         """Ask it to end, and wait: what it said on standard error."""
         self.program.send_signal(signal.SIGTERM)

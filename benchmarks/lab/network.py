@@ -23,7 +23,7 @@ from typing import Self
 from pibroch.errors import ConfigError, MissingDependencyError, PibrochError
 
 PREFIX = "pibroch-lab-"
-LINK = "eth0"
+LINK, LOOPBACK = "eth0", "lo"
 COMMAND_TIMEOUT_S = 30.0
 QUEUE_MS = 200
 MIN_BURST_BYTES = 128 << 10
@@ -141,11 +141,15 @@ class Network:
 
     def link_bytes(self) -> list[LinkBytes]:
         """What each host's link carried so far, by the interface's counters."""
-        readings = []
-        for index in range(self.num_hosts):
-            shown = json.loads(_run("ip", "-n", self.host(index), "-s", "-j", "link", "show", LINK))[0]["stats64"]
-            readings.append(LinkBytes(shown["tx"]["bytes"], shown["rx"]["bytes"]))
-        return readings
+        return [self._carried(index, LINK) for index in range(self.num_hosts)]
+
+    def loopback_bytes(self) -> list[int]:
+        """What each host's processes sent each other by sockets so far; shared memory is not in it."""
+        return [self._carried(index, LOOPBACK).sent for index in range(self.num_hosts)]
+
+    def _carried(self, index: int, device: str) -> LinkBytes:
+        shown = json.loads(_run("ip", "-n", self.host(index), "-s", "-j", "link", "show", device))[0]["stats64"]
+        return LinkBytes(shown["tx"]["bytes"], shown["rx"]["bytes"])
 
     def pids(self) -> list[int]:
         """Processes in the lab."""

@@ -12,6 +12,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.channel_section import channel
 from benchmarks.comparison import OURS, noise_note
 from benchmarks.lagged_sections import data, memory, pipeline, sizes, timeline
 from benchmarks.lagged_team import MOST_DELAY_S, NUM_RANKS, drawn_delays, size_name, team_of
@@ -23,7 +24,7 @@ from benchmarks.results import Report, Row
 from pibroch.collectives.bounded_lag.max_plus import total_time
 
 KIB = 1024
-SECTIONS = ("collective", "calls", "delays", "pipeline", "sizes", "data", "timeline", "memory")
+SECTIONS = ("collective", "calls", "delays", "pipeline", "sizes", "data", "timeline", "memory", "channel")
 SIZES = (1, 64, 4 * KIB, 64 * KIB, 1024 * KIB, 4096 * KIB, 64 * 1024 * KIB)
 QUICK_SIZES = (64, 64 * KIB, 4096 * KIB)
 BOUNDS = (0, 1, 2, 4, 8)
@@ -38,7 +39,7 @@ def run(options: Options) -> Report:
     load = ForeignLoad()
     sections = {
         "collective": collective, "calls": calls, "delays": delays, "pipeline": pipeline, "sizes": sizes, "data": data,
-        "timeline": timeline, "memory": memory,
+        "timeline": timeline, "memory": memory, "channel": channel,
     }  # fmt: skip
     report = sections[options.section](options, load)
     report.notes.append(noise_note(load))

@@ -23,6 +23,8 @@ ROWS = {"1 M": 150_000, "10 M": 1_600_000, "33.8 M": 11_000_000}
 """All tables' rows, about, by the bound on each of Criteo's tables."""
 INTERVAL_S, OWN_EVERY = 5.0, 400
 CALM_STEPS = 40
+STARTED_WITHIN = ("oracle", "data processor")
+"""Roles whose processes are started again within the run, whoever watches."""
 ALL_ROLES = [
     "embedding.exchange=lookahead", "embedding.exchange.servers=2", "embedding.exchange.oracle=central", "data.processors=2",
 ]  # fmt: skip
@@ -84,6 +86,8 @@ MEANINGS = {
         f"every {INTERVAL_S:g} s, those of the run's own every {OWN_EVERY} steps",
         f"`{BY_HAND}`: no supervisor and no checkpoints by time; the same command with --resume as soon as all have ended",
         "each step that was trained again had the loss that it had before",
+        f"{' and '.join(STARTED_WITHIN)}: started again within the run, which they do not end; the new oracle makes all plans "
+        "since the run last began or went on once more",
         "TorchRec with torchrun's restarts is left out",
     ],
     "cost": [
@@ -114,9 +118,9 @@ def deaths(label: str, recipe: Path, data: Path, options: Options) -> list[Row]:
         with WatchedRun(
             recipe, folder, ["--data", str(data), "--ranks", "2", *arguments, *given], contender == SUPERVISED
         ) as watched:
-            for role in VICTIMS if not options.quick else ("trainer", "embedding server", "data processor"):
-                if contender == BY_HAND and role == "data processor":
-                    continue  # it is started again within the run, whoever watches
+            for role in VICTIMS:
+                if contender == BY_HAND and role in STARTED_WITHIN:
+                    continue
                 options.say(f"{label} rows, {contender}: {role}")
                 found = [_lose(watched, role) for _ in range(1 if options.quick else 3)]
                 rows.append({

@@ -23,7 +23,8 @@ from benchmarks.workloads import Workload, sample_path
 RANKS_PER_HOST = 2
 NUM_BATCHES, NUM_MEASURED = 66, 4  # of a rank, in all; of all ranks, at the end
 ALLTOALL, TORCHREC = "alltoall", "TorchRec"
-LOOKUP, PARTS, TABLES, DLRM, PLACES = "lookup", "parts", "tables", "dlrm", "places"
+STAYS = "rows stay"
+LOOKUP, PARTS, TABLES, DLRM, PLACES, MOVING = "lookup", "parts", "tables", "dlrm", "places", "moving"
 SCHEDULE, QUICK = (
     Schedule(rounds=4, steps_per_round=12, warmup_steps=4),
     Schedule(rounds=2, steps_per_round=10, warmup_steps=2),
@@ -50,9 +51,11 @@ CONTENDERS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {OURS: "retrieve_pibroch:train_retrieve", ALLTOALL: "retrieve_pibroch:train_alltoall"},
         {TORCHREC: "distributed_torchrec:build_pipelined"},
     ),
+    MOVING: ({OURS: "retrieve_pibroch:train_moving", STAYS: "retrieve_pibroch:train_retrieve"}, {}),
 }
 COLUMNS = [
-    "ids", "hosts", "rate", "contender", "p20_ms", "p50_ms", "p80_ms", "of_alltoall", "of_torchrec", "mb_per_host",
+    "ids", "hosts", "rate", "contender", "p20_ms", "p50_ms", "p80_ms", "of_alltoall", "of_torchrec", "of_staying",
+    "mb_per_host", "loopback_mb_per_host",
 ]  # fmt: skip
 PLOT = PlotSpec("p50_ms", ("ids", "hosts"), "rate", "contender", "ms a step", "p20_ms", "p80_ms")
 MEANINGS = {
@@ -60,6 +63,7 @@ MEANINGS = {
     PARTS: "the same lookups, with one part of the design more from contender to contender (Fig. 9a)",
     TABLES: "lookups and updates by row-wise Adagrad, without dense layers",
     DLRM: "training DLRM 13-512-256-64 / 512-256-1 with dot interaction",
+    MOVING: "the same training while all rows move to another plan and back, again and again, in about 200 steps each way",
 }
 
 
@@ -86,13 +90,17 @@ def grounds(section: str, quick: bool) -> list[Ground]:
     ids = "criteo" if sample_path() else "zipf"
     if quick:
         return [Ground(ids, 2, ("200mbit",))]
-    hosts = (2,) if section == PARTS else (1, 2, 4)
-    return [Ground(kind, number, ("1gbit", "200mbit")) for kind in dict.fromkeys((ids, "zipf")) for number in hosts]
+    if section == MOVING:
+        return [Ground(ids, number, ("1gbit",)) for number in (1, 2)]
+    rates = ("1gbit", "200mbit")
+    if section != LOOKUP:
+        return [Ground(ids, number, rates) for number in ((1, 2) if section == TABLES else (2,))]
+    return [Ground(ids, number, rates) for number in (1, 2, 4)] + [Ground("zipf", 2, rates)] * (ids != "zipf")
 
 
 @topic(
     "retrieve", "rows read where they are: lookups and training on hosts of two ranks, against TorchRec; needs root",
-    sections=(LOOKUP, PARTS, TABLES, DLRM, PLACES), quick_sections=(LOOKUP, PLACES),
+    sections=(LOOKUP, PARTS, TABLES, DLRM, PLACES, MOVING), quick_sections=(LOOKUP, PLACES),
 )  # fmt: skip
 def run(options: Options) -> Report:
     """Measure a section.
@@ -150,13 +158,13 @@ def places(options: Options) -> Report:
         for rate in (None, "1gbit"):
             lab.network.shape(rate)
             rows += _places_at(team, rate or "none", schedule, lab.world_size)
-    columns = ["rate", "rows", "p20_ms", "p50_ms", "p80_ms", "of_own", "of_longer_alone", "link_mb"]
+    columns = ["rate", "rows", "p20_ms", "p50_ms", "p80_ms", "of_own", "of_longer_alone", "link_mb", "loopback_mb"]
     plot = PlotSpec("p50_ms", ("rate",), "rows", "contender", "ms a lookup", "p20_ms", "p80_ms")
     notes = [
         noise_note(load),
         "rank 0 of 2 x 2 looks up 6 tables (12 for `half`, with half the samples), the others are in no call of pibroch's",
         "`of_own`: over own rows' time; `of_longer_alone`: time of `half` over the longer of half own and half far alone",
-        "`link_mb`: millions of bytes on all hosts' links a lookup",
+        "`link_mb`, `loopback_mb`: millions of bytes on all hosts' links, and on their loopback interfaces, a lookup",
     ]
     return Report("retrieve", "Rows read where they are: places", rows, columns, plot, notes, provenance() | versions)
 
@@ -168,8 +176,11 @@ def _places_at(team: Team, rate: str, schedule: Schedule, world_size: int) -> li
         times = measure([team], name, schedule)[OURS]
         steps = sum(turn.steps for turn in team.carried)
         megabytes = sum(link.sent for turn in team.carried for link in turn.links) / steps / 1e6
+        near_mb = sum(map(sum, (turn.loopback for turn in team.carried))) / steps / 1e6
         percentiles = {f"p{p}_ms": world_size * times.percentile(p) for p in (20, 50, 80)}  # the others' times are none
-        rows.append({"contender": OURS, "rate": rate, "rows": name, **percentiles, "link_mb": megabytes})
+        rows.append(
+            {"contender": OURS, "rate": rate, "rows": name, **percentiles, "link_mb": megabytes, "loopback_mb": near_mb}
+        )
     own, far = rows[0]["p50_ms"], rows[2]["p50_ms"]
     for row in rows:
         row["of_own"] = row["p50_ms"] / own
@@ -184,7 +195,8 @@ def row_of(ground: Ground, outcome: Outcome, label: str) -> Row:
         "ids": ground.ids, "hosts": ground.hosts, "rate": outcome.rate, "contender": label,
         **{f"p{p}_ms": mine.percentile(p) for p in (20, 50, 80)},
         "of_alltoall": _middle(outcome, label, ALLTOALL), "of_torchrec": _middle(outcome, label, TORCHREC),
-        "mb_per_host": outcome.link_mb[label][0],
+        "of_staying": _middle(outcome, label, STAYS),
+        "mb_per_host": outcome.link_mb[label][0], "loopback_mb_per_host": outcome.loopback_mb.get(label),
     }  # fmt: skip
 
 
@@ -195,6 +207,8 @@ def headline(ground: Ground, outcome: Outcome) -> str:
         for other in (ALLTOALL, TORCHREC)
         if (middle := _middle(outcome, OURS, other)) is not None
     ]
+    if (staying := _middle(outcome, OURS, STAYS)) is not None:
+        parts.append(f"{staying:.2f} times as long a step while rows move")
     sent = outcome.link_mb[OURS][0]
     return f"**{ground}, {outcome.rate}: {OURS} is {' and '.join(parts)}, {sent:.2f} MB a host and step**"
 
@@ -205,7 +219,8 @@ def common_meanings() -> list[str]:
         f"{RANKS_PER_HOST} ranks a host, a thread each, all on this machine's cores; plans from the batches before those that "
         "are measured, with 5 % extra memory; contenders agree before they are measured",
         "`of_alltoall`, `of_torchrec`: step time over theirs, median over the rounds; `mb_per_host`: millions of bytes that a "
-        "host's link sent a step, headers included; `TorchRec` is its planner's plan",
+        "host's link sent a step, headers included, and `loopback_mb_per_host` those that its ranks sent each other by "
+        "sockets; `TorchRec` is its planner's plan",
     ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
+from benchmarks import rpc_ablation
 from benchmarks.cases import Case
 from benchmarks.comparison import OURS, Lineup, noise_note
 from benchmarks.contender import ContenderSpec
@@ -92,7 +93,7 @@ class Phase:
         """Whether this contender takes part."""
         if label == TORCH_BASIC:
             return self.wants_basic
-        return self.kind in CALLS or label in WITH_REFERENCES
+        return self.kind in CALLS or label in WITH_REFERENCES or label.startswith("without ")
 
     @property
     def calls(self) -> int:
@@ -159,6 +160,18 @@ def phases_on_one_host(quick: bool) -> list[Phase]:
     ]
 
 
+def phases_of_ablation(quick: bool) -> list[Phase]:
+    """Small calls, many at a time, large tensors and references, in more rounds than usual: the differences are small."""
+    if quick:
+        return [Phase("identity", KB, replace(QUICK, steps_per_round=100)), Phase("identity", 4 * MB, QUICK)]
+    return [
+        *(Phase(kind, KB, replace(MANY, rounds=11)) for kind in ("identity", "ops")),
+        *(Phase("identity", size, replace(USUAL, rounds=11)) for size in (4 * MB, 40 * MB)),
+        *(Phase("in_flight", count, replace(FEW, rounds=7)) for count in (16, 256)),
+        Phase("rref", 4 * MB, replace(USUAL, rounds=11)),
+    ]
+
+
 def phases_between_hosts() -> list[Phase]:
     """Up to 40 MB, which takes a third of a second at 1 Gbit/s."""
     small = [Phase(kind, KB, MANY) for kind in ("identity", "ops")]
@@ -176,9 +189,29 @@ def lineup(phases: Sequence[Phase]) -> Lineup:
 
 
 @topic(
-    "rpc", "remote calls, references and distributed autograd, against torch.distributed.rpc and gRPC; hosts need root"
+    "rpc",
+    "remote calls, references and distributed autograd, against torch.distributed.rpc and gRPC; hosts need root",
+    sections=("calls", "ablation"),
+    quick_sections=("calls",),
 )
 def run(options: Options) -> Report:
+    """Measure calls against others, or what each latency policy is worth."""
+    return ablation(options) if options.section == "ablation" else calls(options)
+
+
+def ablation(options: Options) -> Report:
+    """Pairs without one latency policy each, in turns with a pair that has all, on one host."""
+    load, phases = ForeignLoad(), phases_of_ablation(options.quick)
+    with pairs(rpc_ablation.specs(), None, load) as running:
+        versions = prepare(running, ONE_HOST, options)
+        rows = measure_all(running, ONE_HOST, phases, options)
+    notes = [*rpc_ablation.worth(rows), noise_note(load), *rpc_ablation.MEANINGS]
+    return Report(
+        "rpc-ablation", "Latency policies of remote calls", rows, COLUMNS, PLOT, notes, provenance() | versions
+    )
+
+
+def calls(options: Options) -> Report:
     """Measure on one host, and between two hosts where a lab can be built and time is not short."""
     load, phases = ForeignLoad(), phases_on_one_host(options.quick)
     on_one_host = lineup(phases)

@@ -31,9 +31,10 @@ from benchmarks.provenance import provenance
 from benchmarks.registry import Options, topic
 from benchmarks.results import Report, Row
 from benchmarks.serving_case import ServingCase, make_case
+from benchmarks.serving_hosts import hosts
 from pibroch.errors import MissingDependencyError
 
-SECTIONS = ("requests", "freshness", "memory")
+SECTIONS = ("requests", "freshness", "memory", "hosts")
 FASTAPI, TORCHREC = "FastAPI + torch", "FastAPI + TorchRec int8"
 BODIES = 64
 ROWS, CONNECTIONS = (1, 8, 64, 512), (1, 8, 32)
@@ -43,14 +44,17 @@ NUM_WORKERS, MB_PER_WORKER, TABLES_FACTOR = 4, 250, 1.1
 
 
 @topic(
-    "serving", "requests/s and latency over HTTP beside FastAPI with torch and with TorchRec; freshness; memory. Needs `wrk`",
+    "serving",
+    "requests/s and latency over HTTP beside FastAPI with torch and with TorchRec; freshness; memory; hosts. Needs `wrk`",
     sections=SECTIONS, quick_sections=SECTIONS,
 )  # fmt: skip
 def run(options: Options) -> Report:
     """Measure a section."""
     find_wrk()
     load = ForeignLoad()
-    report = {"requests": requests, "freshness": freshness, "memory": memory}[options.section](options, load)
+    report = {"requests": requests, "freshness": freshness, "memory": memory, "hosts": hosts}[options.section](
+        options, load
+    )
     report.notes.append(noise_note(load))
     report.origin = provenance()
     return report
@@ -60,7 +64,7 @@ def requests(options: Options, load: ForeignLoad) -> Report:
     """Requests a second and times of answers, by rows of a request and connections, contenders in turn."""
     options.say("a model")
     case = make_case(options.scratch / options.section, *((8000, 3000) if options.quick else (60_000, 20_000)))
-    rounds, seconds = (2, 2.0) if options.quick else (5, 5.0)
+    rounds, seconds = (2, 2.0) if options.quick else (4, 3.0)
     sizes, loads = (QUICK_ROWS, QUICK_CONNECTIONS) if options.quick else (ROWS, CONNECTIONS)
     rows: list[Row] = []
     with ExitStack() as stack:

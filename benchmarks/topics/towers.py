@@ -109,7 +109,7 @@ def run(options: Options) -> Report:
     if options.section != STEPS:
         make = tower_quality.quality if options.section == QUALITY else tower_quality.groups
         rows, said = make(options)
-        notes += [*said, noise_note(load)]
+        notes += said
         columns, plot = list(dict.fromkeys(name for row in rows for name in row)), tower_quality.PLOTS[options.section]
         return Report("towers", TITLES[options.section], rows, columns, plot, notes, provenance())
     for setting in settings(options.quick):

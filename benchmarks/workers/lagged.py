@@ -19,6 +19,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 import pibroch as pb
 from benchmarks.lagged_data import NUM_ROWS
+from benchmarks.workers.channel_training import trained  # noqa: F401, asked for by name
 from pibroch.collectives.bounded_lag.base import RankParts, Slot
 from pibroch.collectives.bounded_lag.mpi_start import start_mpi
 from pibroch.collectives.bounded_lag.opening import open_lagged_transport
@@ -199,7 +200,7 @@ def _model(path: str, rank: int, size: int) -> tuple[Any, pb.Embeddings, list[pb
     """A DLRM, tables by rows, and the batches of this rank."""
     with np.load(path) as arrays:
         ids, lengths, dense = arrays["ids"], arrays["lengths"], arrays["dense"]
-    keys = [f"C{number}" for number in range(lengths.shape[1])]
+    keys = tuple(f"C{number}" for number in range(lengths.shape[1]))
     embeddings = pb.Embeddings([pb.Table(key, NUM_ROWS, DIM) for key in keys], pb.SGD(lr=1.0), "alltoall").eval()
     torch.manual_seed(0)
     config = ModelConfig(name="dlrm", dim=DIM, bottom=(64,), top=(64,))

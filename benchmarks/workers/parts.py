@@ -7,7 +7,7 @@ of a backward pass, which runs on the thread that calls it where everything is o
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -27,7 +27,7 @@ def own_times(spans: Iterable[Span]) -> dict[str, float]:
     >>> own_times([("wait", 2.0, 5.0), ("forward", 1.0, 6.0), ("backward", 6.0, 8.0), ("wait", 7.0, 8.0)])
     {'forward': 2.0, 'forward/wait': 3.0, 'backward': 1.0, 'backward/wait': 1.0}
     """
-    own: Counter[str] = Counter()
+    own: dict[str, float] = defaultdict(float)
     around: list[tuple[str, float]] = []
     for name, begin, end in sorted(spans, key=lambda span: (span[1], -span[2])):
         while around and around[-1][1] <= begin:

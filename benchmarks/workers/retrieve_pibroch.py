@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import islice
+from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,10 @@ from benchmarks.workers.dlrm_pibroch import dense_model
 from benchmarks.workers.ranks import RankSubject, batch_order, join, rank_batches
 from pibroch.collectives import Ranks, data_parallel
 from pibroch.embedding.row_set import ids_of
+from pibroch.planner import Plan
+
+STEPS_OF_A_MOVE = 200
+"""About as in training, see :mod:`pibroch.train.replanning`."""
 
 
 def build_alltoall(case: Case) -> RankSubject:
@@ -75,6 +80,24 @@ def training(case: Case, exchange: str) -> RankSubject:
     else:
         losses = _train_tables(embeddings, batches)
     return RankSubject(losses, ours.versions(), partial(_traffic, embeddings))
+
+
+def train_moving(case: Case) -> RankSubject:
+    """Likewise, while all rows go to other homes, then back, and so on."""
+    embeddings = _embeddings(case, "retrieve", "training")
+    plans: Mapping[str, str] = case.exchange_options["plans"]
+    targets = cycle(Plan.load(Path(plans[name])) for name in ("elsewhere", "training"))
+    rows_per_step = max(1024, case.num_tables * case.num_rows // (dist.get_world_size() * STEPS_OF_A_MOVE))
+    batches = ours.jagged_batches(*rank_batches(case))
+    losses = train(data_parallel(dense_model(case)), embeddings, batches, case, ours.parts(case))
+
+    def moving() -> Iterator[Tensor]:
+        for loss in losses:
+            if not embeddings.is_moving:
+                embeddings.move_rows(next(targets), rows_per_step)
+            yield loss
+
+    return RankSubject(moving(), ours.versions(), partial(_traffic, embeddings))
 
 
 class OneAsks:

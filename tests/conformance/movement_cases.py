@@ -44,21 +44,70 @@ def train_and_move(channel, name, shape, plans=(), at=(), rows_per_step=7, load_
     return found, pieces_of(embeddings), moving, [len(view.weights) for view in embeddings.pieces()]
 
 
+def look_ahead_and_move(channel, name, shape, plans, at, rows_per_step, midway, **options):
+    """Train two feeds under ``lookahead`` and move; what was read, records, steps planned so far, and whether rows move.
+
+    Where ``midway`` is set a move begins between a lookup and its backward pass.
+    """
+    tables, rank, world = SHAPES[shape], channel.ranks.rank, channel.ranks.world_size
+    embeddings = pb.Embeddings(
+        tables, optimizers(name, shape), seed=3, channel=channel, exchange="lookahead", **options
+    )
+    batches = [ragged_batch(tables, (7 * step + 3 * rank) % 9, seed=[step, rank]) for step in range(30)]
+    found, planned, moving, step = [], [], [], 0
+    for feed in (batches[:18], batches[18 : 30 - rank]):
+        for batch in embeddings.feed(feed):
+            pooled = embeddings(batch)
+            if midway and step in at:
+                embeddings.move_rows(plans[at.index(step)], rows_per_step)
+            found.append(as_tensor(pooled).detach())
+            loss_of(pooled, 9 * world, 9 * rank).backward()
+            if not midway and step in at:
+                embeddings.move_rows(plans[at.index(step)], rows_per_step)
+            planned.append(embeddings.exchange.report().num_steps)
+            moving.append(embeddings.is_moving)
+            step += 1
+    return found, pieces_of(embeddings), planned, moving
+
+
+def stay(channel, name, shape, **options):
+    """The feeds of :func:`look_ahead_and_move` by ``alltoall``."""
+    tables, rank, world = SHAPES[shape], channel.ranks.rank, channel.ranks.world_size
+    embeddings = pb.Embeddings(tables, optimizers(name, shape), seed=3, channel=channel, exchange="alltoall", **options)
+    batches = [ragged_batch(tables, (7 * step + 3 * rank) % 9, seed=[step, rank]) for step in range(30)]
+    found = []
+    for feed in (batches[:18], batches[18 : 30 - rank]):
+        for batch in embeddings.feed(feed):
+            pooled = embeddings(batch)
+            found.append(as_tensor(pooled).detach())
+            loss_of(pooled, 9 * world, 9 * rank).backward()
+    return found, pieces_of(embeddings)
+
+
 def count_rows(channel, plan, exchange):
-    """Move a large table while few of its rows are updated; rows that were sent, and of the table, and bytes of each step."""
+    """Move a large table while few of its rows are updated.
+
+    Returns rows that were sent, and how many of this rank's go to another; bytes sent in steps before the move, and in those
+    of the move; whether rows still move, and bytes of each step.
+    """
     table = pb.Table("a", 20_000, 16)
     embeddings = pb.Embeddings([table], pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel)
     batches = [ragged_batch([table], 8, seed=[step, channel.ranks.rank]) for step in range(40)]
-    sent, movement, traffic = [], None, channel.ranks.traffic
+    sent, movement, traffic, moving, leaving = [], None, channel.ranks.traffic, [], 0
     for step, batch in enumerate(embeddings.feed(batches)):
         before = traffic.sent
         loss_of(embeddings(batch)).backward()
         if step == 5:
             embeddings.move_rows(plan, 500)
+            (lane,) = embeddings.exchange._movement._lanes
+            leaving = int((lane.target != channel.ranks.rank).sum())
         movement = embeddings.exchange._movement or movement
         embeddings.exchange.flush()
         sent.append(traffic.sent - before)
-    return movement.rows_sent, table.num_rows, embeddings.is_moving, sent
+        moving.append(embeddings.is_moving)
+    steps = [step for step in range(6, 40) if moving[step - 1]]  # the last one goes over
+    of_move = sum(sent[step] for step in steps) - len(steps) * int(np.median(sent[:5]))
+    return movement.rows_sent, leaving, of_move, embeddings.is_moving, sent
 
 
 def refuse_to_move(channel, exchange, plan, **options):

@@ -1,6 +1,7 @@
 """What ranks do in the tests of the exchange ``retrieve``."""
 
 import os
+import threading
 
 import numpy as np
 import torch
@@ -40,6 +41,73 @@ def read_averages(channel, hosts, exchange):
         found = embeddings(ragged_batch(tables, 9, seed=channel.ranks.rank)).numpy()
     channel.barrier()
     return found
+
+
+ROWS, LOADS = 20_000, 20
+
+
+def look_up_while_tables_are_replaced(channel, hosts, holders, each_loads, copied):
+    """Look up while both tables are loaded 20 times, each time with one number everywhere; the numbers that were seen.
+
+    Ranks in ``holders`` have the rows, those in ``copied`` copies of them. Each rank loads by a thread beside its lookups, or,
+    where ``each_loads`` is not set, the last one alone, which looks nothing up meanwhile.
+    """
+    tables, rank = [pb.Table("a", ROWS, 16), pb.Table("b", ROWS, 16)], channel.ranks.rank
+    copies = np.zeros((len(holders), len(hosts)), np.bool_)
+    copies[0, copied] = True
+    partition = {name: np.arange(ROWS, dtype=np.uint16) % len(holders) for name in ("a", "b")}
+    plan = pb.Plan.by_rows(Assignment(partition, np.array(holders, np.uint16), copies))
+    embeddings = pb.Embeddings(
+        tables, pb.SGD(lr=1.0), exchange="retrieve", seed=3, channel=channel, hosts=hosts, placement=plan
+    )
+    ids = torch.from_numpy(np.random.default_rng(rank).integers(0, ROWS, (2, 4000)))
+    batch = pb.JaggedBatch.from_one_hot(torch.zeros(4000, 0), ["a", "b"], ids, torch.zeros(4000))
+
+    def load(numbers):
+        for number in numbers:
+            with embeddings.rewriting() as views:
+                for view in views:
+                    view.weights[:] = number
+
+    def look_up():
+        with torch.no_grad():
+            return torch.unique(as_tensor(embeddings(batch))).tolist()
+
+    load([0])
+    seen = [look_up()]
+    channel.barrier()
+    if each_loads:
+        loader = threading.Thread(target=load, args=[range(1, LOADS + 1)])
+        loader.start()
+    elif rank == len(hosts) - 1:
+        load(range(1, LOADS + 1))
+    while seen[-1] != [LOADS]:
+        seen.append(look_up())
+    if each_loads:
+        loader.join()
+    channel.barrier()
+    return seen
+
+
+def look_up_before_loading(channel):
+    """What is said to a rank that looks up rows of its own, and of one that has loaded them once more; and afterwards."""
+    embeddings = pb.Embeddings([pb.Table("a", 40, 16)], pb.SGD(lr=1.0), exchange="retrieve", channel=channel)
+    batch, weights = ragged_batch(embeddings.tables, 30, seed=1), np.ones((40, 16), np.float32)
+    if channel.ranks.rank == 1:
+        embeddings.load_weights("a", weights)
+    channel.barrier()
+    said = None
+    with torch.no_grad():
+        if channel.ranks.rank == 0:
+            try:
+                embeddings(batch)
+            except pb.errors.TrainingError as error:
+                said = str(error)
+            embeddings.load_weights("a", weights)
+        channel.barrier()
+        found = torch.unique(as_tensor(embeddings(batch))).numel()
+    channel.barrier()
+    return said, found
 
 
 _KEPT = {}

@@ -52,6 +52,32 @@ def test_a_copied_row_crosses_to_a_host_once_and_follows_what_is_loaded(worlds):
     assert any(after_loading)
 
 
+@pytest.mark.parametrize(
+    ("hosts", "holders", "each_loads", "copied"),
+    [
+        ([0, 0], [1], False, []),
+        ([0, 1], [1], False, []),
+        ([0, 0], [0, 1], True, []),
+        ([0, 1], [0, 1], True, []),
+        ([0, 0, 1], [0, 1, 2], True, []),
+        ([0, 0, 1], [2, 1], True, [0]),
+    ],
+)
+def test_lookups_go_on_while_tables_are_replaced(worlds, hosts, holders, each_loads, copied):
+    results = worlds(len(hosts)).run(
+        retrieve_cases.look_up_while_tables_are_replaced, hosts, holders, each_loads, copied
+    )
+    for seen in results:
+        assert all(len(numbers) == 1 for numbers in seen), "rows of several versions in one lookup"
+        assert seen == sorted(seen) and seen[0] == [0] and seen[-1] == [20]
+
+
+def test_a_rank_that_has_yet_to_load_hears_of_it_soon(worlds):
+    (said, found), (nothing, other) = worlds(2).run(retrieve_cases.look_up_before_loading)
+    assert "others have loaded 1 times, and this rank 0 times" in said and nothing is None
+    assert found == other
+
+
 @pytest.mark.parametrize("wire", ["bfloat16", "float16"])
 def test_places_change_no_bit_of_rows_that_travel_narrow(worlds, wire):
     right = worlds(4).run(retrieve_cases.look_up, "any", exchange="alltoall", wire=wire)

@@ -43,6 +43,21 @@ def test_columns_of_a_table_may_lie_on_the_ranks_of_its_tower(worlds):
         assert_same_bits(worlds(4), name, "shared", placement="column_wise", ranks_per_host=2)
 
 
+@pytest.mark.parametrize("options", [HOSTS["1 x 4"], HOSTS["2 x 2"], HOSTS["2 + 1"]], ids=["1 x 4", "2 x 2", "2 + 1"])
+def test_bags_of_rows_on_several_ranks_may_be_reduced_and_scattered(worlds, options):
+    """Forward within 1e-6 and records to rounding, as parts of a bag are added in another order."""
+    (size, hosts) = options
+    for name, shape in (("sgd", "shared"), ("row_wise_adagrad", "mean"), ("adam", "any"), ("sgd", "odd_dims")):
+        kind = KIND_OF[name]
+        right = worlds(size).run(run_steps, name, shape, kind, placement="row_wise")
+        found = worlds(size).run(run_steps, name, shape, kind, exchange="towers", placement="row_wise_pooled", **hosts)
+        for (mine, _), (other, _) in zip(found, right, strict=True):
+            for a, b in zip(mine, other, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+        records = [whole_records(results, name, shape) for results in (found, right)]
+        np.testing.assert_allclose(*records, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("wire", ["float32", "bfloat16"])
 def test_it_has_the_bits_of_the_strong_baseline_on_the_same_wire(worlds, wire):
     """Vectors are rounded once, on their way between hosts; numbers may be compressed besides."""

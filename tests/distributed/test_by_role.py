@@ -12,7 +12,7 @@ from crew import steps, wait_until
 from test_processors_train import RAGGED, check_same_run
 
 from certificates import authority, signed
-from forked import Program
+from forked import Program, ranks
 from pibroch.config import to_toml
 from pibroch.ports import free_port
 from pibroch.rpc.secret import new_secret
@@ -20,7 +20,7 @@ from small_run import make_config, start_command
 
 ENDS_S = 20.0
 
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "6", "-m", "pibroch"]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "pibroch"]
 
 
 ONE_SERVER_ALONE = [
@@ -47,12 +47,12 @@ def expected(worlds, data, tmp_path_factory):
     return folder
 
 
-def test_roles_under_torchrun_end_with_the_same_bits(recipe, expected, tmp_path):
+def test_all_roles_end_with_the_same_bits(recipe, expected, tmp_path):
     run = tmp_path / "run"
-    with Program(*TORCHRUN, "train", recipe, "--run-dir", run, "--by-role") as torchrun:
-        ended = torchrun.end()
-    output = ended.stdout + ended.stderr
-    assert ended.returncode == 0, output
+    with ranks(6, "-m", "pibroch", "train", recipe, "--run-dir", run, "--by-role") as everyone:
+        ended = [each.end() for each in everyone]
+    output = "".join(each.stdout + each.stderr for each in ended)
+    assert [each.returncode for each in ended] == [0] * 6, output
     check_same_run(run, expected)
     summary = json.loads((run / "summary.json").read_text())
     assert summary["world_size"] == 2 and summary["bytes_by_purpose"]["data"] > 0
@@ -73,6 +73,17 @@ def test_a_killed_server_ends_the_run(recipe, tmp_path):
         server.send_signal(signal.SIGKILL)
         ended = trainer.end(ENDS_S)
     assert ended.returncode == 1 and "'embedding0' out of reach" in ended.stderr, ended.stderr
+
+
+def test_torchrun_starts_roles(recipe, tmp_path):
+    """A trainer and a server, of which nothing is forked."""
+    run = tmp_path / "run"
+    with Program(*TORCHRUN, "train", recipe, "--run-dir", run, "--by-role", *ONE_SERVER_ALONE) as torchrun:
+        ended = torchrun.end()
+    output = ended.stdout + ended.stderr
+    assert ended.returncode == 0, output
+    assert json.loads((run / "summary.json").read_text())["world_size"] == 1
+    assert output.count("test AUC") == 1 and "stopped" not in output, output
 
 
 @pytest.mark.skipif(obstacle() is not None or shutil.which("openssl") is None, reason="needs a lab, and openssl")

@@ -126,28 +126,41 @@ def check_summary_of_world(summary, name):
         assert 1 <= summary.lookahead < 10
 
 
-@pytest.mark.parametrize("first", ["lookahead", "alltoall"])
-@pytest.mark.parametrize("second", ["lookahead", "alltoall"])
-def test_incremental_checkpoints_resume_to_the_same_bits_with_any_exchange(worlds, data, tmp_path, first, second):
-    """Step 18 is saved with the second incremental checkpoint in a row, step 30 with a full one."""
+@pytest.fixture(scope="module")
+def with_increments(worlds, data):
+    """``with_increments(folder, exchange, steps)`` trains so far; two checkpoints of three are incremental."""
 
     def train(folder, exchange, steps):
         config = make_config(
             data, "train.keep=99", "train.full_checkpoint_every=3", "train.checkpoint_every=6", f"train.steps={steps}",
             "train.evaluate_every=1000", "train.log_every=1", f"embedding.exchange={exchange}",
         )  # fmt: skip
-        worlds(2).run(cases.train, config.model_dump(), str(tmp_path / folder))
+        worlds(2).run(cases.train, config.model_dump(), str(folder))
 
-    train("resumed", first, 18)
-    train("resumed", second, 42)
-    train("whole", "alltoall", 42)
-    steps = CheckpointFolder(tmp_path / "resumed" / "checkpoints", 99).steps()
+    return train
+
+
+@pytest.fixture(scope="module")
+def whole(with_increments, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    with_increments(folder, "alltoall", 42)
+    return folder
+
+
+@pytest.mark.parametrize("first", ["lookahead", "alltoall"])
+@pytest.mark.parametrize("second", ["lookahead", "alltoall"])
+def test_incremental_checkpoints_resume_to_the_same_bits_with_any_exchange(
+    with_increments, whole, tmp_path, first, second
+):
+    """Step 18 is saved with the second incremental checkpoint in a row, step 30 with a full one."""
+    resumed = tmp_path / "resumed"
+    with_increments(resumed, first, 18)
+    with_increments(resumed, second, 42)
+    steps = CheckpointFolder(resumed / "checkpoints", 99).steps()
     assert steps == [6, 12, 18, 24, 30, 36, 42]
-    increments = [
-        len(list((tmp_path / "resumed" / "checkpoints").glob(f"step-{step:08d}/tables/*delta*"))) for step in steps
-    ]
+    increments = [len(list((resumed / "checkpoints").glob(f"step-{step:08d}/tables/*delta*"))) for step in steps]
     assert [number > 0 for number in increments] == [False, True, True, False, True, True, False]
-    last = [files_below(tmp_path / folder / "checkpoints" / "step-00000042") for folder in ("resumed", "whole")]
+    last = [files_below(folder / "checkpoints" / "step-00000042") for folder in (resumed, whole)]
     assert [name for name in last[1] if last[0][name] != last[1][name] and name != "manifest.json"] == []
 
 

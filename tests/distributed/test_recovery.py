@@ -31,8 +31,6 @@ TORCHRUN = [
 ]  # fmt: skip
 LOST = {
     "embedding-server": r"embedding server 'embedding\d' out of reach|rank \d failed in step \d+: TrainingError",
-    "oracle": "oracle 'oracle0' out of reach",
-    "data-processor": r"data processor 'processor\d' out of reach",
     "rank": r"rank \d ended with signal SIGKILL",
 }
 
@@ -58,6 +56,11 @@ def restarts(run):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def from_checkpoints(run):
+    """Restarts of all, not of a process that the others waited for."""
+    return [restart for restart in restarts(run) if restart["from_step"] is not None]
+
+
 def start(data, folder, *settings):
     recipe = folder / "recipe.toml"
     recipe.write_text(to_toml(make_config(data, *COMMON, *settings).model_dump()))
@@ -68,10 +71,11 @@ def test_whatever_is_killed_the_run_goes_on_to_the_same_bits(data, expected, tmp
     run, seen = tmp_path / "run", set()
     with start(data, tmp_path, *ALL_ROLES) as crew:
         wait_until(lambda: len(everyone(crew)) == 7 and steps(run) > 5, 120)
-        os.kill(everyone(crew)["data-processor 1"], signal.SIGKILL)
-        wait_until(lambda: restarts(run) or crew.process.poll() is not None, 60)
-        assert restarts(run)[0]["reason"] == "data processor 1 ended with signal SIGKILL"
-        assert restarts(run)[0]["from_step"] is None, "nothing is trained again"
+        for number, victim in enumerate(["data-processor 1", "oracle 0"]):
+            os.kill(everyone(crew)[victim], signal.SIGKILL)
+            wait_until(lambda: len(restarts(run)) > number or crew.process.poll() is not None, 60)  # noqa: B023
+            assert restarts(run)[number]["reason"] == f"{victim.replace('-', ' ')} ended with signal SIGKILL"
+            assert not from_checkpoints(run), "nothing is trained again"
         for number, victims in enumerate(
             [["embedding-server 1"], ["rank 1", "oracle 0"], ["rank 0", "data-processor 0"]], 1
         ):
@@ -83,16 +87,14 @@ def test_whatever_is_killed_the_run_goes_on_to_the_same_bits(data, expected, tmp
                 os.kill(known["embedding-server 0"], signal.SIGSTOP)
             for victim in victims:
                 os.kill(known[victim], signal.SIGKILL)
-            wait_until(lambda: len(restarts(run)) == number + 1 or crew.process.poll() is not None, 60)  # noqa: B023
-            assert re.search(LOST[victims[0].split()[0]], restarts(run)[-1]["reason"]), (restarts(run), crew.output)
+            wait_until(lambda: len(from_checkpoints(run)) == number or crew.process.poll() is not None, 60)  # noqa: B023
+            reason = from_checkpoints(run)[-1]["reason"]
+            assert re.search(LOST[victims[0].split()[0]], reason), (restarts(run), crew.output)
         assert crew.end() == 0, crew.output
         assert not [pid for pid in seen if lives(pid)]
     check_same(run, expected)
-    assert (
-        json.loads((run / "summary.json").read_text())["restarts"]
-        == 4
-        == crew.output.count("starting again from step") + 1
-    )
+    assert crew.output.count("starting again from step") == 3
+    assert json.loads((run / "summary.json").read_text())["restarts"] == len(restarts(run)) >= 5
     assert run_command("report", run).returncode == 0
     assert "embedding server" in (run / "report.html").read_text()
 

@@ -28,7 +28,7 @@ def test_the_same_files_as_alltoall_whoever_shares_memory(worlds, data, expected
         assert results[0]["summary"].exchange == "retrieve"
 
 
-def make_plan_file(data, path):
+def make_plan_file(data, path, num_ranks=3):
     """A plan for rows that are read in another way than these data read them: all of a table's hot rows lie together."""
     dataset = EncodedDataset.open(data)
     tables = [TableSize(name, rows, 4 * 8, 4 * 4) for name, rows in dataset.num_rows.items()]
@@ -41,7 +41,7 @@ def make_plan_file(data, path):
         "x",
     )
     options = PlanOptions(extra=0.0, mode="training", steps=False)
-    assignment, prediction = make_plan(tables, profile, ClusterTopology.uniform(3), options)
+    assignment, prediction = make_plan(tables, profile, ClusterTopology.uniform(num_ranks), options)
     lopsided = Assignment(assignment.partition_of, np.zeros_like(assignment.home), assignment.copies)  # all on one rank
     save_plan(path, lopsided, prediction)
     return path

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from benchmarks.environments import peers_python
 
 from pibroch.errors import MissingDependencyError
 from pibroch.ports import free_port
 
-ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).with_name("torchrec_ports")
 NAMES = ["dlrm", "two_tower", "bert4rec"]
 MOST_LINES, TIMEOUT_S = 10, 300
@@ -61,9 +61,6 @@ def end(processes, folder):
 @pytest.fixture(scope="module")
 def losses(tmp_path_factory):
     """``losses(name, system, world)``: means over all ranks, step by step."""
-    sys.path.insert(0, str(ROOT))
-    from benchmarks.environments import peers_python
-
     try:
         python = peers_python()
     except MissingDependencyError as error:

@@ -1,5 +1,7 @@
 """The exchange by towers with modules between its halves, over processes that stand for hosts."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -26,11 +28,22 @@ def rows_of(results):
     return found
 
 
+NUM_STEPS = 30  # every third with a rank that has no samples
+
+
+@pytest.fixture(scope="module")
+def of_alltoall(worlds):
+    """``of_alltoall(size, name)``: what training by alltoall gives, once for all that are compared with it."""
+    return cache(
+        lambda size, name: worlds(size).run(cases.train, NUM_STEPS, name, exchange="alltoall", placement="table_wise")
+    )
+
+
 @pytest.mark.parametrize(("hosts", "name"), [*((hosts, "tower_dlrm") for hosts in HOSTS), ("2 x 2", "tower_dcn")])
-def test_with_modules_it_trains_the_model_of_alltoall(worlds, hosts, name):
+def test_with_modules_it_trains_the_model_of_alltoall(worlds, of_alltoall, hosts, name):
     size, options = HOSTS[hosts]
-    right = worlds(size).run(cases.train, 100, name, exchange="alltoall", placement="table_wise")
-    found = worlds(size).run(cases.train, 100, name, exchange="towers", placement="table_wise", **options)
+    right = of_alltoall(size, name)
+    found = worlds(size).run(cases.train, NUM_STEPS, name, exchange="towers", placement="table_wise", **options)
     for (logits, losses, state, _), (other_logits, other_losses, other_state, _) in zip(found, right, strict=True):
         for mine, other in zip(logits[:3], other_logits[:3], strict=True):
             torch.testing.assert_close(mine, other, rtol=0, atol=1e-6)
@@ -65,6 +78,17 @@ def test_what_crosses_hosts_is_what_towers_give(worlds, ranks_per_host):
         assert counted == expected
         assert sum(across for across, *_ in results) - ids == pytest.approx(expected, rel=0.03)
         assert ids < 0.07 * expected
+
+
+def test_reduced_and_scattered_bags_send_a_vector_a_bag_and_shard(worlds):
+    """Inside a tower of two ranks, which serve two each: a part of each of the other's bags, and gradients of the own ones."""
+    batch_size, dim = 64, 32
+    results = worlds(4).run(
+        cases.traffic, batch_size, 2, exchange="towers", ranks_per_host=2, groups=STRIDED, width=None, dim=dim,
+        dense=False, placement="row_wise_pooled",
+    )  # fmt: skip
+    for _, purposes, _ in results:
+        assert purposes["inside towers"] == 2 * 2 * batch_size * len(STRIDED[0]) * 4 * dim
 
 
 def test_dense_bytes_fall_by_those_of_the_tower_modules(worlds):

@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-from forked import Program
+from forked import Program, ranks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -22,15 +22,21 @@ def test_own_model_learns_and_takes_few_lines():
 
 def test_distributed_dlrm_learns_on_two_ranks_and_takes_few_lines():
     path = EXAMPLES / "distributed_dlrm.py"
-    with Program("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, path) as torchrun:
-        ran = torchrun.end(200)
-    assert ran.returncode == 0, ran.stderr
-    losses = {int(rank): float(loss) for rank, loss in re.findall(r"rank (\d): log loss (\d\.\d+)", ran.stdout)}
+    said = on_two_ranks(path)
+    losses = {int(rank): float(loss) for rank, loss in re.findall(r"rank (\d): log loss (\d\.\d+)", said)}
     assert losses.keys() == {0, 1}
-    assert max(losses.values()) < 0.5, ran.stdout
+    assert max(losses.values()) < 0.5, said
     assert len(lines_of_code(path.read_text())) <= 12
     torchrec = EXAMPLES.parent / "benchmarks" / "peers" / "shortest_dlrm.py"
     assert len(lines_of_code(torchrec.read_text())) == 16  # as docs/distributed.md says
+
+
+def on_two_ranks(*arguments):
+    """What both print."""
+    with ranks(2, *arguments) as both:
+        ran = [each.end(200) for each in both]
+    assert [each.returncode for each in ran] == [0, 0], ran
+    return "".join(each.stdout for each in ran)
 
 
 def lines_of_code(source):
@@ -47,9 +53,7 @@ def lines_of_code(source):
 
 def test_save_and_resume_goes_on_with_another_number_of_ranks(tmp_path):
     path, losses = EXAMPLES / "save_and_resume.py", []
-    with Program("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, path, tmp_path / "a", 30) as two:
-        ran = two.end(200)
-    assert ran.returncode == 0 and "rank 1 of 2 begins after step 0" in ran.stdout, ran.stderr
+    assert "rank 1 of 2 begins after step 0" in on_two_ranks(path, tmp_path / "a", 30)
     for folder, begins in ((tmp_path / "a", 30), (tmp_path / "b", 0)):
         with Program(path, folder, 60) as one:
             ran = one.end(200)
@@ -60,20 +64,17 @@ def test_save_and_resume_goes_on_with_another_number_of_ranks(tmp_path):
 
 def test_sequences_learns_and_so_it_does_on_two_ranks():
     path = EXAMPLES / "sequences.py"
-    torchrun = Program("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, path)
-    with Program(path) as alone, torchrun:
-        ran = [alone.end(200), torchrun.end(200)]
-    assert [each.returncode for each in ran] == [0, 0], ran
-    losses = [float(loss) for each in ran for loss in re.findall(r"rank \d: log loss (\d\.\d+)", each.stdout)]
+    with Program(path) as program:
+        alone = program.end(200)
+    assert alone.returncode == 0, alone.stderr
+    losses = [float(loss) for loss in re.findall(r"rank \d: log loss (\d\.\d+)", alone.stdout + on_two_ranks(path))]
     assert len(losses) == 3
     assert max(losses) < 0.2
 
 
 def test_bounded_lag_gives_the_same_scores_for_every_bound():
     path = EXAMPLES / "bounded_lag.py"
-    with Program("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, path) as torchrun:
-        ran = torchrun.end(200)
-    assert ran.returncode == 0, ran.stderr
-    found = re.findall(r"rank (\d): k = (\d), sum of scores (\d+\.\d+)", ran.stdout)
+    said = on_two_ranks(path)
+    found = re.findall(r"rank (\d): k = (\d), sum of scores (\d+\.\d+)", said)
     assert {(rank, bound) for rank, bound, _ in found} == {(rank, bound) for rank in "01" for bound in "04"}
-    assert len({(rank, total) for rank, _, total in found}) == 2, ran.stdout
+    assert len({(rank, total) for rank, _, total in found}) == 2, said

@@ -1,7 +1,9 @@
 """The examples of the pages on extending run, and do what the pages say; that of an exchange is in tests/unit/exchange."""
 
+import importlib.util
 import os
 import runpy
+import sys
 
 import numpy as np
 import pytest
@@ -18,7 +20,12 @@ EXAMPLES = ROOT / "examples"
 
 @pytest.fixture(scope="module")
 def lion():
-    return runpy.run_path(str(EXAMPLES / "own_optimizer.py"))
+    """The example's names, of a module that can be found: numba keeps compiled kernels on disk with the name of theirs."""
+    spec = importlib.util.spec_from_file_location("own_optimizer", EXAMPLES / "own_optimizer.py")
+    sys.modules["own_optimizer"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield vars(module)
+    del sys.modules["own_optimizer"]
 
 
 def test_the_optimizer_s_kernel_is_its_formula(lion):

@@ -69,11 +69,6 @@ KNOWN_CIRCLES = {
     ("collectives.channel", "collectives.gloo", "collectives.nccl", "collectives.ranks"),
     ("data.batch", "data.batch_check"),
     ("exchange.stateful", "exchange.states", "exchange.whole_tables"),
-    ("rpc.autograd.contexts", "rpc.autograd.passes"),
-    (
-        "rpc.agent", "rpc.autograd", "rpc.autograd.coordinator", "rpc.autograd.engine", "rpc.departure", "rpc.functions",
-        "rpc.profiling", "rpc.rref", "rpc.rref_calls", "rpc.rref_proxy", "rpc.rref_runtime", "rpc.rref_values",
-    ),
 }  # fmt: skip
 """Files that name each other inside functions or for types alone, and are to be taken apart. None is to be added."""
 MODULES = {

@@ -43,6 +43,12 @@ def plan_towers(
         Path | None,
         typer.Option(help="A TOML file of lists of features, such as user = [...]: towers do not mix them."),
     ] = None,
+    centred: Annotated[
+        bool,
+        typer.Option(
+            "--centred", help="Compare embeddings less their feature's mean; sharper after a model such as deepfm."
+        ),
+    ] = False,
     samples: Annotated[int, typer.Option(min=1, help="So many samples of the training split are looked at.")] = 20_000,
     page: Annotated[
         Path | None, typer.Option(help="A page with the map of features, which needs no other file.")
@@ -70,7 +76,7 @@ def plan_towers(
         task = bar.add_task("", total=min(samples, len(dataset.split("train"))))
         found = group_features(
             predictor, dataset, towers, samples, strategy.value, Balance(size_ratio), kinds,
-            weigh_bytes=balance is Weight.BYTES, advance=lambda count: bar.advance(task, count),
+            weigh_bytes=balance is Weight.BYTES, centred=centred, advance=lambda count: bar.advance(task, count),
         )  # fmt: skip
     write_groups(out, found)
     if page is not None:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pibroch.collectives.gloo_threads import let_senders_finish
-from pibroch.collectives.transport import Transport, Wait
+from pibroch.collectives.transport import PairTransport, Wait
 from pibroch.observability.trace import span
 
 if TYPE_CHECKING:
@@ -62,11 +62,14 @@ def _keep_to_the_end() -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
-class GlooTransport(Transport):
+class GlooTransport(PairTransport):
     """One gloo context between the members of a group, in their order. Needs torch.distributed's default group.
 
     It is what `torch.distributed.new_group` makes inside. That function must be called by all ranks of the run and sorts the
     members; this is opened by the members alone and keeps their order.
+
+    Attributes:
+        store: of these members and this transport alone.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -77,9 +80,9 @@ class GlooTransport(Transport):
         self._opened = _OPENED.setdefault(world, _Opened())
         self._opened.count[ranks.members] += 1
         name = f"pibroch/{sha256(repr(ranks.members).encode()).hexdigest()}/{self._opened.count[ranks.members]}"
-        store, timeout = PrefixStore(name, _get_default_store()), timedelta(seconds=ranks.timeout_s)
+        self.store, timeout = PrefixStore(name, _get_default_store()), timedelta(seconds=ranks.timeout_s)
         self._others = [rank for rank in range(ranks.world_size) if rank != ranks.rank]
-        group = cast(_GlooGroup, dist.ProcessGroupGloo(store, ranks.rank, ranks.world_size, timeout))
+        group = cast(_GlooGroup, dist.ProcessGroupGloo(self.store, ranks.rank, ranks.world_size, timeout))
         self._group: _GlooGroup | None = group
         self._last_sums = self._opened.groups[group] = deque[dist.Work](maxlen=_NUM_KEPT)
         _TRANSPORTS.add(self)
@@ -92,15 +95,23 @@ class GlooTransport(Transport):
         a send first, so the rank that comes first waits until the other's data are through: 3.5 MiB each way over 200 Mbit/s
         take up to 300 ms like that, and 155 ms like this.
         """
-        group = self._open_group()
-        work = [group.recv([coming[p]], p, 0) for p in self._others if coming[p].numel()]
-        work += [group.send([going[p]], p, 0) for p in self._others if going[p].numel()]
+        self._open_group()
+        work = [self.receive(coming[p], p, 0) for p in self._others if coming[p].numel()]
+        work += [self.send(going[p], p, 0) for p in self._others if going[p].numel()]
 
         def wait() -> None:
             for each in work:
                 each.wait()
 
         return wait
+
+    def send(self, tensor: Tensor, to: int, tag: int) -> dist.Work:
+        """See :class:`PairTransport`."""
+        return self._open_group().send([tensor], to, tag)
+
+    def receive(self, tensor: Tensor, sender: int, tag: int) -> dist.Work:
+        """See :class:`PairTransport`."""
+        return self._open_group().recv([tensor], sender, tag)
 
     def reduce(self, tensor: Tensor) -> Wait:
         """Start a sum, and wait for it on this thread: no callback runs on gloo's.

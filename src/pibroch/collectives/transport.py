@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 Wait = Callable[[], None]
@@ -46,3 +47,15 @@ class Transport(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give sockets, threads and memory back. No wait may be under way; the second call does nothing."""
+
+
+class PairTransport(Transport):
+    """One that also carries single messages, which other transports leave to it."""
+
+    @abstractmethod
+    def send(self, tensor: Tensor, to: int, tag: int) -> dist.Work:
+        """Start to send a message; those of one tag arrive in their order. Ends at once."""
+
+    @abstractmethod
+    def receive(self, tensor: Tensor, sender: int, tag: int) -> dist.Work:
+        """Start to receive a message; ends at once."""

@@ -20,8 +20,10 @@ from pydantic import ValidationInfo, field_validator, model_validator
 from pibroch.config.base import Section
 from pibroch.errors import ConfigError
 
-PlacementKind = Literal["table_wise", "table_wise_pooled", "row_wise", "column_wise", "replicated"]
+PlacementKind = Literal["table_wise", "table_wise_pooled", "row_wise", "row_wise_pooled", "column_wise", "replicated"]
 PLACEMENTS: tuple[str, ...] = get_args(PlacementKind)
+OWNERS_POOL = ("table_wise_pooled", "row_wise_pooled")
+"""Placements under which bags and vectors travel, and not rows."""
 
 BUILT_IN = ("local", "alltoall", "auto", "lookahead", "retrieve", "towers")
 """Packages of ``pibroch.exchange``: one line for each exchange."""

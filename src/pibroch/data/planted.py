@@ -6,6 +6,10 @@ over the 13 standardised dense values z and the 26 categories (w, u of the id's 
 mean length). That is a factorisation machine, so linear terms alone do not reach the optimum. Only Criteo's smaller tables
 have u ≠ 0, and rare ids have small effects: what is seen a few times cannot be learned.
 
+With planted groups all features of one share a direction, u = a(id) · d_group, orthogonal to those of other groups: |cos| of
+two features is 1 inside a group and 0 between groups. What a group adds to the logit is one number, which a tower of its
+features can pass on, and pairs weigh more than linear terms.
+
 Legend: R samples, F categories, n dense, K factors.
 """
 
@@ -22,8 +26,10 @@ NUM_FACTORS = 2
 CLICK_RATE = 0.2566
 """Of the Criteo sample."""
 
-_LINEAR_DEVIATION = 1.15
-_PAIR_DEVIATION = 0.5
+DEVIATIONS = 1.15, 0.5
+"""Of the linear and the pair part of logits."""
+GROUPED_DEVIATIONS = 0.5, 1.0
+"""The same with planted groups, which pairs alone tell."""
 _LEARNABLE_SAMPLES = 200_000
 _HALF_EFFECT_COUNT = 400
 
@@ -34,7 +40,8 @@ class Planted:
 
     Attributes:
         first_row: of each table in ``effects``, int64 ``[F]``.
-        effects: float32 ``[all rows, 1 + K * G]``: w, then u, of G groups of features each in columns of its own.
+        effects: float32 ``[all rows, 1 + K]``: w, then u; with planted groups K is their number, and u has one column of its
+            group's alone.
         bag_scale: weight of one id of each feature, float32 ``[F]``.
         dense_effects: float32 ``[n]``: w.
         dense_mean: of the dense values, float32 ``[n]``.
@@ -78,31 +85,37 @@ class Planted:
 
 
 def draw_effects(
-    probabilities: NDArray[np.float64], in_pairs: bool, rng: np.random.Generator, group: tuple[int, int] = (0, 1)
+    probabilities: NDArray[np.float64], in_pairs: bool, rng: np.random.Generator, group: tuple[int, int] | None = None
 ) -> NDArray[np.float32]:
-    """Effects of one table's rows with these access probabilities, float32 ``[rows, 1 + K * G]``; u = 0 unless ``in_pairs``.
+    """Effects of one table's rows with these access probabilities, float32 ``[rows, 1 + K]``; u = 0 unless ``in_pairs``.
 
     Args:
         probabilities: of the rows.
         in_pairs: whether the feature interacts with others.
         rng: draws.
-        group: of the feature, and how many there are (G): features of different groups do not interact, as their u are
-            orthogonal.
+        group: of the feature, and how many there are, then K: features of different groups do not interact, as their u
+            are orthogonal. All interact when absent.
     """
     expected = probabilities * _LEARNABLE_SAMPLES
     shrinkage = expected / (expected + _HALF_EFFECT_COUNT)
     drawn: NDArray[np.float64] = rng.standard_normal((len(probabilities), 1 + NUM_FACTORS)) * shrinkage[:, None]
+    if group is None:
+        return (drawn if in_pairs else drawn * [1.0, *[0.0] * NUM_FACTORS]).astype(np.float32)
     number, count = group
-    effects = np.zeros((len(probabilities), 1 + NUM_FACTORS * count), np.float32)
+    effects = np.zeros((len(probabilities), 1 + count), np.float32)
     effects[:, 0] = drawn[:, 0]
     if in_pairs:
-        effects[:, 1 + NUM_FACTORS * number : 1 + NUM_FACTORS * (number + 1)] = drawn[:, 1:]
+        effects[:, 1 + number] = drawn[:, 1]
     return effects
 
 
-def calibrated(linear: NDArray[np.float64], pairs: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Scales of the linear and the pair part and the bias that give the click rate, from the parts of a pilot."""
-    linear_scale, pair_scale = _LINEAR_DEVIATION / float(linear.std()), _PAIR_DEVIATION / float(pairs.std())
+def calibrated(
+    linear: NDArray[np.float64], pairs: NDArray[np.float64], deviations: tuple[float, float] = DEVIATIONS
+) -> tuple[float, float, float]:
+    """Scales that give the linear and the pair part these deviations, and the bias of the click rate, from those of a pilot."""
+    linear_scale, pair_scale = (
+        wanted / float(part.std()) for wanted, part in zip(deviations, (linear, pairs), strict=True)
+    )
     raw = linear_scale * linear + pair_scale * pairs
     low, high = -50.0, 50.0
     for _ in range(60):

@@ -127,18 +127,36 @@ class RawFields:
     def __init__(self, columns: Mapping[str, Sequence[object]], wanted: Sequence[str]) -> None:
         self._columns = columns
         self.num_samples = len(columns[wanted[0]])
-        texts: list[bytes] = []
         self._place: dict[str, int] = {}
+        whole, lengths = self._plain(wanted) or self._mixed(wanted)
+        bounds = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=bounds[1:])
+        shape = len(self._place), self.num_samples
+        self._starts, self._ends = bounds[:-1].reshape(shape), bounds[1:].reshape(shape)
+        self._text = np.frombuffer(whole or b" ", np.uint8)
+
+    def _plain(self, wanted: Sequence[str]) -> tuple[bytes, list[int]] | None:
+        """All texts joined, and their lengths, where all values are ASCII or missing, as they mostly are."""
+        values = ["" if value is None else value for column in wanted for value in self._columns[column]]
+        try:
+            whole = "".join(values)  # type: ignore[arg-type]  # which is found out here
+        except TypeError:
+            return None
+        if not whole.isascii():
+            return None
+        self._place = {column: place for place, column in enumerate(wanted)}
+        return whole.encode(), list(map(len, values))  # type: ignore[arg-type]
+
+    def _mixed(self, wanted: Sequence[str]) -> tuple[bytes, list[int]]:
+        """The same of values of any kind."""
+        texts: list[bytes] = []
         for column in wanted:
-            values = columns[column]
+            values = self._columns[column]
             if any(isinstance(value, LISTS) for value in values if type(value) is not str):
                 continue  # of a multi-hot feature, which is encoded by itself, or wrong, which is found when it is read
             self._place[column] = len(self._place)
             texts += [value.encode() if type(value) is str and value.isascii() else raw_text(value) for value in values]
-        ends = np.cumsum([len(text) for text in texts], dtype=np.int64).reshape(len(self._place), self.num_samples)
-        self._ends = ends
-        self._starts = np.concatenate([np.zeros(1, np.int64), ends.reshape(-1)])[:-1].reshape(ends.shape)
-        self._text = np.frombuffer(b"".join(texts) or b" ", np.uint8)
+        return b"".join(texts), list(map(len, texts))
 
     def numbers(self, columns: Sequence[str]) -> dict[str, NDArray[np.float64]]:
         """Numbers of some columns, each float64 ``[B]``; NaN where the value is missing.

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.data.planted import Planted, calibrated, draw_effects, sigmoid
+from pibroch.data.planted import DEVIATIONS, GROUPED_DEVIATIONS, Planted, calibrated, draw_effects, sigmoid
 from pibroch.data.publish import clear, publish, refuse_existing, work_folder
 from pibroch.data.sampling import alias_table, draw_ids, stream_keys, uniform
 from pibroch.data.schema import CategoricalFeature, DenseFeature, Schema
@@ -164,7 +164,7 @@ class Generator:
         """Draw the effects, then set scales and bias by a pilot of samples."""
         sizes, names, groups = [len(p) for p in probabilities], self.schema.keys, planted_groups(self._options)
         paired = [skew.num_values <= _LARGEST_PAIRED for skew in CRITEO_SKEW]
-        group_of = dict.fromkeys(names, (0, 1))
+        group_of: dict[str, tuple[int, int]] = {}
         if groups:
             paired = [size <= _LARGEST_PAIRED for size in sizes]
             group_of = {name: (n, len(groups)) for n, group in enumerate(groups) for name in group}
@@ -173,7 +173,7 @@ class Generator:
             first_row=np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64),
             effects=np.concatenate(
                 [
-                    draw_effects(p, pairs, rng, group_of[name])
+                    draw_effects(p, pairs, rng, group_of.get(name))
                     for p, pairs, name in zip(probabilities, paired, names, strict=True)
                 ]
             ),
@@ -184,7 +184,8 @@ class Generator:
         )
         bags = self._bags(_PILOT_FIRST, _PILOT_SAMPLES)
         linear, pairs = planted.parts(pilot, *_sample_major(bags, _PILOT_SAMPLES))
-        linear_scale, pair_scale, bias = calibrated(linear, pairs)
+        deviations = GROUPED_DEVIATIONS if groups else DEVIATIONS
+        linear_scale, pair_scale, bias = calibrated(linear, pairs, deviations)
         return replace(planted, linear_scale=linear_scale, pair_scale=pair_scale, bias=bias)
 
     def _dense(self, first: int, count: int) -> NDArray[np.float32]:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from pibroch.errors import DamagedCheckpointError, StorageError
 
+GO_ON = "free some space and go on from the last checkpoint (--resume); earlier ones are untouched"
+
 
 @dataclass(frozen=True, slots=True)
 class FileDigest:
@@ -23,8 +25,13 @@ class FileDigest:
 
 
 @contextmanager
-def explained_refusal(folder: Path) -> Iterator[None]:
-    """Turns what the disk refuses while ``folder`` is saved into an error that says what to do.
+def explained_refusal(path: Path, kind: str = "checkpoint", do: str = GO_ON) -> Iterator[None]:
+    """Turns what the disk refuses while ``path`` is saved into an error that says what to do.
+
+    Args:
+        path: a folder or a file.
+        kind: what it is to be, as users call it.
+        do: what they can do.
 
     Raises:
         StorageError: instead of any OSError.
@@ -33,9 +40,7 @@ def explained_refusal(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StorageError(
-            f"{error.strerror or error} while saving {folder}",
-            "a disk with room for the checkpoint",
-            "free some space and go on from the last checkpoint (--resume); earlier ones are untouched",
+            f"{error.strerror or error} while saving {path}", f"a disk with room for the {kind}", do
         ) from error
 
 

@@ -143,7 +143,9 @@ class Exchange(ABC, Generic[Handle]):
         Raises:
             ConfigError: where rows do not move.
         """
-        raise ConfigError(f"rows that are to move under {type(self).__name__}", "the exchange alltoall or retrieve")
+        raise ConfigError(
+            f"rows that are to move under {type(self).__name__}", "the exchange alltoall, retrieve or lookahead"
+        )
 
     @property
     def is_moving(self) -> bool:

@@ -140,8 +140,8 @@ class Embeddings(TableStates):
             raise ConfigError(f"weights for table {table!r}", f"one of the tables {sorted(known)}")
         from pibroch.embedding.pretrained import load_weights  # with a library for tables, which few programs need
 
-        load_weights(self.pieces(), known[table], source, tensor=tensor, ids=ids, step=self.step)
-        self.exchange.forget()
+        with self.rewriting() as views:
+            load_weights(views, known[table], source, tensor=tensor, ids=ids, step=self.step)
 
     @property
     def shard(self) -> MemoryShard:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.config.exchange import OWNERS_POOL
 from pibroch.embedding import Piece, RowSpace, Table
 from pibroch.embedding.dtype import Dtype
 from pibroch.errors import ConfigError
@@ -65,7 +66,7 @@ class LaneLayout:
         bounds: int64 ``[W + 1]``, each shard's first address.
         num_replicated: rows that every shard holds, the first of each.
         owners_pool: whether bags and pooled vectors travel; features then stand in the order of their owners.
-        num_features_of_shard: in a pooled lane, features whose tables each shard holds.
+        readers_of_shard: places in ``features`` of those whose tables, or some rows of them, each shard holds.
     """
 
     width: int
@@ -79,7 +80,17 @@ class LaneLayout:
     bounds: NDArray[np.int64]
     num_replicated: int
     owners_pool: bool
-    num_features_of_shard: tuple[int, ...]
+    readers_of_shard: tuple[tuple[int, ...], ...]
+
+    @property
+    def num_features_of_shard(self) -> tuple[int, ...]:
+        """Features whose tables, or some rows of them, each shard holds."""
+        return tuple(map(len, self.readers_of_shard))
+
+    @property
+    def cuts_bags(self) -> bool:
+        """Whether rows of a bag may lie on several shards."""
+        return sum(self.num_features_of_shard) > len(self.features)
 
 
 def plan_for(tables: Sequence[Table], placement: str | Mapping[str, str] | Plan, num_shards: int, what: str) -> Plan:
@@ -125,7 +136,7 @@ def _blocks(table: Table, plan: Plan) -> list[Block]:
     kind, homes, copies = plan.placements[table.name].kind, plan.homes(table), plan.copies(table)
     if kind == "column_wise":
         return [Block(table, piece.columns, ((shard, piece),), (), False) for shard, piece in homes]
-    owner_pools = kind == "table_wise_pooled" and table.pooling != "none"
+    owner_pools = kind in OWNERS_POOL and table.pooling != "none"
     row_map = plan.row_map if kind == "rows" else None
     shards = plan.placements[table.name].shards
     return [Block(table, range(table.dim), tuple(homes), tuple(copies), owner_pools, row_map, shards)]
@@ -167,8 +178,9 @@ def _lane(space: RowSpace, blocks: list[Block], num_shards: int, rank: int) -> L
         bounds=bounds,
         num_replicated=sum(len(piece.rows) for block in blocks for _, piece in block.copies[:1]),
         owners_pool=owners_pool,
-        num_features_of_shard=tuple(
-            sum(shard == home for _, block in readers for home, _ in block.homes) for shard in range(num_shards)
+        readers_of_shard=tuple(
+            tuple(n for n, (_, block) in enumerate(readers) if shard in dict(block.homes))
+            for shard in range(num_shards)
         ),
     )
 

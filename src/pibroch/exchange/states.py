@@ -60,8 +60,10 @@ class TableStates(nn.Module):
         """Within, :meth:`pieces`, to be written to; nothing that was fetched before is used afterwards. On all ranks."""
         self.exchange.flush()
         self.exchange.forget()
-        yield self.pieces()
-        self.exchange.forget()
+        try:
+            yield self.pieces()
+        finally:
+            self.exchange.forget()
 
     def move_rows(self, plan: Plan, rows_per_step: int = 1024) -> None:
         """Let all rows go to their homes under another plan while training goes on where they are; returns at once.
@@ -75,7 +77,8 @@ class TableStates(nn.Module):
             rows_per_step: at most, that a rank sends ahead a step, of each group of tables.
 
         Raises:
-            ConfigError: under ``local`` and ``lookahead``, for plans that cut rows, and while rows are on their way already.
+            ConfigError: under ``local`` and ``towers``, where servers hold rows, for plans that cut rows (under ``lookahead``
+                also for copies), and while rows are on their way already.
         """
         if rows_per_step < 1:
             raise ConfigError(f"rows_per_step {rows_per_step}", "at least 1")
@@ -144,8 +147,7 @@ class TableStates(nn.Module):
         """
         if self._is_left_out:
             return
-        self.exchange.forget()
-        problems = load_tables(self.tables, self.pieces(), f"{prefix}{self.kind_in_state}.", state_dict)
+        with self.rewriting() as views:
+            problems = load_tables(self.tables, views, f"{prefix}{self.kind_in_state}.", state_dict)
         for found, known in zip((missing, unexpected, errors), problems, strict=True):
             found += known
-        self.exchange.forget()  # other ranks may read what is here now

@@ -98,6 +98,10 @@ class OracleThread:
         self._answers = Answers()
         self.fail = self._answers.fail
 
+    def begin(self, num_steps: int, number: int) -> None:
+        """See :meth:`PlanQueue.begin`; before steps are added."""
+        self._answers.submit(self._thread, partial(self._queue.begin, num_steps, number))
+
     def add(self, feed: int, rows: Sequence[Sequence[RowIds]]) -> None:
         """One more step, see :meth:`PlanQueue.add`."""
         self._answers.submit(self._thread, partial(self._add, feed, rows))

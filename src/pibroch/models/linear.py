@@ -16,15 +16,29 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+FEW_SAMPLES = 16
+"""So many go the short way through MKL in models that serve: oneDNN takes some 12 us to be called, as long as a layer."""
+
 
 class Linear(nn.Linear):
-    """`torch.nn.Linear` with the same parameters and names; call with ``relu=True`` for the rectified output."""
+    """`torch.nn.Linear` with the same parameters and names; call with ``relu=True`` for the rectified output.
+
+    Attributes:
+        few_samples: up to so many go through MKL where no gradients are computed; 0 while a model trains, so that its
+            evaluation does not depend on how samples are divided among ranks.
+    """
+
+    few_samples = 0
 
     def forward(self, x: Tensor, relu: bool = False) -> Tensor:
-        """``[B, I]`` to ``[B, O]``. Float32 on CPU outside autocast runs in oneDNN, the rest as in `torch.nn.Linear`."""
+        """``[B, I]`` to ``[B, O]``. In oneDNN: float32 on CPU outside autocast, but for :attr:`few_samples`."""
         out: Tensor
+        computes_gradients = torch.is_grad_enabled()
+        if not computes_gradients and len(x) <= self.few_samples and not torch.compiler.is_compiling():
+            out = functional.linear(x, self.weight, self.bias)
+            return out.relu_() if relu else out
         if _runs_in_onednn(x, self.weight):
-            if not torch.is_grad_enabled():
+            if not computes_gradients:
                 out = _multiply(x, self.weight, self.bias)
                 return out.relu_() if relu else out
             out = _Linear.apply(x, self.weight, self.bias, relu)

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from pibroch.config.exchange import BITS_AT_ONCE
+from pibroch.config.exchange import BITS_AT_ONCE, OWNERS_POOL
 from pibroch.embedding import Table
 from pibroch.embedding.row_set import ids_of
 from pibroch.errors import ConfigError
@@ -50,7 +50,7 @@ def step_payload(
     sent = np.full((size, size), float(HEAD_BYTES * num_groups))
     copies: dict[int, _Copies] = {}
     for table in tables:
-        if plan.placements[table.name].kind == "table_wise_pooled":
+        if plan.placements[table.name].kind in OWNERS_POOL:
             raise ConfigError(f"table {table.name!r} whose owner pools", "a placement whose rows travel")
         share = profile.tables[table.name].batches / profile.num_batches
         for owner, piece in plan.homes(table):

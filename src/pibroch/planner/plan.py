@@ -4,7 +4,8 @@ Kinds of placement:
 
 - *table-wise*: one shard holds the whole table. Rows travel, each distinct one once; or, *table-wise, pooled*, bags do and
   come back as one vector: fewer bytes where bags are long and repeat little.
-- *row-wise*: row r lies on shard ``shards[r % k]``, so that the hot rows at a vocabulary's beginning spread evenly.
+- *row-wise*: row r lies on shard ``shards[r % k]``, so that the hot rows at a vocabulary's beginning spread evenly. *Row-wise,
+  pooled*: each shard pools what it has of a bag, and the reader adds k vectors a bag, which is a reduce-scatter.
 - *column-wise*: shard ``shards[j]`` holds the j-th block of columns of every row.
 - *replicated* (data-parallel): every shard holds the whole table.
 - *rows*: each row has a home of its own, or copies on every shard, as a :class:`~pibroch.planner.row_map.RowMap` says.
@@ -131,6 +132,7 @@ class Plan(BaseModel):
                 "table_wise": len(shards) == 1,
                 "table_wise_pooled": len(shards) == 1,
                 "row_wise": len(shards) >= 1 and len(set(shards)) == len(shards),
+                "row_wise_pooled": len(shards) >= 1 and len(set(shards)) == len(shards),
                 "column_wise": len(shards) >= 1 and table.dim % len(shards) == 0,
                 "replicated": not shards,
             }.get(kind)

@@ -38,20 +38,50 @@ class Balance:
     bytes_ratio: float = 1.1
 
 
+class Centres:
+    """The mean embedding of each feature over samples.
+
+    The product of one feature's mean with another's embedding says what the latter does by itself, whatever the former is: no
+    interaction, but it turns both towards each other. Without means, what is left of the products is interaction alone.
+
+    Args:
+        num_features: F.
+        dim: N.
+    """
+
+    def __init__(self, num_features: int, dim: int) -> None:
+        self._sum = torch.zeros(num_features, dim, dtype=torch.float64)
+        self._count = torch.zeros(num_features, 1, dtype=torch.float64)
+
+    def add(self, embedded: Tensor) -> None:
+        """Count samples, ``[n, F, N]``, those of embeddings of zeros aside."""
+        self._sum += embedded.double().sum(0)
+        self._count += (embedded.norm(dim=2, keepdim=True) > 0).sum(0)
+
+    def mean(self) -> Tensor:
+        """``[F, N]``."""
+        return (self._sum / self._count.clamp_min(1)).float()
+
+
 class Similarity:
     """Mean similarity of features over samples: ``|cos|`` of two features' embeddings of a sample.
 
     Args:
         num_features: F.
+        centres: ``[F, N]``, what is taken from each feature's embeddings before, see :class:`Centres`; nothing when absent.
     """
 
-    def __init__(self, num_features: int) -> None:
+    def __init__(self, num_features: int, centres: Tensor | None = None) -> None:
+        self._centres = centres
         self._sum = torch.zeros(num_features, num_features, dtype=torch.float64)
         self._both = torch.zeros(num_features, num_features, dtype=torch.float64)
 
     def add(self, embedded: Tensor) -> None:
         """Count samples, ``[n, F, N]``; embeddings of zeros, as of empty bags, say nothing."""
         norms = embedded.norm(dim=2, keepdim=True)
+        if self._centres is not None:
+            embedded = torch.where(norms > 0, embedded - self._centres, 0.0)
+            norms = embedded.norm(dim=2, keepdim=True)
         units = (embedded / norms.clamp_min(1e-30)).transpose(0, 1)
         is_there = (norms[:, :, 0] > 0).double()
         self._both += is_there.T @ is_there

@@ -16,9 +16,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from pibroch import rpc
 from pibroch.errors import ConfigError, TrainingError
 from pibroch.roles.role import FIRST_TRAINER_ID, LARGEST_NUMBER, Role
-from pibroch.rpc.agent import current_agent
+from pibroch.rpc.calls.agent import current_agent
 from pibroch.rpc.info import WorkerInfo
-from pibroch.rpc.membership import Record, is_there
+from pibroch.rpc.transport.membership import Record, is_there
 
 JOIN_TIMEOUT_S = 120.0
 LOST_AFTER_S = 15.0

@@ -10,25 +10,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pibroch.errors import ConfigError, ProtocolError
-from pibroch.rpc import profiling
-from pibroch.rpc.agent import Agent, current_agent, is_initialized, set_current_agent
 from pibroch.rpc.autograd.engine import Autograd
-from pibroch.rpc.callables import Callables, default_modules
-from pibroch.rpc.departure import Departure
+from pibroch.rpc.calls import profiling
+from pibroch.rpc.calls.agent import Agent, current_agent, is_initialized, set_current_agent
+from pibroch.rpc.calls.departure import Departure
+from pibroch.rpc.calls.futures import Future
 from pibroch.rpc.functions import run
-from pibroch.rpc.futures import Future
 from pibroch.rpc.info import WorkerInfo, check_name
-from pibroch.rpc.membership import Rendezvous
-from pibroch.rpc.messages import Call
 from pibroch.rpc.options import (
     DEFAULT_SHUTDOWN_TIMEOUT_S,
     UNSET_RPC_TIMEOUT,
     BackendType,
     RpcBackendOptions,
 )
-from pibroch.rpc.rref import References, RRef
-from pibroch.rpc.rref_calls import call_of
+from pibroch.rpc.references.calls import References, call_of
+from pibroch.rpc.rref import RRef
 from pibroch.rpc.secret import find_secret
+from pibroch.rpc.transport.membership import Rendezvous
+from pibroch.rpc.values.callables import Callables, default_modules
+from pibroch.rpc.values.messages import Call
 
 _T = TypeVar("_T")
 _init_lock = threading.Lock()
@@ -84,9 +84,9 @@ def _make_agent(name: str, rank: int, world_size: int | None, options: RpcBacken
     callables = Callables([*default_modules(caller), *options.allowed_modules], importable=options.allowed_modules)
     agent = Agent(name, rendezvous, options, callables, secret, RRef)
     agent.serve(Call, _run, in_pool=True)
-    agent.references = References(agent)
+    agent.references = References(agent, RRef)
     agent.autograd = Autograd(agent)
-    agent.departure = Departure(agent, rendezvous.world_size)
+    agent.wait_to_leave = Departure(agent, rendezvous.world_size).wait
     return agent
 
 
@@ -190,8 +190,7 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT_S)
     agent = current_agent()
     try:
         if graceful:
-            assert agent.departure is not None
-            agent.departure.wait(timeout or float("inf"))
+            agent.wait_to_leave(timeout or float("inf"))
     finally:
         set_current_agent(None)
         agent.close()

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import torch
 
 from pibroch.errors import NotAllowedError
-from pibroch.rpc.bounded_log import BoundedLog
+from pibroch.rpc.calls.agent import current_agent
+from pibroch.rpc.transport.bounded_log import BoundedLog
 
 log = logging.getLogger(__name__)
 _failures = BoundedLog(log)
@@ -52,8 +53,6 @@ def apply(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     Raises:
         NotAllowedError: where pickles are not allowed: what has a name is called by it, with its checks.
     """
-    from pibroch.rpc.agent import current_agent
-
     if not current_agent().options.allow_pickle:
         raise NotAllowedError(
             "a function without a name", "one that is called by its name", "define it at module level"

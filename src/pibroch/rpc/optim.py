@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from pibroch.rpc import autograd
-from pibroch.rpc.agent import current_agent
 from pibroch.rpc.api import rpc_async
+from pibroch.rpc.autograd.engine import Autograd
+from pibroch.rpc.calls.agent import current_agent
 from pibroch.rpc.info import WorkerInfo
-from pibroch.rpc.known_callables import as_called
 from pibroch.rpc.rref import RRef
+from pibroch.rpc.values.known_callables import as_called
 
 __all__ = ["DistributedOptimizer"]
 
@@ -100,7 +101,7 @@ class DistributedOptimizer:
             Exception: what the optimizer raised at an owner; other owners' errors are noted in it.
         """
         own = current_agent().autograd
-        assert own is not None
+        assert isinstance(own, Autograd)
         own.check_open(context_id)
         with own.entered(context_id):  # so that owners that no call has reached yet know it
             futures = {

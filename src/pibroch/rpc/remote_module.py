@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from pibroch.errors import ConfigError, ProtocolError
-from pibroch.rpc.agent import current_agent
 from pibroch.rpc.api import rpc_async, rpc_sync
-from pibroch.rpc.checks import check_device
-from pibroch.rpc.futures import Future
-from pibroch.rpc.known_callables import as_called
-from pibroch.rpc.methods import find_method
+from pibroch.rpc.calls.agent import current_agent
+from pibroch.rpc.calls.futures import Future
 from pibroch.rpc.rref import RRef, remote
+from pibroch.rpc.values.checks import check_device
+from pibroch.rpc.values.known_callables import as_called
+from pibroch.rpc.values.methods import find_method
 
 __all__ = ["RemoteModule"]
 

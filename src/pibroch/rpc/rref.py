@@ -7,19 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
 from pibroch.errors import RpcTimeoutError, WorkerLostError
-from pibroch.rpc import profiling
-from pibroch.rpc.agent import current_agent, is_initialized
-from pibroch.rpc.failures import copy_of
+from pibroch.rpc.calls import profiling
+from pibroch.rpc.calls.agent import current_agent, is_initialized
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.options import UNSET_RPC_TIMEOUT
 from pibroch.rpc.references import Fork, Place, State
-from pibroch.rpc.rref_calls import call_of, lost, run_backward
-from pibroch.rpc.rref_messages import FunctionCall
-from pibroch.rpc.rref_proxy import AsyncProxy, RemoteProxy, SyncProxy
-from pibroch.rpc.rref_runtime import References
-from pibroch.rpc.rref_values import OwnedValue
+from pibroch.rpc.references.call_messages import FunctionCall, MethodCall
+from pibroch.rpc.references.calls import References, call_of, check_method_name, lost, run_backward
+from pibroch.rpc.references.owned import OwnedValue
+from pibroch.rpc.values.failures import copy_of
 
-__all__ = ["RRef", "References", "remote"]
+__all__ = ["RRef", "remote"]
 
 _T = TypeVar("_T")
 
@@ -120,7 +118,7 @@ class RRef(Generic[_T]):
         self.check_usable()
         if self._owned is not None:
             return self._wait_here(timeout)
-        value: _T = self._references.calls.fetch(self, timeout)
+        value: _T = self._references.fetch(self, timeout)
         return value
 
     def local_value(self) -> _T:
@@ -177,7 +175,7 @@ class RRef(Generic[_T]):
         elif context == -1:
             raise RuntimeError("User RRefs require 'dist_autograd_ctx_id' to be specified")
         else:
-            self._references.calls.backward(self, context, retain_graph)
+            self._references.backward(self, context, retain_graph)
 
     # for the runtime
 
@@ -237,6 +235,68 @@ class RRef(Generic[_T]):
         )
 
 
+class _Proxy:
+    """Turns ``proxy.method(...)`` into a call of the value's method at its owner.
+
+    The owner decides which methods may be called (``methods.py``); private ones are refused here already.
+    """
+
+    def __init__(self, rref: RRef[Any], timeout: float) -> None:
+        self._rref, self._timeout = rref, timeout
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        check_method_name(name)
+        rref, timeout, send, profiled = self._rref, self._timeout, self._send, self._profiled
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            rref.check_usable()
+            value = [list(args), kwargs]
+            if profiling.is_on():
+                agent, owner = rref.references.agent, rref.owner()
+                return profiled(agent, owner, name, lambda *rest: send(rref, name, value, timeout, *rest))
+            return send(rref, name, value, timeout)
+
+        return method
+
+    _profiled: Callable[..., Any]
+
+    @staticmethod
+    def _send(rref: RRef[Any], name: str, value: list[Any], timeout: float, *rest: Any) -> Any:
+        raise NotImplementedError
+
+
+class SyncProxy(_Proxy):
+    """Methods return the result."""
+
+    _profiled = staticmethod(profiling.sync_call)
+
+    @staticmethod
+    def _send(rref: RRef[Any], name: str, value: list[Any], timeout: float, *rest: Any) -> Any:
+        return rref.references.call(rref, name, value, timeout)
+
+
+class AsyncProxy(_Proxy):
+    """Methods return a future of the result."""
+
+    _profiled = staticmethod(profiling.async_call)
+
+    @staticmethod
+    def _send(rref: RRef[Any], name: str, value: list[Any], timeout: float, *rest: Any) -> Any:
+        return rref.references.call_async(rref, name, value, timeout)
+
+
+class RemoteProxy(_Proxy):
+    """Methods return a reference to the result."""
+
+    _profiled = staticmethod(profiling.remote_call)
+
+    @staticmethod
+    def _send(rref: RRef[Any], name: str, value: list[Any], timeout: float, *rest: Any) -> Any:
+        what = MethodCall(rref.place(), name)
+        answered = rest[0] if rest else None
+        return rref.references.remote(rref.owner(), what, value, timeout, keeps=rref, answered=answered)
+
+
 def remote(
     to: str | int | WorkerInfo,
     func: Callable[..., _T],
@@ -262,18 +322,21 @@ def remote(
     references = _current_references()
     agent = references.agent
     name, value = call_of(agent, func, args, kwargs)
-    owner, calls = agent.find(to), references.calls
+    owner = agent.find(to)
+    rref: RRef[_T]
     if profiling.is_on():
-        return profiling.remote_call(
+        rref = profiling.remote_call(
             agent,
             owner,
             func,
-            lambda answered: calls.remote(owner, FunctionCall(name), value, timeout, answered=answered),
+            lambda answered: references.remote(owner, FunctionCall(name), value, timeout, answered=answered),
         )
-    return calls.remote(owner, FunctionCall(name), value, timeout)
+        return rref
+    rref = references.remote(owner, FunctionCall(name), value, timeout)
+    return rref
 
 
 def _current_references() -> References:
     references = current_agent().references
-    assert references is not None
+    assert isinstance(references, References)
     return references

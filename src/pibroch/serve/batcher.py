@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from pibroch.data import JaggedBatch
-from pibroch.errors import InputError
+from pibroch.errors import InputError, WorkerLostError
 from pibroch.serve.inputs import Work, merged_batches, merged_columns, num_rows
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.settings import Limits, Refusal
@@ -151,7 +151,7 @@ class Batcher:
             rows = sum(request.num_rows for request in batch)
             self._observe(len(batch), rows)
             self._is_busy = True
-            if rows <= ROWS_AT_ONCE:
+            if rows <= ROWS_AT_ONCE and not batch[0].predictor.is_remote:
                 self._end(batch, _outcome(batch))
             else:
                 computed = self._loop.run_in_executor(self._pool, _outcome, batch)
@@ -206,6 +206,8 @@ def _score(batch: Sequence[_Request]) -> list[Outputs | Exception]:
         if len(batch) == 1:
             return [Refusal(400, str(error))]
         return [result for request in batch for result in _score([request])]
+    except WorkerLostError as error:
+        return [Refusal(503, str(error), {"retry-after": "1"})] * len(batch)
 
 
 def _outputs(batch: Sequence[_Request]) -> Outputs:

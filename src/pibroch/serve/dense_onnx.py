@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pibroch.embedding.storage import explained_refusal, flush_to_disk, temporary_name
 from pibroch.errors import ConfigError, MissingDependencyError
 from pibroch.serve.delta_format import is_delta
-from pibroch.serve.export_format import is_export
+from pibroch.serve.export_format import WRITE_AGAIN, is_export
 from pibroch.serve.from_checkpoint import dense_state, read_verified, version_of
 from pibroch.serve.from_delta import open_exported
 from pibroch.serve.model import dense_layers
@@ -140,7 +140,7 @@ def write_onnx(part: DensePart, out: Path) -> None:
     program.model.metadata_props.update({f"pibroch.{name}": value for name, value in about.items()})
     temporary = out.with_name(temporary_name(out))
     try:
-        with explained_refusal(out):
+        with explained_refusal(out, "ONNX file", WRITE_AGAIN):
             out.parent.mkdir(parents=True, exist_ok=True)
             program.save(temporary, external_data=False)
             flush_to_disk(temporary)

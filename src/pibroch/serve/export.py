@@ -33,6 +33,7 @@ from pibroch.serve.export_format import (
     ROWS,
     VERSION_NAME,
     VOCABULARIES,
+    WRITE_AGAIN,
     ExportDtype,
     ExportedTable,
     ExportManifest,
@@ -117,7 +118,7 @@ def publish(out: Path, write: Callable[[Path], Written]) -> Written:
     """
     temporary = out.with_name(temporary_name(out))
     try:
-        with explained_refusal(out):
+        with explained_refusal(out, "export", WRITE_AGAIN):
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
             written = write(temporary)

@@ -23,6 +23,9 @@ DENSE, VOCABULARIES = "dense.safetensors", "vocabularies.safetensors"
 ROWS = "rows"
 """The tensor in a shard's file."""
 
+WRITE_AGAIN = "free some space, or choose another place, and export again; what was there before is untouched"
+"""What to do when the disk refuses."""
+
 VERSION_NAME = "[A-Za-z0-9._-]{1,80}"
 ExportDtype = Literal["float32", "float16", "int8"]
 AnyManifest = TypeVar("AnyManifest", bound=Section)

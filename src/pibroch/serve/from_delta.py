@@ -17,18 +17,25 @@ from pibroch.serve.export_format import DENSE
 from pibroch.serve.from_export import open_export
 from pibroch.serve.model import OpenedModel, dense_layers
 from pibroch.serve.row_files import MappedRows, check_written
+from pibroch.serve.split_rows import Split
 
 MOST_LINKS = 256
 """Deltas in a chain; each costs a lookup a kernel call."""
 
 
-def open_exported(folder: Path, known: OpenedModel | None = None, verify: bool = True) -> OpenedModel:
+def open_exported(
+    folder: Path,
+    known: OpenedModel | None = None,
+    verify: bool = True,
+    split: Split = Split(),
+) -> OpenedModel:
     """Map an export, or a delta with what it begins at, every byte verified that is not verified yet.
 
     Args:
         folder: of it. What a delta begins at is looked for in the folders beside it.
         known: a model that is open, which is shared where the delta begins at it, or at the export that it stands on.
         verify: read every byte of an export once and compare; those of a delta always are.
+        split: where an export's rows are, the same of ``known``; a delta's are all here.
 
     Raises:
         CheckpointError: when something is missing, damaged, or of another layout.
@@ -43,7 +50,7 @@ def open_exported(folder: Path, known: OpenedModel | None = None, verify: bool =
         model = None if known is None else known.known(manifest.base.sha256)
         if model is None:
             folder = _base_of(folder, manifest)
-    model = open_export(folder, verify) if model is None else model
+    model = open_export(folder, verify, split) if model is None else model
     for link in reversed(links):
         model = _with_delta(model, *link)
     return model

@@ -14,23 +14,28 @@ from pibroch.serve.delta_format import read_export_with_checksum
 from pibroch.serve.export_format import DENSE, VOCABULARIES, ExportManifest
 from pibroch.serve.model import OpenedModel, dense_layers
 from pibroch.serve.row_files import MappedRows
+from pibroch.serve.split_rows import Split, SplitRows
 
 
-def open_export(folder: Path, verify: bool = True) -> OpenedModel:
+def open_export(folder: Path, verify: bool = True, split: Split = Split()) -> OpenedModel:
     """Map an export.
 
     Args:
         folder: of it.
         verify: read every byte once and compare; not needed when another process has just done so.
+        split: where the rows are; files of rows that are elsewhere are not looked at.
 
     Raises:
         CheckpointError: when it is missing, damaged, or of another layout.
     """
     manifest, sha256 = read_export_with_checksum(folder)
+    total = sum(table.num_rows for table in manifest.tables)
+    elsewhere = {shard.file for shard in manifest.shards if not (split.is_whole or split.needs(shard, total))}
     for name, digest in manifest.files.items() if verify else ():
-        verify_file(folder / name, digest)
+        if name not in elsewhere:
+            verify_file(folder / name, digest)
     try:
-        rows = MappedRows(folder, manifest)
+        rows = MappedRows(folder, manifest) if split.is_whole else SplitRows(folder, manifest, sha256, split)
         state = load_file(folder / DENSE)
         vocabularies = exported_vocabularies(folder, manifest)
     except PibrochError:
@@ -54,6 +59,7 @@ def open_export(folder: Path, verify: bool = True) -> OpenedModel:
         bf16=manifest.bf16,
         vocabularies=vocabularies,
         sha256=sha256,
+        is_remote=split.is_remote,
     )
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from pibroch.serve.parts import ROWS_PATH
 from pibroch.serve.prometheus import Metrics
 from pibroch.serve.settings import Limits, Refusal
 
@@ -123,6 +124,8 @@ class Gate:
 
 def endpoint_of(path: str) -> str:
     """Under which name a request is counted."""
+    if path.startswith(ROWS_PATH):
+        return "rows"
     return "infer" if path.endswith("/infer") else {"/score": "score", "/embed": "embed"}.get(path, "other")
 
 

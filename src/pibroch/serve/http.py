@@ -16,13 +16,14 @@ from starlette.exceptions import HTTPException
 
 from pibroch.errors import CheckpointError
 from pibroch.serve.batcher import Batcher
-from pibroch.serve.direct import EMBED_PATH, SCORE_PATH, Asked, Direct, Reply
+from pibroch.serve.direct import EMBED_PATH, SCORE_PATH, Answering, Asked, Direct, Reply
 from pibroch.serve.gate import JSON_TYPE, App, error_body
 from pibroch.serve.inference_protocol import JSON_LENGTH, InferRequest, answer, parse_infer
 from pibroch.serve.inputs import encoded_inputs, raw_inputs, work_of
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.prometheus import Metrics
 from pibroch.serve.raw_body import RawColumns, parse_raw
+from pibroch.serve.row_service import RowService
 from pibroch.serve.settings import Refusal
 from pibroch.serve.store import ModelStore
 from pibroch.version import __version__
@@ -109,7 +110,8 @@ class Service:
 
     async def ready(self) -> Response:
         """Whether requests should be sent here: 200, or 503 while the server starts or drains."""
-        return JSONResponse({"ready": self.is_ready}, 200 if self.is_ready else 503)
+        is_ready = self.is_ready and self.store.is_warm
+        return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
 
     async def server_metadata(self) -> Response:
         """Name and version of the server, and the extensions that it knows."""
@@ -186,7 +188,15 @@ class Service:
 
 def build_app(service: Service) -> App:
     """What answers a service's requests."""
-    return Direct(_routed(service), {SCORE_PATH: service.score, EMBED_PATH: service.embed}, service.infer)
+    routed, split = _routed(service), service.store.split
+    answers: dict[str, Answering] = {SCORE_PATH: service.score, EMBED_PATH: service.embed}
+    infer: Answering = service.infer
+    if split.part is None:
+        return Direct(routed, answers, infer)
+    held = RowService(service.store, split.part)
+    if not split.scores:
+        answers, infer = {SCORE_PATH: held.refuse, EMBED_PATH: held.refuse}, held.refuse
+    return Direct(routed, answers, infer, held.rows)
 
 
 def _routed(service: Service) -> FastAPI:

@@ -16,6 +16,7 @@ from pibroch.data.schema import Schema
 from pibroch.data.vocabularies import Vocabularies
 from pibroch.errors import CheckpointError
 from pibroch.models import build_model
+from pibroch.models.linear import FEW_SAMPLES, Linear
 
 _one_at_a_time = threading.Lock()  # torch remembers the device of `with torch.device(...)` for the whole process
 
@@ -40,6 +41,7 @@ class OpenedModel:
         config: of the run, where it is known.
         sha256: the checksum in the manifest of an export or a delta.
         root: the export that a delta stands on, without its dense layers.
+        is_remote: whether a lookup waits for other hosts.
     """
 
     source: str
@@ -57,6 +59,7 @@ class OpenedModel:
     config: RunConfig | None = None
     sha256: str | None = None
     root: OpenedModel | None = None
+    is_remote: bool = False
 
     def known(self, sha256: str) -> OpenedModel | None:
         """This one, or the export that it stands on, by the checksum in its manifest."""
@@ -81,4 +84,7 @@ def dense_layers(
             "a checkpoint of this version's models",
             "load it with the version of pibroch that wrote it",
         ) from error
+    for layer in model.modules():
+        if isinstance(layer, Linear):
+            layer.few_samples = FEW_SAMPLES
     return model

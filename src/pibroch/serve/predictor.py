@@ -24,6 +24,8 @@ from pibroch.serve.export_format import is_export
 from pibroch.serve.from_checkpoint import open_checkpoint
 from pibroch.serve.from_delta import open_exported
 from pibroch.serve.model import OpenedModel
+from pibroch.serve.row_files import MappedRows
+from pibroch.serve.split_rows import Split, SplitRows
 
 Rows = Sequence[Mapping[str, object]]
 Columns = Mapping[str, Sequence[object]]
@@ -71,6 +73,39 @@ class Predictor:
             return cls(open_exported(Path(path), None if beside is None else beside._model))
         return cls(open_checkpoint(Path(path), None if data is None else Path(data)))
 
+    @classmethod
+    def open_split(cls, path: Path, split: Split, beside: Predictor | None = None) -> Self:
+        """Open an export or a delta whose rows lie on several hosts; else as :meth:`open`.
+
+        Raises:
+            CheckpointError: for a checkpoint, too, whose rows are not split.
+        """
+        if not is_export(path) and not is_delta(path):
+            raise CheckpointError(
+                f"{path}, a checkpoint, for rows on several hosts", "an export", "write one with `pibroch export`"
+            )
+        return cls(open_exported(path, None if beside is None else beside._model, split=split))
+
+    def exported_rows(self, sha256: str) -> MappedRows | None:
+        """The rows of the export with this checksum, where this is it or stands on it."""
+        found = self._model.known(sha256)
+        rows = None if found is None or found.root is not None else found.lookup
+        return rows if isinstance(rows, MappedRows) else None
+
+    def reach_rows(self) -> None:
+        """Ask each host that has some of the rows for one; nothing to do where all are here.
+
+        Raises:
+            WorkerLostError: for one that does not have this export's, or does not answer.
+        """
+        if isinstance(self._model.lookup, SplitRows):
+            self._model.lookup.reach()
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether rows lie on other hosts, so that a call waits for them, and raises WorkerLostError in vain."""
+        return self._model.is_remote
+
     @property
     def features(self) -> tuple[str, ...]:
         """The categorical features that a batch holds, in the order of the model."""
@@ -99,6 +134,8 @@ class Predictor:
 
     def logits(self, batch: JaggedBatch) -> Tensor:
         """Logits of a batch, float32 ``[B]``; its labels are not looked at.
+
+        With the bits of the trainer's own, or for up to 16 samples within rounding of these.
 
         Args:
             batch: with all :attr:`features`, in any order, and the schema's dense features in theirs. One that lacks some

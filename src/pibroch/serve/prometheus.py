@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-ENDPOINTS = ("infer", "score", "embed", "other")
-STATUSES = (200, 400, 401, 404, 405, 408, 413, 415, 422, 429, 500, 503)
+ENDPOINTS = ("infer", "score", "embed", "rows", "other")
+STATUSES = (200, 400, 401, 404, 405, 408, 409, 413, 415, 422, 429, 500, 503)
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 

@@ -22,7 +22,7 @@ from pibroch.data import JaggedBatch
 from pibroch.embedding import Frozen, Table, group_tables
 from pibroch.embedding.tensor_file import Stream, TensorFile
 from pibroch.errors import DamagedCheckpointError, TrainingError
-from pibroch.exchange.rows import resolve
+from pibroch.exchange.rows import BatchIds, resolve
 from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Ints, Records
 from pibroch.kernels.overlay import numba as overlay
@@ -78,12 +78,23 @@ class _MappedShard:
     rows: NDArray[Any]
     first_row: int
 
-    @property
-    def arrays(self) -> tuple[NDArray[Any], ...]:
-        """As the kernels take them."""
-        if self.rows.dtype == np.uint8:
-            return self.rows, self.rows.view(np.float32)
-        return (self.rows.view(np.uint16) if self.rows.dtype == np.float16 else self.rows,)
+    def has(self, places: Ints) -> NDArray[np.bool_]:
+        """Which rows are in it."""
+        return (places >= self.first_row) & (places < self.first_row + len(self.rows))
+
+    def within(self, held: range | None) -> _MappedShard:
+        """What of it is among these rows."""
+        if held is None:
+            return self
+        first, after = max(held.start, self.first_row), min(held.stop, self.first_row + len(self.rows))
+        return _MappedShard(self.rows[first - self.first_row : after - self.first_row], first)
+
+
+def kernel_arrays(rows: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+    """Rows as the kernels take them."""
+    if rows.dtype == np.uint8:
+        return rows, rows.view(np.float32)
+    return (rows.view(np.uint16) if rows.dtype == np.float16 else rows,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +123,7 @@ class MappedRows:
     Args:
         folder: of the export.
         manifest: its own.
+        held: of the rows, those to map; all when absent.
 
     Attributes:
         manifest: of the export.
@@ -120,12 +132,13 @@ class MappedRows:
         DamagedCheckpointError: when a file does not fit the manifest.
     """
 
-    def __init__(self, folder: Path, manifest: ExportManifest) -> None:
+    def __init__(self, folder: Path, manifest: ExportManifest, held: range | None = None) -> None:
         tables = [Table(table.name, table.num_rows, manifest.dim) for table in manifest.tables]
         (self._tables,) = group_tables(tables, Frozen())
         self.manifest = manifest
-        self._shards = [_mapped(folder, shard, manifest) for shard in manifest.shards]
-        self._arrays = [shard.arrays for shard in self._shards]
+        shards = [shard for shard in manifest.shards if held is None or _overlaps(shard, held)]
+        self._shards = [_mapped(folder, shard, manifest).within(held) for shard in shards]
+        self._arrays = [kernel_arrays(shard.rows) for shard in self._shards]
         self._changes: _Changes | None = None
         self._add = fast.add_bytes if manifest.dtype == "int8" else fast.add_numbers
         self._absent: frozenset[str] = frozenset()
@@ -152,7 +165,7 @@ class MappedRows:
         first = self.num_rows + (0 if before is None else len(before.changed))
         newer = copy.copy(self)
         newer._shards = [*self._shards, _MappedShard(rows, first)]
-        newer._arrays = [shard.arrays for shard in newer._shards]
+        newer._arrays = [kernel_arrays(shard.rows) for shard in newer._shards]
         newer._changes = _Changes.of(
             row_ids if before is None else np.concatenate([before.changed, row_ids]), self.num_rows
         )
@@ -168,12 +181,32 @@ class MappedRows:
         return self.exported(row_ids if self._changes is None else self._changes.redirect(row_ids))
 
     def exported(self, places: Ints) -> NDArray[Any]:
-        """Rows ``[V, W]`` as the export itself has them."""
-        found = np.empty((len(places), self._shards[0].rows.shape[1]), self._shards[0].rows.dtype)
+        """Rows ``[V, W]`` as the export itself has them, which are all here."""
+        if len(self._shards) == 1:
+            shard = self._shards[0]
+            return np.take(shard.rows, places - shard.first_row, 0)
+        found = self.empty(len(places))
         for shard in self._shards:
-            here = (places >= shard.first_row) & (places < shard.first_row + len(shard.rows))
+            here = shard.has(places)
             found[here] = shard.rows[places[here] - shard.first_row]
         return found
+
+    def is_here(self, places: Ints) -> NDArray[np.bool_]:
+        """Which rows are mapped here."""
+        found = np.zeros(len(places), np.bool_)
+        for shard in self._shards:
+            found |= shard.has(places)
+        return found
+
+    def empty(self, count: int) -> NDArray[Any]:
+        """Room for rows as they are written, ``[V, W]``."""
+        kind, width = _written_as(self.manifest)
+        return np.empty((count, width), kind)
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row as it is written."""
+        return row_bytes(self.manifest.dim, self.manifest.dtype)
 
     def __call__(self, batch: JaggedBatch) -> Tensor:
         """Pooled embeddings float32 ``[B, F, D]``; from any thread.
@@ -193,11 +226,19 @@ class MappedRows:
         if problem is not None:
             raise problem
         pooled_BFD = torch.zeros(ids.num_samples, ids.num_features, self._tables.space.dim)
-        num_bags, out = len(ids.offsets) - 1, pooled_BFD.numpy()
         rows = ids.row_ids if self._changes is None else self._changes.redirect(ids.row_ids)
-        for shard, arrays in zip(self._shards, self._arrays, strict=True):
-            parallel.run(self._add, num_bags, *arrays, shard.first_row, rows, ids.offsets, ids.scale, out)
+        self._pool(rows, ids, pooled_BFD.numpy())
         return pooled_BFD
+
+    def _pool(self, row_ids: Ints, ids: BatchIds, out_BFD: Records) -> None:
+        """Add rows to their bags, file by file."""
+        num_bags = len(ids.offsets) - 1
+        for shard, arrays in zip(self._shards, self._arrays, strict=True):
+            parallel.run(self._add, num_bags, *arrays, shard.first_row, row_ids, ids.offsets, ids.scale, out_BFD)
+
+
+def _overlaps(shard: RowShard, held: range) -> bool:
+    return shard.first_row < held.stop and held.start < shard.first_row + shard.num_rows
 
 
 def _mapped(folder: Path, shard: RowShard, manifest: ExportManifest) -> _MappedShard:
@@ -210,11 +251,16 @@ def _mapped(folder: Path, shard: RowShard, manifest: ExportManifest) -> _MappedS
 
 def check_written(path: Path, rows: NDArray[Any], num_rows: int, manifest: ExportManifest) -> None:
     """Raise DamagedCheckpointError unless rows in a file are as many and of the type that manifests say."""
-    width = record_bytes(manifest.dim) if manifest.dtype == "int8" else manifest.dim
-    kind = {"float32": np.float32, "float16": np.float16, "int8": np.uint8}[manifest.dtype]
+    kind, width = _written_as(manifest)
     if rows.shape != (num_rows, width) or rows.dtype != kind:
         need = f"{np.dtype(kind)} {[num_rows, width]}"
         raise DamagedCheckpointError(f"{path} with {rows.dtype} {list(rows.shape)}", need, "export again")
+
+
+def _written_as(manifest: ExportManifest) -> tuple[type[Any], int]:
+    """Type and width of rows."""
+    width = record_bytes(manifest.dim) if manifest.dtype == "int8" else manifest.dim
+    return {"float32": np.float32, "float16": np.float16, "int8": np.uint8}[manifest.dtype], width
 
 
 def _check_rows(folder: Path, manifest: ExportManifest) -> None:

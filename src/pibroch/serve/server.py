@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.02
 _KEEP_ALIVE_S = 30
 _BACKLOG = 1024
+_WARM_S = 1.0  # between looks whether hosts with the rows are there, where no new versions are looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ async def _serve(
     serving = asyncio.ensure_future(
         server._serve([listener])
     )  # its public method takes the signals, and raises them again
-    reloading = asyncio.ensure_future(_reload(service.store, options.reload_s)) if options.reload_s else None
+    reloading = asyncio.ensure_future(_reload(service.store, options.reload_s))
     ending = asyncio.ensure_future(asked_to_end.wait())
     try:
         while not server.started and not serving.done():
@@ -149,17 +150,18 @@ async def _serve(
         await serving
     finally:
         for task in (reloading, ending):
-            if task is not None:
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
         service.batcher.close()
 
 
 async def _reload(store: ModelStore, every_s: float) -> None:
-    while True:
-        await asyncio.sleep(every_s)
+    while every_s or not store.is_warm:
+        await asyncio.sleep(every_s or _WARM_S)
         try:
-            await asyncio.to_thread(store.refresh)
+            await asyncio.to_thread(store.warm)
+            if every_s:
+                await asyncio.to_thread(store.refresh)
         except Exception:
             logger.exception("looking for a new version failed; the current one stays in service")

@@ -8,17 +8,21 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from pibroch.errors import CheckpointError, PibrochError
+from pibroch.errors import CheckpointError, PibrochError, WorkerLostError
 from pibroch.serve.delta_format import MANIFEST as DELTA_MANIFEST
 from pibroch.serve.delta_format import is_delta
 from pibroch.serve.export_format import MANIFEST as EXPORT_MANIFEST
 from pibroch.serve.export_format import is_export
 from pibroch.serve.predictor import Predictor
+from pibroch.serve.row_files import MappedRows
+from pibroch.serve.split_rows import Split
 from pibroch.train.checkpoint_folder import find_checkpoint
 from pibroch.train.manifest import MANIFEST as CHECKPOINT_MANIFEST
 
 logger = logging.getLogger(__name__)
 WARM_ROWS = (1, 64, 1024)
+HELD_VERSIONS = 4
+"""Newest versions whose rows other hosts can have, which may be at another than this one."""
 Identity = tuple[str, int, int, int]
 
 
@@ -82,24 +86,37 @@ class ModelStore:
         path: see :func:`find_target`.
         data: the dataset of a checkpoint, see :meth:`Predictor.open`.
         name: of the model; the path's by default.
+        split: where the rows are.
+
+    Attributes:
+        current: what answers.
+        is_warm: whether it has scored; false only while other hosts, which have some of its rows, do not answer.
 
     Raises:
         CheckpointError: when there is nothing that can be served.
     """
 
-    def __init__(self, path: Path, data: Path | None = None, name: str | None = None) -> None:
-        self._path, self._data = path, data
+    def __init__(
+        self, path: Path, data: Path | None = None, name: str | None = None, split: Split | None = None
+    ) -> None:
+        self._path, self._data, self.split = path, data, split or Split()
         self.name = name or re.sub(r"[^A-Za-z0-9._-]+", "-", path.absolute().name) or "model"
         self._refreshing = threading.Lock()
         self._refused: Target | None = None
+        self._coming: tuple[Target, Predictor] | None = None
+        self._held: tuple[Predictor, ...] = ()
         self._target = find_target(path)
-        self.current: Predictor = _opened(self._target, data)
+        self.current: Predictor = self._opened(self._target)
+        self._coming = None
         self.num_loaded, self.num_failed = 1, 0
+        self.is_warm = False
+        self.warm()
 
     def refresh(self) -> bool:
         """Open what has taken the place of the current version, if something has; returns whether it did.
 
-        Blocks for as long as that takes. What cannot be opened is logged once and left: the current version stays.
+        Blocks for as long as that takes. What cannot be opened is logged once and left: the current version stays. It
+        stays, too, until all hosts that have rows of the next one have opened that.
         """
         with self._refreshing:
             try:
@@ -108,28 +125,74 @@ class ModelStore:
                 return False  # while one folder takes another's name there is none
             if target in (self._target, self._refused):
                 return False
+            is_new = self._coming is None or self._coming[0] != target
             try:
-                opened = _opened(target, self._data, self.current)
-            except PibrochError as error:
-                try:
-                    is_final = find_target(self._path) == target  # else it was replaced meanwhile: look again
-                except PibrochError:
-                    is_final = False
-                if is_final:
-                    self._refused = target
-                    self.num_failed += 1
-                    logger.error("%s stays in service: %s", self.current.version, error)
+                opened = self._opened(target)
+                _warm(opened, self.split)
+            except WorkerLostError as error:
+                if is_new:
+                    logger.warning("%s stays in service until all hosts have the next: %s", self.current.version, error)
                 return False
-            before, self.current, self._target = self.current, opened, target
+            except PibrochError as error:
+                self._refuse(target, error)
+                return False
+            before, self.current, self._target, self._coming = self.current, opened, target, None
             self.num_loaded += 1
+            self.is_warm = True
             logger.info("serving version %s in place of %s", opened.version, before.version)
             return True
 
+    def warm(self) -> None:
+        """Score with the current version where it has not yet; blocks."""
+        if self.is_warm:
+            return
+        try:
+            _warm(self.current, self.split)
+        except WorkerLostError as error:
+            logger.warning("not ready yet, as rows are elsewhere: %s", error)
+        else:
+            self.is_warm = True
 
-def _opened(target: Target, data: Path | None, current: Predictor | None = None) -> Predictor:
-    """A predictor that has scored, so that kernels are compiled and files are in memory; it shares what it can."""
-    predictor = Predictor.open(target.folder, data, current)
+    def rows_of(self, sha256: str) -> MappedRows | None:
+        """The part of an export's rows that is here, by the checksum in its manifest; from any thread."""
+        for predictor in (self.current, *reversed(self._held)):
+            rows = predictor.exported_rows(sha256)
+            if rows is not None:
+                return rows
+        return None
+
+    def _opened(self, target: Target) -> Predictor:
+        """A predictor that shares what it can with the current one, and whose rows others can have from now on."""
+        if self._coming is not None and self._coming[0] == target:
+            return self._coming[1]
+        beside: Predictor | None = getattr(self, "current", None)
+        if self.split.is_whole:
+            opened = Predictor.open(target.folder, self._data, beside)
+        else:
+            opened = Predictor.open_split(target.folder, self.split, beside)
+        self._coming = target, opened
+        if self.split.part is not None:
+            self._held = (*self._held, opened)[-HELD_VERSIONS:]
+        return opened
+
+    def _refuse(self, target: Target, error: PibrochError) -> None:
+        """Leave what cannot be opened, unless it was replaced meanwhile: then it is looked at again."""
+        self._coming = None
+        try:
+            is_final = find_target(self._path) == target
+        except PibrochError:
+            is_final = False
+        if is_final:
+            self._refused = target
+            self.num_failed += 1
+            logger.error("%s stays in service: %s", self.current.version, error)
+
+
+def _warm(predictor: Predictor, split: Split) -> None:
+    """Score, so that kernels are compiled and files are in memory."""
+    if not split.scores:
+        return
+    predictor.reach_rows()
     if predictor.takes_raw:
         for count in WARM_ROWS:
             predictor.score_raw({column: [None] * count for column in predictor.columns})
-    return predictor

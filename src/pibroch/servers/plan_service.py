@@ -54,11 +54,12 @@ class PlanService:
         capacities: of each lane, see :class:`Oracle`.
         num_trainers: W.
         lookahead, design, delayed: see :class:`Oracle`.
+        goes_on: whether it takes the place of another one: then all trainers say first where they are, see :meth:`go_on`.
     """
 
     def __init__(
         self, bounds: Sequence[Ints], capacities: Sequence[int], num_trainers: int, lookahead: int, design: str,
-        delayed: bool,
+        delayed: bool, goes_on: bool = False,
     ) -> None:  # fmt: skip
         self._num_rows = [int(of_lane[-1]) for of_lane in bounds]
         lanes = list(zip(bounds, capacities, strict=True))
@@ -72,8 +73,40 @@ class PlanService:
             OracleThread(oracle(rank), TaskThread(f"pibroch-oracle-{rank}")) for rank in range(num_trainers)
         ]
         self._rounds: Rounds[StepPart] = Rounds(num_trainers)
+        self._awaited = set(range(num_trainers)) if goes_on else set[int]()
+        self._begins: dict[int, tuple[int, int]] = {}
         self._lock = threading.Lock()
         self._failure: Exception | None = None
+
+    def go_on(self, trainer: int, step: int, request: int, asked: Sequence[tuple[int, PlanRequest]]) -> None:
+        """Where a trainer is that was served by another one before; it tells about the steps from ``step`` on again.
+
+        The feed that the last of the trainers has come to counts: who tells of an earlier one needs nothing of it any more.
+
+        Args:
+            trainer: who says so.
+            step: with which a feed began.
+            request: number of the first request that comes again.
+            asked: of them, with their numbers, those that were answered before; the answers are made again for nobody.
+
+        Raises:
+            ProtocolError: when it has been said before.
+        """
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            if trainer not in self._awaited:
+                raise ProtocolError(f"trainer {trainer} that goes on", "each once, where another oracle served them")
+            self._awaited.remove(trainer)
+            self._begins[trainer] = step, request
+            if not self._awaited:
+                first = max(begun for begun, _ in self._begins.values())
+                self._rounds.begin(first)
+                for number, (_, first_request) in self._begins.items():
+                    self._oracles[number].begin(first, first_request)
+                self._pass_on()
+        for number, request_again in asked:
+            self._oracles[trainer].ask(number, request_again)
 
     def add(self, trainer: int, number: int, feed: int, rows: Sequence[Ints]) -> None:
         """A trainer's part of step ``number``, by lane.
@@ -88,12 +121,21 @@ class PlanService:
         with self._lock:  # oracles hear of the steps in their order
             if self._failure is not None:
                 raise self._failure
+            if self._begins and not self._awaited and number < max(step for step, _ in self._begins.values()):
+                return  # of a feed that others have left
             self._rounds.add(trainer, number, StepPart(feed, rows))
-            while (parts := self._rounds.take()) is not None:
-                if len({part.feed for part in parts}) > 1:
-                    raise ProtocolError(f"step {number} of several feeds", "the same program on all trainers")
-                for oracle in self._oracles:
-                    oracle.add(parts[0].feed, list(zip(*(part.rows for part in parts), strict=True)))
+            if not self._awaited:
+                self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Let the oracles hear of the steps that all trainers have told about."""
+        while (parts := self._rounds.take()) is not None:
+            if len({part.feed for part in parts}) > 1:
+                raise ProtocolError(
+                    f"step {self._rounds.number - 1} of several feeds", "the same program on all trainers"
+                )
+            for oracle in self._oracles:
+                oracle.add(parts[0].feed, list(zip(*(part.rows for part in parts), strict=True)))
 
     def ask(self, trainer: int, number: int, request: PlanRequest) -> Future[EncodedPlans]:
         """A trainer's request; its answer, encoded, is there as soon as it can be."""
@@ -123,14 +165,24 @@ class PlanService:
 ORACLES: Runs[PlanService] = Runs("an oracle", "homes, lookahead or cache")
 
 
-def configure(run: str, trainer: Sequence[str | int], key: str, wanted: list[Any], forgotten: list[str]) -> None:
+def configure(
+    run: str, trainer: Sequence[str | int], key: str, wanted: list[Any], forgotten: list[str], goes_on: bool = False
+) -> None:
     """Make the oracles ``key``, see :class:`Runs`; ``wanted`` are the arguments of :class:`PlanService`, bounds as a list."""
 
     def make() -> PlanService:
-        bounds, *others = wanted
-        return PlanService([np.array(of_lane, np.int64) for of_lane in bounds], *others)
+        bounds, capacities, num_trainers, *how = wanted
+        homes = [np.array(of_lane, np.int64) for of_lane in bounds]
+        lookahead, design, delayed = how
+        return PlanService(homes, capacities, num_trainers, lookahead, design, delayed, goes_on)
 
     ORACLES.configure(run, trainer, key, wanted, forgotten, make)
+
+
+def go_on(key: str, trainer: int, step: int, request: int, asked: list[list[Any]]) -> None:
+    """Where a trainer is, see :meth:`PlanService.go_on`; of each request its number and its fields."""
+    requests = [(int(number), _request(*fields)) for number, *fields in asked]
+    ORACLES.find(key).go_on(trainer, step, request, requests)
 
 
 def add(key: str, trainer: int, number: int, feed: int, num_rows: list[int], encoded: Tensor) -> None:
@@ -152,6 +204,10 @@ def add(key: str, trainer: int, number: int, feed: int, num_rows: list[int], enc
 @functions.async_execution
 def ask(key: str, trainer: int, number: int, kind: RequestKind, feed: int, num_steps: int) -> Future[EncodedPlans]:
     """A trainer's request, see :class:`PlanRequest`; the parts of its answer, see :mod:`pibroch.lookahead.encoding`."""
+    return ORACLES.find(key).ask(trainer, number, _request(kind, feed, num_steps))
+
+
+def _request(kind: RequestKind, feed: int, num_steps: int) -> PlanRequest:
     if kind not in ("open", "plan"):
         raise ProtocolError(f"a request to {kind!r}", "'open' or 'plan'")
-    return ORACLES.find(key).ask(trainer, number, PlanRequest(kind, feed, num_steps))
+    return PlanRequest(kind, feed, num_steps)

@@ -43,6 +43,11 @@ class Rounds(Generic[M]):
             )
         self._waiting.setdefault(number, {})[trainer] = message
 
+    def begin(self, number: int) -> None:
+        """Begin with another round than 0; what came of those before is forgotten."""
+        self.number = number
+        self._waiting = {each: of_round for each, of_round in self._waiting.items() if each >= number}
+
     def take(self) -> list[M] | None:
         """The messages of the next round, in the order of the trainers, once all are there."""
         if len(self._waiting.get(self.number, {})) < self.num_trainers:

@@ -16,7 +16,7 @@ from pibroch import rpc
 from pibroch.collectives import Channel
 from pibroch.errors import RpcError, WorkerLostError
 from pibroch.roles.losses import out_of_reach
-from pibroch.rpc.agent import current_agent
+from pibroch.rpc.calls.agent import current_agent
 
 T = TypeVar("T")
 CONFIGURE_TIMEOUT_S = 3600.0
@@ -28,7 +28,7 @@ _forgotten: defaultdict[str, deque[str]] = defaultdict(deque)
 
 
 class ServingWorkers:
-    """The servers of one kind. Whoever is lost stays lost, though another process may have its name by now.
+    """The servers of one kind. Whoever is lost stays lost until found again, though another may have its name by now.
 
     Args:
         role: what they are, in messages.
@@ -71,6 +71,15 @@ class ServingWorkers:
         """
         with self.explained(name):
             return rpc.rpc_async(self._worker(name), function, args, timeout=timeout_s or self.timeout_s)
+
+    def find_again(self, name: str) -> None:
+        """Take whoever has this name now in place of one that was lost; it knows nothing.
+
+        Raises:
+            TrainingError: when nobody has it.
+        """
+        self._lost.discard(name)
+        self._workers[name] = self._find(name)
 
     def ask(self, name: str, function: Callable[..., T], *args: object) -> T:
         """What a function says there.

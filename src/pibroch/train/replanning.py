@@ -46,10 +46,11 @@ class Replanner:
         self._session, self._run, self._above = session, run, above
         section = session.config.embedding.exchange.for_ranks(session.world.ranks.world_size)
         path = getattr(section, "plan", None)
-        if path is None or section.name not in ("alltoall", "retrieve"):
+        if path is None or section.name not in ("alltoall", "retrieve", "lookahead") or section.helpers():
             raise ConfigError(
                 f"train.replan_above with embedding.exchange {section.name!r} and plan {path!r}",
-                "alltoall or retrieve, under a plan by rows", "make one with `pibroch plan --mode training`",
+                "alltoall, retrieve, or lookahead without servers and central oracle, under a plan by rows",
+                "make one with `pibroch plan --mode training`",
             )  # fmt: skip
         self._features = {table.name: table.features for table in session.embeddings.tables}
         num_rows = sum(table.num_rows for table in session.embeddings.tables)
@@ -58,9 +59,13 @@ class Replanner:
         self._planner = ThreadPoolExecutor(1, thread_name_prefix="pibroch-replan")
         self._found: Future[Decay] | None = None
         self._looks: list[dict[str, float | str | None]] = []
+        self._is_moving = False
 
     def after_step(self, step: int, batch: JaggedBatch) -> None:
         """Watch a batch that was trained on; now and then let rows move."""
+        if self._is_moving and not self._session.embeddings.is_moving:
+            self._is_moving = False
+            self._note_arrival(step)
         if self._watch is not None:
             self._watch.add(ids_by_table(batch, self._features), batch.batch_size)
             idle = self._found is None and not self._session.embeddings.is_moving
@@ -70,6 +75,7 @@ class Replanner:
             told: str | None = self._session.world.control.gather(self._decide(step))[0]
             if told is not None:
                 self._session.embeddings.move_rows(Plan.load(Path(told)), self._rows_per_step)
+                self._is_moving = True
 
     def close(self) -> None:
         """Let the planning thread end."""
@@ -101,6 +107,14 @@ class Replanner:
             self._watch.assignment = decay.assignment
             logger.info("step %d: the plan costs %.2f times a fresh one; rows move to %s", step, decay.ratio, path)
         told = None if path is None else path.name
-        self._looks.append({"step": step, "current": decay.current, "fresh": decay.fresh, "moved_to": told})
+        look = {"step": step, "current": decay.current, "fresh": decay.fresh, "moved_to": told, "in_force_after": None}
+        self._looks.append(look)
         self._run.write_json("plan_decay.json", self._looks)
         return None if path is None else str(path)
+
+    def _note_arrival(self, step: int) -> None:
+        """All rows are at their homes under the plan of the last look."""
+        if self._watch is not None:
+            self._looks[-1]["in_force_after"] = step
+            self._run.write_json("plan_decay.json", self._looks)
+            logger.info("step %d: all rows have moved", step)

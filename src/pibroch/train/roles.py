@@ -12,12 +12,13 @@ from pibroch.collectives.world import World
 from pibroch.config import RunConfig
 from pibroch.errors import ConfigError
 from pibroch.process import threads_of_rank
-from pibroch.roles import DATA_PROCESSOR, Role, roles
+from pibroch.roles import DATA_PROCESSOR, ORACLE, Role, roles
 from pibroch.train.agreement import on_first, together
 from pibroch.train.run_directory import RunDirectory
 
-PROCESSOR_RESTARTS = 10
-"""How often a run starts a data processor again that has ended; it keeps nothing, so that nothing is trained again."""
+RESTARTS = {DATA_PROCESSOR: 10, ORACLE: 10}
+"""How often a run starts such a process again that has ended. A processor keeps nothing, and an oracle nothing that trainers
+could not tell it again, so that nothing is trained again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +75,7 @@ def processes_beside(config: RunConfig, world: World, run: RunDirectory, meet: s
     with ExitStack() as stack:
         if own:
             threads = threads_of_rank(_local_ranks(world, own) + sum(own.values()))
-            shares = [
-                Share(role, count, run.path / role.folder, PROCESSOR_RESTARTS if role is DATA_PROCESSOR else 0)
-                for role, count in own.items()
-            ]
+            shares = [Share(role, count, run.path / role.folder, RESTARTS.get(role, 0)) for role, count in own.items()]
             how = shares, threads, meet, partial(run.note_restart, from_step=None)
             meet = on_first(channel, lambda: stack.enter_context(started(*how)))
         assert meet is not None, "given, or opened just now"

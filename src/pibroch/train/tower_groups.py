@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from pibroch.data import EncodedDataset
+from pibroch.data.batch import JaggedBatch
 from pibroch.data.loader import Loader
 from pibroch.errors import ConfigError, StorageError
-from pibroch.planner.towers import Balance, Floats, Similarity, Strategy, coordinates, partition
+from pibroch.planner.towers import Balance, Centres, Floats, Similarity, Strategy, coordinates, partition
 from pibroch.serve.predictor import Predictor
 
 BATCH_SIZE = 2048
@@ -73,6 +74,7 @@ def group_features(
     categories: Sequence[str] | None = None,
     *,
     weigh_bytes: bool = True,
+    centred: bool = False,
     advance: Callable[[int], None] = lambda count: None,
 ) -> FeatureGroups:
     """Group a model's features by their embeddings of some training samples.
@@ -86,27 +88,40 @@ def group_features(
         balance: how even towers are.
         categories: of each feature, which towers do not mix.
         weigh_bytes: balance the bytes of tables; else lookups, that is ids a sample.
+        centred: compare embeddings less the mean of their feature, see :class:`Centres`; costs a second look at the samples.
         advance: is called with the samples that were looked at since.
 
     Raises:
         ConfigError: for numbers of towers that cannot be.
     """
-    features, split = predictor.features, dataset.split("train")
-    similarity, lookups, seen = Similarity(len(features)), np.zeros(len(features)), 0
-    for batch in Loader(split, BATCH_SIZE):
-        part = batch.select(features)
+    features, centres = predictor.features, None
+    if centred:
+        means = Centres(len(features), predictor.dim)
+        for part in _some(dataset, features, num_samples):
+            means.add(predictor.embed(part))
+        centres = means.mean()
+    similarity, lookups, seen = Similarity(len(features), centres), np.zeros(len(features)), 0
+    for part in _some(dataset, features, num_samples):
         similarity.add(predictor.embed(part))
         lookups += part.lengths().view(len(features), -1).sum(1).numpy()
-        advance(min(batch.batch_size, num_samples - seen))
-        seen += batch.batch_size
-        if seen >= num_samples:
-            break
+        advance(min(part.batch_size, num_samples - seen))
+        seen += part.batch_size
     num_bytes = {name: 4 * dataset.num_rows[name] * predictor.config.model.dim for name in features}
     weights = [float(num_bytes[name]) for name in features] if weigh_bytes else lookups.tolist()
     found = similarity.mean()
     groups = partition(found, weights, num_towers, strategy, balance, categories)
     named = tuple(tuple(features[number] for number in group) for group in groups)
     return FeatureGroups(features, named, found, num_bytes, strategy)
+
+
+def _some(dataset: EncodedDataset, features: Sequence[str], num_samples: int) -> Iterator[JaggedBatch]:
+    """Batches of the training split with so many samples, or all."""
+    seen = 0
+    for batch in Loader(dataset.split("train"), BATCH_SIZE):
+        yield batch.select(tuple(features))
+        seen += batch.batch_size
+        if seen >= num_samples:
+            break
 
 
 def read_categories(path: Path, features: Sequence[str]) -> list[str]:

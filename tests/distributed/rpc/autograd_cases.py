@@ -11,7 +11,7 @@ from autograd_programs import check
 
 from pibroch import rpc
 from pibroch.rpc import autograd
-from pibroch.rpc.agent import current_agent
+from pibroch.rpc.calls.agent import current_agent
 
 _messages = []
 _kept, _lock = {}, threading.Lock()

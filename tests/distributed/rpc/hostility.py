@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import torch
 
 from pibroch import rpc
-from pibroch.rpc import autograd, connection
-from pibroch.rpc.connection import Connection
-from pibroch.rpc.messages import Call
-from pibroch.rpc.stream import Stream
+from pibroch.rpc import autograd
+from pibroch.rpc.transport import connection
+from pibroch.rpc.transport.connection import Connection
+from pibroch.rpc.transport.stream import Stream
+from pibroch.rpc.values.messages import Call
 
 SECRET = b"the secret of the job under attack"
 PATIENCE_S = 60
@@ -84,14 +85,14 @@ def logged():
 
 def target():
     """Where this worker listens, and its process."""
-    from pibroch.rpc.agent import current_agent
+    from pibroch.rpc.calls.agent import current_agent
 
     record = current_agent()._peers.record
     return {"name": record.name, "unix": record.unix, "host": record.host, "port": record.port, "pid": os.getpid()}
 
 
 def incarnation():
-    from pibroch.rpc.agent import current_agent
+    from pibroch.rpc.calls.agent import current_agent
 
     return current_agent().incarnation
 
@@ -134,7 +135,7 @@ def seen(kind):
 
 def bytes_owed(name):
     """What a worker has not taken."""
-    from pibroch.rpc.agent import current_agent
+    from pibroch.rpc.calls.agent import current_agent
 
     return sum(each.bytes_owed for each in current_agent()._peers.connections() if each.peer.name == name)
 
@@ -145,7 +146,7 @@ def limit_unread(num_bytes):
 
 
 def is_busy():
-    from pibroch.rpc.agent import current_agent
+    from pibroch.rpc.calls.agent import current_agent
 
     return current_agent().is_busy()
 
@@ -292,7 +293,7 @@ def varied_calls(to):
 
 def call_for_error(to, function_name):
     """Name and text of the error that a call of a function by this name gives its caller."""
-    from pibroch.rpc.agent import current_agent
+    from pibroch.rpc.calls.agent import current_agent
 
     agent = current_agent()
     try:
@@ -318,7 +319,7 @@ def call_as_stranger(name, port, secret):
 
 def left_behind():
     """All that is kept for peers, by kind."""
-    from pibroch.rpc.agent import current_agent
+    from pibroch.rpc.calls.agent import current_agent
 
     agent = current_agent()
     return {

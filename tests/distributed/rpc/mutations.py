@@ -4,8 +4,8 @@ import random
 
 import msgspec
 
-from pibroch.rpc.frames import Kind, header
-from pibroch.rpc.messages import Call, Envelope, encode
+from pibroch.rpc.transport.frames import Kind, header
+from pibroch.rpc.values.messages import Call, Envelope, encode
 
 Ext = msgspec.msgpack.Ext
 

@@ -7,7 +7,7 @@ import time
 import torch
 
 from pibroch import rpc
-from pibroch.rpc.agent import current_agent
+from pibroch.rpc.calls.agent import current_agent
 from pibroch.rpc.rref import RRef, remote
 
 SETTLE_S = 60.0

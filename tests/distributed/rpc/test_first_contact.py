@@ -11,7 +11,7 @@ from rpc_crew import Crew
 
 from pibroch import rpc
 from pibroch.errors import WorkerLostError
-from pibroch.rpc.agent import current_agent
+from pibroch.rpc.calls.agent import current_agent
 
 LOST_AFTER_S = 1.0
 

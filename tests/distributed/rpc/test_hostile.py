@@ -13,13 +13,13 @@ from mutations import Ext, call_of, mutations
 from rpc_crew import Crew, Worker
 
 from pibroch.errors import AuthenticationError, NotAllowedError, ProtocolError
-from pibroch.rpc.callables import Callables
-from pibroch.rpc.failures import decode_failure
-from pibroch.rpc.frames import HEADER, Kind, header
 from pibroch.rpc.info import WorkerInfo
-from pibroch.rpc.messages import Envelope, encode
 from pibroch.rpc.options import Limits
-from pibroch.rpc.values import Code
+from pibroch.rpc.transport.frames import HEADER, Kind, header
+from pibroch.rpc.values.callables import Callables
+from pibroch.rpc.values.codec import Code
+from pibroch.rpc.values.failures import decode_failure
+from pibroch.rpc.values.messages import Envelope, encode
 
 pytestmark = pytest.mark.timeout(240 + int(os.environ.get("PIBROCH_HOSTILE_FRAMES", "0")) // 100)
 

@@ -15,12 +15,12 @@ from hostility import SECRET
 from mutations import Ext, call_of
 from rpc_crew import Crew
 
-from pibroch.rpc.failures import decode_failure
-from pibroch.rpc.frames import Kind, header
 from pibroch.rpc.info import WorkerInfo
-from pibroch.rpc.messages import encode
 from pibroch.rpc.options import Limits
-from pibroch.rpc.values import Code
+from pibroch.rpc.transport.frames import Kind, header
+from pibroch.rpc.values.codec import Code
+from pibroch.rpc.values.failures import decode_failure
+from pibroch.rpc.values.messages import encode
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -1,4 +1,4 @@
-"""Joining and leaving: what works when, by which meeting place, and who may come later."""
+"""Joining and leaving: what works when, by which rendezvous, and who may come later."""
 
 import os
 import threading
@@ -328,7 +328,7 @@ def error_of(to):
 
 
 def look_for(name):
-    with pytest.raises(RpcError, match=f"no answer from the meeting place about 'worker/{name}'"):
+    with pytest.raises(RpcError, match=f"no answer from the rendezvous about 'worker/{name}'"):
         rpc.rpc_sync(name, identity, (1,))
 
 

@@ -1,4 +1,4 @@
-"""Workers that join late, leave, come back, or are the meeting place's host and die."""
+"""Workers that join late, leave, come back, or are the rendezvous's host and die."""
 
 import time
 

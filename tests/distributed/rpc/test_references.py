@@ -10,7 +10,7 @@ import torch
 
 from pibroch import rpc
 from pibroch.errors import NotAllowedError, ReferenceLostError, RpcTimeoutError
-from pibroch.rpc.agent import current_agent
+from pibroch.rpc.calls.agent import current_agent
 from pibroch.rpc.rref import RRef, remote
 
 pytestmark = pytest.mark.timeout(180)
@@ -283,7 +283,7 @@ def cases_proxy(rref):
 
     class Unchecked:
         def __getattribute__(self, name):
-            return lambda *args: current_agent().references.calls.call(rref, name, [list(args), {}], 30.0)
+            return lambda *args: current_agent().references.call(rref, name, [list(args), {}], 30.0)
 
     return Unchecked()
 
@@ -322,8 +322,8 @@ def test_async_execution_fills_the_value_later(crew):
 def hostile():
     """Messages that fit nothing: whatever they ask for, values and counts stay."""
     from pibroch.rpc.references import News, Peer, Place
+    from pibroch.rpc.references.call_messages import Create, Fetch, FunctionCall
     from pibroch.rpc.references.messages import Asked, Confirmed, Dropped, NotComing, Refused, Register, Settled
-    from pibroch.rpc.rref_messages import Create, Fetch, FunctionCall
 
     agent, there = current_agent(), rpc.get_worker_info("worker1")
     theirs = remote("worker1", cases.make, (3,))
@@ -352,7 +352,7 @@ def test_messages_that_fit_nothing_change_nothing(crew):
 def expect_from_nobody():
     """A value that its creator was to ask for and never will: whoever waits for it hears so."""
     from pibroch.rpc.references import Peer, Place
-    from pibroch.rpc.rref_messages import Fetch
+    from pibroch.rpc.references.call_messages import Fetch
 
     agent, there, creator = current_agent(), rpc.get_worker_info("worker1"), rpc.get_worker_info("worker2")
     rpc.rpc_sync("worker2", cases.identity, (1,))

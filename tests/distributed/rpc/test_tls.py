@@ -12,7 +12,7 @@ from rpc_crew import Crew, Worker, join
 from certificates import authority, openssl, signed
 from pibroch import rpc
 from pibroch.errors import ConfigError, RpcError
-from pibroch.rpc.tls import client_context, server_context
+from pibroch.rpc.transport.tls import client_context, server_context
 
 pytestmark = [
     pytest.mark.timeout(120),

@@ -11,11 +11,11 @@ from mutations import call_of
 from rpc_crew import Crew
 from test_hostile import log_of
 
-from pibroch.rpc.connection import UNREAD_BYTES
-from pibroch.rpc.failures import decode_failure
-from pibroch.rpc.frames import Kind, header
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.options import Limits
+from pibroch.rpc.transport.connection import UNREAD_BYTES
+from pibroch.rpc.transport.frames import Kind, header
+from pibroch.rpc.values.failures import decode_failure
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -48,7 +48,7 @@ def install():
 
     from pibroch import rpc
     from pibroch.rpc import autograd
-    from pibroch.rpc.agent import is_initialized
+    from pibroch.rpc.calls.agent import is_initialized
     from pibroch.rpc.optim import DistributedOptimizer
 
     for name in RPC_NAMES:
@@ -143,7 +143,7 @@ def joining(api, options_class):
 
 def agent():
     """Torch's view of our agent; raises when there is none."""
-    from pibroch.rpc.agent import current_agent
+    from pibroch.rpc.calls.agent import current_agent
 
     return AgentView(current_agent())
 
@@ -179,7 +179,7 @@ class ContextView:
         return self._context.id
 
     def _known_worker_ids(self):
-        return {worker.id for worker in self._context.met} - {agent()._agent.info.id}
+        return {worker.id for worker in self._context.reached} - {agent()._agent.info.id}
 
     def _send_functions(self):
         from pibroch.rpc.autograd.gates import behind

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from benchmarks import lagged_data, lagged_sections
+from benchmarks import channel_section, lagged_data, lagged_sections
 from benchmarks.topics import bounded_lag
 from benchmarks.workers import lagged
 
@@ -76,3 +76,10 @@ def test_a_delay_is_never_shorter_than_drawn():
         start = time.perf_counter()
         lagged._delay(seconds)
         assert time.perf_counter() - start >= seconds
+
+
+def test_training_over_channels_is_compared_round_by_round():
+    answers = [{"auto": [(0.1, 0.1), (0.4, 0.2)], "gloo": [(0.2, 0.3), (0.8, 0.6)]}] * 2
+    ours, gloo = channel_section.channel_rows("small", 10, answers)
+    assert ours["ranks"] == 2 and ours["gloo_over_this"] == pytest.approx(2) and gloo["gloo_over_this"] == 1
+    assert ours["cpu_ms"] == pytest.approx(30) and ours["gloo_cpu_over_this"] == pytest.approx(3)

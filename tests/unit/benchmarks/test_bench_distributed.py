@@ -6,7 +6,7 @@ import pytest
 import torch
 from benchmarks.cases import CHECK_STEPS, Arrays, Case
 from benchmarks.comparison import OURS
-from benchmarks.hosts import link_mb
+from benchmarks.hosts import link_mb, loopback_mb
 from benchmarks.lab import LinkBytes
 from benchmarks.runner import Times
 from benchmarks.team import Carried
@@ -85,7 +85,8 @@ def test_without_torchrec_there_is_no_ratio_to_it():
 
 def test_bytes_are_those_of_a_step_on_the_mean_and_on_the_worst_link():
     carried = (
-        Carried(10, (LinkBytes(30_000_000, 10_000_000), LinkBytes(10_000_000, 30_000_000))),
-        Carried(1, (LinkBytes(3_000_000, 1_000_000), LinkBytes(1_000_000, 14_000_000))),
+        Carried(10, (LinkBytes(30_000_000, 10_000_000), LinkBytes(10_000_000, 30_000_000)), (22_000_000, 0)),
+        Carried(1, (LinkBytes(3_000_000, 1_000_000), LinkBytes(1_000_000, 14_000_000)), (0, 11_000_000)),
     )
+    assert loopback_mb(carried) == pytest.approx(1.5)
     assert link_mb(carried) == (pytest.approx(2.0), pytest.approx(4.0))

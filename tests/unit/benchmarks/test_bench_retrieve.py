@@ -28,7 +28,7 @@ def test_plans_for_lookups_copy_once_a_host(tmp_path):
     assert profile.num_accesses == ids.size and profile.tables["C1"].batches.max() <= 6
     plans = write_plans(ids, Case("", 16, num_tables=2, num_rows=300), 2, 2, tmp_path)
     copied, placed = (Plan.load(tmp_path / f"{name}.json").row_map for name in ("copied", "placed"))
-    assert sorted(plans) == ["by_table", "copied", "placed", "training"]
+    assert sorted(plans) == ["by_table", "copied", "elsewhere", "placed", "training"]
     assert not placed.copies.any() and copied.copies.any()
     on_host = copied.copies.reshape(-1, 2, 2).sum(2)
     assert (on_host == 2).mean() < 0.1  # a neighbour's copy costs next to nothing, so a second one gains little

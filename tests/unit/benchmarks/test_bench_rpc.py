@@ -1,12 +1,17 @@
+from dataclasses import fields
 from itertools import pairwise
 
 import pytest
 import torch
+from benchmarks import rpc_ablation
 from benchmarks.runner import Schedule, Times
 from benchmarks.topics import rpc as topic
 from benchmarks.topics.rpc import KB, MB, ONE_HOST, OURS, Phase
 from benchmarks.workers import rpc_functions
+from benchmarks.workers.rpc_pibroch import WITHOUT
 from benchmarks.workers.rpc_subject import CALLS_PER_STEP, CallSubject, RpcSubject
+
+from pibroch.rpc.policies import LatencyPolicies
 
 SHORT = Schedule(rounds=2, steps_per_round=10, warmup_steps=3)
 
@@ -23,6 +28,21 @@ def test_every_phase_is_known_to_those_who_take_part():
         assert phase.name in references
         assert phase.name in calls or not phase.takes(topic.GRPC)
         assert phase.takes(topic.TORCH)
+
+
+def test_the_ablation_has_a_pair_without_each_policy_and_all_of_them_take_part():
+    whole, *without = rpc_ablation.specs()
+    assert (whole.label, whole.environment) == (OURS, {})
+    assert {spec.environment[WITHOUT] for spec in without} == {field.name for field in fields(LatencyPolicies)}
+    for quick in (False, True):
+        phases = topic.phases_of_ablation(quick)
+        assert all(
+            phase.takes(spec.label) and phase.name in RpcSubject(None, None, {}).phases()
+            for phase in phases
+            for spec in without
+        )
+    rows = [{"contender": spec.label, "call": "identity", "size": "1 KB", "over_pibroch": 1.25} for spec in without]
+    assert rpc_ablation.worth(rows)[0] == "**without spin: identity 1 KB 1.25x**"
 
 
 def test_no_phase_is_measured_twice_in_one_place():

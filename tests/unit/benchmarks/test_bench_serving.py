@@ -1,12 +1,14 @@
 """The topic on serving: what it makes of rounds, its case, and that the plain server gives the scores of ours."""
 
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.http_load import HttpServer, find_wrk, plain_server, run_load, serve_command
+from benchmarks import serving_hosts
+from benchmarks.http_load import HttpServer, LoadResult, find_wrk, plain_server, run_load, serve_command
 from benchmarks.serving_case import make_case
 from benchmarks.topics import serving
 
@@ -21,6 +23,45 @@ def test_ratios_are_of_rounds():
     ours, theirs = serving._rows_of(turns, 1, 8)
     assert (ours["over_fastapi"], ours["least_over_fastapi"], ours["most_over_fastapi"]) == (3.3, 3.0, 4.0)
     assert theirs["over_fastapi"] == 1 and ours["failed"] == 3 and ours["requests_per_second"] == 33
+
+
+MAPS = """
+import mmap, os, sys
+with open(sys.argv[1], "rb") as file:
+    mapped = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE)
+done, begun = os.pipe()
+child = os.fork()
+read = sum(mapped[place] for place in range(0, len(mapped), 4096))
+if child:
+    os.read(done, 1)
+    print(child, flush=True)
+else:
+    os.write(begun, b"x")
+sys.stdin.read()
+"""
+
+
+def test_memory_of_workers_counts_what_they_share_once(tmp_path):
+    """Two processes that have read all of one mapped file: its pages are in the sum, and once."""
+    size, file = 64 << 20, tmp_path / "tables"
+    file.write_bytes(bytes(size))
+    command = [sys.executable, "-S", "-c", MAPS, file]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        second = int(first.stdout.readline())
+        shares = [serving._proportional_bytes(pid) for pid in (first.pid, second)]
+        first.stdin.close()
+    assert size <= sum(shares) < 1.5 * size and max(shares) < size
+
+
+def test_hosts_are_compared_round_by_round():
+    def loads(*times):
+        return [LoadResult(10, 1.0, time, 2 * time, 3 * time, 0, 0.0) for time in times]
+
+    one, two = serving_hosts._rows_of(
+        {serving_hosts.ONE: loads(2.0, 4.0, 2.0), serving_hosts.TWO: loads(3.0, 4.0, 4.0)}, "1gbit", 1, 8
+    )
+    assert two["over_one_host"] == 1.5 and one["over_one_host"] == 1
+    assert (two["least_over_one_host"], two["most_over_one_host"]) == (1.0, 2.0)
 
 
 def test_without_the_generator(monkeypatch):

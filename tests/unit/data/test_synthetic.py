@@ -189,6 +189,8 @@ def test_planted_groups_interact_inside_alone_and_are_written_down(tmp_path):
         for other in names:
             products = factors[one] @ factors[other].T
             assert products.any() == (group_of[one] == group_of[other])
+            if group_of[one] == group_of[other]:  # all of a group's are of one direction
+                assert np.linalg.matrix_rank(np.concatenate([factors[one], factors[other]])) == 1
     synthesize(options, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "groups.json").read_text()) == {"towers": groups}
     with pytest.raises(ConfigError, match="27 planted groups"):

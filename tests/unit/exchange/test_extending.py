@@ -1,5 +1,6 @@
-"""The page on extending is the example, word for word; the conformance suite runs it, and so does torchrun."""
+"""The page on extending is the example, word for word; the conformance suite runs it, and so do two ranks."""
 
+import os
 import re
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from forked import Program
+from forked import ranks
 from pibroch.config import exchange as registry
 from pibroch.config.exchange import ExchangeSection, ExchangeSpec, exchanges, find_exchange, register_exchange
 from pibroch.errors import ConfigError
@@ -26,10 +27,11 @@ def test_every_block_of_the_page_is_in_the_example():
 
 
 def test_the_example_runs():
-    with Program("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, EXAMPLE) as torchrun:
-        ran = torchrun.end(200)
-    assert ran.returncode == 0, ran.stderr
-    sizes = dict(re.findall(r"rank (\d): log loss \d\.\d+, (\d+) bytes", ran.stdout))
+    with ranks(2, EXAMPLE) as both:
+        ran = [each.end(200) for each in both]
+    assert [each.returncode for each in ran] == [0, 0], ran
+    said = "".join(each.stdout for each in ran)
+    sizes = dict(re.findall(r"rank (\d): log loss \d\.\d+, (\d+) bytes", said))
     assert sizes == {"0": str(50 * 16 * 4), "1": "0"}  # weights and accumulators of 50 rows
 
 
@@ -42,9 +44,7 @@ def test_an_installed_package_is_known_to_recipes(tmp_path):
     entry = "[pibroch.exchanges]\nask_first = own_exchange\n"
     (tmp_path / "own_exchange-1.dist-info" / "entry_points.txt").write_text(entry)
     (tmp_path / "own_exchange.py").write_text(EXAMPLE.read_text())
-    program = f"""
-        import sys
-        sys.path.insert(0, {str(tmp_path)!r})
+    program = """
         from pibroch.config import load_recipe
         from pibroch.errors import ConfigError
         print(load_recipe("synthetic_small", ["embedding.exchange=ask_first"]).embedding.exchange.for_ranks(3).name)
@@ -53,7 +53,11 @@ def test_an_installed_package_is_known_to_recipes(tmp_path):
         except ConfigError as error:
             print(error)
     """
-    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=100)
+    place = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=100,
+        env=os.environ | {"PYTHONPATH": place},
+    )  # fmt: skip
     first, second = ran.stdout.splitlines()
     assert first == "ask_first", ran.stderr
     assert "unknown key `embedding.exchange.wire`" in second

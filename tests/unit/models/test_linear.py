@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from pibroch.models.linear import Linear
+from pibroch.models.linear import FEW_SAMPLES, Linear
 from pibroch.models.mlp import MLP, HiddenOptions
 
 SHAPES = [(1, 1, 1), (7, 3, 5), (64, 13, 512), (33, 512, 16), (20, 367, 96), (5, 256, 1), (0, 4, 3)]
@@ -95,3 +95,20 @@ def test_mlp_is_its_layers(last_is_hidden: bool) -> None:
 def test_mlp_of_one_width_is_the_identity() -> None:
     x = torch.randn(3, 5)
     assert MLP((5,), last_is_hidden=True)(x) is x
+
+
+def test_few_samples_of_a_model_that_serves_go_through_mkl():
+    """The numbers agree within rounding, whatever the way; NaN passes, and while gradients are computed nothing changes."""
+    layer = Linear(9, 5)
+    for size in (1, FEW_SAMPLES, FEW_SAMPLES + 1):
+        x = torch.randn(size, 9)
+        with torch.inference_mode():
+            layer.few_samples = 0
+            expected = [layer(x), layer(x, relu=True)]
+            layer.few_samples = FEW_SAMPLES
+            found = [layer(x), layer(x, relu=True)]
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+        assert (torch.equal(found[0], torch.nn.functional.linear(x, layer.weight, layer.bias))) or size > FEW_SAMPLES
+    with torch.inference_mode():
+        assert layer(torch.full((1, 9), torch.nan), relu=True).isnan().all()

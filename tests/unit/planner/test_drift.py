@@ -10,7 +10,8 @@ from pibroch.planner.partition import TableSize
 from pibroch.planner.profile import ProfileCounter
 from pibroch.planner.topology import ClusterTopology
 
-ROWS, BATCH = 2000, 128
+ROWS, BATCH = 2000, 512
+ABOVE = 1.1  # a plan that costs this many times a fresh one has decayed
 TABLES = [TableSize(name, ROWS, 64, 64) for name in ("a", "b")]
 TOPOLOGY = ClusterTopology.of({"hosts": [2, 2], "within_host": 0.01, "between_hosts": 1.0}, "the test")
 
@@ -29,23 +30,30 @@ def planned(options, rng, order):
     return make_plan(TABLES, profile, TOPOLOGY, options)[0], profile
 
 
-@pytest.mark.parametrize("mode", ["inference", "training"])
-def test_a_stationary_stream_is_no_drift_and_a_shifted_one_is_within_50_batches(mode):
+@pytest.mark.parametrize(("mode", "steps", "of_fresh"), [("inference", 400, 1.1), ("training", 2000, 1.05)])
+def test_a_stationary_stream_is_no_drift_and_a_shifted_one_is_within_50_batches(mode, steps, of_fresh):
     rng, options = np.random.default_rng(1), PlanOptions(extra=0.1, mode=mode, steps=False, threshold=0.002)
-    before, after = np.arange(ROWS), np.roll(np.arange(ROWS), ROWS // 2)
+    before = np.arange(ROWS)
     assignment, _ = planned(options, rng, before)
     watch = DriftWatch(assignment, TABLES, TOPOLOGY, options, BATCH)
-    for step in range(1, 401):
+    for step in range(1, steps + 1):
         watch.add(drawn(rng, before), BATCH)
-        if step % 100 == 0:
-            assert watch.look().ratio < 1.1
+        if step % 200 == 0:
+            assert watch.look().ratio < (1 + ABOVE) / 2
+    homes = assignment.home[assignment.partition_of["a"]].astype(np.int64)
+    after = np.argsort(homes, kind="stable")  # what is hot now lies on one shard
     for _ in range(50):
         watch.add(drawn(rng, after), BATCH)
     decay = watch.look()
-    assert decay.ratio > (1.2 if mode == "inference" else 1.02)
-    best, profile = planned(options, rng, after)
-    costs = [worst_link(each, profile, TABLES, TOPOLOGY, mode) for each in (decay.assignment, best, assignment)]
-    assert costs[0] < costs[2]
+    assert decay.ratio > ABOVE
+    if mode == "inference":  # copies are chosen row by row: half of what the sketch knows is of the time before
+        for _ in range(50):
+            watch.add(drawn(rng, after), BATCH)
+        decay = watch.look()
+    best, _ = planned(options, rng, after)
+    _, held_out = planned(options, rng, after)
+    costs = [worst_link(each, held_out, TABLES, TOPOLOGY, mode) for each in (decay.assignment, best, assignment)]
+    assert costs[0] <= of_fresh * costs[1] and costs[2] > ABOVE * costs[1]
 
 
 def test_what_it_cannot_do_is_refused():

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from pibroch.errors import ConfigError
-from pibroch.planner.towers import Balance, Similarity, balanced_groups, coordinates, partition
+from pibroch.planner.towers import Balance, Centres, Similarity, balanced_groups, coordinates, partition
 
 
 def planted(blocks, noise, seed):
@@ -37,7 +37,7 @@ def labels(groups, size):
 @pytest.mark.parametrize("blocks", [(7, 7, 6, 6), (13, 13), (9, 9, 8)])
 def test_planted_blocks_are_found(blocks):
     scores = []
-    for seed in range(10):
+    for seed in range(5):
         similarity, block = planted(blocks, 0.15, seed)
         groups = partition(similarity, np.ones(len(block)), len(blocks))
         scores.append(adjusted_rand(labels(groups, len(block)), block))
@@ -105,3 +105,21 @@ def test_points_lie_as_far_from_each_other_as_features():
     found = coordinates(1 - distance, "coherent")
     again = np.sqrt(((found[:, None] - found) ** 2).sum(2))
     assert np.abs(again - distance).max() < 0.01
+
+
+def test_without_means_interactions_alone_tell_what_is_alike():
+    """Two pairs of features with a direction each; what all have in common hides it. Empty bags say nothing."""
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.eye(4)[[0, 1, 0, 1]]
+    embedded = torch.randn(500, 4, 1, generator=generator) * directions + torch.tensor([0.0, 0.0, 5.0, 5.0])
+    embedded[:100, 3] = 0.0
+    centres = Centres(4, 4)
+    for part in embedded.split(200):
+        centres.add(part)
+    torch.testing.assert_close(centres.mean()[3], embedded[100:, 3].mean(0))
+    plain, centred = Similarity(4), Similarity(4, centres.mean())
+    for part in embedded.split(200):
+        plain.add(part)
+        centred.add(part)
+    assert plain.mean().min() > 0.9
+    np.testing.assert_allclose(centred.mean(), (directions @ directions.T).numpy(), atol=0.01)

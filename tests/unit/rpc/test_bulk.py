@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from pibroch.errors import ProtocolError
-from pibroch.rpc.bulk import CHUNK_BYTES, BulkReceiver
-from pibroch.rpc.frames import Frame, Kind
-from pibroch.rpc.messages import TensorInfo
+from pibroch.rpc.transport.bulk import CHUNK_BYTES, BulkReceiver
+from pibroch.rpc.transport.frames import Frame, Kind
+from pibroch.rpc.values.messages import TensorInfo
 
 SIZE = 2 * CHUNK_BYTES + 400
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pibroch.errors import ConfigError, NotAllowedError
-from pibroch.rpc import callables as callables_module
-from pibroch.rpc.callables import Callables, default_modules
-from pibroch.rpc.known_callables import checked_callables, known_callables, tensor_methods
+from pibroch.rpc.values import callables as callables_module
+from pibroch.rpc.values.callables import Callables, default_modules
+from pibroch.rpc.values.known_callables import checked_callables, known_callables, tensor_methods
 
 HERE = __name__
 
@@ -274,7 +274,7 @@ def test_peers_reach_only_what_is_defined_here(callables, qualname):
         "pibroch.rpc.api:init_rpc",
         "pibroch.rpc.functions:run",
         "pibroch.rpc.autograd.engine:Autograd",
-        "pibroch.rpc.references:ReferenceBook",
+        "pibroch.rpc.references:ReferenceTable",
         "torch:Generator",
         "torch:as_strided",
         "torch:segment_reduce",
@@ -348,9 +348,9 @@ def test_peers_reach_only_what_is_defined_here(callables, qualname):
         "torch.optim.lr_scheduler:partial",
         "torch.distributed:init_process_group",
         "pibroch.rpc.secret:find_secret",
-        "pibroch.rpc.agent:Agent",
-        "pibroch.rpc.callables:Callables",
-        "pibroch.rpc.handshake:Server",
+        "pibroch.rpc.calls.agent:Agent",
+        "pibroch.rpc.values.callables:Callables",
+        "pibroch.rpc.transport.handshake:Server",
         "pibroch.errors:ConfigError",
         f"{HERE}x:function",
         "no.such.module:function",
@@ -514,7 +514,7 @@ def test_private_names_of_libraries_stay_private_whatever_is_allowed(name):
 
 ASKED_BY_MANY = """
 import sys, threading
-from pibroch.rpc.known_callables import checked_callables, known_callables, names_of_known
+from pibroch.rpc.values.known_callables import checked_callables, known_callables, names_of_known
 sys.setswitchinterval(1e-6)
 start, seen = threading.Barrier(8), []
 threads = [threading.Thread(target=lambda: (start.wait(), seen.append(names_of_known()))) for _ in range(8)]

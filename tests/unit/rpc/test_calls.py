@@ -1,7 +1,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pibroch.rpc.calls import PendingCall, PendingCalls
+from pibroch.rpc.calls.pending import PendingCall, PendingCalls
 
 
 class Outcome:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from pibroch.errors import NotAllowedError
-from pibroch.rpc.callables import Callables
-from pibroch.rpc.known_callables import checked_callables
+from pibroch.rpc.values.callables import Callables
+from pibroch.rpc.values.known_callables import checked_callables
 
 CALLABLES = Callables(())
 ONE = torch.ones(1)

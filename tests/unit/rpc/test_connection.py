@@ -6,27 +6,26 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pibroch.rpc.connection import Connection
-from pibroch.rpc.frames import Frame, Kind
+from pibroch.rpc.calls.requests import Requests
 from pibroch.rpc.info import WorkerInfo
-from pibroch.rpc.messages import Answer, Envelope, TensorInfo, encode
 from pibroch.rpc.options import Limits
-from pibroch.rpc.requests import Requests
+from pibroch.rpc.transport.connection import Connection
+from pibroch.rpc.transport.frames import Frame, Kind
+from pibroch.rpc.values.messages import Answer, Envelope, TensorInfo, encode
 
 LIMITS = Limits(message_bytes=3000)
+DEAF = SimpleNamespace(**dict.fromkeys(("on_message", "on_failure", "on_lost"), lambda *_: None))
 
 
 def arrived(*infos):
     """The tensors of an answer, or the text of its error."""
     messages, failures = [], []
-    connection = Connection(
-        WorkerInfo("eve", 1),
-        1,
-        LIMITS,
-        lambda connection, message: messages.append(message.tensors),
-        lambda connection, number, metadata: failures.append(str(metadata)),
-        lambda connection, reason: None,
+    inbox = SimpleNamespace(
+        on_message=lambda connection, message: messages.append(message.tensors),
+        on_failure=lambda connection, number, metadata: failures.append(str(metadata)),
+        on_lost=lambda connection, reason: None,
     )
+    connection = Connection(WorkerInfo("eve", 1), 1, LIMITS, inbox)
     metadata = encode(Envelope(encode(Answer()), encode(None), list(infos)))
     num_bytes = sum(info.num_bytes() for info in infos)
     connection.on_frame(Frame(Kind.ANSWER, 3, metadata, num_bytes, payload=bytearray(num_bytes)))
@@ -50,7 +49,7 @@ def test_orders_of_dims_take_no_memory():
 
 def test_a_lost_connection_keeps_nothing_of_what_has_half_arrived():
     """It may be referred to until the garbage collector comes, and a peer may come back often before."""
-    connection = Connection(WorkerInfo("eve", 1), 1, LIMITS, *[lambda *_: None] * 3)
+    connection = Connection(WorkerInfo("eve", 1), 1, LIMITS, DEAF)
     allocates = []
     connection.open_bulk(lambda allocate, *_: (allocates.append(allocate), NoStream())[1], b"")
     chunk = Frame(Kind.BULK, 1, encode((2911, 0)), 2911)
@@ -75,11 +74,11 @@ def num_tensors_of(size):
 
 
 def test_a_request_that_meets_a_lost_connection_says_why_it_was_lost():
-    connection, failures = Connection(WorkerInfo("eve", 1), 1, LIMITS, *[lambda *_: None] * 3), []
+    connection, failures = Connection(WorkerInfo("eve", 1), 1, LIMITS, DEAF), []
     connection.lose("it does not listen")
     packer = SimpleNamespace(send=lambda *args: args[-1]())
     loop = SimpleNamespace(call_at=lambda *_: None)
-    requests = Requests(WorkerInfo("me", 0), packer, loop, None, None)
+    requests = Requests(WorkerInfo("me", 0), packer, loop, None)
     requests.ask(connection, SimpleNamespace(fail=failures.append), Answer(), None, 10.0, None)
     assert ["it does not listen" in str(error) for error in failures] == [True]
     assert requests.num_pending == 0

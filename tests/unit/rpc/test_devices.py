@@ -2,13 +2,14 @@ import pytest
 import torch
 
 from pibroch.errors import NotAllowedError, ProtocolError
-from pibroch.rpc.devices import stage, unstage
+from pibroch.rpc.values.devices import stage, unstage
 
 
 def test_tensors_of_the_cpu_stay_what_they_are():
     tensors = [torch.ones(2), torch.zeros(0)]
-    staged, devices = stage(tensors, {}, "peer")
-    assert staged is tensors and devices == []
+    before = list(tensors)
+    assert stage(tensors, {}, "peer") == []
+    assert all(one is other for one, other in zip(tensors, before, strict=True))
 
 
 def test_a_device_without_a_map_is_refused_with_advice():
@@ -25,6 +26,7 @@ def test_a_device_that_is_not_there():
 def test_there_and_back_through_page_locked_memory():
     device = torch.device("cuda", 0)
     sent = torch.randn(1000, device=device)
-    staged, devices = stage([sent], {device: device}, "peer")
-    assert staged[0].device.type == "cpu" and devices == [0]
+    staged = [sent]
+    assert stage(staged, {"peer": {device: device}}, "peer") == [0]
+    assert staged[0].device.type == "cpu"
     assert torch.equal(unstage(staged[0], 0), sent)

@@ -9,11 +9,11 @@ import threading
 import pytest
 
 from pibroch.errors import AuthenticationError
-from pibroch.rpc import dialling
-from pibroch.rpc.dialling import Dialling, is_final
-from pibroch.rpc.handshake import Client, Identity, Purpose, Server
-from pibroch.rpc.link import Address, Admission, dial
-from pibroch.rpc.reactor import Reactor
+from pibroch.rpc.transport import dialling
+from pibroch.rpc.transport.dialling import Dialling, is_final
+from pibroch.rpc.transport.handshake import Client, Identity, Purpose, Server
+from pibroch.rpc.transport.link import Address, Admission, dial
+from pibroch.rpc.transport.reactor import Reactor
 
 PATIENCE_S = 30.0
 SECRET = b"a secret of this test alone"

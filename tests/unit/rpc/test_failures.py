@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pibroch import errors
-from pibroch.rpc.callables import Callables
-from pibroch.rpc.failures import (
+from pibroch.rpc.info import WorkerInfo
+from pibroch.rpc.values.callables import Callables
+from pibroch.rpc.values.failures import (
     MAX_MESSAGE_LENGTH,
     MAX_TRACEBACK_LENGTH,
     Failure,
@@ -18,7 +19,6 @@ from pibroch.rpc.failures import (
     error_of,
     failure_of,
 )
-from pibroch.rpc.info import WorkerInfo
 
 JSON = st.recursive(
     st.none() | st.integers(-5, 2**63) | st.text(max_size=10) | st.binary(max_size=10),

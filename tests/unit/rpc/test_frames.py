@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pibroch.errors import ProtocolError
-from pibroch.rpc.frames import (
+from pibroch.rpc.transport.frames import (
     CHECKED,
     HEADER,
     MAGIC,

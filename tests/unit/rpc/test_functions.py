@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from pibroch.rpc import functions
-from pibroch.rpc.bounded_log import BoundedLog
 from pibroch.rpc.functions import run
+from pibroch.rpc.transport.bounded_log import BoundedLog
 
 
 def fail():

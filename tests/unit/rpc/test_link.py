@@ -11,11 +11,11 @@ import weakref
 
 import pytest
 
-from pibroch.rpc import link
-from pibroch.rpc.bounded_log import BoundedLog
-from pibroch.rpc.handshake import Identity, Server
-from pibroch.rpc.link import Listener
-from pibroch.rpc.reactor import Reactor
+from pibroch.rpc.transport import link
+from pibroch.rpc.transport.bounded_log import BoundedLog
+from pibroch.rpc.transport.handshake import Identity, Server
+from pibroch.rpc.transport.link import Listener
+from pibroch.rpc.transport.reactor import Reactor
 
 NOBODY = 65534
 PATIENCE_S = 20
@@ -71,7 +71,7 @@ def test_another_user_of_this_machine_is_turned_away_before_anything_is_said(rea
     monkeypatch.setattr(link, "_foreigners", BoundedLog(link.log, at_once=3, per_s=1e-9))
     sock = listening(name)
     make_core = functools.partial(Server, b"a secret of sixteen bytes", Identity("me", 0, 1))
-    with caplog.at_level(logging.DEBUG, logger="pibroch.rpc.link"):
+    with caplog.at_level(logging.DEBUG, logger="pibroch.rpc.transport.link"):
         Listener(reactor, sock, make_core, lambda *_: None, max_strangers=4, handshake_s=5, lost_after_s=4)
         assert greeted(name)
         for _ in range(20):

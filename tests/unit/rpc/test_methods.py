@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from pibroch.errors import NotAllowedError
-from pibroch.rpc.callables import Callables
-from pibroch.rpc.methods import find_method
 from pibroch.rpc.rref import RRef
+from pibroch.rpc.values.callables import Callables
+from pibroch.rpc.values.methods import find_method
 
 HERE = Callables((__name__,))
 

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from pibroch.rpc import pool as pools
-from pibroch.rpc.pool import Pool
-from pibroch.rpc.reactor import Reactor
+from pibroch.rpc.calls import pool as pools
+from pibroch.rpc.calls.pool import Pool
+from pibroch.rpc.transport.reactor import Reactor
 
 PATIENCE_S = 60.0
 
@@ -93,13 +93,13 @@ def test_a_task_that_raises_is_logged_and_the_next_one_runs(pool):
     logged = threading.Event()
     handler = logging.Handler()
     handler.emit = lambda record: logged.set()
-    logging.getLogger("pibroch.rpc.pool").addHandler(handler)
+    logging.getLogger("pibroch.rpc.calls.pool").addHandler(handler)
     try:
         pool.submit(fails)
         submit_all(pool, [lambda: None])
         assert logged.wait(PATIENCE_S)
     finally:
-        logging.getLogger("pibroch.rpc.pool").removeHandler(handler)
+        logging.getLogger("pibroch.rpc.calls.pool").removeHandler(handler)
 
 
 def test_closing_while_threads_are_being_started():

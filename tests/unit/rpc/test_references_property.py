@@ -1,4 +1,4 @@
-"""Many books, any interleaving of deliveries, shares, drops, failures and deaths: no value goes too early, none stays."""
+"""Many tables, any interleaving of deliveries, shares, drops, failures and deaths: no value goes too early, none stays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pibroch.rpc.references import ANY_LIFE, Fork, News, Peer, Place, ReferenceBook, State, Wire
+from pibroch.rpc.references import ANY_LIFE, Fork, News, Peer, Place, ReferenceTable, State, Wire
 
 NUM_WORKERS = 4
 
@@ -39,7 +39,7 @@ class World:
     """Workers and a network that delivers in any order; what is sent to the dead is lost."""
 
     numbers: itertools.count = field(default_factory=lambda: itertools.count(1000))
-    books: dict[Peer, ReferenceBook] = field(default_factory=dict)
+    tables: dict[Peer, ReferenceTable] = field(default_factory=dict)
     flying: list[InFlight] = field(default_factory=list)
     handles: list[Handle] = field(default_factory=list)
     alive: dict[int, Peer] = field(default_factory=dict)  # values that were made: their owners
@@ -52,10 +52,10 @@ class World:
 
     def be_born(self, worker):
         life = Peer(worker, next(self.numbers))
-        self.books[life] = ReferenceBook(life)
+        self.tables[life] = ReferenceTable(life)
 
     def lives(self):
-        return sorted(self.books)
+        return sorted(self.tables)
 
     def send(self, origin, to, what, item, path=frozenset()):
         self.flying.append(InFlight(origin, to, what, item, path))
@@ -64,7 +64,7 @@ class World:
 
     def make(self, life):
         reference = next(self.numbers)
-        self.books[life].owners.make(reference)
+        self.tables[life].owners.make(reference)
         self.alive[reference] = life
         self.handles.append(Handle(life, reference, None, frozenset({life})))
 
@@ -72,7 +72,7 @@ class World:
         if life == owner:
             return self.make(life)
         reference = next(self.numbers)
-        fork = self.books[life].users.create(reference, next(self.numbers), self.known(life, owner))
+        fork = self.tables[life].users.create(reference, next(self.numbers), self.known(life, owner))
         self.requests[fork] = owner
         self.send(life, owner, "create", (fork, fails))
         self.handles.append(Handle(life, reference, fork, frozenset({life})))
@@ -83,17 +83,17 @@ class World:
         return to if hears_of_a_loss or (life.worker + to.worker) % 2 else Peer(to.worker, ANY_LIFE)
 
     def share(self, handle, receiver):
-        book, child = self.books[handle.life], next(self.numbers)
+        table, child = self.tables[handle.life], next(self.numbers)
         to = self.known(handle.life, receiver)
         if handle.fork is None:
-            if handle.reference not in book.owners.entries:
+            if handle.reference not in table.owners.entries:
                 return  # its creator was lost before it came
-            book.owners.share(handle.reference, child, to)
+            table.owners.share(handle.reference, child, to)
             place = Place(handle.reference, handle.life, handle.life, True)
         elif handle.fork.state is State.GONE:
             return
         else:
-            book.users.share(handle.fork, child, to)
+            table.users.share(handle.fork, child, to)
             place = handle.fork.place
         wire = Wire(place, "name", handle.life, child)
         self.send(handle.life, receiver, "value", wire, handle.path | {receiver})
@@ -102,7 +102,7 @@ class World:
         """A message that is encoded and never sent."""
         self.share(handle, to)
         if self.flying and self.flying[-1].what == "value" and self.flying[-1].origin == handle.life:
-            self.books[handle.life].unshare(self.flying.pop().item)
+            self.tables[handle.life].unshare(self.flying.pop().item)
 
     def speak(self, handle):
         """A call on the value, which nobody waits for: it may come after all forks were dropped."""
@@ -114,76 +114,76 @@ class World:
 
     def reached(self, peer):
         """Whom a message for ``peer`` reaches: the worker in its present life."""
-        return next(life for life in self.books if life.worker == peer.worker)
+        return next(life for life in self.tables if life.worker == peer.worker)
 
     def drop(self, handle):
         self.handles.remove(handle)
-        book = self.books[handle.life]
+        table = self.tables[handle.life]
         if handle.fork is None:
-            book.owners.release(handle.reference)
+            table.owners.release(handle.reference)
         else:
-            book.users.release(handle.fork)
+            table.users.release(handle.fork)
 
     # What happens
 
     def kill(self, life):
-        del self.books[life]
+        del self.tables[life]
         self.handles = [handle for handle in self.handles if handle.life != life]
-        for other in self.books:
+        for other in self.tables:
             self.send(life, other, "lost", None)
         self.be_born(life.worker)
 
     def deliver(self, flight):
         self.flying.remove(flight)
-        book = self.books.get(flight.to)
-        if book is not None:
-            getattr(self, f"on_{flight.what}")(book, flight)
+        table = self.tables.get(flight.to)
+        if table is not None:
+            getattr(self, f"on_{flight.what}")(table, flight)
 
-    def on_create(self, book, flight):
+    def on_create(self, table, flight):
         fork, fails = flight.item
-        ok = not fails and book.owners.created(fork.reference, fork.number, flight.origin)
+        ok = not fails and table.owners.created(fork.reference, fork.number, flight.origin)
         if ok:
-            self.alive[fork.reference] = book.me
-        self.send(book.me, flight.origin, "answer", (fork, ok))
+            self.alive[fork.reference] = table.me
+        self.send(table.me, flight.origin, "answer", (fork, ok))
 
-    def on_answer(self, book, flight):
+    def on_answer(self, table, flight):
         fork, ok = flight.item
         if ok:
-            book.users.created(fork, flight.origin)
+            table.users.created(fork, flight.origin)
         else:
-            book.users.creation_failed(fork, RuntimeError("failed"))
+            table.users.creation_failed(fork, RuntimeError("failed"))
 
-    def on_value(self, book, flight):
+    def on_value(self, table, flight):
         wire = flight.item
-        got = book.receive(wire)
+        got = table.receive(wire)
         assert got is not None
         if got is not False:
             fork = got if isinstance(got, Fork) else None
-            self.handles.append(Handle(book.me, wire.place.reference, fork, flight.path))
+            self.handles.append(Handle(table.me, wire.place.reference, fork, flight.path))
 
-    def on_speak(self, book, flight):
-        book.owners.wants(flight.item)
+    def on_speak(self, table, flight):
+        table.owners.wants(flight.item)
 
-    def on_news(self, book, flight):
-        book.handle_news(flight.origin.worker, flight.item)
+    def on_news(self, table, flight):
+        table.handle_news(flight.origin.worker, flight.item)
 
-    def on_lost(self, book, flight):
-        book.lost(flight.origin)
-        for fork in list(book.users.creations.values()):
+    def on_lost(self, table, flight):
+        table.lost(flight.origin)
+        for fork in list(table.users.creations.values()):
             if self.requests[fork] == flight.origin:
-                book.users.creation_failed(fork, RuntimeError("lost"), owner_lives=False)
+                table.users.creation_failed(fork, RuntimeError("lost"), owner_lives=False)
 
     def collect(self):
-        for life, book in self.books.items():
-            for to, messages in book.take_messages().items():
+        for life, table in self.tables.items():
+            for to, messages in table.take_messages().items():
                 for message in messages:
                     self.send(life, self.reached(to), "news", News(life.incarnation, to.incarnation, [message]))
-            self.discarded.update(book.take_discarded())
-            self.discarded.update(book.take_failed())
+            self.discarded.update(table.take_discarded())
+            self.discarded.update(table.take_failed())
 
     def check(self):
         """Whatever a living worker holds, and all lives through which it came still live, is there."""
-        lives = self.books.keys()
+        lives = self.tables.keys()
         for handle in self.handles:
             if self.alive.get(handle.reference) in lives and handle.path <= lives:
                 assert handle.reference not in self.discarded
@@ -194,7 +194,7 @@ class World:
                 assert place.reference not in self.discarded
         for handle in self.handles:  # what the owner has confirmed, only the holder's or the owner's death ends
             if handle.fork and handle.fork.state is State.CONFIRMED and handle.fork.owner in lives:
-                entry = self.books[handle.fork.owner].owners.entries.get(handle.reference)
+                entry = self.tables[handle.fork.owner].owners.entries.get(handle.reference)
                 assert entry is None or not entry.made or handle.fork.number in entry.forks
 
     def step(self, action):
@@ -236,9 +236,9 @@ def finish(world, order):
             world.drop(world.handles[-1])
         world.collect()
     assert not world.flying
-    for book in world.books.values():
-        assert not any(book.counts().values()), book.counts()
-    living = {reference for reference, owner in world.alive.items() if owner in world.books}
+    for table in world.tables.values():
+        assert not any(table.counts().values()), table.counts()
+    living = {reference for reference, owner in world.alive.items() if owner in world.tables}
     assert living <= world.discarded
 
 

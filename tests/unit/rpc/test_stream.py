@@ -7,11 +7,11 @@ import tracemalloc
 
 import pytest
 
-from pibroch.rpc import frames
-from pibroch.rpc import stream as stream_module
-from pibroch.rpc.frames import FrameReader, Kind, header
-from pibroch.rpc.reactor import Reactor
-from pibroch.rpc.stream import Stream
+from pibroch.rpc.transport import frames
+from pibroch.rpc.transport import stream as stream_module
+from pibroch.rpc.transport.frames import FrameReader, Kind, header
+from pibroch.rpc.transport.reactor import Reactor
+from pibroch.rpc.transport.stream import Stream
 
 pytestmark = pytest.mark.alone  # times of tenths of a second
 
@@ -115,7 +115,7 @@ class ByHand:
     """A loop that runs what it was given when it is told to."""
 
     def __init__(self):
-        self.soon, self.reader = [], threading.local()
+        self.soon, self.reader, self.spin_s = [], threading.local(), 0.0
         self.call_soon = self.soon.append
 
     def is_here(self):

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from pibroch.errors import ProtocolError
-from pibroch.rpc.messages import TensorInfo
-from pibroch.rpc.tensors import describe, empty, in_memory_order, in_own_order, read_only_bytes
+from pibroch.rpc.values.messages import TensorInfo
+from pibroch.rpc.values.tensors import describe, empty, in_memory_order, in_own_order, read_only_bytes
 
 
 def there_and_back(tensor):

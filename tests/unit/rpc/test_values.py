@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pibroch.errors import NotAllowedError, ProtocolError, RpcError
-from pibroch.rpc.callables import Callables
-from pibroch.rpc.messages import CODE_OF_DTYPE
-from pibroch.rpc.values import Code, Codec
+from pibroch.rpc.values.callables import Callables
+from pibroch.rpc.values.codec import Code, Codec
+from pibroch.rpc.values.messages import CODE_OF_DTYPE
 
 CODEC = Codec(Callables((__name__,)))
 OPEN_CODEC = Codec(Callables((__name__,)), allow_pickle=True)

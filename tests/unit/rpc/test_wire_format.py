@@ -7,12 +7,12 @@ import msgspec
 import pytest
 import torch
 
-from pibroch.rpc.callables import Callables
-from pibroch.rpc.frames import FrameReader, Kind, header
-from pibroch.rpc.handshake import Client, Identity, Purpose, Server
-from pibroch.rpc.messages import CODE_OF_DTYPE, Call, Envelope, TensorInfo, decode_envelope, encode
 from pibroch.rpc.options import Limits
-from pibroch.rpc.values import Code, Codec
+from pibroch.rpc.transport.frames import FrameReader, Kind, header
+from pibroch.rpc.transport.handshake import Client, Identity, Purpose, Server
+from pibroch.rpc.values.callables import Callables
+from pibroch.rpc.values.codec import Code, Codec
+from pibroch.rpc.values.messages import CODE_OF_DTYPE, Call, Envelope, TensorInfo, decode_envelope, encode
 
 DOCUMENT = (Path(__file__).parents[3] / "docs/design/0004-wire-format.md").read_text()
 CODEC = Codec(Callables(()))
@@ -72,9 +72,9 @@ def test_the_forms_of_values():
 
 def test_the_bodies():
     import pibroch.rpc.autograd.messages as autograd
-    import pibroch.rpc.departure as departure
-    import pibroch.rpc.messages as messages
-    import pibroch.rpc.rref_messages as rref
+    import pibroch.rpc.calls.departure as departure
+    import pibroch.rpc.references.call_messages as rref
+    import pibroch.rpc.values.messages as messages
     from pibroch.rpc.references import messages as references
 
     modules = (messages, references, rref, autograd, departure)

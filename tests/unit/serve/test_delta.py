@@ -1,6 +1,8 @@
 """Deltas: an export and what changed since are together what an export of the newer checkpoint would be."""
 
+import resource
 import shutil
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ import torch
 
 import pibroch as pb
 from pibroch.data import EncodedDataset, Loader
-from pibroch.errors import CheckpointError, ConfigError
+from pibroch.errors import CheckpointError, ConfigError, StorageError
 from pibroch.serve.delta import export_delta
 from pibroch.serve.delta_format import read_delta
 from pibroch.serve.export import ExportOptions, export_checkpoint
@@ -56,6 +58,33 @@ def test_together_they_are_the_newer_export(steps, batch, tmp_path, dtype):
             before = found if delta == f"{number}" else before
     assert not torch.equal(expected, logits(tmp_path / "1", batch))
     assert find_vocabularies(tmp_path / "4").fingerprint == find_vocabularies(tmp_path / "1").fingerprint
+
+
+@contextmanager
+def files_of_at_most(size):
+    """The kernel refuses to let a file grow further, as a full disk does."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_disk_that_is_full_leaves_nothing(steps, tmp_path):
+    """At whatever byte it refuses: a reason, no trace of the delta, the base whole; with room again all is well."""
+    export_checkpoint(steps[5], tmp_path / "1", ExportOptions("int8"))
+    export_delta(steps[10], tmp_path / "1", tmp_path / "expected")
+    expected = files_below(tmp_path / "expected")
+    shutil.rmtree(tmp_path / "expected")
+    before = files_below(tmp_path)
+    sizes = sorted(len(content) for content in expected.values())
+    for size in (0, 1, *(size - 1 for size in sizes)):
+        with pytest.raises(StorageError, match=r"room for the export.*export again"), files_of_at_most(size):
+            export_delta(steps[10], tmp_path / "1", tmp_path / "2")
+        assert files_below(tmp_path) == before and not (tmp_path / "2").exists()
+    export_delta(steps[10], tmp_path / "1", tmp_path / "2")
+    assert files_below(tmp_path / "2") == expected
 
 
 def test_training_says_which_rows_changed(steps, batch, tmp_path):

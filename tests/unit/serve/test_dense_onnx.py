@@ -67,7 +67,7 @@ def test_without_dense_features(onnxruntime, tmp_path):
     (logit,) = session.run(["logit"], {"embedding": embedded.numpy()})
     assert np.abs(logit - model(torch.zeros(5, 0), embedded).detach().numpy()).max() < 1e-5
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError):
+    with pytest.raises(StorageError, match="room for the ONNX file"):
         write_onnx(DensePart(model, 0, ("a", "b", "c"), 4, "1"), tmp_path / "file" / "dense.onnx")
 
 

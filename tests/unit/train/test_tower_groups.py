@@ -53,6 +53,8 @@ def test_similar_features_share_a_tower_and_categories_are_kept(run, data, tmp_p
     units = torch.nn.functional.normalize(predictor.embed(batch.select(predictor.features)), dim=2)
     right = (units @ units.transpose(1, 2)).abs().mean(0)
     np.testing.assert_allclose(found.similarity, right.numpy(), atol=1e-4)
+    centred = group_features(predictor, dataset, 4, 700, "coherent", centred=True, advance=counted.append)
+    assert sum(counted) == 1400 and not np.allclose(centred.similarity, found.similarity)
     path = tmp_path / "kinds.toml"
     names = list(predictor.features)
     path.write_text(f"user = {names[:5]}\nitem = {names[5:]}\n")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.collectives.bounded_lag.losses import Patience
+from pibroch.collectives.bounded_lag.losses import CLOSED, ENDED, LEFT, STOPPED, Patience
 from pibroch.errors import RankFailedError
 from pibroch.kernels.arrays import Bytes, Ints
 
@@ -117,6 +117,27 @@ class LaggedTransport(ABC):
     @abstractmethod
     def look_at_others(self, missing: Sequence[int], number: int, patience: Patience) -> None:
         """Raise for a rank that is lost: one that is missing, or any that another rank has given up for."""
+
+    def judge(self, states: Mapping[int, str], notes: Mapping[int, int], number: int, patience: Patience) -> None:
+        """:meth:`look_at_others` by what was found; states were read before notes, as who ends has left its note before.
+
+        Args:
+            states: of the processes of those that are missing, see :func:`state_of`.
+            notes: of all peers: the rank that one gave up for plus one, CLOSED, or 0.
+            number: of the message.
+            patience: of this wait.
+        """
+        for p, note in notes.items():
+            if note > 0 and note - 1 != self.rank:
+                raise self.lost(note - 1, number, f"lost, says rank {self.members[p]}")
+            if note == CLOSED and p in states:
+                raise self.lost(p, number, LEFT)
+        for p, state in states.items():
+            if state == "":
+                raise self.lost(p, number, ENDED)
+            if patience.is_stopped_for_long(p, state == "T"):
+                raise self.lost(p, number, STOPPED)
+        patience.check(states, number)
 
     @property
     def whole(self) -> LaggedTransport:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
 
 from pibroch.collectives.bounded_lag.base import LaggedTransport, RankParts, Slot
 from pibroch.collectives.bounded_lag.shared_memory import SharedMemoryTransport
@@ -30,6 +34,8 @@ class LaggedAllToAll:
         self.transport = transport
         self._shared = transport if isinstance(transport, SharedMemoryTransport) and _is_whole(transport) else None
         self._outstanding: deque[RankParts] = deque()
+        size = transport.world_size
+        self._equal = [(np.zeros(size, np.int64), np.zeros(size, np.int64)) for _ in range(self.window.num_slots)]
         self._lock = threading.RLock()
         self._failure: PibrochError | None = None
 
@@ -44,8 +50,30 @@ class LaggedAllToAll:
             self._check()
             instructions = self.window.initiate()
             self._outstanding.append(coming)
-            self._carry_out(instructions, going)
+            self._carry_out(instructions, partial(self._put, going))
             return self.window.num_initiated - 1
+
+    def initiate_equal(self, source: int, target: int, nbytes: int, kept: object) -> int | None:
+        """:meth:`initiate` of equal parts; ``None``, and nothing done, where it takes the long way.
+
+        Args:
+            source: address of the parts that go out, contiguous in rank order.
+            target: of those that come.
+            nbytes: of each part.
+            kept: what keeps the target alive.
+        """
+        shared = self._shared
+        if shared is None or nbytes > shared.slot_bytes:
+            return None
+        with self._lock:
+            self._check()
+            number = self.window.num_initiated
+            addresses, sizes = self._equal[number % self.window.num_slots]
+            coming = RankParts(addresses, sizes, kept)
+            instructions = self.window.initiate()
+            self._outstanding.append(coming)
+            self._carry_out(instructions, lambda slot: shared.put_equal(slot, source, target, nbytes, coming))
+            return number
 
     def wait(self, number: int) -> None:
         """Complete everything up to and including a request."""
@@ -91,15 +119,19 @@ class LaggedAllToAll:
         """Give the transport back; requests that are outstanding stay incomplete."""
         self.transport.close()
 
-    def _carry_out(self, instructions: list[Instruction] | list[Complete], going: RankParts | None = None) -> None:
+    def _put(self, going: RankParts, slot: Slot) -> None:
+        self.transport.put_beside(slot, going, int(self._outstanding[-1].addresses[self.transport.rank]))
+
+    def _carry_out(
+        self, instructions: list[Instruction] | list[Complete], put: Callable[[Slot], None] | None = None
+    ) -> None:
         try:
             for each in instructions:
                 if isinstance(each, Complete):
                     self.transport.take(Slot(0, each.number), self._outstanding[0])
                     self._outstanding.popleft()
-                elif going is not None:
-                    own = int(self._outstanding[-1].addresses[self.transport.rank])
-                    self.transport.put_beside(Slot(0, each.number), going, own)
+                elif put is not None:
+                    put(Slot(0, each.number))
         except PibrochError as error:
             self._failure = error
             raise

@@ -50,6 +50,10 @@ class Member:
     host: str
     port: int
 
+    def shares_memory_with(self, other: Member) -> bool:
+        """Whether the two can, and want to."""
+        return bool(self.unix and other.unix) and self.machine == other.machine
+
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
@@ -77,18 +81,25 @@ def meet(store: KeyStore, rank: int, size: int, timeout_s: float, *, shares_memo
     Raises:
         TrainingError: when some did not come.
     """
+    return _meet(store, rank, size, timeout_s, (shares_memory, True))
+
+
+def _meet(store: KeyStore, rank: int, size: int, timeout_s: float, ways: tuple[bool, bool]) -> Meeting:
+    """See :func:`meet`; ``ways`` says whether ranks are met at Unix sockets, and over TCP where they cannot be."""
     deadline = time.monotonic() + timeout_s
     if rank == 0:
         store.set("secret", secrets.token_hex(16))
-    with _listening(shares_memory) as (servers, here):
+    with _listening(*ways) as (servers, here):
         store.set(f"member{rank}", json.dumps([here.machine, here.unix, here.host, here.port]))
-        members = {each: Member(*json.loads(store.get(f"member{each}"))) for each in range(size) if each != rank}
+        everybody = {each: Member(*json.loads(store.get(f"member{each}"))) for each in range(size) if each != rank}
+        members = {each: it for each, it in everybody.items() if ways[1] or here.shares_memory_with(it)}
         token = store.get("secret")
         links: dict[int, socket.socket] = {}
         try:
-            for each in range(rank):
-                links[each] = _call(members[each], here, rank, token, deadline)
-            _admit(servers, links, set(range(rank + 1, size)), token, deadline)
+            for each in sorted(members):
+                if each < rank:
+                    links[each] = _call(members[each], here, rank, token, deadline)
+            _admit(servers, links, {each for each in members if each > rank}, token, deadline)
         except OSError as error:
             absent = sorted(set(members) - set(links))
             for link in links.values():
@@ -101,6 +112,24 @@ def meet(store: KeyStore, rank: int, size: int, timeout_s: float, *, shares_memo
     return Meeting(local, {each: link for each, link in links.items() if each not in local})
 
 
+def meet_on_host(
+    store: KeyStore, rank: int, size: int, timeout_s: float, *, shares_memory: bool
+) -> dict[int, socket.socket]:
+    """Connect those ranks of a group that share this host's memory, by the rank at the other end; each rank calls this. Blocks.
+
+    Args:
+        store: as for :func:`meet`.
+        rank: as there.
+        size: as there.
+        timeout_s: as there.
+        shares_memory: whether this rank does; it may differ from rank to rank.
+
+    Raises:
+        TrainingError: when some did not come.
+    """
+    return _meet(store, rank, size, timeout_s, (shares_memory, False)).local
+
+
 def process_at(link: socket.socket) -> int:
     """The process at the other end of a Unix socket; 0 when it is in another container."""
     process: int = _credentials(link)[0]
@@ -108,16 +137,16 @@ def process_at(link: socket.socket) -> int:
 
 
 @contextlib.contextmanager
-def _listening(shares_memory: bool) -> Iterator[tuple[list[socket.socket], Member]]:
-    server = listen(os.environ.get("MASTER_ADDR"))
-    servers, unix = [server], ""
+def _listening(shares_memory: bool, over_tcp: bool) -> Iterator[tuple[list[socket.socket], Member]]:
+    servers = [listen(os.environ.get("MASTER_ADDR"))] if over_tcp else []
+    host, port = servers[0].getsockname()[:2] if over_tcp else ("", 0)
+    unix = ""
     try:
         if shares_memory and hasattr(os, "memfd_create"):
             unix = f"pibroch-lag-{secrets.token_hex(8)}"
             servers.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             servers[-1].bind(f"\0{unix}")
             servers[-1].listen(512)
-        host, port = server.getsockname()[:2]
         yield servers, Member(this_machine(), unix, host, port)
     finally:
         for each in servers:
@@ -126,7 +155,7 @@ def _listening(shares_memory: bool) -> Iterator[tuple[list[socket.socket], Membe
 
 def _call(member: Member, here: Member, rank: int, token: bytes, deadline: float) -> socket.socket:
     remaining = max(0.01, deadline - time.monotonic())
-    if member.unix and here.unix and member.machine == here.machine:
+    if here.shares_memory_with(member):
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         link.settimeout(remaining)
         link.connect(f"\0{member.unix}")

@@ -22,7 +22,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from pibroch.collectives.bounded_lag.base import LaggedTransport, RankParts, Slot
-from pibroch.collectives.bounded_lag.losses import ENDED, LEFT, STOPPED, Patience, has_hung_up, state_of
+from pibroch.collectives.bounded_lag.losses import CLOSED, Patience, has_hung_up, state_of
 from pibroch.collectives.bounded_lag.meeting import Meeting, process_at
 from pibroch.collectives.bounded_lag.mpi_start import forget_files
 from pibroch.errors import InputError
@@ -31,7 +31,6 @@ from pibroch.kernels.arrays import Bytes, Ints
 HEADER_BYTES, LINE_BYTES = 64, 64
 SEQUENCE, NBYTES, ADDRESS = 0, 1, 2
 """Words of a slot's header."""
-CLOSED = -1
 SLEEP_S, SPIN_S, LEAST_NAP_S, MOST_NAP_S = 0.1, 0.00005, 0.00002, 0.002
 PROGRESS_S = 0.002
 END_S = 2.0
@@ -196,18 +195,7 @@ class MpiTransport(LaggedTransport):
     def look_at_others(self, missing: Sequence[int], number: int, patience: Patience) -> None:
         """See :class:`LaggedTransport`."""
         states = {p: "" if has_hung_up(self._links[p]) else state_of(self._processes.get(p, 0)) for p in missing}
-        for p in self.peers:  # looked at after the states: who ends has left its note before
-            note = int(self._notes[p])
-            if note > 0 and note - 1 != self.rank:
-                raise self.lost(note - 1, number, f"lost, says rank {self.members[p]}")
-            if note == CLOSED and p in states:
-                raise self.lost(p, number, LEFT)
-        for p, state in states.items():
-            if state == "":
-                raise self.lost(p, number, ENDED)
-            if patience.is_stopped_for_long(p, state == "T"):
-                raise self.lost(p, number, STOPPED)
-        patience.check(missing, number)
+        self.judge(states, {p: int(self._notes[p]) for p in self.peers}, number, patience)
 
     def close(self) -> None:
         """See :class:`LaggedTransport`."""

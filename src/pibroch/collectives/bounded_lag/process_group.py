@@ -129,8 +129,12 @@ class BoundedLagProcessGroup(dist.ProcessGroup):
             _check_equal(input, output, self._size)
             each = input.nbytes // self._size
             is_waited_for = opts is not None and not getattr(opts, "asyncOp", True)  # not in torch 2.6
-            if is_waited_for and exchange and exchange.exchange(input.data_ptr(), output.data_ptr(), each):
-                return None
+            if exchange is not None:
+                source, target = input.data_ptr(), output.data_ptr()
+                if is_waited_for and exchange.exchange(source, target, each):
+                    return None
+                if (number := exchange.initiate_equal(source, target, each, output)) is not None:
+                    return LaggedWork(exchange, number, [output], [output])
             sizes = [each] * self._size
             going, coming = _consecutive(input, sizes), _consecutive(output, sizes)
         else:

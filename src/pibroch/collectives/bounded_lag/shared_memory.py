@@ -12,28 +12,26 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 from collections.abc import Sequence
 
 import numpy as np
 
 from pibroch.collectives.bounded_lag.base import LaggedTransport, RankParts, Slot
-from pibroch.collectives.bounded_lag.losses import ENDED, LEFT, STOPPED, Patience, has_hung_up, state_of
+from pibroch.collectives.bounded_lag.losses import CLOSED, ENDED, Patience, has_hung_up, state_of
 from pibroch.collectives.bounded_lag.meeting import process_at
-from pibroch.errors import InputError, TrainingError
+from pibroch.collectives.segment_trade import receive_segment, send_segment
+from pibroch.errors import InputError
 from pibroch.kernels.arrays import Bytes, Ints
 from pibroch.kernels.ring import numba as ring
-from pibroch.rpc.segments import ForeignSegment, OwnSegment
+from pibroch.rpc.transport.segments import ForeignSegment, OwnSegment
 
 HEAD_BYTES = 4096
 NOTE = 128
 """Place in the head: number of the rank that this one gave up for, plus one; or CLOSED."""
-CLOSED = -1
 SLEEP_US = 100_000
 """The longest sleep between two looks at the others."""
 SOCKET_TIMEOUT_S = 5.0
 SEGMENT_STEP = 1 << 16
-_ANNOUNCEMENT = struct.Struct("qq")  # id and bytes of a segment whose descriptor comes along
 MANY_CORES, FEW_CORES = (400, 1000, 2000, 0, 32), (20, 1000, 50, 0, 32)
 """Effort of a wait, see :data:`pibroch.kernels.ring.numba.SPINS`: with a core for each rank of the host, and without."""
 
@@ -111,6 +109,21 @@ class SharedMemoryTransport(LaggedTransport):
         self._pending[:] = self._is_peer
         self._take_pending(slot, coming)
 
+    def put_equal(self, slot: Slot, source: int, target: int, nbytes: int, coming: RankParts) -> None:
+        """:meth:`put_beside` of equal parts of at most ``slot_bytes``, where all other ranks are peers.
+
+        Args:
+            slot: of the message.
+            source: address of the parts that go out, in rank order.
+            target: where those that come will go; this rank's own one at once.
+            nbytes: of each part.
+            coming: made to say where the others go.
+        """
+        place = self._place(slot.stream, slot.number % self.num_slots)
+        ring.put_equal(
+            self._links, self.rank, place, slot.number + 1, source, target, nbytes, coming.addresses, coming.sizes
+        )
+
     def exchange(self, slot: Slot, source: int, target: int, nbytes: int) -> None:
         """:meth:`put` and :meth:`take` of equal parts of at most ``slot_bytes``, this rank's own one included.
 
@@ -162,18 +175,8 @@ class SharedMemoryTransport(LaggedTransport):
     def look_at_others(self, missing: Sequence[int], number: int, patience: Patience) -> None:
         """See :class:`LaggedTransport`."""
         states = {p: "" if has_hung_up(self._sockets[p]) else state_of(self._processes[p]) for p in missing}
-        for p, foreign in self._foreign.items():  # looked at after the states: who ends has left its note before
-            note = int(foreign.array[NOTE : NOTE + 8].view(np.int64)[0])
-            if note > 0 and note - 1 != self.rank:
-                raise self.lost(note - 1, number, f"lost, says rank {self.members[p]}")
-            if note == CLOSED and p in states:
-                raise self.lost(p, number, LEFT)
-        for p, state in states.items():
-            if state == "":
-                raise self.lost(p, number, ENDED)
-            if patience.is_stopped_for_long(p, state == "T"):
-                raise self.lost(p, number, STOPPED)
-        patience.check(missing, number)
+        notes = {p: int(each.array[NOTE : NOTE + 8].view(np.int64)[0]) for p, each in self._foreign.items()}
+        self.judge(states, notes, number, patience)
 
     def close(self) -> None:
         """See :class:`LaggedTransport`."""
@@ -236,9 +239,8 @@ class SharedMemoryTransport(LaggedTransport):
         self._num_segments += 1
         size = -(-nbytes * 5 // 4 // SEGMENT_STEP) * SEGMENT_STEP
         segment = OwnSegment.create(size, self._num_segments)
-        announcement = _ANNOUNCEMENT.pack(segment.segment_id, size)
         try:
-            socket.send_fds(self._sockets[p], [announcement], [segment.fd])
+            send_segment(self._sockets[p], segment)
         except OSError as error:
             raise self.lost(p, None, ENDED) from error
         segment.close_fd()
@@ -252,7 +254,7 @@ class SharedMemoryTransport(LaggedTransport):
         if known is not None and known.segment_id == segment_id:
             return
         while (p, segment_id) not in self._unknown:  # they come in the order in which they were made
-            came = _receive(self._sockets[p])
+            came = receive_segment(self._sockets[p])
             self._unknown[p, came.segment_id] = came
         known = self._seen[stream, place, p] = self._unknown.pop((p, segment_id))
         self._coming[stream, place, p] = segment_id, known.address
@@ -260,19 +262,11 @@ class SharedMemoryTransport(LaggedTransport):
     def _trade_inboxes(self) -> dict[int, ForeignSegment]:
         for link in self._sockets.values():
             link.settimeout(self.timeout_s)
-            socket.send_fds(link, [_ANNOUNCEMENT.pack(0, self._inbox.nbytes)], [self._inbox.fd])
-        inboxes = {p: _receive(link) for p, link in self._sockets.items()}
+            send_segment(link, self._inbox)
+        inboxes = {p: receive_segment(link) for p, link in self._sockets.items()}
         self._inbox.close_fd()
         self._processes = {p: process_at(link) for p, link in self._sockets.items()}
         return inboxes
 
     def _note(self, text: int) -> None:
         self._inbox.array[NOTE : NOTE + 8].view(np.int64)[0] = text
-
-
-def _receive(link: socket.socket) -> ForeignSegment:
-    message, descriptors, _, _ = socket.recv_fds(link, _ANNOUNCEMENT.size, 1)
-    if len(message) != _ANNOUNCEMENT.size or len(descriptors) != 1:
-        raise TrainingError("no memory from another rank of this host", "all ranks alive", "look at their logs")
-    segment_id, nbytes = _ANNOUNCEMENT.unpack(message)
-    return ForeignSegment.open(descriptors[0], nbytes, segment_id)

@@ -10,8 +10,7 @@ from pibroch.errors import ConfigError
 from pibroch.exchange.agreement import check_same_options
 from pibroch.exchange.alltoall.copies import WAYS
 from pibroch.exchange.alltoall.exchange import AllToAllExchange
-from pibroch.exchange.alltoall.group_lanes import GroupLanes
-from pibroch.exchange.alltoall.pooled_lane import PooledLane
+from pibroch.exchange.alltoall.group_lanes import GroupLanes, lane_type
 from pibroch.exchange.alltoall.row_lane import RowLane
 from pibroch.exchange.base import Setup, options_of
 from pibroch.exchange.layout import lay_out, plan_for
@@ -83,10 +82,7 @@ def build(setup: Setup, **options: object) -> AllToAllExchange:
     def groups_under(of: Plan, seed: int | None = None) -> list[GroupLanes]:
         groups = []
         for each in setup.groups:
-            lanes = [
-                (PooledLane if layout.owners_pool else RowLane)(layout, each, seed, wire)
-                for layout in lay_out(each.space, of, ranks.rank)
-            ]
+            lanes = [lane_type(layout)(layout, each, seed, wire) for layout in lay_out(each.space, of, ranks.rank)]
             for lane in lanes:
                 if isinstance(lane, RowLane):
                     lane.replicas = chosen.replicas

@@ -150,7 +150,8 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
         super().forget()
 
     def route(self, batch: JaggedBatch) -> Routed:
-        """A handle for the update of a batch that was looked up otherwise; blocks. Every rank calls it."""
+        """A handle for the update, which is to follow, of a batch that was looked up otherwise; blocks. Every rank calls it."""
+        self._num_to_update += 1
         return Routed(batch, self.announce(batch, True).routes.result())
 
     def _route(self, batch: JaggedBatch, is_real: bool) -> list[Route]:

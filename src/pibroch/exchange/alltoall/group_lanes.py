@@ -14,6 +14,9 @@ from torch import Tensor
 from pibroch.data import JaggedBatch
 from pibroch.embedding import RowSpace, TableGroup
 from pibroch.exchange.alltoall.lane import Lane
+from pibroch.exchange.alltoall.pooled_lane import PartialSumLane, PooledLane
+from pibroch.exchange.alltoall.row_lane import RowLane
+from pibroch.exchange.layout import LaneLayout
 
 
 class _Cell(NamedTuple):
@@ -74,6 +77,13 @@ class GroupLanes:
         offsets, size = batch.offsets_of(self.space.features), batch.batch_size
         ends = [int(offsets[place * size]) for place in range(len(self.space.features) + 1)]
         return [slice(start, end) for start, end in pairwise(ends)]
+
+
+def lane_type(layout: LaneLayout) -> type[Lane]:
+    """The kind of lane that a layout asks for."""
+    if not layout.owners_pool:
+        return RowLane
+    return PartialSumLane if layout.cuts_bags else PooledLane
 
 
 def _cells(lane: Lane) -> Iterator[_Cell]:

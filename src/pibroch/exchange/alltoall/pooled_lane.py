@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pibroch.data import JaggedBatch
@@ -159,7 +160,7 @@ class PooledLane(Lane):
         layout = self.layout
         if batch.by_id:
             raise ConfigError(
-                "weights that are learned with the placement table_wise_pooled, where owners pool",
+                "weights that are learned with a placement where owners pool",
                 "a placement under which rows travel, e.g. table_wise",
             )
         offsets, values = batch.offsets.numpy(), batch.values.numpy()
@@ -178,8 +179,7 @@ class PooledLane(Lane):
         span = slice(offsets[first], offsets[last])
         lengths = np.diff(offsets[first : last + 1]).astype(np.int32)
         rows = (addresses[span] - self.layout.bounds[owner]).astype(self.id_type)
-        parts = [lengths, rows, scale[span] if len(scale) else NO_SCALE]
-        return np.concatenate([part.view(np.uint8) for part in parts])
+        return _packed(lengths, rows, scale[span] if len(scale) else NO_SCALE)
 
     def _bags(self, message: Bytes, num_samples: int, scaled: bool) -> BatchIds:
         """What :meth:`_message` said."""
@@ -193,3 +193,46 @@ class PooledLane(Lane):
         scale = np.frombuffer(message[end:].tobytes(), np.float32) if scaled else NO_SCALE
         one_hot = num_ids == num_bags and bool((lengths == 1).all())
         return BatchIds(rows, offsets, scale, one_hot, max(1, num_features), self.layout.readers.shares_tables)
+
+
+class PartialSumLane(PooledLane):
+    """Each shard pools what it has of a bag; the reader adds the parts in the order of shards: a reduce-scatter of bags.
+
+    Fewer bytes than rows where a bag holds more distinct rows than its table has shards. The sums are those of rows that travel
+    but for rounding, as they are added in another order. The gradient of a bag goes to every shard of its table.
+    """
+
+    def joined(self, fetched: Records, num_samples: int, room_BS: Tensor | None) -> Tensor:
+        """See :class:`PooledLane`; sums of what each owner has."""
+        assert room_BS is not None, "see room_for"
+        is_first = set[int]()
+        for columns, vectors in self.by_reader(torch.from_numpy(fetched), num_samples):
+            if columns.start in is_first:
+                room_BS[:, columns] += vectors
+            else:
+                room_BS[:, columns] = vectors
+                is_first.add(columns.start)
+        return room_BS
+
+    def by_reader(self, vectors: Tensor, num_samples: int) -> Iterator[tuple[slice, Tensor]]:
+        """See :class:`PooledLane`; a reader comes once for each shard of its table."""
+        layout, columns = self.layout, self.columns
+        assert columns is not None, "owners pool"
+        for part, readers in zip(vectors.split(self.bags_of(num_samples)), layout.readers_of_shard, strict=True):
+            of_readers = part.view(num_samples, len(readers), layout.width).unbind(1)
+            for reader, of_bags in zip(readers, of_readers, strict=True):
+                first = int(columns.first[reader])
+                yield slice(first, first + layout.width), of_bags
+
+    def _message(self, owner: int, addresses: Ints, offsets: Ints, scale: Records) -> Bytes:
+        start, end = self.layout.bounds[owner : owner + 2]
+        chosen = np.flatnonzero((addresses >= start) & (addresses < end))
+        bags = np.searchsorted(offsets, chosen, side="right") - 1
+        lengths = np.bincount(bags, minlength=len(offsets) - 1).reshape(len(self.layout.features), -1)
+        own = lengths[list(self.layout.readers_of_shard[owner])].reshape(-1).astype(np.int32)
+        rows = (addresses[chosen] - start).astype(self.id_type)
+        return _packed(own, rows, scale[chosen] if len(scale) else NO_SCALE)
+
+
+def _packed(lengths: NDArray[np.int32], rows: NDArray[np.signedinteger], scale: Records) -> Bytes:
+    return np.concatenate([part.view(np.uint8) for part in (lengths, rows, scale)])

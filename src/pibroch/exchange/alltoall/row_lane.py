@@ -89,12 +89,11 @@ class RowRoute(DistinctRoute):
         layout, optimizer = lane.layout, lane.optimizer
         own = gradients[:0]
         if layout.num_replicated:
-            parts = list(gradients.split(counts))
+            parts = gradients.split(counts)
             own = parts[lane.rank][: self.num_replicated]
-            parts = [
-                part if p == lane.rank else torch.cat([part, *self._along(own, p)]) for p, part in enumerate(parts)
-            ]
-            gradients, counts = torch.cat(parts), [len(part) for part in parts]
+            along = [own[:0] if rank == lane.rank else self._along(own, rank) for rank in range(len(counts))]
+            gradients = torch.cat([half for both in zip(parts, along, strict=True) for half in both])
+            counts = [count + len(copied) for count, copied in zip(counts, along, strict=True)]
         came = received = yield from lane.carry(gradients, counts, self.update_counts)
         updates, hyper = self.updates, optimizer.hyper(learning_rate, step)
         if needs_whole_rows(layout, optimizer):
@@ -107,11 +106,11 @@ class RowRoute(DistinctRoute):
             hyper = optimizer.hyper(learning_rate, step)
             update_rows(lane.shard, optimizer, self.copies.updates(), sums, hyper, step)
 
-    def _along(self, own: Tensor, rank: int) -> list[Tensor]:
+    def _along(self, own: Tensor, rank: int) -> Tensor:
         """The gradients of this rank's copied rows that go to another with those of its rows."""
         if self.copies is None:
-            return [own]
-        return [own[self.copies.owned_by(rank)]] if self.copies.gradients_go_along else []
+            return own
+        return own[self.copies.owned_by(rank)] if self.copies.gradients_go_along else own[:0]
 
 
 class RowLane(Lane):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,14 +18,16 @@ from pibroch.exchange.alltoall.exchange import AllToAllExchange
 from pibroch.exchange.alltoall.group_lanes import GroupLanes
 from pibroch.exchange.alltoall.row_lane import RowLane
 from pibroch.exchange.base import Setup, options_of
-from pibroch.exchange.layout import LaneLayout, behind, lay_out
+from pibroch.exchange.layout import LaneLayout, behind, lay_out, plan_for
 from pibroch.exchange.lookahead.announcement import Announcer, BytesByPurpose
 from pibroch.exchange.lookahead.cache_size import check_whole_rows, spare_rows
 from pibroch.exchange.lookahead.carrier import Carrier
 from pibroch.exchange.lookahead.exchange import LookaheadExchange
+from pibroch.exchange.lookahead.planned_lanes import PlannedLanes
 from pibroch.exchange.lookahead.planners import LocalPlanner, Planner
 from pibroch.exchange.wire import RowWire
 from pibroch.lookahead import JointOracle, Oracle
+from pibroch.planner import Plan
 
 if TYPE_CHECKING:
     from pibroch.exchange.lookahead.server_homes import ServerHomes
@@ -86,12 +88,21 @@ def build(setup: Setup, **options: object) -> LookaheadExchange:
     held = _Held(setup, chosen, [layout for (layout,) in layouts], wire)
     thread = TaskThread("pibroch-planner")
     planner = _planner(chosen, held, thread)
-    groups = [GroupLanes(each, [lane]) for each, lane in zip(setup.groups, held.lanes, strict=True)]
-    unplanned = AllToAllExchange(groups, wire)
+    planned = PlannedLanes(held.lanes, held.shards, held.carriers, planner)
+    moves = not chosen.servers and chosen.oracle is None
+
+    def groups_under(of: Plan) -> list[GroupLanes]:
+        return held.groups_under(setup, plan_for(setup.tables, of, ranks.world_size, "ranks"))
+
+    def planned_now() -> PlannedLanes:
+        held.take(row_lane for row_lane in unplanned.lanes if isinstance(row_lane, RowLane))
+        return PlannedLanes(held.lanes, held.shards, held.carriers, _planner(chosen, held, thread))
+
+    unplanned = AllToAllExchange(held.groups(setup), wire, groups_under if moves else None)
     announcer = Announcer(channel, planner.tells_rows, held.purposes)
     return LookaheadExchange(
-        unplanned, held.shards, held.lanes, held.carriers, planner, announcer, thread, _steps(chosen)
-    )
+        unplanned, planned, announcer, thread, _steps(chosen), planned_now if moves else None
+    )  # fmt: skip
 
 
 def _steps(chosen: LookaheadOptions) -> int:
@@ -105,7 +116,7 @@ class _Held:
         self, setup: Setup, chosen: LookaheadOptions, layouts: Sequence[LaneLayout], wire: RowWire
     ) -> None:  # fmt: skip
         optimizers = [each.optimizer for each in setup.groups]
-        self.purposes = BytesByPurpose()
+        self.purposes, self._wire = BytesByPurpose(), wire
         self.spare = spare_rows(layouts, optimizers, chosen.cache_rows, setup.channel)
         self.lanes: list[RowLane] = []
         self.shards: list[Shard] = []
@@ -116,6 +127,26 @@ class _Held:
             else:
                 lane = RowLane(layout, group, setup.seed, wire, spare)
                 self._add(lane, [lane.shard], None)
+
+    def groups(self, setup: Setup) -> list[GroupLanes]:
+        """All tables, with their lanes."""
+        return [GroupLanes(each, [lane]) for each, lane in zip(setup.groups, self.lanes, strict=True)]
+
+    def groups_under(self, setup: Setup, plan: Plan) -> list[GroupLanes]:
+        """Lanes for another plan, with caches as large, whose rows nobody has filled."""
+        found = []
+        for each, spare in zip(setup.groups, self.spare, strict=True):
+            layouts = lay_out(each.space, plan, setup.channel.ranks.rank)
+            for layout in layouts:
+                check_whole_rows(layout)
+            found.append(GroupLanes(each, [RowLane(layout, each, None, self._wire, spare) for layout in layouts]))
+        return found
+
+    def take(self, lanes: Iterable[RowLane]) -> None:
+        """Rows have moved to these lanes."""
+        self.lanes, self.shards, self.carriers = [], [], []
+        for lane in lanes:
+            self._add(lane, [lane.shard], None)
 
     def _add(self, lane: RowLane, shards: Sequence[Shard], homes: ServerHomes | None) -> None:
         self.lanes.append(lane)

@@ -10,7 +10,7 @@ oracle. What is not planned takes the way of an all-to-all exchange over the sam
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -20,14 +20,13 @@ from torch import Tensor
 
 from pibroch.collectives.task_thread import TaskThread
 from pibroch.data import JaggedBatch
-from pibroch.embedding import Shard
+from pibroch.errors import ConfigError
 from pibroch.exchange.agreement import and_then_fillers
 from pibroch.exchange.alltoall.exchange import AllToAllExchange, Routed
-from pibroch.exchange.alltoall.row_lane import RowLane
 from pibroch.exchange.base import Exchange, Rates, Report
 from pibroch.exchange.lookahead.announcement import Announcement, Announcer, Prepared, prepare
-from pibroch.exchange.lookahead.carrier import Carrier, arrivals
-from pibroch.exchange.lookahead.planners import Planner
+from pibroch.exchange.lookahead.carrier import arrivals
+from pibroch.exchange.lookahead.planned_lanes import PlannedLanes
 from pibroch.exchange.lookahead.step import Step
 from pibroch.exchange.lookahead.window import FeedWindow
 from pibroch.exchange.messages import together
@@ -37,6 +36,7 @@ from pibroch.kernels.window.rules import Transfer
 from pibroch.lookahead import StepPlan
 from pibroch.lookahead.oracle_thread import pass_on
 from pibroch.observability.trace import span
+from pibroch.planner import Plan
 
 AHEAD_BYTES = 2 << 30
 """Of the batches that a rank has read ahead, where each is as large as the largest so far on any rank."""
@@ -48,26 +48,31 @@ class LookaheadExchange(Exchange[Step | Routed]):
 
     Args:
         unplanned: over the same rows, for what is not planned.
-        shards: in this rank's care.
-        lanes: one for each group of tables.
-        carriers: of their records.
-        planner: the way to the oracle.
+        planned: what stands on where rows are.
         announcer: the way to the other ranks for batches that were read.
         planner_thread: the planner's; other tasks may run between.
         lookahead: batches that are read ahead.
+        planned_now: what stands on where ``unplanned`` has its rows now; ``None`` where they do not move.
     """
 
     def __init__(
-        self, unplanned: AllToAllExchange, shards: Sequence[Shard], lanes: Sequence[RowLane], carriers: Sequence[Carrier],
-        planner: Planner, announcer: Announcer, planner_thread: TaskThread, lookahead: int,
+        self, unplanned: AllToAllExchange, planned: PlannedLanes, announcer: Announcer, planner_thread: TaskThread,
+        lookahead: int, planned_now: Callable[[], PlannedLanes] | None = None,
     ) -> None:  # fmt: skip
-        self._unplanned, self.shards, self._lanes, self._wire = unplanned, shards, lanes, lanes[0].wire
+        self._unplanned, self._wire, self._announcer = unplanned, unplanned.wire, announcer
         self.reads_ahead = unplanned.reads_ahead
-        self._carriers, self._planner, self._announcer = carriers, planner, announcer
+        self._planned_now, self._has_moved, self._last_feed = planned_now, False, 0
+        self._use(planned)
         self._ranks, self._planner_thread = self._wire.channel.ranks, planner_thread
         self._communication = self._ranks.communication
         self._window: FeedWindow[Step] = FeedWindow(lookahead)
         self._done = Report(lookahead=lookahead)
+
+    def _use(self, planned: PlannedLanes) -> None:
+        """Plan over these from now on."""
+        self._lanes, self.shards, self._carriers, self._planner = (
+            planned.lanes, planned.shards, planned.carriers, planned.planner
+        )  # fmt: skip
 
     def feed(self, batches: Iterable[JaggedBatch], trains: bool) -> Iterator[JaggedBatch]:
         """See :class:`Exchange`; reads ``lookahead`` batches further than it hands out, and tells their rows to all ranks.
@@ -78,27 +83,46 @@ class LookaheadExchange(Exchange[Step | Routed]):
             yield from self._unplanned.feed(batches, trains)
             return
         self._leave_plan()
-        feed, lookahead = self._window.begin_feed(), self._window.lookahead
-        ahead: deque[JaggedBatch] = deque()
+        feed, lookahead = self._begin_feed(), self._window.lookahead
+        ahead: deque[Step] = deque()
         announcing: deque[Step] = deque()
         for batch, is_real in and_then_fillers(batches, self._unplanned.features):
             step = Step(batch, is_real, feed)
             self._window.read(step)
             if len(ahead) <= lookahead + 1 or self._window.feed != feed:
                 self._announce_read()
-            ahead.append(batch)
+            ahead.append(step)
             announcing.append(step)
             if len(announcing) > _HEARD_AFTER:  # as all ranks know it by then, without waiting
                 largest = announcing.popleft().announced.result().num_bytes
                 lookahead = min(lookahead, max(1, AHEAD_BYTES // max(1, largest)))
             while len(ahead) > lookahead + 2:  # a step's plan is made one step early, and waits for no message
-                yield ahead.popleft()
+                yield ahead.popleft().batch
+                feed = self._begin_again(feed, ahead)
                 self._announce_read()  # at the same place on all ranks, whose batches may end at different steps
             if not is_real and not step.announced.result().is_real:
                 ahead.pop()
                 break
         while ahead:
-            yield ahead.popleft()
+            yield ahead.popleft().batch
+            feed = self._begin_again(feed, ahead)
+
+    def _begin_feed(self) -> int:
+        self._last_feed, self._has_moved = self._window.begin_feed(), False
+        if self.is_moving:
+            self._window.leave()
+        return self._last_feed
+
+    def _begin_again(self, feed: int, ahead: deque[Step]) -> int:
+        """Where rows have moved since, plan what is left of a feed over their new homes; returns its number from now on."""
+        if not self._has_moved or feed != self._last_feed:
+            return feed
+        feed, steps = self._begin_feed(), list(ahead)
+        ahead.clear()
+        for step in steps:
+            ahead.append(Step(step.batch, step.is_real, feed))
+            self._window.read(ahead[-1])
+        return feed
 
     def lookup(
         self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None
@@ -200,7 +224,10 @@ class LookaheadExchange(Exchange[Step | Routed]):
         """See :class:`Exchange`: rows for the next step, then what can wait."""
         step = self._window.deliver()
         if step is None:
+            was_moving = self.is_moving
             self._unplanned.fetch_next()
+            if was_moving and not self.is_moving:
+                self._plan_over_new_homes()
             return
         plans = step.plan.result()
 
@@ -251,6 +278,28 @@ class LookaheadExchange(Exchange[Step | Routed]):
         """See :class:`Exchange`; the rest of a feed that is under way is trained without a plan."""
         self._leave_plan()
         self._unplanned.forget()
+
+    def move_to(self, plan: Plan, rows_per_step: int) -> None:
+        """See :class:`Exchange`; the window is drained, and until all rows have moved batches are looked up as they come."""
+        if self._planned_now is None:
+            raise ConfigError(
+                "rows on embedding servers, or planned by a central oracle, that are to move", "ranks that hold and plan them",
+                "leave `servers` and `oracle` out, or train by alltoall or retrieve",
+            )  # fmt: skip
+        self._unplanned.move_to(plan, rows_per_step)
+        self._leave_plan()
+
+    @property
+    def is_moving(self) -> bool:
+        """See :class:`Exchange`."""
+        return self._unplanned.is_moving
+
+    def _plan_over_new_homes(self) -> None:
+        """All rows have moved; the feed under way begins again with its next batch."""
+        assert self._planned_now is not None, "rows move"
+        self._use(self._planned_now())
+        self._window.forget_numbers()
+        self._has_moved = True
 
     def _write_home(self) -> None:
         if self._window.must_write_home():

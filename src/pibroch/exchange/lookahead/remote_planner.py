@@ -1,7 +1,13 @@
-"""The way to an oracle in another process, which hears from each rank only what that rank touches."""
+"""The way to an oracle in another process, which hears from each rank only what that rank touches.
+
+An oracle that is lost takes nothing with it that the ranks could not tell another one: each tells again what it told and asked
+in this feed, the other one makes the same plans, and training goes on at the step where it was.
+"""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -12,15 +18,24 @@ import torch
 
 from pibroch.collectives import Channel
 from pibroch.collectives.task_thread import TaskThread
+from pibroch.errors import TrainingError, UnknownWorkerError, WorkerLostError
 from pibroch.exchange.lookahead.announcement import Announcement
+from pibroch.exchange.lookahead.feed_log import FeedLog, LoggedStep
 from pibroch.exchange.lookahead.planners import Planner
 from pibroch.lookahead import PlanRequest
 from pibroch.lookahead.encoding import Parts, decode_opening, decode_plan
 from pibroch.lookahead.oracle_thread import Answers
 from pibroch.lookahead.requests import Answer, RequestKind
 from pibroch.observability.trace import span
+from pibroch.roles.losses import out_of_reach
 from pibroch.servers import plan_service
 from pibroch.servers.workers import ServingWorkers
+
+logger = logging.getLogger(__name__)
+COME_BACK_S = 60.0
+"""How long to wait for another oracle where one was lost."""
+_POLL_S = 0.1
+OnHeard = Callable[[torch.futures.Future[Any]], None]
 
 
 class RemotePlanner(Planner):
@@ -48,7 +63,7 @@ class RemotePlanner(Planner):
         self._thread, self._name, self._rank, self._count = thread, name, channel.ranks.rank, count
         self._answers = Answers()
         self._workers = ServingWorkers("oracle", [name], channel)
-        self._num_steps = 0
+        self._settings, self._log, self._life = settings, FeedLog(), 0
         with self._workers.explained(name):
             self._workers.configure(name, plan_service.configure, settings).wait()
 
@@ -60,14 +75,16 @@ class RemotePlanner(Planner):
         self._answers.submit(self._thread, partial(self._send_step, feed, announcement))
 
     def _send_step(self, feed: int, announcement: Announcement) -> None:
-        here, number = announcement.here, self._num_steps
-        self._num_steps += 1
-        encoded = np.concatenate([each.encoded for each in here.lanes])
+        lanes = announcement.here.lanes
+        encoded = np.concatenate([each.encoded for each in lanes])
         self._count("ids", encoded.nbytes)
+        step = self._log.add(feed, [len(each.grouped.rows) for each in lanes], torch.from_numpy(encoded))
         with span("add"):
-            counts = [len(each.grouped.rows) for each in here.lanes]
-            called = self._call(plan_service.add, number, feed, counts, torch.from_numpy(encoded))
-        called.add_done_callback(self._notice)
+            self._say(lambda: self._tell_step(step))
+
+    def _tell_step(self, step: LoggedStep) -> None:
+        arguments = step.number, step.feed, list(step.num_rows), step.encoded
+        self._call(plan_service.add, *arguments, heard=self._notice)
 
     def _ask(self, number: int, request: PlanRequest) -> Future[Any]:
         answer = self._answers.expect(number)
@@ -75,12 +92,15 @@ class RemotePlanner(Planner):
         return answer
 
     def _send_request(self, number: int, request: PlanRequest) -> None:
-        called = self._call(plan_service.ask, number, request.kind, request.feed, request.num_steps)
+        assert number == self._log.ask(request), "requests come in their order"
+        self._say(lambda: self._ask_for(number, request))
 
-        def give() -> None:
+    def _ask_for(self, number: int, request: PlanRequest) -> None:
+        def give(called: torch.futures.Future[Any]) -> None:
+            self._log.answer(number)
             self._answers.give(number, partial(self._decoded, request.kind, called))
 
-        called.add_done_callback(lambda _: self._answers.submit(self._thread, give))
+        self._call(plan_service.ask, number, request.kind, request.feed, request.num_steps, heard=give)
 
     def _decoded(self, kind: RequestKind, called: torch.futures.Future[Any]) -> Answer:
         with self._workers.explained(self._name), span(kind):
@@ -89,12 +109,69 @@ class RemotePlanner(Planner):
             self._count("plans", sum(parts.num_bytes for parts in lanes))
             return [decode_plan(parts) for parts in lanes] if kind == "plan" else [*map(decode_opening, lanes)]
 
-    def _call(self, function: Callable[..., object], *args: object) -> torch.futures.Future[Any]:
-        return self._workers.call(self._name, function, self._workers.key, self._rank, *args)
-
-    def _notice(self, called: torch.futures.Future[None]) -> None:
+    def _notice(self, called: torch.futures.Future[Any]) -> None:
         try:
             with self._workers.explained(self._name):
                 called.value()
         except Exception as error:
             self.fail(error)
+
+    def _call(self, function: Callable[..., object], *args: object, heard: OnHeard) -> None:
+        """Call the oracle; ``heard`` gets the answer on this thread, unless the oracle is lost before it has given one."""
+        life = self._life
+        called: torch.futures.Future[Any] = self._workers.call(
+            self._name, function, self._workers.key, self._rank, *args
+        )
+
+        def take() -> None:
+            if life != self._life:
+                return  # said again since
+            try:
+                called.value()
+            except (WorkerLostError, UnknownWorkerError) as error:
+                self._recover(out_of_reach("oracle", self._name, error))
+            except Exception:
+                heard(called)
+            else:
+                heard(called)
+
+        called.add_done_callback(lambda _: self._answers.submit(self._thread, take))
+
+    def _say(self, call: Callable[[], None]) -> None:
+        """Make a call of what was noted before: with an oracle that is lost it is made with all the others."""
+        try:
+            call()
+        except TrainingError as error:
+            self._recover(error)
+
+    def _recover(self, error: TrainingError) -> None:
+        """Wait until another oracle is there, and tell it all again.
+
+        Raises:
+            TrainingError: when none comes, or there was too much to keep.
+        """
+        deadline = time.monotonic() + COME_BACK_S
+        logger.warning("%s: another one is waited for", error.got)
+        while self._log.is_whole and error.is_loss and time.monotonic() < deadline:
+            self._life += 1
+            try:
+                self._tell_again()
+            except TrainingError as again:
+                error = again
+                time.sleep(_POLL_S)
+            else:
+                logger.info("an oracle is back, and heard of %d steps again", len(self._log.steps))
+                return
+        raise error
+
+    def _tell_again(self) -> None:
+        workers, name, log = self._workers, self._name, self._log
+        workers.find_again(name)
+        with workers.explained(name):
+            workers.configure(name, plan_service.configure, self._settings, True).wait()
+        answered = [[number, each.kind, each.feed, each.num_steps] for number, each in log.answered()]
+        workers.ask(name, plan_service.go_on, workers.key, self._rank, log.first_step, log.first_request, answered)
+        for step in log.steps:
+            self._tell_step(step)
+        for number, request in log.unanswered():
+            self._ask_for(number, request)

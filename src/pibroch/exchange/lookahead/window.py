@@ -147,6 +147,10 @@ class FeedWindow(Generic[S]):
         was_open, self.is_open = self.is_open, False
         return was_open
 
+    def forget_numbers(self) -> None:
+        """A new oracle hears of the steps to come: they are numbered from 1 again."""
+        self._num_admitted = 0
+
     def must_write_home(self) -> bool:
         """Homes are to be read: whether they lack updates, which are written to them now."""
         is_dirty, self._is_dirty = self._is_dirty, False

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pibroch.config.exchange import PLACEMENTS, ExchangeSpec, PlacedSection
+from pibroch.config.exchange import OWNERS_POOL, PLACEMENTS, ExchangeSpec, PlacedSection
 
 
 class RetrieveSection(PlacedSection):
@@ -21,5 +21,5 @@ class RetrieveSection(PlacedSection):
 SPEC = ExchangeSpec(
     "retrieve", "rows are read where they are: from shared memory within a host, by gets between hosts",
     RetrieveSection, "pibroch.exchange.retrieve.build:build",
-    tuple(kind for kind in PLACEMENTS if kind != "table_wise_pooled"),
+    tuple(kind for kind in PLACEMENTS if kind not in OWNERS_POOL),
 )  # fmt: skip

@@ -71,7 +71,5 @@ def build(setup: Setup, **options: object) -> RetrieveExchange:
 
 def _checked(layouts: Sequence[LaneLayout]) -> Sequence[LaneLayout]:
     if any(layout.owners_pool for layout in layouts):
-        raise ConfigError(
-            "the placement table_wise_pooled, where owners pool", "one under which rows are read", "e.g. table_wise"
-        )
+        raise ConfigError("a placement where owners pool", "one under which rows are read", "e.g. table_wise")
     return layouts

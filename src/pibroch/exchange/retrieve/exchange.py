@@ -20,64 +20,25 @@ import numpy as np
 from torch import Tensor
 
 from pibroch.data import JaggedBatch
-from pibroch.embedding.rows import read_rows
 from pibroch.errors import TrainingError
 from pibroch.exchange.alltoall.exchange import AllToAllExchange, Routed
 from pibroch.exchange.alltoall.group_lanes import GroupLanes
-from pibroch.exchange.alltoall.inference import narrowed, widened
+from pibroch.exchange.alltoall.inference import widened
 from pibroch.exchange.messages import Talk
 from pibroch.exchange.retrieve.copies import LaneCopies
 from pibroch.exchange.retrieve.gets import RemoteGets
+from pibroch.exchange.retrieve.held_rows import HeldRows, whole
 from pibroch.exchange.retrieve.host_memory import APPLIED, COPIED, READ, VERSION, HostMemory
 from pibroch.exchange.retrieve.lane import RetrieveLane, WantedRows
 from pibroch.exchange.retrieve.sharing import share
 from pibroch.exchange.wire import RowWire
-from pibroch.kernels.arrays import Bytes, Records
+from pibroch.kernels.arrays import Records
 from pibroch.planner import Plan
 
 ROWS_PER_GET = 1 << 16
 """That are asked for at once when copies are filled."""
-
-
-class HeldRows:
-    """This rank's rows as it answers for them to other hosts.
-
-    Args:
-        timeout_s: how long a version may take to come.
-
-    Attributes:
-        lanes: of the rows.
-    """
-
-    def __init__(self, timeout_s: float) -> None:
-        self.lanes: Sequence[RetrieveLane] = ()
-        self._timeout_s = timeout_s
-        self._version, self._changed = 0, threading.Condition()
-
-    @property
-    def version(self) -> int:
-        """How often rows were written from outside."""
-        return self._version
-
-    def advance(self) -> None:
-        """Rows were written; to be called when that is over."""
-        with self._changed:
-            self._version += 1
-            self._changed.notify_all()
-
-    def answer(self, version: int, averaged_at: int | None, rows: Sequence[Bytes]) -> list[Bytes]:
-        """See :class:`pibroch.exchange.retrieve.gets.Holder`."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._version >= version, self._timeout_s):
-                raise _of_other_version(version, self._version)
-            found = [self._read(lane, part, averaged_at) for lane, part in zip(self.lanes, rows, strict=True)]
-            if self._version != version:
-                raise _of_other_version(version, self._version)
-        return found
-
-    def _read(self, lane: RetrieveLane, part: Bytes, averaged_at: int | None) -> Bytes:
-        rows = part.view(lane.id_type).astype(np.int64)
-        return narrowed(read_rows(lane.shard, lane.optimizer, rows, averaged_at), lane.wire.dtype)
+MOST_TRIES = 100
+"""Of a lookup in which tables are loaded, each after the load that it met has ended."""
 
 
 class RetrieveExchange(AllToAllExchange):
@@ -140,41 +101,68 @@ class RetrieveExchange(AllToAllExchange):
         return self._trains or self._ranks.world_size == 1
 
     def _look_up_alone(self, batch: JaggedBatch, averaged_at: int | None) -> list[Tensor]:
+        """All rows of one version, which is none before this rank's: after a load that was met the lookup begins again."""
         batch.validate()
-        version = self._held.version
-        by_copies = self._has_copies and averaged_at is None and self._copies_are_there(version)
-        wanted = [lane.wanted(batch, by_copies=by_copies) for lane in self._row_lanes]
-        self._read(wanted, version, averaged_at)
-        room = self.room_for(batch)
-        return self.assemble(batch, [each.pool(room) for each in wanted])
+        least = 0
+        for _ in range(MOST_TRIES):
+            own = self._held.settled(0)
+            version = max(own, least)
+            by_copies = self._has_copies and averaged_at is None and version == own and self._copies_are_there(own)
+            wanted = [lane.wanted(batch, by_copies=by_copies) for lane in self._row_lanes]
+            later = self._read(wanted, version, averaged_at)
+            if later is None:
+                room = self.room_for(batch)
+                return self.assemble(batch, [each.pool(room) for each in wanted])
+            least = later
+        raise TrainingError(
+            f"tables that were loaded anew in each of {MOST_TRIES} attempts to look a batch up", "some time between loads",
+            "load less often, or look up smaller batches",
+        )  # fmt: skip
 
-    def _read(self, wanted: Sequence[WantedRows], version: int, averaged_at: int | None) -> None:
-        """Fill in the rows that each lane is to give."""
+    def _read(self, wanted: Sequence[WantedRows], version: int, averaged_at: int | None) -> int | None:
+        """Fill in the rows that each lane is to give; or return a later version, where some holder has one."""
         holders = sorted({holder for each in wanted for holder in each.holders()})
         far = [p for p in holders if p in self._gets.peers]
         for p in far:
             self._gets.ask(p, version, averaged_at, [each.question(p) for each in wanted])
         near = self._host.neighbours if any(p >= self._ranks.world_size for p in holders) else holders
         near = [p for p in near if p in self._host.neighbours]
-        self._check_near(near, version)
-        for each in wanted:
-            each.read_near(averaged_at)
-        self._check_near(near, version)
-        with self._ranks.waiting():
-            for p in far:
-                self._receive(p, wanted)
+        try:
+            versions = self._read_here(wanted, version, averaged_at, near, self._ranks.rank in holders)
+        finally:  # an answer that nobody takes would be taken for the next one
+            with self._ranks.waiting():
+                answers = [self._receive(p, wanted) for p in far]
+        later = max(version, *versions, *(answer for answer in answers if answer is not None))
+        return None if later == version else later
+
+    def _read_here(
+        self, wanted: Sequence[WantedRows], version: int, averaged_at: int | None, near: Sequence[int], own: bool
+    ) -> list[int]:
+        """Fill in the rows of this host; returns the versions that its ranks had before and after."""
+        before = [self._held.settled(version)] if own else [version]
+        for p in near:
+            self._host.wait_for(p, VERSION, version)
+        before += self._versions(near)
+        if max(before) == version:
+            for each in wanted:
+                each.read_near(averaged_at)
+        return [*before, *self._versions(near), whole(self._held.version) if own else version]
+
+    def _versions(self, ranks: Iterable[int]) -> list[int]:
+        """That neighbours have, or will have when they have written what they are writing."""
+        return [whole(self._host.published_by(p, VERSION)) for p in ranks]
 
     def _copies_are_there(self, version: int) -> bool:
         """Fill this rank's copies, and look whether the others of the host have filled theirs."""
         if self._host.published(COPIED) <= version:
-            for lane in self._row_lanes:
-                if lane.copies is not None:
-                    self._fill(lane, lane.copies, version)
+            lanes = [(lane, lane.copies) for lane in self._row_lanes if lane.copies is not None]
+            if not all(self._fill(*each, version) for each in lanes):
+                return False
             self._host.publish(COPIED, version + 1)
         return all(self._host.published_by(p, COPIED) == version + 1 for p in self._host.neighbours)
 
-    def _fill(self, lane: RetrieveLane, copies: LaneCopies, version: int) -> None:
-        """This rank's copies of a lane's rows, from their homes."""
+    def _fill(self, lane: RetrieveLane, copies: LaneCopies, version: int) -> bool:
+        """Get this rank's copies of a lane's rows from their homes; false where some home has a later version."""
         own = sum(p < lane.rank for p in lane.near)
         sources, rows = copies.sources[own], lane.copied[lane.world_size + own]
         order = np.argsort(sources)
@@ -184,25 +172,21 @@ class RetrieveExchange(AllToAllExchange):
                 WantedRows.at(each, sources[chosen if each is lane else chosen[:0]], each.layout.bounds)
                 for each in self._row_lanes
             ]
-            self._read(wanted, version, None)
+            if self._read(wanted, version, None) is not None:
+                return False
             rows.write(chosen, wanted[self._row_lanes.index(lane)].rows)
+        return True
 
-    def _receive(self, p: int, wanted: Sequence[WantedRows]) -> None:
+    def _receive(self, p: int, wanted: Sequence[WantedRows]) -> int | None:
         parts = [each.part(p) for each in wanted]
         if self.wire.is_exact:
-            self._gets.receive(p, [part.reshape(-1).view(np.uint8) for part in parts])
-            return
+            return self._gets.receive(p, [part.reshape(-1).view(np.uint8) for part in parts])
         narrow = [np.empty(part.size * self.wire.dtype.itemsize, np.uint8) for part in parts]
-        self._gets.receive(p, narrow)
-        for part, came in zip(parts, narrow, strict=True):
-            part[:] = widened(came, self.wire.dtype).reshape(part.shape)
-
-    def _check_near(self, ranks: Iterable[int], version: int) -> None:
-        """Wait for neighbours that are still writing what this rank has written, and refuse those that went on."""
-        for p in ranks:
-            self._host.wait_for(p, VERSION, version)
-            if (theirs := self._host.published_by(p, VERSION)) != version:
-                raise _of_other_version(version, theirs)
+        later = self._gets.receive(p, narrow)
+        if later is None:
+            for part, came in zip(parts, narrow, strict=True):
+                part[:] = widened(came, self.wire.dtype).reshape(part.shape)
+        return later
 
     def _submit_fetch(self, fetch: Callable[[], list[Records]]) -> Future[list[Records]]:
         version = self._held.version
@@ -220,11 +204,3 @@ class RetrieveExchange(AllToAllExchange):
         self._host.wait_for_all(READ, self._host.published(READ))
         super()._deliver(updates)
         self._host.publish(APPLIED, self._host.published(APPLIED) + 1)
-
-
-def _of_other_version(asked: int, found: int) -> TrainingError:
-    return TrainingError(
-        f"rows that were written {found} times, where the rank that reads them has written its own {asked} times",
-        "tables that all ranks load at the same place",
-        "load them on all ranks, and look up afterwards",
-    )

@@ -1,7 +1,8 @@
 """Rows of other hosts by one request a rank and lookup, each rank's answered by threads of its own: nobody keeps step.
 
 A request is int64 numbers (version of the tables, step of moving averages or -1, rows of each lane) and the lanes' row numbers;
-an answer is two int64 (a state, bytes) and the lanes' rows in the type of the wire, or a text where the state is no OK.
+an answer is two int64 (a state, bytes) and the lanes' rows in the type of the wire, or a text where it is REFUSED; where it is
+NEWER the second number is the version of the tables that is there, and nothing follows.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pibroch.collectives.ranks import Ranks
 from pibroch.errors import PibrochError, RankFailedError, TrainingError
 from pibroch.kernels.arrays import Bytes, RowIds
 
-OK, REFUSED = 0, 1
+OK, REFUSED, NEWER = 0, 1, 2
 GET_TIMEOUT_S = 30.0
 """After so long without an answer a rank counts as lost. A thread answers, so what its rank computes does not matter."""
 
@@ -29,8 +30,11 @@ GET_TIMEOUT_S = 30.0
 class Holder(Protocol):
     """Who reads rows for others."""
 
-    def answer(self, version: int, averaged_at: int | None, rows: Sequence[Bytes]) -> list[Bytes]:
-        """Rows of each lane as they travel, for row numbers as they travelled; blocks until the version is there."""
+    def answer(self, version: int, averaged_at: int | None, rows: Sequence[Bytes]) -> list[Bytes] | int:
+        """Rows of each lane as they travel, for row numbers as they travelled; blocks until the version is there.
+
+        Returns the version in force where that is a later one.
+        """
 
 
 class RemoteGets:
@@ -79,8 +83,8 @@ class RemoteGets:
             raise self._lost(p, error) from error
         self._count(p, len(request), 0)
 
-    def receive(self, p: int, places: Sequence[Bytes]) -> None:
-        """Wait for a rank's answer, and fill each lane's place.
+    def receive(self, p: int, places: Sequence[Bytes]) -> int | None:
+        """Wait for a rank's answer, and fill each lane's place; or return the later version of its tables, if there is one.
 
         Raises:
             RankFailedError: when it ended, or has not answered in time.
@@ -90,6 +94,9 @@ class RemoteGets:
         try:
             _fill(link, head.view(np.uint8))
             state, nbytes = head.tolist()
+            if state == NEWER:
+                self._count(p, 0, head.nbytes)
+                return int(nbytes)
             if state != OK:
                 text = np.empty(nbytes, np.uint8)
                 _fill(link, text)
@@ -100,6 +107,7 @@ class RemoteGets:
         except OSError as error:
             raise self._lost(p, error) from error
         self._count(p, 0, head.nbytes + nbytes)
+        return None
 
     def close(self) -> None:
         """End the streams, and the threads with them."""
@@ -118,13 +126,7 @@ class RemoteGets:
                 body = np.empty(sum(sizes), np.uint8)
                 _fill(link, body)
                 parts = [body[start:stop] for start, stop in pairwise(accumulate([0, *sizes]))]
-                state, answer = OK, []
-                try:
-                    answer = holder.answer(version, None if averaged_at < 0 else averaged_at, parts)
-                except PibrochError as error:
-                    state, answer = REFUSED, [np.frombuffer(str(error).encode(), np.uint8)]
-                found = np.array([state, sum(map(len, answer))], np.int64).view(np.uint8)
-                message = np.concatenate([found, *answer])
+                message = _message(holder, version, None if averaged_at < 0 else averaged_at, parts)
                 self._count(p, len(message), head.nbytes + len(body))
                 link.sendall(message.data)
         except OSError:
@@ -135,9 +137,24 @@ class RemoteGets:
             self._ranks.traffic.add(self._ranks.members[p], sent, self._ranks.members[p], received)
 
     def _lost(self, p: int, error: OSError) -> RankFailedError:
+        self._asking[p].close()  # an answer that comes yet would be taken for that to another request
         is_late = isinstance(error, TimeoutError)
         why = "it answers no gets" if is_late else "its process ended, or let go of the tables"
         return RankFailedError(self._ranks.members[p], None, why)
+
+
+def _message(holder: Holder, version: int, averaged_at: int | None, rows: Sequence[Bytes]) -> Bytes:
+    """What goes back for a request."""
+    state, found = OK, list[Bytes]()
+    try:
+        answer = holder.answer(version, averaged_at, rows)
+    except PibrochError as error:
+        state, found = REFUSED, [np.frombuffer(str(error).encode(), np.uint8)]
+    else:
+        if isinstance(answer, int):
+            return np.array([NEWER, answer], np.int64).view(np.uint8)
+        found = answer
+    return np.concatenate([np.array([state, sum(map(len, found))], np.int64).view(np.uint8), *found])
 
 
 def _fill(link: socket.socket, room: Bytes) -> None:

@@ -22,7 +22,7 @@ from pibroch.errors import ConfigError, RankFailedError, TrainingError
 from pibroch.kernels.arrays import Bytes, Records, Stored
 from pibroch.kernels.memory import empty_rows
 from pibroch.kernels.words import numba as words
-from pibroch.rpc.segments import ForeignSegment, OwnSegment
+from pibroch.rpc.transport.segments import ForeignSegment, OwnSegment
 
 NUMBERS_BYTES = 4096
 VERSION, APPLIED, READ, COPIED = 0, 64, 128, 192

@@ -33,5 +33,5 @@ class TowersSection(PlacedSection):
 SPEC = ExchangeSpec(
     "towers", "each group of hosts holds the tables of its towers, and works on them before anything crosses hosts",
     TowersSection, "pibroch.exchange.towers.build:build",
-    ("table_wise", "table_wise_pooled", "row_wise", "column_wise"),
+    ("table_wise", "table_wise_pooled", "row_wise", "row_wise_pooled", "column_wise"),
 )  # fmt: skip

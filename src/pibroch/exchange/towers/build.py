@@ -14,9 +14,7 @@ from pibroch.errors import ConfigError
 from pibroch.exchange.agreement import check_same_options
 from pibroch.exchange.alltoall.build import PlacedOptions
 from pibroch.exchange.alltoall.exchange import AllToAllExchange
-from pibroch.exchange.alltoall.group_lanes import GroupLanes
-from pibroch.exchange.alltoall.pooled_lane import PooledLane
-from pibroch.exchange.alltoall.row_lane import RowLane
+from pibroch.exchange.alltoall.group_lanes import GroupLanes, lane_type
 from pibroch.exchange.base import Exchange, Setup, options_of
 from pibroch.exchange.layout import lay_out, plan_for
 from pibroch.exchange.towers.exchange import TowersExchange
@@ -115,7 +113,7 @@ def _inside(setup: Setup, tables: Sequence[TableGroup], plan: Plan, wire: RowWir
     groups = []
     for each in tables:
         lanes = [
-            (PooledLane if layout.owners_pool else RowLane)(layout, each, setup.seed, wire)
+            lane_type(layout)(layout, each, setup.seed, wire)
             for layout in lay_out(each.space, plan, wire.channel.ranks.rank)
         ]
         groups.append(GroupLanes(each, lanes))

@@ -171,7 +171,7 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         """Steps (a) and (c), and what the members of the group tell each other."""
         if batch.by_id and not self._can_learn_weights:
             raise ConfigError(
-                "weights that are learned with the placement table_wise_pooled, where owners pool",
+                "weights that are learned with a placement where owners pool",
                 "a placement under which rows travel, e.g. table_wise",
             )
         kind, problem = kind_of(batch), self._problem(batch)

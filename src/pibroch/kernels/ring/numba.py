@@ -113,6 +113,32 @@ def put(
 
 
 @kernel
+def put_equal(
+    links: Ints, me: int, place: int, sequence: int, source: int, target: int, nbytes: int, addresses: Ints, sizes: Ints
+) -> None:
+    """:func:`put` of equal parts that fit a slot, and what :func:`take` will need to fetch those that come.
+
+    Args:
+        links: as there.
+        me: as there.
+        place: as there.
+        sequence: as there.
+        source: address of W parts in rank order.
+        target: where those that come will go; this process's own one at once.
+        nbytes: of each part.
+        addresses: int64 ``[W]``, filled here: the places of the parts that come.
+        sizes: int64 ``[W]``, filled here.
+    """
+    size, nothing = len(links), np.zeros(2, np.int64)
+    for p in range(size):
+        addresses[p], sizes[p] = target + p * nbytes, nbytes
+    for step in range(1, size):
+        p = (me + step) % size
+        put_one(links[p], place, sequence, source + p * nbytes, nbytes, nothing)
+    copy_bytes(target + me * nbytes, source + me * nbytes, nbytes)
+
+
+@kernel
 def has_arrived(links: Ints, p: int, place: int, sequence: int) -> bool:
     """Whether a message of one process is there."""
     return load(links[p, READ] + place + SEQUENCE) >= sequence

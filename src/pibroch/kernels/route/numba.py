@@ -12,9 +12,13 @@ from numpy.typing import NDArray
 
 from pibroch.kernels.arrays import Records, Stored
 from pibroch.kernels.bits import widened
-from pibroch.kernels.memory import MAX_SHORT_DIM, prefetch_row
+from pibroch.kernels.memory import MAX_SHORT_DIM, prefetch, prefetch_row
 from pibroch.kernels.policy import kernel
 from pibroch.kernels.scatter_update.numba import ROWS_AHEAD, Grouped
+
+HOMES_AHEAD = (
+    80  # ids whose places in the map are fetched before they are needed: a miss of both arrays an id otherwise
+)
 
 
 class Homes(NamedTuple):
@@ -61,6 +65,9 @@ def resolve_addresses(
         mapped = homes.first_mapped[feature]
         if mapped >= 0:
             for position in range(begin, end):
+                ahead = mapped + values[min(position + HOMES_AHEAD, end - 1)]
+                prefetch(homes.partition, ahead)
+                prefetch(homes.number, ahead)
                 row = mapped + values[position]
                 part = homes.part_of[np.int64(homes.partition[row])]
                 addresses[position] = homes.first_address[feature, part] + np.int64(homes.number[row])

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from pibroch.rpc.agent import current_agent
 from pibroch.rpc.autograd.engine import Autograd
+from pibroch.rpc.calls.agent import current_agent
 from pibroch.rpc.options import UNSET_RPC_TIMEOUT
 
 __all__ = ["backward", "context", "current_context", "get_gradients", "live_counts"]
@@ -16,7 +16,7 @@ __all__ = ["backward", "context", "current_context", "get_gradients", "live_coun
 
 def _autograd() -> Autograd:
     autograd = current_agent().autograd
-    assert autograd is not None
+    assert isinstance(autograd, Autograd)
     return autograd
 
 

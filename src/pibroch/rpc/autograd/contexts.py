@@ -7,17 +7,14 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from pibroch.errors import ProtocolError
 from pibroch.rpc.autograd.gates import Sent
+from pibroch.rpc.autograd.passes import Pass
 from pibroch.rpc.info import WorkerInfo
-
-if TYPE_CHECKING:
-    from pibroch.rpc.autograd.passes import Pass
 
 _NUM_REMEMBERED = 4096  # closed contexts whose late messages are recognised
 MAX_OPEN = 4096  # contexts that one other worker may have brought here
@@ -35,7 +32,7 @@ class Context:
         anchor: the leaf behind all receipts.
         orders: counts gates and receipts.
         sent: messages with gates, by number.
-        met: workers with which messages of this context were exchanged.
+        reached: workers with which messages of this context were exchanged.
         passes: backward passes under way, by number.
         is_released: it is closed.
     """
@@ -45,7 +42,7 @@ class Context:
         self.anchor = torch.empty(0, requires_grad=True)
         self.orders: Iterator[int] = itertools.count()
         self.sent: dict[int, Sent] = {}
-        self.met: set[WorkerInfo] = set()
+        self.reached: set[WorkerInfo] = set()
         self.passes: dict[int, Pass] = {}
         self.is_released = False
         self._gradients: dict[Tensor, Tensor] = {}

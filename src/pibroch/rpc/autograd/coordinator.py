@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,11 +16,9 @@ from pibroch.rpc.autograd.discovery import Ask, Instruction
 from pibroch.rpc.autograd.gates import Received
 from pibroch.rpc.autograd.messages import Abort, Discover, Gradients, Start
 from pibroch.rpc.autograd.passes import Pass, deadline_after, left_until
+from pibroch.rpc.calls.agent import Agent
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.options import UNSET_RPC_TIMEOUT
-
-if TYPE_CHECKING:
-    from pibroch.rpc.agent import Agent
 
 
 class Coordinator:
@@ -60,18 +57,9 @@ class Coordinator:
         """This worker's part in a pass."""
         if number not in context.passes and len(context.passes) >= MAX_PASSES:
             raise RpcError(f"{len(context.passes)} backward passes at once in a context", f"at most {MAX_PASSES}")
-        made = Pass(number, context, self._agent.info, root, self._send_gradients, self._waiting)
+        made = Pass(number, context, self._agent.info, root, self._send_gradients, self._agent.pool.waiting)
         made.deadline = deadline_after(timeout_s)
         return context.passes.setdefault(number, made)
-
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """While a thread of the pool is in here, another one may work in its stead."""
-        token = self._agent.pool.begin_wait()
-        try:
-            yield
-        finally:
-            self._agent.pool.end_wait(token)
 
     def _search(self, part: Pass, roots: Sequence[Tensor]) -> frozenset[WorkerInfo]:
         """The workers that take part."""
@@ -159,7 +147,8 @@ class Coordinator:
 
     def _give_up(self, part: Pass, error: Exception) -> None:
         """End a pass here and with all that this worker brought into it."""
-        if part.context.passes.pop(part.number, None) is not None:
+        context = self._contexts.find(part.context.id)  # a closed one has none left
+        if context is not None and context.passes.pop(part.number, None) is not None:
             part.abort(error)
             for worker_id in tuple(part.partners):
                 self._tell_abort(part, worker_id)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -15,11 +14,9 @@ from pibroch.rpc.autograd.contexts import MAX_SENT, Context, Contexts
 from pibroch.rpc.autograd.coordinator import Coordinator
 from pibroch.rpc.autograd.gates import Received, Sent, make_gate, make_receipt
 from pibroch.rpc.autograd.messages import Graph, Release
+from pibroch.rpc.calls.agent import Agent
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.options import UNSET_RPC_TIMEOUT
-
-if TYPE_CHECKING:
-    from pibroch.rpc.agent import Agent
 
 
 class Autograd:
@@ -47,9 +44,9 @@ class Autograd:
             return None, detached
         needed = torch.is_grad_enabled()
         places = [place for place, tensor in enumerate(tensors) if needed and tensor.requires_grad]
-        if not places and to in known.met:
+        if not places and to in known.reached:
             return None, detached
-        known.met.add(to)
+        known.reached.add(to)
         message = next(self._agent.ids)
         if places:
             if len(known.sent) >= MAX_SENT:
@@ -77,7 +74,7 @@ class Autograd:
         context = None if is_stale else self._contexts.open(part.context, part.creator, origin.id)
         if context is None:
             return tensors
-        context.met.add(origin)
+        context.reached.add(origin)
         places = part.tensors
         if not places:
             return tensors
@@ -151,7 +148,7 @@ class Autograd:
         if context is None:
             return
         _clear(context, error)
-        for worker in tuple(context.met):
+        for worker in tuple(context.reached):
             if worker.id != self._agent.info.id:
                 self._agent.notify(worker, Release(context_id))
 
@@ -170,10 +167,10 @@ class Autograd:
         error = WorkerLostError(worker.name, "it was lost in the middle of distributed autograd")
         for context in self._contexts.all():
             if incarnation:  # else it could not be dialled, and may talk to us all the same
-                context.met.discard(worker)
+                context.reached.discard(worker)
             is_own = context.creator[0] == self._agent.info.id
             is_over = context.creator == (worker.id, incarnation)
-            if is_over or (not is_own and not context.met):  # nobody is left who would say that it is closed
+            if is_over or (not is_own and not context.reached):  # nobody is left who would say that it is closed
                 self._drop(context.id, error, for_good=is_over)
         self.coordinator.lost(worker, error)
 

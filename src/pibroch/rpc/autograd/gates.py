@@ -233,7 +233,7 @@ def run_engine(
 ) -> None:
     """One pass of torch's engine in this thread, which may wait in it for other workers.
 
-    The functions that accumulate into leaves run, with their hooks; what they get is for ``watched.py`` to take.
+    The functions that accumulate into leaves run, with their hooks; what they get is for ``ddp.py`` to take.
 
     Args:
         backward: the pass.

@@ -6,15 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from pibroch.errors import RpcTimeoutError
-from pibroch.rpc.autograd import watched
-from pibroch.rpc.autograd.contexts import Context
+from pibroch.rpc.autograd import ddp
 from pibroch.rpc.autograd.discovery import Discovery, Edge, Instruction
 from pibroch.rpc.autograd.gates import Received, Sent, Walk, behind, run_engine, start_of
 from pibroch.rpc.info import WorkerInfo
@@ -32,6 +31,17 @@ def deadline_after(timeout_s: float) -> float | None:
 def left_until(deadline: float | None) -> float:
     """Seconds left, at least a little; 0 for no deadline."""
     return 0.0 if deadline is None else max(0.001, deadline - time.monotonic())
+
+
+class Kept(Protocol):
+    """What a worker keeps of a context (``contexts.Context``), as far as a pass needs it."""
+
+    id: int
+    anchor: Tensor
+    sent: dict[int, Sent]
+
+    def accumulate(self, gradients: dict[Tensor, Tensor]) -> None:
+        """Add the outcome of a pass; takes over the tensors."""
 
 
 class Pass:
@@ -53,7 +63,7 @@ class Pass:
     def __init__(
         self,
         number: int,
-        context: Context,
+        context: Kept,
         me: WorkerInfo,
         root: int,
         send: Callable[[Pass, Received, Gradients], None],
@@ -151,7 +161,7 @@ class Pass:
         retain_graph: bool,
     ) -> Sequence[Tensor | None]:
         inputs = [*(GradientEdge(leaf, 0) for leaf in leaves), self.context.anchor]
-        with watched.Watched(self, leaves, shows=watched.is_needed()) as seen:
+        with ddp.LeafGradients(self, leaves, shows=ddp.is_needed()) as seen:
             run_engine(self, roots, gates, inputs, retain_graph)
         return seen.gradients()
 

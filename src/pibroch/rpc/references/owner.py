@@ -29,7 +29,7 @@ class Entry:
 
 
 class OwnerSide:
-    """The owner's half of ``ReferenceBook``.
+    """The owner's half of ``ReferenceTable``.
 
     A value lives while it has handles or forks. A value that somebody speaks of and that is not there may be
     *expected*: its creator's request was slower than the news of it. Then the creator is asked whether it will come. It

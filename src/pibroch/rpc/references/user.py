@@ -54,7 +54,7 @@ class Fork:
 
 
 class UserSide:
-    """The user's half of ``ReferenceBook``.
+    """The user's half of ``ReferenceTable``.
 
     A fork is dropped when it was released, is confirmed, and each fork that was made of it is settled (section 3.3: the
     sender keeps its fork until the receiver's is confirmed). All events may come in any order, twice, or for forks that

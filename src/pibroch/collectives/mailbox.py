@@ -1,0 +1,206 @@
+"""Messages between the ranks of one host by way of shared memory, any number of them under way.
+
+Each rank has one segment, its mailbox, that the others map: a head, slots and room. It copies a message into its room and says
+in a slot for the receiver where it lies; the receiver copies it out and counts it, in a word of the mailbox. What was counted
+makes room for later messages. Room is never waited for here: :meth:`Mailbox.put` says that there is none. Segments have no
+names, so that nothing stays behind a killed rank; only pages that were written take memory.
+
+Legend of a mailbox: bell, sleepers and wish in its first three lines of 64 bytes; from COUNTERS on a line for each rank with
+what that one took and what it expects in all; then slots, one for each rank in the beginning; then room.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from pibroch.collectives.bounded_lag.losses import has_hung_up, state_of
+from pibroch.collectives.bounded_lag.meeting import process_at
+from pibroch.collectives.segment_trade import receive_segment, send_segment
+from pibroch.kernels.mailbox import numba as queue
+from pibroch.kernels.ring.numba import wait_for_bell
+from pibroch.rpc.transport.arena import SHARED_BLOCK_BYTES, SHARED_SEGMENT_BYTES, Arena, NeedSegment
+from pibroch.rpc.transport.segments import ForeignSegment, OwnSegment
+
+ROOM_BYTES, LARGEST_BYTES = SHARED_SEGMENT_BYTES, SHARED_BLOCK_BYTES
+"""Of a rank's messages that were not taken yet, and of one message."""
+NUM_SLOTS = 1 << 16
+"""A rank's messages that were not taken yet, those without room included."""
+WISH, COUNTERS, EXPECTED, LINE = 128, 4096, 8, 64
+SLEEP_US = 100_000
+EFFORT = (20, 0, 50, 0, 32)
+"""Of a wait, see :data:`pibroch.kernels.ring.numba.SPINS`: it sleeps soon, since the cores have models to compute."""
+
+
+class Arrival(NamedTuple):
+    """A message that is there.
+
+    Attributes:
+        nbytes: its size.
+        place: in the sender's segment; 0 for one that comes by another way.
+        following: the slot after it.
+    """
+
+    nbytes: int
+    place: int
+    following: int
+
+
+@dataclass(slots=True)
+class _Queues:
+    """To and from one rank; slots are offsets, words are addresses.
+
+    Attributes:
+        memory: its mailbox.
+        process: its number, 0 when it cannot be seen.
+        slot: of this rank's, which its next message will be said in.
+        left: slot and place of what it has not been seen to have taken.
+        num_left, num_freed: messages that it was left, and that were seen to be taken.
+        cursor: of its slots, the one where the next message for this rank will be said.
+        taken, expected: what it counts here.
+        taken_there, expected_there: what this rank counts there.
+    """
+
+    memory: ForeignSegment
+    process: int
+    slot: int
+    cursor: int
+    taken: int
+    taken_there: int
+    left: deque[tuple[int, int]] = field(default_factory=deque)
+    num_left: int = 0
+    num_freed: int = 0
+
+    @property
+    def expected(self) -> int:
+        return self.taken + EXPECTED
+
+
+class Mailbox:
+    """See the module; callers make sure that one thread at a time calls, but for :meth:`sleep` and :meth:`is_lost`.
+
+    Args:
+        links: a connected Unix socket to each other rank of the host; they belong to the mailbox from now on.
+        rank, world_size: of the group, in which ranks of other hosts may be.
+        timeout_s: for all to send their segments.
+        num_slots: see :data:`NUM_SLOTS`.
+    """
+
+    def __init__(
+        self, links: dict[int, socket.socket], rank: int, world_size: int, timeout_s: float, num_slots: int = NUM_SLOTS
+    ) -> None:
+        self._links, self.peers = links, tuple(links)
+        slots = COUNTERS + -(-world_size * LINE // 4096) * 4096
+        self._room = -(-(slots + num_slots * queue.SLOT_BYTES) // 4096) * 4096
+        self._own = OwnSegment.create(self._room + ROOM_BYTES)
+        self.bell = self._own.address
+        self._free_slots = [slots + each * queue.SLOT_BYTES for each in reversed(range(world_size, num_slots))]
+        self._arena = Arena()
+        self._arena.add_segment(0, ROOM_BYTES)
+        self._head, self._effort = np.zeros(3, np.int64), np.array(EFFORT, np.int64)
+        for link in links.values():
+            link.settimeout(timeout_s)
+            send_segment(link, self._own)
+        self._queues: dict[int, _Queues] = {}
+        for p, link in links.items():
+            theirs = receive_segment(link)
+            self._queues[p] = _Queues(
+                theirs, process_at(link), slots + p * queue.SLOT_BYTES, slots + rank * queue.SLOT_BYTES,
+                self.bell + COUNTERS + p * LINE, theirs.address + COUNTERS + rank * LINE,
+            )  # fmt: skip
+        self._own.close_fd()
+
+    def put(self, p: int, address: int, nbytes: int) -> bool:
+        """Leave a rank a message of at most LARGEST_BYTES; false, and nothing done, when there is no room for it."""
+        self._make_room()
+        place = self._arena.allocate(nbytes)
+        if isinstance(place, NeedSegment):
+            return False
+        if not self._free_slots:
+            self._arena.free(0, place.offset)
+            return False
+        self._leave(p, self._room + place.offset, address, nbytes)
+        return True
+
+    def announce(self, p: int, nbytes: int) -> bool:
+        """Leave a rank word of a message that comes by another way, in its turn; false when no slot is free."""
+        self._make_room()
+        if self._free_slots:
+            self._leave(p, 0, 0, nbytes)
+            return True
+        return False
+
+    def expect(self, p: int) -> None:
+        """Let a rank know that one more message of its own is expected here, and has memory."""
+        queues = self._queues[p]
+        there = queues.memory.address
+        queue.count(queues.taken_there + EXPECTED, there + WISH, there)
+
+    def is_expected(self, p: int) -> bool:
+        """Whether a rank expects the next message for it already."""
+        queues = self._queues[p]
+        expected: int = queue.shown(queues.expected)
+        return expected > queues.num_left
+
+    def arrival(self, p: int) -> Arrival | None:
+        """A rank's next message, if it is there."""
+        queues = self._queues[p]
+        if not queue.look(queues.memory.address + queues.cursor, self._head):
+            return None
+        return Arrival(*self._head.tolist())
+
+    def take(self, p: int, arrival: Arrival, address: int) -> None:
+        """Copy a rank's message, the one that is next, to an address; one that comes by another way is only counted."""
+        queues = self._queues[p]
+        there, nbytes = queues.memory.address, arrival.nbytes if arrival.place else 0
+        queues.cursor = arrival.following
+        queue.take(address, there + arrival.place, nbytes, queues.taken_there, there + WISH, there)
+
+    def wish(self, by: int) -> None:
+        """Change by how many messages this rank wishes to be woken when others take, or expect, one."""
+        queue.change(self.bell + WISH, by)
+
+    def shown(self) -> int:
+        """What the bell shows; it changes when something may have come."""
+        shown: int = queue.shown(self.bell)
+        return shown
+
+    def sleep(self, seen: int) -> bool:
+        """Wait until the bell shows something else, a tenth of a second at most; whether it does."""
+        shown: int = wait_for_bell(self.bell, seen, self._effort, SLEEP_US)
+        return shown != seen
+
+    def is_lost(self, p: int) -> bool:
+        """Whether a rank has ended, or closed its mailbox. What it left can still be taken."""
+        return has_hung_up(self._links[p]) or state_of(self._queues[p].process) == ""
+
+    def close(self) -> None:
+        """Give sockets back; others still take what was left for them. Memory goes with this object."""
+        for link in self._links.values():
+            with suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)  # a process that this one has forked may have the socket, too
+            link.close()
+
+    def _leave(self, p: int, place: int, address: int, nbytes: int) -> None:
+        queues, following = self._queues[p], self._free_slots.pop()
+        queue.leave(self.bell, queues.slot, following, place, address, nbytes, queues.memory.address)
+        queues.left.append((queues.slot, place))
+        queues.slot = following
+        queues.num_left += 1
+
+    def _make_room(self) -> None:
+        """Take back what was taken, and its slots."""
+        for queues in self._queues.values():
+            if not queues.left:
+                continue
+            for _ in range(queue.shown(queues.taken) - queues.num_freed):
+                slot, place = queues.left.popleft()
+                queues.num_freed += 1
+                self._free_slots.append(slot)
+                if place:
+                    self._arena.free(0, place - self._room)

@@ -1,0 +1,81 @@
+"""Leave messages for another process in memory of one's own that it maps, and take those that others left.
+
+A queue is a list of slots of 64 bytes: a slot says where its message lies and which slot is the next one, which its writer has
+prepared by then. The first word is stored last and with release order: who sees it set sees all of the message. The reader
+counts what it took; that far slots and messages may be used again.
+"""
+
+from __future__ import annotations
+
+from pibroch.kernels.arrays import Ints
+from pibroch.kernels.atomics import add, load, store
+from pibroch.kernels.policy import kernel
+from pibroch.kernels.ring.numba import copy_bytes, ring_bell
+
+IS_THERE, NBYTES, PLACE, NEXT, SLOT_BYTES = 0, 8, 16, 24, 64
+"""Of a slot: whether it is written, its message's size, where that lies and the slot after it, both in the writer's segment."""
+
+
+@kernel
+def prepare(slot: int) -> None:
+    """Let a slot at an address be one that is not written."""
+    store(slot + IS_THERE, 0)
+
+
+@kernel
+def leave(base: int, slot: int, following: int, place: int, source: int, nbytes: int, bell: int) -> None:
+    """Write a message and its slot, and wake its reader.
+
+    Args:
+        base: address of the writer's segment, in which the next three lie.
+        slot: which the reader looks at.
+        following: which it looks at next.
+        place: of the message; 0 for one that comes by another way.
+        source: address that it is copied from.
+        nbytes: its size.
+        bell: of the reader.
+    """
+    if place != 0:
+        copy_bytes(base + place, source, nbytes)
+    prepare(base + following)
+    store(base + slot + NBYTES, nbytes)
+    store(base + slot + PLACE, place)
+    store(base + slot + NEXT, following)
+    store(base + slot + IS_THERE, 1)
+    ring_bell(bell)
+
+
+@kernel
+def look(slot: int, head: Ints) -> bool:
+    """Whether a slot at an address is written; if it is, ``head`` int64 ``[3]`` gets NBYTES, PLACE and NEXT."""
+    if load(slot + IS_THERE) == 0:
+        return False
+    head[0], head[1], head[2] = load(slot + NBYTES), load(slot + PLACE), load(slot + NEXT)
+    return True
+
+
+@kernel
+def take(target: int, source: int, nbytes: int, counter: int, wish: int, bell: int) -> None:
+    """Copy a message out of the writer's segment and count it there; see :func:`count`."""
+    copy_bytes(target, source, nbytes)
+    count(counter, wish, bell)
+
+
+@kernel
+def count(counter: int, wish: int, bell: int) -> None:
+    """Add one to a word of another process, and wake that if it wishes to hear of such."""
+    add(counter, 1)
+    if load(wish) != 0:
+        ring_bell(bell)
+
+
+@kernel
+def change(word: int, by: int) -> None:
+    """Add to a word, as a full barrier: who sets a wish and then looks at counters misses nothing."""
+    add(word, by)
+
+
+@kernel
+def shown(word: int) -> int:
+    """What a word shows."""
+    return load(word)

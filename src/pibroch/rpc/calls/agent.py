@@ -1,0 +1,317 @@
+"""The shell around the protocol: one agent a process, which sends requests and serves those of others."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+
+from pibroch.errors import UnknownWorkerError
+from pibroch.rpc.calls.futures import Future, Waiter
+from pibroch.rpc.calls.packing import Packer, Recorder, ReferenceKeeper
+from pibroch.rpc.calls.pending import Receiver
+from pibroch.rpc.calls.pool import Pool
+from pibroch.rpc.calls.requests import Requests, too_late
+from pibroch.rpc.calls.service import Handler, Life, Service
+from pibroch.rpc.info import IdSource, WorkerInfo
+from pibroch.rpc.options import UNSET_RPC_TIMEOUT, RpcBackendOptions
+from pibroch.rpc.transport.connection import Connection, Message
+from pibroch.rpc.transport.frames import Kind
+from pibroch.rpc.transport.loopback import Loopback
+from pibroch.rpc.transport.membership import Membership, Record, Rendezvous
+from pibroch.rpc.transport.peers import Peers
+from pibroch.rpc.transport.reactor import Reactor
+from pibroch.rpc.values.callables import Callables
+from pibroch.rpc.values.codec import Codec
+
+_END_S = 2.0  # threads of the pool have this long to finish
+
+
+class Agent:
+    """Everything that this process says to other workers and hears from them (docs/design/0003-tensor-rpc.md, Interfaces)."""
+
+    def __init__(
+        self,
+        name: str,
+        rendezvous: Rendezvous,
+        options: RpcBackendOptions,
+        callables: Callables,
+        secret: bytes,
+        reference_type: type | None = None,
+    ) -> None:
+        self.options, self.callables = options, callables
+        self.ids = IdSource()
+        self.wait_to_leave: Callable[[float], None] = lambda timeout_s: None  # whoever composes a worker says more
+        self.reactor = Reactor(f"rpc-{name}")
+        self.pool = Pool(f"rpc-{name}-worker", options.num_worker_threads, self.reactor)
+        self._packer = Packer(Codec(callables, options.allow_pickle, reference_type), options.device_maps)
+        self._closed_callbacks: list[Callable[[], None]] = []
+        self._is_closed = False
+        self._membership = Membership(rendezvous)
+        self.info = WorkerInfo(name, rendezvous.rank if rendezvous.rank >= 0 else self._membership.new_id())
+        self._requests = Requests(self.info, self._packer, self.reactor, callables)
+        self._service = Service(self._packer, self.reactor, self.pool, options.limits)
+        self.on_failure, self.on_lost = (
+            self._requests.on_failure,
+            self._requests.lose,
+        )  # with ``on_message``: an ``Inbox``
+        host = options.bind or rendezvous.bind_host()
+        self._peers = Peers(self.info, options, secret, self.reactor, self.pool.submit, self._membership, host, self)
+        self.incarnation = self._peers.incarnation
+        self._loopback = Loopback(self.info, self.incarnation, options.limits, self, self.reactor)
+
+    # its parts
+
+    @property
+    def references(self) -> ReferenceKeeper | None:
+        """The remote references of this worker."""
+        return self._packer.references
+
+    @references.setter
+    def references(self, references: ReferenceKeeper) -> None:
+        self._packer.references = references
+
+    @property
+    def autograd(self) -> Recorder | None:
+        """The distributed autograd of this worker."""
+        return self._packer.recorder
+
+    @autograd.setter
+    def autograd(self, autograd: Recorder) -> None:
+        self._packer.recorder = autograd
+
+    @property
+    def record(self) -> Record:
+        """Who this worker is, and where it listens."""
+        return self._peers.record
+
+    # life
+
+    def start(self) -> None:
+        """Listen, and join the others.
+
+        Raises:
+            RpcTimeoutError: when not all workers come in time.
+            ConfigError: when the name is taken.
+        """
+        _settle_torch()
+        self.reactor.start()
+        try:
+            self._membership.join(self._peers.record)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Say goodbye and stop. What still waits fails."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for callback in self._closed_callbacks:
+            callback()
+        with contextlib.suppress(RuntimeError):  # the host of the store may be gone already
+            self._membership.leave(self._peers.record)  # first: who hears the goodbye finds nobody when it looks again
+        self._peers.close()
+        self._requests.lose_all("this worker was shut down")
+        self.reactor.stop()
+        self.pool.close(_END_S)
+
+    def when_lost(self, callback: Callable[[WorkerInfo, int], None]) -> None:
+        """Call ``callback(worker, incarnation)`` on the loop when a worker is lost, leaves or cannot be reached."""
+        self._peers.when_lost(callback)
+
+    def when_closed(self, callback: Callable[[], None]) -> None:
+        """Call ``callback()`` when this agent is closed, before its connections are."""
+        self._closed_callbacks.append(callback)
+
+    # who is there
+
+    def find(self, to: str | int | WorkerInfo) -> WorkerInfo:
+        """The worker of this name or id.
+
+        Raises:
+            UnknownWorkerError: when there is none.
+        """
+        if isinstance(to, WorkerInfo):
+            return to
+        info = self._membership.infos.get(to)
+        if info is not None:
+            return info
+        record = self._membership.find_id(to) if isinstance(to, int) else self._membership.find(to)
+        if record is None:
+            known = ", ".join(info.name for info in self.workers())
+            raise UnknownWorkerError(
+                f"worker {to!r}, could not find destination", f"one that has joined ({known})", "see its init_rpc"
+            )
+        return record.info
+
+    def workers(self) -> list[WorkerInfo]:
+        """All workers that this one has met."""
+        return self._membership.known()
+
+    def reach(self, worker: WorkerInfo) -> None:
+        """Dial a worker if there is no connection to it; if it cannot be reached, it is lost."""
+        self._peers.to(worker)
+
+    def incarnation_of(self, to: WorkerInfo) -> int:
+        """The life of a worker that this one talks to at present, 0 before it knows."""
+        return self._peers.incarnation_of(to)
+
+    # sending
+
+    def request(
+        self,
+        to: WorkerInfo,
+        body: msgspec.Struct,
+        value: object = None,
+        *,
+        timeout: float = UNSET_RPC_TIMEOUT,
+        context: int | None = None,
+    ) -> Future:
+        """Ask ``to``; the future is done when it has answered, failed, was lost or took too long. Does not block."""
+        future = self.future()
+        self.ask(future, to, body, value, self.timeout_s(timeout), context)
+        return future
+
+    def request_sync(
+        self,
+        to: WorkerInfo,
+        body: msgspec.Struct,
+        value: object = None,
+        *,
+        timeout: float = UNSET_RPC_TIMEOUT,
+        context: int | None = None,
+    ) -> Any:
+        """Ask ``to`` and wait for the answer."""
+        waiter, timeout_s = Waiter(), self.timeout_s(timeout)
+        connection = self.ask(waiter, to, body, value, timeout_s, context)
+        return waiter.wait(self.pool, timeout_s, connection.only_stream)
+
+    def notify(self, to: WorkerInfo, body: msgspec.Struct, value: object = None, *, context: int | None = None) -> None:
+        """Tell ``to`` something that needs no answer. Does not block; when the worker is lost the note is, too."""
+        if not self._is_closed:
+            self._requests.tell(self._connection_to(to), body, value, context)
+
+    def call_soon(self, function: Callable[[], None]) -> None:
+        """Run ``function`` on the loop; takes no lock, may be called from anywhere."""
+        if not self._is_closed:
+            self.reactor.call_soon(function)
+
+    def submit(self, function: Callable[[], None]) -> None:
+        """Run ``function`` on a thread of the pool."""
+        self.pool.submit(function)
+
+    def timeout_s(self, timeout: float) -> float:
+        """The timeout in force, in seconds, 0 for none."""
+        return self.options.rpc_timeout if timeout == UNSET_RPC_TIMEOUT else max(0.0, timeout)
+
+    def wait(self, future: torch.futures.Future[Any], timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+        """The value of a future that something here will complete; another thread of the pool may work meanwhile.
+
+        Raises:
+            RpcTimeoutError: when it is not there in time.
+        """
+        timeout_s = self.timeout_s(timeout)
+        if not future.done():
+            done = threading.Event()
+            future.add_done_callback(lambda _: done.set())
+            with self.pool.waiting():
+                if not done.wait(timeout_s or None):
+                    raise too_late(timeout_s)
+        return future.wait()
+
+    def future(self) -> Future:
+        """One that a receiver of an answer completes."""
+        return Future(self.pool, self.reactor)
+
+    def current_context(self) -> int | None:
+        """The distributed autograd context of the calling thread."""
+        recorder = self._packer.recorder
+        return recorder.current_context() if recorder is not None else None
+
+    def ask(
+        self,
+        receiver: Receiver,
+        to: WorkerInfo,
+        body: msgspec.Struct,
+        value: object,
+        timeout_s: float,
+        context: int | None,
+    ) -> Connection:
+        """Ask ``to``; ``receiver`` gets what comes of it. The timeout is in seconds, 0 for none. Returns where it was sent."""
+        if self._is_closed:
+            raise RuntimeError("RPC was shut down")
+        connection = self._connection_to(to)
+        self._requests.ask(connection, receiver, body, value, timeout_s, context)
+        return connection
+
+    def _connection_to(self, worker: WorkerInfo) -> Connection:
+        return self._loopback if worker.id == self.info.id else self._peers.to(worker)
+
+    # serving
+
+    def serve(
+        self, body_type: type[msgspec.Struct], handler: Handler, *, in_pool: bool = False, life: Life | None = None
+    ) -> None:
+        """Have messages with such a body handled: on the loop, or on a thread of the pool (``Service.serve``)."""
+        self._service.serve(body_type, handler, in_pool, life)
+
+    @property
+    def num_started(self) -> int:
+        """Requests in this worker's life."""
+        return self._requests.num_started
+
+    def is_busy(self, but: int = 0) -> bool:
+        """Whether it waits for an answer or works on one; ``but`` so many of those at work do not count."""
+        return self._requests.num_pending > 0 or self._service.num_running > but
+
+    def on_message(self, connection: Connection, message: Message) -> None:
+        """A connection has one (on the loop; what this worker answers itself, on any thread)."""
+        if message.kind == Kind.ANSWER:
+            self._requests.on_answer(connection, message)
+        elif not self._is_closed:  # who asked will see that this worker has left
+            self._service.on_message(connection, message)
+
+
+def _settle_torch() -> None:
+    """Let torch rebuild its autograd engine and its pool of threads now, if this process was forked from one that had them.
+
+    It does so at the first operation that saves a tensor, and at a thread's first large one, without a lock: two threads of
+    our pool at once would crash the one, and find no other ("Invalid thread pool!").
+    """
+    with torch.inference_mode(False):  # and with gradients, whatever mode the caller is in
+        torch.ones(1, requires_grad=True).square()
+    torch.set_num_threads(torch.get_num_threads())
+
+
+_current: Agent | None = None
+
+
+def current_agent() -> Agent:
+    """This process's agent.
+
+    Raises:
+        RuntimeError: when RPC is not initialised.
+    """
+    if _current is None:
+        raise RuntimeError("RPC has not been initialized. Call init_rpc before using RPC functions.")
+    return _current
+
+
+def is_initialized() -> bool:
+    """Whether this process is a worker."""
+    return _current is not None
+
+
+def set_current_agent(agent: Agent | None) -> None:
+    """Make ``agent`` this process's."""
+    global _current
+    _current = agent
+
+
+os.register_at_fork(after_in_child=lambda: set_current_agent(None))

@@ -1,0 +1,202 @@
+"""What a call gives before its answer is there."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+
+from pibroch.errors import RpcTimeoutError
+from pibroch.rpc.calls.pool import Pool
+from pibroch.rpc.transport.reactor import Reactor
+from pibroch.rpc.transport.stream import Stream
+from pibroch.rpc.values.failures import copy_of
+
+
+class Future(torch.futures.Future[Any]):
+    """A ``torch.futures.Future`` whose ``wait`` lets another thread of the pool work meanwhile.
+
+    Callbacks (``then``, ``add_done_callback``) run on a thread of the pool, where they may wait for other workers.
+    """
+
+    def __init__(self, pool: Pool, loop: Reactor | None = None) -> None:
+        super().__init__()
+        self._pool, self._loop = pool, loop
+        self._has_callbacks = False
+        self._error: Exception | None = None
+        self._groups: tuple[_Group, ...] = ()
+        self._is_over = False
+
+    def wait(self) -> Any:
+        """The value; blocks until it is there, raises what the call raised."""
+        if not self.done():
+            token = self._pool.begin_wait()
+            try:
+                self._block()
+            finally:
+                self._pool.end_wait(token)
+        if self._error is not None:
+            raise copy_of(self._error)
+        return super().wait()
+
+    def value(self) -> Any:
+        """The value of a future that is done; raises what the call raised."""
+        if self._error is not None:
+            raise copy_of(self._error)
+        return super().value()
+
+    def _block(self) -> None:
+        """Wait, and leave it to the caller to raise: a traceback on the kept error would refer to the caller's frames."""
+        try:
+            super().wait()
+        except Exception as error:
+            error.__traceback__ = None
+
+    def then(self, callback: Callable[[torch.futures.Future[Any]], Any]) -> torch.futures.Future[Any]:
+        """A future of what ``callback(self)`` returns once this one is done."""
+        self._has_callbacks = True
+        return super().then(callback)
+
+    def add_done_callback(self, callback: Callable[[torch.futures.Future[Any]], None]) -> None:
+        """Run ``callback(self)`` once this one is done."""
+        self._has_callbacks = True
+        super().add_done_callback(callback)
+
+    def succeed(self, value: object) -> None:
+        """Set the value (``calls.Receiver``)."""
+        self._is_over = True
+        self._groups = ()
+        self._complete(functools.partial(self.set_result, value))
+
+    def fail(self, error: BaseException) -> None:
+        """Set the error (``calls.Receiver``)."""
+        assert isinstance(error, Exception)
+        self._error = error
+        self._is_over = True
+        groups, self._groups = self._groups, ()
+        self._complete(functools.partial(self.set_exception, error))
+        for group in groups:
+            group.fail(error)
+
+    def group_with(self, futures: Sequence[torch.futures.Future[Any]]) -> Future:
+        """A future of all ``futures`` (this one and others): done when all are, or with the first error of one like this."""
+        group = _Group(self._pool, self._loop)
+        torch._C._collect_all(cast(Any, list(futures))).then(group.all_done)
+        for each in futures:
+            if isinstance(each, Future):
+                each._join(group)
+        return group
+
+    def _join(self, group: _Group) -> None:
+        self._groups = (*self._groups, group)
+        if self._is_over:  # before it could see the group, which would refer to this future for ever
+            self._groups = ()
+            if self._error is not None:
+                group.fail(self._error)
+
+    def _complete(self, function: Callable[[], None]) -> None:
+        if self._has_callbacks:
+            self._pool.submit(function)
+        elif self._loop is not None and self._loop.is_here():
+            self._loop.complete(function)  # ``collect_all`` adds callbacks that cannot be seen from here
+        elif self._loop is not None and self._loop.is_reading():
+            self._loop.call_soon(functools.partial(self._loop.complete, function))
+        else:
+            function()
+
+
+class _Group(Future):
+    """Several futures as one; it is completed once, whatever comes first."""
+
+    def __init__(self, pool: Pool, loop: Reactor | None) -> None:
+        super().__init__(pool, loop)
+        self._once = threading.Lock()
+
+    def all_done(self, done: Any) -> None:
+        """All of them are done; those of others than us may have failed."""
+        try:
+            value = done.value()
+        except Exception as error:
+            self.fail(error)
+        else:
+            self.succeed(value)
+
+    def succeed(self, value: object) -> None:
+        """All of them are done, if none has failed before."""
+        if self._once.acquire(blocking=False):
+            super().succeed(value)
+
+    def fail(self, error: BaseException) -> None:
+        """The first of them has failed."""
+        if self._once.acquire(blocking=False):
+            super().fail(error)
+
+
+def _collect_all(futures: Sequence[torch.futures.Future[Any]]) -> torch.futures.Future[list[torch.futures.Future[Any]]]:
+    """``torch.futures.collect_all``, which leaves at the first error of our futures, too.
+
+    What Python sets as a future's exception torch's own takes for a value, so it would wait for the others.
+    """
+    first = next((each for each in futures if isinstance(each, Future)), None)
+    return _torch_collect_all(list(futures)) if first is None else first.group_with(futures)
+
+
+def _wait_all(futures: Sequence[torch.futures.Future[Any]]) -> list[Any]:
+    """``torch.futures.wait_all``; see ``_collect_all``."""
+    return [future.wait() for future in _collect_all(futures).wait()]
+
+
+_torch_collect_all = torch.futures.collect_all
+torch.futures.collect_all, torch.futures.wait_all = _collect_all, _wait_all
+
+
+class Waiter:
+    """What ``rpc_sync`` waits on: less than a future."""
+
+    __slots__ = ("_done", "_error", "_value", "is_done")
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self._done = threading.Lock()
+        self._done.acquire()
+        self._value: object = None
+        self._error: BaseException | None = None
+
+    def succeed(self, value: object) -> None:
+        """Set the value (``calls.Receiver``)."""
+        self._value = value
+        self.is_done = True
+        self._done.release()
+
+    def fail(self, error: BaseException) -> None:
+        """Set the error (``calls.Receiver``)."""
+        self._error = error
+        self.is_done = True
+        self._done.release()
+
+    def wait(self, pool: Pool, timeout_s: float, stream: Stream | None = None) -> Any:
+        """The value; raises what the call raised.
+
+        If it can, this thread reads its answer from ``stream`` itself: nobody has to be woken then. The timeout is a second
+        net: the loop's deadline comes first.
+        """
+        token = pool.begin_wait()
+        try:
+            if stream is not None:
+                stream.read_until(lambda: self.is_done, timeout_s)
+            if not self._done.acquire(timeout=timeout_s + 30.0 if timeout_s > 0 else -1):
+                raise RpcTimeoutError(
+                    f"no answer within {timeout_s} s", "one in time", "raise the timeout, or see the callee's log"
+                )
+        finally:
+            pool.end_wait(token)
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                self._error = None  # its traceback refers to this frame
+        value, self._value = self._value, None
+        return value

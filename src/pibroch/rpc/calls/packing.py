@@ -1,0 +1,127 @@
+"""Between Python values and what a message carries: the value's form, its references' forks, its part in autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+import torch
+
+from pibroch.rpc.info import WorkerInfo
+from pibroch.rpc.transport.connection import Connection, Message
+from pibroch.rpc.transport.frames import Kind
+from pibroch.rpc.values.codec import Codec
+from pibroch.rpc.values.devices import DeviceMap
+from pibroch.rpc.values.messages import Envelope, encode
+
+
+class ReferenceKeeper(Protocol):
+    """The remote references of a worker (``rref.py``)."""
+
+    def send(self, rref: Any, to: WorkerInfo, incarnation: int) -> msgspec.Struct:
+        """A reference on its way to another worker, in a life of it that may not be known yet (0)."""
+
+    def unsend(self, wire: Any) -> None:
+        """It was not sent after all."""
+
+    def receive(self, wire: Any, origin: WorkerInfo, incarnation: int) -> Any:
+        """A reference that arrived from this life of a worker; 0 stands for this worker's own."""
+
+
+class Recorder(Protocol):
+    """The distributed autograd of a worker (``autograd/``)."""
+
+    def current_context(self) -> int | None:
+        """The calling thread's context."""
+
+    def entered(self, context: int) -> Any:
+        """A context manager inside which it is the current one."""
+
+    def outgoing(
+        self, context: int, to: WorkerInfo, tensors: list[torch.Tensor]
+    ) -> tuple[msgspec.Struct | None, list[torch.Tensor]]:
+        """Tensors about to leave: their part in the graph, and what to send."""
+
+    def incoming(self, origin: WorkerInfo, graph: object, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Tensors that arrived, as parts of the graph."""
+
+
+class Packer:
+    """Packs and unpacks messages for one worker."""
+
+    def __init__(self, codec: Codec, device_maps: Mapping[str, DeviceMap]) -> None:
+        self._codec, self._device_maps = codec, device_maps
+        self.references: ReferenceKeeper | None = None
+        self.recorder: Recorder | None = None
+
+    def send(
+        self,
+        connection: Connection,
+        kind: Kind,
+        number: int,
+        body: msgspec.Raw,
+        box: list[object],
+        context: int | None,
+        before: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Pack a message, call ``before()`` and send it. What it refers to is let go when the connection is lost by then."""
+        metadata, payload, wires = self._pack(connection, body, box, context)
+        before()
+        connection.send(kind, number, metadata, payload)
+        if connection.is_lost:
+            self._unsend(wires)
+
+    def _pack(
+        self, connection: Connection, body: msgspec.Raw, box: list[object], context: int | None
+    ) -> tuple[bytes, list[Any], list[Any]]:
+        """A message's metadata, payload and references.
+
+        ``box`` holds the value, and nothing else of ours does: its tensors may be given back to where they came from.
+        """
+        raw, tensors, references = self._codec.encode(box.pop())
+        wires: list[Any] = []
+        graph = None
+        try:
+            self._send_references(references, connection.peer, connection.incarnation, wires)
+            if context is not None and self.recorder is not None:
+                graph, tensors = self.recorder.outgoing(context, connection.peer, tensors)
+            infos, payload = connection.place(tensors, self._device_maps)
+        except BaseException:
+            self._unsend(wires)
+            raise
+        return encode(_envelope(body, raw, infos, context, graph, wires)), payload, wires
+
+    def references_in(self, envelope: Envelope, origin: WorkerInfo, incarnation: int) -> list[Any]:
+        """The references of a message, each of which counts from now on, whether the message is of use or not.
+
+        ``incarnation`` is the life of ``origin`` that sent it.
+        """
+        if not envelope.references or self.references is None:
+            return []
+        return [self.references.receive(wire, origin, incarnation) for wire in envelope.references]
+
+    def unpack(self, message: Message, origin: WorkerInfo, references: list[Any]) -> Any:
+        """A message's value; the message does not hold the tensors any more."""
+        envelope, tensors = message.envelope, message.tensors
+        message.tensors = []
+        if envelope.graph is not None and self.recorder is not None:
+            tensors = self.recorder.incoming(origin, envelope.graph, tensors)
+        return self._codec.decode(envelope.value, tensors, references)
+
+    def _send_references(self, references: list[Any], to: WorkerInfo, incarnation: int, wires: list[Any]) -> None:
+        for reference in references:
+            assert self.references is not None
+            wires.append(self.references.send(reference, to, incarnation))
+
+    def _unsend(self, wires: list[Any]) -> None:
+        for wire in wires:
+            assert self.references is not None
+            self.references.unsend(wire)
+
+
+def _envelope(
+    body: msgspec.Raw, raw: msgspec.Raw, infos: list[Any], context: int | None, graph: Any, wires: list[Any]
+) -> Envelope:
+    packed_graph = None if graph is None else msgspec.Raw(encode(graph))
+    return Envelope(body, raw, infos, context, packed_graph, [msgspec.Raw(encode(wire)) for wire in wires])

@@ -1,0 +1,202 @@
+"""The threads that run what other workers ask for; one more for each that waits."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from pibroch.rpc.policies import POLICIES
+from pibroch.rpc.transport.reactor import Reactor
+
+log = logging.getLogger(__name__)
+
+Task = Callable[[], None]
+_QUICK_S = 0.0001
+_LOOK_AGAIN_S = 0.0005
+_STUCK_S = 0.05
+
+
+class _Worker:
+    """One thread, and the lock that it sleeps on."""
+
+    __slots__ = ("asleep", "is_started", "thread")
+
+    def __init__(self) -> None:
+        self.asleep = threading.Lock()
+        self.asleep.acquire()
+        self.is_started = threading.Event()  # whoever made it starts it without the pool's lock, a moment later
+        self.thread: threading.Thread
+
+    def start(self) -> None:
+        """Start the thread."""
+        self.thread.start()
+        self.is_started.set()
+
+
+class Pool:
+    """At most ``size`` tasks run at a time; a task that waits for other workers (inside ``waiting()``) does not count.
+
+    So calls may be nested to any depth. A wait that cannot be seen (torch's own ``wait_all``, a lock) shows in tasks that
+    nobody takes while the process computes nothing; then a further thread is started, too.
+
+    Waking a thread for each of many short tasks costs more than the tasks. So no thread is woken while another one is being
+    woken, or has begun a task just now and will be back for the next; if tasks are left half a millisecond later and nobody
+    has begun one just then, further threads are woken, twice as many each time.
+    """
+
+    def __init__(self, name: str, size: int, loop: Reactor) -> None:
+        self._name, self._size, self._loop = name, size, loop
+        self._tasks: deque[Task] = deque()
+        self._lock = threading.Lock()
+        self._idle: list[_Worker] = []
+        self._workers: set[_Worker] = set()
+        self._num_waking = self._num_waiting = self._num_started = self._num_done = 0
+        self._is_watched = False
+        self._wake_next = 1
+        self._last_start = 0.0
+        self._last_progress = (-1, 0.0, 0.0)  # tasks done, time, CPU time
+        self._here = threading.local()
+        self._closed = False
+
+    def submit(self, task: Task) -> None:
+        """Run ``task`` on one of the threads; what it raises is logged."""
+        with self._lock:
+            self._tasks.append(task)
+            if self._num_waking or self._is_brisk():
+                self._watch()  # somebody will be back for it soon
+                return
+            worker = self._wake_one()
+        _start(worker)
+
+    def begin_wait(self) -> bool:
+        """The calling thread will wait for other workers: another one may work in its stead. ``end_wait`` takes the result."""
+        if not getattr(self._here, "is_worker", False):
+            self._loop.step_aside()
+            return False
+        with self._lock:
+            self._num_waiting += 1
+            worker = self._wake_one() if self._tasks and not self._num_waking else None
+        _start(worker)
+        return True
+
+    def end_wait(self, was_worker: bool) -> None:
+        """It goes on."""
+        if was_worker:
+            with self._lock:
+                self._num_waiting -= 1
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """``begin_wait`` and ``end_wait`` around a block."""
+        token = self.begin_wait()
+        try:
+            yield
+        finally:
+            self.end_wait(token)
+
+    def close(self, timeout_s: float) -> bool:
+        """End all threads once they have finished their tasks; whether they did in time."""
+        with self._lock:
+            self._closed = True
+            workers = list(self._workers)
+            for worker in self._idle:
+                worker.asleep.release()
+            self._idle.clear()
+        deadline = time.monotonic() + timeout_s
+        for worker in workers:
+            is_other = worker.thread is not threading.current_thread()
+            if is_other and worker.is_started.wait(max(0.0, deadline - time.monotonic())):
+                worker.thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(worker.thread.is_alive() for worker in workers)
+
+    def _wake_one(self, beyond: bool = False) -> _Worker | None:
+        """Have one more thread look for tasks, if the size allows it; one to be started without the lock (under the lock)."""
+        if self._closed or (self._num_busy() >= self._size and not beyond):
+            self._watch(_STUCK_S / 2)
+            return None
+        self._num_waking += 1
+        if self._idle:
+            self._idle.pop().asleep.release()
+            return None
+        worker = _Worker()
+        self._num_started += 1
+        name = f"{self._name}-{self._num_started}"
+        worker.thread = threading.Thread(target=self._work, args=(worker,), name=name, daemon=True)
+        self._workers.add(worker)
+        return worker
+
+    def _is_brisk(self) -> bool:
+        """Whether tasks are so short that one thread after the other had to wait for the interpreter (under the lock)."""
+        return self._num_busy() > 0 and time.monotonic() - self._last_start < _QUICK_S
+
+    def _num_busy(self) -> int:
+        return len(self._workers) - len(self._idle) - self._num_waiting
+
+    def _watch(self, after_s: float = _LOOK_AGAIN_S) -> None:
+        """Look again whether tasks are left (under the lock)."""
+        if self._is_watched or self._closed:
+            return
+        self._is_watched = True
+        self._loop.call_at(time.monotonic() + after_s, self._look)
+
+    def _look(self) -> None:
+        with self._lock:
+            self._is_watched = False
+            if not self._tasks:
+                self._wake_next = 1
+                return
+            if self._is_brisk():
+                self._watch()
+                return
+            beyond = POLICIES.notice_stuck and self._is_stuck()
+            num_wanted, self._wake_next = min(self._wake_next, len(self._tasks)), self._wake_next * 2
+            workers = [self._wake_one(beyond) for _ in range(num_wanted)]
+            self._watch()
+        for worker in workers:
+            _start(worker)
+
+    def _is_stuck(self) -> bool:
+        """Whether no task has ended for a while, and not because they compute (under the lock)."""
+        now, cpu_s = time.monotonic(), time.process_time()
+        num_done, since, cpu_since = self._last_progress
+        if num_done == self._num_done and now - since < _STUCK_S:
+            return False
+        self._last_start = 0.0
+        self._last_progress = (self._num_done, now, cpu_s)
+        return num_done == self._num_done and cpu_s - cpu_since < _STUCK_S / 4
+
+    def _work(self, worker: _Worker) -> None:
+        self._here.is_worker = True
+        is_fresh = True
+        while True:
+            with self._lock:
+                self._num_waking -= is_fresh
+                is_fresh = False
+                task = self._tasks.popleft() if self._tasks else None
+                if task is not None:
+                    self._last_start = time.monotonic()
+                else:
+                    too_many = len(self._workers) - self._num_waiting > self._size
+                    if self._closed or too_many:
+                        self._workers.discard(worker)
+                        return
+                    self._idle.append(worker)
+            if task is None:
+                worker.asleep.acquire()
+                is_fresh = not self._closed
+                continue
+            try:
+                task()
+            except Exception:
+                log.exception("a task of the worker threads failed")
+            self._num_done += 1
+            del task  # what it holds may be large, and the next one may be long in coming
+
+
+def _start(worker: _Worker | None) -> None:
+    if worker is not None:
+        worker.start()

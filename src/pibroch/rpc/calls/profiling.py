@@ -1,0 +1,59 @@
+"""Calls as events of torch's profiler, ``rpc_sync#name(caller -> callee)``, from the call to its answer.
+
+Nothing of this runs while no profiler is on. What the callee does shows in a profiler of its own only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch.autograd.profiler import record_function
+
+from pibroch.rpc.calls.agent import Agent
+from pibroch.rpc.calls.futures import Future
+from pibroch.rpc.info import WorkerInfo
+
+_T = TypeVar("_T")
+is_on: Callable[[], bool] = torch._C._autograd._profiler_enabled  # of the calling thread
+
+
+def key(kind: str, function: Any, caller: WorkerInfo, callee: WorkerInfo) -> str:
+    """An event's name; ``function`` is a function, or the name of a method."""
+    name = function
+    if not isinstance(function, str):
+        name = torch.jit._builtins._find_builtin(function) or getattr(function, "__qualname__", repr(function))
+    return f"rpc_{kind}#{name}({caller.name} -> {callee.name})"
+
+
+def sync_call(agent: Agent, to: WorkerInfo, function: Any, call: Callable[[], _T]) -> _T:
+    """What ``call()`` returns, as an event."""
+    with record_function(key("sync", function, agent.info, to)):
+        return call()
+
+
+def async_call(agent: Agent, to: WorkerInfo, function: Any, call: Callable[[], Future]) -> Future:
+    """A future of what the future of ``call()`` will have; it is done when the event is over, too."""
+    result = agent.future()
+    with record_function(key("async", function, agent.info, to)) as event:
+        future = call()
+
+        def finish(_: Any) -> None:
+            try:
+                value = future.value()
+            except Exception as error:
+                result.fail(error)
+            else:
+                result.succeed(value)
+
+        event._call_end_callbacks_on_future(future).add_done_callback(finish)
+    return result
+
+
+def remote_call(agent: Agent, to: WorkerInfo, function: Any, call: Callable[[Callable[[], None]], _T]) -> _T:
+    """What ``call(answered)`` returns; the event ends when ``answered()`` is called."""
+    answered: torch.futures.Future[None] = torch.futures.Future()
+    with record_function(key("remote", function, agent.info, to)) as event:
+        event._call_end_callbacks_on_future(answered)
+        return call(lambda: answered.set_result(None))

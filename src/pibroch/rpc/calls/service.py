@@ -1,0 +1,220 @@
+"""What other workers ask of this one: each message finds its handler, the handler its thread, and the result its way back."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+
+from pibroch.errors import NotAllowedError, ProtocolError, RpcError
+from pibroch.rpc.calls.packing import Packer
+from pibroch.rpc.calls.pool import Pool
+from pibroch.rpc.info import WorkerInfo
+from pibroch.rpc.options import Limits
+from pibroch.rpc.policies import POLICIES
+from pibroch.rpc.transport.connection import Connection, Message
+from pibroch.rpc.transport.frames import Kind
+from pibroch.rpc.transport.reactor import Reactor
+from pibroch.rpc.values.failures import encode_failure
+from pibroch.rpc.values.messages import Answer, BodyDecoder, Call, encode
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[WorkerInfo, Any, Any], object]
+Life = Callable[[Any], int]
+_ANSWER_BODY = msgspec.Raw(encode(Answer()))
+_SHORT_S = 0.0002  # functions that take less run on the network thread
+
+
+class Service:
+    """Handles requests and notes.
+
+    Args:
+        packer: makes values of messages, and answers of values.
+        reactor: the loop; runs internal handlers, and functions that are known to be short.
+        pool: runs all other functions.
+        limits: on what one other worker may have under way here.
+    """
+
+    def __init__(self, packer: Packer, reactor: Reactor, pool: Pool, limits: Limits) -> None:
+        self.packer, self._reactor, self._pool, self._limits = packer, reactor, pool, limits
+        self._bodies = BodyDecoder()
+        self._handlers: dict[type, tuple[Handler, bool]] = {}
+        self._lives: dict[type, Life] = {}
+        self._mean_s: dict[str, float] = {}  # how long functions took lately
+        self._short_s = _SHORT_S if POLICIES.run_on_loop else 0.0
+        self.num_running = 0  # messages at work here
+        self._running_lock = threading.Lock()
+
+    def serve(self, body_type: type[msgspec.Struct], handler: Handler, in_pool: bool, life: Life | None = None) -> None:
+        """Have messages with such a body handled: on the loop, or on a thread of the pool.
+
+        ``life(body)`` is the sender's incarnation as it says; it must be that of its connection.
+        """
+        self._bodies.add(body_type)
+        self._handlers[body_type] = (handler, in_pool)
+        if life is not None:
+            self._lives[body_type] = life
+
+    def on_message(self, connection: Connection, message: Message) -> None:
+        """A request or a note is there (on the loop)."""
+        origin = connection.peer
+        try:
+            references = self.packer.references_in(message.envelope, origin, connection.incarnation)
+            body = self._bodies.decode(message.envelope.body)
+            handler, in_pool = self._handlers[type(body)]
+            life = self._lives.get(type(body))
+            if life is not None and life(body) != connection.incarnation:
+                raise ProtocolError(f"incarnation {life(body)} of worker {origin.name!r}", f"{connection.incarnation}")
+            is_many = connection.is_overdue or connection.num_at_work >= connection.uncounted_requests
+            if is_many and message.kind == Kind.REQUEST:
+                self._check_load(connection, message)
+        except RpcError as error:
+            log.warning("a message of worker %r that cannot be understood: %s", origin.name, error)
+            self._answer_failure(connection, message, error)
+            return
+        with self._running_lock:
+            self.num_running += 1
+            connection.num_at_work += 1
+            connection.bytes_at_work += message.num_bytes
+        task = _Task(self, connection, message, references, body, handler)
+        if not in_pool:
+            task()
+        elif type(body) is Call and self._is_short(body.function):
+            self._reactor.complete(task)
+        else:
+            self._pool.submit(task)
+
+    def _check_load(self, connection: Connection, message: Message) -> None:
+        """Refuse a request of a worker that has too much under way here, or does not take its answers."""
+        limits = self._limits
+        self._check_answers(connection)
+        num_bytes = 0
+        if connection.num_at_work >= connection.uncounted_requests:
+            num_bytes = sum(tensor.untyped_storage().nbytes() for tensor in message.tensors)  # with room between rows
+        if connection.num_at_work >= limits.requests:
+            raise ProtocolError(
+                f"one more request than the {limits.requests:,} that worker {connection.peer.name!r} has under way here",
+                f"at most {limits.requests:,}",
+                "wait for some of them, or raise limits.requests",
+            )
+        if connection.bytes_at_work + num_bytes > limits.message_bytes:
+            raise _too_much(connection.bytes_at_work + num_bytes, "under way", connection)
+        message.num_bytes = num_bytes
+
+    def _check_answers(self, connection: Connection) -> None:
+        """Refuse what would add to the answers that a worker does not take."""
+        owed = connection.bytes_owed
+        connection.is_overdue = owed > self._limits.message_bytes
+        if connection.is_overdue:
+            raise _too_much(owed, "sent back", connection)
+
+    def _is_done(self, connection: Connection, message: Message) -> None:
+        with self._running_lock:
+            self.num_running -= 1
+            connection.num_at_work -= 1
+            connection.bytes_at_work -= message.num_bytes
+
+    def _is_short(self, function: str) -> bool:
+        """Whether handing a function to another thread would take as long as the function."""
+        return self._mean_s.get(function, 1.0) < self._short_s
+
+    def note_duration(self, function: str, seconds: float) -> None:
+        """Remember how long a function took."""
+        mean_s = self._mean_s.get(function, 10 * _SHORT_S)
+        self._mean_s[function] = mean_s + (seconds - mean_s) / 4
+
+    def finish(self, connection: Connection, message: Message, box: list[object]) -> None:
+        """A message was handled: answer it with the value in the box, if it was a request."""
+        context = message.envelope.context
+        try:
+            if message.kind != Kind.REQUEST:
+                return
+            self._check_answers(connection)
+            self.packer.send(connection, Kind.ANSWER, message.number, _ANSWER_BODY, box, context)
+        except Exception as error:
+            self._answer_failure(connection, message, error)
+        finally:
+            self._is_done(connection, message)
+
+    def finish_failed(self, connection: Connection, message: Message, error: BaseException) -> None:
+        """A message could not be handled: answer with the error, if it was a request."""
+        if message.kind == Kind.REQUEST:
+            if isinstance(error, ProtocolError | NotAllowedError):
+                log.warning("refused a request of worker %r: %s", connection.peer.name, error)
+            self._answer_failure(connection, message, error)
+        else:
+            log.error("a note could not be handled", exc_info=error)
+        self._is_done(connection, message)
+
+    def _answer_failure(self, connection: Connection, message: Message, error: BaseException) -> None:
+        if message.kind == Kind.REQUEST:
+            connection.send_failure(message.number, encode_failure(error))
+
+
+def _too_much(num_bytes: int, where: str, connection: Connection) -> ProtocolError:
+    return ProtocolError(
+        f"tensors of {num_bytes:,} bytes {where} for worker {connection.peer.name!r}",
+        f"at most {connection.limits.message_bytes:,} at once",
+        "wait for some requests, take their answers and let them go, or raise limits.message_bytes",
+    )
+
+
+class _Task:
+    """One message being handled."""
+
+    __slots__ = ("body", "connection", "handler", "message", "references", "service")
+
+    def __init__(
+        self,
+        service: Service,
+        connection: Connection,
+        message: Message,
+        references: list[Any],
+        body: msgspec.Struct,
+        handler: Handler,
+    ) -> None:
+        self.service, self.connection, self.message = service, connection, message
+        self.references, self.body, self.handler = references, body, handler
+
+    def __call__(self) -> None:
+        service = self.service
+        try:
+            box = [self._run()]
+        except BaseException as error:  # SystemExit, too: who asked must not wait in vain
+            service.finish_failed(self.connection, self.message, error)
+            return
+        if isinstance(box[0], torch._C.Future):
+            box[0].add_done_callback(self._finish_later)
+        else:
+            service.finish(self.connection, self.message, box)
+
+    def _run(self) -> object:
+        context, recorder = self.message.envelope.context, self.service.packer.recorder
+        began = time.monotonic()
+        if context is None or recorder is None:
+            result = self.handler(self.connection.peer, self.body, self._value())
+        else:
+            with recorder.entered(context):
+                result = self.handler(self.connection.peer, self.body, self._value())
+        if type(self.body) is Call:
+            self.service.note_duration(self.body.function, time.monotonic() - began)
+        return result
+
+    def _value(self) -> Any:
+        references, self.references = self.references, []
+        return self.service.packer.unpack(self.message, self.connection.peer, references)
+
+    def _finish_later(self, future: torch.futures.Future[Any]) -> None:
+        try:
+            box = [future.value()]
+        except Exception as error:
+            self.service.finish_failed(self.connection, self.message, error)
+            error.__traceback__ = None  # the future keeps the error, and would keep all these frames
+            return
+        self.service.finish(self.connection, self.message, box)

@@ -1,0 +1,232 @@
+"""Calls on references: what the caller sends, and what the owner does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pibroch.errors import NotAllowedError, ReferenceLostError, WorkerLostError
+from pibroch.rpc import autograd
+from pibroch.rpc.calls.agent import Agent
+from pibroch.rpc.calls.futures import Future
+from pibroch.rpc.functions import apply, run
+from pibroch.rpc.info import WorkerInfo
+from pibroch.rpc.references import Fork, Peer
+from pibroch.rpc.references.call_messages import Backward, Create, Fetch, FunctionCall, MethodCall
+from pibroch.rpc.references.owned import OwnedValue, fill
+from pibroch.rpc.references.runtime import Handle, ReferenceRuntime
+from pibroch.rpc.values.methods import find_method
+
+
+class References(ReferenceRuntime):
+    """This worker's references, and the calls on them."""
+
+    def __init__(self, agent: Agent, handles: type[Handle]) -> None:
+        super().__init__(agent, handles)
+        agent.serve(Create, self._on_create, in_pool=True, life=lambda create: create.incarnation)
+        agent.serve(MethodCall, self._on_method, in_pool=True)
+        agent.serve(Backward, self._on_backward, in_pool=True)
+        agent.serve(Fetch, self._on_fetch)
+
+    # the caller's side
+
+    def remote(
+        self,
+        owner: WorkerInfo,
+        what: FunctionCall | MethodCall,
+        value: list[Any],
+        timeout: float,
+        keeps: Handle | None = None,
+        answered: Callable[[], None] | None = None,
+    ) -> Any:
+        """Have ``owner`` make a value; returns at once. ``keeps`` lives until it has; then ``answered()`` is called."""
+        agent = self.agent
+        timeout_s = agent.timeout_s(timeout)
+        receiver: _Creation | _OwnCreation
+        if owner.id == agent.info.id:
+            owned = OwnedValue()
+            reference, number = self.own(owned), 0
+            rref = self.handles.of_owner(self, reference, owned, _deadline(timeout_s))
+            receiver = _OwnCreation(owned, keeps, answered)
+        else:
+            fork = self.create(owner)
+            reference, number = fork.reference, fork.number
+            rref = self.handles.of_user(self, owner, fork, _deadline(timeout_s))
+            receiver = _Creation(self, fork, owner, keeps, answered)
+        body = Create(reference, number, agent.incarnation, what)
+        try:  # without a timeout: whether the owner has it must be known; ``RRef`` looks at the time when it is used
+            agent.ask(receiver, owner, body, value, 0.0, agent.current_context())
+        except Exception as error:
+            receiver.fail(error)
+            raise
+        return rref
+
+    def fetch(self, rref: Handle, timeout: float) -> Any:
+        """A copy of a value elsewhere."""
+        try:
+            return self.agent.request_sync(
+                rref.owner(), Fetch(rref.place()), timeout=timeout, context=self.agent.current_context()
+            )
+        except WorkerLostError as error:
+            raise lost(rref) from error
+
+    def call(self, rref: Handle, method: str, value: list[Any], timeout: float) -> Any:
+        """The result of a method of the value, at its owner."""
+        body, context = MethodCall(rref.place(), method), self.agent.current_context()
+        return self.agent.request_sync(rref.owner(), body, value, timeout=timeout, context=context)
+
+    def call_async(self, rref: Handle, method: str, value: list[Any], timeout: float) -> Future:
+        """A future of the result."""
+        body, context = MethodCall(rref.place(), method), self.agent.current_context()
+        future = self.agent.future()
+        timeout_s = self.agent.timeout_s(timeout)
+        self.agent.ask(_Keeping(future, rref), rref.owner(), body, value, timeout_s, context)
+        return future
+
+    def backward(self, rref: Handle, context: int, retain_graph: bool) -> None:
+        """A distributed backward pass with the value as its root."""
+        self.agent.request_sync(rref.owner(), Backward(rref.place(), context, retain_graph))
+
+    # the owner's side
+
+    def _on_create(self, origin: WorkerInfo, body: Create, value: Any) -> int:
+        owned = self.begin(body.reference, body.fork, Peer(origin.id, body.incarnation), origin)
+        args, kwargs = value
+        del value
+        fill(owned, lambda: self._run(body.what, args, kwargs))
+        return self.me.incarnation
+
+    def _on_method(self, origin: WorkerInfo, body: MethodCall, value: Any) -> Any:
+        args, kwargs = value
+        return self._run(body, args, kwargs)
+
+    def _run(self, what: FunctionCall | MethodCall, args: Any, kwargs: Any) -> Any:
+        callables = self.agent.callables
+        if isinstance(what, FunctionCall):
+            return run(callables.to_call(what.function), what.function, args, kwargs)
+        value = self.value_at(what.place).wait(self.agent, 0.0)
+        return run(find_method(value, what.method, callables), what.method, args, kwargs)
+
+    def _on_fetch(self, origin: WorkerInfo, body: Fetch, value: object) -> Any:
+        owned = self.value_at(body.place, asker=origin.id)
+        return owned.get() if owned.is_done else owned.future(self.agent)
+
+    def _on_backward(self, origin: WorkerInfo, body: Backward, value: object) -> None:
+        root = self.value_at(body.place).wait(self.agent, 0.0)
+        run_backward(root, body.context, body.retain_graph)
+
+
+def call_of(
+    agent: Agent, function: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+) -> tuple[str, list[Any]]:
+    """The name of a function and ``[args, kwargs]``; what has no name travels as a pickle, where pickles are allowed."""
+    value: list[Any] = [[*args] if args else [], dict(kwargs) if kwargs else {}]
+    try:
+        return agent.callables.name(function), value
+    except NotAllowedError:
+        if not agent.options.allow_pickle or not callable(function):
+            raise
+        return agent.callables.name(apply), [[function, *value], {}]
+
+
+def run_backward(root: object, context: int, retain_graph: bool) -> None:
+    """A backward pass with ``root`` as its root: local without a context (-1), else distributed.
+
+    Raises:
+        RuntimeError: when it is not a tensor.
+    """
+    if not isinstance(root, torch.Tensor):
+        raise RuntimeError("RRef should contain a tensor for .backward()")
+    if context == -1:
+        torch.autograd.backward([root], retain_graph=retain_graph)
+        return
+    autograd.backward(context, [root], retain_graph)
+
+
+def check_method_name(name: str) -> None:
+    """Raise NotAllowedError for a private name; the owner looks more closely."""
+    if name.startswith("__") and not name.endswith("__"):
+        raise NotAllowedError(f"{name!r}, which is private", "names with one underscore at most", "make it public")
+
+
+def lost(rref: Handle) -> ReferenceLostError:
+    """The error of a reference whose owner is lost."""
+    return ReferenceLostError(
+        f"{rref!r}, whose owner {rref.owner().name!r} is lost", "a living owner", "make the value again"
+    )
+
+
+def _deadline(timeout_s: float) -> float | None:
+    return time.monotonic() + timeout_s if timeout_s else None
+
+
+class _Creation:
+    """Waits for the owner's answer to a request for a value (``calls.Receiver``, on the loop)."""
+
+    __slots__ = ("_answered", "_fork", "_keeps", "_owner", "_references")
+
+    def __init__(
+        self,
+        references: References,
+        fork: Fork,
+        owner: WorkerInfo,
+        keeps: Handle | None,
+        answered: Callable[[], None] | None,
+    ) -> None:
+        self._references, self._fork, self._owner, self._keeps = references, fork, owner, keeps
+        self._answered = answered
+
+    def succeed(self, value: object) -> None:
+        _tell(self)
+        if isinstance(value, int):
+            self._references.created(self._fork, Peer(self._owner.id, value))
+        else:
+            self.fail(RuntimeError(f"got {value!r} from the owner; need its incarnation"))
+
+    def fail(self, error: BaseException) -> None:
+        _tell(self)
+        is_lost = isinstance(error, WorkerLostError)
+        failure = error if isinstance(error, Exception) else RuntimeError(str(error))
+        self._references.creation_failed(self._fork, failure, owner_lives=not is_lost)
+
+
+class _OwnCreation:
+    """The same where the owner is this worker."""
+
+    __slots__ = ("_answered", "_keeps", "_owned")
+
+    def __init__(self, owned: OwnedValue, keeps: Handle | None, answered: Callable[[], None] | None) -> None:
+        self._owned, self._keeps, self._answered = owned, keeps, answered
+
+    def succeed(self, value: object) -> None:
+        """The value was put into its place already."""
+        _tell(self)
+
+    def fail(self, error: BaseException) -> None:
+        _tell(self)
+        self._owned.fail(error if isinstance(error, Exception) else RuntimeError(str(error)))
+
+
+def _tell(creation: _Creation | _OwnCreation) -> None:
+    """There was an answer (once)."""
+    answered, creation._answered = creation._answered, None
+    if answered is not None:
+        answered()
+
+
+class _Keeping:
+    """Hands an outcome on to a future, and keeps a reference until then: its value must not go before the call is served."""
+
+    __slots__ = ("_future", "_keeps")
+
+    def __init__(self, future: Future, keeps: Handle) -> None:
+        self._future, self._keeps = future, keeps
+
+    def succeed(self, value: object) -> None:
+        self._future.succeed(value)
+
+    def fail(self, error: BaseException) -> None:
+        self._future.fail(error)

@@ -1,0 +1,94 @@
+"""From an address to an admitted stream, with patience: a worker that lives but is busy is dialled again, not called lost."""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+import ssl
+import time
+from collections.abc import Callable
+
+from pibroch.errors import PibrochError
+from pibroch.rpc.transport.handshake import Client
+from pibroch.rpc.transport.link import Admission
+from pibroch.rpc.transport.reactor import Reactor
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+CLOSED_FOR_S = 30.0
+"""A worker that keeps closing connections before they are admitted is lost after this time; one under load stops doing so."""
+_BUSY = (errno.EAGAIN, errno.EINTR)  # its queue of connections is full
+
+
+class Dialling:
+    """Dials one stream until the worker there admits it, refuses it, or is gone (all on the loop).
+
+    Who listens lives: its kernel takes the connection, whatever the process does, and closes it when the process ends. So
+    once connected this waits for as long as the connection lives, which TCP's keep-alive ends for a host that vanished; how
+    long callers wait is their own timeouts' business. What ends before it is admitted is dialled again, after a pause that
+    doubles.
+
+    Args:
+        reactor: the loop.
+        open_socket: begins to connect; may raise ``OSError``.
+        make_core: our side of a new handshake.
+        on_admitted: gets the socket and our side of the handshake.
+        on_failed: gets the reason why there will be none.
+        is_wanted: whether anybody still needs it.
+        connect_s: for the connection itself: a host that takes none in this time is gone.
+        tls: wraps the socket first.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        open_socket: Callable[[], socket.socket],
+        make_core: Callable[[], Client],
+        on_admitted: Callable[[socket.socket, Client], None],
+        on_failed: Callable[[Exception], None],
+        is_wanted: Callable[[], bool],
+        connect_s: float,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._reactor, self._open_socket, self._make_core = reactor, open_socket, make_core
+        self._on_admitted, self._on_failed, self._is_wanted = on_admitted, on_failed, is_wanted
+        self._connect_s, self._tls = connect_s, tls
+        self._pause_s, self._began = FIRST_PAUSE_S, time.monotonic()
+
+    def start(self) -> None:
+        """Dial."""
+        if not self._is_wanted():
+            return
+        core = self._make_core()
+        try:
+            sock = self._open_socket()
+        except OSError as error:
+            self._failed(error)
+            return
+        Admission(
+            self._reactor,
+            sock,
+            core,
+            self._connect_s,
+            lambda admitted: self._on_admitted(admitted, core),
+            self._failed,
+            self._tls,
+        )
+
+    def _failed(self, error: Exception) -> None:
+        if not self._is_wanted():
+            return
+        if is_final(error) or time.monotonic() - self._began > CLOSED_FOR_S:
+            self._on_failed(error)
+            return
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
+        self._reactor.call_at(time.monotonic() + pause_s * random.uniform(0.5, 1.0), self.start)
+
+
+def is_final(error: Exception) -> bool:
+    """Whether dialling again would change nothing: it was refused, nobody listens, or the host does not answer."""
+    if isinstance(error, (PibrochError, TimeoutError, ssl.SSLError)):
+        return True
+    if isinstance(error, (ConnectionResetError, BrokenPipeError, ConnectionAbortedError)):
+        return False
+    return not (type(error) is ConnectionError or (isinstance(error, OSError) and error.errno in _BUSY))

@@ -1,0 +1,317 @@
+"""From an address to an admitted socket: dialling, listening, TLS and the handshake, none of which blocks."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+import os
+import socket
+import ssl
+import struct
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pibroch.errors import AuthenticationError, ProtocolError, RpcError
+from pibroch.rpc.transport.bounded_log import BoundedLog
+from pibroch.rpc.transport.handshake import Client, Server
+from pibroch.rpc.transport.reactor import READ, WRITE, Reactor
+
+log = logging.getLogger(__name__)
+
+_MAX_READ_BYTES = 4096
+_BACKLOG = 512
+_PAUSE_S = 0.1
+_ACCEPTS_AT_A_TIME = 64
+_CREDENTIALS = struct.Struct("3i")  # of a Unix socket's other end: process, user, group
+
+
+_refusals, _foreigners = BoundedLog(log), BoundedLog(log)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a worker listens.
+
+    Attributes:
+        machine: boot id and network namespace: workers of the same machine use the Unix socket.
+        unix: its abstract name, ``None`` when there is none.
+        host: for TCP.
+        port: for TCP.
+    """
+
+    machine: str
+    unix: str | None
+    host: str
+    port: int
+
+    def is_reached_locally(self, here: str) -> bool:
+        """Whether a worker of machine ``here`` uses the Unix socket."""
+        return self.unix is not None and self.machine == here
+
+
+def tune(sock: socket.socket, lost_after_s: float) -> None:
+    """No delay for small frames; a silent host is given up by the kernel after ``lost_after_s``."""
+    sock.setblocking(False)
+    if sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, max(1, round(lost_after_s) - 1))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(lost_after_s * 1000))
+
+
+class Admission:
+    """One handshake under way (all on the loop).
+
+    Args:
+        reactor: the loop.
+        sock: connected or connecting, non-blocking.
+        core: our side of the handshake.
+        timeout_s: for a server all of it, for a client to be connected: then it waits as long as the connection lives.
+        on_admitted: gets the socket; what was received after the handshake is in ``core.surplus``.
+        on_refused: gets the reason; the socket is closed.
+        tls: wraps the socket first.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        sock: socket.socket,
+        core: Client | Server,
+        timeout_s: float,
+        on_admitted: Callable[[socket.socket], None],
+        on_refused: Callable[[Exception], None],
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._reactor, self._sock, self._core = reactor, sock, core
+        self._on_admitted, self._on_refused = on_admitted, on_refused
+        self._tls, self._is_connecting = tls, isinstance(core, Client)
+        self._out = bytearray(core.start())
+        self._is_over = False
+        reactor.watch(sock.fileno(), READ | WRITE, self._on_events)
+        # the timer must not keep what is over: strangers may come faster than it runs out
+        reactor.call_at(time.monotonic() + timeout_s, functools.partial(_expire, weakref.ref(self)))
+
+    def refuse(self, error: Exception) -> None:
+        """Give up."""
+        if not self._is_over:
+            self._is_over = True
+            self._reactor.forget(self._sock.fileno())
+            self._sock.close()
+            self._on_refused(error)
+
+    def expire(self) -> None:
+        """Its time is over (on the loop)."""
+        if isinstance(self._core, Server):
+            self.refuse(TimeoutError("no handshake in time"))
+        elif self._is_connecting and not _is_connected(self._sock):
+            self.refuse(TimeoutError("no connection in time: its host does not answer"))
+
+    def _on_events(self, events: int) -> None:
+        try:
+            self._advance()
+        except (BlockingIOError, ssl.SSLWantReadError):
+            self._reactor.change(self._sock.fileno(), READ | (WRITE if self._out else 0))
+        except ssl.SSLWantWriteError:
+            self._reactor.change(self._sock.fileno(), READ | WRITE)
+        except (OSError, RpcError) as error:
+            self._say_why()
+            self.refuse(error)
+
+    def _advance(self) -> None:
+        if self._is_connecting:
+            self._check_connected()
+        if self._tls is not None:
+            self._wrap()
+        if isinstance(self._sock, ssl.SSLSocket):
+            self._sock.do_handshake()
+        while not self._is_over:
+            if self._out:
+                del self._out[: self._sock.send(self._out)]
+            if self._core.done and not self._out:
+                self._admit()
+                return
+            data = self._sock.recv(_MAX_READ_BYTES)
+            if not data:
+                raise ConnectionError("the other side closed the connection during the handshake")
+            self._out += self._core.receive(data)
+
+    def _check_connected(self) -> None:
+        failure = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if failure:
+            raise OSError(failure, os.strerror(failure))
+        self._is_connecting = False
+
+    def _wrap(self) -> None:
+        assert self._tls is not None
+        context, self._tls = self._tls, None
+        fd = self._sock.fileno()
+        self._reactor.forget(fd)
+        self._sock = context.wrap_socket(
+            self._sock, server_side=isinstance(self._core, Server), do_handshake_on_connect=False
+        )
+        self._reactor.watch(self._sock.fileno(), READ | WRITE, self._on_events)
+
+    def _admit(self) -> None:
+        self._is_over = True
+        self._reactor.forget(self._sock.fileno())
+        self._on_admitted(self._sock)
+
+    def _say_why(self) -> None:
+        """A server's last word to whom it refuses."""
+        refusal = getattr(self._core, "refusal", b"")
+        if refusal and not self._is_over:
+            try:
+                self._sock.send(refusal)
+            except OSError as error:
+                log.debug("could not say why a connection is refused: %s", error)
+
+
+def _is_connected(sock: socket.socket) -> bool:
+    """What the kernel says; a loop that is late may not have heard of it."""
+    try:
+        sock.getpeername()
+    except OSError:
+        return False
+    return True
+
+
+def _expire(admission: weakref.ref[Admission]) -> None:
+    """A timer has run out; by then the handshake may be over and gone."""
+    if (one := admission()) is not None:
+        one.expire()
+
+
+def dial(address: Address, here: str, lost_after_s: float) -> socket.socket:
+    """A socket that is being connected: over the Unix socket on the same machine, else TCP.
+
+    Raises:
+        OSError: when it is clear at once that nobody is there.
+    """
+    if address.is_reached_locally(here):
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        target: str | tuple[str, int] = f"\0{address.unix}"
+    else:
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        target = (address.host, address.port)
+    tune(sock, lost_after_s)
+    failure = sock.connect_ex(target)
+    if failure not in (0, errno.EINPROGRESS):
+        sock.close()
+        raise OSError(failure, os.strerror(failure))
+    return sock
+
+
+def is_foreign(sock: socket.socket) -> bool:
+    """Whether a Unix socket's other end belongs to another user of this machine (the superuser is none)."""
+    if sock.family != socket.AF_UNIX:
+        return False
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(raw)
+    return user not in (os.geteuid(), 0)
+
+
+class Listener:
+    """Accepts connections of strangers, at most so many at a time, and admits those that know the secret (on the loop).
+
+    At a Unix socket, processes of other users are turned away before anything else.
+
+    Args:
+        make_core: our side of a new handshake.
+        on_admitted: gets socket and core of each that passed.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        sock: socket.socket,
+        make_core: Callable[[], Server],
+        on_admitted: Callable[[socket.socket, Server], None],
+        *,
+        max_strangers: int,
+        handshake_s: float,
+        lost_after_s: float,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._reactor, self._sock = reactor, sock
+        self._make_core, self._on_admitted = make_core, on_admitted
+        self._max_strangers, self._handshake_s, self._lost_after_s, self._tls = (
+            max_strangers,
+            handshake_s,
+            lost_after_s,
+            tls,
+        )
+        self._strangers: dict[int, Admission] = {}  # oldest first
+        sock.setblocking(False)
+        sock.listen(_BACKLOG)
+        reactor.call_soon(lambda: reactor.watch(sock.fileno(), READ, self._accept))
+
+    def close(self) -> None:
+        """Accept nobody any more (on the loop)."""
+        self._reactor.forget(self._sock.fileno())
+        self._sock.close()
+        for admission in tuple(self._strangers.values()):
+            admission.refuse(ConnectionError("this worker leaves"))
+
+    def _pause(self) -> None:
+        """Without descriptors the socket would stay readable and the loop would spin: a stranger goes, the next ones wait."""
+        if self._strangers:
+            next(iter(self._strangers.values())).refuse(ConnectionError("no descriptors are left; the oldest goes"))
+        self._reactor.change(self._sock.fileno(), 0)
+        self._reactor.call_at(time.monotonic() + _PAUSE_S, self._resume)
+
+    def _resume(self) -> None:
+        if self._sock.fileno() >= 0:
+            self._reactor.change(self._sock.fileno(), READ)
+
+    def _accept(self, events: int) -> None:
+        for _ in range(_ACCEPTS_AT_A_TIME):
+            try:
+                sock, address = self._sock.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                log.debug("a connection was gone before it was accepted: %s", error)
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._pause()
+                return
+            try:
+                if is_foreign(sock):
+                    _foreigners.write(logging.WARNING, "refused a connection of another user of this machine")
+                    sock.close()
+                    continue
+                tune(sock, self._lost_after_s)
+            except OSError as error:
+                log.debug("a connection was gone when it was accepted: %s", error)
+                sock.close()
+                continue
+            self._begin(sock, address)
+            if self._sock.fileno() < 0:
+                return
+
+    def _begin(self, sock: socket.socket, address: object) -> None:
+        """A handshake with a stranger."""
+        core = self._make_core()
+        number = id(core)
+
+        def admitted(sock: socket.socket) -> None:
+            del self._strangers[number]
+            self._on_admitted(sock, core)
+
+        def refused(error: Exception) -> None:
+            del self._strangers[number]
+            level = logging.WARNING if isinstance(error, AuthenticationError | ProtocolError) else logging.DEBUG
+            where = address or "this machine"
+            _refusals.write(level, "refused a connection from %s: %s: %s", where, type(error).__name__, error)
+
+        admission = Admission(self._reactor, sock, core, self._handshake_s, admitted, refused, self._tls)
+        self._strangers[number] = admission
+        if len(self._strangers) > self._max_strangers:
+            oldest = next(iter(self._strangers.values()))
+            oldest.refuse(ConnectionError("too many strangers wait; the oldest goes"))

@@ -1,0 +1,46 @@
+"""The connection of a worker to itself: tensors are handed over as they are, and only metadata become bytes."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pibroch.rpc.info import WorkerInfo
+from pibroch.rpc.options import Limits
+from pibroch.rpc.transport.connection import Connection, Inbox, Message
+from pibroch.rpc.transport.frames import Kind
+from pibroch.rpc.transport.reactor import Reactor
+from pibroch.rpc.values.devices import DeviceMap
+from pibroch.rpc.values.messages import TensorInfo, decode_envelope
+
+
+class Loopback(Connection):
+    """Has no stream, is never lost, and bounds nothing; ``loop`` handles what is sent, but for answers."""
+
+    uncounted_requests = sys.maxsize
+
+    def __init__(self, me: WorkerInfo, incarnation: int, limits: Limits, inbox: Inbox, loop: Reactor) -> None:
+        super().__init__(me, incarnation, limits, inbox)
+        self._loop = loop
+
+    def place(
+        self, tensors: list[torch.Tensor], device_maps: Mapping[str, DeviceMap]
+    ) -> tuple[list[TensorInfo], list[Any]]:
+        """The tensors themselves."""
+        return [], tensors
+
+    def send(self, kind: Kind, number: int, metadata: bytes, payload: Sequence[Any] = ()) -> None:
+        """Deliver a message: on the loop, an answer at once."""
+        message = Message(kind, number, decode_envelope(metadata), list(payload))
+        if kind == Kind.ANSWER:
+            self._on_message(self, message)
+        else:
+            self._loop.call_soon(functools.partial(self._on_message, self, message))
+
+    def send_failure(self, number: int, metadata: bytes) -> None:
+        """Deliver an error in place of an answer, at once."""
+        self._on_failure(self, number, metadata)

@@ -1,0 +1,316 @@
+"""Connections to the other workers: dialled when first needed, accepted from whoever knows the secret, lost together."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from pibroch.errors import ConfigError, PibrochError
+from pibroch.host import this_machine
+from pibroch.rpc.info import WorkerInfo
+from pibroch.rpc.options import RpcBackendOptions
+from pibroch.rpc.transport import tls
+from pibroch.rpc.transport.connection import Connection, Inbox
+from pibroch.rpc.transport.dialling import Dialling
+from pibroch.rpc.transport.frames import Allocate, Frame, FrameReader, Kind
+from pibroch.rpc.transport.handshake import Client, Identity, Purpose, Server
+from pibroch.rpc.transport.link import Listener, dial
+from pibroch.rpc.transport.membership import Membership, Record
+from pibroch.rpc.transport.reactor import Reactor
+from pibroch.rpc.transport.sharing import Sharing
+from pibroch.rpc.transport.stream import Stream
+
+log = logging.getLogger(__name__)
+
+_MAX_CHUNK_METADATA_BYTES = 64
+_MAX_LOST_REMEMBERED = 4096
+_FLUSH_S = 2.0  # what is queued when a worker leaves has this long to go
+
+
+class Peers:
+    """All connections of one worker.
+
+    Args:
+        info: this worker.
+        host: address to listen on.
+        submit: runs a function where it may block.
+        inbox: hears of what comes on all of them.
+    """
+
+    def __init__(
+        self,
+        info: WorkerInfo,
+        options: RpcBackendOptions,
+        secret: bytes,
+        reactor: Reactor,
+        submit: Callable[[Callable[[], None]], None],
+        membership: Membership,
+        host: str,
+        inbox: Inbox,
+    ) -> None:
+        self.info, self.incarnation = info, secrets.randbits(62)
+        self._options, self._secret, self._reactor, self._submit = options, secret, reactor, submit
+        self._membership = membership
+        self.on_message, self.on_failure, self._tell_lost = inbox.on_message, inbox.on_failure, inbox.on_lost
+        self._identity = Identity(info.name, info.id, self.incarnation)
+        self._machine = this_machine()
+        self._dialled: dict[int, Connection] = {}
+        self._accepted: set[Connection] = set()
+        self._lock = threading.Lock()
+        self._lost: dict[tuple[int, int], None] = {}  # workers and incarnations, the latest
+        self._lost_callbacks: list[Callable[[WorkerInfo, int], None]] = []
+        self._is_closing = False
+        self._listeners: list[Listener] = []
+        self.record = self._listen(host)
+
+    def when_lost(self, callback: Callable[[WorkerInfo, int], None]) -> None:
+        """Call ``callback(worker, incarnation)`` on the loop when a worker is lost, leaves or cannot be reached."""
+        self._lost_callbacks.append(callback)
+
+    def to(self, worker: WorkerInfo) -> Connection:
+        """The connection that this worker dialled, or one that will be."""
+        connection = self._dialled.get(worker.id)
+        if connection is not None:
+            return connection
+        with self._lock:
+            connection = self._dialled.get(worker.id)
+            if connection is None:
+                connection = self._new_connection(worker, 0)
+                self._dialled[worker.id] = connection
+                self._submit(functools.partial(self._look_up, connection))
+        return connection
+
+    def incarnation_of(self, worker: WorkerInfo) -> int:
+        """The life of a worker that this one talks to at present, 0 before it knows."""
+        if worker.id == self.info.id:
+            return self.incarnation
+        connection = self._dialled.get(worker.id)
+        if connection is not None and connection.incarnation:
+            return connection.incarnation
+        return next((each.incarnation for each in self.connections() if each.peer.id == worker.id), 0)
+
+    def connections(self) -> list[Connection]:
+        """All, dialled and accepted."""
+        with self._lock:
+            return [*self._dialled.values(), *self._accepted]
+
+    def close(self) -> None:
+        """Say goodbye, send what is queued, close everything."""
+        self._is_closing = True
+        connections = self.connections()
+        for connection in connections:
+            connection.send(Kind.GOODBYE, 0, b"")
+        deadline = time.monotonic() + _FLUSH_S
+        while any(each.num_queued for each in connections if not each.is_lost) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        done = threading.Event()
+        self._reactor.call_soon(lambda: self._close_all(done))
+        done.wait(_FLUSH_S)
+
+    def _close_all(self, done: threading.Event) -> None:
+        for listener in self._listeners:
+            listener.close()
+        for connection in self.connections():
+            connection.lose("this worker was shut down")
+        done.set()
+
+    # dialling
+
+    def _new_connection(self, peer: WorkerInfo, incarnation: int) -> Connection:
+        return Connection(peer, incarnation, self._options.limits, self)
+
+    def _look_up(self, connection: Connection) -> None:
+        """Find out where a worker is (on the pool: the store may take its time), then dial."""
+        try:
+            record = self._membership.find(connection.peer.name)
+            reason = "nobody of that name has joined" if record is None else ""
+        except RuntimeError as error:
+            record, reason = None, f"the rendezvous does not answer ({error})"
+        self._reactor.call_soon(lambda: self._dial(connection, record, reason))
+
+    def _dial(self, connection: Connection, record: Record | None, reason: str) -> None:
+        if record is None:
+            connection.lose(reason)
+            return
+        connection.incarnation = record.incarnation
+        options = self._options
+        machine = self._machine if options.shared_memory else ""
+        connection_id = secrets.randbits(62)
+
+        def admitted(sock: socket.socket, core: Client) -> None:
+            connection.incarnation = core.peer.incarnation
+            self._lost.pop((core.peer.id, core.peer.incarnation), None)
+            connection.open(self._stream(connection, sock), core.surplus)
+            if sock.family != socket.AF_UNIX:
+                for stream in range(1, options.num_streams + 1):
+                    self._admit(connection, record, machine, Purpose(connection_id, stream), bulk_admitted)
+
+        def bulk_admitted(sock: socket.socket, core: Client) -> None:
+            connection.open_bulk(functools.partial(self._bulk_stream, connection, sock), core.surplus)
+
+        self._admit(connection, record, machine, Purpose(connection_id), admitted)
+
+    def _admit(
+        self,
+        connection: Connection,
+        record: Record,
+        machine: str,
+        purpose: Purpose,
+        on_admitted: Callable[[socket.socket, Client], None],
+    ) -> None:
+        """Dial one stream of a connection."""
+        options = self._options
+        is_local = record.address.is_reached_locally(machine)
+        if is_local and purpose.stream == 0:
+            self._share_memory(connection)
+
+        def failed(error: Exception) -> None:
+            if purpose.stream:
+                log.warning("worker %r takes no stream %d: %s", record.name, purpose.stream, error)
+                return  # what is large goes through the others
+            connection.refusal = error if isinstance(error, PibrochError) else None
+            connection.lose(_why_unreachable(error))
+
+        Dialling(
+            self._reactor,
+            lambda: dial(record.address, machine, options.lost_after_s),
+            lambda: Client(self._secret, self._identity, record.name, purpose),
+            on_admitted,
+            failed,
+            lambda: not (connection.is_lost or self._is_closing),
+            options.lost_after_s,
+            tls.client_context(options.tls) if options.tls and not is_local else None,
+        ).start()
+
+    def _stream(self, connection: Connection, sock: socket.socket) -> Stream:
+        limits = self._options.limits
+        reader = FrameReader(limits.metadata_bytes, limits.message_bytes, connection.allocate)
+        checksums = self._options.checksums
+        return Stream(self._reactor, sock, reader, connection.on_frame, connection.lose, checksums=checksums)
+
+    def _bulk_stream(
+        self,
+        connection: Connection,
+        sock: socket.socket,
+        allocate: Allocate,
+        on_chunk: Callable[[Frame], None],
+        on_drained: Callable[[], None],
+    ) -> Stream:
+        reader = FrameReader(_MAX_CHUNK_METADATA_BYTES, self._options.limits.message_bytes, allocate)
+        checksums = self._options.checksums
+        return Stream(self._reactor, sock, reader, on_chunk, connection.lose, on_drained, checksums)
+
+    def _share_memory(self, connection: Connection) -> None:
+        def discard(what: object) -> None:
+            self._submit(functools.partial(_drop, what))
+
+        limit = self._options.limits.message_bytes
+        connection.sharing = Sharing(self._reactor, connection.send_buffers, discard, limit)
+
+    # listening
+
+    def _listen(self, host: str) -> Record:
+        unix = None
+        if self._options.shared_memory:
+            unix = f"pibroch-{self.incarnation:016x}"
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            sock.bind("\0" + unix)
+            self._listeners.append(self._listener(sock, None))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        tcp = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            tcp.bind((host, 0))
+        except OSError as error:
+            tcp.close()
+            raise ConfigError(
+                f"address {host!r} to listen on ({error.strerror})", "one of this machine", "see the option bind"
+            ) from error
+        port = tcp.getsockname()[1]
+        self._listeners.append(self._listener(tcp, self._options.tls))
+        return Record(self.info.name, self.info.id, self.incarnation, self._machine, unix, host, port)
+
+    def _listener(self, sock: socket.socket, files: tuple[str, str, str] | None) -> Listener:
+        limits = self._options.limits
+        return Listener(
+            self._reactor,
+            sock,
+            lambda: Server(self._secret, self._identity),
+            self._on_admitted,
+            max_strangers=limits.waiting_strangers,
+            handshake_s=limits.handshake_s,
+            lost_after_s=self._options.lost_after_s,
+            tls=tls.server_context(files) if files else None,
+        )
+
+    def _on_admitted(self, sock: socket.socket, core: Server) -> None:
+        if core.purpose.stream:
+            self._on_bulk_admitted(sock, core)
+            return
+        connection = self._new_connection(WorkerInfo(core.peer.name, core.peer.id), core.peer.incarnation)
+        connection.number = core.purpose.connection_id
+        if sock.family == socket.AF_UNIX:
+            self._share_memory(connection)
+        self._lost.pop((core.peer.id, core.peer.incarnation), None)
+        with self._lock:
+            self._accepted.add(connection)
+        connection.open(self._stream(connection, sock), core.surplus)
+
+    def _on_bulk_admitted(self, sock: socket.socket, core: Server) -> None:
+        for connection in self.connections():
+            key = (connection.number, connection.peer.id, connection.incarnation)
+            if key == (core.purpose.connection_id, core.peer.id, core.peer.incarnation):
+                connection.open_bulk(functools.partial(self._bulk_stream, connection, sock), core.surplus)
+                return
+        log.warning("worker %r opened a stream of a connection that there is not", core.peer.name)
+        sock.close()
+
+    # losing
+
+    def on_lost(self, connection: Connection, reason: str) -> None:
+        """A connection is gone, and with it the worker at its other end."""
+        peer, incarnation = connection.peer, connection.incarnation
+        with self._lock:
+            self._accepted.discard(connection)
+            if self._dialled.get(peer.id) is connection:
+                del self._dialled[peer.id]
+        self._membership.forget(peer.name, connection.left_on_purpose)
+        reason = "it left" if connection.left_on_purpose else reason
+        self._tell_lost(connection, reason)
+        others = [each for each in self.connections() if each.peer.id == peer.id and each.incarnation == incarnation]
+        if others and (connection.left_on_purpose or not connection.was_open):
+            return  # each has its own end; and that one could not be opened does not mean that the worker is gone
+        for other in others:
+            other.lose(reason)
+        if not connection.was_open:
+            self._call_back(peer, 0)
+        if (peer.id, incarnation) in self._lost:
+            return
+        self._lost[peer.id, incarnation] = None
+        if len(self._lost) > _MAX_LOST_REMEMBERED:
+            del self._lost[next(iter(self._lost))]
+        if not self._is_closing:
+            level = logging.INFO if connection.left_on_purpose else logging.WARNING
+            log.log(level, "worker %r is lost: %s", peer.name, reason)
+            if not connection.left_on_purpose:
+                self._submit(functools.partial(self._membership.renew, peer))
+        self._call_back(peer, incarnation)
+
+    def _call_back(self, peer: WorkerInfo, incarnation: int) -> None:
+        for callback in self._lost_callbacks:
+            callback(peer, incarnation)
+
+
+def _why_unreachable(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno in (errno.ECONNREFUSED, errno.ENOENT):
+        return f"it does not listen any more ({error.strerror})"
+    return str(error)
+
+
+def _drop(what: object) -> None:
+    """Let it die on this thread: unmapping memory takes its time."""

@@ -1,0 +1,389 @@
+"""A socket that never blocks: frames out, as much at once as the kernel takes; frames in, straight to where they belong."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import logging
+import math
+import os
+import select
+import socket
+import ssl
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from pibroch.errors import ProtocolError, RpcError
+from pibroch.rpc.transport.frames import Frame, FrameReader, seal
+from pibroch.rpc.transport.reactor import READ, SPIN_S, WRITE, Reactor
+
+log = logging.getLogger(__name__)
+
+Buffer = bytes | memoryview
+
+
+class HasDescriptor(Protocol):
+    """Something with a descriptor that goes to the peer and is closed here then."""
+
+    fd: int
+
+    def close_fd(self) -> None:
+        """Close it."""
+
+
+_MAX_BUFFERS = 64
+_MAX_DESCRIPTORS = 64
+_READS_AT_A_TIME = 16  # then the other sockets have their turn
+_LONGEST_SLEEP_S = 3600.0
+_HANDED_OVER_S = 0.05
+_LAST_ROUNDS = 16  # of reads, when nothing can be written: more than the kernel holds
+STALL_S = 10.0
+STALL_BYTES = 10 << 10  # what even a slow link brings in this time
+_ANCILLARY_BYTES = socket.CMSG_SPACE(4 * _MAX_DESCRIPTORS)
+
+
+class Stream:
+    """One connected, admitted socket.
+
+    Args:
+        reactor: the loop that watches it from now on.
+        sock: in non-blocking mode; the stream closes it.
+        reader: cuts what arrives into frames.
+        on_frame: called on the loop with each frame. What it raises as ``RpcError`` closes the stream.
+        on_closed: called once, on the loop, with the reason.
+        on_drained: called on the loop when all that was queued is with the kernel.
+        checksums: add checksums to the frames that are sent.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        sock: socket.socket,
+        reader: FrameReader,
+        on_frame: Callable[[Frame], None],
+        on_closed: Callable[[str], None],
+        on_drained: Callable[[], None] = lambda: None,
+        checksums: bool = False,
+    ) -> None:
+        self._reactor, self._sock, self._reader = reactor, sock, reader
+        self._on_frame, self._on_closed, self._on_drained = on_frame, on_closed, on_drained
+        self._checksums, self._is_watched_for_stall = checksums, False
+        self._takes_descriptors = sock.family == socket.AF_UNIX
+        self._descriptors: deque[int] = deque()
+        self._lock = threading.Lock()
+        self._queue: deque[tuple[memoryview, Sequence[HasDescriptor]]] = deque()
+        self.num_queued_bytes = 0
+        self._is_closed = False
+        self._fd = sock.fileno()
+        self._reading = threading.Lock()  # held by whoever reads, and until ``start``
+        self._reading.acquire()
+        self._is_read_by_caller = False
+        self._broken_by = ""
+        self._answers_soon, self._spin_s = False, reactor.spin_s
+
+    def start(self, surplus: bytes) -> None:
+        """Begin to read (on the loop); ``surplus`` is what came with the end of the handshake."""
+        reason = ""
+        try:
+            self._take(memoryview(surplus))
+        except RpcError as error:
+            reason = str(error)
+        finally:
+            self._reading.release()
+        if reason:
+            self.close(reason)
+            return
+        with self._lock:
+            self._reactor.watch(self._fd, self._events(), self._on_events)
+        if isinstance(self._sock, ssl.SSLSocket):
+            self._on_events(READ)  # what TLS has decrypted already does not make the socket readable
+
+    def _take(self, view: memoryview) -> None:
+        while view:
+            target = self._reader.buffer()
+            num_bytes = min(len(target), len(view))
+            target[:num_bytes] = view[:num_bytes]
+            view = view[num_bytes:]
+            for frame in self._reader.received(num_bytes):
+                self._on_frame(frame)
+
+    def send(self, buffers: Sequence[Buffer], descriptors: Sequence[HasDescriptor] = ()) -> None:
+        """Send ``buffers`` one after the other, from any thread; ``descriptors`` go with the first byte and are closed then.
+
+        Does not block. The buffers must stay as they are until they are sent. A closed stream takes nothing more.
+        """
+        if self._checksums:
+            buffers = seal(buffers)
+        if len(buffers) == 1 and not descriptors and self._send_at_once(buffers[0]):
+            return
+        views = [
+            memoryview(buffer).cast("B") if isinstance(buffer, memoryview) else memoryview(buffer) for buffer in buffers
+        ]
+        with self._lock:
+            if self._is_closed:
+                return
+            was_idle = not self._queue
+            for view in views:
+                if view.nbytes:
+                    self.num_queued_bytes += view.nbytes
+                    self._queue.append((view, descriptors))
+                    descriptors = ()
+            if not was_idle:
+                return
+            self._write()
+            if self._queue:
+                self._reactor.change(self._fd, self._events())
+
+    def _send_at_once(self, buffer: Buffer) -> bool:
+        """The short way: whether nothing was queued, and the kernel took it (or nothing is to be sent any more)."""
+        with self._lock:
+            if self._queue or self._is_closed:
+                return self._is_closed
+            try:
+                sent = self._sock.send(buffer)
+            except OSError:  # full, or broken: the long way finds out
+                return False
+            if sent < len(buffer):
+                self.num_queued_bytes += len(buffer) - sent
+                self._queue.append((memoryview(buffer)[sent:], ()))
+                self._reactor.change(self._fd, self._events())
+            return True
+
+    def read_until(self, is_done: Callable[[], bool], timeout_s: float) -> None:
+        """Read in the calling thread until ``is_done()``, if nobody else reads; the loop leaves the socket alone meanwhile.
+
+        Where the last answer came soon it looks again and again for a moment before it sleeps: waking up takes longer.
+        May return earlier: when the stream is closed, or after ``timeout_s`` (0 for none).
+        """
+        if not self._reading.acquire(blocking=False):
+            return
+        try:
+            if self._is_closed or not self._leave_to_caller(True):
+                return
+            self._reactor.reader.is_reading = True
+            poller = select.poll()
+            poller.register(self._fd, select.POLLIN)
+            began = time.monotonic()
+            deadline = began + timeout_s if timeout_s > 0 else math.inf
+            spin_until = began + self._spin_s if self._answers_soon else 0.0
+            while not (is_done() or self._is_closed or self._broken_by):
+                if poller.poll(0):
+                    self._read(1)
+                elif time.monotonic() < spin_until:
+                    os.sched_yield()  # to the callee, should it be on this very core
+                elif (left_s := deadline - time.monotonic()) <= 0:
+                    break
+                elif poller.poll(min(left_s, _LONGEST_SLEEP_S) * 1000):
+                    self._read(1)
+            self._answers_soon = time.monotonic() - began < 2 * SPIN_S
+        finally:
+            self._reactor.reader.is_reading = False
+            self._leave_to_caller(False)  # before another caller can begin, whose turn it would end
+            self._reading.release()
+
+    def _leave_to_caller(self, is_left: bool) -> bool:
+        with self._lock:
+            if self._is_closed:
+                return False
+            self._is_read_by_caller = is_left
+            self._reactor.change(self._fd, self._events())
+            return True
+
+    def _events(self) -> int:
+        """What the loop watches the socket for (under the lock)."""
+        return (0 if self._is_read_by_caller else READ) | (WRITE if self._queue else 0)
+
+    @property
+    def num_queued(self) -> int:
+        """Buffers that the kernel has not taken yet."""
+        return len(self._queue)
+
+    def take_descriptor(self) -> int:
+        """The oldest descriptor that came with what was received; the caller closes it.
+
+        Raises:
+            ProtocolError: when there is none.
+        """
+        if not self._descriptors:
+            raise ProtocolError("a frame without its descriptor", "one beside its first byte")
+        return self._descriptors.popleft()
+
+    def close(self, reason: str) -> None:
+        """Close the socket (on the loop)."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._queue.clear()
+        self._reactor.forget(self._fd)
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # a caller that reads sees it, and lets go
+        with self._reading:
+            self._sock.close()
+            self._reader.close()  # what refers to this stream may live until the garbage collector comes
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
+        self._on_closed(reason)
+
+    def close_soon(self, reason: str) -> None:
+        """Have the loop close it, from any thread."""
+        self._reactor.call_soon(lambda: self.close(reason))
+
+    def _close_read_out(self, reason: str) -> None:
+        """Close it because nothing can be written, but read first what the peer said before it went: answers, a goodbye."""
+        if self._reading.acquire(timeout=_HANDED_OVER_S):  # a caller that reads does so at once itself
+            try:
+                poller = select.poll()
+                poller.register(self._fd, select.POLLIN)
+                for _ in range(_LAST_ROUNDS):  # a peer may close its side and write on for ever
+                    if self._is_closed or self._broken_by or not poller.poll(0):
+                        break
+                    self._read(_READS_AT_A_TIME)
+            finally:
+                self._reading.release()
+        self.close(self._broken_by or reason)
+
+    def _on_events(self, events: int) -> None:
+        if events & WRITE:
+            self._flush()
+        if events & ~WRITE and not self._is_closed and self._reading.acquire(blocking=False):
+            try:
+                self._read(_READS_AT_A_TIME)
+            finally:
+                self._reading.release()
+            if self._broken_by:
+                self.close(self._broken_by)
+        if self._queue or self._reader.is_within_payload:
+            self._reactor.expect_bulk()
+
+    def _flush(self) -> None:
+        with self._lock:
+            if self._is_closed:
+                return
+            self._write()
+            drained = not self._queue
+            if drained:
+                self._reactor.change(self._fd, self._events())
+        if drained:
+            self._on_drained()
+
+    def _write(self) -> None:
+        """Give the kernel what it takes (under the lock). Errors show when reading."""
+        try:
+            while self._queue:
+                sent = self._send_some()
+                self.num_queued_bytes -= sent
+                while sent:
+                    view, _ = self._queue.popleft()
+                    if view.nbytes > sent:
+                        self._queue.appendleft((view[sent:], ()))
+                        break
+                    sent -= view.nbytes
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            pass
+        except OSError as error:
+            reason = str(error)
+            self._reactor.call_soon(lambda: self._close_read_out(reason))
+
+    def _send_some(self) -> int:
+        view, descriptors = self._queue[0]
+        if descriptors:
+            rights = array.array("i", [each.fd for each in descriptors])
+            sent = self._sock.sendmsg([view], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            for each in descriptors:
+                each.close_fd()
+            self._queue[0] = (view, ())
+            return sent
+        if len(self._queue) == 1 or isinstance(self._sock, ssl.SSLSocket):
+            return self._sock.send(view)
+        batch: list[memoryview] = []
+        for view, descriptors in self._queue:
+            if descriptors or len(batch) == _MAX_BUFFERS:
+                break
+            batch.append(view)
+        return self._sock.sendmsg(batch)
+
+    def _read(self, num_reads: int) -> None:
+        """Read what there is (by whoever holds ``_reading``)."""
+        if self._broken_by:
+            return
+        try:
+            for _ in range(num_reads):
+                target = self._reader.buffer()
+                num_bytes = self._receive(target)
+                if num_bytes == 0:
+                    self._fail("the connection was closed")
+                    return
+                frames = self._reader.received(num_bytes)
+                for frame in frames:
+                    self._on_frame(frame)
+                if self._reader.num_staged:
+                    self._watch_for_stall()
+                if self._is_closed or (num_bytes < len(target) and not isinstance(self._sock, ssl.SSLSocket)):
+                    return
+            if isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
+                self._reactor.call_soon(lambda: self._on_events(READ))
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            pass
+        except OSError as error:
+            self._fail(str(error) if not isinstance(error, RpcError) else error.args[0])
+        except RpcError as error:
+            self._fail(str(error))
+        except Exception as error:  # a mistake of ours: the stream cannot go on in the middle of a frame
+            log.exception("a frame could not be handled")
+            self._fail(f"{type(error).__name__}: {error}")
+
+    def _watch_for_stall(self) -> None:
+        """A sender hands over whole frames: if one stays begun, its length is wrong, and what follows would be lost in it."""
+        if not self._is_watched_for_stall:
+            self._is_watched_for_stall = True
+            before, this = self._num_begun, weakref.ref(self)  # the timer must not keep a closed stream, and its buffer
+
+            def look() -> None:
+                stream = this()
+                if stream is not None:
+                    stream._look_for_stall(before)
+
+            self._reactor.call_at(time.monotonic() + STALL_S, look)
+
+    def _look_for_stall(self, before: tuple[int, int]) -> None:
+        self._is_watched_for_stall = False
+        num_frames, num_staged = self._num_begun
+        if self._is_closed or not num_staged:
+            return
+        if num_frames == before[0] and num_staged - before[1] < STALL_BYTES:
+            self.close(
+                f"a frame was begun {STALL_S:g} s ago and does not come; the length in its header may be damaged"
+            )
+        else:
+            self._watch_for_stall()
+
+    @property
+    def _num_begun(self) -> tuple[int, int]:
+        return self._reader.num_frames, self._reader.num_staged
+
+    def _fail(self, reason: str) -> None:
+        """Read no more; the loop closes it."""
+        self._broken_by = self._broken_by or reason
+        if not self._reactor.is_here():
+            self._reactor.call_soon(lambda: self.close(reason))
+
+    def _receive(self, target: memoryview) -> int:
+        if isinstance(self._sock, ssl.SSLSocket):
+            with self._lock:  # OpenSSL's objects are for one thread at a time, also to read and to write
+                return self._sock.recv_into(target)
+        if not self._takes_descriptors:
+            return self._sock.recv_into(target)
+        num_bytes, ancillary, flags, _ = self._sock.recvmsg_into([target], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                descriptors = array.array("i")
+                descriptors.frombytes(data[: len(data) - len(data) % 4])
+                self._descriptors.extend(descriptors)
+        if flags & socket.MSG_CTRUNC or len(self._descriptors) > _MAX_DESCRIPTORS:
+            raise ProtocolError("too many descriptors at once", f"at most {_MAX_DESCRIPTORS}")
+        return num_bytes

@@ -1,0 +1,337 @@
+"""Callables and classes by name: ``module:qualname``, and what peers may name.
+
+A name leads from an imported module through classes to a function or class, without private parts, and what it leads to was
+defined in an allowed module: what a module merely imported cannot be reached through it. So who knows the job's secret can
+run the job's functions, but not ``os.system``. Of torch, ``operator``, the builtins and this package only what is listed can
+be named (``known_callables.py``, ``_OWN_NAMES``), and what of it could become large or slow is called with a check.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from pibroch.errors import ConfigError, NotAllowedError
+from pibroch.rpc.values.known_callables import checked_callables, known_values, names_of_known
+
+MAX_NAME_LENGTH = 512
+MAX_CACHED = 4096
+
+_MAIN, _SPAWNED_MAIN = "__main__", "__mp_main__"
+_OWN = "pibroch.rpc"
+# of the package itself: what users call, and what its parts run on each other; nobody leaves because a peer says so
+_OWN_NAMES = frozenset(
+    f"{_OWN}.{name}"
+    for name in str.split("""
+    api:get_worker_info api:rpc_async api:rpc_sync autograd:backward autograd:current_context autograd:get_gradients
+    autograd:live_counts functions:apply functions:async_execution info:WorkerInfo optim:DistributedOptimizer
+    optim:LocalOptimizer optim:new_local_optimizer optim:step_local_optimizer remote_module:RemoteModule
+    remote_module:make_module remote_module:parameter_rrefs remote_module:run_forward remote_module:set_training rref:RRef
+    rref:remote
+    """)
+)
+_OWN_MODULES = frozenset(name.partition(":")[0] for name in _OWN_NAMES)
+_LIBRARIES = ("torch", "numpy", "builtins", "operator", "_operator", "pibroch")  # their private names stay private
+_LISTED = ("torch", "builtins", "operator", "_operator")  # modules of which only the listed names count
+
+_Found = tuple[
+    dict[str, Any], str, object, object
+]  # a module's names, the first part of the name, what it is, what the whole name is
+
+
+def default_modules(caller: str) -> tuple[str, ...]:
+    """What peers may name when nothing else was said: the caller's package, the main program, and this package.
+
+    Args:
+        caller: ``__name__`` of the module that calls ``init_rpc``. A package of Python itself or torch (a launcher that
+            calls on behalf of the user) does not count; nor does pibroch, whose parts allow what they serve.
+    """
+    package = caller.partition(".")[0]
+    foreign = package in sys.stdlib_module_names or package in ("torch", "pibroch", _MAIN, _SPAWNED_MAIN)
+    return (_MAIN, _OWN) if foreign else (_MAIN, _OWN, package)
+
+
+class Callables:
+    """What may be named by peers, and the names.
+
+    Args:
+        allowed: modules; all below them are allowed too. Also single names, ``module:qualname``, of what is not listed.
+        importable: those among them that may be imported when a peer names them; the others must be imported already.
+    """
+
+    def __init__(self, allowed: Sequence[str], importable: Sequence[str] = ()) -> None:
+        for module in (*allowed, *importable):
+            if module in ("torch", "builtins", ""):
+                raise ConfigError(
+                    f"{module!r} among the allowed modules",
+                    "modules whose every function a peer may run",
+                    "leave it out: its tensor functions can be called as it is",
+                )
+        self._allowed = tuple(dict.fromkeys(_canonical(module) for module in allowed if ":" not in module))
+        self._importable = tuple(module for module in importable if ":" not in module)
+        self._single = {name: _single(name) for name in allowed if ":" in name}
+        self._single_names = {id(function): name for name, function in self._single.items()}
+        self._names: dict[object, str] = {}
+        self._found: dict[str, _Found] = {}
+
+    def name(self, function: object) -> str:
+        """``module:qualname`` of a function, class, or class or static method.
+
+        Raises:
+            NotAllowedError: when it has no name by which another process could find it.
+        """
+        try:
+            return self._names[function]
+        except (KeyError, TypeError):  # unknown, or without a hash
+            pass
+        name = self._single_names.get(id(function)) or names_of_known().get(id(function)) or _checked_name(function)
+        if len(self._names) >= MAX_CACHED:
+            self._names.clear()
+        self._names[function] = name
+        return name
+
+    def resolve(self, name: str) -> Any:
+        """What a peer named, as a value.
+
+        Raises:
+            NotAllowedError: when it may not be named here, or is not there.
+        """
+        found = self._found.get(name)
+        if found is not None and found[0].get(found[1]) is found[2]:  # still the same after a reload or in a notebook
+            return found[3]
+        known = self._single.get(name)
+        if known is not None:
+            return known
+        known = known_values().get(name)
+        if known is not None:
+            return known
+        found = self._find(name)
+        if len(self._found) >= MAX_CACHED:
+            self._found.clear()
+        self._found[name] = found
+        return found[3]
+
+    def to_call(self, name: str) -> Any:
+        """What a peer named, in order to call it: what is listed is called with its checks.
+
+        Raises:
+            NotAllowedError: as ``resolve``.
+        """
+        if name in self._found or name in self._single:
+            return self.resolve(name)
+        return checked_callables().get(name) or self.resolve(name)
+
+    def opens(self, name: str) -> bool:
+        """Whether this worker's user allowed this very name."""
+        return name in self._single
+
+    def allows(self, module: object) -> bool:
+        """Whether a module (by its name) is allowed or lies below an allowed one."""
+        if not isinstance(module, str):
+            return False
+        module = _canonical(module)
+        if _below(module, (_OWN,)):
+            return _OWN in self._allowed and module in _OWN_MODULES
+        return _below(module, self._allowed)
+
+    def _find(self, name: str) -> _Found:
+        module_name, parts = _split(name)
+        if not self.allows(module_name) or (_below(module_name, (_OWN,)) and not _is_own(name)):
+            raise self._outside(name, module_name)
+        names = _names_of(self._module(module_name, name), parts[0])
+        for value in _path(names, parts):
+            self._check_origin(name, value)
+        return names, parts[0], names[parts[0]], value
+
+    def _outside(self, name: str, module_name: str) -> NotAllowedError:
+        if _below(module_name, _LISTED):
+            return NotAllowedError(
+                f"{name!r}",
+                "of torch, operator and the builtins a pure function, or a class of torch.nn or torch.optim",
+                "define a function of your own that calls it, or add this name to RpcBackendOptions.allowed_modules",
+            )
+        if _below(module_name, (_OWN,)):
+            return NotAllowedError(f"{name!r}", "a function of pibroch.rpc that other workers may call")
+        return NotAllowedError(
+            f"{name!r}, of a module that is not allowed here",
+            "a module below " + ", ".join(self._allowed),
+            "if peers may run all that is in it, add it to RpcBackendOptions.allowed_modules of this worker",
+        )
+
+    def _check_origin(self, name: str, value: object) -> None:
+        if value is None or not callable(value):
+            raise _missing(name)
+        origin = _origin(value)
+        is_own = isinstance(origin, str) and _below(origin, (_OWN,))
+        if not self.allows(origin) or (is_own and not _is_own(f"{origin}:{getattr(value, '__qualname__', '')}")):
+            raise NotAllowedError(
+                f"{name!r}, which is no function or class that was defined in an allowed module (but in {origin!r})",
+                "a module below " + ", ".join(self._allowed),
+                "define a function of your own that calls it",
+            )
+
+    def _module(self, module_name: str, name: str) -> types.ModuleType:
+        module = sys.modules.get(module_name)
+        if module is not None and getattr(module.__spec__, "_initializing", False):
+            module = importlib.import_module(module_name)  # another thread is at it: waits for it
+        if module is None and _below(module_name, self._importable):
+            try:
+                module = importlib.import_module(module_name)
+            except ImportError as error:
+                raise NotAllowedError(f"{name!r}, whose module cannot be imported here ({error})") from error
+        if module is None:
+            raise NotAllowedError(
+                f"{name!r}, of a module that is not imported here",
+                "a module that this worker uses too",
+                "import it here",
+            )
+        return module
+
+
+def _name(function: object) -> str:
+    if isinstance(function, functools.partial):
+        raise NotAllowedError(
+            f"{function!r} to be sent by name",
+            "a function",
+            "send the function of the partial, and its arguments as arguments",
+        )
+    if isinstance(function, torch.jit.ScriptFunction):
+        function = getattr(function, "_torchdynamo_inline", function)  # the Python function that it was made of
+    owner = getattr(function, "__self__", None)
+    if isinstance(function, types.MethodType) and not isinstance(owner, type):
+        raise NotAllowedError(
+            f"the bound method {getattr(function, '__qualname__', function)!r} to be sent by name",
+            "a function, class or class method",
+            "keep the object at its owner and call the method through an RRef, or send object and arguments to a function",
+        )
+    module, qualname = _defined_in(function), getattr(function, "__qualname__", None)
+    if isinstance(function, types.MethodType) and isinstance(owner, type):
+        module, qualname = owner.__module__, f"{owner.__qualname__}.{function.__name__}"
+    if not isinstance(module, str) or not isinstance(qualname, str) or not callable(function):
+        raise NotAllowedError(f"{function!r} to be sent by name", "a function or class that is defined in a module")
+    return f"{_canonical(module)}:{qualname}"
+
+
+def _checked_name(function: object) -> str:
+    """The name, if it leads back to the function."""
+    name = _name(function)
+    module_name, parts = _split(name)
+    module = sys.modules.get(module_name)
+    found = None
+    if module is not None:
+        *_, found = _path(_names_of(module, parts[0]), parts)
+    if found is not function and not (isinstance(function, types.MethodType) and found == function):
+        raise NotAllowedError(
+            f"{name!r}, where its module has {'nothing' if found is None else 'something else'}",
+            "a function or class that its module holds under its name",
+            "define it at module level, and send it as it is after decoration",
+        )
+    return name
+
+
+def _is_own(name: str) -> bool:
+    """Whether it is a listed name of this package, or a method of a listed class."""
+    return name in _OWN_NAMES or name.rpartition(".")[0] in _OWN_NAMES
+
+
+def _single(name: str) -> Any:
+    """What a user allows by its name, whatever module it is of."""
+    module, _, qualname = name.partition(":")
+    try:
+        found = functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"{name!r} among the allowed modules ({error})", "module:qualname of what is there"
+        ) from error
+    if not callable(found):
+        raise ConfigError(f"{name!r} among the allowed modules", "a function or class")
+    return found
+
+
+def _split(name: str) -> tuple[str, list[str]]:
+    """Module and parts of a name that has the right form."""
+    if len(name) > MAX_NAME_LENGTH:
+        raise NotAllowedError(f"{name[:MAX_NAME_LENGTH]!r} as a name", f"at most {MAX_NAME_LENGTH} letters")
+    module, colon, qualname = name.partition(":")
+    parts = qualname.split(".")
+    if "<" in qualname:
+        raise NotAllowedError(
+            f"{name!r}, which lives inside another function",
+            "a function or class that its module holds under its name",
+            "define it at module level with def or class",
+        )
+    if not colon or not all(part.isidentifier() for part in (*module.split("."), *parts)):
+        raise NotAllowedError(f"{name!r} as a name", "module:qualname")
+    prefix = private_prefix(module)
+    if any(part.startswith(prefix) for part in parts) or (module != _MAIN and ".__" in f".{module}"):
+        raise NotAllowedError(
+            f"{name!r}, which is private", f"names that do not begin with {prefix!r}", "give it a public name"
+        )
+    return module, parts
+
+
+def private_prefix(module: str) -> str:
+    """How names begin that peers may never use: a user's own may have one underscore, those of libraries none."""
+    return "_" if _below(module, _LIBRARIES) else "__"
+
+
+def _names_of(module: types.ModuleType, first: str) -> dict[str, Any]:
+    names = vars(module)
+    if first not in names and module.__name__ == _MAIN and _SPAWNED_MAIN in sys.modules:
+        return vars(sys.modules[_SPAWNED_MAIN])
+    return names
+
+
+def _path(names: dict[str, Any], parts: list[str]) -> Iterator[object]:
+    """What each part of a qualified name leads to; ``None`` at the end when there is nothing.
+
+    Only classes are entered, without running a descriptor or a metaclass.
+    """
+    value = names.get(parts[0])
+    yield value
+    for part in parts[1:]:
+        owner, value = value, None
+        for base in owner.__mro__ if isinstance(owner, type) else ():
+            if part in vars(base):
+                value = vars(base)[part]
+                break
+        if isinstance(value, (staticmethod, classmethod)):
+            value = value.__get__(None, owner)
+        yield value
+
+
+def _origin(value: object) -> object:
+    """The module in which a function or class was defined; ``None`` for anything else, such as an object that can be called."""
+    if isinstance(value, torch.jit.ScriptFunction):
+        value = getattr(value, "_torchdynamo_inline", value)
+    if isinstance(value, types.MethodType):
+        value = value.__func__
+    return _defined_in(value) if isinstance(getattr(value, "__qualname__", None), str) else None
+
+
+def _defined_in(value: object) -> object:
+    module = getattr(value, "__module__", None)
+    return module if module is not None else getattr(getattr(value, "__objclass__", None), "__module__", None)
+
+
+def _missing(name: str) -> NotAllowedError:
+    return NotAllowedError(
+        f"{name!r}, which is not there",
+        "a function or class of that name",
+        "let all workers run the same version of the code",
+    )
+
+
+def _canonical(module: str) -> str:
+    """Spawned children know the main program under another name."""
+    return _MAIN if module == _SPAWNED_MAIN else module
+
+
+def _below(module: str, packages: Sequence[str]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)

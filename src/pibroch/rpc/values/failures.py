@@ -1,0 +1,233 @@
+"""Exceptions as data: what a callee raised is raised again at its caller, its traceback there being the cause.
+
+The type is found again when it is a builtin exception, one of torch's or pibroch's, or a class that the caller lets its
+peers name. It is rebuilt from plain data, without its constructor where that can be, and only if its message comes out
+the same; otherwise the caller gets a ``RemoteError``.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import copy
+import functools
+import traceback
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+import torch
+
+from pibroch import errors
+from pibroch.errors import NotAllowedError, ProtocolError, RemoteError
+from pibroch.rpc.info import WorkerInfo
+from pibroch.rpc.values.callables import Callables
+
+MAX_MESSAGE_LENGTH = 16 << 10
+MAX_TRACEBACK_LENGTH = 64 << 10
+MAX_ITEMS = 32
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """What was raised.
+
+    Attributes:
+        type: ``module:qualname`` of its class.
+        message: ``str`` of it.
+        arguments: its ``args``: plain data, ``{"repr": text}`` in place of anything else.
+        state: its attributes, as far as they are plain data.
+        traceback: as Python prints it.
+    """
+
+    type: str
+    message: str
+    arguments: list[Any] = []
+    state: dict[str, Any] = {}
+    traceback: str = ""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Failure)
+
+
+class RemoteTraceback(Exception):
+    """The callee's traceback, as the cause of the caller's exception."""
+
+    def __init__(self, worker: WorkerInfo, text: str) -> None:
+        super().__init__(worker, text)
+        self.worker, self.text = worker, text
+
+    def __str__(self) -> str:
+        return f"On worker {self.worker.name} (id {self.worker.id}):\n{self.text}"
+
+
+class _Repr(str):
+    """Text that shows itself unquoted: a ``KeyError`` of it has the message that it had with the original key."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def encode_failure(error: BaseException) -> bytes:
+    """An exception as bytes. Never raises."""
+    return _encoder.encode(failure_of(error))
+
+
+def decode_failure(data: bytes, worker: WorkerInfo, callables: Callables) -> Exception:
+    """The exception to raise at the caller; a ``ProtocolError`` when the bytes hold none."""
+    try:
+        return error_of(_decoder.decode(data), worker, callables)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return ProtocolError(
+            f"a failure of worker {worker.name!r} that cannot be read ({error})", "as in the wire format"
+        )
+
+
+def failure_of(error: BaseException) -> Failure:
+    """An exception as bounded data."""
+    kind = type(error)
+    module = "__main__" if kind.__module__ == "__mp_main__" else kind.__module__
+    arguments = error.args
+    if isinstance(error, OSError) and error.filename is not None and len(arguments) == 2:
+        arguments = (*arguments, error.filename)
+    state = {_text(name): _plain(item) for name, item in list(vars(error).items())[:MAX_ITEMS]}
+    return Failure(
+        f"{module}:{kind.__qualname__}"[:MAX_MESSAGE_LENGTH],
+        _message(error),
+        [_plain(argument) for argument in arguments[:MAX_ITEMS]],
+        {name: item for name, item in state.items() if not _is_shown(item)},
+        _text("".join(traceback.format_exception(error)).rstrip("\n"), MAX_TRACEBACK_LENGTH),
+    )
+
+
+def error_of(failure: Failure, worker: WorkerInfo, callables: Callables) -> Exception:
+    """The exception to raise at the caller; its cause shows the callee's traceback.
+
+    Args:
+        failure: what came back.
+        worker: the callee.
+        callables: decides which classes of the job may be built.
+    """
+    error = _rebuilt(failure, callables)
+    if error is None:
+        error = RemoteError(
+            f"{failure.type.replace(':', '.')} on worker {worker.name!r}: {failure.message}",
+            "an exception class that can be built here",
+            "add its module to RpcBackendOptions.allowed_modules to catch it by its type",
+        )
+    error.__cause__ = RemoteTraceback(worker, failure.traceback)
+    return error
+
+
+def _rebuilt(failure: Failure, callables: Callables) -> Exception | None:
+    cls = _known_errors().get(failure.type)
+    if cls is None:
+        try:
+            found = callables.resolve(failure.type)
+        except NotAllowedError:
+            return None
+        if not isinstance(found, type) or not issubclass(found, Exception):
+            return None
+        cls = found
+    for build in _ways(cls, failure):
+        try:
+            error = build()
+            if isinstance(error, cls) and str(error) == failure.message:
+                return error
+        except Exception:
+            continue
+    return None
+
+
+def _ways(cls: type[Exception], failure: Failure) -> Iterator[Callable[[], Exception]]:
+    arguments = [_Repr(item["repr"]) if _is_shown(item) else item for item in failure.arguments]
+    if cls.__module__ != "builtins":
+        yield functools.partial(_without_constructor, cls, arguments, failure.state)
+    yield functools.partial(cls, *arguments)
+    yield functools.partial(cls, failure.message)
+
+
+def _without_constructor(cls: type[Exception], arguments: list[Any], state: Mapping[str, Any]) -> Exception:
+    for (
+        base
+    ) in cls.__mro__:  # the first may be unfit: a subclass of RuntimeError and OSError has the layout of the latter
+        with contextlib.suppress(TypeError):
+            error = base.__new__(cls, *arguments)
+            error.args = tuple(arguments)
+            vars(error).update(state)
+            return error
+    raise TypeError(f"no __new__ of {cls} takes {arguments}")
+
+
+def _blank(cls: type[Exception], arguments: Iterable[Any]) -> Exception:
+    """An exception that its own constructor has not seen, made by the builtin one whose memory layout it has."""
+    builtin = cls
+    while builtin.__module__ != "builtins" and builtin.__base__ is not None:
+        builtin = builtin.__base__
+    error: Exception = builtin.__new__(cls, *arguments)
+    return error
+
+
+@functools.cache
+def _known_errors() -> Mapping[str, type[Exception]]:
+    """Classes of exceptions that may be built wherever they come from."""
+    of_torch = [vars(torch.linalg)["LinAlgError"], torch.OutOfMemoryError, *_errors_of(torch.distributed)]
+    candidates = [*_errors_of(builtins), *_errors_of(errors), *of_torch]
+    known = {f"{cls.__module__}:{cls.__qualname__}": cls for cls in candidates}
+    return types.MappingProxyType(known)
+
+
+def _errors_of(module: types.ModuleType) -> list[type[Exception]]:
+    classes = [value for value in vars(module).values() if type(value) is type]
+    return [cls for cls in classes if issubclass(cls, Exception)]
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return _text(str(error))
+    except Exception as failure:
+        return f"(no message: str() raised {type(failure).__name__})"
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, str):
+        return _text(value)
+    if value is None or isinstance(value, (bool, float)):
+        return value
+    if isinstance(value, int) and -(1 << 63) <= value < 1 << 64:
+        return int(value)
+    if isinstance(value, bytes) and len(value) <= MAX_MESSAGE_LENGTH:
+        return bytes(value)
+    try:
+        return {"repr": _text(repr(value))}
+    except Exception as failure:
+        return {"repr": f"(repr() raised {type(failure).__name__})"}
+
+
+def _is_shown(item: object) -> bool:
+    return isinstance(item, dict) and isinstance(item.get("repr"), str)
+
+
+def _text(text: str, limit: int = MAX_MESSAGE_LENGTH) -> str:
+    """At most ``limit`` characters, and such that UTF-8 can hold; what is too long loses its middle."""
+    if len(text) > limit:
+        text = f"{text[: limit // 2]} … {len(text) - limit:,} characters left out … {text[-(limit // 2) :]}"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def copy_of(error: Exception) -> Exception:
+    """The same error again. One that is kept must not be raised itself: its traceback would keep the frames it went through."""
+    try:
+        copied = copy.copy(error)
+    except Exception:
+        copied = error
+    if type(copied) is not type(error) or copied is error or str(copied) != str(error):
+        # its constructor takes something else
+        copied = _blank(type(error), error.args)
+        copied.args = error.args  # an OSError with a constructor of its own leaves them to that
+        copied.__dict__.update(error.__dict__)
+    copied.__cause__, copied.__suppress_context__ = error.__cause__, error.__suppress_context__
+    return copied.with_traceback(error.__traceback__)

@@ -1,0 +1,141 @@
+"""Which methods of an object a peer may call through a remote reference.
+
+A reference can point to anything that a callee returned, so ``getattr`` by a peer needs a rule: an array could be told to
+write itself to a file or to look at freed memory, a string's ``format`` reads any attribute. Open are objects of classes
+in allowed modules; of tensors, modules of ``torch.nn``, optimizers and containers the methods that are listed, some of
+them with a check. Numbers, texts and arrays are values: fetch them, or call a function with them. Private names stay private.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable as AnyCallable
+from typing import Any
+
+import numpy as np
+import torch
+
+from pibroch.errors import NotAllowedError
+from pibroch.rpc.values.callables import Callables, private_prefix
+from pibroch.rpc.values.checked_containers import CONTAINERS
+from pibroch.rpc.values.checked_modules import CHECKED_METHODS
+from pibroch.rpc.values.known_callables import names_of_known, tensor_methods
+from pibroch.rpc.values.known_names import OF_MODULES, OF_OPTIMIZERS
+
+_SPECIAL = frozenset(
+    str.split("""
+    __abs__ __add__ __and__ __bool__ __call__ __contains__ __delitem__ __divmod__ __eq__ __float__ __floordiv__ __ge__
+    __getitem__ __gt__ __iadd__ __int__ __invert__ __le__ __len__ __lshift__ __lt__ __matmul__ __mod__ __mul__ __ne__
+    __neg__ __or__ __pos__ __pow__ __radd__ __repr__ __rmul__ __rshift__ __rsub__ __rtruediv__ __setitem__ __str__
+    __sub__ __truediv__ __xor__
+    """)
+)
+_VALUES = (str, bytes, bytearray, int, float, complex, tuple, frozenset, range, np.ndarray, np.generic)
+_TORCH = ("torch.nn.", "torch.optim.")
+_Method = AnyCallable[..., Any]
+
+
+def find_method(value: object, name: str, callables: Callables) -> _Method:
+    """The method ``name`` of ``value``, for a peer.
+
+    Raises:
+        NotAllowedError: when peers may not call it.
+        AttributeError: when there is none of that name.
+    """
+    if name.startswith("_") and name not in _SPECIAL and not _is_own(value, name, callables):
+        raise _refused(value, name, "public methods, or with one underscore those of classes in allowed modules")
+    if not _has(value, name):
+        raise AttributeError(f"{type(value).__qualname__!r} object has no attribute {name!r}")
+    base = _owner(value, name) or type(value)  # else it is an attribute of the object itself, or made by its class
+    if isinstance(value, torch.Tensor) and _is_of_torch(base):
+        return _method_of_tensor(value, name, callables)
+    if base in CONTAINERS:
+        return _method_of_container(value, CONTAINERS[base].get(name), name)
+    if not _is_open(value, base, name, callables):
+        raise _refused(value, name, "public methods of classes in allowed modules, of containers, tensors and torch.nn")
+    for owner, methods in CHECKED_METHODS.items():
+        if isinstance(value, owner) and name in methods and _is_of_torch(base):
+            return functools.partial(methods[name], value)
+    return _bound(value, name, callables)
+
+
+def _bound(value: object, name: str, callables: Callables) -> _Method:
+    method = getattr(value, name)
+    if not callable(method):
+        raise TypeError(f"{type(value).__qualname__!r} object's {name!r} is not callable")
+    bound_to = getattr(method, "__self__", None)
+    if bound_to is value or bound_to is type(value):
+        result: _Method = method
+        return result
+    known = names_of_known().get(id(method))
+    if known is not None:
+        checked: _Method = callables.to_call(known)
+        return checked
+    if isinstance(method, (types.FunctionType, types.MethodType)) and callables.allows(method.__module__):
+        return method
+    if isinstance(method, (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type)):
+        raise _refused(value, name, "a method, or a function or object of an allowed module")
+    return find_method(method, "__call__", callables)
+
+
+def _has(value: object, name: str) -> bool:
+    """Whether there may be an attribute of that name; runs no code of the value's."""
+    made = any("__getattr__" in vars(base) for base in type(value).__mro__)  # such as the submodules of a module
+    return made or _owner(value, name) is not None or name in getattr(value, "__dict__", ())
+
+
+def _owner(value: object, name: str) -> type | None:
+    """The one of the value's classes that defines an attribute."""
+    return next((base for base in type(value).__mro__ if name in vars(base)), None)
+
+
+def _is_own(value: object, name: str, callables: Callables) -> bool:
+    """Whether a private name is one of the user's own: with one underscore, and of a class in an allowed module."""
+    owner = _owner(value, name)
+    if owner is None or name.startswith("__"):
+        return False
+    return callables.allows(owner.__module__) and private_prefix(owner.__module__) == "__"
+
+
+def _method_of_container(value: object, checked: _Method | str | None, name: str) -> _Method:
+    if checked is None:
+        raise _refused(value, name, "a method that takes or gives single items, or all of them")
+    method: _Method = getattr(value, name) if isinstance(checked, str) else functools.partial(checked, value)
+    return method
+
+
+def _method_of_tensor(value: torch.Tensor, name: str, callables: Callables) -> _Method:
+    methods = tensor_methods()
+    if name in methods:
+        checked = methods[name]
+        return getattr(value, name) if checked is None else functools.partial(checked, value)
+    if callables.opens(f"torch:Tensor.{name}"):
+        return _bound(value, name, callables)
+    raise _refused(value, name, "a method of tensors that checks its arguments")
+
+
+def _is_open(value: object, base: type, name: str, callables: Callables) -> bool:
+    """Whether peers may call ``name`` of ``value``, which ``base``, one of the classes of ``value``, defines."""
+    if isinstance(value, (type, types.ModuleType, torch.jit.ScriptModule)):
+        return False
+    if any(base in owner.__mro__ for owner in _VALUES) and base is not object:
+        return False
+    if _is_of_torch(base) and isinstance(value, torch.nn.Module):
+        return name in OF_MODULES or (base is type(value) and name not in vars(base))
+    if _is_of_torch(base):
+        return name in OF_OPTIMIZERS and base.__module__.startswith(_TORCH)
+    return callables.allows(type(value).__module__) or callables.opens(f"{base.__module__}:{base.__qualname__}.{name}")
+
+
+def _is_of_torch(base: type) -> bool:
+    return base.__module__ == "torch" or base.__module__.startswith("torch.")
+
+
+def _refused(value: object, name: str, need: str) -> NotAllowedError:
+    kind = type(value)
+    return NotAllowedError(
+        f"a call of {name!r} of an object of type {kind.__module__}.{kind.__qualname__} by a peer",
+        need,
+        "wrap it in a function or class of your own, or allow its module on the owner with RpcBackendOptions.allowed_modules",
+    )

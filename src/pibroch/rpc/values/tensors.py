@@ -1,0 +1,149 @@
+"""Tensors as bytes, without copies where they are large."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from pibroch.errors import NotAllowedError, ProtocolError
+from pibroch.rpc.values.messages import CODE_OF_DTYPE, DTYPE_OF_CODE, TensorInfo
+
+MAX_SPREAD = 4  # a tensor may take so many times the memory that its elements need
+
+
+def describe(tensor: torch.Tensor) -> TensorInfo:
+    """What the receiver needs to know of a tensor.
+
+    Raises:
+        NotAllowedError: for a type that the wire format does not know.
+    """
+    if tensor.is_nested:
+        raise NotAllowedError("a nested tensor", "one with a shape", "send its parts: tensor.unbind()")
+    code = CODE_OF_DTYPE.get(tensor.dtype)
+    if code is None:
+        raise NotAllowedError(
+            f"a tensor of type {tensor.dtype}", f"one of {', '.join(map(str, CODE_OF_DTYPE))}", "convert it first"
+        )
+    if tensor.is_contiguous() or _repeats(tensor):
+        return TensorInfo(code, tuple(tensor.shape), requires_grad=tensor.requires_grad)
+    order, strides = layout_of(tensor)
+    shape = tuple(tensor.shape[dim] for dim in order)
+    return TensorInfo(code, shape, requires_grad=tensor.requires_grad, layout=(order, strides))
+
+
+def layout_of(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The dims of a tensor from the largest stride to the smallest, and their strides if there is room between the rows.
+
+    More room than ``MAX_SPREAD`` times what the elements need is not kept.
+
+    >>> layout_of(torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last))
+    ((0, 2, 3, 1), ())
+    >>> layout_of(torch.empty(5, 4)[:, :2])
+    ((0, 1), (4, 1))
+    """
+    strides = tensor.stride()
+    order = tuple(sorted(range(tensor.dim()), key=lambda dim: -strides[dim]))
+    ordered, shape = tuple(strides[dim] for dim in order), tuple(tensor.shape[dim] for dim in order)
+    return order, ordered if _has_room(shape, ordered) else ()
+
+
+def _repeats(tensor: torch.Tensor) -> bool:
+    """Whether it was expanded; what arrives has elements of its own."""
+    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _has_room(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether elements in places of their own have some room between them, and not too much (strides from the largest on)."""
+    extent = packed = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size > 1 and stride < extent:
+            return False
+        extent, packed = extent + (size - 1) * stride, packed * size
+    return packed < extent <= MAX_SPREAD * packed
+
+
+def in_memory_order(tensor: torch.Tensor, info: TensorInfo) -> torch.Tensor:
+    """The tensor as its bytes will go: with the dims of ``info.shape``."""
+    return tensor if info.layout is None else tensor.detach().permute(info.layout[0])
+
+
+def in_own_order(tensor: torch.Tensor, info: TensorInfo) -> torch.Tensor:
+    """A received tensor as it lay at the sender: a view of the same memory, or a copy with room between the rows.
+
+    Raises:
+        ProtocolError: for a layout that does not fit the shape.
+    """
+    if info.layout is None:
+        return tensor
+    order, strides = info.layout
+    num_dims = len(info.shape)
+    is_order = len(order) == num_dims and sorted(order) == [*range(num_dims)]
+    if not is_order or (strides and (len(strides) != num_dims or not _has_room(info.shape, strides))):
+        got = f"the layout {info.layout}" if len(order) + len(strides) <= 2 * num_dims else "the layout"
+        raise ProtocolError(f"{got} of a tensor of shape {info.shape}", "each dim once, little room")
+    if strides:
+        tensor = torch.empty_strided(info.shape, strides, dtype=tensor.dtype).copy_(tensor)
+    return tensor.permute([order.index(dim) for dim in range(num_dims)]).data  # no view: it may be worked on in place
+
+
+def bytes_with_room(info: TensorInfo) -> int:
+    """Memory that ``in_own_order`` will take for a copy with room between the rows.
+
+    >>> bytes_with_room(TensorInfo(0, (5, 2), layout=((0, 1), (4, 1))))
+    160
+    """
+    return MAX_SPREAD * info.num_bytes() if info.layout is not None and info.layout[1] else 0
+
+
+def read_only_bytes(tensor: torch.Tensor, copy_below: int) -> bytes | memoryview:
+    """A CPU tensor's bytes in row-major order: a copy when shorter than ``copy_below``, else a view that keeps it alive."""
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    num_bytes = tensor.numel() * tensor.element_size()
+    if num_bytes < copy_below:
+        return ctypes.string_at(tensor.data_ptr(), num_bytes)
+    return bytes_of(tensor)
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """A view of a contiguous CPU tensor's memory, which keeps the tensor alive."""
+    return tensor.detach().view(-1).view(torch.uint8).numpy().data
+
+
+def empty(info: TensorInfo) -> tuple[torch.Tensor, memoryview]:
+    """An uninitialised tensor as described, and its memory, which is valid as long as the tensor lives.
+
+    Raises:
+        ProtocolError: when there can be no such tensor.
+    """
+    try:
+        tensor = torch.empty(info.shape, dtype=DTYPE_OF_CODE[info.dtype])
+    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
+        raise ProtocolError(f"a tensor of shape {info.shape} ({error})", "one that fits into memory") from error
+    num_bytes = tensor.numel() * tensor.element_size()
+    if not num_bytes:
+        return tensor, memoryview(b"")
+    return tensor, memoryview((ctypes.c_char * num_bytes).from_address(tensor.data_ptr())).cast("B")
+
+
+def cut(infos: list[TensorInfo], payload: bytearray | None) -> list[torch.Tensor]:
+    """The tensors whose bytes follow each other in a short payload; a single one takes its memory over.
+
+    Raises:
+        ProtocolError: when they need more or less bytes than there are.
+    """
+    sizes = [info.num_bytes() for info in infos]
+    num_bytes = len(payload) if payload is not None else 0
+    if sum(sizes) != num_bytes:
+        raise ProtocolError(f"{num_bytes:,} bytes of tensors", f"{sum(sizes):,}, as their shapes say")
+    tensors, start = [], 0
+    for info, size in zip(infos, sizes, strict=True):
+        if not size or payload is None:
+            tensors.append(empty(info)[0])
+            continue
+        data = payload if size == num_bytes else payload[start : start + size]
+        flat = torch.frombuffer(data, dtype=DTYPE_OF_CODE[info.dtype])
+        tensors.append(flat if len(info.shape) == 1 else flat.resize_(info.shape))
+        start += size
+    return tensors
