@@ -94,14 +94,16 @@ class BoundedLagProcessGroup(dist.ProcessGroup):
     def __init__(
         self, store: Store, rank: int, members: Sequence[int], timeout: timedelta, options: BoundedLagOptions
     ) -> None:
-        size = len(members)
+        size, bound = (
+            len(members),
+            options.resolved_bound(),
+        )  # wrong options fail here, before any rank waits for another
         super().__init__(rank, size)  # type: ignore[call-arg]  # the stub knows the other constructor, of no subclass
         self._rank, self._size, self._name = rank, size, ""
         gloo = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout)
         gloo._set_sequence_number_for_group()
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
         self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        bound = options.resolved_bound()
         self._exchange: LaggedAllToAll | None = None
         if size > 1:
             transport = open_lagged_transport(
