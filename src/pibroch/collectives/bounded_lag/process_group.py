@@ -94,10 +94,8 @@ class BoundedLagProcessGroup(dist.ProcessGroup):
     def __init__(
         self, store: Store, rank: int, members: Sequence[int], timeout: timedelta, options: BoundedLagOptions
     ) -> None:
-        size, bound = (
-            len(members),
-            options.resolved_bound(),
-        )  # wrong options fail here, before any rank waits for another
+        size = len(members)
+        bound = options.resolved_bound()  # raises before any rank waits for another
         super().__init__(rank, size)  # type: ignore[call-arg]  # the stub knows the other constructor, of no subclass
         self._rank, self._size, self._name = rank, size, ""
         gloo = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout)
