@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pibroch.serve.gate import error_body
+from pibroch.serve.parts import PROTOCOL
+from pibroch.serve.row_connection import SWITCHING, RowConnection, RowDoor
 from pibroch.serve.settings import Limits, Refusal
 
 MOST_HEAD_BYTES = 64 << 10
-_REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
 
 
-def connection_class(limits: Limits) -> type[asyncio.Protocol]:
-    """What uvicorn makes for each connection, with these limits."""
+def connection_class(limits: Limits, door: RowDoor | None = None) -> type[asyncio.Protocol]:
+    """What uvicorn makes for each connection, with these limits; hosts that want rows come in by the door."""
 
     class Connection(_BoundedConnection):
         head_timeout_s = limits.body_timeout_s
+        row_door = door
 
     return Connection
 
@@ -27,6 +30,7 @@ class _BoundedConnection(HttpToolsProtocol):
     """Ends connections whose next request's line and headers do not come in time, or are too long."""
 
     head_timeout_s = 15.0
+    row_door: RowDoor | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -58,6 +62,24 @@ class _BoundedConnection(HttpToolsProtocol):
         self._stop_timer()
         super().on_headers_complete()
 
+    def _should_upgrade(self) -> bool:
+        """Asked by uvicorn, which knows of WebSockets alone."""
+        return self.row_door is not None and self._get_upgrade() == PROTOCOL.encode()
+
+    def handle_websocket_upgrade(self) -> None:
+        """Called by uvicorn where :meth:`_should_upgrade`: the connection is one for rows from now on, or refused."""
+        assert self.row_door is not None
+        try:
+            self.row_door.enter(self.url.decode("latin-1"), dict(self.headers))
+        except Refusal as refusal:
+            self._refuse(refusal)
+            return
+        self.connections.discard(self)
+        connection = RowConnection(self.row_door, self.connections)
+        self.transport.write(SWITCHING)
+        self.transport.set_protocol(connection)
+        connection.connection_made(self.transport)
+
     def _expect_head(self) -> None:
         self._head_bytes = 0
         reason = f"got no whole request line and headers in {self.head_timeout_s:g} s"
@@ -71,6 +93,7 @@ class _BoundedConnection(HttpToolsProtocol):
     def _refuse(self, refusal: Refusal) -> None:
         self._stop_timer()
         body = error_body(refusal.reason)
-        head = f"HTTP/1.1 {refusal.status} {_REASONS[refusal.status]}\r\ncontent-type: application/json\r\n"
+        head = f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\ncontent-type: application/json\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in refusal.headers.items())
         self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
         self.transport.close()

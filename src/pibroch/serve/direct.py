@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from pibroch.serve.gate import App, Receive, Scope, Send
-from pibroch.serve.parts import ROWS_PATH
 from pibroch.serve.settings import Refusal
 
 SCORE_PATH, EMBED_PATH = "/score", "/embed"
@@ -53,21 +52,16 @@ class Direct:
         app: the other.
         answers: to ``POST``, by path.
         infer: answers ``POST /v2/models/.../infer``.
-        rows: answers ``POST /rows/SHA256/PART``, where the server holds a part of the rows.
     """
 
-    def __init__(
-        self, app: App, answers: Mapping[str, Answering], infer: Answering, rows: Answering | None = None
-    ) -> None:
-        self._app, self._answers, self._infer, self._rows = app, dict(answers), infer, rows
+    def __init__(self, app: App, answers: Mapping[str, Answering], infer: Answering) -> None:
+        self._app, self._answers, self._infer = app, dict(answers), infer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; Refusal is for the gate around this."""
         path = scope["path"]
         answering, model, version = self._answers.get(path), None, None
-        if self._rows is not None and path.startswith(ROWS_PATH):
-            answering, (version, _, model) = self._rows, path.removeprefix(ROWS_PATH).partition("/")
-        elif answering is None:
+        if answering is None:
             found = infer_path(path)
             if found is None:
                 await self._app(scope, receive, send)

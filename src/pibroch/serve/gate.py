@@ -7,10 +7,9 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
-from pibroch.serve.parts import ROWS_PATH
 from pibroch.serve.prometheus import Metrics
 from pibroch.serve.settings import Limits, Refusal
 
@@ -66,7 +65,7 @@ class Gate:
         self.num_open += 1
         try:
             headers = dict(scope["headers"])
-            self._check(scope, headers)
+            self.check(scope["path"], headers)
             await self._app(scope, self._bounded(receive, started), watched)
         except Refusal as refusal:
             if not status:
@@ -79,9 +78,9 @@ class Gate:
             self.num_open -= 1
             self._metrics.request(endpoint_of(scope["path"]), status, time.monotonic() - started)
 
-    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+    def check(self, path: str, headers: Mapping[bytes, bytes]) -> None:
         """Raise Refusal for what can be told from the headers alone."""
-        if self._expected is not None and scope["path"] not in OPEN_PATHS:
+        if self._expected is not None and path not in OPEN_PATHS:
             given = headers.get(b"authorization", b"")
             if not hmac.compare_digest(given, self._expected):
                 reason = "got a wrong token" if given else "got no token"
@@ -124,8 +123,6 @@ class Gate:
 
 def endpoint_of(path: str) -> str:
     """Under which name a request is counted."""
-    if path.startswith(ROWS_PATH):
-        return "rows"
     return "infer" if path.endswith("/infer") else {"/score": "score", "/embed": "embed"}.get(path, "other")
 
 

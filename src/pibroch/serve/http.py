@@ -191,12 +191,10 @@ def build_app(service: Service) -> App:
     routed, split = _routed(service), service.store.split
     answers: dict[str, Answering] = {SCORE_PATH: service.score, EMBED_PATH: service.embed}
     infer: Answering = service.infer
-    if split.part is None:
-        return Direct(routed, answers, infer)
-    held = RowService(service.store, split.part)
-    if not split.scores:
-        answers, infer = {SCORE_PATH: held.refuse, EMBED_PATH: held.refuse}, held.refuse
-    return Direct(routed, answers, infer, held.rows)
+    if split.part is not None and not split.scores:
+        refuse = RowService(service.store, split.part).refuse
+        answers, infer = {SCORE_PATH: refuse, EMBED_PATH: refuse}, refuse
+    return Direct(routed, answers, infer)
 
 
 def _routed(service: Service) -> FastAPI:

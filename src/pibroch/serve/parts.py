@@ -1,11 +1,15 @@
 """Which rows of an export a host holds where its tables are split over several, and how they are asked for.
 
-A request is ``POST /rows/SHA256/K-of-N``: row ids among those of all tables, int64, little-endian. The answer is these rows as
-the export has them, one behind the other. The path names export and part, so no answer is of other rows than those meant.
+Who wants rows opens a connection by ``GET /rows/K-of-N`` with ``Upgrade: pibroch-rows``; from then on it carries requests and
+answers in turn, all numbers little-endian. A request is the export's checksum (32 bytes), a count (uint32) and so many row ids
+among those of all tables (int64). An answer is a status as of HTTP (uint16), a number of bytes (uint32) and these bytes: the
+rows as the export has them, one behind the other, or in the place of 200 the reason. Part and export are named, so no answer is
+of other rows than those meant.
 """
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import Self
 
@@ -15,7 +19,9 @@ from numpy.typing import NDArray
 from pibroch.errors import ConfigError, DataError
 from pibroch.kernels.arrays import Ints
 
-ROWS_PATH = "/rows/"
+ROWS_PATH, PROTOCOL = "/rows/", "pibroch-rows"
+REQUEST, ANSWER = struct.Struct("<32sI"), struct.Struct("<HI")
+"""What comes before the ids of a request, and before the bytes of an answer."""
 MOST_PARTS = 1024
 MOST_ANSWER_BYTES = 32 << 20
 MOST_IDS = 1 << 17
@@ -55,9 +61,10 @@ class Part:
         """As requests name it."""
         return f"{self.number}-of-{self.count}"
 
-    def path(self, sha256: str) -> str:
-        """Where its rows of an export are asked for, by the checksum in the export's manifest."""
-        return f"{ROWS_PATH}{sha256}/{self.in_paths}"
+    @property
+    def path(self) -> str:
+        """Where connections for its rows are opened."""
+        return f"{ROWS_PATH}{self.in_paths}"
 
 
 def most_ids(row_bytes: int) -> int:
@@ -65,9 +72,9 @@ def most_ids(row_bytes: int) -> int:
     return max(1, min(MOST_IDS, MOST_ANSWER_BYTES // row_bytes))
 
 
-def ids_to_bytes(row_ids: Ints) -> bytes:
-    """A request's body."""
-    return row_ids.astype("<i8", copy=False).tobytes()
+def request_of(sha256: str, row_ids: Ints) -> bytes:
+    """A request for rows of an export, by the checksum in its manifest."""
+    return REQUEST.pack(bytes.fromhex(sha256), len(row_ids)) + row_ids.astype("<i8", copy=False).tobytes()
 
 
 def ids_of_bytes(body: bytes, rows: range, row_bytes: int) -> NDArray[np.int64]:

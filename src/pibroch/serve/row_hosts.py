@@ -1,4 +1,4 @@
-"""Hosts that hold parts of the tables, as the one that scores asks them: over HTTP, on connections that are kept.
+"""Hosts that hold parts of the tables, as the one that scores asks them: see :mod:`pibroch.serve.parts`.
 
 A request is sent when it is made and its answer read when it is needed, so that hosts and the caller work at the same time
 without a thread for any of it. Every wait ends with the deadline.
@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import ssl
 import time
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-import httptools
-
 from pibroch.errors import ConfigError, WorkerLostError
+from pibroch.serve.parts import ANSWER, PROTOCOL
 
 ANSWER_TIMEOUT_S = 2.0
 """For a host to be connected to and to answer; requests that need its rows are refused then."""
 _LEFT_ALONE_S = 1.0  # after it did not answer at all, in which nobody waits for it again
 _MOST_KEPT = 8
-_READ_BYTES = 1 << 20
+_MOST_HEAD_BYTES = 64 << 10
+
+
+class _Refused(Exception):
+    """A host that says no; its status and its reason."""
 
 
 class _Connection:
@@ -32,39 +36,64 @@ class _Connection:
         self._socket, self.process = opened, os.getpid()
         self.is_kept = False  # whether it has answered before, so that it may have been closed since
         self.has_begun = False
-        self._body: list[bytes] = []
-        self._is_complete = False
+
+    def enter(self, request: bytes, deadline: float) -> None:
+        """Make it one for rows; raises _Refused."""
+        self.send(request, deadline)
+        head, body = b"", b""
+        while b"\r\n\r\n" not in head:
+            head += self._some(deadline)
+            if len(head) > _MOST_HEAD_BYTES:
+                raise ConnectionError("it answers without an end")
+        head, _, body = head.partition(b"\r\n\r\n")
+        status = re.match(rb"HTTP/1\.[01] (\d{3})\b", head)
+        if status is None:
+            raise ConnectionError(f"it answers with what is no HTTP: {head[:40]!r}")
+        if status[1] != b"101":
+            said = re.search(rb"(?i)\r\ncontent-length: *(\d{1,9})", head)
+            length = min(int(said[1]) if said else 0, _MOST_HEAD_BYTES)
+            while len(body) < length:
+                body += self._some(deadline)
+            raise _Refused(f"it answers {int(status[1])}: {_reason(body)}")
+        if body:
+            raise ConnectionError("it answers before it is asked")
 
     def send(self, request: bytes, deadline: float) -> None:
         self._wait_until(deadline)
         self._socket.sendall(request)
 
-    def receive(self, deadline: float, most_bytes: int) -> tuple[int, bytes, bool]:
-        """Status and body of the answer, and whether the connection can be used again."""
-        self._body, self._is_complete, self.has_begun = [], False, False
-        parser, taken = httptools.HttpResponseParser(self), 0
-        while not self._is_complete:
-            self._wait_until(deadline)
-            read = self._socket.recv(_READ_BYTES)
-            if not read:
-                raise ConnectionError("it closed the connection in the middle of an answer")
-            self.has_begun = True
-            taken += len(read)
-            if taken > most_bytes:
-                raise ConnectionError(f"it answers with more than {most_bytes:,} bytes")
-            parser.feed_data(read)
-        return parser.get_status_code(), b"".join(self._body), parser.should_keep_alive()
-
-    def on_body(self, body: bytes) -> None:
-        """For the parser."""
-        self._body.append(body)
-
-    def on_message_complete(self) -> None:
-        """For the parser."""
-        self._is_complete = True
+    def receive(self, deadline: float, most_bytes: int) -> bytes:
+        """The bytes of an answer; raises _Refused."""
+        self.has_begun = False
+        status, length = ANSWER.unpack(self._exactly(ANSWER.size, deadline))
+        if length > most_bytes:
+            raise ConnectionError(f"it answers with more than {most_bytes:,} bytes")
+        body = self._exactly(length, deadline)
+        if status != 200:
+            raise _Refused(f"it answers {status}: {bytes(body[:400]).decode('utf-8', 'replace')}")
+        return bytes(body)
 
     def close(self) -> None:
         self._socket.close()
+
+    def _exactly(self, length: int, deadline: float) -> bytearray:
+        found, taken = bytearray(length), 0
+        view = memoryview(found)
+        while taken < length:
+            self._wait_until(deadline)
+            count = self._socket.recv_into(view[taken:])
+            if not count:
+                raise ConnectionError("it closed the connection in the middle of an answer")
+            self.has_begun = True
+            taken += count
+        return found
+
+    def _some(self, deadline: float) -> bytes:
+        self._wait_until(deadline)
+        read = self._socket.recv(_MOST_HEAD_BYTES)
+        if not read:
+            raise ConnectionError("it closed the connection in the middle of an answer")
+        return read
 
     def _wait_until(self, deadline: float) -> None:
         left = deadline - time.monotonic()
@@ -96,12 +125,13 @@ class RowHost:
         self._address = found.hostname, port or (443 if found.scheme == "https" else 80)
         self._tls = ssl.create_default_context() if found.scheme == "https" else None
         bearer = "" if token is None else f"authorization: Bearer {token}\r\n"
-        self._head = f"HTTP/1.1\r\nhost: {found.netloc.rpartition('@')[2]}\r\n{bearer}content-length: "
+        address = found.netloc.rpartition("@")[2]
+        self._head = f"HTTP/1.1\r\nhost: {address}\r\n{bearer}connection: upgrade\r\nupgrade: {PROTOCOL}\r\n\r\n"
         self._kept: list[_Connection] = []
         self._lost: tuple[float, str] = (0.0, "")
 
-    def ask(self, path: str, body: bytes, most_bytes: int, deadline: float) -> RowRequest:
-        """Send a request; nothing is waited for but a connection.
+    def ask(self, path: str, request: bytes, most_bytes: int, deadline: float) -> RowRequest:
+        """Send a request on a connection opened at a path; nothing is waited for but a connection.
 
         Raises:
             WorkerLostError: when there is none to be had by the deadline (of :func:`time.monotonic`).
@@ -109,10 +139,9 @@ class RowHost:
         until, reason = self._lost
         if time.monotonic() < until:
             raise WorkerLostError(self.url, reason)
-        request = f"POST {path} {self._head}{len(body)}\r\n\r\n".encode("latin-1") + body
-        return RowRequest(self, request, most_bytes, deadline)
+        return RowRequest(self, path, request, most_bytes, deadline)
 
-    def sent(self, request: bytes, deadline: float, anew: bool = False) -> _Connection:
+    def sent(self, path: str, request: bytes, deadline: float, anew: bool = False) -> _Connection:
         """A connection on which a request was sent: one that was kept where there is one, unless it is to be anew."""
         while not anew:
             try:
@@ -130,15 +159,24 @@ class RowHost:
             except OSError:
                 connection.close()  # it was closed since
         try:
-            left = max(1e-3, deadline - time.monotonic())
-            opened = socket.create_connection(self._address, left)
-            if self._tls is not None:
-                opened = self._tls.wrap_socket(opened, server_hostname=self._address[0])
-            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection = _Connection(opened)
+            connection = self._opened(path, deadline)
             connection.send(request, deadline)
-        except OSError as error:
+        except (OSError, _Refused) as error:
             raise self.lost(error) from error
+        return connection
+
+    def _opened(self, path: str, deadline: float) -> _Connection:
+        left = max(1e-3, deadline - time.monotonic())
+        opened = socket.create_connection(self._address, left)
+        if self._tls is not None:
+            opened = self._tls.wrap_socket(opened, server_hostname=self._address[0])
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = _Connection(opened)
+        try:
+            connection.enter(f"GET {path} {self._head}".encode("latin-1"), deadline)
+        except (OSError, _Refused):
+            connection.close()
+            raise
         return connection
 
     def keep(self, connection: _Connection) -> None:
@@ -161,27 +199,28 @@ class RowHost:
 class RowRequest:
     """A request on its way to a host."""
 
-    def __init__(self, host: RowHost, request: bytes, most_bytes: int, deadline: float) -> None:
-        self._host, self._request, self._most_bytes, self._deadline = host, request, most_bytes, deadline
-        self._connection = host.sent(request, deadline)
+    def __init__(self, host: RowHost, path: str, request: bytes, most_bytes: int, deadline: float) -> None:
+        self._host, self._path, self._request = host, path, request
+        self._most_bytes, self._deadline = most_bytes, deadline
+        self._connection = host.sent(path, request, deadline)
 
     def answer(self) -> bytes:
-        """The answer's body; blocks until the deadline at most.
+        """The rows; blocks until the deadline at most.
 
         Raises:
-            WorkerLostError: when there is none, or it refuses.
+            WorkerLostError: when there are none, or it refuses.
         """
         try:
             return self._answer()
-        except (OSError, httptools.HttpParserError) as error:
+        except OSError as error:
             connection = self._connection
             connection.close()
             if not connection.is_kept or connection.has_begun or isinstance(error, TimeoutError):
                 raise self._host.lost(error) from error
-        self._connection = self._host.sent(self._request, self._deadline, anew=True)  # it was closed since
+        self._connection = self._host.sent(self._path, self._request, self._deadline, anew=True)  # it was closed since
         try:
             return self._answer()
-        except (OSError, httptools.HttpParserError) as error:
+        except OSError as error:
             self._connection.close()
             raise self._host.lost(error) from error
 
@@ -190,14 +229,13 @@ class RowRequest:
         self._connection.close()
 
     def _answer(self) -> bytes:
-        status, body, can_be_kept = self._connection.receive(self._deadline, self._most_bytes)
-        if can_be_kept:
-            self._host.keep(self._connection)
-        else:
+        try:
+            found = self._connection.receive(self._deadline, self._most_bytes)
+        except _Refused as refused:
             self._connection.close()
-        if status != 200:
-            raise WorkerLostError(self._host.url, f"it answers {status}: {_reason(body)}")
-        return body
+            raise self._host.lost(refused) from refused
+        self._host.keep(self._connection)
+        return found
 
 
 def _reason(body: bytes) -> str:

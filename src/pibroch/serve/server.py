@@ -20,6 +20,8 @@ from pibroch.serve.connection import connection_class
 from pibroch.serve.gate import Gate
 from pibroch.serve.http import Service, build_app
 from pibroch.serve.prometheus import Metrics
+from pibroch.serve.row_connection import RowDoor
+from pibroch.serve.row_service import RowService
 from pibroch.serve.settings import Limits
 from pibroch.serve.store import ModelStore
 
@@ -103,8 +105,11 @@ def run_server(
     service = Service(store, metrics)
     gate = Gate(build_app(service), options.limits, metrics, options.token)
     service.num_open = lambda: gate.num_open
+    part, door = store.split.part, None
+    if part is not None:
+        door = RowDoor(RowService(store, part), gate.check, metrics, options.limits.body_timeout_s)
     config = uvicorn.Config(
-        gate, http=connection_class(options.limits), ws="none", lifespan="off", backlog=_BACKLOG,
+        gate, http=connection_class(options.limits, door), ws="none", lifespan="off", backlog=_BACKLOG,
         log_config=None, access_log=False, server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=int(options.shutdown_s),
         ssl_certfile=None if options.tls is None else options.tls[0],

@@ -23,7 +23,7 @@ from pibroch.exchange.rows import BatchIds
 from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Ints, Records
 from pibroch.serve.export_format import ExportManifest, RowShard
-from pibroch.serve.parts import Part, ids_to_bytes, most_ids
+from pibroch.serve.parts import Part, most_ids, request_of
 from pibroch.serve.row_files import MappedRows, kernel_arrays
 
 if TYPE_CHECKING:
@@ -155,4 +155,4 @@ class SplitRows(MappedRows):
 
         most_bytes = len(row_ids) * self.row_bytes + _HEAD_BYTES
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
-        return host.ask(part.path(self._sha256), ids_to_bytes(row_ids), most_bytes, deadline)
+        return host.ask(part.path, request_of(self._sha256, row_ids), most_bytes, deadline)

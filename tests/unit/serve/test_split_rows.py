@@ -24,11 +24,13 @@ from pibroch.serve.export import ExportOptions, export_checkpoint
 from pibroch.serve.export_format import read_export
 from pibroch.serve.gate import Gate
 from pibroch.serve.http import Service, _scores, build_app
-from pibroch.serve.parts import MOST_IDS, Part, ids_of_bytes
+from pibroch.serve.parts import ANSWER, MOST_IDS, REQUEST, Part, ids_of_bytes, request_of
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.prometheus import Metrics
+from pibroch.serve.row_connection import SWITCHING, RowConnection, RowDoor
 from pibroch.serve.row_hosts import ANSWER_TIMEOUT_S, row_hosts
-from pibroch.serve.settings import Limits
+from pibroch.serve.row_service import RowService
+from pibroch.serve.settings import Limits, Refusal
 from pibroch.serve.split_rows import Split
 from pibroch.serve.store import ModelStore
 from served import Load, serving, until
@@ -61,12 +63,13 @@ class HereHost:
         self.url, self.part, self.asked = f"part {part.number}", part, []
         self.predictor = Predictor.open_split(folder, Split(part))
 
-    def ask(self, path, body, most_bytes, deadline):
-        _, _, sha256, name = path.split("/")
-        rows = self.predictor.exported_rows(sha256)
-        assert name == self.part.in_paths and rows is not None
-        ids = ids_of_bytes(body, self.part.of(rows.num_rows), rows.row_bytes)
-        self.asked.append(len(ids))
+    def ask(self, path, request, most_bytes, deadline):
+        checksum, count = REQUEST.unpack_from(request)
+        rows = self.predictor.exported_rows(checksum.hex())
+        assert path == self.part.path and rows is not None
+        ids = ids_of_bytes(request[REQUEST.size :], self.part.of(rows.num_rows), rows.row_bytes)
+        assert len(ids) == count
+        self.asked.append(count)
         answer = rows.exported(ids).tobytes()
         return SimpleNamespace(answer=lambda: answer, cancel=lambda: None)
 
@@ -155,29 +158,115 @@ def asked(app, path, body, method="POST"):
     return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
 
 
+class Wire(asyncio.Transport):
+    """What a connection writes."""
+
+    def __init__(self):
+        super().__init__()
+        self.written, self.is_closed = b"", False
+
+    def write(self, data):
+        self.written += data
+
+    def close(self):
+        self.is_closed = True
+
+    abort = close
+
+    def is_closing(self):
+        return self.is_closed
+
+    def pause_reading(self): ...
+
+    def resume_reading(self): ...
+
+    def take(self):
+        """Status and bytes of each answer since the last time."""
+        found, rest = [], self.written
+        self.written = b""
+        while rest:
+            status, length = ANSWER.unpack_from(rest)
+            found.append((status, rest[ANSWER.size : ANSWER.size + length]))
+            rest = rest[ANSWER.size + length :]
+        return found
+
+
 def test_requests_for_rows_are_checked(line):
     """Whatever comes: rows of this part and of this export, within bounds, or a reason."""
     store = ModelStore(line.folders[0], split=Split(Part(2, 2)))
-    app = Gate(build_app(Service(store, Metrics())), Limits(), Metrics(), None)
+    gate = Gate(build_app(Service(store, Metrics())), Limits(), Metrics(), "secret")
+    door = RowDoor(RowService(store, Part(2, 2)), gate.check, Metrics(), 15.0)
     sha256 = json.loads((line.folders[0] / "export.json").read_text())["sha256"]
-    rows, path = store.current.exported_rows(sha256), f"/rows/{sha256}/2-of-2"
+    rows = store.current.exported_rows(sha256)
     held = Part(2, 2).of(rows.num_rows)
     wanted = np.array([held.start, held.stop - 1, held.start], "<i8")
-    assert asked(app, path, wanted.tobytes()) == (200, rows.exported(wanted).tobytes())
-    for wrong in (b"", b"1234567", wanted.tobytes()[:-1], bytes(8 * (MOST_IDS + 1))):
-        status, body = asked(app, path, wrong)
-        assert status == 400 and b"row ids of 8 bytes" in body
-    for outside in (held.start - 1, held.stop, -1, 1 << 62, -(1 << 63)):
-        status, body = asked(app, path, np.array([held.start, outside], "<i8").tobytes())
-        assert status == 400 and b"which are here" in body
-    for other in (f"/rows/{sha256}/1-of-2", f"/rows/{sha256}/2-of-3", f"/rows/{sha256}", "/rows/"):
-        status, body = asked(app, other, wanted.tobytes())
-        assert status == 409 and b"2-of-2, which is here" in body
-    status, body = asked(app, f"/rows/{'0' * 64}/2-of-2", wanted.tobytes())
-    assert status == 409 and store.current.version.encode() in body
-    assert asked(app, path, b"", "GET")[0] == 404
+    bearer = {b"authorization": b"Bearer secret"}
+    door.enter("/rows/2-of-2", bearer)
+    for other in ("/rows/1-of-2", "/rows/2-of-3", "/rows/", "/rows/2-of-2/"):
+        with pytest.raises(Refusal, match="2-of-2, which is here") as refused:
+            door.enter(other, bearer)
+        assert refused.value.status == 409
+    for wrong in ({}, {b"authorization": b"Bearer other"}):
+        with pytest.raises(Refusal, match="token") as refused:
+            door.enter("/rows/2-of-2", wrong)
+        assert refused.value.status == 401
+
+    async def ask():
+        wire, connections = Wire(), set()
+        connection = RowConnection(door, connections)
+        connection.connection_made(wire)
+        right, expected = request_of(sha256, wanted), (200, rows.exported(wanted).tobytes())
+        for byte in right * 2:  # however it is cut
+            connection.data_received(bytes([byte]))
+        assert wire.take() == [expected, expected]
+        connection.data_received(right * 3)
+        assert wire.take() == [expected] * 3
+        connection.data_received(request_of(sha256, wanted[:0]))
+        ((status, reason),) = wire.take()
+        assert status == 400 and b"row ids of 8 bytes" in reason
+        for outside in (held.start - 1, held.stop, -1, 1 << 62, -(1 << 63)):
+            connection.data_received(request_of(sha256, np.array([held.start, outside])))
+            ((status, reason),) = wire.take()
+            assert status == 400 and b"which are here" in reason
+        connection.data_received(request_of("0" * 64, wanted))
+        ((status, reason),) = wire.take()
+        assert status == 409 and store.current.version.encode() in reason
+        many = np.full(MOST_IDS, held.start)
+        connection.data_received(request_of(sha256, many) + right)  # a thread copies them; the next one waits for it
+        assert wire.take() == []
+        while not wire.written:
+            await asyncio.sleep(0.001)
+        assert [(status, len(found)) for status, found in wire.take()] == [
+            (200, MOST_IDS * rows.row_bytes), (200, 3 * rows.row_bytes)
+        ]  # fmt: skip
+        assert not wire.is_closed and connections == {connection}
+        connection.data_received(request_of(sha256, np.full(MOST_IDS + 1, held.start)))
+        ((status, reason),) = wire.take()
+        assert status == 400 and b"row ids of 8 bytes" in reason and wire.is_closed
+
+    asyncio.run(ask())
+    app = Gate(build_app(Service(store, Metrics())), Limits(), Metrics(), None)
+    assert asked(app, "/rows/2-of-2", b"", "GET")[0] == 404
     status, body = asked(app, "/score", b"[]")
     assert status == 404 and b"--rows-at" in body and asked(app, "/v2/models/1/infer", b"{}")[0] == 404
+
+
+def test_a_request_for_rows_that_stops_in_the_middle_is_waited_for_so_long(line):
+    store = ModelStore(line.folders[0], split=Split(Part(2, 2)))
+    door = RowDoor(RowService(store, Part(2, 2)), lambda path, headers: None, Metrics(), 0.05)
+
+    async def ask():
+        wire = Wire()
+        connection = RowConnection(door, set())
+        connection.connection_made(wire)
+        await asyncio.sleep(0.1)
+        assert not wire.is_closed, "nothing is asked: that may take as long as it likes"
+        connection.data_received(request_of("0" * 64, np.arange(3))[:-1])
+        async with asyncio.timeout(5):
+            while not wire.is_closed:
+                await asyncio.sleep(0.001)
+
+    asyncio.run(ask())
 
 
 def test_a_host_that_says_nothing_is_waited_for_once(line):
@@ -195,8 +284,15 @@ def test_a_host_that_says_nothing_is_waited_for_once(line):
         assert ANSWER_TIMEOUT_S <= times[0] < ANSWER_TIMEOUT_S + 2 and times[1] < ANSWER_TIMEOUT_S / 2
 
 
-@pytest.mark.parametrize("said", [b"\x00\x01\x02 no HTTP\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nabc",
-                                  b"HTTP/1.1 200 OK\r\ncontent-length: 300000\r\n\r\n" + bytes(300000), b""])  # fmt: skip
+@pytest.mark.parametrize(
+    "said",
+    [
+        [b"\x00\x01\x02 no HTTP\r\n\r\n"], [b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nabc"], [b""], [b"HTTP/1.1 " * 9000],
+        [b"HTTP/1.1 404 Not Found\r\ncontent-length: 999999999\r\n\r\n" + bytes(70_000)], [SWITCHING + b"more"],
+        [SWITCHING, ANSWER.pack(200, 3) + b"abc"], [SWITCHING, ANSWER.pack(200, 300_000) + bytes(300_000)],
+        [SWITCHING, ANSWER.pack(409, 3) + b"abc"], [SWITCHING, ANSWER.pack(200, 300)[:-1]], [SWITCHING, b""],
+    ],
+)  # fmt: skip
 def test_what_is_no_answer(line, said):
     with socket.create_server(("127.0.0.1", 0)) as odd:
         url = f"http://127.0.0.1:{odd.getsockname()[1]}"
@@ -205,8 +301,9 @@ def test_what_is_no_answer(line, said):
         def answer():
             connection, _ = odd.accept()
             with connection:
-                connection.recv(1 << 16)
-                connection.sendall(said)
+                for part in said:
+                    connection.recv(1 << 16)
+                    connection.sendall(part)
 
         thread = threading.Thread(target=answer)
         thread.start()
@@ -226,11 +323,14 @@ def test_a_connection_that_was_closed_meanwhile_is_made_anew(line):
             for _ in range(3):
                 connection, _ = host.accept()
                 with connection, connection.makefile("rb") as asked:
-                    path, length = asked.readline().split()[1].decode(), 0
-                    while (header := asked.readline().strip().lower()) != b"":
-                        length = int(header.partition(b":")[2]) if header.startswith(b"content-length") else length
-                    body = here.ask(path, asked.read(length), 1 << 20, 0).answer()
-                    connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+                    path = asked.readline().split()[1].decode()
+                    while asked.readline().strip():
+                        pass
+                    connection.sendall(SWITCHING)
+                    head = asked.read(REQUEST.size)
+                    request = head + asked.read(8 * REQUEST.unpack(head)[1])
+                    body = here.ask(path, request, 1 << 20, 0).answer()
+                    connection.sendall(ANSWER.pack(200, len(body)) + body)
 
         thread = threading.Thread(target=answer_once_a_connection)
         thread.start()

@@ -1,0 +1,171 @@
+"""A connection on which another host asks for rows, after the request that opened it; see :mod:`pibroch.serve.parts`.
+
+It is answered where its bytes come in: a request of a task, headers and a router takes several times as long as the rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pibroch.kernels.arrays import Ints
+from pibroch.serve.parts import ANSWER, MOST_IDS, PROTOCOL, REQUEST
+from pibroch.serve.prometheus import Metrics
+from pibroch.serve.row_files import MappedRows
+from pibroch.serve.row_service import RowService
+from pibroch.serve.settings import Refusal
+
+logger = logging.getLogger(__name__)
+IDS_AT_ONCE = 4096
+"""Ids whose rows the event loop copies itself."""
+SWITCHING = f"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: {PROTOCOL}\r\n\r\n".encode()
+
+
+@dataclass(frozen=True, slots=True)
+class RowDoor:
+    """How hosts come to rows.
+
+    Attributes:
+        rows: that are here.
+        check: raises Refusal for the path and the headers of a request that may not come in.
+        metrics: of all answers.
+        timeout_s: for a request that has begun to be there.
+    """
+
+    rows: RowService
+    check: Callable[[str, Mapping[bytes, bytes]], None]
+    metrics: Metrics
+    timeout_s: float
+
+    def enter(self, path: str, headers: Mapping[bytes, bytes]) -> None:
+        """Raise Refusal for who may not, or is wrong here."""
+        self.check(path, headers)
+        self.rows.check(path)
+
+
+class RowConnection(asyncio.Protocol):
+    """See the module.
+
+    Args:
+        door: by which it came in.
+        connections: all of the server, which shuts them down when it ends.
+    """
+
+    def __init__(self, door: RowDoor, connections: set[Any]) -> None:
+        self._door, self._connections = door, connections
+        self._waiting = bytearray()
+        self._is_busy = self._is_full = self._ends = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # of no other kind
+        """See :class:`asyncio.Protocol`."""
+        self._transport = transport
+        self._connections.add(self)
+        opened = transport.get_extra_info("socket")
+        if opened is not None:  # a host that is gone says no goodbye
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See :class:`asyncio.Protocol`."""
+        self._connections.discard(self)
+        self._expect(False)
+
+    def data_received(self, data: bytes) -> None:
+        """See :class:`asyncio.Protocol`."""
+        self._waiting += data
+        self._go_on()
+
+    def pause_writing(self) -> None:
+        """See :class:`asyncio.Protocol`: who does not take answers is not heard."""
+        self._is_full = True
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """See :class:`asyncio.Protocol`."""
+        self._is_full = False
+        self._listen()
+
+    def shutdown(self) -> None:
+        """Called by the server when it ends: the answer that is being made is still given."""
+        self._ends = True
+        if not self._is_busy:
+            self._transport.close()
+
+    @property
+    def _can_go_on(self) -> bool:
+        return not (self._is_busy or self._is_full or self._transport.is_closing())
+
+    def _listen(self) -> None:
+        self._go_on()
+        if self._can_go_on:
+            self._transport.resume_reading()
+
+    def _go_on(self) -> None:
+        """Answer all requests that are there."""
+        waiting = self._waiting
+        while len(waiting) >= REQUEST.size and self._can_go_on:
+            checksum, count = REQUEST.unpack_from(waiting)
+            end = REQUEST.size + 8 * min(count, MOST_IDS + 1)  # one too many is enough to be told so
+            if len(waiting) < end:
+                break
+            body = bytes(memoryview(waiting)[REQUEST.size : end])
+            del waiting[:end]
+            self._answer(checksum.hex(), body)
+            if count > MOST_IDS:
+                self._transport.close()
+        self._expect(bool(waiting) and self._can_go_on)
+
+    def _expect(self, more: bool) -> None:
+        """Wait for the rest of a request, for as long as it may take."""
+        if more and self._timer is None:
+            self._timer = self._loop.call_later(self._door.timeout_s, self._transport.abort)
+        elif not more and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _answer(self, sha256: str, body: bytes) -> None:
+        started = time.monotonic()
+        try:
+            rows, row_ids = self._door.rows.found(sha256, body)
+            if len(row_ids) <= IDS_AT_ONCE:
+                self._send(200, _copied(rows, row_ids), started)
+                return
+        except Refusal as refusal:
+            self._send(refusal.status, refusal.reason.encode(), started)
+            return
+        except Exception as error:
+            self._fail(error, started)
+            return
+        self._is_busy = True
+        self._transport.pause_reading()
+        copying = self._loop.run_in_executor(None, _copied, rows, row_ids)
+        copying.add_done_callback(lambda copied: self._send_later(copied, started))
+
+    def _send_later(self, copied: asyncio.Future[bytes], started: float) -> None:
+        self._is_busy = False
+        try:
+            self._send(200, copied.result(), started)
+        except Exception as error:
+            self._fail(error, started)
+        if self._ends:
+            self._transport.close()
+        self._listen()
+
+    def _fail(self, error: Exception, started: float) -> None:
+        logger.error("a request for rows failed", exc_info=error)
+        self._send(500, b"the server failed; its log has the reason", started)
+
+    def _send(self, status: int, body: bytes, started: float) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(ANSWER.pack(status, len(body)) + body)
+        self._door.metrics.request("rows", status, time.monotonic() - started)
+
+
+def _copied(rows: MappedRows, row_ids: Ints) -> bytes:
+    return rows.exported(row_ids).tobytes()
