@@ -133,17 +133,12 @@ class WatchedRun:
         return len(path.read_text().splitlines()) if path.exists() else 0
 
     def _find(self, command: str, number: int) -> int:
-        ranks: dict[int, int] = {}
+        """By the name under which the system shows it."""
+        wanted = f"{command:.12} {number}" if command else f"rank {number}"
         for pid in _children(self._process.pid):
-            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            ranks |= {int(each[5:]): pid for each in variables if each.startswith(b"RANK=")}
-        if not command:
-            return ranks[number]
-        for pid in _children(ranks[0]):
-            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-            if command in words and words[words.index("--number") + 1] == str(number):
+            if Path(f"/proc/{pid}/comm").read_text().strip() == wanted:
                 return pid
-        raise LookupError(f"no {command} {number} in {self.folder}")
+        raise LookupError(f"no {wanted} in {self.folder}")
 
 
 def _children(parent: int) -> list[int]:

@@ -112,8 +112,8 @@ def stands_still(run):
 
 
 def processes_of(process_id, command):
-    """What a process has started by a command of pibroch's, by number."""
-    found = {}
+    """What a process has started by a command of pibroch's, by number; what it asked a fork server for is forked from that."""
+    found, parents = {}, (process_id, _parent(Path(f"/proc/{process_id}")))
     for folder in Path("/proc").iterdir():
         try:
             name, _, number = (folder / "comm").read_text().strip().rpartition(" ")
@@ -122,7 +122,7 @@ def processes_of(process_id, command):
                 name, number = command, words[words.index("--number") + 1]
         except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
             continue
-        if name and command.startswith(name) and parent == process_id:
+        if name and command.startswith(name) and parent in parents:
             found[int(number)] = int(folder.name)
     return found
 

@@ -12,13 +12,17 @@ from rich.logging import RichHandler
 
 from pibroch.errors import PibrochError
 
-_HAS_LOG = os.environ.get("RANK", "0") != "0"  # such a rank writes into a file: no colours, no moving lines
-console = Console(stderr=True, force_terminal=False if _HAS_LOG else None)
+console = Console(stderr=True)
 results = Console(highlight=False, soft_wrap=True)
 
 
 def set_up_logging() -> None:
-    """Send the library's log to standard error: with colours on a terminal, with times elsewhere."""
+    """Send the library's log to standard error: with colours on a terminal, with times elsewhere.
+
+    Rank 1 and those behind it write into files: no colours, no moving lines.
+    """
+    has_log = os.environ.get("RANK", "0") != "0"
+    console.__init__(stderr=True, force_terminal=False if has_log else None)  # type: ignore[misc]  # forked ranks have the launcher's
     handler: logging.Handler
     if console.is_terminal:
         handler = RichHandler(console=console, show_time=False, show_path=False, show_level=False)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from pibroch.errors import PibrochError
+from pibroch.forkserver import ForkedProcess, ForkServer
 from pibroch.ports import free_port
 from pibroch.process import threads_of_rank
 
@@ -82,20 +83,30 @@ class Crew:
         num_ranks: how many.
         arguments: added to the command line.
         variables: of their environment.
+        server: forks them, and does what they ask for while they are waited for; they are started anew when absent.
     """
 
-    def __init__(self, num_ranks: int, arguments: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
-        self._command = [sys.executable, *sys.orig_argv[1:], *arguments]
+    def __init__(
+        self, num_ranks: int, arguments: Sequence[str], variables: Mapping[str, str] | None = None,
+        server: ForkServer | None = None,
+    ) -> None:  # fmt: skip
+        self._arguments, self._server = list(arguments), server
         self._num_ranks, self._variables = num_ranks, dict(variables or {})
         self._lost = False
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[subprocess.Popen[bytes] | ForkedProcess] = []
 
     def __enter__(self) -> Self:
         environment = {**os.environ, **self._variables, **self._common_environment()}
         for rank in range(self._num_ranks):
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            self._processes.append(subprocess.Popen(self._command, env=environment | place, stdin=subprocess.DEVNULL))
+            self._processes.append(self._start(environment | place, f"rank {rank}"))
         return self
+
+    def _start(self, environment: Mapping[str, str], name: str) -> subprocess.Popen[bytes] | ForkedProcess:
+        if self._server is not None:
+            return self._server.fork([*sys.argv[1:], *self._arguments], environment, name)
+        command = [sys.executable, *sys.orig_argv[1:], *self._arguments]
+        return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
 
     def __exit__(self, *_: object) -> None:
         for number, seconds in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
@@ -113,7 +124,7 @@ class Crew:
         """
         failed = None
         while failed is None and self._running():
-            time.sleep(_POLL_S)
+            self._pause(_POLL_S)
             failed = self._first_failed()
         if failed is not None:
             self._wait_for_all(end_s)
@@ -137,14 +148,20 @@ class Crew:
         failures = [(rank, code) for rank, code in ended if code]
         return min(failures, key=lambda failure: (failure[1] > 0, failure[0]), default=None)
 
-    def _running(self) -> list[subprocess.Popen[bytes]]:
+    def _pause(self, seconds: float) -> None:
+        if self._server is None:
+            time.sleep(seconds)
+        else:
+            self._server.serve(seconds)
+
+    def _running(self) -> list[subprocess.Popen[bytes] | ForkedProcess]:
         return [process for process in self._processes if process.poll() is None]
 
     def _wait_for_all(self, seconds: float) -> None:
+        """Wait so long at most; what they ask for meanwhile, such as the end of what they have started, is done."""
         deadline = time.monotonic() + seconds
-        for process in self._running():
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
+        while self._running() and time.monotonic() < deadline:
+            self._pause(_POLL_S)
 
     def _common_environment(self) -> dict[str, str]:
         size = {"WORLD_SIZE": str(self._num_ranks), "LOCAL_WORLD_SIZE": str(self._num_ranks)}

@@ -88,16 +88,15 @@ def _common(
 
 def main() -> NoReturn:
     """Run the command line and exit: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted."""
-    debug = "--debug" in sys.argv
-    sys.argv = [sys.argv[0], *(argument for argument in sys.argv[1:] if argument != "--debug")]
+    debug, arguments = "--debug" in sys.argv, [argument for argument in sys.argv[1:] if argument != "--debug"]
     set_up_logging()
-    _add_groups(sys.argv[1:])
+    _add_groups(arguments)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     command = typer.main.get_command(app)
     _show_flags_bare(command)
     try:
-        command()
+        command(arguments)
     except PibrochError as error:
         if debug:
             console.print_exception()
@@ -107,7 +106,7 @@ def main() -> NoReturn:
         if reason is not None:
             leave_with(reason)
         if not has_launcher():
-            console.print(_how_to_go_on(sys.argv[1:]), markup=False)
+            console.print(_how_to_go_on(arguments), markup=False)
         leave(stopped.exit_code)
     except Exception as error:
         if debug:

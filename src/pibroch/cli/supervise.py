@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pibroch.cli.console import console
 from pibroch.cli.launch import END_S, LAST_WORDS, LOSS_END_S, LOST, Crew, tail
+from pibroch.forkserver import ForkServer, can_fork
+from pibroch.process import threads_of_rank
 
 DEFAULT_RESTARTS = 10
 """Of several ranks."""
 WINDOW_S = 3600.0
 LONGEST_PAUSE_S = 30.0
+PRELOADED = (
+    "torch.distributed", "torch._dynamo", "pibroch.train.run", "pibroch.rpc.api", "pibroch.servers.server",
+    "pibroch.roles.group",
+)  # fmt: skip
+"""What all processes of a run import; torch's optimizers want the second."""
 
 
 @dataclass(slots=True)
@@ -58,12 +67,24 @@ def supervise(num_ranks: int, folder: Path, restarts: int) -> int:
         folder: of the run.
         restarts: in an hour, at most.
     """
+    if not can_fork():
+        return _supervise(num_ranks, folder, restarts, None)
+    from pibroch.cli.main import main
+
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads_of_rank(num_ranks)))  # before torch's threads are known
+    with ForkServer(main, _compiled_kernels) as server:
+        server.preload(PRELOADED)
+        return _supervise(num_ranks, folder, restarts, server)
+
+
+def _supervise(num_ranks: int, folder: Path, restarts: int, server: ForkServer | None) -> int:
     from pibroch.train.run_directory import RunDirectory
 
     budget, more = RestartBudget(restarts), list[str]()
     words = folder / ".last-words"
     while True:
-        with Crew(num_ranks, ["--run-dir", str(folder), *more], {LAST_WORDS: str(words)}) as crew:
+        variables = {LAST_WORDS: str(words)}
+        with Crew(num_ranks, ["--run-dir", str(folder), *more], variables, server) as crew:
             failed = crew.wait(LOSS_END_S if restarts else END_S)
             if failed is None:
                 return 0
@@ -83,6 +104,14 @@ def supervise(num_ranks: int, folder: Path, restarts: int) -> int:
         time.sleep(pause)
         words.unlink(missing_ok=True)
         more = ["--resume"]
+
+
+def _compiled_kernels() -> Iterator[None]:
+    from pibroch.kernels import team
+    from pibroch.kernels.policy import load_compiled
+
+    team.keep_after_fork()
+    yield from load_compiled()
 
 
 def newest_step(folder: Path) -> int:

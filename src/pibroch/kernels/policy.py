@@ -6,15 +6,33 @@ diverged run is seen), the GIL is released (so that threads use cores) and machi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from numba import njit
 
 FASTMATH = {"contract", "reassoc", "nsz"}
+_KERNELS: list[Any] = []
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile ``function`` on first use by the policy above."""
     compiled: Callable[..., Any] = njit(nogil=True, cache=True, fastmath=FASTMATH, error_model="numpy")(function)
+    _KERNELS.append(compiled)
     return compiled
+
+
+def load_compiled() -> Iterator[None]:
+    """Load the machine code that lies on disk for the kernels of all imported modules, one kernel from step to step.
+
+    For a process that is to be forked. What is not there, or is of another version, is left to who calls the kernel.
+    """
+    for kernel in _KERNELS:
+        cache = getattr(kernel, "_cache", None)
+        if cache is None or not hasattr(cache, "_cache_file"):  # uncompiled, or not numba's as it was
+            return
+        codegen = kernel.targetctx.codegen()
+        for key in cache._cache_file._load_index():
+            if key not in kernel.overloads and key == cache._index_key(key[0], codegen):
+                kernel.compile(key[0])
+                yield

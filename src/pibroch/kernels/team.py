@@ -42,6 +42,7 @@ PREFIX = "pibroch_team_"  # of the names by which compiled code knows torch's Op
 FAILED = np.iinfo(np.int64).min
 OURS = ("pibroch-", "rpc-")  # how the names of threads begin that serve the exchange and RPC
 _is_lost = False  # in a forked process
+_is_promised = False  # that OpenMP has computed nothing before a fork
 _INT32, _INT64, _ADDRESS = ir.IntType(32), ir.IntType(64), ir.IntType(8).as_pointer()
 
 
@@ -96,9 +97,15 @@ def _launcher(kernel: Any) -> Callable[..., None]:
     return compiled(scope[name])
 
 
+def keep_after_fork() -> None:
+    """Promise that OpenMP computes nothing in this process, so that those that are forked from it have teams of their own."""
+    global _is_promised
+    _is_promised = True
+
+
 def _lose() -> None:
     global _is_lost
-    _is_lost = True
+    _is_lost = not _is_promised
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork

@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Protocol
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from pibroch.errors import TrainingError
+from pibroch.forkserver import link_to_server
 from pibroch.roles.registry import BUILT_IN, VARIABLE
 from pibroch.roles.role import Role
 
@@ -89,11 +91,23 @@ def started(
         del store
 
 
+class _Process(Protocol):
+    """What a started and a forked process have in common."""
+
+    @property
+    def stdin(self) -> IO[bytes] | None: ...
+    @property
+    def stdout(self) -> IO[bytes] | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def kill(self) -> None: ...
+
+
 @dataclass(slots=True)
 class _Started:
     share: Share
     number: int
-    process: subprocess.Popen[bytes]
+    process: _Process
     restarts: int = 0
 
 
@@ -142,21 +156,25 @@ def _log(share: Share, number: int) -> Path:
     return share.logs / f"{number}.log"
 
 
-def _start(share: Share, number: int, meet: str, threads: int) -> subprocess.Popen[bytes]:
+def _start(share: Share, number: int, meet: str, threads: int) -> _Process:
     """Its standard input is a pipe from here: when that ends, with this process or before, so does the other one."""
-    command = [sys.executable, "-m", "pibroch", share.role.command, "--meet", meet, "--number", str(number)]
-    command += ["--threads", str(threads), "--until-input-ends"]
+    arguments = [share.role.command, "--meet", meet, "--number", str(number)]
+    arguments += ["--threads", str(threads), "--until-input-ends"]
     environment = {name: value for name, value in os.environ.items() if name not in _OF_A_RANK}
+    link = link_to_server()
+    if link is not None and share.role in BUILT_IN:
+        return link.start(arguments, environment, _log(share, number).resolve())
     if share.role not in BUILT_IN and VARIABLE not in environment:  # nobody need have installed it
         places = os.pathsep.join(place for place in sys.path if place)
         environment |= {VARIABLE: share.role.functions, "PYTHONPATH": places}
     with _log(share, number).open("ab") as file:
         return subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, env=environment, start_new_session=True
-        )
+            [sys.executable, "-m", "pibroch", *arguments],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, env=environment, start_new_session=True,
+        )  # fmt: skip
 
 
-def _wait_until_ready(share: Share, number: int, process: subprocess.Popen[bytes], deadline: float) -> None:
+def _wait_until_ready(share: Share, number: int, process: _Process, deadline: float) -> None:
     """It says a line when it is ready."""
     assert process.stdout is not None
     ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
@@ -166,14 +184,14 @@ def _wait_until_ready(share: Share, number: int, process: subprocess.Popen[bytes
         raise TrainingError(f"{title} {number}, which {how}", f"all {title}s", f"see {_log(share, number)}")
 
 
-def _close(process: subprocess.Popen[bytes]) -> None:
+def _close(process: _Process) -> None:
     for pipe in (process.stdin, process.stdout):
         assert pipe is not None
         with suppress(OSError):
             pipe.close()
 
 
-def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+def _end(processes: list[_Process]) -> None:
     for process in processes:
         _close(process)
     deadline = time.monotonic() + END_S

@@ -12,6 +12,7 @@ from itertools import chain, islice, repeat
 from pibroch.collectives import clip_grad_norm
 from pibroch.data import JaggedBatch, Loader
 from pibroch.errors import NonFiniteLossError
+from pibroch.forkserver import link_to_server
 from pibroch.observability.notice import notice_when_slow
 from pibroch.observability.records import EvaluationRecord, Sink, TrainingRecord
 from pibroch.observability.step_trace import StepTrace
@@ -29,6 +30,7 @@ from pibroch.train.timed_checkpoints import Saver
 
 logger = logging.getLogger(__name__)
 _SECONDS_UNTIL_NOTICE = 3.0
+_STEPS_UNTIL_LOADED = 20
 _COMPILING = "compiling kernels, on first use only"
 
 
@@ -100,6 +102,8 @@ class Trainer:
                     self._replanner.after_step(self.step, batch)
                 first_step.close()
                 self._after_step()
+                if self.step == self._first_step + _STEPS_UNTIL_LOADED and (link := link_to_server()) is not None:
+                    link.say_loaded()
                 if self.is_finished:
                     break
         self.stopwatch.pause()

@@ -1,0 +1,134 @@
+"""A process forked from this one, which goes on as the same program with other arguments and another environment."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+_POLL_S = 0.002
+_PR_SET_NAME = 15
+_NAME_BYTES = 15
+
+
+class ForkedProcess:
+    """A child, as far as it is needed what :class:`subprocess.Popen` is to who started a program.
+
+    Attributes:
+        pid: of the process.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._exit_code: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; ``None`` while it runs."""
+        if self._exit_code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._exit_code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._exit_code
+
+    def wait(self, timeout: float) -> int:
+        """Wait for its end.
+
+        Raises:
+            subprocess.TimeoutExpired: when it runs on.
+        """
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+            time.sleep(_POLL_S)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, if it runs."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a child is to be.
+
+    Attributes:
+        arguments: of the program, without its name.
+        environment: all variables.
+        name: under which ``ps`` and ``top`` show it; 15 letters at most.
+        streams: its own descriptors, by the number that they are to have.
+        closed: descriptors of the parent that are none of its business.
+        leads_session: whether signals of the parent's terminal pass it by.
+    """
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    name: str
+    streams: Mapping[int, int] = field(default_factory=dict)
+    closed: Sequence[int] = ()
+    leads_session: bool = False
+
+
+def fork(plan: Plan, program: Callable[[], NoReturn]) -> ForkedProcess:
+    """Fork; the child calls ``program`` as if it had been started anew, and never comes back.
+
+    This process must have no other thread that holds locks, and must not have computed with OpenMP: a child would wait for
+    threads that it does not have.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    gc.freeze()  # the collector would look at each object, and children would then have pages of their own
+    pid = os.fork()
+    if pid == 0:
+        _be(plan, program)
+    return ForkedProcess(pid)
+
+
+def _be(plan: Plan, program: Callable[[], NoReturn]) -> NoReturn:
+    code = 1
+    try:
+        if plan.leads_session:
+            os.setsid()
+        for asks_to_end in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(asks_to_end, signal.SIG_DFL)
+        for number, descriptor in plan.streams.items():
+            os.dup2(descriptor, number)
+        for descriptor in {*plan.closed, *plan.streams.values()} - {0, 1, 2}:
+            os.close(descriptor)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_NAME, plan.name.encode()[:_NAME_BYTES], 0, 0, 0)
+        os.environ.clear()
+        os.environ.update(plan.environment)
+        sys.argv = [sys.argv[0], *plan.arguments]
+        program()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        _end(code)
+
+
+def _end(code: int) -> NoReturn:
+    """As the interpreter ends, but for what it takes down of itself."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)

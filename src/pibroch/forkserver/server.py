@@ -1,0 +1,222 @@
+"""The side that forks: a process that has loaded what its children need, and has no thread but its own.
+
+What children ask for (other processes, memory that outlives them) is done between two looks at whether they still run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NoReturn
+
+import msgspec
+
+from pibroch.forkserver.child import ForkedProcess, Plan, fork
+from pibroch.forkserver.link import adopt
+from pibroch.forkserver.messages import (
+    Keep,
+    Kept,
+    Loaded,
+    Request,
+    Signal,
+    Start,
+    Started,
+    State,
+    receive_request,
+    send,
+)
+
+logger = logging.getLogger(__name__)
+_DEV_NULL = os.devnull
+
+
+def can_fork() -> bool:
+    """Whether processes of pibroch may be forked here: only Linux has all that is needed."""
+    return sys.platform == "linux" and hasattr(os, "memfd_create")
+
+
+@dataclass(slots=True)
+class _Child:
+    process: ForkedProcess
+    link: socket.socket | None
+    started: dict[int, _Child] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    descriptor: int
+    tag: str
+    num_bytes: int
+
+
+class ForkServer:
+    """Forks this process. Leaving the ``with`` block forgets the memory; children are their owners' to end.
+
+    Args:
+        program: what a child does, by its ``sys.argv`` and ``os.environ``.
+        prepare: what else children should find done once modules are imported, step by step.
+    """
+
+    def __init__(self, program: Callable[[], NoReturn], prepare: Callable[[], Iterator[None]]) -> None:
+        self._program, self._prepare = program, prepare
+        self._children: list[_Child] = []
+        self._memories: dict[str, _Memory] = {}
+        self._idle: Iterator[None] = iter(())
+
+    def __enter__(self) -> ForkServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child in list(self._children):
+            self._let_go(child)
+        self.forget()
+
+    def forget(self) -> None:
+        """Give all memory up that was kept for processes to come."""
+        for memory in self._memories.values():
+            os.close(memory.descriptor)
+        self._memories.clear()
+
+    def preload(self, modules: Sequence[str]) -> None:
+        """Import modules that children need, and prepare the rest; what cannot be imported is theirs to say."""
+        for _ in self._load(modules):
+            pass
+
+    def _load(self, modules: Sequence[str]) -> Iterator[None]:
+        for name in modules:
+            with suppress(Exception):
+                importlib.import_module(name)
+            yield
+        yield from self._prepare()
+
+    def fork(self, arguments: Sequence[str], environment: Mapping[str, str], name: str) -> ForkedProcess:
+        """A child with this process's output and no input, which may ask this server for things."""
+        nothing = os.open(_DEV_NULL, os.O_RDONLY)
+        try:
+            child = self._fork(arguments, environment, name, {0: nothing})
+        finally:
+            os.close(nothing)
+        self._children.append(child)
+        return child.process
+
+    def serve(self, seconds: float) -> None:
+        """Do what is asked for in the next so many seconds; returns early where nobody can ask any more."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            links = {child.link: child for child in self._all() if child.link is not None}
+            if not links:
+                time.sleep(left)
+                return
+            ready, _, _ = select.select(list(links), [], [], left)
+            for link in ready:
+                self._answer(links[link])
+            if not ready:
+                next(self._idle, None)
+
+    def _all(self) -> list[_Child]:
+        return [each for child in self._children for each in (child, *child.started.values())]
+
+    def _answer(self, child: _Child) -> None:
+        assert child.link is not None, "it was ready"
+        try:
+            request = receive_request(child.link)
+            if request is None:
+                self._let_go(child)
+            else:
+                self._do(child, child.link, request)
+        except (OSError, msgspec.DecodeError) as error:
+            logger.debug("process %d: %s", child.process.pid, error)
+            self._let_go(child)
+
+    def _let_go(self, child: _Child) -> None:
+        """It has ended, or has nothing more to say: what it has started ends, too."""
+        if child.link is not None:
+            child.link.close()
+            child.link = None
+        for other in child.started.values():
+            other.process.kill()
+            self._let_go(other)
+        if child in self._children:
+            self._children.remove(child)
+
+    def _do(self, child: _Child, link: socket.socket, request: Request) -> None:
+        match request:
+            case Start():
+                self._start(child, link, request)
+            case Signal(pid, number):
+                found = child.started[pid].process if pid in child.started else None
+                if found is not None and number:
+                    found.send_signal(number)
+                send(link, State(signal.SIGKILL if found is None else found.poll()))
+            case Keep():
+                self._keep(link, request)
+            case Loaded(modules):
+                self._idle = self._load([name for name in modules if name not in sys.modules])
+
+    def _start(self, child: _Child, link: socket.socket, request: Start) -> None:
+        theirs_in, ours_in = os.pipe()
+        ours_out, theirs_out = os.pipe()
+        log = os.open(request.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            streams = {0: theirs_in, 1: theirs_out, 2: log}
+            name = name_of(request.arguments)
+            started = self._fork(request.arguments, request.environment, name, streams, (ours_in, ours_out))
+            child.started[started.process.pid] = started
+            send(link, Started(started.process.pid), [ours_in, ours_out])
+        finally:
+            for descriptor in (theirs_in, ours_in, ours_out, theirs_out, log):
+                os.close(descriptor)
+
+    def _keep(self, link: socket.socket, request: Keep) -> None:
+        found, is_new = self._memories.get(request.key), False
+        if request.num_bytes and (found is None or (found.tag, found.num_bytes) != (request.tag, request.num_bytes)):
+            if found is not None:
+                os.close(found.descriptor)
+            descriptor = os.memfd_create(f"pibroch {request.key}", os.MFD_CLOEXEC)
+            os.ftruncate(descriptor, request.num_bytes)
+            found = self._memories[request.key] = _Memory(descriptor, request.tag, request.num_bytes)
+            is_new = True
+        if found is None:
+            send(link, Kept(0, False, ""))
+        else:
+            send(link, Kept(found.num_bytes, is_new, found.tag), [found.descriptor])
+
+    def _fork(
+        self, arguments: Sequence[str], environment: Mapping[str, str], name: str, streams: Mapping[int, int],
+        closed: Sequence[int] = (),
+    ) -> _Child:  # fmt: skip
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        others = [each.link.fileno() for each in self._all() if each.link is not None]
+        memories = [memory.descriptor for memory in self._memories.values()]
+        plan = Plan(
+            arguments, environment, name, streams,
+            (*closed, *others, *memories, ours.fileno()), leads_session=bool(closed),
+        )  # fmt: skip
+        try:
+            return _Child(fork(plan, partial(_linked, theirs.fileno(), self._program)), ours)
+        finally:
+            theirs.close()
+
+
+def _linked(descriptor: int, program: Callable[[], NoReturn]) -> NoReturn:
+    adopt(descriptor)
+    program()
+
+
+def name_of(arguments: Sequence[str]) -> str:
+    """Of a process of a role: its command and number.
+
+    >>> name_of(["embedding-server", "--meet", "tcp://127.0.0.1:9", "--number", "1"])
+    'embedding-se 1'
+    """
+    return f"{arguments[0]:.12} {arguments[arguments.index('--number') + 1]}"
