@@ -6,6 +6,7 @@ import random
 import re
 import signal
 import sys
+import threading
 from contextlib import suppress
 
 import pytest
@@ -25,6 +26,12 @@ ALL_ROLES = [
     "data.processors=2",
 ]  # fmt: skip
 OFTEN = ["--set", "train.checkpoint_every_seconds=0.05"]
+FROM = {
+    "memory": ["--set", "train.cut_every_seconds=0.1"],
+    "memory and disk": ["--set", "train.cut_every_seconds=0.3", *OFTEN],
+    "disk": ["--set", "train.cut_every_seconds=0", *OFTEN],
+}
+STOP_S = 3.0
 TORCHRUN = [
     sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1",
     "-m", "pibroch",
@@ -61,15 +68,16 @@ def from_checkpoints(run):
     return [restart for restart in restarts(run) if restart["from_step"] is not None]
 
 
-def start(data, folder, *settings):
+def start(data, folder, source, *settings):
     recipe = folder / "recipe.toml"
     recipe.write_text(to_toml(make_config(data, *COMMON, *settings).model_dump()))
-    return Crew(recipe, "--run-dir", folder / "run", "--ranks", 2, "--restarts", 1000, *OFTEN)
+    return Crew(recipe, "--run-dir", folder / "run", "--ranks", 2, "--restarts", 1000, *FROM[source])
 
 
-def test_whatever_is_killed_the_run_goes_on_to_the_same_bits(data, expected, tmp_path):
+@pytest.mark.parametrize("source", ["memory", "disk"])
+def test_whatever_is_killed_the_run_goes_on_to_the_same_bits(data, expected, tmp_path, source):
     run, seen = tmp_path / "run", set()
-    with start(data, tmp_path, *ALL_ROLES) as crew:
+    with start(data, tmp_path, source, *ALL_ROLES) as crew:
         wait_until(lambda: len(everyone(crew)) == 7 and steps(run) > 5, 120)
         for number, victim in enumerate(["data-processor 1", "oracle 0"]):
             os.kill(everyone(crew)[victim], signal.SIGKILL)
@@ -94,6 +102,8 @@ def test_whatever_is_killed_the_run_goes_on_to_the_same_bits(data, expected, tmp
         assert not [pid for pid in seen if lives(pid)]
     check_same(run, expected)
     assert crew.output.count("starting again from step") == 3
+    resumed = crew.output.count("resumed from memory")  # the ends of other ranks' logs say so, too
+    assert resumed >= 3 if source == "memory" else resumed == 0
     assert json.loads((run / "summary.json").read_text())["restarts"] == len(restarts(run)) >= 5
     assert run_command("report", run).returncode == 0
     assert "embedding server" in (run / "report.html").read_text()
@@ -129,24 +139,66 @@ def test_torchrun_starts_again_what_was_killed(data, expected, tmp_path):
     check_same(run, expected)
 
 
+@pytest.mark.parametrize("exchange", ["alltoall", "retrieve", "lookahead"])
+def test_cuts_in_memory_have_the_marks_of_checkpoints_that_hold_what_changed(worlds, data, tmp_path, exchange):
+    """Incremental checkpoints, averages and rows of 16 bits: after deaths the files of a run that nothing happened to."""
+    settings = [
+        "train.epochs=6", "train.checkpoint_every=20", "train.full_checkpoint_every=3", "train.keep=9",
+        f"embedding.exchange={exchange}", "train.average=0.9", "embedding.dtype=bfloat16",
+    ]  # fmt: skip
+    config = make_config(data, *settings, "train.checkpoint_every_seconds=0").model_dump()
+    worlds(2).run(cases.train, config, str(tmp_path / "expected"))
+    recipe, run = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe.write_text(to_toml(config))
+    with Crew(
+        recipe, "--run-dir", run, "--ranks", 2, "--restarts", 9, "--set", "train.cut_every_seconds=0.01", *OFTEN
+    ) as crew:
+        for number, rank in enumerate((1, 0), 1):
+            before = steps(run)
+            wait_until(lambda: steps(run) > before + 15 or crew.process.poll() is not None, 60)  # noqa: B023
+            os.kill(crew.pids()[rank], signal.SIGKILL)
+            wait_until(lambda: len(restarts(run)) == number or crew.process.poll() is not None, 60)  # noqa: B023
+        assert crew.end() == 0, crew.output
+    assert crew.output.count("resumed from memory") >= 2, crew.output
+    check_same(run, tmp_path / "expected")
+
+
+SOAKED = {
+    "alltoall": ["embedding.exchange=alltoall"],
+    "retrieve": ["embedding.exchange=retrieve"],
+    "lookahead": ["embedding.exchange=lookahead"],
+    "all roles": ALL_ROLES,
+}
+
+
 @pytest.mark.skipif(not KILLS, reason="PIBROCH_SOAK_KILLS=300 asks for it")
-@pytest.mark.parametrize("exchange", ["alltoall", "lookahead", "all roles"])
-def test_random_kills(data, expected, tmp_path, exchange):
-    """One or two at once, at any moment, also while they are starting, save or evaluate."""
-    settings = ALL_ROLES if exchange == "all roles" else [f"embedding.exchange={exchange}"]
-    chance, killed = random.Random(SEED), 0
+@pytest.mark.timeout(36_000)
+@pytest.mark.parametrize("source", FROM)
+@pytest.mark.parametrize("exchange", SOAKED)
+def test_random_kills(data, expected, tmp_path, exchange, source):
+    """One or two at once, at any moment, also while they are starting, save or evaluate; some are stopped for a while."""
+    chance, killed, most = random.Random(SEED), 0, -(-KILLS // len(SOAKED) // len(FROM))
     run = tmp_path / "run"
-    while killed < KILLS // 3:
-        with start(data, tmp_path, *settings) as crew:
-            while crew.process.poll() is None and killed < KILLS // 3:
-                pause = chance.uniform(0, 6)
+    while killed < most:
+        with start(data, tmp_path, source, *SOAKED[exchange]) as crew:
+            while crew.process.poll() is None and killed < most:
+                pause = chance.uniform(0, 3)
                 with suppress(AssertionError):
                     wait_until(lambda: crew.process.poll() is not None, pause)
                 known = everyone(crew)
                 for victim in chance.sample(sorted(known), min(len(known), chance.choice([1, 1, 2]))):
                     with suppress(ProcessLookupError):
-                        os.kill(known[victim], signal.SIGKILL)
+                        if chance.random() < 0.1:
+                            os.kill(known[victim], signal.SIGSTOP)
+                            threading.Timer(STOP_S, go_on, [known[victim]]).start()
+                        else:
+                            os.kill(known[victim], signal.SIGKILL)
                         killed += 1
             assert crew.end() == 0, (SEED, crew.output)
         check_same(run, expected)
         run.rename(tmp_path / f"run-{killed}")
+
+
+def go_on(pid):
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)

@@ -39,6 +39,7 @@ def check_same(run, expected):
 def _without_interval(manifest):
     content = json.loads(manifest)
     del content["config"]["train"]["checkpoint_every_seconds"], content["sha256"]
+    del content["config"]["train"]["cut_every_seconds"]
     del content["config"]["embedding"], content["config"]["data"]
     return content
 

@@ -94,7 +94,7 @@ def _supervise(num_ranks: int, folder: Path, restarts: int, server: ForkServer |
         reason, code = _reason(failed, words), _exit_code(failed, folder)
         if not is_lost or not restarts:
             return code
-        step = newest_step(folder)
+        step = max(newest_step(folder), 0 if server is None else kept_step(server))
         pause = budget.pause(step, time.monotonic())
         if pause is None:
             _say(f"{reason}: {restarts} restarts within an hour are used up (--restarts)")
@@ -118,6 +118,16 @@ def newest_step(folder: Path) -> int:
     """Of the checkpoints of a run, 0 for none."""
     names = [path.name for place in ("checkpoints", "recovery") for path in (folder / place).glob("step-*")]
     return max((int(name[5:]) for name in names if name[5:].isdecimal()), default=0)
+
+
+def kept_step(server: ForkServer) -> int:
+    """Of the newest cut in memory from which all can go on, 0 for none."""
+    import numpy as np
+
+    from pibroch.embedding.kept_rows import HEAD_BYTES, newest_common, steps_in
+
+    heads = server.heads(HEAD_BYTES)
+    return newest_common(steps_in(np.frombuffer(head, np.uint8)) for head in heads) or 0
 
 
 def _say(text: str) -> None:

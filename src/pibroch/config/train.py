@@ -25,6 +25,8 @@ class TrainConfig(Section):
         bf16: run the dense layers under bfloat16 autocast.
         checkpoint_every: interval of checkpoints; the end of each epoch when absent.
         checkpoint_every_seconds: interval of the checkpoints that are written beside training, for going on alone; 0 for none.
+        cut_every_seconds: interval of the cuts in memory, from which a run whose launcher starts it again goes on; chosen from
+            what they cost when absent, 0 for none.
         full_checkpoint_every: every how many-th checkpoint is full; those between share the last full one's files and add
             the rows touched since.
         keep: newest checkpoints to keep, besides the best one.
@@ -46,6 +48,7 @@ class TrainConfig(Section):
     bf16: bool = False
     checkpoint_every: int | None = Field(default=None, ge=1)
     checkpoint_every_seconds: float = Field(default=60.0, ge=0)
+    cut_every_seconds: float | None = Field(default=None, ge=0)
     full_checkpoint_every: int = Field(default=1, ge=1)
     keep: int = Field(default=2, ge=1)
     log_every: int = Field(default=50, ge=1)

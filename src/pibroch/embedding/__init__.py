@@ -3,7 +3,7 @@
 from pibroch.embedding.groups import Optimizers, TableGroup, group_tables, names_of_readers, optimizers_of
 from pibroch.embedding.initializers import Initializer, Normal, Uniform, Zeros
 from pibroch.embedding.optimizers import SGD, Adagrad, Adam, Frozen, RowWiseAdagrad, RowWiseAdam, SparseOptimizer
-from pibroch.embedding.piece import Piece, PieceView, RowArray, Shard
+from pibroch.embedding.piece import KeptShard, Piece, PieceView, RowArray, Shard
 from pibroch.embedding.row_space import RowSpace
 from pibroch.embedding.shard import MemoryShard
 from pibroch.embedding.table import Table
@@ -14,6 +14,7 @@ __all__ = [
     "Adam",
     "Frozen",
     "Initializer",
+    "KeptShard",
     "MemoryShard",
     "Normal",
     "Optimizers",

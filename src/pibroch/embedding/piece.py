@@ -86,6 +86,25 @@ class PieceView:
     touched: RowArray | None = None
 
 
+class KeptShard(Protocol):
+    """A shard as it was, in memory that outlives the process that has it, see :class:`pibroch.embedding.kept_rows.KeptRows`."""
+
+    def steps(self) -> set[int]:
+        """Of which :meth:`restore` is possible."""
+
+    def begin(self, step: int) -> None:
+        """Keep all rows as they are after a step."""
+
+    def go_on(self) -> None:
+        """As :meth:`begin`, after :meth:`restore`."""
+
+    def cut(self, step: int) -> None:
+        """Keep the rows as they are after a step; all have finished the last cut."""
+
+    def restore(self, step: int) -> None:
+        """Bring the rows back to where they were."""
+
+
 class Shard(Protocol):
     """Row records that a process holds, or has in its care elsewhere: what saves, loads and moves rows needs to know of it."""
 
@@ -97,6 +116,9 @@ class Shard(Protocol):
     def num_bytes(self) -> int:
         """Of all records: weights and optimizer state."""
 
+    def fill(self, seed: int) -> None:
+        """Make all records what they are before the first update."""
+
     def views(self) -> list[PieceView]:
         """The pieces with their numbers."""
 
@@ -106,8 +128,14 @@ class Shard(Protocol):
     def track_changed(self) -> None:
         """Remember from now on which rows are updated, for :meth:`cut`."""
 
+    def mark_all_changed(self) -> None:
+        """As if all rows had been updated since the last cut."""
+
     def cut(self) -> Shard | None:
         """The rows updated since the last cut as they are now, whatever becomes of them; ``None`` without memory for them."""
 
     def end_cut(self, is_saved: bool) -> None:
         """The last cut is not needed any more; where it was not saved, its rows belong to the next one."""
+
+    def kept(self, key: str, tag: str) -> KeptShard | None:
+        """These rows in memory that outlives the process that has them; ``None`` where there is none."""

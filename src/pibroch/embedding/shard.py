@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from pibroch.embedding.dtype import Dtype, weight_floats
 from pibroch.embedding.initializers import stream_key
+from pibroch.embedding.kept_rows import KeptRows
 from pibroch.embedding.narrow_rows import NarrowRows
 from pibroch.embedding.optimizers import SparseOptimizer
 from pibroch.embedding.piece import Piece, PieceView, RowArray
@@ -33,7 +34,7 @@ MakeRoom = Callable[[int, int], Records]
 class MemoryShard:
     """Records of the rows of some pieces of one width and type, end to end, in memory of ``make_room``.
 
-    Without a ``seed`` they are left to who writes them.
+    Without a ``seed`` they are left to who writes them, or calls :meth:`fill`.
 
     Attributes:
         pieces: in the order of their rows.
@@ -46,6 +47,7 @@ class MemoryShard:
         progress: uint8 ``[num_rows]``, of rows on their way to other homes, see :data:`UNTOUCHED`; ``None`` where they stay.
         touched: bool ``[num_rows + spare_rows]``, rows updated since it was cleared; ``None`` until :meth:`track_touched`.
         changed: likewise, rows updated since the last :meth:`cut`; ``None`` until :meth:`track_changed`.
+        recent: likewise, rows updated since the last cut in memory; ``None`` until there is one, see :meth:`kept`.
     """
 
     def __init__(
@@ -62,11 +64,17 @@ class MemoryShard:
         self.touched: NDArray[np.bool_] | None = None
         self.progress: NDArray[np.uint8] | None = None
         self.changed: NDArray[np.bool_] | None = None
+        self.recent: NDArray[np.bool_] | None = None
         self._cut_rows: Ints = np.empty(0, np.int64)
         if self.dtype != "float32":
             self.stored[:, dim : 2 * self._width] = 0  # the half that an odd dim leaves
-        if seed is None:
-            return
+        self._optimizer = optimizer
+        if seed is not None:
+            self.fill(seed)
+
+    def fill(self, seed: int) -> None:
+        """Make all records what they are before the first update. Time grows with all rows."""
+        dim, optimizer = self.dim, self._optimizer
         for piece, first in zip(self.pieces, self._bounds, strict=False):
             self._initialise(piece, self._weights_in(slice(first, first + len(piece.rows))), seed)
         end = self._width + sum(optimizer.moments(dim).values())
@@ -78,7 +86,7 @@ class MemoryShard:
             self.records[:, end + dim] = 0
 
     @classmethod
-    def whole(cls, tables: Sequence[Table], optimizer: SparseOptimizer, seed: int) -> MemoryShard:
+    def whole(cls, tables: Sequence[Table], optimizer: SparseOptimizer, seed: int | None) -> MemoryShard:
         """All rows of all tables."""
         pieces = [Piece(table, range(table.num_rows), range(table.dim)) for table in tables]
         return cls(pieces, tables[0].dim, optimizer, seed, dtype=tables[0].dtype)
@@ -110,7 +118,7 @@ class MemoryShard:
 
     def mark(self, rows: Ints) -> None:
         """Say that rows were updated."""
-        for marks in (self.touched, self.changed):
+        for marks in (self.touched, self.changed, self.recent):
             if marks is not None:
                 marks[rows] = True
         if self.progress is not None:
@@ -119,6 +127,11 @@ class MemoryShard:
     def track_changed(self) -> None:
         """Mark updated rows in ``changed`` from now on, as if none had been updated before."""
         self.changed = np.zeros(len(self.space), np.bool_)
+
+    def mark_all_changed(self) -> None:
+        """As if all rows had been updated since the last cut."""
+        if self.changed is not None:
+            self.changed[:] = True
 
     def cut(self) -> MemoryShard | None:
         """A copy of the rows that were updated since the last cut, as a shard of its own; their marks are cleared.
@@ -140,6 +153,15 @@ class MemoryShard:
             self.changed[self._cut_rows] = True
         self._cut_rows = np.empty(0, np.int64)
 
+    @property
+    def unsaved(self) -> Ints:
+        """Rows of the last cut, until :meth:`end_cut`."""
+        return self._cut_rows
+
+    def kept(self, key: str, tag: str) -> KeptRows | None:
+        """These rows in memory that outlives this process, see :meth:`KeptRows.open`."""
+        return KeptRows.open(self, key, tag)
+
     def _copy_of(self, rows: Ints) -> MemoryShard:
         """Some rows, rising, as a shard of its own."""
         other = copy(self)
@@ -148,7 +170,7 @@ class MemoryShard:
             replace(piece, rows=ListedRows.of(ids_at(piece.rows, rows[begin:end] - first)))
             for piece, first, (begin, end) in zip(self.pieces, self._bounds, pairwise(bounds), strict=False)
         )
-        other._bounds, other.touched, other.changed = bounds, None, None
+        other._bounds, other.touched, other.changed, other.recent = bounds, None, None, None
         other.space = np.empty((len(rows), self.space.shape[1]), np.float32)
         parallel.run(routing.gather_rows, len(rows), self.space, rows, other.space)
         other.stored_space = other.space if self.dtype == "float32" else other.space.view(np.uint16)

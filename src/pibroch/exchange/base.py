@@ -26,13 +26,13 @@ class Setup:
 
     Attributes:
         groups: all tables.
-        seed: of the initial weights.
+        seed: of the initial weights; ``None`` to leave all rows to who writes them.
         given_channel: between the ranks, for this exchange alone; when absent one over all ranks of torch.distributed's group
             is opened as soon as somebody asks for it.
     """
 
     groups: Sequence[TableGroup]
-    seed: int
+    seed: int | None
     given_channel: Channel | None = None
 
     @property

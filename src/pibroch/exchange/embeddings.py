@@ -48,7 +48,8 @@ class Embeddings(TableStates):
         optimizer: the sparse optimizer, explicit always; or one by table name, ``""`` for tables that are not named.
         exchange: strategy by name: ``"local"`` (one process), ``"alltoall"``, ``"lookahead"`` (all ranks of
             torch.distributed's group), or another that :func:`pibroch.config.exchange.exchanges` lists.
-        seed: of the initial weights, which depend on nothing else but the tables' names.
+        seed: of the initial weights, which depend on nothing else but the tables' names; ``None`` to leave them to who writes
+            all rows.
         channel: between the ranks, for this module alone; over all ranks of torch.distributed's group when absent.
         device: where the dense model is: batches may come from there, and embeddings are given there. Rows stay in host memory.
         **options: of the exchange, see :class:`pibroch.exchange.alltoall.build.PlacedOptions` and
@@ -74,7 +75,7 @@ class Embeddings(TableStates):
         tables: Sequence[Table],
         optimizer: Optimizers,
         exchange: str = "local",
-        seed: int = 0,
+        seed: int | None = 0,
         channel: Channel | None = None,
         device: torch.device | str | None = None,
         **options: Any,

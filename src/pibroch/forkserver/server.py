@@ -87,6 +87,10 @@ class ForkServer:
             os.close(memory.descriptor)
         self._memories.clear()
 
+    def heads(self, num_bytes: int) -> list[bytes]:
+        """The first bytes of all memory that is kept."""
+        return [os.pread(memory.descriptor, num_bytes, 0) for memory in self._memories.values()]
+
     def preload(self, modules: Sequence[str]) -> None:
         """Import modules that children need, and prepare the rest; what cannot be imported is theirs to say."""
         for _ in self._load(modules):

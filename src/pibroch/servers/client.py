@@ -56,7 +56,7 @@ class EmbeddingServers:
         dim: D.
         dtype: of the weights in the servers' memory; alone they travel as float32.
         optimizer: of all rows.
-        seed: of the initial weights.
+        seed: of the initial weights; ``None`` where somebody writes all rows.
         channel: between the trainers, to agree on a name.
 
     Raises:
@@ -66,7 +66,7 @@ class EmbeddingServers:
 
     def __init__(
         self, names: Sequence[str], pieces: Sequence[Sequence[Piece]], bounds: Ints, dim: int,
-        dtype: Dtype, optimizer: SparseOptimizer, seed: int, channel: Channel,
+        dtype: Dtype, optimizer: SparseOptimizer, seed: int | None, channel: Channel,
     ) -> None:  # fmt: skip
         self.names, self.bounds, self.dim, self.width = tuple(names), bounds, dim, optimizer.record_width(dim, dtype)
         self._ranks = channel.ranks

@@ -112,6 +112,10 @@ class RemoteShard:
         self._spans = [range(begin, end) for begin, end in pairwise(bounds)]
         self.num_bytes = 4 * servers.width * bounds[-1]
 
+    def fill(self, seed: int) -> None:
+        """See :meth:`MemoryShard.fill`."""
+        self._servers.ask(self._number, server.fill, seed)
+
     def track_touched(self) -> None:
         """Mark updated rows from now on."""
         self._is_tracking = True
@@ -120,6 +124,10 @@ class RemoteShard:
     def track_changed(self) -> None:
         """Remember from now on which rows are updated, for :meth:`cut`."""
         self._servers.ask(self._number, server.track_changed)
+
+    def mark_all_changed(self) -> None:
+        """As if all rows had been updated since the last cut."""
+        self._servers.ask(self._number, server.mark_all_changed)
 
     def cut(self) -> RemoteShard | None:
         """See :meth:`MemoryShard.cut`; the copy lies on the server, and may be read beside what goes on."""
@@ -136,6 +144,11 @@ class RemoteShard:
         """See :meth:`MemoryShard.end_cut`."""
         self._servers.ask(self._number, server.end_cut, is_saved)
 
+    def kept(self, key: str, tag: str) -> RemoteKeptRows | None:
+        """See :meth:`MemoryShard.kept`; the memory is of the server's machine."""
+        steps = self._servers.ask(self._number, server.keep, key, tag)
+        return None if steps is None else RemoteKeptRows(self._servers, self._number, set(steps))
+
     def _cut_ids(self, piece: int) -> Ints:
         ids: Ints = self._servers.ask(self._number, server.cut_ids, piece).numpy()
         return ids
@@ -150,6 +163,39 @@ class RemoteShard:
         weights = fields.pop("")
         touched = RemoteRows(*way, None) if self._is_tracking else None
         return PieceView(piece, weights, fields, touched)
+
+
+class RemoteKeptRows:
+    """A server's shard as it was, in memory that outlives the server, see :class:`pibroch.embedding.kept_rows.KeptRows`.
+
+    Args:
+        servers: the way to it.
+        number: of the server.
+        steps: that were there when it was opened.
+    """
+
+    def __init__(self, servers: EmbeddingServers, number: int, steps: set[int]) -> None:
+        self._servers, self._number, self._steps = servers, number, steps
+
+    def steps(self) -> set[int]:
+        """Of which :meth:`restore` is possible, as of the start."""
+        return self._steps
+
+    def begin(self, step: int) -> None:
+        """See :meth:`KeptRows.begin`."""
+        self._servers.ask(self._number, server.keep_begin, step)
+
+    def go_on(self) -> None:
+        """See :meth:`KeptRows.go_on`."""
+        self._servers.ask(self._number, server.keep_go_on)
+
+    def cut(self, step: int) -> None:
+        """See :meth:`KeptRows.cut`; returns when the server has done it."""
+        self._servers.ask(self._number, server.keep_cut, step)
+
+    def restore(self, step: int) -> None:
+        """See :meth:`KeptRows.restore`."""
+        self._servers.ask(self._number, server.keep_restore, step)
 
 
 def _slice(numbers: range) -> slice:

@@ -14,6 +14,7 @@ import torch
 from torch.futures import Future
 
 from pibroch.embedding import MemoryShard, SparseOptimizer
+from pibroch.embedding.kept_rows import KeptRows
 from pibroch.embedding.rows import group_rows, read_rows, update_rows
 from pibroch.errors import ProtocolError
 from pibroch.kernels.arrays import Ints, Records
@@ -78,11 +79,13 @@ class ServedShard:
 
     Attributes:
         last_cut: a copy of rows that trainers read beside what goes on; see :meth:`MemoryShard.cut`.
+        kept: the rows in memory that outlives this process; ``None`` until a trainer asks for it.
     """
 
     def __init__(self, shard: MemoryShard, optimizer: SparseOptimizer, num_trainers: int) -> None:
         self.shard, self.optimizer = shard, optimizer
         self.last_cut: MemoryShard | None = None
+        self.kept: KeptRows | None = None
         self._rounds: Rounds[_Pending] = Rounds(num_trainers)
         self._lock = threading.Lock()
         self._is_busy = False

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from pibroch.embedding import MemoryShard, RowArray
+from pibroch.embedding.kept_rows import KeptRows
 from pibroch.embedding.row_set import ids_of
 from pibroch.errors import ProtocolError, TrainingError
 from pibroch.kernels.arrays import Ints
@@ -76,9 +77,19 @@ def read(key: str, field: str, rows: slice, columns: slice, in_cut: bool = False
     return torch.from_numpy(np.array(_array(key, field, in_cut)[rows, columns]))
 
 
+def fill(key: str, seed: int) -> None:
+    """Make all records what they are before the first update."""
+    SHARDS.find(key).shard.fill(seed)
+
+
 def track_changed(key: str) -> None:
     """Remember from now on which rows are updated, for cuts."""
     SHARDS.find(key).shard.track_changed()
+
+
+def mark_all_changed(key: str) -> None:
+    """As if all rows had been updated since the last cut."""
+    SHARDS.find(key).shard.mark_all_changed()
 
 
 def cut(key: str) -> list[int] | None:
@@ -98,6 +109,42 @@ def end_cut(key: str, is_saved: bool) -> None:
     served = SHARDS.find(key)
     served.last_cut = None
     served.shard.end_cut(is_saved)
+
+
+def keep(key: str, name: str, tag: str) -> list[int] | None:
+    """Keep the rows in memory that outlives this process; of which steps they are there. ``None`` where there is none."""
+    served = SHARDS.find(key)
+    served.kept = served.shard.kept(name, tag)
+    return None if served.kept is None else sorted(served.kept.steps())
+
+
+def keep_begin(key: str, step: int) -> None:
+    """See :meth:`KeptRows.begin`."""
+    _kept(key).begin(step)
+
+
+def keep_go_on(key: str) -> None:
+    """See :meth:`KeptRows.go_on`."""
+    _kept(key).go_on()
+
+
+def keep_cut(key: str, step: int) -> None:
+    """See :meth:`KeptRows.cut`."""
+    _kept(key).cut(step)
+
+
+def keep_restore(key: str, step: int) -> None:
+    """See :meth:`KeptRows.restore`."""
+    if step not in _kept(key).steps():
+        raise ProtocolError(f"rows wanted as of step {step}", "a step of which they were kept")
+    _kept(key).restore(step)
+
+
+def _kept(key: str) -> KeptRows:
+    found = SHARDS.find(key).kept
+    if found is None:
+        raise TrainingError("a cut in memory of rows that are not kept", "keep before")
+    return found
 
 
 def write(key: str, field: str, rows: slice | Tensor, columns: slice, values: Tensor) -> None:

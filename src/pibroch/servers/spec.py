@@ -52,18 +52,20 @@ class ShardSpec:
         pieces: of the shard, in their order: number of the table; start, stop and step of its rows, or of rows that a plan
             chose one by one how many they are and their checksum: their ids go beside, see :func:`listed_rows`.
         optimizer: its name and fields.
-        seed: of the initial weights.
+        seed: of the initial weights; ``None`` where somebody writes all rows.
         dtype: of the weights in memory.
     """
 
     tables: list[Plain]
     pieces: list[list[int]]
     optimizer: Named
-    seed: int
+    seed: int | None
     dtype: Dtype = "float32"
 
     @classmethod
-    def of(cls, pieces: Sequence[Piece], optimizer: SparseOptimizer, seed: int, dtype: Dtype = "float32") -> ShardSpec:
+    def of(
+        cls, pieces: Sequence[Piece], optimizer: SparseOptimizer, seed: int | None, dtype: Dtype = "float32"
+    ) -> ShardSpec:
         """What a shard of these pieces needs.
 
         Raises:

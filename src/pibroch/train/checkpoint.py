@@ -46,6 +46,7 @@ from pibroch.train.dense_state import (
     load_dense_optimizer,
     load_dense_weights,
     save_dense,
+    tensors_in,
 )
 from pibroch.train.manifest import FORMAT_VERSION, MANIFEST, Manifest, Progress
 from pibroch.train.resumption import check_settings
@@ -174,9 +175,12 @@ def restore_checkpoint(folder: Path, manifest: Manifest, session: Session, chann
     verify_files(folder, manifest, channel)
 
     def load() -> None:
+        if manifest.rests_on_seed:
+            session.fill_rows()
         _load_weights(folder, manifest, session)
+        session.has_rows = True
         load_touched(folder, manifest.tables, session.embeddings.pieces())
-        load_dense_optimizer(folder, session)
+        load_dense_optimizer(tensors_in(folder), session)
 
     together(channel, load)
 
@@ -254,7 +258,7 @@ def replaced_name(folder: Path) -> Path:
 def _load_weights(folder: Path, manifest: Manifest, session: Session) -> None:
     load_tables(folder, manifest.tables, session.embeddings.pieces())
     session.embeddings.step = manifest.progress.step
-    load_dense_weights(folder, session)
+    load_dense_weights(tensors_in(folder), session)
 
 
 def check_tables(manifest: Manifest, embeddings: Embeddings, *, same_state: bool, weights_alone: bool = False) -> None:

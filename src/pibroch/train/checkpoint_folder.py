@@ -142,6 +142,29 @@ class CheckpointFolder:
         on_first(self.channel, lambda: self._prepare_resume(progress.monitor.best_step))
         return progress
 
+    def newest_step(self) -> int:
+        """Of all checkpoints that the run can go on from, 0 for none; every rank calls it."""
+        return on_first(self.channel, lambda: max((step_of(path) for path in self._newest_first()), default=0))
+
+    def newest_before(self, step: int) -> Base | None:
+        """The newest undamaged one of a step or before it; every rank calls it."""
+
+        def find() -> str:
+            for path in self._newest_first():
+                with suppress(DamagedCheckpointError):
+                    if step_of(path) <= step:
+                        read_manifest(path, to_go_on=True)
+                        return str(path)
+            return ""
+
+        found = on_first(self.channel, find)
+        return Base(Path(found), agreed(self.channel, partial(read_manifest, Path(found), True))) if found else None
+
+    def pass_by(self, progress: Progress) -> None:
+        """The session is where it was at a step of an earlier process, by other means than a checkpoint."""
+        self._last = self._base_at(progress.step)
+        on_first(self.channel, lambda: self._prepare_resume(progress.monitor.best_step))
+
     def restore_best(self, session: Session) -> None:
         """Load what predictions depend on from the best checkpoint, if there is one.
 

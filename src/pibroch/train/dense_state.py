@@ -38,6 +38,8 @@ _BY_BYTES = {
 T = TypeVar("T")
 DenseState = dict[str, dict[str, Tensor]]
 """Tensors by file and name."""
+ReadTensors = Callable[[str], Mapping[str, Tensor]]
+"""Gives the tensors of a file by name."""
 
 
 def gather_session(session: Session, channel: Channel) -> DenseState:
@@ -100,29 +102,38 @@ def save_dense(
     }
 
 
-def load_dense_weights(folder: Path, session: Session) -> None:
+def tensors_in(folder: Path) -> ReadTensors:
+    """What gives the tensors of a checkpoint's files."""
+    return lambda file: load_file(folder / file)
+
+
+def load_dense_weights(read: ReadTensors, session: Session) -> None:
     """Load what this rank holds of the model, and of its averages where the session keeps them.
+
+    Args:
+        read: gives the tensors of a file.
+        session: takes them.
 
     Raises:
         CheckpointError: when they are not the session's.
     """
     try:
-        session.model.load_state_dict(_load_own(folder, WEIGHTS, session))
+        session.model.load_state_dict(_own(read, WEIGHTS, session))
         if session.averages is not None:
-            session.averages.load_state_dict(_load_own(folder, AVERAGES, session))
+            session.averages.load_state_dict(_own(read, AVERAGES, session))
     except RuntimeError as error:
         raise CheckpointError(
-            f"dense layers in {folder} that are not those of this run: {str(error).splitlines()[-1].strip()}",
+            f"dense layers that are not those of this run: {str(error).splitlines()[-1].strip()}",
             "a checkpoint of this model, of this version of pibroch",
             "resume with the model and the version that wrote it, or start anew",
         ) from error
 
 
-def load_dense_optimizer(folder: Path, session: Session) -> None:
+def load_dense_optimizer(read: ReadTensors, session: Session) -> None:
     """Load what this rank holds of the dense optimizer's state, and the random state."""
     names = [name for name, _ in session.model.named_parameters()]
-    load_optimizer(session.optimizer, names, _load_own(folder, OPTIMIZER, session), None)
-    torch.set_rng_state(load_file(folder / RANDOM)["torch"])
+    load_optimizer(session.optimizer, names, _own(read, OPTIMIZER, session), None)
+    torch.set_rng_state(read(RANDOM)["torch"])
 
 
 def _dense_state(session: Session) -> DenseState:
@@ -135,9 +146,9 @@ def _dense_state(session: Session) -> DenseState:
     }
 
 
-def _load_own(folder: Path, file: str, session: Session) -> dict[str, Tensor]:
+def _own(read: ReadTensors, file: str, session: Session) -> Mapping[str, Tensor]:
     before = _AVERAGED if file == AVERAGES else ""
-    return without(load_file(folder / file), [before + part for part in parts_elsewhere(session.model)])
+    return without(read(file), [before + part for part in parts_elsewhere(session.model)])
 
 
 def parts_elsewhere(model: nn.Module) -> Collection[str]:

@@ -20,7 +20,7 @@ _ONCE_BEGUN = ("seed", "train.batch_size", "train.monitor")
 _WITHOUT_EFFECT = (
     "data", "embedding.init", "embedding.exchange", "train.epochs", "train.steps", "train.evaluate_every",
     "train.early_stop_patience", "train.evaluate_batch_size", "train.checkpoint_every", "train.full_checkpoint_every",
-    "train.checkpoint_every_seconds", "train.keep", "train.log_every", "train.threads",
+    "train.checkpoint_every_seconds", "train.cut_every_seconds", "train.keep", "train.log_every", "train.threads",
 )  # fmt: skip
 """These change no step, or are looked at elsewhere: the data by their digest, threads among the surroundings."""
 _WIRE = "embedding.exchange.wire"

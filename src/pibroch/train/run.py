@@ -28,6 +28,7 @@ from pibroch.train.checkpoint_folder import CheckpointFolder, find_checkpoint
 from pibroch.train.evaluation import access_skew, check_splits, evaluate, predict
 from pibroch.train.loop import Trainer, evaluation_record, has_finished, total_steps
 from pibroch.train.manifest import Manifest, Progress, read_manifest, schema_of
+from pibroch.train.memory_cuts import MemoryCuts, has_state
 from pibroch.train.meter import hit_rate
 from pibroch.train.metrics import Metrics, finite_or_none
 from pibroch.train.replanning import Replanner
@@ -82,7 +83,9 @@ def run_training(
     check_splits(config, dataset)
     check_same_run(world.control, config, dataset)
     with processes_beside(config, world, run, meet) as beside:
-        session = build_session(config, dataset, world, beside)
+        session = build_session(
+            config, dataset, world, beside, has_rows=not on_first(world.control, lambda: goes_on(run))
+        )
         return _train(session, run, make_sink, traces)
 
 
@@ -90,7 +93,8 @@ def _train(session: Session, run: RunDirectory, make_sink: MakeSink, traces: boo
     settings, channel = session.config.train, session.world.control
     how = settings.keep, settings.full_checkpoint_every, channel, run.recovery_path
     checkpoints = CheckpointFolder(run.checkpoints_path, *how)
-    progress = checkpoints.resume(session)
+    cuts = MemoryCuts(session)
+    progress, timed = _go_on(session, run, checkpoints, cuts)
     on_first(channel, lambda: _note_surroundings(session, run, checkpoints.latest() is not None))
     finished = on_first(channel, lambda: _summary_of_finished(session, run, progress))
     if finished is not None:
@@ -108,9 +112,7 @@ def _train(session: Session, run: RunDirectory, make_sink: MakeSink, traces: boo
     replanner = None if settings.replan_above is None else Replanner(session, run, settings.replan_above)
     try:
         with tracing as trace:
-            base, seconds = checkpoints.resumed, settings.checkpoint_every_seconds
-            timed = TimedCheckpoints(run.recovery_path, seconds, session, base)
-            trainer = Trainer(session, Saver(checkpoints, timed), sink, progress, stopwatch, trace, replanner)
+            trainer = Trainer(session, Saver(checkpoints, timed, cuts), sink, progress, stopwatch, trace, replanner)
             trainer.fit()
         checkpoints.restore_best(session)
         return _conclude(session, run, trainer, sink)
@@ -118,6 +120,34 @@ def _train(session: Session, run: RunDirectory, make_sink: MakeSink, traces: boo
         if replanner is not None:
             replanner.close()
         sink.close()
+
+
+def goes_on(run: RunDirectory) -> bool:
+    """Whether there may be rows of an earlier process, in memory or on the disk."""
+    return has_state() or any(run.checkpoints_path.glob("step-*")) or any(run.recovery_path.glob("step-*"))
+
+
+def _go_on(
+    session: Session, run: RunDirectory, checkpoints: CheckpointFolder, cuts: MemoryCuts
+) -> tuple[Progress, TimedCheckpoints]:
+    """Bring a fresh session to where the run is: to the newest cut in memory, else to the newest checkpoint."""
+    seconds, step = session.config.train.checkpoint_every_seconds, cuts.newest(checkpoints.newest_step())
+    if step is None:
+        progress = checkpoints.resume(session)
+        session.fill_rows()
+        timed = TimedCheckpoints(run.recovery_path, seconds, session, checkpoints.resumed)
+        cuts.begin(progress, timed.base_step)
+        return progress, timed
+    if session.config.train.full_checkpoint_every > 1:
+        session.embeddings.track_touched()
+    state, base = cuts.state_of(step), checkpoints.newest_before(step)
+    timed = TimedCheckpoints(run.recovery_path, seconds, session, base)
+    cuts.restore(step, state)
+    if state.base_step is not None and (timed.base_step or 0) < state.base_step:
+        timed.mark_all()
+    checkpoints.pass_by(state.progress)
+    logger.info("resumed from memory, step %d", step)
+    return state.progress, timed
 
 
 def evaluate_checkpoint(path: Path, dataset: EncodedDataset, split: str, out: Path | None = None) -> Metrics:

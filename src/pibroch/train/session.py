@@ -46,6 +46,7 @@ class Session:
         averages: moving averages of the dense layers, when the recipe asks for averages.
         world: the ranks that hold the same session; they take each step, prediction and checkpoint together.
         processors: that make the training batches; this process does when absent.
+        has_rows: whether the rows are what the seed makes of them, or were; else somebody is to write them all.
     """
 
     config: RunConfig
@@ -56,6 +57,14 @@ class Session:
     averages: AveragedModel | None
     world: World
     processors: Processors | None = None
+    has_rows: bool = True
+
+    def fill_rows(self) -> None:
+        """Make the rows what the seed makes of them, unless they are, or were."""
+        if not self.has_rows:
+            for shard in self.embeddings.exchange.shards:
+                shard.fill(self.config.seed)
+            self.has_rows = True
 
     def loss(self, batch: JaggedBatch, step: int) -> Tensor:
         """Mean binary cross-entropy of this rank's batch, 0 without samples, with dropout; its backward updates the rows."""
@@ -105,7 +114,11 @@ class Session:
 
 
 def build_session(
-    config: RunConfig, dataset: EncodedDataset, world: World | None = None, beside: Beside | None = None
+    config: RunConfig,
+    dataset: EncodedDataset,
+    world: World | None = None,
+    beside: Beside | None = None,
+    has_rows: bool = True,
 ) -> Session:
     """Freshly initialised; the seed decides every initial weight and the dropout after it. Every rank of a world calls it.
 
@@ -114,6 +127,7 @@ def build_session(
         dataset: the data.
         world: one process when absent.
         beside: the processes that the configuration asks for, see :mod:`pibroch.train.roles`; none when absent.
+        has_rows: whether to fill the rows; they take long to make, and a run that goes on has them elsewhere.
     """
     world, beside = world or World.alone(), beside or Beside()
     if config.train.threads is not None or world.ranks.world_size > 1:
@@ -126,7 +140,7 @@ def build_session(
         build_tables(config, dataset.num_rows),
         build_sparse_optimizer(config.embedding.optimizer, config.train.average),
         exchange.name,
-        config.seed,
+        config.seed if has_rows else None,
         world.ranks.open_channel(),
         **{**exchange.options(beside.workers), **_groups_of_towers(config, exchange, names)},
     )
@@ -135,7 +149,7 @@ def build_session(
     optimizer = build_dense_optimizer(config.optimizer, model.parameters())
     averages = _averages(model, config.train.average)
     processors = _processors(beside.processors, world)
-    return Session(config, dataset, embeddings, model, optimizer, averages, world, processors)
+    return Session(config, dataset, embeddings, model, optimizer, averages, world, processors, has_rows)
 
 
 def _groups_of_towers(

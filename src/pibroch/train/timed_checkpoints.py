@@ -35,6 +35,8 @@ from pibroch.train.checkpoint import Base, Content, begin_folder, content_of, fi
 from pibroch.train.checkpoint_folder import CheckpointFolder
 from pibroch.train.dense_state import save_dense
 from pibroch.train.manifest import FORMAT_VERSION, Manifest, Progress
+from pibroch.train.memory_cuts import MemoryCuts
+from pibroch.train.pace import Pace
 
 if TYPE_CHECKING:
     from pibroch.train.session import Session
@@ -43,7 +45,6 @@ logger = logging.getLogger(__name__)
 KEEP = 2
 LONGEST_CHAIN = 8
 """Deltas of a table, one on the other, before they become one."""
-_SOONEST_S = 0.25
 
 
 class TimedCheckpoints:
@@ -67,13 +68,23 @@ class TimedCheckpoints:
         self._channel: Channel | None = None
         self._thread: TaskThread | None = None
         self._writing: Future[Base | None] | None = None
-        self._since = self._looked = time.monotonic()
-        self._looked_at = self._look_at = 0
+        self._pace = Pace(self._control, seconds)
         if self._interval_s:
             self._track_changed()
 
-    def after_step(self, step: int, progress: Callable[[], Progress]) -> None:
-        """Make one of this step, if it is due; every rank calls it after each step.
+    @property
+    def base_step(self) -> int | None:
+        """Of the checkpoint since which rows are marked; ``None`` for where the run began."""
+        return None if self._base is None else self._base.manifest.progress.step
+
+    def mark_all(self) -> None:
+        """The next one has all rows: it is not known which of them are in the one before."""
+        for shard in self._shards() if self._interval_s else ():
+            shard.end_cut(is_saved=True)
+            shard.mark_all_changed()
+
+    def after_step(self, step: int, progress: Callable[[], Progress]) -> bool:
+        """Make one of this step, if it is due; every rank calls it after each step. Returns whether one was made.
 
         Args:
             step: that was trained.
@@ -83,15 +94,17 @@ class TimedCheckpoints:
             TrainingError: when a parameter is NaN or infinite.
             RankFailedError: when a rank was lost.
         """
-        if not self._interval_s or step < self._look_at:
-            return
-        start = time.perf_counter()
-        if self._is_due(step):
+        if not self._interval_s:
+            return False
+        start, is_idle = time.perf_counter(), self._writing is None or self._writing.done()
+        is_due = self._pace.is_due(step, is_idle)
+        if is_due:
             with span("cut"):
                 self._settle()
                 self._begin(progress())
-            self._since = time.monotonic()
+            self._pace.restart()
         self.seconds_taken += time.perf_counter() - start
+        return is_due
 
     def drain(self) -> None:
         """Wait until what was begun is on the disk; every rank calls it, before files are removed on which it rests."""
@@ -103,7 +116,8 @@ class TimedCheckpoints:
         """A checkpoint of the run's own has all that these had: they go, and the next ones rest on it. After :meth:`drain`."""
         if not self._interval_s:
             return
-        self._base, self._since = base, time.monotonic()
+        self._base = base
+        self._pace.restart()
         self._track_changed()
         on_first(self._control, lambda: _remove(self.folder, 0))
 
@@ -115,17 +129,6 @@ class TimedCheckpoints:
     def _track_changed(self) -> None:
         for shard in self._shards():
             shard.track_changed()
-
-    def _is_due(self, step: int) -> bool:
-        """Ranks agree as seldom as they can: again when half of the time that is left will have passed."""
-        now = time.monotonic()
-        seconds_per_step = max(1e-6, (now - self._looked) / max(1, step - self._looked_at))
-        left = self._since + self._interval_s - now
-        steps = max(1, int(max(left / 2, min(_SOONEST_S, self._interval_s / 4)) / seconds_per_step))
-        is_idle = self._writing is None or self._writing.done()
-        found = self._control.gather([left <= 0, steps, is_idle])
-        self._looked, self._looked_at, self._look_at = now, step, step + found[0][1]
-        return bool(found[0][0]) and all(idle for _, _, idle in found)
 
     def _settle(self) -> None:
         """What became of the last one, which has ended."""
@@ -189,10 +192,12 @@ class Saver:
     Attributes:
         checkpoints: of its own.
         timed: by time.
+        cuts: in memory.
     """
 
     checkpoints: CheckpointFolder
     timed: TimedCheckpoints
+    cuts: MemoryCuts
 
     def save(self, session: Session, progress: Progress) -> None:
         """A checkpoint of the run's own, see :meth:`CheckpointFolder.save`."""
@@ -200,10 +205,14 @@ class Saver:
         self.checkpoints.save(session, progress)
         if self.checkpoints.last is not None:
             self.timed.rest_on(self.checkpoints.last)
+        self.cuts.after_step(
+            progress.step, lambda: progress, self.timed.base_step, is_wanted=True
+        )  # so that no checkpoint is newer for long
 
     def after_step(self, step: int, progress: Callable[[], Progress]) -> None:
-        """See :meth:`TimedCheckpoints.after_step`."""
-        self.timed.after_step(step, progress)
+        """Make what is due after a step."""
+        was_made = self.timed.after_step(step, progress)
+        self.cuts.after_step(step, progress, self.timed.base_step, is_wanted=was_made)
 
 
 def _write(

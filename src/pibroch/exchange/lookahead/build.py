@@ -154,7 +154,7 @@ class _Held:
         self.carriers.append(Carrier(lane, self.purposes, homes))
 
     def _add_on_servers(
-        self, layout: LaneLayout, how: tuple[TableGroup, int, RowWire, int], names: Sequence[str]
+        self, layout: LaneLayout, how: tuple[TableGroup, int | None, RowWire, int], names: Sequence[str]
     ) -> None:
         from pibroch.exchange.lookahead.server_homes import ServerHomes  # with all of RPC, which nobody else needs
         from pibroch.exchange.lookahead.server_lane import ServerLane

@@ -64,7 +64,7 @@ class ServerLane(RowLane):
     """
 
     def __init__(
-        self, layout: LaneLayout, group: TableGroup, seed: int, wire: RowWire, spare_rows: int,
+        self, layout: LaneLayout, group: TableGroup, seed: int | None, wire: RowWire, spare_rows: int,
         names: Sequence[str],
     ) -> None:  # fmt: skip
         super().__init__(layout, group, seed, wire, spare_rows)

@@ -32,3 +32,8 @@ def places(grouped: Grouped) -> NDArray[np.int64]:
     for u in range(len(grouped.rows)):
         out[grouped.order[grouped.segments[u] : grouped.segments[u + 1]]] = u
     return out
+
+
+def scatter_rows(given: NDArray[Any], rows: NDArray[np.int64], records: NDArray[Any]) -> None:
+    """Row ``rows[u]`` of ``records`` becomes row u of ``given``."""
+    records[rows] = given[: len(rows)]

@@ -106,3 +106,15 @@ def gather_rows(records: Stored, rows: NDArray[np.int64], out: Records, start: i
         row = rows[u]
         for d in range(dim):
             out[u, d] = widened(records[row, d])
+
+
+@kernel
+def scatter_rows(given: Records, rows: NDArray[np.int64], records: Records, start: int, stop: int) -> None:
+    """Copy rows ``start`` to ``stop`` of ``given`` ``[U, W]`` to ``rows[start:stop]`` of ``records``, which are distinct."""
+    width, last = given.shape[1], len(rows) - 1
+    is_long = width > MAX_SHORT_DIM
+    for u in range(start, stop):
+        prefetch_row(records, rows[min(u + ROWS_AHEAD, last)], width, is_long)
+        row = rows[u]
+        for d in range(width):
+            records[row, d] = given[u, d]

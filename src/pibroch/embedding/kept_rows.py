@@ -1,0 +1,176 @@
+"""A shard as it was at a step, in memory that outlives the process that trains it.
+
+Two things lie there: all rows as they were at one step (the copy), and those that were updated between it and a later one (the
+journal). A cut first brings the journal's rows into the copy, then writes a new journal. Whatever is killed in between, one of
+the two is whole: a journal may be brought into the copy again, and one that was not finished does not count. Processes that
+make their cuts at the same steps, each after all have finished the one before, always have a step in common.
+
+R rows, W floats in a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pibroch.forkserver import link_to_server
+from pibroch.kernels import parallel
+from pibroch.kernels.arrays import Bytes, Ints, Records
+from pibroch.kernels.route import numba as routing
+
+HEAD_BYTES = 4096
+STEPS = slice(0, 2)
+"""Words of the head: the steps that are there, each plus one; 0 for none. Of rows those of the copy and of the journal."""
+COPY, JOURNAL, JOURNAL_ROWS = range(3)
+MARKS = slice(3, 5)
+"""Whose marks lie where, by step plus one."""
+_ROWS_PER_COPY = 1 << 16
+
+
+class MarkedRows(Protocol):
+    """What is kept of a shard, see :class:`pibroch.embedding.MemoryShard`."""
+
+    space: Records
+    records: Records
+    recent: NDArray[np.bool_] | None
+    changed: NDArray[np.bool_] | None
+    touched: NDArray[np.bool_] | None
+
+    @property
+    def unsaved(self) -> Ints:
+        """Rows of a cut that may yet turn out not to be saved."""
+
+
+def steps_in(head: Bytes) -> set[int]:
+    """The steps that a process could go on from, by the head of its memory."""
+    return {int(word) - 1 for word in head[:HEAD_BYTES].view(np.int64)[STEPS] if word}
+
+
+def newest_common(steps: Iterable[set[int]]) -> int | None:
+    """The last step that is everywhere.
+
+    >>> newest_common([{3, 5}, {5, 7}, {5}]), newest_common([{3}, set()])
+    (5, None)
+    """
+    each = list(steps)
+    return max(set.intersection(*each), default=None) if each else None
+
+
+class KeptRows:
+    """See the module.
+
+    Args:
+        shard: whose rows are kept.
+        memory: of :meth:`num_bytes`, all zero or what was left in it.
+    """
+
+    def __init__(self, shard: MarkedRows, memory: Bytes) -> None:
+        self._shard, (num_rows, width) = shard, shard.records.shape
+        self._head = memory[:HEAD_BYTES].view(np.int64)
+        sizes = np.cumsum([HEAD_BYTES, *self._sizes(num_rows, width)]).tolist()
+        parts = [memory[begin:end] for begin, end in pairwise(sizes)]
+        self._copy, self._journal = (part.view(np.float32).reshape(num_rows, width) for part in parts[:2])
+        self._journal_rows: Ints = parts[2].view(np.int64)
+        self._marks = parts[3].view(np.bool_).reshape(2, 2, num_rows)
+
+    @classmethod
+    def open(cls, shard: MarkedRows, key: str, tag: str) -> KeptRows | None:
+        """What is kept under a name, as it was left or anew; ``None`` where nobody keeps memory.
+
+        Args:
+            shard: whose rows are kept.
+            key: the name.
+            tag: what was kept of other rows, or for another purpose, has another one, and goes.
+        """
+        link = link_to_server()
+        if link is None:
+            return None
+        num_rows, width = shard.records.shape
+        memory = link.keep(key, f"{tag} {num_rows} x {width}", HEAD_BYTES + sum(cls._sizes(num_rows, width))).memory
+        return cls(shard, np.frombuffer(memory, np.uint8))
+
+    @staticmethod
+    def _sizes(num_rows: int, width: int) -> Sequence[int]:
+        """Bytes of the copy, the journal, its row numbers, and marks; what is not used takes none."""
+        records = num_rows * width * 4
+        return records, records, num_rows * 8, 4 * num_rows
+
+    def steps(self) -> set[int]:
+        """Of which :meth:`restore` is possible."""
+        return steps_in(self._head.view(np.uint8))
+
+    def begin(self, step: int) -> None:
+        """Keep all rows as they are after a step, and mark from now on which ones are updated. Time grows with all rows."""
+        self._head[:] = 0
+        _copy(self._shard.records, self._copy)
+        self._write_marks(step)
+        self._head[COPY] = step + 1
+        self._track()
+
+    def go_on(self) -> None:
+        """As :meth:`begin`, after :meth:`restore`: the rows are there already."""
+        self._track()
+
+    def cut(self, step: int) -> None:
+        """Keep the rows as they are after a step. Time grows with the rows that were updated since the last one.
+
+        Every process must have finished its last cut.
+        """
+        assert self._shard.recent is not None, "see begin"
+        self._bring_in()
+        rows = np.flatnonzero(self._shard.recent[: len(self._copy)])
+        self._journal_rows[: len(rows)] = rows
+        parallel.run(routing.gather_rows, len(rows), self._shard.space, rows, self._journal)
+        self._write_marks(step)
+        self._head[JOURNAL_ROWS] = len(rows)
+        self._head[JOURNAL] = step + 1
+        self._shard.recent[rows] = False
+
+    def restore(self, step: int) -> None:
+        """Bring the rows back to where they were, and forget later steps."""
+        assert step in self.steps(), "see steps"
+        if self._head[COPY] != step + 1:
+            self._bring_in()
+        self._head[JOURNAL] = 0
+        _copy(self._copy, self._shard.records)
+        (slot,) = np.flatnonzero(self._head[MARKS] == step + 1)[:1]
+        for marks, kept in zip((self._shard.changed, self._shard.touched), self._marks[slot], strict=True):
+            if marks is not None:
+                marks[: len(kept)] = kept
+
+    def _bring_in(self) -> None:
+        if not self._head[JOURNAL]:
+            return
+        self._head[COPY] = 0
+        rows = self._journal_rows[: self._head[JOURNAL_ROWS]]
+        parallel.run(routing.scatter_rows, len(rows), self._journal, rows, self._copy)
+        self._head[COPY] = self._head[JOURNAL]
+        self._head[JOURNAL] = 0
+
+    def _write_marks(self, step: int) -> None:
+        """Those of rows that checkpoints are to write; of a cut that is being written, too, as it may fail."""
+        others = self._head[MARKS]
+        slot = int(np.argmin(others))
+        others[slot] = 0
+        for marks, kept in zip((self._shard.changed, self._shard.touched), self._marks[slot], strict=True):
+            if marks is not None:
+                kept[:] = marks[: len(kept)]
+        if self._shard.changed is not None:
+            self._marks[slot, 0, self._shard.unsaved] = True
+        others[slot] = step + 1
+
+    def _track(self) -> None:
+        self._shard.recent = np.zeros(len(self._shard.space), np.bool_)
+
+
+def _copy(source: Records, target: Records) -> None:
+    """All rows, by all threads."""
+    parallel.run(_copy_range, len(source), source, target, grain=_ROWS_PER_COPY)
+
+
+def _copy_range(source: Records, target: Records, start: int, stop: int) -> None:
+    target[start:stop] = source[start:stop]

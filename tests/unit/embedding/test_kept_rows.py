@@ -1,0 +1,164 @@
+"""Rows in memory that outlives a process: wherever it is killed, there is a step to go on from, with the rows of that step."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pibroch.embedding import MemoryShard, RowWiseAdagrad, Table
+from pibroch.embedding import kept_rows as module
+from pibroch.embedding.kept_rows import HEAD_BYTES, KeptRows, newest_common, steps_in
+
+ROWS, DIM = 23, 3
+
+
+class Killed(BaseException):
+    pass
+
+
+def shard_of(seed=1, dtype="float32"):
+    tables = [Table(name, rows, DIM, dtype=dtype) for name, rows in (("a", ROWS - 5), ("b", 5))]
+    return MemoryShard.whole(tables, RowWiseAdagrad(lr=0.1), seed)
+
+
+def memory_of(shard):
+    return np.zeros(HEAD_BYTES + sum(KeptRows._sizes(*shard.records.shape)), np.uint8)
+
+
+def train(shard, step):
+    rng = np.random.default_rng(step)
+    rows = np.unique(rng.integers(0, len(shard.records), rng.integers(0, 9)))
+    shard.records[rows] = rng.standard_normal((len(rows), shard.records.shape[1]), np.float32)
+    shard.mark(rows)
+
+
+def states(num_steps, seed):
+    shard, found = shard_of(seed), []
+    for step in range(num_steps + 1):
+        if step:
+            train(shard, step)
+        found.append(shard.records.copy())
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_come_back_as_they_were_at_the_cut(dtype):
+    shard = shard_of(dtype=dtype)
+    memory = memory_of(shard)
+    kept = KeptRows(shard, memory)
+    kept.begin(0)
+    train(shard, 1)
+    kept.cut(1)
+    train(shard, 2)
+    kept.cut(2)
+    wanted = shard.space.copy()
+    train(shard, 3)
+    other = shard_of(seed=9, dtype=dtype)
+    again = KeptRows(other, memory)
+    assert again.steps() == {1, 2}
+    again.restore(2)
+    again.go_on()
+    assert np.array_equal(other.space.view(np.uint32), wanted.view(np.uint32))
+
+
+def test_marks_for_checkpoints_come_back_with_those_of_a_cut_that_may_not_have_been_saved():
+    shard = shard_of()
+    shard.track_changed()
+    shard.track_touched()
+    memory = memory_of(shard)
+    kept = KeptRows(shard, memory)
+    kept.begin(0)
+    shard.mark(np.array([1, 4]))
+    kept.cut(1)
+    assert shard.cut() is not None
+    shard.mark(np.array([2]))
+    kept.cut(2)
+    shard.end_cut(is_saved=True)
+    for step, changed, touched in ((2, {1, 2, 4}, {1, 2, 4}),):
+        other = shard_of()
+        other.track_changed()
+        other.track_touched()
+        KeptRows(other, memory).restore(step)
+        assert (set(np.flatnonzero(other.changed)), set(np.flatnonzero(other.touched))) == (changed, touched)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 4), st.lists(st.integers(0, 11), min_size=1, max_size=6), st.integers(0, 5))
+def test_whoever_is_killed_wherever_all_have_a_step_in_common(every, kills, late):
+    """Two processes that make cuts of the same steps, one of which may be behind; each life ends within one of the parts."""
+    num_steps = 12
+    truths = [states(num_steps, seed) for seed in (1, 2)]
+    memories = [memory_of(shard_of()) for _ in truths]
+    start = 0
+    for life, kill_at in enumerate(kills):
+        shards = [shard_of(seed) for seed in (1, 2)]
+        kept = [KeptRows(shard, memory) for shard, memory in zip(shards, memories, strict=True)]
+        common = newest_common(each.steps() for each in kept)
+        if life == 0:
+            for each in kept:
+                each.begin(0)
+        else:
+            assert common is not None and common >= start
+            start = common
+            for each, shard, truth in zip(kept, shards, truths, strict=True):
+                each.restore(start)
+                each.go_on()
+                assert np.array_equal(shard.records, truth[start])
+        step = start
+        parts = ["before", "bring in", "journal", "head"]
+        left = kill_at
+        while step < num_steps:
+            step += 1
+            for shard in shards:
+                train(shard, step)
+            if step % every:
+                continue
+            left -= 1
+            if left >= 0:
+                for each in kept:
+                    each.cut(step)
+                continue
+            first, second = kept if (life + late) % 2 else kept[::-1]
+            if late % 3:
+                first.cut(step)  # one is done before the other is killed
+            cut_short(second, step, parts[late % len(parts)])
+            break
+    for shard in shards:
+        assert shard.records.shape == truths[0][0].shape
+
+
+def cut_short(kept, step, part):
+    """A cut by a process that is killed within it."""
+    if part == "before":
+        return
+    scatter, marks = module.routing.scatter_rows, kept._write_marks
+
+    def killed(*_):
+        raise Killed
+
+    def half(given, rows, records, start, stop):
+        scatter(given, rows, records, start, (start + stop) // 2)
+        raise Killed
+
+    if part == "bring in":
+        module.routing.scatter_rows = half
+    elif part == "journal":
+        kept._write_marks = killed
+    else:
+        kept._write_marks = lambda step: (marks(step), killed())
+    try:
+        kept.cut(step)
+    except Killed:
+        pass
+    finally:
+        module.routing.scatter_rows, kept._write_marks = scatter, marks
+
+
+def test_heads_say_which_steps_are_there():
+    shard = shard_of()
+    memory = memory_of(shard)
+    assert steps_in(memory) == set()
+    kept = KeptRows(shard, memory)
+    kept.begin(4)
+    kept.cut(7)
+    assert steps_in(memory[:HEAD_BYTES]) == {4, 7}
