@@ -118,11 +118,9 @@ class RowLane(Lane):
 
     Attributes:
         replicas: how gradients of copied rows are summed, see :mod:`pibroch.exchange.alltoall.copies`.
-        route_type: of its batches.
     """
 
     replicas = "gather"
-    route_type: type[RowRoute] = RowRoute
 
     def route(self, batch: JaggedBatch, is_real: bool = True) -> Talk[Route]:
         """See :class:`Lane`."""
@@ -158,7 +156,7 @@ class RowLane(Lane):
                 updated, update_counts = asked, asked_counts
             places = np.flatnonzero(updated >= layout.num_replicated)
             updates = group_rows(updated[places])._replace(source=places.astype(np.int32))
-        return self.route_type(
+        return RowRoute(
             here, batch.batch_size / max(1, int(received[:, 0].sum())), bool(received[:, 1].any()), self, wanted,
             asked, asked_counts, updates, update_counts, replicated, copies,
         )  # fmt: skip

@@ -4,10 +4,8 @@ Until something is trained each rank looks up by itself: requests to other hosts
 they fly, pooling comes last. From the first training batch on lookups keep step as those of ``alltoall`` do, so that a lookup
 in the middle of a run sees the same rows on all ranks.
 
-Then rows of this host are read behind two fences. A rank reads when its neighbours have applied as many updates as it has,
-and applies an update when they have made as many reads: communication threads do the same things in the same order, so all
-get there. Where no rank is on another host, rows come in messages as ``alltoall``'s do: these share memory, too, and one copy
-costs less than a fence.
+Then rows come in messages, as ``alltoall``'s do, also from this host's ranks: those share memory, too, and one copy costs less
+than to wait for one's neighbours before each read and before each update.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 
 import numpy as np
 from torch import Tensor
@@ -25,15 +22,13 @@ from pibroch.errors import TrainingError
 from pibroch.exchange.alltoall.exchange import AllToAllExchange, Routed
 from pibroch.exchange.alltoall.group_lanes import GroupLanes
 from pibroch.exchange.alltoall.inference import widened
-from pibroch.exchange.messages import Talk
 from pibroch.exchange.retrieve.copies import LaneCopies
 from pibroch.exchange.retrieve.gets import RemoteGets
 from pibroch.exchange.retrieve.held_rows import HeldRows, whole
-from pibroch.exchange.retrieve.host_memory import APPLIED, COPIED, READ, VERSION, HostMemory
+from pibroch.exchange.retrieve.host_memory import COPIED, VERSION, HostMemory
 from pibroch.exchange.retrieve.lane import RetrieveLane, WantedRows
 from pibroch.exchange.retrieve.sharing import share
 from pibroch.exchange.wire import RowWire
-from pibroch.kernels.arrays import Records
 from pibroch.planner import Plan
 
 ROWS_PER_GET = 1 << 16
@@ -85,11 +80,6 @@ class RetrieveExchange(AllToAllExchange):
             return super().lookup(batch, trains, averaged_at)
         with self._one_at_a_time:
             return self._look_up_alone(batch, averaged_at), Routed(batch, ())
-
-    def flush(self) -> None:
-        """See :class:`Exchange`; neighbours have read what they wanted of the rows before the last update."""
-        super().flush()
-        self._host.wait_for_all(READ, self._host.published(READ))
 
     def forget(self) -> None:
         """See :class:`Exchange`; lookups after this one, of whatever rank, read what was written."""
@@ -188,30 +178,3 @@ class RetrieveExchange(AllToAllExchange):
             for part, came in zip(parts, narrow, strict=True):
                 part[:] = widened(came, self.wire.dtype).reshape(part.shape)
         return later
-
-    @property
-    def _has_fences(self) -> bool:
-        """Whether rows of this host are read one-sided in training; the same on all ranks."""
-        return len(self._host.neighbours) + 1 < self._ranks.world_size
-
-    def _submit_fetch(self, fetch: Callable[[], list[Records]]) -> Future[list[Records]]:
-        if not self._has_fences:
-            return super()._submit_fetch(fetch)
-        version = self._held.version
-
-        def fetch_behind_fences() -> list[Records]:
-            self._host.wait_for_all(VERSION, version)
-            self._host.wait_for_all(APPLIED, self._host.published(APPLIED))
-            found = fetch()
-            self._host.publish(READ, self._host.published(READ) + 1)
-            return found
-
-        return super()._submit_fetch(fetch_behind_fences)
-
-    def _deliver(self, updates: Sequence[Talk[None]]) -> None:
-        if not self._has_fences:
-            super()._deliver(updates)
-            return
-        self._host.wait_for_all(READ, self._host.published(READ))
-        super()._deliver(updates)
-        self._host.publish(APPLIED, self._host.published(APPLIED) + 1)

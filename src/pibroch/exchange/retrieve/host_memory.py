@@ -1,6 +1,6 @@
 """Rows in memory that the ranks of a host share: each makes its own, without a name, and the others map it.
 
-A rank shows the others four numbers beside its rows. They only grow, and each is written by its rank alone.
+A rank shows the others two numbers beside its rows. They only grow, and each is written by its rank alone.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from pibroch.kernels.words import numba as words
 from pibroch.rpc.transport.segments import ForeignSegment, OwnSegment
 
 NUMBERS_BYTES = 4096
-VERSION, APPLIED, READ, COPIED = 0, 64, 128, 192
-"""Places of the numbers: how often rows were written from outside, updates that are in the rows, reads of others' rows that
-are over, and the version, plus one, of the copies for the host."""
+VERSION, COPIED = 0, 64
+"""Places of the numbers: how often rows were written from outside, and the version, plus one, of the copies for the host."""
 LOOK_US = 100_000
 """The longest wait between two looks at the other process."""
 _SIZE = struct.Struct("q")
@@ -87,7 +86,7 @@ class HostMemory:
             self._segments.append(own)
             self._numbers = own.array
             self._links = self._met(mine)
-        self._own = {place: 0 for place in (VERSION, APPLIED, READ, COPIED)}
+        self._own = {place: 0 for place in (VERSION, COPIED)}
 
     def room(self, num_rows: int, width: int) -> Records:
         """Memory of zeros for rows ``[num_rows, width]``, which neighbours get by :meth:`trade`."""
@@ -129,11 +128,6 @@ class HostMemory:
     def published_by(self, p: int, place: int) -> int:
         """What a neighbour shows."""
         return int(words.read(self._foreign[p].address + place))
-
-    def wait_for_all(self, place: int, least: int) -> None:
-        """Wait until all neighbours show at least this number."""
-        for p in self.neighbours:
-            self.wait_for(p, place, least)
 
     def wait_for(self, p: int, place: int, least: int) -> None:
         """Wait until a neighbour shows at least this number.

@@ -10,44 +10,16 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from pibroch.data import JaggedBatch
 from pibroch.embedding import MemoryShard
 from pibroch.embedding.rows import read_rows
-from pibroch.exchange.alltoall.row_lane import RowLane, RowRoute
-from pibroch.exchange.messages import Talk
+from pibroch.exchange.alltoall.row_lane import RowLane
 from pibroch.exchange.retrieve.copies import CopyRows, LaneCopies
 from pibroch.exchange.retrieve.host_memory import NeighbourRows
 from pibroch.exchange.rows import DistinctRows, pool
 from pibroch.kernels.arrays import Ints, Records, RowIds
-
-
-@dataclass(frozen=True, slots=True)
-class RetrieveRoute(RowRoute):
-    """As :class:`RowRoute`, but rows of this host are read by who wants them."""
-
-    lane: RetrieveLane
-
-    def fetch(self, averaged_at: int | None) -> Talk[Records]:
-        """See :class:`Route`; neighbours' rows have all updates before this step, see :class:`RetrieveExchange`."""
-        lane = self.lane
-        if len(lane.near) == lane.world_size:
-            return (yield from super(RetrieveRoute, self).fetch(averaged_at))
-        found = WantedRows.of(lane, self.here)
-        counts = [0 if p in lane.near else count for p, count in enumerate(self.asked_counts)]
-        coming = [0 if p in lane.near else count for p, count in enumerate(self.wanted)]
-        ends = np.cumsum([0, *self.asked_counts])
-        asked = [self.asked[ends[p] : ends[p + 1]] for p in range(lane.world_size) if p not in lane.near]
-        rows = read_rows(lane.shard, lane.optimizer, np.concatenate([self.asked[:0], *asked]), averaged_at)
-        came = yield from lane.carry(torch.from_numpy(rows), counts, coming)
-        found.read_near(averaged_at)
-        first = 0
-        for p, count in enumerate(coming):
-            found.part(p)[:count] = came[first : first + count]
-            first += count
-        return found.rows
 
 
 class RetrieveLane(RowLane):
@@ -59,7 +31,6 @@ class RetrieveLane(RowLane):
         copied: these, by number behind that of the last rank.
     """
 
-    route_type = RetrieveRoute
     near: dict[int, MemoryShard | NeighbourRows]
     copies: LaneCopies | None = None
     copied: Mapping[int, CopyRows] = MappingProxyType({})
