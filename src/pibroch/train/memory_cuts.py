@@ -62,7 +62,8 @@ class CutState:
         """As one string of bytes."""
         named = {f"{file}:{name}": each for file, tensors in self.dense.items() for name, each in tensors.items()}
         about = {
-            "progress": self.progress.model_dump(mode="json"), "base_step": self.base_step, "names": list(named),
+            "progress": self.progress.model_dump(mode="json"), "base_step": self.base_step, "files": list(self.dense),
+            "names": list(named),
         }  # fmt: skip
         text = json.dumps(about).encode()
         return (
@@ -73,11 +74,12 @@ class CutState:
     def decode(cls, content: bytes) -> CutState:
         """The inverse."""
         end = _LENGTH.size + _LENGTH.unpack_from(content)[0]
-        about, dense = json.loads(content[_LENGTH.size : end]), DenseState()
+        about = json.loads(content[_LENGTH.size : end])
+        dense: DenseState = {file: {} for file in about["files"]}  # an optimizer has nothing before its first step
         tensors = load(content[end:])  # in any order
         for key in about["names"]:
             file, _, name = key.partition(":")
-            dense.setdefault(file, {})[name] = tensors[key]
+            dense[file][name] = tensors[key]
         return cls(Progress.model_validate(about["progress"]), about["base_step"], dense)
 
 
