@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from pibroch.serve.row_hosts import ANSWER_TIMEOUT_S, RowRequest
 
@@ -14,32 +15,28 @@ def when_read(loop: asyncio.AbstractEventLoop, requests: Sequence[RowRequest], t
     Args:
         loop: that runs.
         requests: just sent.
-        then: called once; with false as soon as a connection fails.
+        then: called once; with false as soon as a connection fails. It takes the answers, or cancels the requests.
     """
-    waiting = {request.fileno(): request for request in requests}
-    if not waiting:
+    if not requests:
         then(True)
         return
+    waiting = set(requests)
 
     def end(is_there: bool) -> None:
         late.cancel()
-        for number in waiting:
-            loop.remove_reader(number)
-        waiting.clear()
         then(is_there)
 
-    def read(number: int) -> None:
+    def read(request: RowRequest) -> None:
         try:
-            if not waiting[number].read():
+            if not request.read():
                 return
         except OSError:
             end(False)
             return
-        loop.remove_reader(number)
-        del waiting[number]
+        waiting.discard(request)
         if not waiting:
             end(True)
 
     late = loop.call_later(ANSWER_TIMEOUT_S, end, True)
-    for number in waiting:
-        loop.add_reader(number, read, number)
+    for request in requests:
+        request.watch(loop, partial(read, request))

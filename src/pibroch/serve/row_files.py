@@ -183,7 +183,8 @@ class MappedRows:
         """Rows ``[V, W]`` as the export itself has them, which are all here."""
         if len(self._shards) == 1:
             shard = self._shards[0]
-            return np.take(shard.rows, places - shard.first_row, 0)
+            taken: NDArray[Any] = shard.rows.take(places - shard.first_row, 0)
+            return taken
         found = self.empty(len(places))
         for shard in self._shards:
             here = shard.has(places)

@@ -6,13 +6,14 @@ the caller work at the same time without a thread for any of it. Every wait ends
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import socket
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
 from pibroch.errors import ConfigError, WorkerLostError
@@ -37,7 +38,21 @@ class _Connection:
     def __init__(self, opened: socket.socket) -> None:
         self._socket, self.process = opened, os.getpid()
         self.is_kept = False  # whether it has answered before, so that it may have been closed since
-        self.fileno = opened.fileno
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.on_bytes: Callable[[], None] | None = None
+
+    def watch(self, loop: asyncio.AbstractEventLoop, on_bytes: Callable[[], None]) -> None:
+        """Have an event loop call when bytes come; it looks until the end, as a look costs less than its begin and end."""
+        self.on_bytes = on_bytes
+        if self.loop is None:
+            loop.add_reader(self._socket.fileno(), self._come)
+            self.loop = loop
+
+    def _come(self) -> None:
+        if self.on_bytes is None:
+            self.close()  # nothing was asked: it is the end
+        else:
+            self.on_bytes()
 
     def enter(self, request: bytes, deadline: float) -> None:
         """Make it one for rows; raises _Refused."""
@@ -73,6 +88,9 @@ class _Connection:
         return count
 
     def close(self) -> None:
+        if self.loop is not None:
+            self.loop.remove_reader(self._socket.fileno())
+            self.loop = None
         self._socket.close()
 
     def _some(self, deadline: float) -> bytes:
@@ -120,6 +138,7 @@ class RowHost:
         address = found.netloc.rpartition("@")[2]
         self._head = f"HTTP/1.1\r\nhost: {address}\r\n{bearer}connection: upgrade\r\nupgrade: {PROTOCOL}\r\n\r\n"
         self._kept: list[_Connection] = []
+        self._watched: list[_Connection] = []  # of these, those of an event loop, which others leave alone
         self._lost: tuple[float, str] = (0.0, "")
 
     def ask(self, path: str, request: bytes, most_bytes: int, deadline: float, waits: bool = True) -> RowRequest:
@@ -132,18 +151,19 @@ class RowHost:
         until, reason = self._lost
         if time.monotonic() < until:
             raise WorkerLostError(self.url, reason)
-        connection = self._sent_on_kept(request, deadline if waits else None)
+        connection = None if waits else self._sent_on(self._watched, request, None)
+        connection = connection or self._sent_on(self._kept, request, deadline if waits else None)
         if connection is None:
             if not waits:
                 raise BlockingIOError
             connection = self.sent_anew(path, request, deadline)
         return RowRequest(self, path, request, most_bytes, deadline, connection)
 
-    def _sent_on_kept(self, request: bytes, deadline: float | None) -> _Connection | None:
+    def _sent_on(self, kept: list[_Connection], request: bytes, deadline: float | None) -> _Connection | None:
         """A connection that was kept, on which a request was sent, where there is one."""
         while True:
             try:
-                connection = self._kept.pop()
+                connection = kept.pop()
             except IndexError:
                 return None
             try:
@@ -182,9 +202,10 @@ class RowHost:
 
     def keep(self, connection: _Connection) -> None:
         """For the next request."""
-        connection.is_kept = True
-        if len(self._kept) < _MOST_KEPT:
-            self._kept.append(connection)
+        connection.is_kept, connection.on_bytes = True, None
+        kept = self._kept if connection.loop is None else self._watched
+        if len(kept) < _MOST_KEPT:
+            kept.append(connection)
         else:
             connection.close()
 
@@ -206,7 +227,10 @@ class RowRequest:
         self._host, self._path, self._request, self._deadline = host, path, request, deadline
         self._connection = connection
         self._room, self._taken = memoryview(bytearray(ANSWER.size + most_bytes)), 0
-        self.fileno = connection.fileno
+
+    def watch(self, loop: asyncio.AbstractEventLoop, on_bytes: Callable[[], None]) -> None:
+        """Have an event loop call when bytes come, until the answer was taken; in its thread, as are all calls then."""
+        self._connection.watch(loop, on_bytes)
 
     def read(self) -> bool:
         """Take what has come, without waiting; whether that is all. Raises OSError."""

@@ -1,8 +1,8 @@
 """An export whose rows lie on several hosts: each maps its part, and whoever scores fetches the others' rows.
 
-A lookup fetches the distinct rows of a batch, by one request a host, while it reads its own; then it pools them by the kernels
-and in the order of files and positions in which one host would: so that sums have its bits. Deltas lie on every host, whole:
-what is fetched is rows of an export alone, which never change.
+A lookup fetches the rows of a batch, of many ids the distinct ones, by one request a host, while it reads its own; then it
+pools them by the kernels and in the order of files and positions in which one host would: so that sums have its bits. Deltas lie
+on every host, whole: what is fetched is rows of an export alone, which never change.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from pibroch.serve.row_files import MappedRows, kernel_arrays
 if TYPE_CHECKING:
     from pibroch.serve.row_hosts import RowHost, RowRequest
 
+_FEW_IDS = 256  # of which the equal ones take less time on their way, 8 KB for all at most, than to be found
 _MOST_REASON_BYTES = 4 << 10  # in the place of rows
 
 
@@ -88,11 +89,14 @@ class RowsAsked:
 
     Args:
         records: ``[U, W]`` by rising row ids: where rows are put that come, beside those that are here.
+
+    Attributes:
         then: what is made of them when all are there.
     """
 
-    def __init__(self, records: NDArray[Any], then: Callable[[NDArray[Any]], Tensor]) -> None:
-        self._records, self._then = records, then
+    def __init__(self, records: NDArray[Any]) -> None:
+        self._records = records
+        self.then: Callable[[NDArray[Any]], Tensor] = torch.from_numpy
         self._open: list[tuple[RowRequest, int, int, str]] = []
 
     @property
@@ -116,7 +120,7 @@ class RowsAsked:
         except BaseException:
             self.cancel()
             raise
-        return self._then(self._records)
+        return self.then(self._records)
 
     def cancel(self) -> None:
         """Nobody wants them any more."""
@@ -152,7 +156,7 @@ class SplitRows(MappedRows):
     def reach(self) -> None:
         """Fetch a row of each part; raises WorkerLostError."""
         firsts = [rows.start for rows in (part.of(self.num_rows) for part in self._parts) if rows]
-        self._asked(np.array(firsts, np.int64), torch.from_numpy, waits=True)()
+        self._asked(np.array(firsts, np.int64), waits=True)()
 
     def __call__(self, batch: JaggedBatch) -> Tensor:
         """Raises WorkerLostError for a host that does not answer, see :data:`row_hosts.ANSWER_TIMEOUT_S`."""
@@ -173,25 +177,26 @@ class SplitRows(MappedRows):
             WorkerLostError: where a host is known to be lost.
         """
         row_ids, ids = self._resolved(batch)
-        wanted, inverse = np.unique(row_ids, return_inverse=True)
-        places, num_bags = inverse.astype(np.int64, copy=False).reshape(-1), len(ids.offsets) - 1
+        wanted, places = _rising(row_ids)
+        asked, num_bags = self._asked(wanted, waits), len(ids.offsets) - 1
         ends = [0, *wanted.searchsorted(self._file_ends).tolist()]
+        pooled_BFD = self._zeros(ids)
+        out = pooled_BFD.numpy()
 
         def pooled(records: NDArray[Any]) -> Tensor:
-            pooled_BFD = self._zeros(ids)
-            out = pooled_BFD.numpy()
             for first, end in pairwise(ends):
                 if first < end:
                     arrays = kernel_arrays(records[first:end])
                     parallel.run(self._add, num_bags, *arrays, first, places, ids.offsets, ids.scale, out)
             return pooled_BFD
 
-        return self._asked(wanted, pooled, waits)
+        asked.then = pooled
+        return asked
 
-    def _asked(self, wanted: Ints, then: Callable[[NDArray[Any]], Tensor], waits: bool) -> RowsAsked:
+    def _asked(self, wanted: Ints, waits: bool) -> RowsAsked:
         """Rows by their rising ids: those of other hosts on their way, this one's own and those of deltas there."""
         records, most = self.empty(len(wanted)), most_ids(self.row_bytes)
-        asked, bounds = RowsAsked(records, then), wanted.searchsorted(self._part_bounds).tolist()
+        asked, bounds = RowsAsked(records), wanted.searchsorted(self._part_bounds).tolist()
         here = [(bounds[-1], len(wanted))]
         try:
             for part, host, (first, end) in zip(self._parts, self._split.hosts, pairwise(bounds), strict=True):
@@ -215,3 +220,18 @@ class SplitRows(MappedRows):
         most_bytes = len(row_ids) * self.row_bytes + _MOST_REASON_BYTES
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
         return host.ask(part.path, request_of(self._sha256, row_ids), most_bytes, deadline, waits)
+
+
+def _rising(row_ids: Ints) -> tuple[Ints, Ints]:
+    """Row ids in rising order, and where among them each one is; of many, every one but once.
+
+    >>> _rising(np.array([7, 3, 5]))
+    (array([3, 5, 7]), array([2, 0, 1]))
+    """
+    if len(row_ids) > _FEW_IDS:
+        wanted, places = np.unique(row_ids, return_inverse=True)
+        return wanted, places.astype(np.int64, copy=False).reshape(-1)
+    order = row_ids.argsort()
+    places = np.empty_like(row_ids)
+    places[order] = np.arange(len(row_ids))
+    return row_ids[order], places
