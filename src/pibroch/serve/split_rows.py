@@ -1,8 +1,8 @@
 """An export whose rows lie on several hosts: each maps its part, and whoever scores fetches the others' rows.
 
 A lookup fetches the rows of a batch, of many ids the distinct ones, by one request a host, while it reads its own; then it
-pools them by the kernels and in the order of files and positions in which one host would: so that sums have its bits. Deltas lie
-on every host, whole: what is fetched is rows of an export alone, which never change.
+pools them by the kernels and in the order of files and positions in which one host would: so that sums have its bits. Deltas
+lie on every host, whole: what is fetched is rows of an export alone, which never change.
 """
 
 from __future__ import annotations
