@@ -44,7 +44,7 @@ class _Connection:
     def watch(self, loop: asyncio.AbstractEventLoop, on_bytes: Callable[[], None]) -> None:
         """Have an event loop call when bytes come; it looks until the end, as a look costs less than its begin and end."""
         self.on_bytes = on_bytes
-        if self.loop is None:
+        if self.loop is not loop:
             loop.add_reader(self._socket.fileno(), self._come)
             self.loop = loop
 
