@@ -238,6 +238,7 @@ class RowRequest:
             self._take(None)
         except _NOT_YET:
             return False
+        self._connection.on_bytes = None
         return True
 
     def answer(self) -> memoryview:
