@@ -4,7 +4,9 @@ A batch is computed as soon as a thread is free and either the batch is full or 
 budget allows; while it is computed, the next one gathers. Requests are never divided: each answer is of one model.
 
 A few rows take less time than it takes to hand them to another thread and back: they are computed in the event loop, once it
-has read all that has come. Such batches use one core, for a team of threads would cost more than it saves.
+has read all that has come. Such batches use one core, for a team of threads would cost more than it saves. Where other hosts
+have some of the rows, these are asked and the loop goes on until they have answered: it never waits, so that hosts which ask
+each other do not wait in a circle. Whatever needs a wait, such as a new connection, is the thread's.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from numpy.typing import NDArray
 from pibroch.data import JaggedBatch
 from pibroch.errors import InputError, WorkerLostError
 from pibroch.serve.inputs import Work, merged_batches, merged_columns, num_rows
-from pibroch.serve.predictor import Predictor
+from pibroch.serve.predictor import Begun, Predictor
+from pibroch.serve.row_arrival import when_read
 from pibroch.serve.settings import Limits, Refusal
 
 logger = logging.getLogger(__name__)
@@ -151,12 +154,42 @@ class Batcher:
             rows = sum(request.num_rows for request in batch)
             self._observe(len(batch), rows)
             self._is_busy = True
-            if rows <= ROWS_AT_ONCE and not batch[0].predictor.is_remote:
-                self._end(batch, _outcome(batch))
+            if rows > ROWS_AT_ONCE:
+                self._hand_over(batch)
+            elif batch[0].predictor.is_remote:
+                self._ask(batch)
             else:
-                computed = self._loop.run_in_executor(self._pool, _outcome, batch)
-                computed.add_done_callback(lambda done, batch=batch: self._end(batch, done.result()))  # type: ignore[misc]
+                self._end(batch, _outcome(batch))
             return
+
+    def _hand_over(self, batch: Sequence[_Request]) -> None:
+        """Compute a batch in the thread."""
+        computed = self._loop.run_in_executor(self._pool, _outcome, batch)
+        computed.add_done_callback(lambda done: self._end(batch, done.result()))
+
+    def _ask(self, batch: Sequence[_Request]) -> None:
+        """Compute a batch here when other hosts have given its rows; what goes wrong, the thread does again, and says why."""
+        try:
+            whole = _merged(batch)
+            begun = batch[0].predictor.begin(whole)
+        except Exception:
+            self._hand_over(batch)
+            return
+
+        def end(is_there: bool) -> None:
+            try:
+                results = _split(batch, _outputs(batch, whole, begun)) if is_there else None
+            except WorkerLostError as error:
+                results = _lost(batch, error)
+            except Exception:
+                results = None
+            if results is None:
+                begun.rows.cancel()
+                self._hand_over(batch)
+            else:
+                self._end(batch, results)
+
+        when_read(self._loop, begun.rows.requests, end)
 
     def _take(self) -> list[_Request]:
         """The oldest requests for one output of one model, as many as fit; those that nobody waits for are left out."""
@@ -201,17 +234,21 @@ def _outcome(batch: Sequence[_Request]) -> Sequence[Outputs | Exception]:
 def _score(batch: Sequence[_Request]) -> list[Outputs | Exception]:
     """Each request's outputs, or why it has none: one bad request does not spoil the others'."""
     try:
-        return list(_split(batch, _outputs(batch)))
+        return _split(batch, _outputs(batch, _merged(batch)))
     except InputError as error:
         if len(batch) == 1:
             return [Refusal(400, str(error))]
         return [result for request in batch for result in _score([request])]
     except WorkerLostError as error:
-        return [Refusal(503, str(error), {"retry-after": "1"})] * len(batch)
+        return _lost(batch, error)
 
 
-def _outputs(batch: Sequence[_Request]) -> Outputs:
-    """Of all rows: those of encoded requests first."""
+def _lost(batch: Sequence[_Request], error: WorkerLostError) -> list[Outputs | Exception]:
+    return [Refusal(503, str(error), {"retry-after": "1"})] * len(batch)
+
+
+def _merged(batch: Sequence[_Request]) -> JaggedBatch:
+    """All rows: those of encoded requests first."""
     predictor, parts = batch[0].predictor, []
     encoded = [request.work for request in batch if isinstance(request.work, JaggedBatch)]
     raw = [request.work for request in batch if not isinstance(request.work, JaggedBatch)]
@@ -219,9 +256,14 @@ def _outputs(batch: Sequence[_Request]) -> Outputs:
         parts.append(merged_batches(encoded))
     if raw:
         parts.append(predictor.encode(merged_columns(raw)))
-    whole = merged_batches(parts)
-    found: Outputs = (predictor.embed(whole) if batch[0].is_embedded else predictor.logits(whole)).numpy()
-    return found
+    return merged_batches(parts)
+
+
+def _outputs(batch: Sequence[_Request], whole: JaggedBatch, begun: Begun | None = None) -> Outputs:
+    predictor = batch[0].predictor
+    found = predictor.embed(whole, begun) if batch[0].is_embedded else predictor.logits(whole, begun)
+    outputs: Outputs = found.numpy()
+    return outputs
 
 
 def _split(batch: Sequence[_Request], outputs: Outputs) -> list[Outputs | Exception]:

@@ -87,7 +87,7 @@ def ids_of_bytes(body: bytes, rows: range, row_bytes: int) -> NDArray[np.int64]:
     if not body or len(body) % 8 or len(body) > 8 * most:
         raise DataError(f"a body of {len(body):,} bytes", f"1 to {most:,} row ids of 8 bytes")
     row_ids = np.frombuffer(body, "<i8").astype(np.int64, copy=False)
-    low, high = int(row_ids.min()), int(row_ids.max())
-    if low < rows.start or high >= rows.stop:
+    if int((row_ids - rows.start).view(np.uint64).max()) >= len(rows):
+        low, high = int(row_ids.min()), int(row_ids.max())
         raise DataError(f"rows {low} to {high}", f"rows from {rows.start} to {rows.stop - 1}, which are here")
     return row_ids

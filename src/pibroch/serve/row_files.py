@@ -127,6 +127,8 @@ class MappedRows:
 
     Attributes:
         manifest: of the export.
+        num_rows: of all tables.
+        row_bytes: of a row as it is written.
 
     Raises:
         DamagedCheckpointError: when a file does not fit the manifest.
@@ -136,6 +138,8 @@ class MappedRows:
         tables = [Table(table.name, table.num_rows, manifest.dim) for table in manifest.tables]
         (self._tables,) = group_tables(tables, Frozen())
         self.manifest = manifest
+        self.num_rows = sum(table.num_rows for table in tables)
+        self.row_bytes = row_bytes(manifest.dim, manifest.dtype)
         shards = [shard for shard in manifest.shards if held is None or _overlaps(shard, held)]
         self._shards = [_mapped(folder, shard, manifest).within(held) for shard in shards]
         self._arrays = [kernel_arrays(shard.rows) for shard in self._shards]
@@ -148,11 +152,6 @@ class MappedRows:
     def features(self) -> tuple[str, ...]:
         """In the order of the model."""
         return self._tables.space.features
-
-    @property
-    def num_rows(self) -> int:
-        """Of all tables."""
-        return sum(table.num_rows for table in self.manifest.tables)
 
     def changed(self, row_ids: Ints, rows: NDArray[Any]) -> MappedRows:
         """These tables with newer versions of some rows; both share all that is in memory.
@@ -184,29 +183,18 @@ class MappedRows:
         """Rows ``[V, W]`` as the export itself has them, which are all here."""
         if len(self._shards) == 1:
             shard = self._shards[0]
-            return np.take(shard.rows, places - shard.first_row, 0)
+            taken: NDArray[Any] = shard.rows.take(places - shard.first_row, 0)
+            return taken
         found = self.empty(len(places))
         for shard in self._shards:
             here = shard.has(places)
             found[here] = shard.rows[places[here] - shard.first_row]
         return found
 
-    def is_here(self, places: Ints) -> NDArray[np.bool_]:
-        """Which rows are mapped here."""
-        found = np.zeros(len(places), np.bool_)
-        for shard in self._shards:
-            found |= shard.has(places)
-        return found
-
     def empty(self, count: int) -> NDArray[Any]:
         """Room for rows as they are written, ``[V, W]``."""
         kind, width = _written_as(self.manifest)
         return np.empty((count, width), kind)
-
-    @property
-    def row_bytes(self) -> int:
-        """Of a row as it is written."""
-        return row_bytes(self.manifest.dim, self.manifest.dtype)
 
     def __call__(self, batch: JaggedBatch) -> Tensor:
         """Pooled embeddings float32 ``[B, F, D]``; from any thread.
@@ -215,6 +203,17 @@ class MappedRows:
             RowIdError: for an id outside its table.
             DataError: for a batch without any of the features.
         """
+        row_ids, ids = self._resolved(batch)
+        pooled_BFD = self._zeros(ids)
+        num_bags = len(ids.offsets) - 1
+        for shard, arrays in zip(self._shards, self._arrays, strict=True):
+            parallel.run(
+                self._add, num_bags, *arrays, shard.first_row, row_ids, ids.offsets, ids.scale, pooled_BFD.numpy()
+            )
+        return pooled_BFD
+
+    def _resolved(self, batch: JaggedBatch) -> tuple[Ints, BatchIds]:
+        """Where the newest versions of a batch's rows lie, and its bags; raises as a call."""
         absent = frozenset(self.features).difference(batch.keys)
         if absent and len(absent) < len(self.features):
             if absent - self._absent:
@@ -225,16 +224,11 @@ class MappedRows:
         ids, problem = resolve(self._tables, batch.select(self.features))
         if problem is not None:
             raise problem
-        pooled_BFD = torch.zeros(ids.num_samples, ids.num_features, self._tables.space.dim)
-        rows = ids.row_ids if self._changes is None else self._changes.redirect(ids.row_ids)
-        self._pool(rows, ids, pooled_BFD.numpy())
-        return pooled_BFD
+        return ids.row_ids if self._changes is None else self._changes.redirect(ids.row_ids), ids
 
-    def _pool(self, row_ids: Ints, ids: BatchIds, out_BFD: Records) -> None:
-        """Add rows to their bags, file by file."""
-        num_bags = len(ids.offsets) - 1
-        for shard, arrays in zip(self._shards, self._arrays, strict=True):
-            parallel.run(self._add, num_bags, *arrays, shard.first_row, row_ids, ids.offsets, ids.scale, out_BFD)
+    def _zeros(self, ids: BatchIds) -> Tensor:
+        """What bags are added to, ``[B, F, D]``."""
+        return torch.zeros(ids.num_samples, ids.num_features, self._tables.space.dim)
 
 
 def _overlaps(shard: RowShard, held: range) -> bool:

@@ -1,18 +1,19 @@
 """Hosts that hold parts of the tables, as the one that scores asks them: see :mod:`pibroch.serve.parts`.
 
-A request is sent when it is made and its answer read when it is needed, so that hosts and the caller work at the same time
-without a thread for any of it. Every wait ends with the deadline.
+A request is sent when it is made and its answer read when it is needed, or, in an event loop, as it comes: so that hosts and
+the caller work at the same time without a thread for any of it. Every wait ends with the deadline.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import socket
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
 from pibroch.errors import ConfigError, WorkerLostError
@@ -23,6 +24,8 @@ ANSWER_TIMEOUT_S = 2.0
 _LEFT_ALONE_S = 1.0  # after it did not answer at all, in which nobody waits for it again
 _MOST_KEPT = 8
 _MOST_HEAD_BYTES = 64 << 10
+_NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+_CLOSED = "it closed the connection in the middle of an answer"
 
 
 class _Refused(Exception):
@@ -35,7 +38,21 @@ class _Connection:
     def __init__(self, opened: socket.socket) -> None:
         self._socket, self.process = opened, os.getpid()
         self.is_kept = False  # whether it has answered before, so that it may have been closed since
-        self.has_begun = False
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.on_bytes: Callable[[], None] | None = None
+
+    def watch(self, loop: asyncio.AbstractEventLoop, on_bytes: Callable[[], None]) -> None:
+        """Have an event loop call when bytes come; it looks until the end, as a look costs less than its begin and end."""
+        self.on_bytes = on_bytes
+        if self.loop is not loop:
+            loop.add_reader(self._socket.fileno(), self._come)
+            self.loop = loop
+
+    def _come(self) -> None:
+        if self.on_bytes is None:
+            self.close()  # nothing was asked: it is the end
+        else:
+            self.on_bytes()
 
     def enter(self, request: bytes, deadline: float) -> None:
         """Make it one for rows; raises _Refused."""
@@ -58,44 +75,37 @@ class _Connection:
         if body:
             raise ConnectionError("it answers before it is asked")
 
-    def send(self, request: bytes, deadline: float) -> None:
+    def send(self, request: bytes, deadline: float | None) -> None:
         self._wait_until(deadline)
         self._socket.sendall(request)
 
-    def receive(self, deadline: float, most_bytes: int) -> bytes:
-        """The bytes of an answer; raises _Refused."""
-        self.has_begun = False
-        status, length = ANSWER.unpack(self._exactly(ANSWER.size, deadline))
-        if length > most_bytes:
-            raise ConnectionError(f"it answers with more than {most_bytes:,} bytes")
-        body = self._exactly(length, deadline)
-        if status != 200:
-            raise _Refused(f"it answers {status}: {bytes(body[:400]).decode('utf-8', 'replace')}")
-        return bytes(body)
+    def receive_into(self, room: memoryview, deadline: float | None) -> int:
+        """The number of bytes that came, at least one."""
+        self._wait_until(deadline)
+        count = self._socket.recv_into(room)
+        if not count:
+            raise ConnectionError(_CLOSED)
+        return count
 
     def close(self) -> None:
+        if self.loop is not None:
+            self.loop.remove_reader(self._socket.fileno())
+            self.loop = None
         self._socket.close()
-
-    def _exactly(self, length: int, deadline: float) -> bytearray:
-        found, taken = bytearray(length), 0
-        view = memoryview(found)
-        while taken < length:
-            self._wait_until(deadline)
-            count = self._socket.recv_into(view[taken:])
-            if not count:
-                raise ConnectionError("it closed the connection in the middle of an answer")
-            self.has_begun = True
-            taken += count
-        return found
 
     def _some(self, deadline: float) -> bytes:
         self._wait_until(deadline)
         read = self._socket.recv(_MOST_HEAD_BYTES)
         if not read:
-            raise ConnectionError("it closed the connection in the middle of an answer")
+            raise ConnectionError(_CLOSED)
         return read
 
-    def _wait_until(self, deadline: float) -> None:
+    def _wait_until(self, deadline: float | None) -> None:
+        """The next call waits so long; not at all without a deadline."""
+        if deadline is None:
+            if self._socket.gettimeout() != 0:
+                self._socket.settimeout(0)
+            return
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
@@ -128,26 +138,34 @@ class RowHost:
         address = found.netloc.rpartition("@")[2]
         self._head = f"HTTP/1.1\r\nhost: {address}\r\n{bearer}connection: upgrade\r\nupgrade: {PROTOCOL}\r\n\r\n"
         self._kept: list[_Connection] = []
+        self._watched: list[_Connection] = []  # of these, those of an event loop, which others leave alone
         self._lost: tuple[float, str] = (0.0, "")
 
-    def ask(self, path: str, request: bytes, most_bytes: int, deadline: float) -> RowRequest:
-        """Send a request on a connection opened at a path; nothing is waited for but a connection.
+    def ask(self, path: str, request: bytes, most_bytes: int, deadline: float, waits: bool = True) -> RowRequest:
+        """Send a request on a connection opened at a path; nothing is waited for but a connection, if that.
 
         Raises:
+            BlockingIOError: when one had to be waited for and must not.
             WorkerLostError: when there is none to be had by the deadline (of :func:`time.monotonic`).
         """
         until, reason = self._lost
         if time.monotonic() < until:
             raise WorkerLostError(self.url, reason)
-        return RowRequest(self, path, request, most_bytes, deadline)
+        connection = None if waits else self._sent_on(self._watched, request, None)
+        connection = connection or self._sent_on(self._kept, request, deadline if waits else None)
+        if connection is None:
+            if not waits:
+                raise BlockingIOError
+            connection = self.sent_anew(path, request, deadline)
+        return RowRequest(self, path, request, most_bytes, deadline, connection)
 
-    def sent(self, path: str, request: bytes, deadline: float, anew: bool = False) -> _Connection:
-        """A connection on which a request was sent: one that was kept where there is one, unless it is to be anew."""
-        while not anew:
+    def _sent_on(self, kept: list[_Connection], request: bytes, deadline: float | None) -> _Connection | None:
+        """A connection that was kept, on which a request was sent, where there is one."""
+        while True:
             try:
-                connection = self._kept.pop()
+                connection = kept.pop()
             except IndexError:
-                break
+                return None
             try:
                 if connection.process == os.getpid():
                     connection.send(request, deadline)
@@ -158,6 +176,9 @@ class RowHost:
                 raise self.lost(error) from error
             except OSError:
                 connection.close()  # it was closed since
+
+    def sent_anew(self, path: str, request: bytes, deadline: float) -> _Connection:
+        """A connection that was opened for a request, which was sent."""
         try:
             connection = self._opened(path, deadline)
             connection.send(request, deadline)
@@ -181,9 +202,10 @@ class RowHost:
 
     def keep(self, connection: _Connection) -> None:
         """For the next request."""
-        connection.is_kept = True
-        if len(self._kept) < _MOST_KEPT:
-            self._kept.append(connection)
+        connection.is_kept, connection.on_bytes = True, None
+        kept = self._kept if connection.loop is None else self._watched
+        if len(kept) < _MOST_KEPT:
+            kept.append(connection)
         else:
             connection.close()
 
@@ -197,45 +219,80 @@ class RowHost:
 
 
 class RowRequest:
-    """A request on its way to a host."""
+    """A request on its way to a host, and what has come of its answer."""
 
-    def __init__(self, host: RowHost, path: str, request: bytes, most_bytes: int, deadline: float) -> None:
-        self._host, self._path, self._request = host, path, request
-        self._most_bytes, self._deadline = most_bytes, deadline
-        self._connection = host.sent(path, request, deadline)
+    def __init__(
+        self, host: RowHost, path: str, request: bytes, most_bytes: int, deadline: float, connection: _Connection
+    ) -> None:
+        self._host, self._path, self._request, self._deadline = host, path, request, deadline
+        self._connection = connection
+        self._room, self._taken = memoryview(bytearray(ANSWER.size + most_bytes)), 0
 
-    def answer(self) -> bytes:
+    def watch(self, loop: asyncio.AbstractEventLoop, on_bytes: Callable[[], None]) -> None:
+        """Have an event loop call when bytes come, until the answer was taken; in its thread, as are all calls then."""
+        self._connection.watch(loop, on_bytes)
+
+    def read(self) -> bool:
+        """Take what has come, without waiting; whether that is all. Raises OSError."""
+        try:
+            self._take(None)
+        except _NOT_YET:
+            return False
+        self._connection.on_bytes = None
+        return True
+
+    def answer(self) -> memoryview:
         """The rows; blocks until the deadline at most.
 
         Raises:
             WorkerLostError: when there are none, or it refuses.
         """
         try:
-            return self._answer()
+            self._take(self._deadline)
         except OSError as error:
             connection = self._connection
             connection.close()
-            if not connection.is_kept or connection.has_begun or isinstance(error, TimeoutError):
+            if not connection.is_kept or self._taken or isinstance(error, TimeoutError):
                 raise self._host.lost(error) from error
-        self._connection = self._host.sent(self._path, self._request, self._deadline, anew=True)  # it was closed since
-        try:
-            return self._answer()
-        except OSError as error:
+            self._take_anew()
+        status, _ = ANSWER.unpack_from(self._room)
+        body = self._room[ANSWER.size : self._taken]
+        if status != 200:
             self._connection.close()
-            raise self._host.lost(error) from error
+            reason = bytes(body[:400]).decode("utf-8", "replace")
+            raise WorkerLostError(self._host.url, f"it answers {status}: {reason}")
+        self._host.keep(self._connection)
+        return body
 
     def cancel(self) -> None:
         """Nobody wants the answer any more."""
         self._connection.close()
 
-    def _answer(self) -> bytes:
+    def _take_anew(self) -> None:
+        """On another connection: it was closed since."""
+        self._connection = self._host.sent_anew(self._path, self._request, self._deadline)
         try:
-            found = self._connection.receive(self._deadline, self._most_bytes)
-        except _Refused as refused:
+            self._take(self._deadline)
+        except OSError as error:
             self._connection.close()
-            raise self._host.lost(refused) from refused
-        self._host.keep(self._connection)
-        return found
+            raise self._host.lost(error) from error
+
+    def _take(self, deadline: float | None) -> None:
+        """Read until all is there."""
+        while self._taken < (end := self._end()):
+            self._taken += self._connection.receive_into(self._room[self._taken :], deadline)
+        if self._taken > end:
+            raise ConnectionError("it answers more than it is asked")
+
+    def _end(self) -> int:
+        """How many bytes the answer has, as far as is known."""
+        if self._taken < ANSWER.size:
+            return ANSWER.size
+        _, length = ANSWER.unpack_from(self._room)
+        end: int = ANSWER.size + length
+        if end > len(self._room):
+            raise ConnectionError(f"it answers with {length:,} bytes")
+        return end
 
 
 def _reason(body: bytes) -> str:

@@ -1,14 +1,14 @@
 """An export whose rows lie on several hosts: each maps its part, and whoever scores fetches the others' rows.
 
-A lookup fetches the distinct rows of a batch, by one request a host, while it reads its own; then it pools them by the kernels
-and in the order of files and positions in which one host would: so that sums have its bits. Deltas lie on every host, whole:
-what is fetched is rows of an export alone, which never change.
+A lookup fetches the rows of a batch, of many ids the distinct ones, by one request a host, while it reads its own; then it
+pools them by the kernels and in the order of files and positions in which one host would: so that sums have its bits. Deltas
+lie on every host, whole: what is fetched is rows of an export alone, which never change.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from pibroch.data import JaggedBatch
 from pibroch.errors import ConfigError, WorkerLostError
-from pibroch.exchange.rows import BatchIds
 from pibroch.kernels import parallel
-from pibroch.kernels.arrays import Ints, Records
+from pibroch.kernels.arrays import Ints
 from pibroch.serve.export_format import ExportManifest, RowShard
 from pibroch.serve.parts import Part, most_ids, request_of
 from pibroch.serve.row_files import MappedRows, kernel_arrays
@@ -29,7 +31,8 @@ from pibroch.serve.row_files import MappedRows, kernel_arrays
 if TYPE_CHECKING:
     from pibroch.serve.row_hosts import RowHost, RowRequest
 
-_HEAD_BYTES = 64 << 10  # of an answer, or a reason in the place of rows
+_FEW_IDS = 256  # of which the equal ones take less time on their way, 8 KB for all at most, than to be found
+_MOST_REASON_BYTES = 4 << 10  # in the place of rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,51 @@ class Split:
         return shard.first_row < held.stop and held.start < shard.first_row + shard.num_rows
 
 
+class RowsAsked:
+    """Rows of a batch, some of which are on their way from other hosts.
+
+    Args:
+        records: ``[U, W]`` by rising row ids: where rows are put that come, beside those that are here.
+
+    Attributes:
+        then: what is made of them when all are there.
+    """
+
+    def __init__(self, records: NDArray[Any]) -> None:
+        self._records = records
+        self.then: Callable[[NDArray[Any]], Tensor] = torch.from_numpy
+        self._open: list[tuple[RowRequest, int, int, str]] = []
+
+    @property
+    def requests(self) -> list[RowRequest]:
+        """For rows that are elsewhere, whose answers nobody has taken yet."""
+        return [request for request, *_ in self._open]
+
+    def add(self, request: RowRequest, first: int, end: int, url: str) -> None:
+        """For the rows from and to these places."""
+        self._open.append((request, first, end, url))
+
+    def __call__(self) -> Tensor:
+        """What is made of them; blocks until all are there, or raises WorkerLostError."""
+        try:
+            while self._open:
+                request, first, end, url = self._open.pop()
+                found, rows = request.answer(), self._records[first:end]
+                if len(found) != rows.nbytes:
+                    raise WorkerLostError(url, f"it answers {len(found)} bytes in place of {rows.nbytes}")
+                rows[:] = np.frombuffer(found, rows.dtype).reshape(rows.shape)
+        except BaseException:
+            self.cancel()
+            raise
+        return self.then(self._records)
+
+    def cancel(self) -> None:
+        """Nobody wants them any more."""
+        for request in self.requests:
+            with suppress(OSError):
+                request.cancel()
+
+
 class SplitRows(MappedRows):
     """All tables of an export, some of whose rows other hosts hold; as :class:`MappedRows` else.
 
@@ -95,64 +143,95 @@ class SplitRows(MappedRows):
         super().__init__(folder, manifest, split.held(sum(table.num_rows for table in manifest.tables)))
         self._sha256, self._split = sha256, split
         self._parts = [Part(number, len(split.hosts)) for number in range(1, len(split.hosts) + 1)]
+        self._part_bounds = np.array([*(part.of(self.num_rows).start for part in self._parts), self.num_rows])
+        self._file_ends = np.array([shard.first_row + shard.num_rows for shard in manifest.shards])
+
+    def changed(self, row_ids: Ints, rows: NDArray[Any]) -> SplitRows:
+        """See :meth:`MappedRows.changed`."""
+        newer = super().changed(row_ids, rows)
+        assert isinstance(newer, SplitRows)
+        newer._file_ends = np.append(self._file_ends, self._file_ends[-1] + len(rows))
+        return newer
 
     def reach(self) -> None:
         """Fetch a row of each part; raises WorkerLostError."""
         firsts = [rows.start for rows in (part.of(self.num_rows) for part in self._parts) if rows]
-        self._fetched(np.array(firsts, np.int64))
+        self._asked(np.array(firsts, np.int64), waits=True)()
 
-    def _pool(self, row_ids: Ints, ids: BatchIds, out_BFD: Records) -> None:
+    def __call__(self, batch: JaggedBatch) -> Tensor:
         """Raises WorkerLostError for a host that does not answer, see :data:`row_hosts.ANSWER_TIMEOUT_S`."""
-        wanted, places = np.unique(row_ids, return_inverse=True)
-        records = self._fetched(wanted)
-        places, num_bags = places.astype(np.int64, copy=False).reshape(-1), len(ids.offsets) - 1
-        ends = [0, *np.searchsorted(wanted, self._file_ends).tolist()]
-        for first, end in pairwise(ends):
-            if first < end:
-                arrays = kernel_arrays(records[first:end])
-                parallel.run(self._add, num_bags, *arrays, first, places, ids.offsets, ids.scale, out_BFD)
+        return self.ask(batch)()
 
-    @property
-    def _file_ends(self) -> list[int]:
-        """The first row behind each file of the export, and behind each delta's."""
-        own = [shard.first_row + shard.num_rows for shard in self.manifest.shards]
-        return own + [shard.first_row + len(shard.rows) for shard in self._shards if shard.first_row >= self.num_rows]
+    def ask(self, batch: JaggedBatch, waits: bool = True) -> RowsAsked:
+        """Send requests for the rows that are elsewhere, and read those that are here meanwhile.
 
-    def _fetched(self, wanted: Ints) -> NDArray[Any]:
-        """Rows ``[U, W]`` by their rising ids: those of other hosts and this one's own."""
-        records = self.empty(len(wanted))
-        asked: list[tuple[NDArray[Any], RowRequest, RowHost]] = []
+        Args:
+            batch: as a call takes it.
+            waits: for a connection where none is open.
+
+        Returns:
+            What gives pooled embeddings, as a call does.
+
+        Raises:
+            BlockingIOError: for what cannot be sent without waiting.
+            WorkerLostError: where a host is known to be lost.
+        """
+        row_ids, ids = self._resolved(batch)
+        wanted, places = _rising(row_ids)
+        asked, num_bags = self._asked(wanted, waits), len(ids.offsets) - 1
+        ends = [0, *wanted.searchsorted(self._file_ends).tolist()]
+        pooled_BFD = self._zeros(ids)
+        out = pooled_BFD.numpy()
+
+        def pooled(records: NDArray[Any]) -> Tensor:
+            for first, end in pairwise(ends):
+                if first < end:
+                    arrays = kernel_arrays(records[first:end])
+                    parallel.run(self._add, num_bags, *arrays, first, places, ids.offsets, ids.scale, out)
+            return pooled_BFD
+
+        asked.then = pooled
+        return asked
+
+    def _asked(self, wanted: Ints, waits: bool) -> RowsAsked:
+        """Rows by their rising ids: those of other hosts on their way, this one's own and those of deltas there."""
+        records, most = self.empty(len(wanted)), most_ids(self.row_bytes)
+        asked, bounds = RowsAsked(records), wanted.searchsorted(self._part_bounds).tolist()
+        here = [(bounds[-1], len(wanted))]
         try:
-            for part, host, first, end in self._elsewhere(wanted):
-                asked.append((records[first:end], self._asked(part, host, wanted[first:end]), host))
-            here = self.is_here(wanted)
-            records[here] = self.exported(wanted[here])
-            while asked:
-                rows, request, host = asked.pop()
-                found = request.answer()
-                if len(found) != rows.nbytes:
-                    raise WorkerLostError(host.url, f"it answers {len(found)} bytes in place of {rows.nbytes}")
-                rows[:] = np.frombuffer(found, rows.dtype).reshape(rows.shape)
-        finally:
-            for _, request, _ in asked:
-                with suppress(OSError):
-                    request.cancel()
-        return records
+            for part, host, (first, end) in zip(self._parts, self._split.hosts, pairwise(bounds), strict=True):
+                if part == self._split.part:
+                    here.append((first, end))
+                    continue
+                for begin in range(first, end, most):
+                    some = wanted[begin : min(begin + most, end)]
+                    asked.add(self._request(part, host, some, waits), begin, begin + len(some), host.url)
+            for first, end in here:
+                if first < end:
+                    records[first:end] = self.exported(wanted[first:end])
+        except BaseException:
+            asked.cancel()
+            raise
+        return asked
 
-    def _elsewhere(self, wanted: Ints) -> Iterator[tuple[Part, RowHost, int, int]]:
-        """Requests to be made: of which part, whom, and the places in ``wanted`` from and to."""
-        most = most_ids(self.row_bytes)
-        for part, host in zip(self._parts, self._split.hosts, strict=True):
-            if part == self._split.part:
-                continue
-            rows = part.of(self.num_rows)
-            first, after = np.searchsorted(wanted, [rows.start, rows.stop]).tolist()
-            for begin in range(first, after, most):
-                yield part, host, begin, min(begin + most, after)
-
-    def _asked(self, part: Part, host: RowHost, row_ids: Ints) -> RowRequest:
+    def _request(self, part: Part, host: RowHost, row_ids: Ints, waits: bool) -> RowRequest:
         from pibroch.serve.row_hosts import ANSWER_TIMEOUT_S
 
-        most_bytes = len(row_ids) * self.row_bytes + _HEAD_BYTES
+        most_bytes = len(row_ids) * self.row_bytes + _MOST_REASON_BYTES
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
-        return host.ask(part.path, request_of(self._sha256, row_ids), most_bytes, deadline)
+        return host.ask(part.path, request_of(self._sha256, row_ids), most_bytes, deadline, waits)
+
+
+def _rising(row_ids: Ints) -> tuple[Ints, Ints]:
+    """Row ids in rising order, and where among them each one is; of many, every one but once.
+
+    >>> _rising(np.array([7, 3, 5]))
+    (array([3, 5, 7]), array([2, 0, 1]))
+    """
+    if len(row_ids) > _FEW_IDS:
+        wanted, places = np.unique(row_ids, return_inverse=True)
+        return wanted, places.astype(np.int64, copy=False).reshape(-1)
+    order = row_ids.argsort()
+    places = np.empty_like(row_ids)
+    places[order] = np.arange(len(row_ids))
+    return row_ids[order], places
