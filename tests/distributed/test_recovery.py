@@ -5,6 +5,7 @@ import os
 import random
 import re
 import signal
+import subprocess
 import sys
 import threading
 from contextlib import suppress
@@ -15,6 +16,7 @@ from crew import Crew, lives, processes_of, steps, wait_until
 from test_timed_checkpoints import check_same
 
 from pibroch.config import to_toml
+from pibroch.ports import free_port
 from small_run import make_config, run_command
 
 KILLS = int(os.environ.get("PIBROCH_SOAK_KILLS", "0"))
@@ -137,6 +139,72 @@ def test_torchrun_starts_again_what_was_killed(data, expected, tmp_path):
         assert crew.end() == 0, crew.output
     assert crew.output.count("resumed from") == 1
     check_same(run, expected)
+
+
+def test_fewer_ranks_go_on_where_more_get_no_further(data, tmp_path):
+    recipe, run = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe.write_text(to_toml(make_config(data, *COMMON).model_dump()))
+    with Crew(recipe, "--run-dir", run, "--ranks", 2, "--restarts", 9, "--least-ranks", 1) as crew:
+        killed = set()
+        while crew.process.poll() is None and not (run / "metrics.jsonl").exists():
+            for pid in set(crew.pids().values()) - killed if len(crew.pids()) == 2 else ():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+        assert crew.end() == 0, crew.output
+    assert "going on with 1 ranks" in crew.output
+    assert json.loads((run / "summary.json").read_text())["world_size"] == 1
+
+
+ELASTIC = ["--nnodes", "1:2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--max-restarts", "9"]
+
+
+@pytest.mark.alone  # agents that do not hear of each other for three seconds take each other for lost
+@pytest.mark.slow
+def test_machines_leave_and_join_under_torchrun(data, tmp_path):
+    recipe, run, port = tmp_path / "recipe.toml", tmp_path / "run", free_port()
+    often = [
+        "train.epochs=1000",
+        "train.checkpoint_every_seconds=0.3",
+        "train.log_every=5",
+        "train.checkpoint_every=100000",
+    ]
+    recipe.write_text(to_toml(make_config(data, *often, "train.evaluate_every=1000000").model_dump()))
+    environment = os.environ | {
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
+
+    def agent(is_host):
+        short = f"is_host={is_host},last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3"
+        where = ["--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf", short, "--monitor-interval", "0.1"]
+        command = [sys.executable, "-m", "torch.distributed.run", *ELASTIC, *where, "-m", "pibroch", "train", recipe]
+        return subprocess.Popen(
+            [*command, "--run-dir", run, "--resume"], env=environment, start_new_session=True,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def wait_for_ranks(count):
+        path, before = run / "ranks.json", steps(run)
+        wait_until(lambda: path.exists() and json.loads(path.read_text())["ranks"] == count, 100)
+        wait_until(lambda: steps(run) > before + 3, 60)
+
+    agents = [agent(1), agent(0)]
+    try:
+        wait_for_ranks(2)
+        os.killpg(agents[1].pid, signal.SIGKILL)
+        wait_for_ranks(1)
+        agents.append(agent(0))
+        wait_for_ranks(2)
+    finally:
+        for each in agents:
+            with suppress(ProcessLookupError):
+                os.killpg(each.pid, signal.SIGKILL)
+            each.wait()
+    reasons = [restart["reason"] for restart in restarts(run)]
+    assert reasons == ["ranks: 2 before, 1 from here on", "ranks: 1 before, 2 from here on"]
+    assert all(restart["from_step"] > 0 for restart in restarts(run))
 
 
 @pytest.mark.parametrize("exchange", ["alltoall", "retrieve", "lookahead"])

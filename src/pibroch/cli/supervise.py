@@ -19,6 +19,8 @@ DEFAULT_RESTARTS = 10
 """Of several ranks."""
 WINDOW_S = 3600.0
 LONGEST_PAUSE_S = 30.0
+VAIN_RESTARTS = 2
+"""In turn, after which fewer ranks go on where they may."""
 PRELOADED = (
     "torch.distributed", "torch._dynamo", "pibroch.train.run", "pibroch.rpc.api", "pibroch.servers.server",
     "pibroch.roles.group",
@@ -38,9 +40,10 @@ class RestartBudget:
     """
 
     most: int
+    vain: int = 0
+    """Restarts in turn that brought no new checkpoint or cut."""
     _times: deque[float] = field(default_factory=deque)
     _step: int | None = None
-    _vain: int = 0
 
     def pause(self, step: int, now: float) -> float | None:
         """Seconds to wait before the next start; ``None`` when no more are left.
@@ -51,33 +54,35 @@ class RestartBudget:
         """
         while self._times and now - self._times[0] > WINDOW_S:
             self._times.popleft()
-        self._vain = self._vain + 1 if step == self._step else 0
+        self.vain = self.vain + 1 if step == self._step else 0
         self._step = step
         if len(self._times) >= self.most:
             return None
         self._times.append(now)
-        return min(LONGEST_PAUSE_S, 2.0 ** (self._vain - 1)) if self._vain else 0.0
+        return min(LONGEST_PAUSE_S, 2.0 ** (self.vain - 1)) if self.vain else 0.0
 
 
-def supervise(num_ranks: int, folder: Path, restarts: int) -> int:
+def supervise(num_ranks: int, folder: Path, restarts: int, least_ranks: int | None = None) -> int:
     """Run this command line as several ranks, again and again as long as something is lost; returns an exit code.
 
     Args:
         num_ranks: how many.
         folder: of the run.
         restarts: in an hour, at most.
+        least_ranks: with how many to go on where more do not get further; always all when absent.
     """
+    least_ranks = least_ranks or num_ranks
     if not can_fork():
-        return _supervise(num_ranks, folder, restarts, None)
+        return _supervise(num_ranks, folder, restarts, least_ranks, None)
     from pibroch.cli.main import main
 
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_of_rank(num_ranks)))  # before torch's threads are known
     with ForkServer(main, _compiled_kernels) as server:
         server.preload(PRELOADED)
-        return _supervise(num_ranks, folder, restarts, server)
+        return _supervise(num_ranks, folder, restarts, least_ranks, server)
 
 
-def _supervise(num_ranks: int, folder: Path, restarts: int, server: ForkServer | None) -> int:
+def _supervise(num_ranks: int, folder: Path, restarts: int, least_ranks: int, server: ForkServer | None) -> int:
     from pibroch.train.run_directory import RunDirectory
 
     budget, more = RestartBudget(restarts), list[str]()
@@ -101,6 +106,11 @@ def _supervise(num_ranks: int, folder: Path, restarts: int, server: ForkServer |
             return code
         RunDirectory(folder).note_restart(reason, step, pause)
         _say(f"{reason}: starting again from step {step}" + (f" in {pause:g} s" if pause else ""))
+        if budget.vain >= VAIN_RESTARTS and num_ranks > least_ranks:
+            num_ranks = max(least_ranks, num_ranks - 1)
+            _say(f"going on with {num_ranks} ranks, as {budget.vain + 1} starts in turn got no further (--least-ranks)")
+            if server is not None:
+                server.forget()  # what the ranks of before have kept are other rows
         time.sleep(pause)
         words.unlink(missing_ok=True)
         more = ["--resume"]

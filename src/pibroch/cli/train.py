@@ -61,6 +61,13 @@ Restarts = Annotated[
         "lost: 10 with --ranks, 0 for one process.",
     ),
 ]
+LeastRanks = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="With how many ranks to go on where a run of --ranks dies again and again at one place; always all when absent.",
+    ),
+]
 
 
 def train(
@@ -75,6 +82,7 @@ def train(
     by_role: ByRole = False,
     roles: Roles = False,
     restarts: Restarts = None,
+    least_ranks: LeastRanks = None,
 ) -> None:
     """Train a model and evaluate it. Without arguments: a small run on generated data."""
     changes = [*(overrides or []), *([f"data.dir={str(data)!r}"] if data else [])]
@@ -100,7 +108,8 @@ def train(
     if known is not None and (ranks > 1 or restarts):
         from pibroch.cli.supervise import DEFAULT_RESTARTS, supervise
 
-        raise typer.Exit(supervise(ranks, known[1], DEFAULT_RESTARTS if restarts is None else restarts))
+        restarts = DEFAULT_RESTARTS if restarts is None else restarts
+        raise typer.Exit(supervise(ranks, known[1], restarts, least_ranks))
     _join_and_train(begin if known is None else lambda: known, resume, tensorboard, trace)
 
 

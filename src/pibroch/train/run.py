@@ -95,7 +95,7 @@ def _train(session: Session, run: RunDirectory, make_sink: MakeSink, traces: boo
     checkpoints = CheckpointFolder(run.checkpoints_path, *how)
     cuts = MemoryCuts(session)
     progress, timed = _go_on(session, run, checkpoints, cuts)
-    on_first(channel, lambda: _note_surroundings(session, run, checkpoints.latest() is not None))
+    on_first(channel, lambda: _note_surroundings(session, run, checkpoints.latest() is not None, progress.step))
     finished = on_first(channel, lambda: _summary_of_finished(session, run, progress))
     if finished is not None:
         summary = Summary(**finished)
@@ -212,12 +212,13 @@ def must_fit(manifest: Manifest, dataset: EncodedDataset) -> Manifest:
     return manifest
 
 
-def _note_surroundings(session: Session, run: RunDirectory, goes_on: bool) -> None:
+def _note_surroundings(session: Session, run: RunDirectory, goes_on: bool, step: int) -> None:
     """Keep what the run began with; where it goes on with something else, say so."""
     here = surroundings(threads=torch.get_num_threads(), ranks=session.world.ranks.world_size)
     before = (run.read_json(VERSIONS) if goes_on else None) or {}
     warn_of_surroundings(before, here)
     run.write_json(VERSIONS, here | before)
+    run.note_ranks(here["ranks"], step)
 
 
 def _summary_of_finished(session: Session, run: RunDirectory, progress: Progress) -> dict[str, Any] | None:

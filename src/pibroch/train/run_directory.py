@@ -27,6 +27,7 @@ LOCK = ".lock"
 """Held by rank 0 while it trains; says who it is."""
 VERSIONS = "versions.json"
 RESTARTS = "restarts.jsonl"
+RANKS = "ranks.json"
 """A line for each time that processes of the run, or all, were started again, because some were lost."""
 logger = logging.getLogger(__name__)
 _LIBRARIES = ("torch", "numba", "numpy", "polars", "safetensors")
@@ -175,6 +176,13 @@ class RunDirectory:
                 file.write(json.dumps(record) + "\n")
         except OSError as error:
             logger.warning("%s is not kept in %s: %s", reason, self.path / RESTARTS, error.strerror)
+
+    def note_ranks(self, ranks: int, step: int) -> None:
+        """Keep how many ranks train; where they are others than before, that is a line among the restarts."""
+        before = (self.read_json(RANKS) or {}).get("ranks", ranks)
+        if before != ranks:
+            self.note_restart(f"ranks: {before} before, {ranks} from here on", step)
+        self.write_json(RANKS, {"ranks": ranks})
 
     @property
     def num_restarts(self) -> int:
