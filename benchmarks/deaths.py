@@ -90,6 +90,12 @@ class WatchedRun:
                         raise AssertionError(f"step {last} has loss {record['loss']}, and had {self._losses[last]}")
         return last
 
+    def rate(self, seconds: float) -> float:
+        """Steps a second, over so many seconds."""
+        begin, start = self.step(), time.monotonic()
+        time.sleep(seconds)
+        return (self.step() - begin) / (time.monotonic() - start)
+
     def saved_step(self) -> int:
         """Of the newest checkpoint."""
         names = [path.name for place in ("checkpoints", "recovery") for path in (self.folder / place).glob("step-*")]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import statistics
 import subprocess
+import time
 from pathlib import Path
 
 from benchmarks.deaths import VICTIMS, Recovery, WatchedRun
@@ -18,10 +19,11 @@ from benchmarks.registry import Options, topic
 from benchmarks.results import Report, Row
 from pibroch.data.synthetic import SyntheticOptions, synthesize
 
-SUPERVISED, BY_HAND = "pibroch, supervised", "ended and resumed"
-ROWS = {"1 M": 150_000, "10 M": 1_600_000, "33.8 M": 11_000_000}
-"""All tables' rows, about, by the bound on each of Criteo's tables."""
+FROM_MEMORY, FROM_DISK, BY_HAND = "pibroch, from memory", "pibroch, from disk", "ended and resumed"
+ROWS = {"1 M": 38_500, "10 M": 385_000, "33.8 M": 1_300_000}
+"""All tables' rows, by those of each of 26."""
 INTERVAL_S, OWN_EVERY = 5.0, 400
+KILL_EVERY_S, WATCHED_S = 60.0, 180.0
 CALM_STEPS = 40
 STARTED_WITHIN = ("oracle", "data processor")
 """Roles whose processes are started again within the run, whoever watches."""
@@ -48,43 +50,53 @@ evaluate_every = 1000000
 """
 COLUMNS = {
     "deaths": ["rows", "role", "contender", "seconds", "steps_again"],
-    "cost": ["rows", "contender", "samples_per_second", "of_without", "share_of_thread", "checkpoints"],
+    "cost": ["rows", "contender", "samples_per_second", "of_without", "share_of_thread", "checkpoints", "cuts"],
+    "goodput": ["rows", "contender", "steps_per_second", "of_calm", "deaths"],
 }
 PLOTS = {
     "deaths": PlotSpec(
-        "seconds", ("rows",), "role", "contender", "s from death to the next new step", decimals=1, ours=SUPERVISED
+        "seconds", ("rows",), "role", "contender", "s from death to the next new step", decimals=1, ours=FROM_MEMORY
     ),
-    "cost": PlotSpec("samples_per_second", ("rows",), "contender", "contender", "samples/s", ours="by time"),
+    "cost": PlotSpec("samples_per_second", ("rows",), "contender", "contender", "samples/s", ours="both"),
+    "goodput": PlotSpec(
+        "of_calm", ("rows",), "contender", "contender", "new steps of those without deaths", ours=FROM_MEMORY
+    ),
 }
 
 
 @topic(
-    "recovery", "seconds from a death to the next new step, by role, and what checkpoints by time cost",
-    sections=["deaths", "cost"], quick_sections=["deaths", "cost"],
+    "recovery", "seconds from a death to the next new step, by role; goodput; what cuts and checkpoints by time cost",
+    sections=["deaths", "cost", "goodput"], quick_sections=["deaths", "cost"],
 )  # fmt: skip
 def run(options: Options) -> Report:
     """Measure a section."""
-    chosen = {"0.1 M": 10_000} if options.quick else ROWS
+    measure, title = {
+        "deaths": (deaths, "What a death costs"),
+        "cost": (cost, "What it costs when nobody dies"),
+        "goodput": (goodput, "New steps with a death a minute"),
+    }[options.section]
+    chosen = {"0.1 M": 3_850} if options.quick else ROWS
     rows: list[Row] = []
-    for label, most in chosen.items():
-        data = options.scratch / f"data-{most}"
+    for label, table_rows in chosen.items():
+        data = options.scratch / f"data-{table_rows}"
         if not data.exists():
             options.say(f"{label} rows: generating data")
-            synthesize(SyntheticOptions(num_samples=400_000 if options.quick else 4_000_000, max_table_rows=most), data)
+            synthesize(
+                SyntheticOptions(num_samples=400_000 if options.quick else 2_000_000, table_rows=table_rows), data
+            )
         recipe = options.scratch / "recipe.toml"
         recipe.write_text(RECIPE)
-        measure = deaths if options.section == "deaths" else cost
         rows += measure(label, recipe, data, options)
     notes = [*headlines(options.section, rows), *MEANINGS[options.section]]
-    title = "What a death costs" if options.section == "deaths" else "What checkpoints by time cost"
     return Report("recovery", title, rows, COLUMNS[options.section], PLOTS[options.section], notes, provenance())
 
 
 MEANINGS = {
     "deaths": [
-        f"two ranks, two embedding servers, a central oracle, two data processors; batch 2048, dim 16; checkpoints by time "
-        f"every {INTERVAL_S:g} s, those of the run's own every {OWN_EVERY} steps",
-        f"`{BY_HAND}`: no supervisor and no checkpoints by time; the same command with --resume as soon as all have ended",
+        f"two ranks, two embedding servers, a central oracle, two data processors; batch 2048, dim 16; `{FROM_MEMORY}` with "
+        f"all defaults, `{FROM_DISK}` without cuts in memory and with checkpoints by time every {INTERVAL_S:g} s",
+        f"`{BY_HAND}`: no supervisor, cuts, or checkpoints by time, those of the run's own every {OWN_EVERY} steps; the same "
+        "command with --resume as soon as all have ended",
         "each step that was trained again had the loss that it had before",
         f"{' and '.join(STARTED_WITHIN)}: started again within the run, which they do not end; the new oracle makes all plans "
         "since the run last began or went on once more",
@@ -92,7 +104,12 @@ MEANINGS = {
     ],
     "cost": [
         "two ranks, alltoall, batch 2048, dim 16; runs in turn, medians over the rounds; all steps of a run but the first",
-        "`share_of_thread`: of the time of steps, what checkpoints by time took from the thread that trains",
+        "`by time`: checkpoints every 10 s; `in memory`: cuts as often as they choose; `both`: the same together",
+        "`share_of_thread`: of the time of steps, what they took from the thread that trains",
+    ],
+    "goodput": [
+        f"all roles as in `deaths`; a trainer, a server, the oracle in turn are killed, one every {KILL_EVERY_S:g} s, for "
+        f"{WATCHED_S:g} s; `of_calm`: new steps a second over those of the same run before the first death",
     ],
 }
 
@@ -102,27 +119,39 @@ def settings(*given: str) -> list[str]:
     return [word for each in given for word in ("--set", each)]
 
 
+HOW = {
+    FROM_MEMORY: (["--restarts", "1000"], ["train.checkpoint_every=1000000"]),
+    FROM_DISK: (
+        ["--restarts", "1000"],
+        ["train.cut_every_seconds=0", f"train.checkpoint_every_seconds={INTERVAL_S}", "train.checkpoint_every=1000000"],
+    ),
+    BY_HAND: (
+        ["--restarts", "0"],
+        ["train.cut_every_seconds=0", "train.checkpoint_every_seconds=0", f"train.checkpoint_every={OWN_EVERY}"],
+    ),
+}
+"""Arguments and settings of each contender."""
+
+
+def watched_run(contender: str, recipe: Path, data: Path, options: Options) -> WatchedRun:
+    """A run of all roles."""
+    arguments, how = HOW[contender]
+    given = settings(*ALL_ROLES, "train.steps=1000000", *how)
+    folder = options.scratch / f"run-{options.section}-{len(contender)}-{data.name}"
+    command = ["--data", str(data), "--ranks", "2", *arguments, *given]
+    return WatchedRun(recipe, folder, command, contender != BY_HAND)
+
+
 def deaths(label: str, recipe: Path, data: Path, options: Options) -> list[Row]:
     """Each role dies once in a run of each contender; more often when there is time."""
-    kept = {
-        SUPERVISED: (
-            ["--restarts", "1000"],
-            [f"train.checkpoint_every_seconds={INTERVAL_S}", "train.checkpoint_every=1000000"],
-        ),
-        BY_HAND: (["--restarts", "0"], ["train.checkpoint_every_seconds=0", f"train.checkpoint_every={OWN_EVERY}"]),
-    }
     rows: list[Row] = []
-    for contender, (arguments, how) in kept.items():
-        given = settings(*ALL_ROLES, "train.steps=1000000", *how)
-        folder = options.scratch / f"run-{len(contender)}-{data.name}"
-        with WatchedRun(
-            recipe, folder, ["--data", str(data), "--ranks", "2", *arguments, *given], contender == SUPERVISED
-        ) as watched:
+    for contender in HOW:
+        with watched_run(contender, recipe, data, options) as watched:
             for role in VICTIMS:
                 if contender == BY_HAND and role in STARTED_WITHIN:
                     continue
                 options.say(f"{label} rows, {contender}: {role}")
-                found = [_lose(watched, role) for _ in range(1 if options.quick else 3)]
+                found = [_lose(watched, role, contender) for _ in range(1 if options.quick else 3)]
                 rows.append({
                     "rows": label, "role": role, "contender": contender,
                     "seconds": statistics.median(each.seconds for each in found),
@@ -131,27 +160,55 @@ def deaths(label: str, recipe: Path, data: Path, options: Options) -> list[Row]:
     return rows
 
 
-def _lose(watched: WatchedRun, role: str) -> Recovery:
-    """After a new checkpoint, and some steps behind it."""
+def _lose(watched: WatchedRun, role: str, contender: str) -> Recovery:
+    """Some steps after the last death, and after a new checkpoint where that is what runs go on from."""
     saved, begin = watched.saved_step(), watched.step()
-    watched.wait_for(
-        lambda: watched.saved_step() > saved and watched.step() >= max(begin, watched.saved_step()) + CALM_STEPS
-    )
+    if contender == FROM_MEMORY:
+        watched.wait_for(lambda: watched.step() >= begin + 3 * CALM_STEPS)
+    else:
+        watched.wait_for(
+            lambda: watched.saved_step() > saved and watched.step() >= max(begin, watched.saved_step()) + CALM_STEPS
+        )
     return watched.lose(role)
+
+
+def goodput(label: str, recipe: Path, data: Path, options: Options) -> list[Row]:
+    """New steps a second while somebody dies again and again."""
+    rows: list[Row] = []
+    for contender in (FROM_MEMORY, FROM_DISK):
+        with watched_run(contender, recipe, data, options) as watched:
+            options.say(f"{label} rows, {contender}: goodput")
+            watched.wait_for(lambda: watched.step() >= 2 * CALM_STEPS)
+            calm = watched.rate(KILL_EVERY_S)
+            victims = list(VICTIMS)[: int(WATCHED_S / KILL_EVERY_S)]
+            begin, start = watched.step(), time.monotonic()
+            for number, role in enumerate(victims, 1):
+                watched.lose(role)
+                time.sleep(max(0.0, start + number * KILL_EVERY_S - time.monotonic()))
+            rate = (watched.step() - begin) / (time.monotonic() - start)
+            rows.append({
+                "rows": label, "contender": contender, "steps_per_second": rate, "of_calm": rate / calm, "deaths": len(victims),
+            })  # fmt: skip
+    return rows
 
 
 def cost(label: str, recipe: Path, data: Path, options: Options) -> list[Row]:
     """Runs with checkpoints by time and without, in turn."""
     steps, rounds = (150, 1) if options.quick else (1500, 3)
-    contenders = {"without": 0.0, "by time": 2.0 if options.quick else 10.0}
+    often = f"train.checkpoint_every_seconds={2 if options.quick else 10}"
+    never = "train.checkpoint_every_seconds=0"
+    contenders = {
+        "without": [never, "train.cut_every_seconds=0"], "by time": [often, "train.cut_every_seconds=0"],
+        "in memory": [never], "both": [often],
+    }  # fmt: skip
     found: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
     for number in range(rounds):
-        for name, seconds in contenders.items():
+        for name, settings_of in contenders.items():
             options.say(f"{label} rows, {name}, round {number + 1}")
             folder = options.scratch / f"cost-{label.replace(' ', '')}-{name.replace(' ', '')}-{number}"
             how = [
                 f"train.steps={steps}",
-                f"train.checkpoint_every_seconds={seconds}",
+                *settings_of,
                 "train.checkpoint_every=1000000",
             ]
             given = [str(recipe), "--data", str(data), "--run-dir", str(folder), "--ranks", "2", *settings(*how)]
@@ -164,7 +221,10 @@ def cost(label: str, recipe: Path, data: Path, options: Options) -> list[Row]:
             "rows": label, "contender": name,
             "samples_per_second": statistics.median(each["samples_per_second"] for each in summaries),
             "of_without": statistics.median(each["samples_per_second"] for each in summaries) / without,
-            "share_of_thread": statistics.median(each["timed_checkpoint_seconds"] / each["seconds"] for each in summaries),
+            "share_of_thread": statistics.median(
+                (each["timed_checkpoint_seconds"] + each["memory_cut_seconds"]) / each["seconds"] for each in summaries
+            ),
+            "cuts": statistics.median(each["memory_cuts"] for each in summaries),
             "checkpoints": statistics.median(each["timed_checkpoints"] for each in summaries),
         }
         for name, summaries in found.items()
@@ -173,18 +233,25 @@ def cost(label: str, recipe: Path, data: Path, options: Options) -> list[Row]:
 
 def headlines(section: str, rows: list[Row]) -> list[str]:
     """One line a case."""
+    if section == "goodput":
+        return [
+            f"**{row['rows']} rows, {row['contender']}: {row['of_calm']:.2f} of the steps without deaths**"
+            for row in rows
+        ]
     if section == "cost":
         return [
-            f"**{row['rows']} rows: {row['of_without']:.2f} of the throughput without, "
+            f"**{row['rows']} rows, {row['contender']}: {row['of_without']:.3f} of the throughput without, "
             f"{row['share_of_thread']:.1%} of the training thread's time**"
-            for row in rows if row["contender"] == "by time"
+            for row in rows if row["contender"] != "without"
         ]  # fmt: skip
     by_hand = {(row["rows"], row["role"]): row["seconds"] for row in rows if row["contender"] == BY_HAND}
     lines = []
     for row in rows:
         other = by_hand.get((row["rows"], row["role"]))
-        if row["contender"] == SUPERVISED:
+        if row["contender"] != BY_HAND:
             ratio = "" if other is None else f"; {other / row['seconds']:.1f}x quicker than {BY_HAND}"
             again = f"{row['steps_again']:g} steps again"
-            lines.append(f"**{row['rows']} rows, {row['role']}: {row['seconds']:.1f} s, {again}{ratio}**")
+            lines.append(
+                f"**{row['rows']} rows, {row['role']}, {row['contender']}: {row['seconds']:.1f} s, {again}{ratio}**"
+            )
     return lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from rich.table import Table
 
@@ -36,6 +37,34 @@ def layout(config: RunConfig, ranks: int, by_role: bool = False) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def memory(config: RunConfig, ranks: int, is_kept: bool) -> str | None:
+    """What the rows of a run take, in a sentence; ``None`` where its data are not there yet, and so not known.
+
+    Args:
+        config: of the run.
+        ranks: that train.
+        is_kept: whether a launcher keeps rows for processes that it starts again.
+    """
+    if config.data.dir is None or not Path(config.data.dir).exists():
+        return None
+    from pibroch.data import EncodedDataset
+    from pibroch.train.optimizers import build_sparse_optimizer
+    from pibroch.train.session import build_tables
+
+    optimizer = build_sparse_optimizer(config.embedding.optimizer, config.train.average)
+    tables = build_tables(config, EncodedDataset.open(config.data.dir).num_rows)
+    num_rows = sum(table.num_rows for table in tables)
+    num_bytes = sum(4 * table.num_rows * optimizer.record_width(table.dim, table.dtype) for table in tables)
+    holders = max(ranks, config.embedding.exchange.for_ranks(ranks).helpers().get(EMBEDDING_SERVER.command, 0))
+    parts = [f"{num_rows:,} rows with their optimizer state: {num_bytes / 1e9:.2f} GB, over {holders} processes"]
+    if is_kept and config.train.cut_every_seconds != 0:
+        parts.append(
+            f"as much again on this machine for cuts in memory, and up to as much once more for what changes between two; "
+            f"they are left out where {num_bytes / 1e9:.2f} GB are more than half of what is free then"
+        )
+    return "; ".join(parts)
 
 
 def _ranks(ranks: range) -> str:

@@ -87,11 +87,8 @@ def train(
     """Train a model and evaluate it. Without arguments: a small run on generated data."""
     changes = [*(overrides or []), *([f"data.dir={str(data)!r}"] if data else [])]
     if roles:
-        from pibroch.cli.roles import layout
-        from pibroch.config import load_recipe
-
         if os.environ.get("RANK", "0") == "0":
-            results.print(layout(load_recipe(recipe or DEFAULT_RECIPE, changes), ranks, by_role))
+            _show_roles(recipe, changes, ranks, by_role, is_kept=ranks > 1 or bool(restarts))
         return
     die_with_launcher()
     tune_process(is_alone=False if ranks > 1 else None)
@@ -111,6 +108,18 @@ def train(
         restarts = DEFAULT_RESTARTS if restarts is None else restarts
         raise typer.Exit(supervise(ranks, known[1], restarts, least_ranks))
     _join_and_train(begin if known is None else lambda: known, resume, tensorboard, trace)
+
+
+def _show_roles(recipe: str | None, changes: list[str], ranks: int, by_role: bool, is_kept: bool) -> None:
+    from pibroch.cli.roles import layout, memory
+    from pibroch.config import load_recipe
+    from pibroch.forkserver import can_fork
+
+    config = load_recipe(recipe or DEFAULT_RECIPE, changes)
+    results.print(layout(config, ranks, by_role))
+    said = memory(config, ranks, is_kept and can_fork())
+    if said is not None:
+        results.print(said)
 
 
 def _join_and_train(

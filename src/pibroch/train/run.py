@@ -286,6 +286,8 @@ def _summary(
         restarts=num_restarts,
         timed_checkpoints=trainer.saver.timed.count,
         timed_checkpoint_seconds=round(trainer.saver.timed.seconds_taken, 3),
+        memory_cuts=trainer.saver.cuts.count,
+        memory_cut_seconds=round(trainer.saver.cuts.seconds_taken, 3),
     )
 
 

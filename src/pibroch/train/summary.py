@@ -28,6 +28,7 @@ class Summary:
         restarts: of processes of the run, or of all, because some were lost.
         timed_checkpoints: written beside training, by the processes that ended the run.
         timed_checkpoint_seconds: that these took from the thread that trains; they are within ``seconds``.
+        memory_cuts, memory_cut_seconds: the same of cuts in memory.
     """
 
     steps: int
@@ -49,3 +50,5 @@ class Summary:
     restarts: int = 0
     timed_checkpoints: int = 0
     timed_checkpoint_seconds: float = 0.0
+    memory_cuts: int = 0
+    memory_cut_seconds: float = 0.0

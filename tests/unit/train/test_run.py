@@ -24,6 +24,7 @@ SUMMARY_KEYS = {
     "steps", "samples", "seconds", "samples_per_second", "auc", "logloss", "normalized_entropy", "exchange",
     "world_size", "bytes_sent", "bytes_received", "cache_hit_rate", "lookahead", "bytes_by_purpose",
     "bytes_by_link", "peak_rss_bytes", "restarts", "timed_checkpoints", "timed_checkpoint_seconds",
+    "memory_cuts", "memory_cut_seconds",
 }  # fmt: skip
 
 
