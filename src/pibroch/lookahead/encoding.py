@@ -80,7 +80,7 @@ def _encode_plan(plan: StepPlan) -> Parts:
     numbers = [plan.number, plan.is_tight, plan.lookahead, len(plan.evicted), has_prefetch]
     transfers = [plan.next_step, *plan.evicted, *([] if plan.prefetch is None else [plan.prefetch])]
     gradients = [plan.critical, plan.deferred, plan.local]
-    return _pack(numbers, [*_flat(transfers), *_flat(gradients), plan.places, plan.used])
+    return _pack(numbers, [*_flat(transfers), *_flat(gradients), plan.places, plan.used, plan.early])
 
 
 def decode_plan(parts: Parts) -> StepPlan:
@@ -94,10 +94,21 @@ def decode_plan(parts: Parts) -> StepPlan:
     next_step, evicted = reader.take(Transfer), [reader.take(Transfer) for _ in range(num_evicted)]
     prefetch = reader.take(Transfer) if has_prefetch else None
     critical, deferred, local = (reader.take(Gradients) for _ in range(3))
-    places, used = reader.array(), reader.array()
+    places, used, early = reader.array(), reader.array(), reader.array()
     return reader.done(
         StepPlan(
-            number, critical, bool(is_tight), next_step, deferred, local, evicted, prefetch, places, lookahead, used
+            number,
+            critical,
+            bool(is_tight),
+            next_step,
+            deferred,
+            local,
+            evicted,
+            prefetch,
+            places,
+            lookahead,
+            used,
+            early,
         )
     )
 

@@ -17,6 +17,7 @@ from pibroch.errors import ConfigError
 from pibroch.kernels.arrays import Ints, RowIds
 from pibroch.kernels.window import numba as kernels
 from pibroch.kernels.window.rules import (
+    HOME,
     LRPP,
     PARTITIONED,
     REPLICATED,
@@ -33,6 +34,8 @@ from pibroch.lookahead.window_step import WindowStep
 DESIGNS = {"lrpp": LRPP, "partitioned": PARTITIONED, "replicated": REPLICATED}
 EARLY, ALL = 0, 1
 MAX_RANKS = 62  # bits in a mask of readers
+EARLY_STEPS = 8
+"""Steps before a row is read at which it may be asked of a server: further than plans move it, so that a server may be late."""
 _FIRST_TOUCHES = 1 << 16
 
 
@@ -67,6 +70,8 @@ class StepPlan:
         places: int64, where this rank reads the rows of the next step.
         lookahead: steps in force.
         used: int64 ``[P]``, slots in use on each rank afterwards.
+        early: int64, rising addresses that this rank reads ``EARLY_STEPS`` steps later, whose records are at home on servers,
+            and stay as they are until a plan moves them: who asks for a copy now has it then.
     """
 
     number: int
@@ -80,6 +85,7 @@ class StepPlan:
     places: Ints
     lookahead: int
     used: Ints
+    early: Ints
 
 
 class Oracle:
@@ -206,13 +212,13 @@ class Oracle:
             if len(self._steps) > 2 and self.in_force > 1:
                 evicted += self._shrink(2, EARLY)
                 prefetch = self._early(2)
-        places = self._places(1)
+        places, early = self._places(1), self._at_servers(EARLY_STEPS)
         self._states.leave(window.row, last)
         self._steps.popleft()
         self.step += 1
         return StepPlan(
             self.step - 1, critical, is_tight, arrived, deferred, local, evicted, prefetch, places, self.in_force,
-            slots.used.copy(),
+            slots.used.copy(), early,
         )  # fmt: skip
 
     def restart(self) -> None:
@@ -272,6 +278,16 @@ class Oracle:
                 evicted.append(kernels.go_home(self._window, self._site, self._slots, waiting))
                 self.in_force = max(1, later - 1)
         return evicted
+
+    def _at_servers(self, at: int) -> Ints:
+        """Of the rows that this rank reads in a step those at home on servers that no step before it in the window touches."""
+        num_trainers, bounds = self._site.num_trainers, self._site.bounds
+        if at >= len(self._steps) or num_trainers == len(bounds) - 1:
+            return np.empty(0, np.int64)
+        window, mine = self._window, self._steps[at].mine
+        is_new = (window.behind[mine] == 0) & (window.holder[window.number[mine]] == HOME)
+        rows: Ints = np.unique(window.row[mine[is_new]]).astype(np.int64)
+        return rows[np.searchsorted(rows, bounds[num_trainers]) :]
 
     def _places(self, at: int) -> Ints:
         if at >= len(self._steps):

@@ -181,7 +181,10 @@ def _wait_until_ready(share: Share, number: int, process: _Process, deadline: fl
     if not ready or not process.stdout.readline():
         how = "ended" if ready else f"was not ready within {START_TIMEOUT_S:g} s"
         title = share.role.title
-        raise TrainingError(f"{title} {number}, which {how}", f"all {title}s", f"see {_log(share, number)}")
+        error = TrainingError(f"{title} {number}, which {how}", f"all {title}s", f"see {_log(share, number)}")
+        with suppress(subprocess.TimeoutExpired):
+            error.is_loss = bool(ready) and process.wait(END_S) < 0  # killed while it was starting
+        raise error
 
 
 def _close(process: _Process) -> None:

@@ -23,8 +23,8 @@ from pibroch.servers.workers import ServingWorkers
 
 T = TypeVar("T")
 Awaited = torch.futures.Future[torch.Tensor] | torch.futures.Future[None]
-MOST_UNANSWERED = 8
-"""Rounds that may be under way."""
+MOST_UNANSWERED = 64
+"""Rounds that may be under way: those of a second in which a server says nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +68,7 @@ class EmbeddingServers:
         self, names: Sequence[str], pieces: Sequence[Sequence[Piece]], bounds: Ints, dim: int,
         dtype: Dtype, optimizer: SparseOptimizer, seed: int | None, channel: Channel,
     ) -> None:  # fmt: skip
+        self.is_float32 = dtype == "float32"
         self.names, self.bounds, self.dim, self.width = tuple(names), bounds, dim, optimizer.record_width(dim, dtype)
         self._ranks = channel.ranks
         self._workers = ServingWorkers("embedding server", names, channel)
@@ -125,6 +126,29 @@ class EmbeddingServers:
                 with self._workers.explained(name):
                     out[at : at + size] = answer.wait().numpy()
                 at += size
+
+    def read_after(self, rows: RowsByServer) -> list[tuple[str, torch.futures.Future[torch.Tensor]]]:
+        """Ask for records of rows as they are after the rounds so far, which no later round is about before they are here.
+
+        Returns at once, with each server's answer by its name, flat; those of whom nothing is wanted are left out.
+        """
+        answers = []
+        for number, (name, wanted) in enumerate(zip(self.names, rows.split(), strict=True)):
+            if len(wanted):
+                how = self._workers.key, self._number - 1, self._local(wanted, number)
+                answers.append((name, self._workers.call(name, server.read_after, *how)))
+        self._count(4 * self.width * len(rows.rows) + self.num_row_bytes(len(rows.rows)))
+        return answers
+
+    def wait(self, name: str, answer: torch.futures.Future[torch.Tensor]) -> Records:
+        """A server's answer.
+
+        Raises:
+            TrainingError: when it cannot be reached.
+        """
+        with self._workers.explained(name):
+            numbers: Records = answer.wait().numpy()
+        return numbers
 
     def update(self, updated: RowsByServer, gradients: Records, learning_rate: float, step: int) -> None:
         """A round of gradients ``[len(updated.rows), D]``; returns when it is on its way."""

@@ -17,8 +17,10 @@ from pibroch.embedding import MemoryShard, SparseOptimizer
 from pibroch.embedding.kept_rows import KeptRows
 from pibroch.embedding.rows import group_rows, read_rows, update_rows
 from pibroch.errors import ProtocolError
+from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Ints, Records
 from pibroch.kernels.pack import numba as packing
+from pibroch.kernels.route import numba as routing
 from pibroch.servers.rounds import Rounds
 
 Shape = tuple[int, ...]
@@ -69,6 +71,15 @@ class _Pending:
         self.answer.set_exception(error)  # type: ignore[arg-type]  # torch's annotation asks for a type variable
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Early:
+    """Rows that are wanted once a round is over, and no round changes before they are wanted again."""
+
+    after: int
+    rows: Ints
+    answer: Future[torch.Tensor] = field(default_factory=Future)
+
+
 class ServedShard:
     """The rows, and the rounds in which they are read and written. Threads may call it at once; none waits for another.
 
@@ -87,6 +98,8 @@ class ServedShard:
         self.last_cut: MemoryShard | None = None
         self.kept: KeptRows | None = None
         self._rounds: Rounds[_Pending] = Rounds(num_trainers)
+        self._num_over = 0
+        self._early: list[_Early] = []
         self._lock = threading.Lock()
         self._is_busy = False
         self._failure: Exception | None = None
@@ -109,13 +122,38 @@ class ServedShard:
         self._work()
         return pending.answer
 
+    def read_after(self, number: int, rows: Ints) -> Future[torch.Tensor]:
+        """Records of rows, flat, as they are after a round, once it is over; no later round may be about them.
+
+        Raises:
+            ProtocolError: for rows that there are not.
+        """
+        check_rows(rows, len(self.shard.records))
+        early = _Early(number, rows)
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            if self._num_over <= number:
+                self._early.append(early)
+                return early.answer
+        self._give(early)
+        return early.answer
+
+    def _give(self, early: _Early) -> None:
+        out = np.empty((len(early.rows), self.shard.records.shape[1]), np.float32)
+        parallel.run(routing.gather_rows, len(out), self.shard.space, early.rows, out)
+        early.answer.set_result(torch.from_numpy(out.reshape(-1)))
+
     def fail(self, error: Exception) -> None:
         """Fail what waits, and whoever comes later."""
         with self._lock:
             self._failure = self._failure or error
-            waiting = self._rounds.clear()
+            waiting, early = self._rounds.clear(), self._early
+            self._early = []
         for pending in waiting:
             pending.fail(error)
+        for each in early:
+            each.answer.set_exception(error)  # type: ignore[arg-type]  # torch's annotation asks for a type variable
 
     def _work(self) -> None:
         """Carry out all whole rounds; one thread does it at a time."""
@@ -134,6 +172,16 @@ class ServedShard:
                 continue
             for pending, answer in zip(round_, answers, strict=True):
                 pending.answer.set_result(torch.from_numpy(answer))
+            for early in self._due():
+                self._give(early)
+
+    def _due(self) -> list[_Early]:
+        """A round is over: who waited for it."""
+        with self._lock:
+            self._num_over += 1
+            due = [each for each in self._early if each.after < self._num_over]
+            self._early = [each for each in self._early if each.after >= self._num_over]
+        return due
 
     def _carry_out(self, requests: Sequence[RecordSwap | GradientSums]) -> list[Records]:
         swaps = [request for request in requests if isinstance(request, RecordSwap)]

@@ -69,6 +69,12 @@ def update(
     return SHARDS.find(key).request(trainer, number, sums)
 
 
+@functions.async_execution
+def read_after(key: str, number: int, rows: Tensor) -> Future[Tensor]:
+    """Records of rows as they are after a round, see :meth:`ServedShard.read_after`."""
+    return SHARDS.find(key).read_after(number, _rows(rows))
+
+
 def read(key: str, field: str, rows: slice, columns: slice, in_cut: bool = False) -> Tensor:
     """Columns of a field of optimizer state, or of the weights by the name ``""``, as float32.
 

@@ -66,7 +66,7 @@ def drawn_plan(rng):
     places, used = drawn_array(rng, rng.choice([np.int32, np.int64])), drawn_array(rng, np.int64)
     return StepPlan(
         int(rng.integers(0, 1 << 40)), gradients(), bool(rng.random() < 0.5), travel(), gradients(), gradients(), leaving,
-        early, places, 7, used,
+        early, places, 7, used, places,
     )  # fmt: skip
 
 

@@ -88,6 +88,8 @@ class Carrier:
             yield from self.carry({"evict": transfer})
         last = {"evict": plan.evicted[-1]}
         yield from self.carry(last if plan.prefetch is None else last | {"prefetch": plan.prefetch})
+        if self._homes is not None:
+            self._homes.early.ask(plan.number, plan.early)
 
     def carry(self, transfers: dict[str, Transfer]) -> Talk[None]:
         """Send the rows that leave, receive those that come: transfers by purpose, in one message to each rank."""
@@ -129,7 +131,7 @@ class Carrier:
         send_spans, receive_spans = spans[:, :size].tolist()
         came = yield MixedRows(sent[:out], send_spans, received[:into], receive_spans)
         if self._homes is not None and answers is not None:
-            self._homes.collect(answers, spans[1, size:].sum(1).tolist(), received[into:])
+            self._homes.collect(answers, received[into:])
         self._count(transfers, came.sent, widths)
 
     def _count(self, transfers: dict[str, Transfer], sent: int, widths: Ints) -> None:
@@ -204,8 +206,10 @@ class Carrier:
             self._homes.flush()
 
     def clear(self) -> None:
-        """Forget what is in the slots."""
+        """Forget what is in the slots, and on its way to them."""
         self._row_of_slot[:] = NOBODY
+        if self._homes is not None:
+            self._homes.early.forget()
 
 
 def arrivals(transfer: Transfer | None) -> int:
