@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,7 +132,7 @@ def prepare(
     return PrepareReport(dict(writer.totals.samples), num_rows, spool.num_bad, bad, warnings, unknown)
 
 
-def _signature(sources: Sequence[Source], schema: Schema, options: PrepareOptions) -> dict[str, Any]:
+def _signature(sources: Sequence[Source], schema: Schema, options: PrepareOptions) -> dict[str, object]:
     """What must be the same for an interrupted run to go on."""
     files = [[str(s.path.resolve()), s.path.stat().st_size, s.path.stat().st_mtime_ns] for s in sources]
     return {
@@ -215,7 +214,7 @@ def _codes_of(work: Path, feature: str) -> NDArray[np.uint64] | None:
     return np.fromfile(path, "<u8") if path.exists() else None
 
 
-def _provenance(sources: Sequence[Source], options: PrepareOptions) -> dict[str, Any]:
+def _provenance(sources: Sequence[Source], options: PrepareOptions) -> dict[str, object]:
     return {
         "sources": [str(source.path) for source in sources],
         "split": asdict(options.split),

@@ -66,7 +66,7 @@ class DevicePort:
         self._stream.synchronize()
         return copies
 
-    def batch_to_host(self, batch: Any) -> Any:
+    def batch_to_host(self, batch: Any) -> object:
         """A batch whose tensors may lie on the device, as something with TorchRec's methods whose tensors are here."""
         if isinstance(batch, JaggedBatch) or not all(
             callable(getattr(batch, name, None)) for name in ("values", "lengths")
@@ -90,5 +90,5 @@ def there(port: DevicePort | None, found: tuple[Tensor, ...]) -> tuple[Tensor, .
     return found if port is None else port.to_device(found)
 
 
-def _giving(value: Any) -> Any:
+def _giving(value: object) -> object:
     return lambda: value

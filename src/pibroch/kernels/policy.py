@@ -7,14 +7,15 @@ diverged run is seen), the GIL is released (so that threads use cores) and machi
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 from numba import njit
 
+T = TypeVar("T")
 FASTMATH = {"contract", "reassoc", "nsz"}
 
 
-def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+def kernel(function: Callable[..., T]) -> Callable[..., T]:
     """Compile ``function`` on first use by the policy above."""
-    compiled: Callable[..., Any] = njit(nogil=True, cache=True, fastmath=FASTMATH, error_model="numpy")(function)
+    compiled: Callable[..., T] = njit(nogil=True, cache=True, fastmath=FASTMATH, error_model="numpy")(function)
     return compiled

@@ -54,7 +54,7 @@ def save(
     optimizer: Named[torch.optim.Optimizer] = None,
     scheduler: Named[HasState] = None,
     position: Position | None = None,
-    extra: object = None,
+    extra: Any = None,
     step: int | None = None,
     keep: int | None = 2,
 ) -> Path:
@@ -231,7 +231,7 @@ def _rates(embeddings: Embeddings) -> dict[str, dict[str, Any]]:
     return rates
 
 
-def _settings_of_groups(program: ProgramState, embeddings: Embeddings) -> list[dict[str, Any]]:
+def _settings_of_groups(program: ProgramState, embeddings: Embeddings) -> list[dict[str, object]]:
     """The reverse of :func:`_rates`, for the groups of these tables."""
     settings = []
     for group in embeddings.fused_optimizer.param_groups:
@@ -253,7 +253,7 @@ def _number(embeddings: Embeddings, step: int | None) -> int:
     return number
 
 
-def _plain(position: Position | None) -> dict[str, Any] | None:
+def _plain(position: Position | None) -> dict[str, object] | None:
     if position is None:
         return None
     tensors: dict[str, Tensor] = {}

@@ -210,7 +210,7 @@ def file_of(part: str) -> str:
     return file if not name else f"{file.removesuffix('.safetensors')}@{quote(name, safe=' ')}.safetensors"
 
 
-def load_extra(folder: Path, manifest: Manifest) -> Any:
+def load_extra(folder: Path, manifest: Manifest) -> object:
     """What the program kept besides; ``None`` when nothing."""
     if manifest.program is None or "extra" not in manifest.program.parts:
         return None

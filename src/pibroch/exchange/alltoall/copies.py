@@ -26,7 +26,7 @@ from pibroch.embedding.rows import NO_SCALE, group_rows, rising
 from pibroch.exchange.alltoall.row_bits import RowSeries
 from pibroch.exchange.messages import Counts, Rows, Talk, Values
 from pibroch.kernels import parallel
-from pibroch.kernels.arrays import Ints, Records, RowIds
+from pibroch.kernels.arrays import Array, Ints, Records, RowIds
 from pibroch.kernels.scatter_update import numba as updating
 from pibroch.kernels.scatter_update.numba import Grouped
 
@@ -156,5 +156,5 @@ class DenseSums(OwnedCopies):
 WAYS: dict[str, type[OwnedCopies] | None] = {"gather": None, "sparse": SparseSums, "dense": DenseSums}
 
 
-def _repeated(rows: np.ndarray[Any, Any], times: int) -> torch.Tensor:
+def _repeated(rows: Array, times: int) -> torch.Tensor:
     return torch.from_numpy(np.concatenate([rows] * times))

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from pibroch.kernels.arrays import Array
 
 
 def sources_of(held: Array, home: int, cost: Array) -> list[int]:

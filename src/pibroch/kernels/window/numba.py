@@ -13,12 +13,9 @@ them that hold homes and read nothing: ranks 0 to W - 1 and W to P - 1.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from pibroch.kernels.arrays import Ints
+from pibroch.kernels.arrays import Array, Ints
 from pibroch.kernels.bits import lowest
 from pibroch.kernels.memory import prefetch
 from pibroch.kernels.policy import kernel
@@ -42,9 +39,7 @@ AHEAD = 32  # rows between the one that is looked at and the one that is fetched
 
 
 @kernel
-def enter(
-    window: Window, rows: NDArray[Any], numbers: NDArray[Any], reader: int, begin: int, end: int, touches: Places
-) -> int:
+def enter(window: Window, rows: Array, numbers: Array, reader: int, begin: int, end: int, touches: Places) -> int:
     """Note that ``reader`` touches ``rows`` (duplicates allowed) in the newest step; returns the step's new end.
 
     Args:
@@ -180,7 +175,7 @@ def arrive(window: Window, site: Site, slots: Slots, touches: Places) -> tuple[T
 
 
 @kernel
-def _list(window: Window, site: Site, slots: Slots, lists: Places, others: NDArray[Any], lengths: Ints) -> Transfer:
+def _list(window: Window, site: Site, slots: Slots, lists: Places, others: Array, lengths: Ints) -> Transfer:
     """Group by rank what leaves, whose places are free for what comes in the same message, and what comes.
 
     Args:

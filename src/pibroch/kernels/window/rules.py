@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.kernels.arrays import Ints
+from pibroch.kernels.arrays import Array, Ints
 from pibroch.kernels.bits import lowest
 from pibroch.kernels.policy import kernel
 
@@ -37,13 +37,13 @@ class Window(NamedTuple):
     newest: Places
     holder: NDArray[np.int8]
     slot: Places
-    row: NDArray[Any]
+    row: Array
     number: Places
-    readers: NDArray[Any]
+    readers: Array
     behind: Places
-    then: NDArray[Any]
+    then: Array
     owner: NDArray[np.int8]
-    lent: NDArray[Any]
+    lent: Array
     place: Places
 
 
@@ -153,20 +153,20 @@ def owner_of(design: int, num_trainers: int, readers: int, then: int, source: in
 
 
 @kernel
-def always_reading(site: Site) -> Any:
+def always_reading(site: Site) -> np.int64:
     """Bits of the ranks that get every row's weights, whether they touch it or not."""
     return (np.int64(1) << np.int64(site.num_trainers)) - 1 if site.design == REPLICATED else np.int64(0)
 
 
 @kernel
-def slots_taken(borrowers: Any, source: int, owner: int, home: int) -> Any:
+def slots_taken(borrowers: int, source: int, owner: int, home: int) -> np.int64:
     """Bits of the ranks that need one more slot when a row arrives."""
     owns = np.int64(1) << np.int64(owner)
     return (borrowers | owns) & ~(np.int64(1) << np.int64(source)) & ~(owns * np.int64(owner == home))
 
 
 @kernel
-def add_bits(masks: NDArray[Any], amount: int, totals: Ints) -> None:
+def add_bits(masks: Array, amount: int, totals: Ints) -> None:
     """Add to ``totals`` ``[P]``, for each rank, ``amount`` times the number of ``masks`` that have its bit."""
     for rank in range(len(totals)):
         count = 0

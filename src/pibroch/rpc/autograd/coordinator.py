@@ -120,7 +120,7 @@ class Coordinator:
         note = Gradients(part.context.id, part.number, received.message)
         self._agent.notify(received.origin, note, gradients)
 
-    def _on_gradients(self, origin: WorkerInfo, note: Gradients, value: Any) -> None:
+    def _on_gradients(self, origin: WorkerInfo, note: Gradients, value: object) -> None:
         context = self._contexts.find(note.context)
         part = context.passes.get(note.backward) if context is not None else None
         if part is not None and isinstance(value, list):

@@ -70,7 +70,7 @@ class LeafGradients:
         """After the block: one for each leaf."""
         return [self._gradients.get(leaf.variable) for leaf in self._leaves]
 
-    def _shower(self, leaf: Tensor) -> Any:
+    def _shower(self, leaf: Tensor) -> object:
         def show(gradients: tuple[Tensor | None, ...]) -> tuple[None] | None:
             gradient = gradients[0]
             if gradient is None or not is_running(self._backward):

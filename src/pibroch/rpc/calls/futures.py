@@ -144,7 +144,7 @@ def _collect_all(futures: Sequence[torch.futures.Future[Any]]) -> torch.futures.
     return _torch_collect_all(list(futures)) if first is None else first.group_with(futures)
 
 
-def _wait_all(futures: Sequence[torch.futures.Future[Any]]) -> list[Any]:
+def _wait_all(futures: Sequence[torch.futures.Future[Any]]) -> list[object]:
     """``torch.futures.wait_all``; see ``_collect_all``."""
     return [future.wait() for future in _collect_all(futures).wait()]
 

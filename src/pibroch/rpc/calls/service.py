@@ -206,7 +206,7 @@ class _Task:
             self.service.note_duration(self.body.function, time.monotonic() - began)
         return result
 
-    def _value(self) -> Any:
+    def _value(self) -> object:
         references, self.references = self.references, []
         return self.service.packer.unpack(self.message, self.connection.peer, references)
 

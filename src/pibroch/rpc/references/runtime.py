@@ -31,11 +31,11 @@ class Handle(Protocol):
     """An object that users hold (``rref.RRef``), and how the runtime makes one."""
 
     @classmethod
-    def of_owner(cls, references: Any, reference: int, owned: OwnedValue, deadline: float | None = None) -> Any:
+    def of_owner(cls, references: Any, reference: int, owned: OwnedValue, deadline: float | None = None) -> object:
         """One for a value of this worker, counted already."""
 
     @classmethod
-    def of_user(cls, references: Any, owner: WorkerInfo, fork: Fork, deadline: float | None = None) -> Any:
+    def of_user(cls, references: Any, owner: WorkerInfo, fork: Fork, deadline: float | None = None) -> object:
         """One for a value elsewhere."""
 
     def owner(self) -> WorkerInfo:
@@ -138,7 +138,7 @@ class ReferenceRuntime:
             self._table.unshare(wire)
         self._plan()
 
-    def receive(self, raw: msgspec.Raw, origin: WorkerInfo, incarnation: int) -> Any:
+    def receive(self, raw: msgspec.Raw, origin: WorkerInfo, incarnation: int) -> object:
         """The handle of a reference that came in a message of this life of ``origin``.
 
         Raises:

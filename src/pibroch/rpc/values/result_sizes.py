@@ -32,12 +32,12 @@ def _lenient(rule: Size) -> Size:
     return size
 
 
-def argument(args: Args, kwargs: Kwargs, place: int, name: str, default: Any = None) -> Any:
+def argument(args: Args, kwargs: Kwargs, place: int, name: str, default: object = None) -> Any:
     """An argument that may be given by place or by name."""
     return args[place] if place < len(args) else kwargs.get(name, default)
 
 
-def product(sizes: Iterable[Any]) -> int:
+def product(sizes: Iterable[object]) -> int:
     """Of sizes, those below 1 and what is no integer left out; huge for more dimensions than a tensor may have."""
     kept = [size for size in map(integer, sizes) if size is not None and size > 0]
     return math.prod(kept) if len(kept) <= MAX_DIMS else _HUGE
@@ -343,7 +343,7 @@ spread_size = _lenient(spread)
 unfold_view_size = _lenient(unfold_view)
 
 
-def size_of_index(value: Tensor, index: tuple[Any, ...]) -> int:
+def size_of_index(value: Tensor, index: tuple[object, ...]) -> int:
     """Elements of ``value[index]``, at most, for indices without masks: the last dimensions are taken for those that stay."""
     spread_sizes: list[int] = []
     num_taken = 0
