@@ -17,6 +17,8 @@ FILES = [path for room in ROOMS for path in sorted((PACKAGE / room).rglob("*.py"
 EVERY_FILE = sorted(PACKAGE.rglob("*.py"))
 MOST_LINES_OF_FILE, MOST_LINES_OF_FUNCTION, MOST_PARAMETERS = 350, 60, 8
 MOST_ANY_PER_1000_LINES, MOST_ANY_PER_1000_LINES_OF_ROOMS = 10, 8
+STILL_LONG = {("serve.py", "serve"), ("delta.py", "export_delta")}
+"""Files and functions that are to be taken apart. None is to be added."""
 IGNORES = {
     "assignment": "a method of torch's that has two names, each with overloads",
     "call-arg": "torch's stub of ProcessGroup knows one constructor of two",
@@ -31,11 +33,12 @@ def each(kind, path):
     return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kind)]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+@pytest.mark.parametrize("path", EVERY_FILE, ids=lambda path: path.relative_to(PACKAGE).as_posix())
 def test_files_and_functions_are_small(path):
     assert path.read_text().count("\n") <= MOST_LINES_OF_FILE
     for function in each(ast.FunctionDef | ast.AsyncFunctionDef, path):
-        assert function.end_lineno - function.lineno < MOST_LINES_OF_FUNCTION, function.name
+        if (path.name, function.name) not in STILL_LONG:
+            assert function.end_lineno - function.lineno < MOST_LINES_OF_FUNCTION, function.name
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())

@@ -52,6 +52,20 @@ class Format(StrEnum):
     PARQUET = "parquet"
 
 
+VocabulariesOf = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FROM", help="Encode with those of a dataset, a checkpoint, a run or an export, and its schema."
+    ),
+]
+SplitBy = Annotated[
+    str | None,
+    typer.Option(
+        help="time:A/B/C, hash:A/B/C, none, or a split for all; time:0.7/0.15/0.15, with --vocabularies test, when absent."
+    ),
+]
+
+
 @app.command("prepare")
 def prepare_command(
     format_: Annotated[Format, typer.Argument(metavar="FORMAT", help="criteo, avazu, csv or parquet.")],
@@ -67,18 +81,8 @@ def prepare_command(
         list[str] | None, typer.Option("--hash", metavar="NAME=BUCKETS", help="Hash this feature; may be repeated.")
     ] = None,
     bins: Annotated[bool, typer.Option(help="criteo: also use the 13 integers as binned categories.")] = True,
-    vocabularies: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FROM", help="Encode with those of a dataset, a checkpoint, a run or an export, and its schema."
-        ),
-    ] = None,
-    split: Annotated[
-        str | None,
-        typer.Option(
-            help="time:A/B/C, hash:A/B/C, none, or a split for all; time:0.7/0.15/0.15, with --vocabularies test, when absent."
-        ),
-    ] = None,
+    vocabularies: VocabulariesOf = None,
+    split: SplitBy = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the hash split.")] = 0,
     max_bad_fraction: Annotated[float, typer.Option(min=0, max=1, help="Malformed lines that are tolerated.")] = 1e-4,
     overwrite: Annotated[bool, typer.Option(help="Replace a dataset that is already at --out.")] = False,

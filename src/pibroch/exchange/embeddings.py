@@ -77,7 +77,7 @@ class Embeddings(TableStates):
         seed: int = 0,
         channel: Channel | None = None,
         device: torch.device | str | None = None,
-        **options: object,
+        **options: Any,
     ) -> None:
         super().__init__()
         spec = find_exchange(exchange)

@@ -27,6 +27,7 @@ from pibroch.kernels.window.rules import (
     Transfer,
     Window,
 )
+from pibroch.kernels.window.settle import settle
 from pibroch.lookahead.row_states import MOST_ROWS_IN_FULL, RowStates
 from pibroch.lookahead.window_step import WindowStep
 
@@ -193,7 +194,7 @@ class Oracle:
         self._enter()
         window, site, slots = self._window, self._site, self._slots
         step = self._steps[0]
-        critical, deferred, local = kernels.settle(
+        critical, deferred, local = settle(
             window, site, slots, step.begin, step.end, step.here, step.mine, self.delayed
         )
         last, done = kernels.close(window, slots, step.begin, step.end)

@@ -17,7 +17,7 @@ import json
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -62,7 +62,7 @@ class Plan(BaseModel):
 
     num_shards: int
     placements: dict[str, Placement]
-    made_from: dict[str, object] = {}
+    made_from: dict[str, Any] = {}
     row_map: RowMap | None = Field(default=None, exclude=True)
 
     @classmethod

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.kernels.placement import search as kernels
+from pibroch.kernels.placement import state as placement
 from pibroch.planner.balance import ALL, NONE, SOME, by_worth, place_homes
 from pibroch.planner.cost import links, traffic
 from pibroch.planner.partition import Form, Partitions
@@ -96,13 +97,13 @@ def _improved(found: Found, partitions: Partitions, form: Form, cost: Floats, ro
     place_of = np.empty_like(order)
     place_of[order] = np.arange(len(order))
     room = np.maximum(room, memory @ found.placed.held)
-    problem = kernels.Problem(order, place_of, weight, lookup, memory, cost, room)
+    problem = placement.Problem(order, place_of, weight, lookup, memory, cost, room)
     best = found
     is_small = len(weight) <= FEW_PARTITIONS
     num_trials = TRIALS_OF_FEW if is_small else TRIALS
 
-    def run(temperature: float, seed: int) -> tuple[kernels.Placed, float]:
-        start = kernels.Placed(found.placed.home.copy(), found.placed.held.copy(), found.placed.source.copy())
+    def run(temperature: float, seed: int) -> tuple[placement.Placed, float]:
+        start = placement.Placed(found.placed.home.copy(), found.placed.held.copy(), found.placed.source.copy())
         share = 0.0 if is_small else LOAD_SHARE
         return start, kernels.improve(problem, start, num_trials, temperature, share, policy == "links", seed)
 

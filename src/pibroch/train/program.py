@@ -54,11 +54,11 @@ def save(
     optimizer: Named[torch.optim.Optimizer] = None,
     scheduler: Named[HasState] = None,
     position: Position | None = None,
-    extra: Any = None,
+    extra: object = None,
     step: int | None = None,
     keep: int | None = 2,
 ) -> Path:
-    """Save a program into ``folder/step-N``. Every rank between which the tables lie calls it, between two steps.
+    """Save a program into ``folder/step-N``, the path that is returned. Every rank that has tables calls it, between two steps.
 
     Rows with the state of each table's optimizer, their learning rates and step, dense layers, torch's optimizers and random
     state (of each rank): with all of it a program goes on to the same bits. The checkpoint is there whole or not at all, and is
@@ -80,9 +80,6 @@ def save(
             belong to another history, are set aside as ``step-N.aside``.
         keep: how many of the newest to keep; ``None`` for all.
 
-    Returns:
-        The checkpoint's folder.
-
     Raises:
         ConfigError: (on all ranks) for what cannot be stored, or ranks at different steps.
         StorageError: (on all ranks) when the disk refuses; what was saved before stays.
@@ -103,16 +100,21 @@ def save(
     checkpoints = CheckpointFolder(Path(folder), keep or 1, channel=channel)
     on_first(channel, lambda: _prepare(checkpoints, progress.step))
     dense, trees, unchecked = parts.gather(encoded, channel)
-    state = ProgramState(
-        embedding_step=embeddings.step, num_ranks=channel.ranks.world_size, rates=_rates(embeddings), parts=trees
-    )
-    rates = {"embedding": embeddings.learning_rate} | parts.learning_rates()
-    about = {"program": state, "progress": progress, "learning_rates": rates}
     path = checkpoints.path(progress.step)
-    save_checkpoint(path, embeddings, Content(dense, about, unchecked), channel)
+    save_checkpoint(path, embeddings, Content(dense, _about(embeddings, parts, trees, progress), unchecked), channel)
     if keep is not None:
         on_first(channel, checkpoints.remove_old)
     return path
+
+
+def _about(
+    embeddings: Embeddings, parts: ProgramParts, trees: dict[str, object], progress: Progress
+) -> dict[str, object]:
+    """What a manifest says of a program beside its files."""
+    num_ranks = embeddings.control.ranks.world_size
+    state = ProgramState(embedding_step=embeddings.step, num_ranks=num_ranks, rates=_rates(embeddings), parts=trees)
+    rates = {"embedding": embeddings.learning_rate} | parts.learning_rates()
+    return {"program": state, "progress": progress, "learning_rates": rates}
 
 
 def load(

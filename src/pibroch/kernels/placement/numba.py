@@ -72,6 +72,37 @@ def is_nearer(reader: int, shard: int, other: int, home: int, cost: Floats) -> b
 
 
 @kernel
+def _first_relief(
+    reader: int, order: Ints, weight: Floats, memory: Floats, available: Floats, source: Ints, link: Floats, pointer: Ints,
+    tried: Flags,
+) -> int:  # fmt: skip
+    """The first place in ``order`` of what relieves the reader's worst link and fits, or else its next worst; -1 for none.
+
+    ``pointer`` ``[W, W]`` is moved past places that offer nothing; ``tried`` ``[W]`` is scratch.
+    """
+    num_shards, num_places = len(available), len(order)
+    tried[:] = False
+    tried[reader] = True
+    for _ in range(num_shards - 1):
+        worst = -1
+        for shard in range(num_shards):
+            if not tried[shard] and (worst < 0 or link[reader, shard] > link[reader, worst]):
+                worst = shard
+        if link[reader, worst] <= 0:
+            break
+        tried[worst] = True
+        place = pointer[reader, worst]
+        while place < num_places:
+            partition = order[place]
+            if source[partition, reader] == worst and memory[partition] <= available[reader] and weight[partition] > 0:
+                pointer[reader, worst] = place
+                return int(place)
+            place += 1
+        pointer[reader, worst] = place
+    return -1
+
+
+@kernel
 def replicate(
     order: Ints,
     weight: Floats,
@@ -102,7 +133,7 @@ def replicate(
     Returns:
         The number of copies that were added.
     """
-    num_shards, num_places, added = len(available), len(order), 0
+    num_shards, added = len(available), 0
     pointer = np.zeros((num_shards, num_shards), np.int64)  # places before it offer this reader nothing on this link
     stopped, tried = np.zeros(num_shards, np.bool_), np.zeros(num_shards, np.bool_)
     num_stopped = 0
@@ -111,31 +142,7 @@ def replicate(
         for shard in range(num_shards):
             if not stopped[shard] and (reader < 0 or available[shard] > available[reader]):
                 reader = shard
-        tried[:] = False
-        tried[reader] = True
-        found = -1
-        for _ in range(num_shards - 1):
-            worst = -1
-            for shard in range(num_shards):
-                if not tried[shard] and (worst < 0 or link[reader, shard] > link[reader, worst]):
-                    worst = shard
-            if link[reader, worst] <= 0:
-                break
-            tried[worst] = True
-            place = pointer[reader, worst]
-            while place < num_places:
-                partition = order[place]
-                if (
-                    source[partition, reader] == worst
-                    and memory[partition] <= available[reader]
-                    and weight[partition] > 0
-                ):
-                    found = place
-                    break
-                place += 1
-            pointer[reader, worst] = place
-            if found >= 0:
-                break
+        found = _first_relief(reader, order, weight, memory, available, source, link, pointer, tried)
         if found < 0:
             stopped[reader] = True
             num_stopped += 1

@@ -16,9 +16,10 @@ from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.options import Limits
 from pibroch.rpc.policies import POLICIES
 from pibroch.rpc.transport.bulk import BULK_FROM_BYTES, BulkReceiver, BulkSender
+from pibroch.rpc.transport.descriptors import HasDescriptor
 from pibroch.rpc.transport.frames import Allocate, Frame, Kind, header
 from pibroch.rpc.transport.sharing import SHARE_FROM_BYTES, Sharing
-from pibroch.rpc.transport.stream import Buffer, HasDescriptor, Stream
+from pibroch.rpc.transport.stream import Buffer, Stream
 from pibroch.rpc.values.devices import DeviceMap, stage, unstage
 from pibroch.rpc.values.failures import failure_of
 from pibroch.rpc.values.messages import Envelope, TensorInfo, decode_envelope, encode
@@ -34,8 +35,7 @@ from pibroch.rpc.values.tensors import (
 
 log = logging.getLogger(__name__)
 
-_MESSAGES = (Kind.REQUEST, Kind.NOTE, Kind.ANSWER)
-_SHARED_MEMORY = (Kind.SEGMENT, Kind.FREE, Kind.DROP)
+_MESSAGES, _SHARED_MEMORY = (Kind.REQUEST, Kind.NOTE, Kind.ANSWER), (Kind.SEGMENT, Kind.FREE, Kind.DROP)
 UNREAD_BYTES = 64 << 20
 """Of errors in place of answers: a peer that reads none of so many is lost."""
 _DEAF = "it does not read its answers"

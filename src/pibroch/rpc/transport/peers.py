@@ -19,7 +19,8 @@ from pibroch.rpc.transport import tls
 from pibroch.rpc.transport.connection import Connection, Inbox
 from pibroch.rpc.transport.dialling import Dialling
 from pibroch.rpc.transport.frames import Allocate, Frame, FrameReader, Kind
-from pibroch.rpc.transport.handshake import Client, Identity, Purpose, Server
+from pibroch.rpc.transport.handshake import Client, Server
+from pibroch.rpc.transport.handshake_messages import Identity, Purpose
 from pibroch.rpc.transport.link import Listener, dial
 from pibroch.rpc.transport.membership import Membership, Record
 from pibroch.rpc.transport.reactor import Reactor

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pibroch.errors import NotAllowedError
+from pibroch.rpc.values.call_arguments import product
 from pibroch.rpc.values.checks import (
     MAX_ELEMENTS,
     MAX_WINDOW,
@@ -20,7 +21,6 @@ from pibroch.rpc.values.checks import (
     check_values,
     too_large,
 )
-from pibroch.rpc.values.result_sizes import product
 from pibroch.rpc.values.special_checks import check_bags
 
 _MAX_LAYERS = 256
