@@ -60,11 +60,12 @@ class _Log(logging.Handler):
 
 
 _log = _Log()
-_record = []
+_record: list = []
 _entered, _released = threading.Event(), threading.Event()
 _original_send = Stream.send
-_seen = collections.Counter()
-_stalls, _watching = [], []
+_seen: collections.Counter = collections.Counter()
+_stalls: list = []
+_watching: list = []
 _original_on_frame = Connection.on_frame
 
 
