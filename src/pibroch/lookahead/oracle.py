@@ -199,6 +199,7 @@ class Oracle:
         )
         last, done = kernels.close(window, slots, step.begin, step.end)
         is_tight, evicted, prefetch = self._is_full(1, ALL), list[Transfer](), None
+        # records go home first, and free the slots that those of the next step take
         if is_tight:
             evicted = [kernels.go_home(window, site, slots, done), *self._shrink(1, ALL)]
         arrived = self._arrive(1, ALL)

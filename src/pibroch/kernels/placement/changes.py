@@ -44,6 +44,7 @@ def choose_pair(touched: Ints, link: int, problem: Problem, placed: Placed, stat
         p = problem.order[random(state, num_partitions)]
         if placed.source[p, reader] == shard and problem.weight[p] > 0:
             place = random(state, num_partitions)
+            # half of the time one of like worth: others would seldom make a good exchange
             if random(state, 2) == 0:
                 near = problem.place_of[p] + random(state, 2 * NEIGHBOURS + 1) - NEIGHBOURS
                 place = min(max(near, 0), num_partitions - 1)

@@ -12,6 +12,7 @@ def sources_of(held: Array, home: int, cost: Array) -> list[int]:
     num_shards = len(cost)
     out = []
     for reader in range(num_shards):
+        # ties are broken the same way everywhere, or readers of one partition would crowd one holder
         key = {
             shard: (cost[reader, shard], shard != home, (shard - reader) % num_shards)
             for shard in range(num_shards)
@@ -35,6 +36,7 @@ def replicate(
         link = np.zeros(num_shards)
         for partition in range(num_partitions):
             link[source[partition, reader]] += weight[partition] * cost[reader, source[partition, reader]]
+        # what a shard reads from itself crosses no link
         link[reader] = 0.0
         fitting = [
             partition

@@ -41,12 +41,14 @@ def place(
         partition = order[place]
         size, best, emptiest = memory[partition], -1, 0
         for shard in range(num_shards):
+            # which share is smaller, without divisions
             if used[shard] * room[emptiest] < used[emptiest] * room[shard]:
                 emptiest = shard
         level = used[emptiest] / room[emptiest]
         for shard in range(num_shards):
             if used[shard] + size > room[shard]:
                 continue
+            # within half a partition of the emptiest is as empty
             if by_memory[partition] and used[shard] / room[shard] > level + 0.5 * size / room[shard]:
                 continue
             if best < 0 or load[shard] < load[best] or (load[shard] == load[best] and used[shard] < used[best]):
@@ -144,6 +146,7 @@ def replicate(
                 reader = shard
         found = _first_relief(reader, order, weight, memory, available, source, link, pointer, tried)
         if found < 0:
+            # nothing that fits relieves it: for good, as its room only shrinks
             stopped[reader] = True
             num_stopped += 1
             continue
@@ -161,5 +164,6 @@ def replicate(
             link[other, before] -= weight[partition] * cost[other, before]
             link[other, reader] += weight[partition] * cost[other, reader]
             source[partition, other] = reader
+            # who now reads from here may be relieved by this very place: look at it again
             pointer[other, reader] = min(pointer[other, reader], found)
     return added

@@ -57,6 +57,7 @@ def add(partition: int, sign: float, problem: Problem, placed: Placed, sums: Sum
     """Add what a partition contributes to links and loads, ``sign`` times."""
     weight, lookup = sign * problem.weight[partition], sign * problem.lookup[partition]
     for reader in range(len(sums.load)):
+        # a shard that reads from itself pays on the diagonal, which no goal looks at
         shard = placed.source[partition, reader]
         sums.link[reader, shard] += weight * problem.cost[reader, shard]
         sums.load[shard] += lookup
@@ -65,6 +66,7 @@ def add(partition: int, sign: float, problem: Problem, placed: Placed, sums: Sum
 @kernel
 def sum_up(problem: Problem, placed: Placed, sums: Sums) -> None:
     """Work the sums out anew, of all partitions."""
+    # anew: additions and subtractions of changes leave rounding errors behind
     sums.link[:], sums.load[:], sums.used[:] = 0.0, 0.0, 0.0
     for partition in range(len(placed.home)):
         add(partition, 1.0, problem, placed, sums)
@@ -86,5 +88,6 @@ def random(state: NDArray[np.uint64], below: int) -> int:
     x ^= x << np.uint64(13)
     x ^= x >> np.uint64(7)
     x ^= x << np.uint64(17)
+    # the state never becomes zero, at which xorshift would stay
     state[0] = x
     return int(np.int64((x >> np.uint64(11)) % np.uint64(below)))

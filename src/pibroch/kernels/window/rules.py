@@ -121,6 +121,7 @@ class Gradients(NamedTuple):
 def home_of(bounds: Ints, row: int) -> int:
     """The rank whose shard has the row."""
     home = 0
+    # few homes, as many as ranks: a walk, not a search by halves
     while row >= bounds[home + 1]:
         home += 1
     return home
@@ -134,14 +135,17 @@ def owner_of(design: int, num_trainers: int, readers: int, then: int, source: in
     """
     if design != LRPP:
         return home if home < num_trainers else row % num_trainers
+    # who also reads it in the next step saves that step the way; else any reader will do
     both = readers & then
     among = both if both != 0 else readers
+    # a power of two has one bit; no branches from here on where bits will do
     is_single, source_fits, home_fits = among & (among - 1) == 0, (among >> source) & 1, (among >> home) & 1
     first = lowest(among)
     known = source if source_fits else home
     owner = first if is_single else known
     if (source_fits | home_fits) != 0 or is_single:
         return owner
+    # neither source nor home reads it: spread such rows evenly, by address, the same on every rank
     count, rest = 0, among
     while rest:
         rest &= rest - 1
@@ -161,6 +165,7 @@ def always_reading(site: Site) -> np.int64:
 @kernel
 def slots_taken(borrowers: int, source: int, owner: int, home: int) -> np.int64:
     """Bits of the ranks that need one more slot when a row arrives."""
+    # the source has it already; an owner at home keeps it in its shard, which takes no slot
     owns = np.int64(1) << np.int64(owner)
     return (borrowers | owns) & ~(np.int64(1) << np.int64(source)) & ~(owns * np.int64(owner == home))
 
@@ -180,6 +185,7 @@ def starts_of(counts: Ints) -> Ints:
     """Where each rank's part begins: the sum of ``counts`` ``[K, P]`` over the ranks before."""
     starts = np.zeros_like(counts)
     for kind in range(counts.shape[0]):
+        # an exclusive prefix sum
         for rank in range(1, counts.shape[1]):
             starts[kind, rank] = starts[kind, rank - 1] + counts[kind, rank - 1]
     return starts
