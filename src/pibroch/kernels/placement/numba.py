@@ -146,8 +146,7 @@ def replicate(
                 reader = shard
         found = _first_relief(reader, order, weight, memory, available, source, link, pointer, tried)
         if found < 0:
-            # nothing that fits relieves it: for good, as its room only shrinks
-            stopped[reader] = True
+            stopped[reader] = True  # nothing that fits relieves it: for good, as its room only shrinks
             num_stopped += 1
             continue
         partition = order[found]
@@ -164,6 +163,5 @@ def replicate(
             link[other, before] -= weight[partition] * cost[other, before]
             link[other, reader] += weight[partition] * cost[other, reader]
             source[partition, other] = reader
-            # who now reads from here may be relieved by this very place: look at it again
-            pointer[other, reader] = min(pointer[other, reader], found)
+            pointer[other, reader] = min(pointer[other, reader], found)  # this very place may relieve it now
     return added

@@ -126,8 +126,7 @@ def improve(
         return float(first)
     problem = _scaled(problem, first)
     sum_up(problem, placed, sums)
-    # loads in units of their mean, as links are in units of the worst one
-    load_scale = load_share / max(1e-300, sums.load.mean())
+    load_scale = load_share / max(1e-300, sums.load.mean())  # in units of the mean load
     energy = best_energy = _energy(sums.link, sums.load, load_scale)
     best = _begin(placed)
     state = np.array([np.uint64(seed * 2 + 0x9E3779B97F4A7C15)], np.uint64)
@@ -138,10 +137,8 @@ def improve(
             continue
         kind, reader = random(state, 5 if may_copy else 4), link // num_shards
         num_copies = placed.held[touched[0]].sum()
-        # nowhere else to read from
-        if kind == REDIRECT and num_copies == 1:
+        if kind == REDIRECT and num_copies == 1:  # nowhere else to read from
             continue
-        # one of several copies cannot move alone: its readers are led by all of them
         if not may_copy and (kind < MOVE or num_copies > 1 or placed.held[touched[1]].sum() > 1):
             continue
         used[:] = sums.used
@@ -149,15 +146,13 @@ def improve(
         if count == 0:
             continue
         after = _energy(sums.link, sums.load, load_scale)
-        # simulated annealing: what harms is kept by chance, less and less of it
-        bearable = 1.0
+        bearable = 1.0  # simulated annealing: what harms is kept by chance, less and less of it
         if temperature > 0:
             bearable += 64 * temperature * (1.0 - trial / num_trials) * random(state, 1024) / 1024.0
         if after < energy * bearable:
             energy = after
             _note(touched[:count], best)
-            # sums drift as they are changed: better by rounding alone is not better
-            if energy < best_energy * 0.999999:
+            if energy < best_energy * 0.999999:  # sums drift: better by rounding alone is not better
                 best_energy = energy
                 _save(placed, best)
         else:
