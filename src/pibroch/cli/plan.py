@@ -35,7 +35,7 @@ from pibroch.planner.explain import (
 from pibroch.planner.make import PlanOptions, Progress, make_plan
 from pibroch.planner.measured import MEASURED_COLUMNS, differences, measured_payload, measured_rows
 from pibroch.planner.partition import sizes_of
-from pibroch.planner.prediction import Prediction
+from pibroch.planner.prediction import PlanPrediction
 from pibroch.planner.profile import AccessProfile
 from pibroch.planner.store import load_plan, save_plan
 from pibroch.planner.topology import ClusterTopology
@@ -271,7 +271,7 @@ def _dims(texts: Sequence[str], counts: AccessProfile) -> dict[str, int]:
     return found
 
 
-def _show(prediction: Prediction, name: str) -> None:
+def _show(prediction: PlanPrediction, name: str) -> None:
     for sentence in sentences(prediction):
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     grid = _grid(*SHARD_COLUMNS, title=f"{name}: a step")

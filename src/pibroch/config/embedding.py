@@ -55,7 +55,7 @@ MOVED = {
 logger = logging.getLogger(__name__)
 
 
-class EmbeddingConfig(Section):
+class EmbeddingSection(Section):
     """The ``[embedding]`` table.
 
     Attributes:

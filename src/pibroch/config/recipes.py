@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from pibroch.config.base import Section
-from pibroch.config.embedding import EmbeddingConfig, with_exchange_section
+from pibroch.config.embedding import EmbeddingSection, with_exchange_section
 from pibroch.config.exchange import exchanges
 from pibroch.config.problems import config_error
 from pibroch.config.run import RunConfig
@@ -72,7 +72,7 @@ def check_config(raw: Mapping[str, object], source: str) -> RunConfig:
     """Turn a merged recipe into a RunConfig; ``source`` names it in errors."""
     raw = _with_default_names(raw, RunConfig)
     if isinstance(embedding := raw.get("embedding"), Mapping):
-        raw = {**raw, "embedding": with_exchange_section(_with_default_names(embedding, EmbeddingConfig))}
+        raw = {**raw, "embedding": with_exchange_section(_with_default_names(embedding, EmbeddingSection))}
     try:
         return RunConfig.model_validate(raw)
     except ValidationError as error:

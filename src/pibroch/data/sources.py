@@ -60,7 +60,7 @@ class Piece:
     fraction: float
 
 
-class Source(Protocol):
+class RawSource(Protocol):
     """A file of records.
 
     Attributes:
@@ -108,7 +108,7 @@ class TextSource:
         return [split_record(line, self.layout.separator, self.layout.quotes) for line in self._lines(count)]
 
     def pieces(self, start: Place, piece_bytes: int) -> Iterator[Piece]:
-        """See :class:`Source`. Going on in a compressed file reads it from its start without parsing.
+        """See :class:`RawSource`. Going on in a compressed file reads it from its start without parsing.
 
         Raises:
             DataError: when the file is damaged or one record is longer than four pieces; names the line where it begins.

@@ -49,7 +49,7 @@ class _Array:
 
 
 @dataclass(frozen=True)
-class _Tensor:
+class _TorchTensor:
     tensor: torch.Tensor
 
     @property
@@ -194,7 +194,7 @@ def _open(source: object, table: Table, tensor: str | None, ids: object) -> tupl
     rows = None if ids is None or isinstance(ids, str) else np.asarray(ids)
     if isinstance(source, torch.Tensor):
         source = source.detach().cpu()
-        return _Tensor(source), rows
+        return _TorchTensor(source), rows
     if not isinstance(source, str | Path):
         return _Array(np.asarray(source)), rows
     path = Path(source)

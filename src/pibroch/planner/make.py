@@ -13,9 +13,9 @@ from pibroch.errors import ConfigError
 from pibroch.planner.assignment import Assignment
 from pibroch.planner.balance import by_worth
 from pibroch.planner.partition import MAX_PARTITIONS, Form, Partitioner, Partitions, TableSize
-from pibroch.planner.prediction import BudgetStep, PolicyForecast, Prediction
+from pibroch.planner.prediction import BudgetStep, PlanPrediction, PolicyForecast
 from pibroch.planner.profile import AccessProfile
-from pibroch.planner.replicate import POLICIES, Mode, Placed, Policy, synchronisation
+from pibroch.planner.replicate import POLICIES, Mode, PlacedPartitions, Policy, synchronisation
 from pibroch.planner.room import check_fit, rooms
 from pibroch.planner.search import Found, find_placement
 from pibroch.planner.topology import ClusterTopology
@@ -90,7 +90,7 @@ def make_plan(
     fingerprint: str | None = None,
     num_shards: int | None = None,
     progress: Progress | None = None,
-) -> tuple[Assignment, Prediction]:
+) -> tuple[Assignment, PlanPrediction]:
     """Place all rows.
 
     Args:
@@ -133,12 +133,12 @@ def make_plan(
 
 def predict(
     partitions: Partitions,
-    placed: Placed,
+    placed: PlacedPartitions,
     topology: ClusterTopology,
     options: PlanOptions,
     profile: AccessProfile,
     room: Floats,
-) -> Prediction:
+) -> PlanPrediction:
     """What a placement of partitions costs a step."""
     num_shards, memory = topology.num_ranks, partitions.memory_bytes
     forms: tuple[Form, Form] = ("accesses", "transfers")
@@ -151,7 +151,7 @@ def predict(
     is_training = options.mode == "training"
     sync = synchronisation(partitions, placed, num_shards) if is_training else np.zeros((num_shards,) * 2)
     total, num_rows = float(memory.sum()), int(partitions.num_rows.sum())
-    return Prediction(
+    return PlanPrediction(
         mode=options.mode,
         policy=options.chosen_policy,
         objective=options.objective,
@@ -275,7 +275,7 @@ def _is_balanced(partitions: Partitions, found: Found, topology: ClusterTopology
 
 
 def _assignment(
-    partitioner: Partitioner, partitions: Partitions, placed: Placed, topology: ClusterTopology
+    partitioner: Partitioner, partitions: Partitions, placed: PlacedPartitions, topology: ClusterTopology
 ) -> Assignment:
     copies = placed.copies
     by_rule = costs.sources(placed.home, copies, topology.cost)

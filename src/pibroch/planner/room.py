@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 import pibroch.planner.cost as costs
 from pibroch.errors import ConfigError
 from pibroch.planner.partition import Partitions, TableSize, total_bytes
-from pibroch.planner.replicate import Placed
+from pibroch.planner.replicate import PlacedPartitions
 from pibroch.planner.topology import ClusterTopology
 
 Floats = NDArray[np.float64]
@@ -34,7 +34,7 @@ def rooms(tables: Sequence[TableSize], topology: ClusterTopology, extra: float) 
     return np.minimum(total * (1 + extra) * share, memory)
 
 
-def check_fit(partitions: Partitions, placed: Placed, topology: ClusterTopology) -> None:
+def check_fit(partitions: Partitions, placed: PlacedPartitions, topology: ClusterTopology) -> None:
     """Raise a ``ConfigError`` for a placement that exceeds a rank's memory."""
     used = costs.memory(partitions.memory_bytes, placed.home, placed.copies)
     over = np.flatnonzero(used > topology.memory_bytes)

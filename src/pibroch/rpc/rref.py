@@ -11,7 +11,7 @@ from pibroch.rpc.calls import profiling
 from pibroch.rpc.calls.agent import current_agent, is_initialized
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.options import UNSET_RPC_TIMEOUT
-from pibroch.rpc.references import Fork, Place, State
+from pibroch.rpc.references import Fork, State, ValuePlace
 from pibroch.rpc.references.call_messages import FunctionCall, MethodCall
 from pibroch.rpc.references.calls import References, call_of, check_method_name, lost, run_backward
 from pibroch.rpc.references.owned import OwnedValue
@@ -195,11 +195,11 @@ class RRef(Generic[_T]):
         self.check_usable()
         return self._fork, self._reference
 
-    def place(self) -> Place:
+    def place(self) -> ValuePlace:
         """Which value it refers to, in the words of a message."""
         if self._fork is not None:
             return self._fork.place
-        return Place(self._reference, self._references.me, self._references.me, known=True)
+        return ValuePlace(self._reference, self._references.me, self._references.me, known=True)
 
     def check_usable(self) -> None:
         """Raise what is known to have gone wrong with it.

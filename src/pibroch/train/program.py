@@ -22,7 +22,7 @@ from pibroch.train.agreement import agreed, on_first, together
 from pibroch.train.checkpoint import Content, check_tables, save_checkpoint, verify_files
 from pibroch.train.checkpoint_folder import CheckpointFolder, must_have_none, newest_whole, set_aside, step_of
 from pibroch.train.manifest import MANIFEST, Manifest, ProgramState, Progress, read_manifest
-from pibroch.train.program_state import Encoded, HasState, Named, ProgramParts, load_extra, restore_random
+from pibroch.train.program_state import EncodedPart, HasState, Named, ProgramParts, load_extra, restore_random
 from pibroch.train.state_tree import decode, encode
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def save(
     """
     channel = embeddings.control
 
-    def encode_all() -> tuple[ProgramParts, dict[str, Encoded], Progress]:
+    def encode_all() -> tuple[ProgramParts, dict[str, EncodedPart], Progress]:
         if keep is not None and keep < 1:
             raise ConfigError(f"keep={keep}", "at least 1, or None for all")
         parts = ProgramParts(model, optimizer, scheduler, embeddings)

@@ -11,7 +11,7 @@ from pibroch.rpc.transport import frames, stall
 from pibroch.rpc.transport import stream as stream_module
 from pibroch.rpc.transport.frames import FrameReader, Kind, header
 from pibroch.rpc.transport.reactor import Reactor
-from pibroch.rpc.transport.stream import Stream
+from pibroch.rpc.transport.stream import FrameStream
 
 pytestmark = pytest.mark.alone  # times of tenths of a second
 
@@ -44,7 +44,7 @@ class Ends:
         self.sock.setblocking(False)
         self.frames, self.arrived, self.reasons = [], threading.Semaphore(0), []
         reader = FrameReader(1000, max_payload_bytes, lambda frame: [memoryview(bytearray(frame.payload_bytes))])
-        self.stream = Stream(loop, self.sock, reader, self._on_frame, self.reasons.append)
+        self.stream = FrameStream(loop, self.sock, reader, self._on_frame, self.reasons.append)
 
     def _on_frame(self, frame):
         self.frames.append(frame)

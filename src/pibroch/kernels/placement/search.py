@@ -76,7 +76,8 @@ def _scaled(problem: Problem, scale: float) -> Problem:
 @kernel
 def _begin(placed: Placed) -> Best:
     """Take the placement of now for the best one."""
-    copy, num_partitions = Placed(placed.home.copy(), placed.held.copy(), placed.source.copy()), len(placed.home)
+    num_partitions = len(placed.home)
+    copy = Placed(placed.home.copy(), placed.held.copy(), placed.source.copy())
     is_changed, changed = np.zeros(num_partitions, np.bool_), np.empty(num_partitions, np.int64)
     return Best(copy, is_changed, changed, np.zeros(1, np.int64))
 
@@ -104,8 +105,8 @@ def _save(placed: Placed, best: Best) -> None:
 @kernel
 def improve(
     problem: Problem, placed: Placed, num_trials: int, temperature: float, load_share: float, may_copy: bool, seed: int
-) -> float:
-    """Try random changes to partitions of the worst link, keep those that help, at first some that harm; what it is then.
+) -> float:  # fmt: skip
+    """Try random changes to partitions of the worst link, keep those that help, at first some that harm; its cost.
 
     Args:
         problem: what is to be placed.

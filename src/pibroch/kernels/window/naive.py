@@ -24,7 +24,7 @@ class Moves:
     gradients: set[Journey] = field(default_factory=set)
 
 
-class Window:
+class NaiveWindow:
     """All steps are known beforehand: ``touches[step][rank]`` are the rows that a rank touches.
 
     ``bounds`` may name more homes than there are ranks that touch rows: the rest are servers'.

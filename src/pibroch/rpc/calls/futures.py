@@ -12,7 +12,7 @@ import torch
 from pibroch.errors import RpcTimeoutError
 from pibroch.rpc.calls.pool import Pool
 from pibroch.rpc.transport.reactor import Reactor
-from pibroch.rpc.transport.stream import Stream
+from pibroch.rpc.transport.stream import FrameStream
 from pibroch.rpc.values.failures import copy_of
 
 
@@ -177,7 +177,7 @@ class Waiter:
         self.is_done = True
         self._done.release()
 
-    def wait(self, pool: Pool, timeout_s: float, stream: Stream | None = None) -> Any:
+    def wait(self, pool: Pool, timeout_s: float, stream: FrameStream | None = None) -> Any:
         """The value; raises what the call raised.
 
         If it can, this thread reads its answer from ``stream`` itself: nobody has to be woken then. The timeout is a second

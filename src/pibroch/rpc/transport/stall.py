@@ -12,7 +12,7 @@ STALL_S = 10.0
 STALL_BYTES = 10 << 10  # what even a slow link brings in this time
 
 
-class Receiver(Protocol):
+class WatchedStream(Protocol):
     """What may stall."""
 
     @property
@@ -33,7 +33,7 @@ class StallWatch:
     def __init__(self, reactor: Reactor) -> None:
         self._reactor, self._is_on = reactor, False
 
-    def watch(self, stream: Receiver) -> None:
+    def watch(self, stream: WatchedStream) -> None:
         """Look again in a while whether the frame that was begun has come."""
         if not self._is_on:
             self._is_on = True
@@ -49,7 +49,7 @@ class StallWatch:
 
             self._reactor.call_at(time.monotonic() + STALL_S, look)
 
-    def _look(self, stream: Receiver, before: tuple[int, int]) -> None:
+    def _look(self, stream: WatchedStream, before: tuple[int, int]) -> None:
         self._is_on = False
         num_frames, num_staged = stream.num_begun
         if stream.is_closed or not num_staged:

@@ -32,7 +32,7 @@ _HANDED_OVER_S = 0.05
 _LAST_ROUNDS = 16  # of reads, when nothing can be written: more than the kernel holds
 
 
-class Stream:
+class FrameStream:
     """One connected, admitted socket.
 
     Args:

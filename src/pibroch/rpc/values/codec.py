@@ -19,13 +19,13 @@ import torch
 from pibroch.errors import NotAllowedError, ProtocolError, RpcError
 from pibroch.rpc.values.forms import MAX_BIG_INT_BYTES, MAX_SCALAR_BYTES, SCALAR_KINDS, Code, Decoding, Names
 
-__all__ = ["Code", "Codec", "Encoded"]
+__all__ = ["Code", "Codec", "EncodedValue"]
 
 Encoder = Callable[[Any], Any]
 _Ext = msgspec.msgpack.Ext
 
 
-class Encoded(NamedTuple):
+class EncodedValue(NamedTuple):
     """A value on its way out."""
 
     raw: msgspec.Raw
@@ -46,7 +46,7 @@ class Codec:
         self._names, self._allow_pickle = names, allow_pickle
         self._reference_type = reference_type
 
-    def encode(self, value: object) -> Encoded:
+    def encode(self, value: object) -> EncodedValue:
         """A value's bytes, and the tensors and references that it contains.
 
         Raises:
@@ -54,7 +54,7 @@ class Codec:
         """
         encoding = _Encoding(self)
         try:
-            return Encoded(msgspec.Raw(_encode(encoding.plain(value))), encoding.tensors, encoding.references)
+            return EncodedValue(msgspec.Raw(_encode(encoding.plain(value))), encoding.tensors, encoding.references)
         except RecursionError as error:
             raise NotAllowedError("a value that is nested too deeply", "at most some hundred levels") from error
 
