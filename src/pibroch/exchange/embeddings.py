@@ -100,7 +100,7 @@ class Embeddings(TableStates):
 
     @property
     def row_space(self) -> RowSpace:
-        """Of all tables, where they are alike.
+        """The addresses of all rows, where all tables are of one group.
 
         Raises:
             ConfigError: when they have several row spaces.
@@ -111,7 +111,7 @@ class Embeddings(TableStates):
 
     @property
     def learning_rate(self) -> float:
-        """Of the first group of tables; setting it changes all groups' in proportion."""
+        """The learning rate of the first group of tables; setting it changes all groups' in proportion."""
         return self.fused_optimizer.learning_rates[0]
 
     @learning_rate.setter
@@ -159,7 +159,7 @@ class Embeddings(TableStates):
 
     @property
     def num_bytes(self) -> int:
-        """Of all row records in this process's care: weights and optimizer state."""
+        """Bytes of all row records that this process holds: weights and optimizer state."""
         return sum(shard.num_bytes for shard in self.exchange.shards)
 
     def feed(
