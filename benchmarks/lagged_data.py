@@ -6,6 +6,7 @@ import csv
 import gzip
 from itertools import islice
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -30,7 +31,8 @@ def write_case(name: str, folder: Path) -> Path | None:
     found = {"plain": _plain, "sizes": _sizes, "criteo": _criteo, "avazu": _avazu, "trace": _trace}[name](folder)
     if found is None:
         return None
-    np.savez(path, **found)
+    arrays: dict[str, Any] = found  # by names, none of which is savez's own keyword
+    np.savez(path, **arrays)
     return path
 
 

@@ -23,7 +23,7 @@ from pibroch.planner.count import CountOptions, count_dataset
 from pibroch.planner.extrapolate import extrapolate
 from pibroch.planner.make import PlanOptions, make_plan
 from pibroch.planner.partition import Form, Partitioner, Partitions, TableSize
-from pibroch.planner.prediction import Prediction
+from pibroch.planner.prediction import PlanPrediction
 from pibroch.planner.profile import AccessProfile, TableCounts
 from pibroch.planner.topology import ClusterTopology
 
@@ -57,7 +57,7 @@ class Setting:
 class Measured:
     """A plan's prediction, how long it took, and the process's peak memory until then, the profile included."""
 
-    prediction: Prediction
+    prediction: PlanPrediction
     seconds: float
     peak_gib: float
 

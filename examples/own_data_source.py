@@ -15,7 +15,7 @@ import pibroch as pb
 from pibroch.data import CategoricalFeature, DenseFeature, EncodedDataset, Loader, Schema
 from pibroch.data.layout import Layout
 from pibroch.data.prepare import PrepareOptions, prepare
-from pibroch.data.sources import Piece, Place
+from pibroch.data.sources import Place, TextPiece
 from pibroch.data.splits import SplitRule
 from pibroch.errors import DataError
 
@@ -27,14 +27,14 @@ class JsonLines:
         self.path, self.columns, self.layout = path, columns, Layout("\t", quotes=False)
         self._size = path.stat().st_size
 
-    def pieces(self, start: Place, piece_bytes: int) -> Iterator[Piece]:
+    def pieces(self, start: Place, piece_bytes: int) -> Iterator[TextPiece]:
         """Whole lines as text between tabs, from a place between two of them on."""
         with self.path.open("rb") as file:
             file.seek(start.offset)
             while lines := file.readlines(piece_bytes):
                 end = Place(start.offset + sum(map(len, lines)), start.line + len(lines))
                 text = b"".join(self._text(line, start.line + number) for number, line in enumerate(lines, start=1))
-                yield Piece(text, start, end, end.offset / self._size)
+                yield TextPiece(text, start, end, end.offset / self._size)
                 start = end
 
     def _text(self, line: bytes, number: int) -> bytes:

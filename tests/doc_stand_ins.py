@@ -18,7 +18,7 @@ from pibroch import models as pb_models
 from pibroch.ports import free_port
 
 CRITERION = nn.functional.binary_cross_entropy_with_logits
-OF_BLOCKS = {}
+OF_BLOCKS: dict = {}
 """By page and number of the block: a function that gives its names, which stand before those of all blocks."""
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -65,7 +66,9 @@ class Served:
     def metric(self, name: str) -> float:
         """A gauge or counter of ``/metrics``."""
         text = self.ask("GET", "/metrics").body.decode()
-        return float(re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)[1])
+        found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+        assert found is not None, name
+        return float(found[1])
 
     def complaints(self) -> str:
         """What it has said on standard error so far."""
@@ -83,7 +86,7 @@ def ask(
     connection: http.client.HTTPConnection,
     method: str,
     path: str,
-    body: object = None,
+    body: Any = None,
     headers: dict[str, str] | None = None,
 ) -> Answer:
     if isinstance(body, dict | list):

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from forked import Program
 from pibroch.config import RunConfig
@@ -68,7 +69,7 @@ def command(*arguments: object) -> list[str]:
     return [str(Path(sys.executable).with_name("pibroch")), *map(str, arguments)]
 
 
-def run_installed(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+def run_installed(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """As ``run_command``, without any short cut: the installed command, which loads everything itself."""
     variables = {**os.environ, "COLUMNS": "200"}
     return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=120, env=variables, **options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.copied_rows import run_copies
 from benchmarks.planner_cases import Setting, baseline_row, criteo, measured, plan_row, zipf
@@ -19,7 +20,7 @@ from benchmarks.results import Report, Row
 from pibroch.planner.baselines import baselines
 from pibroch.planner.exact import Case, lower_bound, optimum
 from pibroch.planner.make import PlanOptions
-from pibroch.planner.partition import Partitioner
+from pibroch.planner.partition import Form, Partitioner, Partitions
 from pibroch.planner.topology import ClusterTopology
 
 METHODS, BUDGETS, THRESHOLDS, HOSTS, BOUNDS, COPIES = "methods", "budgets", "thresholds", "hosts", "bounds", "copies"
@@ -60,7 +61,7 @@ MEANINGS = {
     COPIES: "26 tables of 100,000 rows, Zipf 1.05, batch 2048 a rank, nothing dense to train; hosts of one rank and one thread "
     "with 1 Gbit/s between them share the cores; `of_row_wise`: step time, median over rounds; bytes as links carried",
 }
-FORMS = ("accesses", "transfers")
+FORMS: tuple[Form, Form] = ("accesses", "transfers")
 
 
 @topic(
@@ -68,7 +69,7 @@ FORMS = ("accesses", "transfers")
 )
 def run(options: Options) -> Report:
     """One section, for Criteo extrapolated from its sample where that is there, and for Zipf ids."""
-    make = {METHODS: _methods, BUDGETS: _budgets, THRESHOLDS: _thresholds, HOSTS: _hosts, BOUNDS: _bounds}
+    make = {METHODS: _methods, BUDGETS: _budgets, THRESHOLDS: _thresholds, HOSTS: _hosts}
     cases = []
     if options.section not in (BOUNDS, COPIES):
         cases = criteo(options)
@@ -168,6 +169,7 @@ def _bounds(options: Options) -> list[Row]:
         plan = measured(case, topology, PlanOptions(extra, objective="accesses", steps=False))
         partitioner = Partitioner(case.tables, case.profile)
         partitions = partitioner.cut(0.0) or partitioner.cut(3e-5)
+        assert partitions is not None, "the coarser of the two can be numbered"
         bound = lower_bound(_case(partitions, topology, np.array(plan.prediction.room_bytes)))
         worst = plan_row(plan, "accesses", topology)["worst_link_kb"] * 1e3
         rows.append({"kind": "10,000 rows or more", "method": "oper", "case": seed, "shards": topology.num_ranks,
@@ -188,5 +190,5 @@ def _bounds(options: Options) -> list[Row]:
     return rows
 
 
-def _case(partitions, topology, room) -> Case:
+def _case(partitions: Partitions, topology: ClusterTopology, room: NDArray[np.float64]) -> Case:
     return Case(partitions.weight("accesses"), partitions.memory_bytes, topology.cost, room)

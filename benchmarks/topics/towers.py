@@ -113,7 +113,8 @@ def run(options: Options) -> Report:
     Raises:
         PibrochError: where no lab can be built; says what is missing.
     """
-    load, notes, versions, rows = ForeignLoad(), [f"what: {TITLES[options.section]}"], {}, list[Row]()
+    load, notes, rows = ForeignLoad(), [f"what: {TITLES[options.section]}"], list[Row]()
+    versions: dict[str, str] = {}
     if options.section != STEPS:
         make = tower_quality.quality if options.section == QUALITY else tower_quality.groups
         rows, said = make(options)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.datasets.utils import Batch

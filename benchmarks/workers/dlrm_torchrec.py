@@ -7,6 +7,7 @@ import logging
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
@@ -24,7 +25,7 @@ def build(case: Case) -> TrainingSubject:
     logging.disable(logging.WARNING)
     torch.set_num_threads(case.threads)
     if not dist.is_initialized():
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     collection = empty_collection(case)
     model = torchrec_dlrm(collection, case)
     arguments = {"lr": case.sparse_lr} | ({} if case.sparse_optimizer == "sgd" else {"eps": case.eps})

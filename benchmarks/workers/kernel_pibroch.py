@@ -10,7 +10,7 @@ from benchmarks.cases import Case
 from benchmarks.workers import pibroch_tables as ours
 from benchmarks.workers.dlrm import torch_batches
 from benchmarks.workers.kernel import KernelSubject, output_gradient
-from pibroch.embedding import group_tables
+from pibroch.embedding import MemoryShard, group_tables
 from pibroch.exchange.base import Rates
 from pibroch.exchange.local.exchange import LocalExchange
 
@@ -20,6 +20,7 @@ def build(case: Case) -> KernelSubject:
     batches = ours.jagged_batches(*torch_batches(case))
     exchange = LocalExchange(group_tables(ours.tables(case), ours.sparse_optimizer(case)), seed=0)
     (shard,) = exchange.shards
+    assert isinstance(shard, MemoryShard), "tables are in memory"
     ours.load_tables(shard, case)
     gradient, steps = output_gradient(case), count(1)
 

@@ -21,7 +21,7 @@ def header(tensor: torch.Tensor) -> bytes:
 
 
 def memory(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def read_header(message: bytes) -> tuple[torch.dtype, tuple[int, ...]]:
@@ -42,14 +42,21 @@ def identity(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+done = threading.Event()
+
+
+def finish(message: bytes, _: object) -> bytes:
+    done.set()
+    return message
+
+
 if __name__ == "__main__":
     address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    done = threading.Event()
     if os.environ["RANK"] == "0":
         server = grpc.server(ThreadPoolExecutor(16), options=OPTIONS)
         handlers = {
             "identity": grpc.unary_unary_rpc_method_handler(lambda message, _: pack(identity(unpack(message)))),
-            "finish": grpc.unary_unary_rpc_method_handler(lambda message, _: done.set() or message),
+            "finish": grpc.unary_unary_rpc_method_handler(finish),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Tensors", handlers),))
         server.add_insecure_port(address)

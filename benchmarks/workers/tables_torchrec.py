@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec import (
     EmbeddingBagCollection,
     EmbeddingBagConfig,
@@ -35,7 +36,7 @@ from benchmarks.workers.ranks import RankSubject, batch_order, join, rank_batche
 class Model(nn.Module):
     """A collection and a fixed head."""
 
-    def __init__(self, collection: nn.Module, loss_of: Callable[[object, Batch], Tensor]) -> None:
+    def __init__(self, collection: nn.Module, loss_of: Callable[[Any, Batch], Tensor]) -> None:
         super().__init__()
         self.collection, self._loss_of = collection, loss_of
 

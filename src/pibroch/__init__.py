@@ -82,7 +82,7 @@ def _register_backend() -> None:
     """Make the backend ``bls`` known to torch.distributed; what it is made of loads with the first group of it."""
     from torch.distributed.distributed_c10d import Backend
 
-    def create(*arguments: Any) -> Any:
+    def create(*arguments: object) -> Any:
         return import_module("pibroch.collectives.bounded_lag.process_group").create(*arguments)
 
     Backend.register_backend("bls", create, extended_api=True, devices=["cpu"])

@@ -13,7 +13,6 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -84,7 +83,7 @@ class StreamingMetrics:
         self._lifetime = {task: _nothing() for task in self.tasks}
         self._parts = {task: deque([_nothing()], maxlen=NUM_PARTS) for task in self.tasks}
 
-    def add(self, logits: Any, labels: Any, weights: Any = None) -> None:
+    def add(self, logits: object, labels: object, weights: object = None) -> None:
         """Add this rank's samples, perhaps none; no other rank is waited for.
 
         Args:
@@ -120,7 +119,7 @@ class StreamingMetrics:
             for number, task in enumerate(self.tasks)
         }
 
-    def _of(self, task: str, name: str, given: Any) -> Sums | None:
+    def _of(self, task: str, name: str, given: object) -> Sums | None:
         """One task's part of what was given, ``[B]``."""
         if isinstance(given, Mapping):
             if task not in given:

@@ -19,7 +19,7 @@ MIXTURES = {
 HOSTS = {"towers": {"ranks_per_host": 1}}
 """Of exchanges that behave differently over several: here each rank is one."""
 SOME = {"towers": ("halves",)}
-"""Of an exchange that moves rows by another's lanes; ``test_towers.py`` has more."""
+"""Of an exchange that moves rows by another's lanes; ``test_tower_exchange.py`` has more."""
 
 
 def placements_of(name):

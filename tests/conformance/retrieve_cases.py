@@ -110,7 +110,7 @@ def look_up_before_loading(channel):
     return said, found
 
 
-_KEPT = {}
+_KEPT: dict = {}
 
 
 def prepare_alone(channel, **options):

@@ -13,7 +13,7 @@ DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
     torch.float32, torch.float64, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.uint16,
 ]  # fmt: skip
-_groups = {}
+_groups: dict = {}
 
 
 def group_of(bound, backend="bls", transport=None):

@@ -4,8 +4,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed._shard import sharded_tensor
-from torch.distributed._shard.sharded_tensor import Shard
-from torch.distributed.tensor import DTensor, init_device_mesh
+from torch.distributed._shard.sharded_tensor.shard import Shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import Shard as OnDim
 
 

@@ -4,6 +4,7 @@ import hashlib
 import os
 from functools import partial
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -49,7 +50,7 @@ def fingerprint(embeddings: pb.Embeddings, model: torch.nn.Module) -> str:
     digest = hashlib.sha256()
     for view in embeddings.pieces():
         for array in (view.weights, *view.state.values()):
-            digest.update(array.tobytes())
+            digest.update(np.asarray(array).tobytes())
     for parameter in model.parameters():
         digest.update(parameter.detach().numpy().tobytes())
     return digest.hexdigest()

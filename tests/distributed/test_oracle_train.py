@@ -9,10 +9,9 @@ from contextlib import ExitStack
 
 import oracle_cases
 import pytest
-from crew import Crew, processes_of, steps, wait_until
+from crew import Crew, processes_of, stands_still, steps, wait_until
 from role_crew import RoleCrew
 from test_lookahead_train import COMMON, PURPOSES, check_same_files, curve
-from test_servers_train import stands_still
 
 from pibroch.config import to_toml
 from pibroch.errors import TrainingError

@@ -80,7 +80,8 @@ def train_embeddings() -> None:
         loss.backward()
         with torch.no_grad():  # torch's own optimizers would import its compiler: seconds
             for parameter in dense.parameters():
-                parameter -= 0.1 * parameter.grad
+                assert parameter.grad is not None
+                parameter.sub_(0.1 * parameter.grad)
                 parameter.grad = None
         losses.append(loss.item())
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5]), losses

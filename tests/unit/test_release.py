@@ -7,6 +7,7 @@ import pytest
 from doc_pages import ROOT
 
 SPEC = spec_from_file_location("release_check", ROOT / "tools" / "release_check.py")
+assert SPEC is not None and SPEC.loader is not None
 release_check = module_from_spec(SPEC)
 SPEC.loader.exec_module(release_check)
 UNRELEASED = "# Changelog\n\n## Unreleased\n\n### Added\n- All.\n"

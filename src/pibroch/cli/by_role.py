@@ -14,22 +14,22 @@ from pibroch.cli.launch import redirect_output
 if TYPE_CHECKING:
     from pibroch.config import RunConfig
     from pibroch.roles import Role
-    from pibroch.roles.launched import Launcher, Layout, Split
+    from pibroch.roles.launched import Launcher, RankLayout, RankSplit
 
 Begun = tuple["RunConfig", Path]
 
 
-def split_of(config: RunConfig, num_ranks: int) -> Split:
+def split_of(config: RunConfig, num_ranks: int) -> RankSplit:
     """Which of the launcher's ranks do what: those roles of the recipe that are met nowhere else have some.
 
     Raises:
         ConfigError: when none is left to train.
     """
-    from pibroch.roles.launched import Split
+    from pibroch.roles.launched import RankSplit
     from pibroch.train.roles import meeting_places, wanted
 
     places = meeting_places(config)
-    return Split.of(num_ranks, {role: count for role, count in wanted(config).items() if places[role] is None})
+    return RankSplit.of(num_ranks, {role: count for role, count in wanted(config).items() if places[role] is None})
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def as_trainer(begin: Callable[[], Begun]) -> Iterator[tuple[str, Begun | None] 
 
 
 @contextmanager
-def _led(launcher: Launcher, begin: Callable[[], Begun]) -> Iterator[tuple[Layout, Begun]]:
+def _led(launcher: Launcher, begin: Callable[[], Begun]) -> Iterator[tuple[RankLayout, Begun]]:
     from pibroch.train.roles import meeting_places
 
     try:
@@ -72,7 +72,7 @@ def _led(launcher: Launcher, begin: Callable[[], Begun]) -> Iterator[tuple[Layou
         yield layout, (config, folder)
 
 
-def _serve(launcher: Launcher, layout: Layout, role: Role, number: int) -> None:
+def _serve(launcher: Launcher, layout: RankLayout, role: Role, number: int) -> None:
     """Be one of those who serve, until the trainers are done."""
     import torch
 

@@ -30,7 +30,7 @@ from pibroch.data.prepare import PrepareOptions, PrepareReport, prepare
 from pibroch.data.prepare import Progress as ProgressCallback
 from pibroch.data.presets import avazu_schema, criteo_schema
 from pibroch.data.schema import Schema
-from pibroch.data.sources import Source, TextSource
+from pibroch.data.sources import RawSource, TextSource
 from pibroch.data.splits import SplitRule
 from pibroch.data.synthetic import SyntheticOptions, synthesize
 from pibroch.errors import ConfigError
@@ -43,7 +43,7 @@ app = typer.Typer(
 log = logging.getLogger(__name__)
 
 
-class Format(StrEnum):
+class RawFormat(StrEnum):
     """Formats of raw data."""
 
     CRITEO = "criteo"
@@ -52,9 +52,23 @@ class Format(StrEnum):
     PARQUET = "parquet"
 
 
+VocabulariesOf = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FROM", help="Encode with those of a dataset, a checkpoint, a run or an export, and its schema."
+    ),
+]
+SplitBy = Annotated[
+    str | None,
+    typer.Option(
+        help="time:A/B/C, hash:A/B/C, none, or a split for all; time:0.7/0.15/0.15, with --vocabularies test, when absent."
+    ),
+]
+
+
 @app.command("prepare")
 def prepare_command(
-    format_: Annotated[Format, typer.Argument(metavar="FORMAT", help="criteo, avazu, csv or parquet.")],
+    format_: Annotated[RawFormat, typer.Argument(metavar="FORMAT", help="criteo, avazu, csv or parquet.")],
     sources: Annotated[list[Path], typer.Argument(metavar="SRC...", help="Files in time order: plain, gzip or zstd.")],
     out: Annotated[Path, typer.Option(help="Folder of the dataset.")],
     schema: Annotated[
@@ -67,18 +81,8 @@ def prepare_command(
         list[str] | None, typer.Option("--hash", metavar="NAME=BUCKETS", help="Hash this feature; may be repeated.")
     ] = None,
     bins: Annotated[bool, typer.Option(help="criteo: also use the 13 integers as binned categories.")] = True,
-    vocabularies: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FROM", help="Encode with those of a dataset, a checkpoint, a run or an export, and its schema."
-        ),
-    ] = None,
-    split: Annotated[
-        str | None,
-        typer.Option(
-            help="time:A/B/C, hash:A/B/C, none, or a split for all; time:0.7/0.15/0.15, with --vocabularies test, when absent."
-        ),
-    ] = None,
+    vocabularies: VocabulariesOf = None,
+    split: SplitBy = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the hash split.")] = 0,
     max_bad_fraction: Annotated[float, typer.Option(min=0, max=1, help="Malformed lines that are tolerated.")] = 1e-4,
     overwrite: Annotated[bool, typer.Option(help="Replace a dataset that is already at --out.")] = False,
@@ -189,13 +193,13 @@ def describe_command(
 
 
 def _sources(
-    format_: Format, paths: list[Path], schema_path: Path | None, bins: bool, known: Schema | None
-) -> tuple[Schema, list[Source]]:
+    format_: RawFormat, paths: list[Path], schema_path: Path | None, bins: bool, known: Schema | None
+) -> tuple[Schema, list[RawSource]]:
     """The schema, known, given or inferred, and the opened files."""
     schema = known if schema_path is None else Schema.load(schema_path)
-    if schema is None and format_ is Format.CRITEO:
+    if schema is None and format_ is RawFormat.CRITEO:
         schema = criteo_schema(bins=bins)
-    if schema is None and format_ is Format.AVAZU:
+    if schema is None and format_ is RawFormat.AVAZU:
         header, *records = TextSource(paths[0], ",", True).first_records(2)
         schema = avazu_schema(header, records[0] if records else [])
     if schema is None:
@@ -204,7 +208,7 @@ def _sources(
             "a TOML file that names the label and the features",
             "pass --schema FILE, see docs/data.md",
         )
-    if format_ is Format.PARQUET:
+    if format_ is RawFormat.PARQUET:
         return schema, [ParquetSource(path, schema) for path in paths]
     return schema, [TextSource(path, schema.separator, schema.quotes, schema.columns) for path in paths]
 

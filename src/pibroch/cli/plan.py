@@ -32,10 +32,10 @@ from pibroch.planner.explain import (
     step_rows,
     write_page,
 )
-from pibroch.planner.make import PlanOptions, make_plan
+from pibroch.planner.make import PlanOptions, Progress, make_plan
 from pibroch.planner.measured import MEASURED_COLUMNS, differences, measured_payload, measured_rows
 from pibroch.planner.partition import sizes_of
-from pibroch.planner.prediction import Prediction
+from pibroch.planner.prediction import PlanPrediction
 from pibroch.planner.profile import AccessProfile
 from pibroch.planner.store import load_plan, save_plan
 from pibroch.planner.topology import ClusterTopology
@@ -73,35 +73,49 @@ class Objective(StrEnum):
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan made by pibroch plan.")]
 
 
+ProfileFile = Annotated[Path | None, typer.Option(help="A profile made by pibroch profile.")]
+Data = Annotated[
+    Path | None, typer.Option(help="The dataset that the plan is for: the profile must be of it, or is made of it.")
+]
+Out = Annotated[Path | None, typer.Option(help="The plan to write; its prediction goes beside it.")]
+TopologyFile = Annotated[Path | None, typer.Option(help="TOML or JSON: hosts, memory, costs of links.")]
+Shards = Annotated[int | None, typer.Option(min=1, help="Without a topology: this many ranks, equal links.")]
+Recipe = Annotated[str | None, typer.Option(help="Widths, types and optimizer of the tables from a recipe.")]
+Dim = Annotated[int, typer.Option(min=1, help="Without a recipe: width of all tables.")]
+TableDims = Annotated[
+    list[str] | None, typer.Option("--table-dim", metavar="TABLE=DIM", help="Another width; repeatable.")
+]
+OptimizerName = Annotated[str, typer.Option(help="Without a recipe: whose state lies beside the weights in training.")]
+ForMode = Annotated[Mode, typer.Option(help="Copies must be kept equal in training.")]
+ByPolicy = Annotated[Policy | None, typer.Option(help="links for inference, safe for training, when absent.")]
+ExtraPercent = Annotated[float, typer.Option(min=0, help="Memory for copies, in per cent of the tables.")]
+ForObjective = Annotated[Objective, typer.Option(help="Charge links for distinct rows or for accesses.")]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Of a rank; that of the profile when absent.")]
+ThresholdPercent = Annotated[
+    float | None, typer.Option(help="Most accesses and memory of a partition, in per cent; found when absent.")
+]
+Page = Annotated[Path | None, typer.Option(help="Also write the page of `plan explain`.")]
+
+
 @app.callback()
 def plan(
     context: typer.Context,
-    profile: Annotated[Path | None, typer.Option(help="A profile made by pibroch profile.")] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="The dataset that the plan is for: the profile must be of it, or is made of it.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="The plan to write; its prediction goes beside it.")] = None,
-    topology: Annotated[Path | None, typer.Option(help="TOML or JSON: hosts, memory, costs of links.")] = None,
-    shards: Annotated[int | None, typer.Option(min=1, help="Without a topology: this many ranks, equal links.")] = None,
-    recipe: Annotated[str | None, typer.Option(help="Widths, types and optimizer of the tables from a recipe.")] = None,
-    dim: Annotated[int, typer.Option(min=1, help="Without a recipe: width of all tables.")] = 16,
-    table_dim: Annotated[
-        list[str] | None, typer.Option("--table-dim", metavar="TABLE=DIM", help="Another width; repeatable.")
-    ] = None,
-    optimizer: Annotated[
-        str, typer.Option(help="Without a recipe: whose state lies beside the weights in training.")
-    ] = "rowwise_adagrad",
-    mode: Annotated[Mode, typer.Option(help="Copies must be kept equal in training.")] = Mode.INFERENCE,
-    policy: Annotated[Policy | None, typer.Option(help="links for inference, safe for training, when absent.")] = None,
-    extra: Annotated[float, typer.Option(min=0, help="Memory for copies, in per cent of the tables.")] = 5.0,
-    objective: Annotated[Objective, typer.Option(help="Charge links for distinct rows or for accesses.")] = (
-        Objective.TRANSFERS
-    ),
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Of a rank; that of the profile when absent.")] = None,
-    threshold: Annotated[
-        float | None, typer.Option(help="Most accesses and memory of a partition, in per cent; found when absent.")
-    ] = None,
-    html: Annotated[Path | None, typer.Option(help="Also write the page of `plan explain`.")] = None,
+    profile: ProfileFile = None,
+    data: Data = None,
+    out: Out = None,
+    topology: TopologyFile = None,
+    shards: Shards = None,
+    recipe: Recipe = None,
+    dim: Dim = 16,
+    table_dim: TableDims = None,
+    optimizer: OptimizerName = "rowwise_adagrad",
+    mode: ForMode = Mode.INFERENCE,
+    policy: ByPolicy = None,
+    extra: ExtraPercent = 5.0,
+    objective: ForObjective = Objective.TRANSFERS,
+    batch_size: BatchSize = None,
+    threshold: ThresholdPercent = None,
+    html: Page = None,
 ) -> None:
     """Place all rows by how often they are read, and copy the hottest.
 
@@ -132,21 +146,10 @@ def plan(
             "e.g. pibroch plan --data data/criteo --shards 8 --out plans/criteo; see pibroch plan --help",
         )
     ranks = _topology(topology, shards)
-    options = PlanOptions(
-        extra=extra / 100,
-        mode=mode.value,
-        policy=None if policy is None else policy.value,
-        objective=objective.value,
-        batch_size=batch_size,
-        threshold=None if threshold is None else threshold / 100,
-    )
+    options = _options(mode, policy, extra, objective, batch_size, threshold)
     with stages() as progress:
         dataset = None if data is None else EncodedDataset.open(data)
-        if profile is not None:
-            counts = AccessProfile.load(profile)
-        else:
-            assert dataset is not None, "one of the two was given"
-            counts = count_dataset(dataset, CountOptions(batch_size=batch_size or 1024), progress=progress)
+        counts = _counts(profile, dataset, batch_size, progress)
         tables, sparse = _tables(counts, recipe, dim, table_dim or (), optimizer)
         sizes = sizes_of(tables, sparse if mode is Mode.TRAINING else None)
         fingerprint = None if dataset is None else dataset.digest
@@ -209,6 +212,35 @@ def _topology(path: Path | None, shards: int | None) -> ClusterTopology:
     return ClusterTopology.uniform(shards)
 
 
+def _options(
+    mode: Mode,
+    policy: Policy | None,
+    extra: float,
+    objective: Objective,
+    batch_size: int | None,
+    threshold: float | None,
+) -> PlanOptions:
+    """What the command line says: per cent as shares."""
+    return PlanOptions(
+        extra=extra / 100,
+        mode=mode.value,
+        policy=None if policy is None else policy.value,
+        objective=objective.value,
+        batch_size=batch_size,
+        threshold=None if threshold is None else threshold / 100,
+    )
+
+
+def _counts(
+    profile: Path | None, dataset: EncodedDataset | None, batch_size: int | None, progress: Progress
+) -> AccessProfile:
+    """The profile that was given, or one of the dataset."""
+    if profile is not None:
+        return AccessProfile.load(profile)
+    assert dataset is not None, "one of the two was given"
+    return count_dataset(dataset, CountOptions(batch_size=batch_size or 1024), progress=progress)
+
+
 def _tables(
     counts: AccessProfile, recipe: str | None, dim: int, others: Sequence[str], optimizer: str
 ) -> tuple[Sequence[Table], SparseOptimizer]:
@@ -239,7 +271,7 @@ def _dims(texts: Sequence[str], counts: AccessProfile) -> dict[str, int]:
     return found
 
 
-def _show(prediction: Prediction, name: str) -> None:
+def _show(prediction: PlanPrediction, name: str) -> None:
     for sentence in sentences(prediction):
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     grid = _grid(*SHARD_COLUMNS, title=f"{name}: a step")

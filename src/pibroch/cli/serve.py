@@ -18,7 +18,7 @@ from pibroch.process import num_processors, tune_process
 
 if TYPE_CHECKING:
     from pibroch.serve.server import ServerOptions
-    from pibroch.serve.split_rows import Split
+    from pibroch.serve.split_rows import RowSplit
     from pibroch.serve.store import ModelStore
 
 TOKEN = "PIBROCH_SERVE_TOKEN"
@@ -123,10 +123,10 @@ def serve(
     import torch
 
     from pibroch.serve.server import ServerOptions
-    from pibroch.serve.settings import Limits
+    from pibroch.serve.settings import ServerLimits
     from pibroch.serve.store import ModelStore, newest_run
 
-    limits = Limits(
+    limits = ServerLimits(
         body_bytes=int(max_body_mb * (1 << 20)), rows=max_rows, batch_rows=max(max_rows, 8192),
         queue_rows=max_queue_rows, batch_delay_ms=batch_delay_ms, body_timeout_s=body_timeout,
     )  # fmt: skip
@@ -186,17 +186,17 @@ def _check_extra() -> None:
             )
 
 
-def _split(part: str | None, rows_at: list[str], token: str | None, workers: int) -> Split:
+def _split(part: str | None, rows_at: list[str], token: str | None, workers: int) -> RowSplit:
     """Where the rows are."""
     from pibroch.serve.parts import MOST_PARTS, Part
     from pibroch.serve.row_hosts import row_hosts
-    from pibroch.serve.split_rows import Split
+    from pibroch.serve.split_rows import RowSplit
 
     if (part is not None or rows_at) and workers > 1:
         raise ConfigError(f"--part or --rows-at with --workers {workers}", "one worker", "give it --threads")
     if len(rows_at) > MOST_PARTS:
         raise ConfigError(f"{len(rows_at)} of --rows-at", f"at most {MOST_PARTS}")
-    return Split(None if part is None else Part.parse(part), row_hosts(rows_at, token))
+    return RowSplit(None if part is None else Part.parse(part), row_hosts(rows_at, token))
 
 
 def _token(file: Path | None) -> str | None:

@@ -8,7 +8,9 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
 from pibroch.cli.console import console
 from pibroch.cli.launch import END_S, LAST_WORDS, LOSS_END_S, LOST, Crew, tail
@@ -74,10 +76,8 @@ def supervise(num_ranks: int, folder: Path, restarts: int, least_ranks: int | No
     least_ranks = least_ranks or num_ranks
     if not can_fork():
         return _supervise(num_ranks, folder, restarts, least_ranks, None)
-    from pibroch.cli.main import main
-
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_of_rank(num_ranks)))  # before torch's threads are known
-    with ForkServer(main, _compiled_kernels) as server:
+    with ForkServer(_command_line, _compiled_kernels) as server:
         server.preload(PRELOADED)
         return _supervise(num_ranks, folder, restarts, least_ranks, server)
 
@@ -114,6 +114,12 @@ def _supervise(num_ranks: int, folder: Path, restarts: int, least_ranks: int, se
         time.sleep(pause)
         words.unlink(missing_ok=True)
         more = ["--resume"]
+
+
+def _command_line() -> NoReturn:
+    """By name, as it is what calls this module."""
+    import_module("pibroch.cli.main").main()
+    raise AssertionError("it ends the process")
 
 
 def _compiled_kernels() -> Iterator[None]:

@@ -89,7 +89,7 @@ class GlooTransport(PairTransport):
         let_senders_finish()
 
     def post(self, going: Sequence[Tensor], coming: Sequence[Tensor]) -> Wait:
-        """Post receives before sends.
+        """Start all receives, then all sends: what comes then finds its memory.
 
         gloo tells a sender that it may begin on the connection that carries data the other way. Its own all-to-all posts
         a send first, so the rank that comes first waits until the other's data are through: 3.5 MiB each way over 200 Mbit/s

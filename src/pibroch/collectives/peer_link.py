@@ -26,7 +26,7 @@ class PeerLink:
         _notice_lost_host(connection)
 
     def fileno(self) -> int:
-        """For selectors."""
+        """The socket's descriptor, by which selectors take a link."""
         return self._socket.fileno()
 
     def send(self, message: Mapping[str, object]) -> bool:

@@ -136,7 +136,7 @@ class Ranks:
         return None
 
     def patient(self, timeout_s: float) -> Self:
-        """The same ranks with another time limit."""
+        """The same ranks, whose collectives may take another time."""
         ranks = copy(self)
         ranks.timeout_s = timeout_s
         return ranks

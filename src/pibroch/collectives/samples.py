@@ -13,7 +13,7 @@ _DO = "say it: data_parallel(model, num_samples=lambda batch: len(batch.labels))
 
 
 def samples_of(*args: object, **kwargs: object) -> int:
-    """What the first argument says that says something.
+    """The number of samples, of the first argument of a forward pass that has one.
 
     A tensor says its first dimension, a batch its ``batch_size`` or TorchRec's ``stride()``; any other object or container
     what all tensors and batches in it agree on.

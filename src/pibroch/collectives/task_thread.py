@@ -26,7 +26,7 @@ END_S = 5.0
 
 
 class TaskThread:
-    """Runs tasks one after the other beside the caller's thread.
+    """A thread that runs tasks one after the other, while the caller goes on.
 
     After a task has failed no further one is run: each gets the same error. Bad input is no such failure: all ranks have
     refused it together. The thread ends with this object. A program that ends waits for what it asked for, not longer

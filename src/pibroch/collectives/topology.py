@@ -31,7 +31,7 @@ class Topology:
 
     @classmethod
     def of(cls, names: Sequence[str]) -> Topology:
-        """Of ranks whose hosts have these names; equal names are one host."""
+        """The topology of ranks whose hosts have these names; equal names are one host."""
         hosts: dict[str, list[int]] = {}
         for rank, name in enumerate(names):
             hosts.setdefault(name, []).append(rank)
@@ -40,7 +40,7 @@ class Topology:
 
     @classmethod
     def gather(cls, channel: Channel) -> Topology:
-        """Of a channel's ranks; each of them calls it. Hosts are machines, or network namespaces of one. Blocks."""
+        """That of a channel's ranks; each of them calls it. Hosts are machines, or network namespaces of one. Blocks."""
         return cls.of(channel.gather(this_machine()))
 
     @property

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from pibroch.config.run import RunConfig
 
 
-def differences(before: RunConfig, after: RunConfig) -> dict[str, tuple[Any, Any]]:
+def differences(before: RunConfig, after: RunConfig) -> dict[str, tuple[object, object]]:
     """Keys whose values differ, with both values; ``None`` for one that a configuration does not have.
 
     >>> before = RunConfig.model_validate({"data": {"dir": "x"}, "train": {"epochs": 1}})
@@ -19,7 +18,7 @@ def differences(before: RunConfig, after: RunConfig) -> dict[str, tuple[Any, Any
     return {key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)}
 
 
-def spelled(changes: Mapping[str, Any]) -> str:
+def spelled(changes: Mapping[str, object]) -> str:
     """Settings as a recipe spells them, for messages.
 
     >>> spelled({"seed": 2, "model.name": "dlrm"})
@@ -28,7 +27,7 @@ def spelled(changes: Mapping[str, Any]) -> str:
     return ", ".join(f"no `{key}`" if value is None else f"`{key} = {value!r}`" for key, value in changes.items())
 
 
-def _settings(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def _settings(table: Mapping[str, object], prefix: str) -> Iterator[tuple[str, object]]:
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from _settings(value, f"{prefix}{key}.")

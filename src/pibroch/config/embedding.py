@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from functools import lru_cache, reduce
 from operator import or_
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
 
@@ -55,7 +55,7 @@ MOVED = {
 logger = logging.getLogger(__name__)
 
 
-class EmbeddingConfig(Section):
+class EmbeddingSection(Section):
     """The ``[embedding]`` table.
 
     Attributes:
@@ -74,11 +74,11 @@ class EmbeddingConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_section(cls, raw: Any) -> Any:
+    def _with_section(cls, raw: object) -> object:
         return with_exchange_section(raw) if isinstance(raw, Mapping) else raw
 
 
-def with_exchange_section(raw: Mapping[str, Any]) -> dict[str, Any]:
+def with_exchange_section(raw: Mapping[str, object]) -> dict[str, object]:
     """An ``[embedding]`` table with a section for the exchange: a name alone becomes one, keys of earlier recipes move into it.
 
     Raises:
@@ -94,7 +94,7 @@ def with_exchange_section(raw: Mapping[str, Any]) -> dict[str, Any]:
     return table
 
 
-def _known(name: str, moved: Mapping[str, Any]) -> dict[str, Any]:
+def _known(name: str, moved: Mapping[str, object]) -> dict[str, object]:
     """Of the moved keys those that an exchange has; others may only have their defaults, or concern other exchanges alike."""
     sections = {each: spec.section.model_fields for each, spec in exchanges().items()}
     kept = {}

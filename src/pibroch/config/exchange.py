@@ -98,7 +98,7 @@ class PlacedSection(ExchangeSection):
 
     @field_validator("placement", mode="after")
     @classmethod
-    def _possible(cls, value: Any, info: ValidationInfo) -> Any:
+    def _possible(cls, value: object, info: ValidationInfo) -> object:
         kinds = set(value.values()) if isinstance(value, dict) else {value}
         known = find_exchange(info.data["name"]).placements if "name" in info.data else PLACEMENTS
         if not kinds.issubset(known):
@@ -131,7 +131,7 @@ class ExchangeSpec:
     placements: tuple[str, ...] = ()
     most_ranks: int | None = None
 
-    def build(self, *args: Any, **options: Any) -> Any:
+    def build(self, *args: object, **options: object) -> Any:
         """The exchange."""
         if not isinstance(self.factory, str):
             return self.factory(*args, **options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
@@ -38,7 +38,7 @@ class TowersConfig(Section):
 
     @field_validator("groups", mode="before")
     @classmethod
-    def _from_file(cls, value: Any) -> Any:
+    def _from_file(cls, value: object) -> object:
         return read_groups(Path(value)) if isinstance(value, str) else value
 
     def numbers(self, features: tuple[str, ...]) -> list[list[int]]:

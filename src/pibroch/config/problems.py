@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from typing import Any, get_args
+from typing import get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -17,7 +17,7 @@ _SECTIONS = {
 """What helps where a whole table is missing or says too little: no single value can stand for it."""
 
 
-def config_error(error: ValidationError, raw: Mapping[str, Any], model: type[BaseModel], source: str) -> ConfigError:
+def config_error(error: ValidationError, raw: Mapping[str, object], model: type[BaseModel], source: str) -> ConfigError:
     """The error for the first problem of a recipe.
 
     Args:
@@ -53,14 +53,14 @@ def config_error(error: ValidationError, raw: Mapping[str, Any], model: type[Bas
     return ConfigError(f"{where} in {source}{tail}", need, advice or f"change it, or pass --set {setting}=VALUE")
 
 
-def recipe_path(loc: tuple[int | str, ...], raw: Mapping[str, Any]) -> tuple[str, ...]:
+def recipe_path(loc: tuple[int | str, ...], raw: Mapping[str, object]) -> tuple[str, ...]:
     """The recipe's key for pydantic's location, which also holds the tags of chosen variants.
 
     >>> recipe_path(("optimizer", "adam", "lr"), {"optimizer": {"name": "adam", "lr": 0}})
     ('optimizer', 'lr')
     """
     path: list[str] = []
-    at: Any = raw
+    at: object = raw
     may_be_tag = True  # of the table that was entered last
     for part in loc:
         if may_be_tag and isinstance(at, Mapping) and at.get("name") == part:
@@ -78,10 +78,10 @@ def _suggestion(path: tuple[str, ...], known: list[str], key: str) -> str:
     return f"did you mean `{'.'.join([*path[:-1], close[0]])}`?" if close else f"remove `{key}`"
 
 
-def _fields_at(model: type[BaseModel], path: tuple[str, ...], raw: Mapping[str, Any]) -> set[str]:
+def _fields_at(model: type[BaseModel], path: tuple[str, ...], raw: Mapping[str, object]) -> set[str]:
     """Field names of the section at ``path``, of the variant that ``raw`` chose there."""
     sections = [model]
-    at: Any = raw
+    at: object = raw
     for part in path:
         at = at.get(part) if isinstance(at, Mapping) else None
         fields = [section.model_fields[part] for section in sections if part in section.model_fields]
@@ -91,7 +91,7 @@ def _fields_at(model: type[BaseModel], path: tuple[str, ...], raw: Mapping[str, 
     return {name for section in chosen or sections for name in section.model_fields}
 
 
-def _sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
+def _sections_in(annotation: object) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for inner in get_args(annotation):

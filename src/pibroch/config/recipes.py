@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from pibroch.config.base import Section
-from pibroch.config.embedding import EmbeddingConfig, with_exchange_section
+from pibroch.config.embedding import EmbeddingSection, with_exchange_section
 from pibroch.config.exchange import exchanges
 from pibroch.config.problems import config_error
 from pibroch.config.run import RunConfig
@@ -68,24 +68,24 @@ def change_config(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     return check_config(raw, "the run's configuration")
 
 
-def check_config(raw: Mapping[str, Any], source: str) -> RunConfig:
+def check_config(raw: Mapping[str, object], source: str) -> RunConfig:
     """Turn a merged recipe into a RunConfig; ``source`` names it in errors."""
     raw = _with_default_names(raw, RunConfig)
     if isinstance(embedding := raw.get("embedding"), Mapping):
-        raw = {**raw, "embedding": with_exchange_section(_with_default_names(embedding, EmbeddingConfig))}
+        raw = {**raw, "embedding": with_exchange_section(_with_default_names(embedding, EmbeddingSection))}
     try:
         return RunConfig.model_validate(raw)
     except ValidationError as error:
         raise config_error(error, raw, RunConfig, source) from error
 
 
-def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+def parse_overrides(overrides: Sequence[str]) -> dict[str, object]:
     """Turn ``a.b=value`` texts into nested tables; ``none`` takes a value away, another that is no TOML is taken as text.
 
     >>> parse_overrides(["train.steps=10", "model.name=dcnv2"])
     {'train': {'steps': 10}, 'model': {'name': 'dcnv2'}}
     """
-    result: dict[str, Any] = {}
+    result: dict[str, object] = {}
     for text in overrides:
         key, separator, value = text.partition("=")
         if not separator or not all(key.strip().split(".")):
@@ -99,7 +99,7 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     return result
 
 
-def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+def merge(base: Mapping[str, object], change: Mapping[str, object]) -> dict[str, object]:
     """``base`` with the values of ``change``; tables are merged key by key.
 
     An optimizer or initialiser whose ``name`` changes is replaced whole: the settings of one mean nothing to another. Of an
@@ -130,7 +130,7 @@ def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _with_default_names(raw: Mapping[str, Any], section: type[Section]) -> dict[str, Any]:
+def _with_default_names(raw: Mapping[str, object], section: type[Section]) -> dict[str, object]:
     """A table in which settings of an optimizer or initialiser that nobody named are those of the default one."""
     result = dict(raw)
     for key in _VARIANTS:
@@ -140,7 +140,7 @@ def _with_default_names(raw: Mapping[str, Any], section: type[Section]) -> dict[
     return result
 
 
-def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, object]:
     if path.resolve() in seen:
         raise ConfigError(f"{path}, which extends itself", "a chain of recipes that ends", "remove one `extends`")
     try:
@@ -159,7 +159,7 @@ def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     return merge(_read(base, (*seen, path.resolve())), raw)
 
 
-def _toml_value(text: str) -> Any:
+def _toml_value(text: str) -> object:
     if text == "none":  # TOML has no word for it
         return None
     try:

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from pibroch.config.base import Section
 from pibroch.config.data import DataConfig
-from pibroch.config.embedding import EmbeddingConfig
+from pibroch.config.embedding import EmbeddingSection
 from pibroch.config.model import ModelConfig
 from pibroch.config.optimizer import AdamConfig, DenseOptimizerConfig, ScheduleConfig
 from pibroch.config.train import TrainConfig
@@ -27,7 +27,7 @@ class RunConfig(Section):
     seed: int = Field(default=1, ge=0, lt=2**31)
     data: DataConfig
     model: ModelConfig = ModelConfig()
-    embedding: EmbeddingConfig = EmbeddingConfig()
+    embedding: EmbeddingSection = EmbeddingSection()
     optimizer: DenseOptimizerConfig = AdamConfig(name="adam", lr=1e-3)
     schedule: ScheduleConfig = ScheduleConfig()
     train: TrainConfig

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 
-def to_toml(tables: Mapping[str, Any]) -> str:
+def to_toml(tables: Mapping[str, object]) -> str:
     """TOML text of nested tables of plain values; ``None`` entries are left out.
 
     >>> print(to_toml({"seed": 1, "train": {"steps": 5, "epochs": None}}), end="")
@@ -19,7 +18,7 @@ def to_toml(tables: Mapping[str, Any]) -> str:
     return "\n".join(_lines(tables, ())) + "\n"
 
 
-def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
+def _lines(table: Mapping[str, object], path: tuple[str, ...]) -> Iterator[str]:
     values = {key: value for key, value in table.items() if value is not None and not isinstance(value, Mapping)}
     if path and (values or not table):
         yield f"\n[{'.'.join(path)}]"
@@ -35,7 +34,7 @@ def _key(name: str) -> str:
     return name if is_bare else json.dumps(name, ensure_ascii=False)
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(_value(item) for item in value)}]"
     if isinstance(value, float):

@@ -158,7 +158,9 @@ class JaggedBatch:
         return cls(dense, tuple(keys), ids_FB.reshape(-1), one_hot_offsets(ids_FB.numel()), labels, None, position)
 
     @classmethod
-    def from_keyed_jagged(cls, jagged: Any, dense: Tensor | None = None, labels: Tensor | None = None) -> JaggedBatch:
+    def from_keyed_jagged(
+        cls, jagged: object, dense: Tensor | None = None, labels: Tensor | None = None
+    ) -> JaggedBatch:
         """Convert anything with TorchRec's ``keys()``, ``values()``, ``lengths()`` (and ``weights_or_none()``).
 
         Missing ``dense`` becomes ``[B, 0]``, missing ``labels`` zeros.

@@ -85,14 +85,14 @@ def _check_weights(weights: Any, num_values: int) -> None:
         _refuse(f"weight {float(weights[place])} of value {place}", "finite weights, within the range of float32")
 
 
-def _check_tensor(name: str, tensor: Any) -> None:
+def _check_tensor(name: str, tensor: object) -> None:
     if not isinstance(tensor, Tensor):
         _refuse(f"{name} that are a {type(tensor).__name__}", "a torch tensor", "convert it, e.g. by torch.from_numpy")
     if tensor.device != _CPU or tensor.layout != torch.strided:
         _refuse(f"{name} that are {tensor.layout} on {tensor.device}", "a dense tensor on the CPU", "call .cpu()")
 
 
-def _check_keys(keys: Any) -> None:
+def _check_keys(keys: object) -> None:
     if not isinstance(keys, tuple | list) or not all(isinstance(key, str) for key in keys):
         _refuse(f"keys {keys!r:.80}", "a tuple of feature names")
     if not keys:
@@ -130,7 +130,7 @@ def check_keyed(jagged: Any, keys: Sequence[str], values: Any, lengths: Any) -> 
         _refuse(f"{len(lengths)} lengths for {len(keys)} keys{samples}", "the same number of samples for each key")
 
 
-def _call(thing: Any, name: str) -> Any:
+def _call(thing: object, name: str) -> Any:
     """What a method gives, ``None`` where there is no such method."""
     method: Callable[[], Any] | None = getattr(thing, name, None)
     return method() if callable(method) else None

@@ -21,6 +21,7 @@ from pibroch.data.storage import checksum
 from pibroch.data.transform import FIRST_ROW
 from pibroch.data.writer import FORMAT_VERSION, MANIFEST
 from pibroch.errors import DataError, PibrochError
+from pibroch.kernels.arrays import Array
 
 SplitName = Literal["train", "validation", "test"]
 _DO = "prepare the dataset again with --overwrite"
@@ -81,7 +82,7 @@ class EncodedDataset:
         self.num_rows: dict[str, int] = manifest["num_rows"]
         self.samples: dict[str, int] = manifest["samples"]
         self.fingerprint: str = manifest["fingerprint"]
-        self.provenance: dict[str, Any] = manifest["provenance"]
+        self.provenance: dict[str, object] = manifest["provenance"]
         self.truth: dict[str, dict[str, float]] | None = manifest["truth"]
         self._items: dict[str, dict[str, int]] = manifest["items"]
         self._files: dict[str, list[int]] = manifest["files"]
@@ -189,7 +190,7 @@ class EncodedDataset:
                 raise DataError(f"{path}, {got}", f"{size:,} bytes", _DO)
             self._opened[name] = found
 
-    def _map(self, name: str, dtype: str, shape: Sequence[int], files: MappedFiles | None = None) -> NDArray[Any]:
+    def _map(self, name: str, dtype: str, shape: Sequence[int], files: MappedFiles | None = None) -> Array:
         path, shape = self.path / name, tuple(shape)
         num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
         if name not in self._files or self._files[name][0] != num_bytes:

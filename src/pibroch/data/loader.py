@@ -41,7 +41,13 @@ class Loader:
     """
 
     def __init__(
-        self, split: Split, batch_size: int, *, shuffle: bool = False, seed: int = 0, part: tuple[int, int] = (0, 1)
+        self,
+        split: Split,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        part: tuple[int, int] = (0, 1),
     ) -> None:
         if batch_size < 1:
             raise ConfigError(f"batch size {batch_size}", "at least 1", "choose a larger one")

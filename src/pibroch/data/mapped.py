@@ -11,12 +11,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pibroch.errors import DataError
+from pibroch.kernels.arrays import Array
 
 LOOK_EVERY_S = 0.002
 """For each file: a look takes 2 to 4 µs, so looking costs 0.2 % of a loader's time at most."""
@@ -54,7 +54,7 @@ class MappedFiles:
         self._mapped: list[tuple[str, FileIdentity]] = []
         self._look_at = 0.0
 
-    def map(self, name: str, dtype: str, shape: Sequence[int]) -> NDArray[Any]:
+    def map(self, name: str, dtype: str, shape: Sequence[int]) -> Array:
         """A file as an array of this type and shape.
 
         Raises:
@@ -62,7 +62,7 @@ class MappedFiles:
         """
         path, opened = str(self._folder / name), self._opened[name]
         try:
-            array: NDArray[Any] = np.memmap(path, dtype, "r", shape=tuple(shape))
+            array: Array = np.memmap(path, dtype, "r", shape=tuple(shape))
         except (OSError, ValueError) as error:
             raise _changed(path, opened, FileIdentity.of(path)) from error
         if (now := FileIdentity.of(path)) != opened:  # after it was mapped: now it is known which file that was

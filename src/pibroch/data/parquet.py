@@ -10,7 +10,7 @@ from polars.datatypes import DataType, DataTypeClass
 
 from pibroch.data.layout import ITEM_END, Layout
 from pibroch.data.schema import Schema
-from pibroch.data.sources import Piece, Place, existing
+from pibroch.data.sources import Place, TextPiece, existing
 from pibroch.errors import DataError
 
 _SEPARATOR = ","
@@ -50,7 +50,7 @@ class ParquetSource:
         self._expressions = [self._as_text(column, kind, schema) for column, kind in kinds.items()]
         self._expressions += [_has_item_end(column, kinds[column]).alias(_CHECK + column) for column in self._lists]
 
-    def pieces(self, start: Place, piece_bytes: int) -> Iterator[Piece]:
+    def pieces(self, start: Place, piece_bytes: int) -> Iterator[TextPiece]:
         """See :class:`Source`; rows that follow each other are read together, about ``piece_bytes`` of text.
 
         Raises:
@@ -72,7 +72,7 @@ class ParquetSource:
                 )
             self._check_items(batch, row)
             end = Place(row + need, row + need)
-            yield Piece(text, Place(row, row), end, end.offset / self._num_rows)
+            yield TextPiece(text, Place(row, row), end, end.offset / self._num_rows)
             row = end.offset
 
     def _check_items(self, batch: pl.DataFrame, first_row: int) -> None:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +25,7 @@ from pibroch.data.encode import FeatureEncoder
 from pibroch.data.parse import ParsedPiece, PieceParser
 from pibroch.data.publish import clear, publish, refuse_existing, work_folder
 from pibroch.data.schema import Schema
-from pibroch.data.sources import Place, Source
+from pibroch.data.sources import Place, RawSource
 from pibroch.data.splits import SPLITS, TRAIN, SplitRule
 from pibroch.data.spool import Spool
 from pibroch.data.storage import append_json_line, read_json_lines
@@ -88,7 +87,7 @@ class PrepareReport:
 
 
 def prepare(
-    sources: Sequence[Source],
+    sources: Sequence[RawSource],
     schema: Schema,
     out: Path,
     options: PrepareOptions | None = None,
@@ -133,7 +132,7 @@ def prepare(
     return PrepareReport(dict(writer.totals.samples), num_rows, spool.num_bad, bad, warnings, unknown)
 
 
-def _signature(sources: Sequence[Source], schema: Schema, options: PrepareOptions) -> dict[str, Any]:
+def _signature(sources: Sequence[RawSource], schema: Schema, options: PrepareOptions) -> dict[str, object]:
     """What must be the same for an interrupted run to go on."""
     files = [[str(s.path.resolve()), s.path.stat().st_size, s.path.stat().st_mtime_ns] for s in sources]
     return {
@@ -147,7 +146,7 @@ def _signature(sources: Sequence[Source], schema: Schema, options: PrepareOption
 
 
 def _parse(
-    sources: Sequence[Source], schema: Schema, spool: Spool, options: PrepareOptions, progress: Progress
+    sources: Sequence[RawSource], schema: Schema, spool: Spool, options: PrepareOptions, progress: Progress
 ) -> None:
     last = spool.pieces[-1] if spool.pieces else None
     for number, source in enumerate(sources):
@@ -215,7 +214,7 @@ def _codes_of(work: Path, feature: str) -> NDArray[np.uint64] | None:
     return np.fromfile(path, "<u8") if path.exists() else None
 
 
-def _provenance(sources: Sequence[Source], options: PrepareOptions) -> dict[str, Any]:
+def _provenance(sources: Sequence[RawSource], options: PrepareOptions) -> dict[str, object]:
     return {
         "sources": [str(source.path) for source in sources],
         "split": asdict(options.split),

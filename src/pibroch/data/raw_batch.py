@@ -175,7 +175,7 @@ class RawFields:
 
     def codes(self, columns: Sequence[str]) -> NDArray[np.uint64]:
         """Codes of the values of some columns, uint64 ``[columns, B]``."""
-        return hash_fields(*self._of(columns)).reshape(len(columns), self.num_samples)  # type: ignore[no-any-return]
+        return hash_fields(*self._of(columns)).reshape(len(columns), self.num_samples)
 
     def _of(self, columns: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
         for column in columns:

@@ -51,7 +51,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     """Whole records as text, where they begin, and where the next piece begins."""
 
     text: bytes
@@ -60,7 +60,7 @@ class Piece:
     fraction: float
 
 
-class Source(Protocol):
+class RawSource(Protocol):
     """A file of records.
 
     Attributes:
@@ -73,7 +73,7 @@ class Source(Protocol):
     columns: tuple[str, ...]
     layout: Layout
 
-    def pieces(self, start: Place, piece_bytes: int) -> Iterator[Piece]:
+    def pieces(self, start: Place, piece_bytes: int) -> Iterator[TextPiece]:
         """Whole records from ``start`` on, in pieces of about ``piece_bytes``."""
         ...
 
@@ -107,8 +107,8 @@ class TextSource:
         """The fields of the first lines, the header's among them (for inference; quoted newlines are not honoured)."""
         return [split_record(line, self.layout.separator, self.layout.quotes) for line in self._lines(count)]
 
-    def pieces(self, start: Place, piece_bytes: int) -> Iterator[Piece]:
-        """See :class:`Source`. Going on in a compressed file reads it from its start without parsing.
+    def pieces(self, start: Place, piece_bytes: int) -> Iterator[TextPiece]:
+        """See :class:`RawSource`. Going on in a compressed file reads it from its start without parsing.
 
         Raises:
             DataError: when the file is damaged or one record is longer than four pieces; names the line where it begins.
@@ -131,7 +131,7 @@ class TextSource:
                 if end:
                     text, rest = data[:end], data[end:]
                     next_place = Place(start.offset + end, start.line + text.count(b"\n"))
-                    yield Piece(text, start, next_place, min(1.0, file.tell() / max(1, self._size)))
+                    yield TextPiece(text, start, next_place, min(1.0, file.tell() / max(1, self._size)))
                     start = next_place
                 else:
                     rest = data

@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pibroch.data.parse import Codes, ParsedPiece
 from pibroch.data.schema import Schema
 from pibroch.data.sources import Place
 from pibroch.data.storage import append_json_line, read_json_lines, storage_errors
+from pibroch.kernels.arrays import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class Spool:
         Raises:
             StorageError: when the disk refuses.
         """
-        arrays: dict[str, NDArray[Any]] = {"labels": parsed.labels}
+        arrays: dict[str, Array] = {"labels": parsed.labels}
         arrays |= {f"dense.{i}": column for i, column in enumerate(parsed.dense)}
         for i, codes in enumerate(parsed.codes):
             arrays[f"codes.{i}"] = codes.values
@@ -100,5 +99,5 @@ class Spool:
         return self._folder / f"piece-{number:06d}.npz"
 
 
-def _codes(arrays: Mapping[str, NDArray[Any]], feature_id: int) -> Codes:
+def _codes(arrays: Mapping[str, Array], feature_id: int) -> Codes:
     return Codes(arrays[f"codes.{feature_id}"], arrays.get(f"lengths.{feature_id}"))

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pibroch.errors import StorageError
+from pibroch.kernels.arrays import Array
 
 _CHECKSUM_BLOCK_BYTES = 1 << 22
 
@@ -43,7 +43,7 @@ class ArrayFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
 
-    def write_at(self, position: int, values: NDArray[Any]) -> None:
+    def write_at(self, position: int, values: Array) -> None:
         """Write items from item ``position`` on."""
         data = memoryview(values.astype(self._dtype, copy=False).tobytes())
         offset = position * self._dtype.itemsize
@@ -67,7 +67,7 @@ def _write_at(descriptor: int, data: memoryview, offset: int) -> int:
     return os.write(descriptor, data)
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_json(path: Path, content: object) -> None:
     """Write a JSON file in one step: it is there whole or not at all."""
     temporary = path.with_name(path.name + ".new")
     with storage_errors(path):
@@ -78,7 +78,7 @@ def write_json(path: Path, content: Any) -> None:
         temporary.replace(path)
 
 
-def append_json_line(path: Path, content: Any) -> None:
+def append_json_line(path: Path, content: object) -> None:
     """Append one line to a file of JSON lines."""
     with storage_errors(path), path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(content) + "\n")

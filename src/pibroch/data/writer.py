@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from pibroch.data.schema import Schema
 from pibroch.data.splits import SPLITS
 from pibroch.data.storage import ArrayFile, checksum, storage_errors, write_json
+from pibroch.kernels.arrays import Array
 
 FORMAT_VERSION = 1
 MANIFEST = "dataset.json"
@@ -97,7 +98,7 @@ class DatasetWriter:
             StorageError: when the disk refuses.
         """
         first = self.totals.samples[split]
-        arrays: dict[str, NDArray[Any]] = {"labels.u8": rows.labels, "dense.f32": rows.dense, "ids.i32": rows.ids}
+        arrays: dict[str, Array] = {"labels.u8": rows.labels, "dense.f32": rows.dense, "ids.i32": rows.ids}
         for name, array in arrays.items():
             self._files[f"{split}/{name}"].write_at(first * self._widths[name], array)
         for feature, (lengths, values) in rows.bags.items():

@@ -15,11 +15,11 @@ from urllib.parse import quote
 import numpy as np
 
 from pibroch.embedding.checkpoint import FOLDER, SavedTable
-from pibroch.embedding.parts import ROW_IDS, Array, SavedPart, WrittenPart, write_piece
+from pibroch.embedding.parts import ROW_IDS, SavedPart, WrittenPart, write_piece
 from pibroch.embedding.piece import PieceView
 from pibroch.embedding.row_set import ListedRows
 from pibroch.embedding.tensor_file import Stream, TensorFile, rows_that_fit, write_tensors
-from pibroch.kernels.arrays import Ints
+from pibroch.kernels.arrays import Array, Ints
 
 
 @dataclass(frozen=True, slots=True)

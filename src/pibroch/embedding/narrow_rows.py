@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pibroch.embedding.piece import RowArray
+from pibroch.kernels.arrays import Array
 from pibroch.kernels.narrow import naive, numba
 
 
@@ -31,18 +32,18 @@ class NarrowRows:
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return self[:] if dtype is None else self[:].astype(dtype)
 
-    def copy(self) -> NDArray[Any]:
+    def copy(self) -> Array:
         """All of it."""
         return self[:]
 
-    def __getitem__(self, chosen: Any) -> NDArray[Any]:
-        wide: NDArray[Any] = naive.widened(self._numbers[chosen])
+    def __getitem__(self, chosen: Any) -> Array:
+        wide: Array = naive.widened(self._numbers[chosen])
         return wide
 
-    def __setitem__(self, chosen: Any, values: Any) -> None:
+    def __setitem__(self, chosen: Any, values: object) -> None:
         wide = np.ascontiguousarray(values, np.float32)
         narrow = np.empty(wide.shape, np.uint16)
         numba.nearest(wide.reshape(1, -1), narrow.reshape(1, -1))

@@ -9,7 +9,6 @@ import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +18,11 @@ from pibroch.embedding.row_set import ListedRows, RowSet, as_slice, common, ids_
 from pibroch.embedding.storage import FileDigest
 from pibroch.embedding.tensor_file import Stream, TensorFile, rows_that_fit, write_tensors
 from pibroch.errors import CheckpointError
+from pibroch.kernels.arrays import Array
 
 ROW_IDS, WEIGHT = "row_ids", "weight"
 ROWS_PER_SEARCH = 1 << 20
 
-Array = NDArray[Any]
 Rows = slice | NDArray[np.int64]
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pibroch.embedding.row_set import RowSet
 from pibroch.embedding.table import Table
+from pibroch.kernels.arrays import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ class RowArray(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, rows: Any, /) -> NDArray[Any]: ...
+    def __getitem__(self, rows: Any, /) -> Array: ...
 
     def __setitem__(self, chosen: Any, values: Any, /) -> None: ...
 
-    def __array__(self) -> NDArray[Any]: ...
+    def __array__(self) -> Array: ...
 
-    def copy(self) -> NDArray[Any]:
+    def copy(self) -> Array:
         """All of it, in memory of its own."""
 
 

@@ -14,14 +14,13 @@ from typing import Any, Protocol
 import numpy as np
 import polars as pl
 import torch
-from numpy.typing import NDArray
 from safetensors import safe_open
 
 from pibroch.embedding.piece import PieceView
 from pibroch.embedding.row_set import places_of
 from pibroch.embedding.table import Table
 from pibroch.errors import DataError
-from pibroch.kernels.arrays import Ints, Records
+from pibroch.kernels.arrays import Array, Ints, Records
 
 CHUNK_BYTES = 8 << 20
 
@@ -33,32 +32,32 @@ class _Matrix(Protocol):
     def shape(self) -> tuple[int, ...]:
         """``[rows, D]``."""
 
-    def rows(self, start: int, stop: int) -> NDArray[Any]:
+    def rows(self, start: int, stop: int) -> Array:
         """Some of them, of any type of number."""
 
 
 @dataclass(frozen=True)
 class _Array:
-    array: NDArray[Any]
+    array: Array
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.array.shape
 
-    def rows(self, start: int, stop: int) -> NDArray[Any]:
+    def rows(self, start: int, stop: int) -> Array:
         return self.array[start:stop]
 
 
 @dataclass(frozen=True)
-class _Tensor:
+class _TorchTensor:
     tensor: torch.Tensor
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.tensor.shape)
 
-    def rows(self, start: int, stop: int) -> NDArray[Any]:
-        found: NDArray[Any] = self.tensor[start:stop].float().numpy()
+    def rows(self, start: int, stop: int) -> Array:
+        found: Array = self.tensor[start:stop].float().numpy()
         return found
 
 
@@ -69,7 +68,7 @@ class _Npy:
     path: Path
     shape: tuple[int, ...]
 
-    def rows(self, start: int, stop: int) -> NDArray[Any]:
+    def rows(self, start: int, stop: int) -> Array:
         return np.array(np.load(self.path, mmap_mode="r", allow_pickle=False)[start:stop])
 
 
@@ -81,9 +80,9 @@ class _Safetensors:
     name: str
     shape: tuple[int, ...]
 
-    def rows(self, start: int, stop: int) -> NDArray[Any]:
+    def rows(self, start: int, stop: int) -> Array:
         with safe_open(self.path, "pt") as file:
-            found: NDArray[Any] = file.get_slice(self.name)[start:stop].float().numpy()
+            found: Array = file.get_slice(self.name)[start:stop].float().numpy()
         return found
 
 
@@ -95,10 +94,10 @@ class _Frame:
     columns: Sequence[str]
     shape: tuple[int, ...]
 
-    def rows(self, start: int, stop: int) -> NDArray[Any]:
+    def rows(self, start: int, stop: int) -> Array:
         some = self.frame.slice(start, stop - start).select(self.columns).collect()
         if len(self.columns) > 1:
-            found: NDArray[Any] = some.to_numpy()
+            found: Array = some.to_numpy()
             return found
         lists = some[self.columns[0]]
         lengths = lists.cast(pl.List(pl.Float32)).list.len().fill_null(0)
@@ -110,7 +109,13 @@ class _Frame:
 
 
 def load_weights(
-    views: Sequence[PieceView], table: Table, source: Any, *, tensor: str | None = None, ids: Any = None, step: int = 0
+    views: Sequence[PieceView],
+    table: Table,
+    source: object,
+    *,
+    tensor: str | None = None,
+    ids: object = None,
+    step: int = 0,
 ) -> None:
     """Write weights from outside to the pieces of a table that are here; optimizer state stays as it is.
 
@@ -185,11 +190,11 @@ def _check_ids(rows: Ints, num_rows: int, table: Table) -> None:
         raise DataError(f"an id twice among those of the weights for table {table.name!r}", "each row once")
 
 
-def _open(source: Any, table: Table, tensor: str | None, ids: Any) -> tuple[_Matrix, Ints | None]:
+def _open(source: object, table: Table, tensor: str | None, ids: object) -> tuple[_Matrix, Ints | None]:
     rows = None if ids is None or isinstance(ids, str) else np.asarray(ids)
     if isinstance(source, torch.Tensor):
         source = source.detach().cpu()
-        return _Tensor(source), rows
+        return _TorchTensor(source), rows
     if not isinstance(source, str | Path):
         return _Array(np.asarray(source)), rows
     path = Path(source)
@@ -206,12 +211,14 @@ def _open(source: Any, table: Table, tensor: str | None, ids: Any) -> tuple[_Mat
         raise DataError(f"{path}, which cannot be read: {error}", f"a {path.suffix} file of weights") from error
 
 
-def _open_npy(path: Path, table: Table, tensor: str | None, ids: Any, rows: Ints | None) -> tuple[_Matrix, Ints | None]:
+def _open_npy(
+    path: Path, table: Table, tensor: str | None, ids: object, rows: Ints | None
+) -> tuple[_Matrix, Ints | None]:
     return _Npy(path, np.load(path, mmap_mode="r", allow_pickle=False).shape), rows
 
 
 def _open_safetensors(
-    path: Path, table: Table, tensor: str | None, ids: Any, rows: Ints | None
+    path: Path, table: Table, tensor: str | None, ids: object, rows: Ints | None
 ) -> tuple[_Matrix, Ints | None]:
     with safe_open(path, "pt") as file:
         name = _one_of(sorted(file.keys()), tensor, f"tensor of {path}")
@@ -219,7 +226,7 @@ def _open_safetensors(
 
 
 def _open_parquet(
-    path: Path, table: Table, tensor: str | None, ids: Any, rows: Ints | None
+    path: Path, table: Table, tensor: str | None, ids: object, rows: Ints | None
 ) -> tuple[_Matrix, Ints | None]:
     frame = pl.scan_parquet(path, glob=False)
     types = dict(frame.collect_schema())

@@ -14,11 +14,11 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pibroch.embedding.piece import RowArray
 from pibroch.embedding.storage import FileDigest
 from pibroch.errors import CheckpointError, TrainingError
+from pibroch.kernels.arrays import Array
 
 BUFFER_BYTES = 8 << 20
 _TYPE_NAMES = {
@@ -27,8 +27,6 @@ _TYPE_NAMES = {
     "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8",
 }  # fmt: skip
 _TYPES = {name: np.dtype(numpy_name) for numpy_name, name in _TYPE_NAMES.items()}
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,12 +36,12 @@ _DTYPES: dict[Any, Dtype] = {
 }  # fmt: skip
 
 
-def dtype_of(config: Any) -> Dtype:
+def dtype_of(config: object) -> Dtype:
     """The type of the weights, of a config that is not refused."""
     return _DTYPES[_data_type(config)]
 
 
-def _data_type(config: Any) -> Any:
+def _data_type(config: object) -> object:
     data_type = getattr(config, "data_type", None)
     return getattr(data_type, "value", data_type)
 
@@ -93,7 +93,7 @@ def initializer_of(config: Any) -> Initializer:
     )
 
 
-def _bound(config: Any, end: str) -> float | None:
+def _bound(config: object, end: str) -> float | None:
     method = getattr(config, f"get_weight_init_{end}", None)
     value = method() if callable(method) else getattr(config, f"weight_init_{end}", None)
     return None if value is None else float(value)

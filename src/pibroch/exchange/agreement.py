@@ -48,7 +48,7 @@ def check_on_all(channel: Channel, check: Callable[[], None]) -> None:
 
 
 def and_then_fillers(batches: Iterable[JaggedBatch], keys: tuple[str, ...]) -> Iterator[tuple[JaggedBatch, bool]]:
-    """Batches, each with True, then without end empty ones of their kind with False."""
+    """The batches, each paired with True, then fillers without end, each paired with False."""
     width = 0
     for batch in batches:
         width = batch.dense.shape[1]

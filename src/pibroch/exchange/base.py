@@ -37,12 +37,12 @@ class Setup:
 
     @property
     def tables(self) -> list[Table]:
-        """Of all groups."""
+        """The tables of all groups."""
         return [table for group in self.groups for table in group.space.tables]
 
     @cached_property
     def channel(self) -> Channel:
-        """Between the ranks; every rank asks for it."""
+        """A channel between the ranks, opened when it is first asked for, which every rank does."""
         return Ranks.joined().open_channel() if self.given_channel is None else self.given_channel
 
     @property
@@ -53,7 +53,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """How an update is made.
+    """Learning rates and the step's number, with which an update is made.
 
     Attributes:
         learning_rates: of the step, for each group of tables.
@@ -168,7 +168,7 @@ class Exchange(ABC, Generic[Handle]):
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
-    """Of an exchange that has none."""
+    """The options of an exchange that has none."""
 
 
 def options_of(kind: type[O], exchange: str, given: Mapping[str, object]) -> O:

@@ -8,21 +8,19 @@ meanwhile and follow.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pibroch.collectives import Channel
 from pibroch.errors import ProtocolError
-from pibroch.kernels.arrays import Bytes
+from pibroch.kernels.arrays import Array, Bytes
 from pibroch.kernels.huffman import numba as huffman
 from pibroch.kernels.planes import numba as planes
 from pibroch.observability.trace import span
 
-Numbers = NDArray[Any]  # unsigned
+Numbers = Array  # unsigned
 HEAD = 0.25
 """The part of the other bytes that sets out first: while it flies, the codes of all are made: 2 ms for 1.5 million numbers."""
 

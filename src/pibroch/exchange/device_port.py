@@ -41,7 +41,7 @@ class DevicePort:
             self._stream = torch.Stream(self.device)
 
     def to_device(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Copies there, for the stream that is current."""
+        """Copies of tensors on the device, ordered with the current stream."""
         if self._stream is None:
             return tuple(tensor.to(self.device, copy=True) for tensor in tensors)
         current = torch.accelerator.current_stream(self.device)
@@ -53,7 +53,7 @@ class DevicePort:
         return copies
 
     def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Copies here, once what computes them is done; blocks."""
+        """Copies of tensors in the host's memory; waits until the device has computed them."""
         if self._stream is None:
             return [tensor.to(_HOST, copy=True) for tensor in tensors]
         self._stream.wait_stream(torch.accelerator.current_stream(self.device))
@@ -66,7 +66,7 @@ class DevicePort:
         self._stream.synchronize()
         return copies
 
-    def batch_to_host(self, batch: Any) -> Any:
+    def batch_to_host(self, batch: Any) -> object:
         """A batch whose tensors may lie on the device, as something with TorchRec's methods whose tensors are here."""
         if isinstance(batch, JaggedBatch) or not all(
             callable(getattr(batch, name, None)) for name in ("values", "lengths")
@@ -90,5 +90,5 @@ def there(port: DevicePort | None, found: tuple[Tensor, ...]) -> tuple[Tensor, .
     return found if port is None else port.to_device(found)
 
 
-def _giving(value: Any) -> Any:
+def _giving(value: object) -> object:
     return lambda: value

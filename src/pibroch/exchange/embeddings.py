@@ -101,7 +101,7 @@ class Embeddings(TableStates):
 
     @property
     def row_space(self) -> RowSpace:
-        """Of all tables, where they are alike.
+        """The addresses of all rows, where all tables are of one group.
 
         Raises:
             ConfigError: when they have several row spaces.
@@ -112,7 +112,7 @@ class Embeddings(TableStates):
 
     @property
     def learning_rate(self) -> float:
-        """Of the first group of tables; setting it changes all groups' in proportion."""
+        """The learning rate of the first group of tables; setting it changes all groups' in proportion."""
         return self.fused_optimizer.learning_rates[0]
 
     @learning_rate.setter
@@ -127,7 +127,7 @@ class Embeddings(TableStates):
         for shard in self.exchange.shards:
             shard.track_touched()
 
-    def load_weights(self, table: str, source: Any, *, tensor: str | None = None, ids: Any = None) -> None:
+    def load_weights(self, table: str, source: object, *, tensor: str | None = None, ids: object = None) -> None:
         """Give a table weights from outside, see :func:`pibroch.embedding.pretrained.load_weights`.
 
         Between ranks every rank calls it, with the same source; each takes what it holds.
@@ -160,7 +160,7 @@ class Embeddings(TableStates):
 
     @property
     def num_bytes(self) -> int:
-        """Of all row records in this process's care: weights and optimizer state."""
+        """Bytes of all row records that this process holds: weights and optimizer state."""
         return sum(shard.num_bytes for shard in self.exchange.shards)
 
     def feed(
@@ -204,7 +204,7 @@ class Embeddings(TableStates):
             self._handed_out.append((asked, known))
             yield batch
 
-    def forward(self, batch: Any) -> Tensor | EmbeddingOutput:
+    def forward(self, batch: object) -> Tensor | EmbeddingOutput:
         """Pooled embeddings of tables of one dim, float32 ``[B, F, D]``, F in the order of the tables' features.
 
         Of tables of several dims, or where some are not pooled, an :class:`~pibroch.exchange.output.EmbeddingOutput`: it has
@@ -231,7 +231,7 @@ class Embeddings(TableStates):
         """The step as of which lookups give moving averages, inside :meth:`averaged`; ``None`` where they give weights."""
         return self.step if self._averaged else None
 
-    def prepared(self, batch: Any) -> JaggedBatch:
+    def prepared(self, batch: object) -> JaggedBatch:
         """The batch as exchanges know it; see :meth:`given`.
 
         Raises:
@@ -243,12 +243,12 @@ class Embeddings(TableStates):
         """What a call gives for a batch, once an exchange has found the embeddings of each group; see :meth:`prepared`."""
         return self._output.of(known, there(self._port, self._output.joined(known, found)))
 
-    def _known(self, batch: Any) -> tuple[JaggedBatch, bool]:
+    def _known(self, batch: object) -> tuple[JaggedBatch, bool]:
         """The batch as the exchange knows it, and whether it came through :meth:`feed`."""
         fed = next((known for asked, known in reversed(self._handed_out) if is_same(asked, batch)), None)
         return (self._prepare(batch), False) if fed is None else (fed, True)
 
-    def _prepare(self, batch: Any) -> JaggedBatch:
+    def _prepare(self, batch: object) -> JaggedBatch:
         """The batch as exchanges know it: this module's features in their order."""
         batch = batch if self._port is None else self._port.batch_to_host(batch)
         known = batch if isinstance(batch, JaggedBatch) else JaggedBatch.from_keyed_jagged(batch)

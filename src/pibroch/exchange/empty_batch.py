@@ -28,7 +28,7 @@ class Filler(Generic[B]):
         self._key, self._empty = key, empty
         self._last: tuple[B, int] | None = None
 
-    def follow(self, batch: B, asked: Any, known: JaggedBatch) -> tuple[B, Any]:
+    def follow(self, batch: B, asked: object, known: JaggedBatch) -> tuple[B, Any]:
         """Take note of a batch of which fillers may be made; returns it and what of it is looked up."""
         self._last = batch, known.batch_size
         return batch, asked
@@ -68,12 +68,12 @@ def is_same(one: Any, other: Any) -> bool:
     return list(one.keys()) == list(other.keys()) and all(_given(one, name) is _given(other, name) for name in names)
 
 
-def _given(ragged: Any, name: str) -> Any:
+def _given(ragged: object, name: str) -> object:
     method = getattr(ragged, name, None)
     return None if method is None else method()
 
 
-def without_samples(batch: Any, num_samples: int) -> Any:
+def without_samples(batch: object, num_samples: int) -> Any:
     """A copy of a batch without its samples.
 
     Tensors whose first dimension is the number of samples lose it; objects with ``values()`` and ``lengths()`` (ids and
@@ -121,7 +121,7 @@ def _without_values(ragged: Any) -> Any:
         ) from error  # fmt: skip
 
 
-def _with_parts(batch: Any, num_samples: int) -> Any:
+def _with_parts(batch: object, num_samples: int) -> Any:
     names = [each.name for each in fields(batch)] if is_dataclass(batch) else list(getattr(batch, "__dict__", ()))
     if not names or isinstance(batch, type | torch.nn.Module):
         return batch

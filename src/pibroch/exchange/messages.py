@@ -9,18 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pibroch.exchange.wire import RowWire, Spans
-from pibroch.kernels.arrays import Records
+from pibroch.kernels.arrays import Array, Records
 
 T = TypeVar("T")
-Flat = NDArray[Any]
+Flat = Array
 """A lane's numbers, ``[N]``."""
 
 

@@ -93,7 +93,7 @@ class RowBlocks:
         rank, widths = self._channel.ranks.rank, _widths(saved, fields)
         out = {field: np.empty((len(blocks[rank]), width), np.float32) for field, width in widths.items()}
         for chunks in _rounds(blocks, sum(widths.values())):
-            meetings = self._meetings(table, chunks, only_primary=True)
+            meetings = self._overlaps(table, chunks, only_primary=True)
             send: list[list[Records]] = [[] for _ in blocks]
             counts = [0] * len(blocks)
             for (source, place, to), rows in meetings.items():
@@ -115,7 +115,7 @@ class RowBlocks:
         """The reverse: write this rank's block of a table into all pieces that have some of its rows, replicas included."""
         rank, fields = self._channel.ranks.rank, list(numbers)
         for chunks in _rounds(blocks, sum(_widths(saved, fields).values())):
-            meetings = self._meetings(table, chunks, only_primary=False)
+            meetings = self._overlaps(table, chunks, only_primary=False)
             send: list[list[Records]] = [[] for _ in blocks]
             counts = [0] * len(blocks)
             for (to, place, source), rows in meetings.items():
@@ -132,21 +132,21 @@ class RowBlocks:
                     shape = len(rows), len(_columns(place, saved, field))
                     place.numbers(field)[place.span_of(rows), slice(None)] = came[source].take(shape)
 
-    def _meetings(self, table: Table, chunks: Blocks, *, only_primary: bool) -> dict[_Meeting, Ints]:
+    def _overlaps(self, table: Table, chunks: Blocks, *, only_primary: bool) -> dict[_Overlap, Ints]:
         """What pieces and blocks on either side of this rank have in common: who holds the piece, it, whose block; the rows."""
-        rank, found, unknown = self._channel.ranks.rank, dict[_Meeting, Ints](), list[_Meeting]()
+        rank, found, unknown = self._channel.ranks.rank, dict[_Overlap, Ints](), list[_Overlap]()
         for holder, place in self._of(table, only_primary=only_primary):
             for owner, chunk in enumerate(chunks):
                 if rank not in (holder, owner):
                     continue
                 if place.extent.num_listed and holder != rank:
-                    unknown.append(_Meeting(holder, place, owner))
-                found[_Meeting(holder, place, owner)] = place.rows_in(chunk)
+                    unknown.append(_Overlap(holder, place, owner))
+                found[_Overlap(holder, place, owner)] = place.rows_in(chunk)
         if any(place.extent.num_listed for _, place in self._of(table, only_primary=only_primary)):
             found |= self._ask(found, unknown)
         return {meeting: rows for meeting, rows in found.items() if len(rows)}
 
-    def _ask(self, known: Mapping[_Meeting, Ints], unknown: Sequence[_Meeting]) -> dict[_Meeting, Ints]:
+    def _ask(self, known: Mapping[_Overlap, Ints], unknown: Sequence[_Overlap]) -> dict[_Overlap, Ints]:
         """Which rows other ranks' pieces of chosen rows have of this rank's block; they learn of this rank's likewise."""
         ranks = self._channel.ranks
         asked: list[list[Ints]] = [[] for _ in range(ranks.world_size)]
@@ -176,7 +176,7 @@ class RowBlocks:
         return [_Arrived(part.numpy()) for part in came.split(list(counts))]
 
 
-class _Meeting(NamedTuple):
+class _Overlap(NamedTuple):
     """A piece on a rank, and the part of a block on another, or on the same, in a round."""
 
     holder: int

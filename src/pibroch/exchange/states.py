@@ -138,7 +138,7 @@ class TableStates(nn.Module):
             destination.update(whole_tables(self.tables, self.exchange.shards, f"{prefix}{self.kind_in_state}."))
 
     def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, metadata: Any, strict: bool, missing: list[str],
+        self, state_dict: Mapping[str, object], prefix: str, metadata: object, strict: bool, missing: list[str],
         unexpected: list[str], errors: list[str],
     ) -> None:  # fmt: skip
         """Copies weights in; optimizer state is left alone (checkpoints carry it, see pibroch.save).

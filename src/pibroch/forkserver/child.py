@@ -63,7 +63,7 @@ class ForkedProcess:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ChildPlan:
     """What a child is to be.
 
     Attributes:
@@ -83,7 +83,7 @@ class Plan:
     leads_session: bool = False
 
 
-def fork(plan: Plan, program: Callable[[], NoReturn]) -> ForkedProcess:
+def fork(plan: ChildPlan, program: Callable[[], NoReturn]) -> ForkedProcess:
     """Fork; the child calls ``program`` as if it had been started anew, and never comes back.
 
     This process must have no other thread that holds locks, and must not have computed with OpenMP: a child would wait for
@@ -98,7 +98,7 @@ def fork(plan: Plan, program: Callable[[], NoReturn]) -> ForkedProcess:
     return ForkedProcess(pid)
 
 
-def _be(plan: Plan, program: Callable[[], NoReturn]) -> NoReturn:
+def _be(plan: ChildPlan, program: Callable[[], NoReturn]) -> NoReturn:
     code = 1
     try:
         if plan.leads_session:

@@ -19,14 +19,14 @@ from typing import IO
 from pibroch.errors import ProtocolError
 from pibroch.forkserver.messages import (
     Answer,
+    ExitState,
     Keep,
-    Kept,
+    KeptDescriptor,
     Loaded,
     Request,
     Signal,
-    Start,
     Started,
-    State,
+    StartProcess,
     receive_answer,
     send,
 )
@@ -86,7 +86,7 @@ class StartedProcess:
 
     def _signal(self, number: int) -> int | None:
         answer, _ = self._link.ask(Signal(self.pid, number))
-        assert isinstance(answer, State)
+        assert isinstance(answer, ExitState)
         return answer.exit_code
 
 
@@ -99,7 +99,7 @@ class Link:
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> StartedProcess:
         """Another process of pibroch, which ends with this one."""
-        answer, (stdin, stdout) = self.ask(Start(list(arguments), dict(environment), str(log)))
+        answer, (stdin, stdout) = self.ask(StartProcess(list(arguments), dict(environment), str(log)))
         assert isinstance(answer, Started)
         return StartedProcess(self, answer.pid, open(stdin, "wb"), open(stdout, "rb"))
 
@@ -133,7 +133,7 @@ class Link:
 
     def _keep(self, request: Keep) -> KeptMemory | None:
         answer, descriptors = self.ask(request)
-        assert isinstance(answer, Kept)
+        assert isinstance(answer, KeptDescriptor)
         if not answer.num_bytes:
             return None
         try:

@@ -14,7 +14,7 @@ MAX_BYTES = 1 << 17
 MAX_DESCRIPTORS = 4
 
 
-class Start(msgspec.Struct, tag=True):
+class StartProcess(msgspec.Struct, tag=True):
     """Fork a process; it ends with the one that asks. Answered by :class:`Started`.
 
     Attributes:
@@ -35,20 +35,20 @@ class Started(msgspec.Struct, tag=True):
 
 
 class Signal(msgspec.Struct, tag=True):
-    """Send a signal, 0 for none, to a process that the asking one has started. Answered by :class:`State`."""
+    """Send a signal, 0 for none, to a process that the asking one has started. Answered by :class:`ExitState`."""
 
     pid: int
     number: int
 
 
-class State(msgspec.Struct, tag=True):
+class ExitState(msgspec.Struct, tag=True):
     """The exit code, negative for a signal; ``None`` while it runs."""
 
     exit_code: int | None
 
 
 class Keep(msgspec.Struct, tag=True):
-    """Memory that stays when processes end. Answered by :class:`Kept`.
+    """Memory that stays when processes end. Answered by :class:`KeptDescriptor`.
 
     Attributes:
         key: its name; what had it before with another tag or size is forgotten.
@@ -61,7 +61,7 @@ class Keep(msgspec.Struct, tag=True):
     num_bytes: int
 
 
-class Kept(msgspec.Struct, tag=True):
+class KeptDescriptor(msgspec.Struct, tag=True):
     """Beside it the descriptor, but where nothing is there.
 
     Attributes:
@@ -81,8 +81,8 @@ class Loaded(msgspec.Struct, tag=True):
     modules: list[str]
 
 
-Request = Start | Signal | Keep | Loaded
-Answer = Started | State | Kept
+Request = StartProcess | Signal | Keep | Loaded
+Answer = Started | ExitState | KeptDescriptor
 _REQUESTS, _ANSWERS = msgspec.json.Decoder(Request), msgspec.json.Decoder(Answer)
 
 

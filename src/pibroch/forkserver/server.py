@@ -21,17 +21,17 @@ from typing import NoReturn
 
 import msgspec
 
-from pibroch.forkserver.child import ForkedProcess, Plan, fork
+from pibroch.forkserver.child import ChildPlan, ForkedProcess, fork
 from pibroch.forkserver.link import adopt
 from pibroch.forkserver.messages import (
+    ExitState,
     Keep,
-    Kept,
+    KeptDescriptor,
     Loaded,
     Request,
     Signal,
-    Start,
     Started,
-    State,
+    StartProcess,
     receive_request,
     send,
 )
@@ -155,19 +155,19 @@ class ForkServer:
 
     def _do(self, child: _Child, link: socket.socket, request: Request) -> None:
         match request:
-            case Start():
+            case StartProcess():
                 self._start(child, link, request)
             case Signal(pid, number):
                 found = child.started[pid].process if pid in child.started else None
                 if found is not None and number:
                     found.send_signal(number)
-                send(link, State(signal.SIGKILL if found is None else found.poll()))
+                send(link, ExitState(signal.SIGKILL if found is None else found.poll()))
             case Keep():
                 self._keep(link, request)
             case Loaded(modules):
                 self._idle = self._load([name for name in modules if name not in sys.modules])
 
-    def _start(self, child: _Child, link: socket.socket, request: Start) -> None:
+    def _start(self, child: _Child, link: socket.socket, request: StartProcess) -> None:
         theirs_in, ours_in = os.pipe()
         ours_out, theirs_out = os.pipe()
         log = os.open(request.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -191,9 +191,9 @@ class ForkServer:
             found = self._memories[request.key] = _Memory(descriptor, request.tag, request.num_bytes)
             is_new = True
         if found is None:
-            send(link, Kept(0, False, ""))
+            send(link, KeptDescriptor(0, False, ""))
         else:
-            send(link, Kept(found.num_bytes, is_new, found.tag), [found.descriptor])
+            send(link, KeptDescriptor(found.num_bytes, is_new, found.tag), [found.descriptor])
 
     def _fork(
         self, arguments: Sequence[str], environment: Mapping[str, str], name: str, streams: Mapping[int, int],
@@ -202,7 +202,7 @@ class ForkServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         others = [each.link.fileno() for each in self._all() if each.link is not None]
         memories = [memory.descriptor for memory in self._memories.values()]
-        plan = Plan(
+        plan = ChildPlan(
             arguments, environment, name, streams,
             (*closed, *others, *memories, ours.fileno()), leads_session=bool(closed),
         )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,3 +22,6 @@ RowIds = NDArray[np.signedinteger]
 
 Bytes = NDArray[np.uint8]
 """Encoded numbers."""
+
+Array = NDArray[Any]
+"""Of whatever numbers."""

@@ -14,12 +14,13 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils, config
 from numba.extending import intrinsic
+
+from pibroch.kernels.llvm import Builder, Context, Intrinsic, Kind, Signature, Value, Values
 
 FUTEX_CALL = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
 """The number of Linux's system call, ``None`` where it is not known; then nothing of this module that sleeps may be used."""
@@ -30,42 +31,42 @@ LINE_BYTES = 64
 _INT64, _INT32 = ir.IntType(64), ir.IntType(32)
 
 
-def _pointer(builder: Any, address: Any) -> Any:
+def _pointer(builder: Builder, address: Value) -> Value:
     return builder.inttoptr(address, _INT64.as_pointer())
 
 
-def _load(typingctx: Any, address: Any) -> Any:
+def _load(typingctx: Context, address: Kind) -> Intrinsic:
     """Typing and code of :func:`load`."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
         return builder.load_atomic(_pointer(builder, args[0]), "acquire", 8)
 
     return types.int64(types.int64), generate
 
 
-def _store(typingctx: Any, address: Any, value: Any) -> Any:
+def _store(typingctx: Context, address: Kind, value: Kind) -> Intrinsic:
     """Typing and code of :func:`store`."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
         builder.store_atomic(args[1], _pointer(builder, args[0]), "release", 8)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), generate
 
 
-def _add(typingctx: Any, address: Any, value: Any) -> Any:
+def _add(typingctx: Context, address: Kind, value: Kind) -> Intrinsic:
     """Typing and code of :func:`add`."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
         return builder.atomic_rmw("add", _pointer(builder, args[0]), args[1], "seq_cst")
 
     return types.int64(types.int64, types.int64), generate
 
 
-def _copy(typingctx: Any, target: Any, source: Any, nbytes: Any) -> Any:
+def _copy(typingctx: Context, target: Kind, source: Kind, nbytes: Kind) -> Intrinsic:
     """Typing and code of :func:`copy`."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
         byte = ir.IntType(8).as_pointer()
         target, source = (builder.inttoptr(args[i], byte) for i in (0, 1))
         cgutils.raw_memcpy(builder, target, source, args[2], 1)
@@ -74,10 +75,10 @@ def _copy(typingctx: Any, target: Any, source: Any, nbytes: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), generate
 
 
-def _stream_lines(typingctx: Any, target: Any, source: Any) -> Any:
+def _stream_lines(typingctx: Context, target: Kind, source: Kind) -> Intrinsic:
     """Typing and code of :func:`stream_line_at`."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
         line = ir.VectorType(_INT64, LINE_BYTES // 8).as_pointer()
         loaded = builder.load(builder.inttoptr(args[1], line))
         loaded.align = 1
@@ -89,20 +90,20 @@ def _stream_lines(typingctx: Any, target: Any, source: Any) -> Any:
     return types.void(types.int64, types.int64), generate
 
 
-def _fence(typingctx: Any) -> Any:
+def _fence(typingctx: Context) -> Intrinsic:
     """Typing and code of :func:`fence`."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
         builder.fence("seq_cst")
         return context.get_dummy_value()
 
     return types.void(), generate
 
 
-def _pause(typingctx: Any) -> Any:
+def _pause(typingctx: Context) -> Intrinsic:
     """Typing and code of :func:`pause`."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
         if _PAUSE is not None:
             name, numbers = _PAUSE
             kind = ir.FunctionType(ir.VoidType(), [_INT32] * len(numbers))
@@ -112,10 +113,10 @@ def _pause(typingctx: Any) -> Any:
     return types.void(), generate
 
 
-def _give_way(typingctx: Any) -> Any:
+def _give_way(typingctx: Context) -> Intrinsic:
     """Typing and code of :func:`give_way`."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
         function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_INT32, []), "sched_yield")
         builder.call(function, [])
         return context.get_dummy_value()
@@ -123,10 +124,10 @@ def _give_way(typingctx: Any) -> Any:
     return types.void(), generate
 
 
-def _nanoseconds(typingctx: Any) -> Any:
+def _nanoseconds(typingctx: Context) -> Intrinsic:
     """Typing and code of :func:`nanoseconds`."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
         room = cgutils.alloca_once(builder, ir.ArrayType(_INT64, 2))
         kind = ir.FunctionType(_INT32, [_INT32, room.type])
         builder.call(cgutils.get_or_insert_function(builder.module, kind, "clock_gettime"), [_INT32(_MONOTONIC), room])
@@ -136,16 +137,16 @@ def _nanoseconds(typingctx: Any) -> Any:
     return types.int64(), generate
 
 
-def _futex(builder: Any, address: Any, operation: int, value: Any, time: Any) -> None:
+def _futex(builder: Builder, address: Value, operation: int, value: Value, time: Value) -> None:
     kind = ir.FunctionType(_INT64, [_INT64], var_arg=True)
     function = cgutils.get_or_insert_function(builder.module, kind, "syscall")
     builder.call(function, [_INT64(FUTEX_CALL or 0), address, _INT64(operation), value, time, _INT64(0), _INT64(0)])
 
 
-def _sleep_on(typingctx: Any, address: Any, value: Any, microseconds: Any) -> Any:
+def _sleep_on(typingctx: Context, address: Kind, value: Kind, microseconds: Kind) -> Intrinsic:
     """Typing and code of :func:`sleep_on`."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
         room = cgutils.alloca_once(builder, ir.ArrayType(_INT64, 2))
         million = _INT64(1_000_000)
         nanoseconds = builder.mul(builder.urem(args[2], million), _INT64(1000))
@@ -158,10 +159,10 @@ def _sleep_on(typingctx: Any, address: Any, value: Any, microseconds: Any) -> An
     return types.void(types.int64, types.int64, types.int64), generate
 
 
-def _wake(typingctx: Any, address: Any) -> Any:
+def _wake(typingctx: Context, address: Kind) -> Intrinsic:
     """Typing and code of :func:`wake`."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
         _futex(builder, args[0], _WAKE, _INT64(0x7FFFFFFF), _INT64(0))
         return context.get_dummy_value()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -11,13 +10,19 @@ from numba import types
 from numba.core import config
 from numba.extending import intrinsic
 
+from pibroch.kernels.arrays import Stored
+from pibroch.kernels.llvm import Builder, Context, Intrinsic, Kind, Signature, Value, Values
+
+Number = np.float32 | np.uint16
+"""Of an array in the type of its weights."""
+
 _INT32 = ir.IntType(32)
 
 
-def _lowest(typingctx: Any, mask: Any) -> Any:
+def _lowest(typingctx: Context, mask: Kind) -> Intrinsic:
     """Typing and code of :func:`lowest`."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
         return builder.cttz(args[0], ir.IntType(1)(0))
 
     return types.int64(types.int64), generate
@@ -28,10 +33,10 @@ def _lowest_of(mask: int) -> int:
     return (mask & -mask).bit_length() - 1 if mask else 64
 
 
-def _widened(typingctx: Any, number: Any) -> Any:
+def _widened(typingctx: Context, number: Kind) -> Intrinsic | None:
     """Typing and code of :func:`widened`."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
         if signature.args[0] == types.float32:
             return args[0]
         return builder.bitcast(builder.shl(builder.zext(args[0], _INT32), _INT32(16)), ir.FloatType())
@@ -39,15 +44,15 @@ def _widened(typingctx: Any, number: Any) -> Any:
     return (types.float32(number), generate) if number in (types.float32, types.uint16) else None
 
 
-def _widened_one(number: Any) -> Any:
+def _widened_one(number: Number) -> np.float32:
     """Stand-in when kernels run uncompiled."""
     return np.uint32(int(number) << 16).view(np.float32) if isinstance(number, np.uint16) else number
 
 
-def _half_widened(typingctx: Any, number: Any) -> Any:
+def _half_widened(typingctx: Context, number: Kind) -> Intrinsic | None:
     """Typing and code of :func:`half_widened`: shifted into a float32 of too small an exponent, then scaled by 2^112."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
         if signature.args[0] == types.float32:
             return args[0]
         wide, kind = builder.zext(args[0], _INT32), ir.FloatType()
@@ -59,15 +64,15 @@ def _half_widened(typingctx: Any, number: Any) -> Any:
     return (types.float32(number), generate) if number in (types.float32, types.uint16) else None
 
 
-def _half_widened_one(number: Any) -> Any:
+def _half_widened_one(number: Number) -> np.float32:
     """Stand-in when kernels run uncompiled."""
     return np.float32(number.view(np.float16)) if isinstance(number, np.uint16) else number
 
 
-def _cut_for(typingctx: Any, numbers: Any, number: Any) -> Any:
+def _cut_for(typingctx: Context, numbers: Kind, number: Kind) -> Intrinsic | None:
     """Typing and code of :func:`cut_for`."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
         if signature.return_type == types.float32:
             return args[1]
         return builder.trunc(builder.lshr(builder.bitcast(args[1], _INT32), _INT32(16)), ir.IntType(16))
@@ -75,18 +80,18 @@ def _cut_for(typingctx: Any, numbers: Any, number: Any) -> Any:
     return (numbers.dtype(numbers, number), generate) if number == types.float32 else None
 
 
-def _cut_for_one(numbers: Any, number: Any) -> Any:
+def _cut_for_one(numbers: Stored, number: np.float32) -> Number:
     """Stand-in when kernels run uncompiled."""
     return number if numbers.dtype == np.float32 else np.uint16(int(np.float32(number).view(np.uint32)) >> 16)
 
 
 lowest: Callable[..., int] = _lowest_of
 """``lowest(mask)``: the number of the lowest bit that is set in an int64, 64 when none is."""
-widened: Callable[..., Any] = _widened_one
+widened: Callable[..., np.float32] = _widened_one
 """``widened(number)``: a float32 as it is, the uint16 of a bfloat16 as float32."""
-half_widened: Callable[..., Any] = _half_widened_one
+half_widened: Callable[..., np.float32] = _half_widened_one
 """``half_widened(number)``: a float32 as it is, the uint16 of a finite float16 as float32."""
-cut_for: Callable[..., Any] = _cut_for_one
+cut_for: Callable[..., Number] = _cut_for_one
 """``cut_for(numbers, number)``: a float32 as an element of ``numbers``, of which uint16 ones take its upper half: exact for
 what was widened."""
 if not config.DISABLE_JIT:  # type: ignore[attr-defined]

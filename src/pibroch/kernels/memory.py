@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -12,6 +11,9 @@ from numba.core import cgutils, config
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from pibroch.kernels.arrays import Stored
+from pibroch.kernels.llvm import Builder, Context, Intrinsic, Kind, Signature, Value, Values
+
 FLOATS_PER_LINE = 16
 MAX_LINES = 16  # of a row are fetched; the hardware's own prefetcher follows longer ones
 TO_SECOND_LEVEL, TO_FIRST_LEVEL = 2, 3
@@ -19,7 +21,7 @@ _ELEMENTS = (ir.FloatType(), ir.IntType(32), ir.IntType(16))
 MAX_SHORT_DIM = 32  # of rows that are fetched into the first level
 
 
-def _hint(builder: Any, level: int) -> tuple[Any, list[Any]]:
+def _hint(builder: Builder, level: int) -> tuple[Value, list[Value]]:
     """The function ``llvm.prefetch`` and its arguments after the address: for reading, to which cache, data."""
     int32, byte = ir.IntType(32), ir.IntType(8).as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [byte, int32, int32, int32])
@@ -27,10 +29,10 @@ def _hint(builder: Any, level: int) -> tuple[Any, list[Any]]:
     return function, [int32(0), int32(level), int32(1)]
 
 
-def _prefetch(typingctx: Any, numbers: Any, place: Any) -> Any:
+def _prefetch(typingctx: Context, numbers: Kind, place: Kind) -> Intrinsic:
     """Typing and code of :func:`prefetch`."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
         array = context.make_array(signature.args[0])(context, builder, args[0])
         target = builder.bitcast(builder.gep(array.data, [args[1]]), ir.IntType(8).as_pointer())
         hint, flags = _hint(builder, TO_FIRST_LEVEL)
@@ -40,10 +42,10 @@ def _prefetch(typingctx: Any, numbers: Any, place: Any) -> Any:
     return types.void(numbers, types.int64), generate
 
 
-def _prefetch_row(typingctx: Any, records: Any, row: Any, width: Any, is_long: Any) -> Any:
+def _prefetch_row(typingctx: Context, records: Kind, row: Kind, width: Kind, is_long: Kind) -> Intrinsic:
     """Typing and code of :func:`prefetch_row`: one ``llvm.prefetch`` a cache line, and one for the last float."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
         array = context.make_array(signature.args[0])(context, builder, args[0])
         row_stride = cgutils.unpack_tuple(builder, array.strides)[0]
         byte, int64 = ir.IntType(8).as_pointer(), ir.IntType(64)
@@ -68,10 +70,10 @@ def _prefetch_row(typingctx: Any, records: Any, row: Any, width: Any, is_long: A
     return types.void(records, types.int64, types.int64, types.boolean), generate
 
 
-def _stream_line(typingctx: Any, source: Any, start: Any, target: Any, place: Any) -> Any:
+def _stream_line(typingctx: Context, source: Kind, start: Kind, target: Kind, place: Kind) -> Intrinsic:
     """Typing and code of :func:`stream_line`."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
         floats, words, halves = (ir.VectorType(kind, FLOATS_PER_LINE) for kind in _ELEMENTS)
         is_wide = signature.args[0].dtype == types.float32
         pointers = []
@@ -91,10 +93,10 @@ def _stream_line(typingctx: Any, source: Any, start: Any, target: Any, place: An
     return types.void(source, types.int64, target, types.int64), generate
 
 
-def _float_at(typingctx: Any, numbers: Any, place: Any) -> Any:
+def _float_at(typingctx: Context, numbers: Kind, place: Kind) -> Intrinsic:
     """Typing and code of :func:`float_at`."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
         array = context.make_array(signature.args[0])(context, builder, args[0])
         return builder.load(builder.gep(array.data, [args[1]]))
 
@@ -114,20 +116,21 @@ def can_stream(target: NDArray[np.float32]) -> bool:
     return whole_lines and target.flags.c_contiguous
 
 
-def _no_hint(*place: Any) -> None:
+def _no_hint(*place: object) -> None:
     """Stand-in when kernels run uncompiled (``NUMBA_DISABLE_JIT=1``)."""
 
 
-def _copy_line(source: Any, start: int, target: Any, place: int) -> None:
+def _copy_line(source: Stored, start: int, target: NDArray[np.float32], place: int) -> None:
     """Stand-in when kernels run uncompiled."""
     line = source.reshape(-1)[start : start + FLOATS_PER_LINE]
     line = line if line.dtype == np.float32 else (line.astype(np.uint32) << 16).view(np.float32)
     target.reshape(-1)[place : place + FLOATS_PER_LINE] = line
 
 
-def _flat(numbers: Any, place: int) -> Any:
+def _flat(numbers: NDArray[np.float32], place: int) -> np.float32:
     """Stand-in when kernels run uncompiled."""
-    return numbers.reshape(-1)[place]
+    number: np.float32 = numbers.reshape(-1)[place]
+    return number
 
 
 prefetch: Callable[..., None] = _no_hint
@@ -146,7 +149,7 @@ stream_line: Callable[..., None] = _copy_line
 Indices are into the flat arrays, both contiguous; the target's place must begin a cache line (:func:`can_stream`). For large
 outputs: an ordinary store first reads the line that it is about to overwrite.
 """
-float_at: Callable[..., Any] = _flat
+float_at: Callable[..., np.float32] = _flat
 """``float_at(numbers, place)``: of a contiguous array its ``place``-th float, whatever its shape: what begins in one row and
 goes on in the next ones.
 """

@@ -13,12 +13,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from pibroch.kernels import team
 
+T = TypeVar("T")
 MIN_ITEMS_PER_THREAD = 512
 _beside_main = threading.Lock()  # held by the one that has its team
 
@@ -33,7 +34,7 @@ def _pool(num_workers: int, process_id: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(num_workers, thread_name_prefix="pibroch-kernel")
 
 
-def run(kernel: Callable[..., Any], num_items: int, *args: Any, grain: int = MIN_ITEMS_PER_THREAD) -> list[Any]:
+def run(kernel: Callable[..., object], num_items: int, *args: object, grain: int = MIN_ITEMS_PER_THREAD) -> list[Any]:
     """Call ``kernel(*args, start, stop)`` for disjoint ranges that cover ``range(num_items)``; blocks until all are done.
 
     Args:
@@ -50,7 +51,7 @@ def run(kernel: Callable[..., Any], num_items: int, *args: Any, grain: int = MIN
     return run_ranges(kernel, bounds, *args)
 
 
-def run_ranges(kernel: Callable[..., Any], bounds: list[int], *args: Any) -> list[Any]:
+def run_ranges(kernel: Callable[..., object], bounds: list[int], *args: object) -> list[Any]:
     """As :func:`run`, with the ranges given: the i-th is ``bounds[i]`` to ``bounds[i + 1]``. Returns their results in order."""
     if len(bounds) <= 2:
         return [kernel(*args, bounds[0], bounds[-1])]
@@ -66,9 +67,9 @@ def run_ranges(kernel: Callable[..., Any], bounds: list[int], *args: Any) -> lis
         _beside_main.release()
 
 
-def _run_on_pool(kernel: Callable[..., Any], bounds: list[int], *args: Any) -> list[Any]:
+def _run_on_pool(kernel: Callable[..., T], bounds: list[int], *args: object) -> list[T]:
     pool = _pool(num_threads() - 1, os.getpid())
-    pending: list[Future[Any]] = [pool.submit(kernel, *args, start, stop) for start, stop in pairwise(bounds[1:])]
+    pending: list[Future[T]] = [pool.submit(kernel, *args, start, stop) for start, stop in pairwise(bounds[1:])]
     try:
         first = kernel(*args, bounds[0], bounds[1])
     finally:

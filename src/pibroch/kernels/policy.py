@@ -7,17 +7,19 @@ diverged run is seen), the GIL is released (so that threads use cores) and machi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from numba import njit
 
+T = TypeVar("T")
 FASTMATH = {"contract", "reassoc", "nsz"}
 _KERNELS: list[Any] = []
 
 
-def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+def kernel(function: Callable[..., T]) -> Callable[..., T]:
     """Compile ``function`` on first use by the policy above."""
-    compiled: Callable[..., Any] = njit(nogil=True, cache=True, fastmath=FASTMATH, error_model="numpy")(function)
+    compiled: Callable[..., T] = njit(nogil=True, cache=True, fastmath=FASTMATH, error_model="numpy")(function)
     _KERNELS.append(compiled)
     return compiled
 
@@ -31,8 +33,9 @@ def load_compiled() -> Iterator[None]:
         cache = getattr(kernel, "_cache", None)
         if cache is None or not hasattr(cache, "_cache_file"):  # uncompiled, or not numba's as it was
             return
-        codegen = kernel.targetctx.codegen()
-        for key in cache._cache_file._load_index():
-            if key not in kernel.overloads and key == cache._index_key(key[0], codegen):
-                kernel.compile(key[0])
-                yield
+        with suppress(Exception):  # what cannot be read now is read, or made anew, when the kernel is called
+            codegen = kernel.targetctx.codegen()
+            for key in cache._cache_file._load_index():
+                if key not in kernel.overloads and key == cache._index_key(key[0], codegen):
+                    kernel.compile(key[0])
+                    yield

@@ -27,7 +27,7 @@ _FIELDS = 7  # numbers in the head for an array, see _described
 
 
 class Parts(NamedTuple):
-    """A plan on its way.
+    """A plan as numbers, to be sent.
 
     Attributes:
         head: int64: numbers, and what must be known of each array.
@@ -39,7 +39,7 @@ class Parts(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Of both."""
+        """Bytes of both arrays."""
         return sum(part.nbytes for part in self)
 
 

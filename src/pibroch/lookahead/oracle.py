@@ -28,6 +28,7 @@ from pibroch.kernels.window.rules import (
     Transfer,
     Window,
 )
+from pibroch.kernels.window.settle import settle
 from pibroch.lookahead.row_states import MOST_ROWS_IN_FULL, RowStates
 from pibroch.lookahead.window_step import WindowStep
 
@@ -199,11 +200,12 @@ class Oracle:
         self._enter()
         window, site, slots = self._window, self._site, self._slots
         step = self._steps[0]
-        critical, deferred, local = kernels.settle(
+        critical, deferred, local = settle(
             window, site, slots, step.begin, step.end, step.here, step.mine, self.delayed
         )
         last, done = kernels.close(window, slots, step.begin, step.end)
         is_tight, evicted, prefetch = self._is_full(1, ALL), list[Transfer](), None
+        # records go home first, and free the slots that those of the next step take
         if is_tight:
             evicted = [kernels.go_home(window, site, slots, done), *self._shrink(1, ALL)]
         arrived = self._arrive(1, ALL)

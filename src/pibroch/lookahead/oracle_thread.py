@@ -42,6 +42,7 @@ class Answers:
             if self._failure is None:
                 self._open[number] = answer
                 return answer
+        # outside of the lock: callbacks run here, and may ask again
         answer.set_exception(self._failure)
         return answer
 
@@ -53,6 +54,7 @@ class Answers:
         except Exception as error:  # whoever asked hears of it
             made.set_exception(error)
         with self._lock:
+            # after `make`: a failure meanwhile has answered already, and is not to be answered twice
             answer = self._open.pop(number, None)
         if answer is not None:
             pass_on(answer, made)
@@ -60,6 +62,7 @@ class Answers:
     def fail(self, error: BaseException) -> None:
         """Answer all by an error, which the first one stays."""
         with self._lock:
+            # the first error is the cause, later ones mostly follow from it
             self._failure = self._failure or error
             waiting, self._open = list(self._open.values()), {}
         for answer in waiting:
@@ -126,6 +129,7 @@ class OracleThread:
         self._answer_due()
 
     def _answer_due(self) -> None:
+        # one step may be what several requests waited for
         while (due := self._queue.take()) is not None:
             number, request = due
             with span(request.kind):

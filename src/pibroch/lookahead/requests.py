@@ -21,7 +21,7 @@ Answer = list[Opening] | list[StepPlan]
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What a rank wants to know.
+    """What a rank asks of the oracle: the opening, or the plan of a step.
 
     Attributes:
         kind: the oracle's method.

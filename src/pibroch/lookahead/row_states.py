@@ -48,7 +48,7 @@ class RowStates:
         self._slot = np.empty(size, np.int32)
 
     def arrays(self) -> StateArrays:
-        """As they are until more rows are entered."""
+        """The arrays of all states; entering more rows may replace them by larger ones."""
         return StateArrays(newest=self._newest, holder=self._holder, slot=self._slot)
 
     def enter(self, rows: RowIds) -> RowIds:
@@ -66,7 +66,7 @@ class RowStates:
             table_kernels.remove(self._table, row_of_touch[touches])
 
     def clear(self) -> None:
-        """No row is in the window, and state says so."""
+        """Mark all rows as at home and in nobody's window."""
         self._table.pairs[:], self._table.counts[:] = 0, 0
 
     def _make_room(self, num_more: int) -> None:

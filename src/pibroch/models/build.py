@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -27,7 +26,7 @@ MODELS: dict[str, type[Model]] = {
 
 
 def build_model(
-    config: ModelConfig | str, num_dense: int, num_features: int, features: Sequence[str] = (), **options: Any
+    config: ModelConfig | str, num_dense: int, num_features: int, features: Sequence[str] = (), **options: object
 ) -> Model:
     """A freshly initialised model; torch's seed decides its weights.
 

@@ -32,10 +32,10 @@ class RunRecords:
 
     name: str
     config: str
-    versions: dict[str, Any]
-    training: list[dict[str, Any]]
-    evaluations: list[dict[str, Any]]
-    restarts: list[dict[str, Any]]
+    versions: dict[str, object]
+    training: list[dict[str, object]]
+    evaluations: list[dict[str, object]]
+    restarts: list[dict[str, object]]
     summary: dict[str, Any] | None
     evaluation: dict[str, Any] | None
     plan_decay: Sequence[dict[str, Any]] = ()
@@ -167,11 +167,11 @@ def _number(value: float | None, digits: int = 4) -> str:
     return "undefined" if value is None else f"{value:.{digits}f}"
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _lines(path: Path) -> list[dict[str, object]]:
     """Records; the last line may be half written."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
     return [json.loads(line) for line in lines]
 
 
-def _json(path: Path) -> dict[str, Any] | None:
+def _json(path: Path) -> dict[str, object] | None:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 MAX_EVENTS = 2_000_000
@@ -46,7 +46,7 @@ class Trace:
         spans = self._events.copy()
         threads = self._threads.copy()  # after the spans, so that the thread of each is there
         numbers = {thread: number for number, thread in enumerate(threads)}
-        events: list[dict[str, Any]] = [
+        events: list[dict[str, object]] = [
             {"ph": "M", "name": "process_name", "pid": process, "args": {"name": self.name}}
         ]
         for thread, name in threads.items():

@@ -13,7 +13,7 @@ from pibroch.errors import StorageError
 from pibroch.observability import plan_plots as plots
 from pibroch.planner.cost import Floats, links
 from pibroch.planner.measured import MEASURED_COLUMNS, measured_rows
-from pibroch.planner.prediction import Prediction
+from pibroch.planner.prediction import PlanPrediction
 
 Row = list[str]
 
@@ -30,7 +30,7 @@ def megabytes(number: float) -> str:
     return f"{number:.3g} B"
 
 
-def headlines(prediction: Prediction) -> list[tuple[str, str]]:
+def headlines(prediction: PlanPrediction) -> list[tuple[str, str]]:
     """What matters first, as label and text."""
     balance, cost = prediction.balance, links(np.array(prediction.link_cost))
     bound = prediction.worst_link_bound
@@ -51,7 +51,7 @@ def headlines(prediction: Prediction) -> list[tuple[str, str]]:
     return lines
 
 
-def sentences(prediction: Prediction) -> list[str]:
+def sentences(prediction: PlanPrediction) -> list[str]:
     """What was decided, in words."""
     p = prediction
     how = {
@@ -75,7 +75,7 @@ def sentences(prediction: Prediction) -> list[str]:
     return said + [f"warning: {warning}" for warning in p.warnings]
 
 
-def shard_rows(prediction: Prediction) -> list[Row]:
+def shard_rows(prediction: PlanPrediction) -> list[Row]:
     """By shard: host, memory, lookups, bytes looked up, got and sent (transfers), dearest peer."""
     transfers, cost = np.array(prediction.read_bytes["transfers"]), np.array(prediction.link_cost)
     np.fill_diagonal(transfers, 0.0)
@@ -96,7 +96,7 @@ SHARD_COLUMNS = ("shard", "host", "memory", "lookups", "looked up", "gets", "giv
 STEP_COLUMNS = ("extra memory", "crossing accesses", "mean link", "worst link", "mean of none")
 
 
-def step_rows(prediction: Prediction) -> list[Row]:
+def step_rows(prediction: PlanPrediction) -> list[Row]:
     """What each budget would buy, each cost beside that of no copies."""
     first = prediction.steps[0].mean_link if prediction.steps else 0.0
     return [
@@ -109,7 +109,7 @@ def step_rows(prediction: Prediction) -> list[Row]:
 POLICY_COLUMNS = ("policy", "copied rows", "mean link", "worst link", "rows cross", "gradients and sums cross")
 
 
-def policy_rows(prediction: Prediction) -> list[Row]:
+def policy_rows(prediction: PlanPrediction) -> list[Row]:
     """What each policy would give; the chosen one is marked."""
     return [
         [f"{one.policy} (this plan)" if one.policy == prediction.policy else one.policy, f"{one.copied_rows:,}",
@@ -118,7 +118,7 @@ def policy_rows(prediction: Prediction) -> list[Row]:
     ]  # fmt: skip
 
 
-def write_page(prediction: Prediction, name: str, out: Path, measured: Floats | None = None) -> Path:
+def write_page(prediction: PlanPrediction, name: str, out: Path, measured: Floats | None = None) -> Path:
     """Write a page that needs no other file and asks the network for nothing.
 
     Args:
@@ -158,7 +158,7 @@ def write_page(prediction: Prediction, name: str, out: Path, measured: Floats | 
     return out
 
 
-def _figures(prediction: Prediction, measured: Floats | None) -> list[tuple[str, str, str]]:
+def _figures(prediction: PlanPrediction, measured: Floats | None) -> list[tuple[str, str, str]]:
     p = prediction
     transfers, accesses = (np.array(p.read_bytes[form]) for form in ("transfers", "accesses"))
     for matrix in (transfers, accesses):

@@ -12,10 +12,11 @@ import pibroch.planner.cost as costs
 from pibroch.errors import ConfigError
 from pibroch.planner.assignment import Assignment
 from pibroch.planner.balance import by_worth
-from pibroch.planner.partition import MAX_PARTITIONS, Form, Partitioner, Partitions, TableSize, total_bytes
-from pibroch.planner.prediction import BudgetStep, PolicyForecast, Prediction
+from pibroch.planner.partition import MAX_PARTITIONS, Form, Partitioner, Partitions, TableSize
+from pibroch.planner.prediction import BudgetStep, PlanPrediction, PolicyForecast
 from pibroch.planner.profile import AccessProfile
-from pibroch.planner.replicate import POLICIES, Mode, Placed, Policy, synchronisation
+from pibroch.planner.replicate import POLICIES, Mode, PlacedPartitions, Policy, synchronisation
+from pibroch.planner.room import check_fit, rooms
 from pibroch.planner.search import Found, find_placement
 from pibroch.planner.topology import ClusterTopology
 
@@ -89,7 +90,7 @@ def make_plan(
     fingerprint: str | None = None,
     num_shards: int | None = None,
     progress: Progress | None = None,
-) -> tuple[Assignment, Prediction]:
+) -> tuple[Assignment, PlanPrediction]:
     """Place all rows.
 
     Args:
@@ -118,7 +119,7 @@ def make_plan(
     trial = _backtrack(partitioner, topology, room, options, progress)
     partitions, found = trial.partitions, trial.found
     if found.misfits and np.isfinite(topology.memory_bytes).any():
-        _check_fit(partitions, found.placed, topology)
+        check_fit(partitions, found.placed, topology)
     steps = _steps(partitions, topology, tables, options, progress) if options.steps else []
     progress("assigning rows", 0.0)
     assignment = _assignment(partitioner, partitions, found.placed, topology)
@@ -130,32 +131,14 @@ def make_plan(
     return assignment, prediction.model_copy(update=changes)
 
 
-def rooms(tables: Sequence[TableSize], topology: ClusterTopology, extra: float) -> Floats:
-    """Bytes that each shard may hold, ``[W]``: its part of the tables and of the budget, at most its memory.
-
-    Raises:
-        ConfigError: when the tables do not fit.
-    """
-    total, memory = total_bytes(tables), topology.memory_bytes
-    if total > memory.sum():
-        raise ConfigError(
-            f"{memory.sum():,.0f} bytes of memory on {topology.num_ranks} ranks for tables of {total:,} bytes",
-            f"{total / topology.num_ranks:,.0f} bytes a rank",
-            "use more ranks, smaller tables, or an optimizer with less state",
-        )
-    is_known = np.isfinite(memory).all()
-    share = memory / memory.sum() if is_known else np.full(topology.num_ranks, 1 / topology.num_ranks)
-    return np.minimum(total * (1 + extra) * share, memory)
-
-
 def predict(
     partitions: Partitions,
-    placed: Placed,
+    placed: PlacedPartitions,
     topology: ClusterTopology,
     options: PlanOptions,
     profile: AccessProfile,
     room: Floats,
-) -> Prediction:
+) -> PlanPrediction:
     """What a placement of partitions costs a step."""
     num_shards, memory = topology.num_ranks, partitions.memory_bytes
     forms: tuple[Form, Form] = ("accesses", "transfers")
@@ -168,7 +151,7 @@ def predict(
     is_training = options.mode == "training"
     sync = synchronisation(partitions, placed, num_shards) if is_training else np.zeros((num_shards,) * 2)
     total, num_rows = float(memory.sum()), int(partitions.num_rows.sum())
-    return Prediction(
+    return PlanPrediction(
         mode=options.mode,
         policy=options.chosen_policy,
         objective=options.objective,
@@ -291,20 +274,8 @@ def _is_balanced(partitions: Partitions, found: Found, topology: ClusterTopology
     )
 
 
-def _check_fit(partitions: Partitions, placed: Placed, topology: ClusterTopology) -> None:
-    used = costs.memory(partitions.memory_bytes, placed.home, placed.copies)
-    over = np.flatnonzero(used > topology.memory_bytes)
-    if len(over):
-        rank = int(over[0])
-        raise ConfigError(
-            f"no placement in which rank {rank} has less than {used[rank]:,.0f} bytes",
-            f"at most {topology.memory_bytes[rank]:,.0f}, its memory",
-            "give the ranks a little more memory than the tables need, or choose a smaller --threshold",
-        )
-
-
 def _assignment(
-    partitioner: Partitioner, partitions: Partitions, placed: Placed, topology: ClusterTopology
+    partitioner: Partitioner, partitions: Partitions, placed: PlacedPartitions, topology: ClusterTopology
 ) -> Assignment:
     copies = placed.copies
     by_rule = costs.sources(placed.home, copies, topology.cost)

@@ -10,7 +10,7 @@ import numpy as np
 
 from pibroch.errors import DataError
 from pibroch.planner.cost import Floats, links
-from pibroch.planner.prediction import Prediction
+from pibroch.planner.prediction import PlanPrediction
 
 
 def measured_payload(run: Path, num_ranks: int) -> Floats:
@@ -38,7 +38,7 @@ def measured_payload(run: Path, num_ranks: int) -> Floats:
     return counted
 
 
-def differences(prediction: Prediction, plan: Path, run: Path) -> list[str]:
+def differences(prediction: PlanPrediction, plan: Path, run: Path) -> list[str]:
     """What sets a run apart from what was predicted for, in words."""
     try:
         config = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
@@ -61,7 +61,7 @@ def differences(prediction: Prediction, plan: Path, run: Path) -> list[str]:
 MEASURED_COLUMNS = ("bytes a step", "predicted", "measured", "measured over predicted")
 
 
-def measured_rows(prediction: Prediction, measured: Floats) -> list[list[str]]:
+def measured_rows(prediction: PlanPrediction, measured: Floats) -> list[list[str]]:
     """All links together, the dearest, and what each rank sends and gets, each predicted and measured.
 
     Raises:

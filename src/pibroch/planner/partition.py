@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.errors import ConfigError
+from pibroch.kernels.arrays import Array
 from pibroch.kernels.partition import numba as kernels
 from pibroch.planner.cost import distinct
 from pibroch.planner.profile import AccessProfile
@@ -173,7 +174,7 @@ class Partitioner:
 
     def _runs(self, tables: list[TableSize]) -> _Kind:
         rows, batches = np.zeros(DENSE_COUNTS, np.int64), np.zeros(DENSE_COUNTS, np.int64)
-        hot: list[tuple[NDArray[Any], ...]] = []
+        hot: list[tuple[Array, ...]] = []
         for number, table in enumerate(tables):
             counts = self._profile.tables[table.name]
             kernels.count_counts(counts.accesses, counts.batches, rows, batches)

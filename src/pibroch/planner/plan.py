@@ -92,7 +92,7 @@ class Plan(BaseModel):
         return cls(num_shards=num_shards, placements={table.name: placements[table.name] for table in tables})
 
     @classmethod
-    def by_rows(cls, assignment: Assignment, made_from: Mapping[str, Any] | None = None) -> Self:
+    def by_rows(cls, assignment: Assignment, made_from: Mapping[str, object] | None = None) -> Self:
         """A plan that gives each row the home and the copies of its partition.
 
         >>> halves = Assignment({"a": np.array([0, 1, 1], np.uint16)}, np.array([1, 0], np.uint16), np.zeros((2, 2), np.bool_))

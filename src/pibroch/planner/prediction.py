@@ -53,7 +53,7 @@ class PolicyForecast(BaseModel):
     sync_bytes: float
 
 
-class Prediction(BaseModel):
+class PlanPrediction(BaseModel):
     """All figures are for one step; W shards.
 
     Attributes:

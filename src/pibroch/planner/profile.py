@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from pibroch.data.storage import storage_errors
 from pibroch.errors import DataError
+from pibroch.kernels.arrays import Array
 from pibroch.kernels.profile import numba as kernels
 
 FORMAT, VERSION = "pibroch-profile", 1
@@ -68,7 +69,7 @@ class AccessProfile:
     num_batches: int
     batch_size: int
     fingerprint: str
-    origin: Mapping[str, Any] = field(default_factory=dict)
+    origin: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def num_rows(self) -> dict[str, int]:
@@ -113,7 +114,7 @@ class AccessProfile:
             "batch_size": self.batch_size, "fingerprint": self.fingerprint, "origin": dict(self.origin),
             "tables": list(self.tables),
         }  # fmt: skip
-        tensors: dict[str, NDArray[Any]] = {_HEADER: np.frombuffer(json.dumps(header).encode(), np.uint8)}
+        tensors: dict[str, Array] = {_HEADER: np.frombuffer(json.dumps(header).encode(), np.uint8)}
         for name, counts in self.tables.items():
             tensors[_ACCESSES + name], tensors[_BATCHES + name] = counts.accesses, counts.batches
         temporary = path.with_name(path.name + ".new")
@@ -181,7 +182,7 @@ class ProfileCounter:
                         f"id {array[place]} for table {name!r}", f"0 to {len(counts.accesses) - 1}", "check the tables"
                     )
 
-    def profile(self, batch_size: int, fingerprint: str, origin: Mapping[str, Any] | None = None) -> AccessProfile:
+    def profile(self, batch_size: int, fingerprint: str, origin: Mapping[str, object] | None = None) -> AccessProfile:
         """What was counted."""
         return AccessProfile(
             self._counts, self.num_samples, self.num_batches, batch_size, fingerprint, dict(origin or {})

@@ -62,7 +62,7 @@ def as_policy(name: str) -> Policy:
 
 
 @dataclass(slots=True)
-class Placed:
+class PlacedPartitions:
     """A placement of partitions.
 
     Attributes:
@@ -83,14 +83,16 @@ class Placed:
         return copies
 
 
-def without_copies(home: NDArray[np.int64], num_shards: int) -> Placed:
+def without_copies(home: NDArray[np.int64], num_shards: int) -> PlacedPartitions:
     """Homes alone."""
     held = np.zeros((len(home), num_shards), bool)
     held[np.arange(len(home)), home] = True
-    return Placed(home, held, np.repeat(home[:, None], num_shards, axis=1))
+    return PlacedPartitions(home, held, np.repeat(home[:, None], num_shards, axis=1))
 
 
-def along_links(home: NDArray[np.int64], weight: Floats, memory: Floats, cost: Floats, room: Floats) -> Placed:
+def along_links(
+    home: NDArray[np.int64], weight: Floats, memory: Floats, cost: Floats, room: Floats
+) -> PlacedPartitions:
     """Algorithm 1, mended: the shard with most free memory copies what relieves its worst link, until nothing fits.
 
     Differs from the paper, beside what ``kernels.placement`` says: shards do not take turns, the one with most free memory is
@@ -106,7 +108,7 @@ def along_links(home: NDArray[np.int64], weight: Floats, memory: Floats, cost: F
 
 def everywhere(
     home: NDArray[np.int64], chosen: NDArray[np.int64], memory: Floats, cost: Floats, room: Floats
-) -> Placed:
+) -> PlacedPartitions:
     """Copies of the chosen partitions, in their order, on all shards, while all have room for them."""
     placed = without_copies(home, len(room))
     used = memory @ placed.held
@@ -131,7 +133,7 @@ def candidates(policy: Policy, partitions: Partitions, weight: Floats, topology:
     return order if policy == "everywhere" else order[:0]
 
 
-def synchronisation(partitions: Partitions, placed: Placed, num_shards: int) -> Floats:
+def synchronisation(partitions: Partitions, placed: PlacedPartitions, num_shards: int) -> Floats:
     """Bytes that i sends to j a step so that training's weights stay right, ``[W, W]``.
 
     Gradients go to the home, each distinct row once; of replicated rows the home sends the sum to all, if any rank read the

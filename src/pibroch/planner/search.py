@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.kernels.placement import search as kernels
+from pibroch.kernels.placement import state as placement
 from pibroch.planner.balance import ALL, NONE, SOME, by_worth, place_homes
 from pibroch.planner.cost import links, traffic
 from pibroch.planner.partition import Form, Partitions
-from pibroch.planner.replicate import Placed, Policy, along_links, candidates, everywhere
+from pibroch.planner.replicate import PlacedPartitions, Policy, along_links, candidates, everywhere
 from pibroch.planner.topology import ClusterTopology
 
 Floats = NDArray[np.float64]
@@ -32,7 +33,7 @@ class Found:
         misfits: partitions for which there was no room.
     """
 
-    placed: Placed
+    placed: PlacedPartitions
     worst_link: float
     misfits: int
 
@@ -57,7 +58,7 @@ def find_placement(
     weight, lookup = partitions.weight(form), partitions.weight("accesses")
     chosen = candidates(policy, partitions, weight, topology)
 
-    def copied(home: NDArray[np.int64]) -> Placed:
+    def copied(home: NDArray[np.int64]) -> PlacedPartitions:
         if policy == "links":
             return along_links(home, weight, memory, cost, room)
         return everywhere(home, chosen, memory, cost, room)
@@ -78,15 +79,15 @@ def find_placement(
     return _improved(best, partitions, form, cost, room, policy)
 
 
-def _all_or_not(placed: Placed) -> NDArray[np.int64]:
+def _all_or_not(placed: PlacedPartitions) -> NDArray[np.int64]:
     return np.where(placed.held.all(axis=1), ALL, NONE)
 
 
-def _all_some_or_none(placed: Placed) -> NDArray[np.int64]:
+def _all_some_or_none(placed: PlacedPartitions) -> NDArray[np.int64]:
     return np.where(placed.held.all(axis=1), ALL, np.where(placed.held.sum(axis=1) > 1, SOME, NONE))
 
 
-def _worst(weight: Floats, placed: Placed, cost: Floats) -> float:
+def _worst(weight: Floats, placed: PlacedPartitions, cost: Floats) -> float:
     return float(links(traffic(weight, placed.source, len(cost)) * cost).max(initial=0.0))
 
 
@@ -96,18 +97,18 @@ def _improved(found: Found, partitions: Partitions, form: Form, cost: Floats, ro
     place_of = np.empty_like(order)
     place_of[order] = np.arange(len(order))
     room = np.maximum(room, memory @ found.placed.held)
-    problem = kernels.Problem(order, place_of, weight, lookup, memory, cost, room)
+    problem = placement.Problem(order, place_of, weight, lookup, memory, cost, room)
     best = found
     is_small = len(weight) <= FEW_PARTITIONS
     num_trials = TRIALS_OF_FEW if is_small else TRIALS
 
-    def run(temperature: float, seed: int) -> tuple[kernels.Placed, float]:
-        start = kernels.Placed(found.placed.home.copy(), found.placed.held.copy(), found.placed.source.copy())
+    def run(temperature: float, seed: int) -> tuple[placement.Placed, float]:
+        start = placement.Placed(found.placed.home.copy(), found.placed.held.copy(), found.placed.source.copy())
         share = 0.0 if is_small else LOAD_SHARE
         return start, kernels.improve(problem, start, num_trials, temperature, share, policy == "links", seed)
 
     for seed, temperature in enumerate(TEMPERATURES if is_small else (0.0,)):
         placed, worst = run(temperature, seed)
         if worst < best.worst_link:
-            best = Found(Placed(*placed), worst, found.misfits)
+            best = Found(PlacedPartitions(*placed), worst, found.misfits)
     return best

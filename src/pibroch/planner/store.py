@@ -13,16 +13,16 @@ from pibroch.errors import ConfigError
 from pibroch.planner.assignment import Assignment
 from pibroch.planner.payload import step_payload
 from pibroch.planner.plan import Plan
-from pibroch.planner.prediction import Prediction
+from pibroch.planner.prediction import PlanPrediction
 from pibroch.planner.profile import AccessProfile
 
 _PREDICTION = "prediction"
 
 
 def save_plan(
-    path: Path, assignment: Assignment, prediction: Prediction, tables: Sequence[Table] = (),
+    path: Path, assignment: Assignment, prediction: PlanPrediction, tables: Sequence[Table] = (),
     profile: AccessProfile | None = None,
-) -> Prediction:  # fmt: skip
+) -> PlanPrediction:  # fmt: skip
     """Write a plan that exchanges take, see :meth:`Plan.save`, with its prediction in it.
 
     Args:
@@ -50,7 +50,7 @@ def save_plan(
     return prediction
 
 
-def load_plan(path: Path) -> tuple[Assignment, Prediction]:
+def load_plan(path: Path) -> tuple[Assignment, PlanPrediction]:
     """Read a plan and its prediction.
 
     Raises:
@@ -58,7 +58,7 @@ def load_plan(path: Path) -> tuple[Assignment, Prediction]:
     """
     plan = Plan.load(path)
     try:
-        prediction = Prediction.model_validate(plan.made_from[_PREDICTION])
+        prediction = PlanPrediction.model_validate(plan.made_from[_PREDICTION])
     except (KeyError, ValidationError) as error:
         raise ConfigError(
             f"{path}, a plan without a prediction", "a plan made by `pibroch plan`", "make one"

@@ -24,7 +24,7 @@ _SPLIT, _END, _ENDED = "split", "end", "ended"
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class RankSplit:
     """Which ranks do what: the first ones train, the others follow in the order of :func:`~pibroch.roles.roles`.
 
     Attributes:
@@ -42,7 +42,7 @@ class Split:
     counts: Mapping[Role, int]
 
     @classmethod
-    def of(cls, num_ranks: int, counts: Mapping[Role, int]) -> Split:
+    def of(cls, num_ranks: int, counts: Mapping[Role, int]) -> RankSplit:
         """All ranks but those that other roles need train.
 
         Raises:
@@ -77,7 +77,7 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RankLayout:
     """What rank 0 tells all ranks.
 
     Attributes:
@@ -86,7 +86,7 @@ class Layout:
         folder: of the run.
     """
 
-    split: Split
+    split: RankSplit
     meet: str
     folder: str
 
@@ -123,7 +123,7 @@ class Launcher:
         self._store = PrefixStore(f"pibroch_roles_{attempt}", store)
 
     @contextmanager
-    def leading(self, split: Split, meet: str | None, folder: str) -> Iterator[Layout]:
+    def leading(self, split: RankSplit, meet: str | None, folder: str) -> Iterator[RankLayout]:
         """Within, on rank 0, all ranks know who does what; with its end the processes beside the trainers end.
 
         Args:
@@ -140,7 +140,7 @@ class Launcher:
         counts = {role.command: count for role, count in split.counts.items()}
         self._store.set(_SPLIT, json.dumps([split.num_trainers, counts, meet, folder]))
         try:
-            yield Layout(split, meet, folder)
+            yield RankLayout(split, meet, folder)
         finally:
             with suppress(RuntimeError):  # the store may be gone with what failed
                 self._store.set(_END, "")
@@ -153,7 +153,7 @@ class Launcher:
         """Rank 0 cannot begin: nobody shall wait for it."""
         self._store.set(_SPLIT, "null")
 
-    def layout(self) -> Layout:
+    def layout(self) -> RankLayout:
         """What rank 0 says; blocks until it does.
 
         Raises:
@@ -169,7 +169,9 @@ class Launcher:
             raise TrainingError("rank 0, which could not begin", "a run", "see what rank 0 said")
         num_trainers, counts, meet, folder = told
         by_command = {role.command: role for role in roles()}
-        return Layout(Split(num_trainers, {by_command[name]: count for name, count in counts.items()}), meet, folder)
+        return RankLayout(
+            RankSplit(num_trainers, {by_command[name]: count for name, count in counts.items()}), meet, folder
+        )
 
     def wait_for_end(self) -> Iterator[None]:
         """Gives nothing, every now and then, until the trainers are done.

@@ -91,7 +91,7 @@ def started(
         del store
 
 
-class _Process(Protocol):
+class _RunningProcess(Protocol):
     """What a started and a forked process have in common."""
 
     @property
@@ -107,7 +107,7 @@ class _Process(Protocol):
 class _Started:
     share: Share
     number: int
-    process: _Process
+    process: _RunningProcess
     restarts: int = 0
 
 
@@ -156,7 +156,7 @@ def _log(share: Share, number: int) -> Path:
     return share.logs / f"{number}.log"
 
 
-def _start(share: Share, number: int, meet: str, threads: int) -> _Process:
+def _start(share: Share, number: int, meet: str, threads: int) -> _RunningProcess:
     """Its standard input is a pipe from here: when that ends, with this process or before, so does the other one."""
     arguments = [share.role.command, "--meet", meet, "--number", str(number)]
     arguments += ["--threads", str(threads), "--until-input-ends"]
@@ -174,7 +174,7 @@ def _start(share: Share, number: int, meet: str, threads: int) -> _Process:
         )  # fmt: skip
 
 
-def _wait_until_ready(share: Share, number: int, process: _Process, deadline: float) -> None:
+def _wait_until_ready(share: Share, number: int, process: _RunningProcess, deadline: float) -> None:
     """It says a line when it is ready."""
     assert process.stdout is not None
     ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
@@ -187,14 +187,14 @@ def _wait_until_ready(share: Share, number: int, process: _Process, deadline: fl
         raise error
 
 
-def _close(process: _Process) -> None:
+def _close(process: _RunningProcess) -> None:
     for pipe in (process.stdin, process.stdout):
         assert pipe is not None
         with suppress(OSError):
             pipe.close()
 
 
-def _end(processes: list[_Process]) -> None:
+def _end(processes: list[_RunningProcess]) -> None:
     for process in processes:
         _close(process)
     deadline = time.monotonic() + END_S

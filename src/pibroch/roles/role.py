@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pibroch.config import RunConfig
@@ -24,9 +24,9 @@ class RoleOption:
         default: when it is left out.
     """
 
-    kind: Any
+    kind: object
     help: str
-    default: Any = None
+    default: object = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pibroch.errors import ConfigError, ProtocolError
 from pibroch.rpc.autograd.engine import Autograd
@@ -90,7 +90,7 @@ def _make_agent(name: str, rank: int, world_size: int | None, options: RpcBacken
     return agent
 
 
-def _run(origin: WorkerInfo, call: Call, value: Any) -> object:
+def _run(origin: WorkerInfo, call: Call, value: object) -> object:
     """Run a function for another worker."""
     if not (isinstance(value, list) and len(value) == 2 and isinstance(value[0], list) and isinstance(value[1], dict)):
         raise ProtocolError(f"arguments of {call.function} that are none", "a list and a dict")
@@ -102,8 +102,8 @@ def _run(origin: WorkerInfo, call: Call, value: Any) -> object:
 def rpc_sync(
     to: str | int | WorkerInfo,
     func: Callable[..., _T],
-    args: Sequence[Any] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
+    args: Sequence[object] | None = None,
+    kwargs: Mapping[str, object] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> _T:
     """Run ``func`` on worker ``to`` and return its value.
@@ -136,9 +136,9 @@ def rpc_sync(
 
 def rpc_async(
     to: str | int | WorkerInfo,
-    func: Callable[..., Any],
-    args: Sequence[Any] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
+    func: Callable[..., object],
+    args: Sequence[object] | None = None,
+    kwargs: Mapping[str, object] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> Future:
     """Run ``func`` on worker ``to``; returns at once a future of its value.

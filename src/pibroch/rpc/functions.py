@@ -30,14 +30,14 @@ def async_execution(fn: _F) -> _F:
     """
 
     @functools.wraps(fn)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: object, **kwargs: object) -> Any:
         return fn(*args, **kwargs)
 
     wrapper._wrapped_async_rpc_function = wrapper  # type: ignore[attr-defined]
     return wrapper  # type: ignore[return-value]
 
 
-def is_async(function: Any) -> bool:
+def is_async(function: object) -> bool:
     """Whether it was marked with ``async_execution``."""
     return hasattr(function, "_wrapped_async_rpc_function")
 
@@ -47,7 +47,7 @@ def is_future(value: object) -> bool:
     return isinstance(value, torch._C.Future)
 
 
-def apply(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def apply(function: Callable[..., object], args: object, kwargs: object) -> Any:
     """Call a function that came as a value: a pickle, of one that has no name.
 
     Raises:

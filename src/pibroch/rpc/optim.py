@@ -52,7 +52,7 @@ class LocalOptimizer:
 
 
 def new_local_optimizer(
-    optimizer_class: type, parameters: Sequence[RRef[Tensor]], args: Any, kwargs: Any
+    optimizer_class: type, parameters: Sequence[RRef[Tensor]], args: object, kwargs: object
 ) -> RRef[LocalOptimizer]:
     """Runs at the owner of the parameters."""
     return RRef(LocalOptimizer(optimizer_class, parameters, args, kwargs))
@@ -79,7 +79,9 @@ class DistributedOptimizer:
         Exception: what making the optimizer raised at an owner; other owners' errors are noted in it.
     """
 
-    def __init__(self, optimizer_class: type, params_rref: Sequence[RRef[Tensor]], *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, optimizer_class: type, params_rref: Sequence[RRef[Tensor]], *args: object, **kwargs: object
+    ) -> None:
         by_owner: dict[WorkerInfo, list[RRef[Tensor]]] = defaultdict(list)
         for reference in params_rref:
             by_owner[reference.owner()].append(reference)

@@ -51,8 +51,8 @@ class RemoteModule(nn.Module):
         self,
         remote_device: str,
         module_cls: Callable[..., nn.Module],
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
+        args: Sequence[object] | None = None,
+        kwargs: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__()
         self._place(remote_device)
@@ -77,11 +77,11 @@ class RemoteModule(nn.Module):
         made.module_rref = module_rref
         return made
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         """What the module's ``forward`` returns; blocks."""
         return rpc_sync(self.module_rref.owner(), run_forward, (self.module_rref, self.device, args, kwargs))
 
-    def forward_async(self, *args: Any, **kwargs: Any) -> Future:
+    def forward_async(self, *args: object, **kwargs: object) -> Future:
         """A future of it."""
         return rpc_async(self.module_rref.owner(), run_forward, (self.module_rref, self.device, args, kwargs))
 
@@ -126,7 +126,7 @@ class RemoteModule(nn.Module):
 
 def _unsupported(name: str) -> Callable[..., NoReturn]:
     @functools.wraps(getattr(nn.Module, name))
-    def refuse(self: RemoteModule, *_: Any, **__: Any) -> NoReturn:
+    def refuse(self: RemoteModule, *_: object, **__: object) -> NoReturn:
         raise ValueError(f"Method ``{name}`` not supported for RemoteModule{_INSTEAD.get(name, '')}")
 
     return refuse

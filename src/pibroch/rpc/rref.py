@@ -11,7 +11,7 @@ from pibroch.rpc.calls import profiling
 from pibroch.rpc.calls.agent import current_agent, is_initialized
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.options import UNSET_RPC_TIMEOUT
-from pibroch.rpc.references import Fork, Place, State
+from pibroch.rpc.references import Fork, State, ValuePlace
 from pibroch.rpc.references.call_messages import FunctionCall, MethodCall
 from pibroch.rpc.references.calls import References, call_of, check_method_name, lost, run_backward
 from pibroch.rpc.references.owned import OwnedValue
@@ -42,7 +42,7 @@ class RRef(Generic[_T]):
     _owned: OwnedValue | None
     _deadline: float | None
 
-    def __init__(self, value: _T, type_hint: Any = None) -> None:
+    def __init__(self, value: _T, type_hint: object = None) -> None:
         if not is_initialized():
             raise RuntimeError(
                 "got an RRef before init_rpc (Current RPC agent is not set! Did you initialize the RPC framework?); need a "
@@ -84,7 +84,7 @@ class RRef(Generic[_T]):
             return f"OwnerRRef({self._reference})"
         return f"UserRRef({self._reference}, fork={self._fork.number}, owner={self._owner.name!r})"
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise RuntimeError("Can not pickle rref in python pickler, rref can only be pickled when using RPC")
 
     # who
@@ -195,11 +195,11 @@ class RRef(Generic[_T]):
         self.check_usable()
         return self._fork, self._reference
 
-    def place(self) -> Place:
+    def place(self) -> ValuePlace:
         """Which value it refers to, in the words of a message."""
         if self._fork is not None:
             return self._fork.place
-        return Place(self._reference, self._references.me, self._references.me, known=True)
+        return ValuePlace(self._reference, self._references.me, self._references.me, known=True)
 
     def check_usable(self) -> None:
         """Raise what is known to have gone wrong with it.
@@ -248,7 +248,7 @@ class _Proxy:
         check_method_name(name)
         rref, timeout, send, profiled = self._rref, self._timeout, self._send, self._profiled
 
-        def method(*args: Any, **kwargs: Any) -> Any:
+        def method(*args: object, **kwargs: object) -> Any:
             rref.check_usable()
             value = [list(args), kwargs]
             if profiling.is_on():
@@ -261,7 +261,7 @@ class _Proxy:
     _profiled: Callable[..., Any]
 
     @staticmethod
-    def _send(rref: RRef[Any], name: str, value: list[Any], timeout: float, *rest: Any) -> Any:
+    def _send(rref: RRef[Any], name: str, value: list[Any], timeout: float, *rest: object) -> Any:
         raise NotImplementedError
 
 
@@ -271,7 +271,7 @@ class SyncProxy(_Proxy):
     _profiled = staticmethod(profiling.sync_call)
 
     @staticmethod
-    def _send(rref: RRef[Any], name: str, value: list[Any], timeout: float, *rest: Any) -> Any:
+    def _send(rref: RRef[Any], name: str, value: list[Any], timeout: float, *rest: object) -> Any:
         return rref.references.call(rref, name, value, timeout)
 
 
@@ -281,7 +281,7 @@ class AsyncProxy(_Proxy):
     _profiled = staticmethod(profiling.async_call)
 
     @staticmethod
-    def _send(rref: RRef[Any], name: str, value: list[Any], timeout: float, *rest: Any) -> Any:
+    def _send(rref: RRef[Any], name: str, value: list[Any], timeout: float, *rest: object) -> Any:
         return rref.references.call_async(rref, name, value, timeout)
 
 
@@ -300,8 +300,8 @@ class RemoteProxy(_Proxy):
 def remote(
     to: str | int | WorkerInfo,
     func: Callable[..., _T],
-    args: Sequence[Any] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
+    args: Sequence[object] | None = None,
+    kwargs: Mapping[str, object] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> RRef[_T]:
     """Run ``func`` on worker ``to``, where its value stays; returns a reference to it at once.

@@ -27,7 +27,7 @@ from pibroch.errors import InputError, WorkerLostError
 from pibroch.serve.inputs import Work, merged_batches, merged_columns, num_rows
 from pibroch.serve.predictor import Begun, Predictor
 from pibroch.serve.row_arrival import when_read
-from pibroch.serve.settings import Limits, Refusal
+from pibroch.serve.settings import Refusal, ServerLimits
 
 logger = logging.getLogger(__name__)
 ROWS_AT_ONCE = 32
@@ -53,7 +53,7 @@ class Batcher:
         observe: told of each batch its number of requests and of rows.
     """
 
-    def __init__(self, limits: Limits, observe: Callable[[int, int], None] = lambda requests, rows: None) -> None:
+    def __init__(self, limits: ServerLimits, observe: Callable[[int, int], None] = lambda requests, rows: None) -> None:
         self._limits, self._observe = limits, observe
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[_Request] = deque()

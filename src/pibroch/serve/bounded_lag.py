@@ -30,7 +30,7 @@ from pibroch.exchange.alltoall.inference import InferenceLookup, Question
 from pibroch.kernels.arrays import Bytes
 from pibroch.models.base import Model
 from pibroch.observability.trace import span
-from pibroch.serve.pace import Pace
+from pibroch.serve.pace import StepPace
 
 logger = logging.getLogger(__name__)
 QUESTIONS, ANSWERS = 0, 1
@@ -59,7 +59,7 @@ class Prediction:
 
 
 @dataclass(slots=True)
-class _Request:
+class _LaggedRequest:
     """A batch on its way; ``begun`` is the model's dense part, ``is_real`` whether some rank has a batch under this number."""
 
     number: int
@@ -112,14 +112,14 @@ class BoundedLagPipeline:
         self._ranks = embeddings.ranks
         self._window = LagWindow(1, BOUNDS[-1]) if given is None else LagWindow(given)
         self._chooses = given is None
-        self._requests: deque[_Request] = deque()
+        self._requests: deque[_LaggedRequest] = deque()
         self._transport: LaggedTransport | None = None
         if self._ranks.world_size > 1:
             self._transport = transport_of(self._ranks, self._window.num_slots, options, num_streams=2)
         self._peers = () if self._transport is None else self._transport.peers
         self._num_answered = dict.fromkeys(self._peers, 0)
         self._num_asked = self._seen = self.num_messages = self._width = 0
-        self._pace = Pace(self._ranks.rank, self._ranks.members, self._window.num_slots)
+        self._pace = StepPace(self._ranks.rank, self._ranks.members, self._window.num_slots)
         self._is_over = False  # whether the last request that was finished was no rank's own
         exchange.flush()
 
@@ -203,7 +203,7 @@ class BoundedLagPipeline:
             except DataError as error:
                 request.error = error
 
-    def _requested(self, number: int, batch: Any, request_id: Any) -> _Request:
+    def _requested(self, number: int, batch: Any, request_id: Any) -> _LaggedRequest:
         error: DataError | None = None
         took_ns = self._pace.begins(number)
         if batch is not None:
@@ -211,11 +211,11 @@ class BoundedLagPipeline:
                 known = self._embeddings.prepared(batch)
                 question = self._lookup.ask(known, took_ns=took_ns)
                 self._width = batch.dense.shape[1]
-                return _Request(number, request_id, batch.dense, question, True)
+                return _LaggedRequest(number, request_id, batch.dense, question, True)
             except DataError as problem:
                 error = problem
         nothing = self._lookup.nothing(self._width, batch is not None, took_ns)
-        return _Request(number, request_id, torch.empty(0, self._width), nothing, batch is not None, error)
+        return _LaggedRequest(number, request_id, torch.empty(0, self._width), nothing, batch is not None, error)
 
     def _answer_others(self) -> None:
         """Answer all questions that are there, up to the number of this rank's own: nobody gets further ahead than k."""
@@ -252,7 +252,7 @@ class BoundedLagPipeline:
             return Prediction(request.request_id, None, error)
         return Prediction(request.request_id, logits.clone())  # from outside inference mode, a tensor like any other
 
-    def _answers(self, request: _Request) -> list[Bytes]:
+    def _answers(self, request: _LaggedRequest) -> list[Bytes]:
         """Of all ranks."""
         here = self._ranks.rank
         own = self._lookup.answer(request.question.messages[here], self._embeddings.averaged_at)
@@ -279,7 +279,7 @@ class BoundedLagPipeline:
             self._count(p, 0, len(answers[p]))
         return answers
 
-    def _logits(self, request: _Request, embedded: Tensor | EmbeddingOutput) -> Tensor:
+    def _logits(self, request: _LaggedRequest, embedded: Tensor | EmbeddingOutput) -> Tensor:
         model = self._model
         if request.begun is not None and isinstance(model, Model) and isinstance(embedded, Tensor):
             return model.finish(request.dense, request.begun, embedded)

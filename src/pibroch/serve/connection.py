@@ -11,19 +11,19 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from pibroch.serve.gate import error_body
 from pibroch.serve.parts import PROTOCOL
 from pibroch.serve.row_connection import SWITCHING, RowConnection, RowDoor
-from pibroch.serve.settings import Limits, Refusal
+from pibroch.serve.settings import Refusal, ServerLimits
 
 MOST_HEAD_BYTES = 64 << 10
 
 
-def connection_class(limits: Limits, door: RowDoor | None = None) -> type[asyncio.Protocol]:
+def connection_class(limits: ServerLimits, door: RowDoor | None = None) -> type[asyncio.Protocol]:
     """What uvicorn makes for each connection, with these limits; hosts that want rows come in by the door."""
 
-    class Connection(_BoundedConnection):
+    class HttpConnection(_BoundedConnection):
         head_timeout_s = limits.body_timeout_s
         row_door = door
 
-    return Connection
+    return HttpConnection
 
 
 class _BoundedConnection(HttpToolsProtocol):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pibroch.embedding.storage import FileDigest, verify_file
 from pibroch.embedding.tensor_file import BUFFER_BYTES, Stream, write_tensors
 from pibroch.errors import CheckpointError, ConfigError
+from pibroch.kernels.arrays import Ints
 from pibroch.serve.changed_rows import Advance, RowVersions, compared_rows, find_touched, touched_rows
 from pibroch.serve.delta_format import CHANGED, ROW_IDS, ROWS, DeltaBase, DeltaManifest, is_delta, read_origin
 from pibroch.serve.export import ExportOptions, check_options, content_version, publish, write_dense
@@ -60,11 +61,7 @@ def export_delta(
     for name in (WEIGHTS, AVERAGES):
         if name in manifest.files:
             verify_file(folder / name, manifest.files[name])
-    root = base.root or base
-    assert root.sha256 is not None
-    touched = find_touched(folder, manifest, read_origin(Path(root.source), root.sha256))
-    if touched is None and root is base:
-        open_exported(since)  # every row of it will be compared
+    touched = _touched_since(folder, manifest, base)
 
     def write(temporary: Path) -> DeltaManifest:
         if touched is None:
@@ -88,6 +85,16 @@ def export_delta(
         return written
 
     return publish(out, write)
+
+
+def _touched_since(folder: Path, manifest: Manifest, base: OpenedModel) -> dict[str, Ints] | None:
+    """The rows that training touched since the base, where that is known; ``None`` where all are to be compared."""
+    root = base.root or base
+    assert root.sha256 is not None
+    touched = find_touched(folder, manifest, read_origin(Path(root.source), root.sha256))
+    if touched is None and root is base:
+        open_exported(Path(root.source))  # every row of it will be compared
+    return touched
 
 
 def _check_alike(folder: Path, manifest: Manifest, base: OpenedModel, rows: MappedRows) -> None:

@@ -13,7 +13,7 @@ _MODELS = "/v2/models/"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DirectRequest:
     """A request with its whole body.
 
     Attributes:
@@ -42,7 +42,7 @@ class Reply:
     headers: tuple[tuple[bytes, bytes], ...]
 
 
-Answering = Callable[[Asked], Awaitable[Reply]]
+Answering = Callable[[DirectRequest], Awaitable[Reply]]
 
 
 class Direct:
@@ -70,7 +70,7 @@ class Direct:
         if scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        reply = await answering(Asked(await _whole_body(receive), dict(scope["headers"]), model, version))
+        reply = await answering(DirectRequest(await _whole_body(receive), dict(scope["headers"]), model, version))
         headers = [*reply.headers, (b"content-length", str(len(reply.body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": reply.body})

@@ -17,7 +17,7 @@ from pibroch.serve.export_format import DENSE
 from pibroch.serve.from_export import open_export
 from pibroch.serve.model import OpenedModel, dense_layers
 from pibroch.serve.row_files import MappedRows, check_written
-from pibroch.serve.split_rows import Split
+from pibroch.serve.split_rows import RowSplit
 
 MOST_LINKS = 256
 """Deltas in a chain; each costs a lookup a kernel call."""
@@ -27,7 +27,7 @@ def open_exported(
     folder: Path,
     known: OpenedModel | None = None,
     verify: bool = True,
-    split: Split = Split(),
+    split: RowSplit = RowSplit(),
 ) -> OpenedModel:
     """Map an export, or a delta with what it begins at, every byte verified that is not verified yet.
 

@@ -14,10 +14,10 @@ from pibroch.serve.delta_format import read_export_with_checksum
 from pibroch.serve.export_format import DENSE, VOCABULARIES, ExportManifest
 from pibroch.serve.model import OpenedModel, dense_layers
 from pibroch.serve.row_files import MappedRows
-from pibroch.serve.split_rows import Split, SplitRows
+from pibroch.serve.split_rows import RowSplit, SplitRows
 
 
-def open_export(folder: Path, verify: bool = True, split: Split = Split()) -> OpenedModel:
+def open_export(folder: Path, verify: bool = True, split: RowSplit = RowSplit()) -> OpenedModel:
     """Map an export.
 
     Args:

@@ -10,8 +10,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
-from pibroch.serve.prometheus import Metrics
-from pibroch.serve.settings import Limits, Refusal
+from pibroch.serve.prometheus import ServerMetrics
+from pibroch.serve.settings import Refusal, ServerLimits
 
 logger = logging.getLogger(__name__)
 Scope = MutableMapping[str, Any]
@@ -38,7 +38,7 @@ class Gate:
         is_draining: set when the server is about to end: answers then close their connections.
     """
 
-    def __init__(self, app: App, limits: Limits, metrics: Metrics, token: str | None) -> None:
+    def __init__(self, app: App, limits: ServerLimits, metrics: ServerMetrics, token: str | None) -> None:
         self._app, self._limits, self._metrics = app, limits, metrics
         self._expected = None if token is None else f"Bearer {token}".encode()
         self.num_open = 0

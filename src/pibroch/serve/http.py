@@ -16,12 +16,12 @@ from starlette.exceptions import HTTPException
 
 from pibroch.errors import CheckpointError
 from pibroch.serve.batcher import Batcher
-from pibroch.serve.direct import EMBED_PATH, SCORE_PATH, Answering, Asked, Direct, Reply
+from pibroch.serve.direct import EMBED_PATH, SCORE_PATH, Answering, Direct, DirectRequest, Reply
 from pibroch.serve.gate import JSON_TYPE, App, error_body
 from pibroch.serve.inference_protocol import JSON_LENGTH, InferRequest, answer, parse_infer
 from pibroch.serve.inputs import encoded_inputs, raw_inputs, work_of
 from pibroch.serve.predictor import Predictor
-from pibroch.serve.prometheus import Metrics
+from pibroch.serve.prometheus import ServerMetrics
 from pibroch.serve.raw_body import RawColumns, parse_raw
 from pibroch.serve.row_service import RowService
 from pibroch.serve.settings import Refusal
@@ -57,13 +57,13 @@ class Service:
         is_ready: false before the first batch can be scored, and while the server drains.
     """
 
-    def __init__(self, store: ModelStore, metrics: Metrics) -> None:
+    def __init__(self, store: ModelStore, metrics: ServerMetrics) -> None:
         self.store, self.metrics = store, metrics
         self.batcher: Batcher | None = None
         self.is_ready = False
         self.num_open: Callable[[], int] = lambda: 0
 
-    async def infer(self, asked: Asked) -> Reply:
+    async def infer(self, asked: DirectRequest) -> Reply:
         """Scores or embeddings of encoded samples (`dense`, `ids`, ...) or of raw columns, as JSON or binary tensors."""
         self._known(asked.model)
         predictor = self.store.current  # from here on the request is this version's
@@ -81,7 +81,7 @@ class Service:
             outputs |= {SCORE: _scores(logits), LOGIT: logits}
         return self._tensors(predictor, wanted, outputs)
 
-    async def score(self, asked: Asked) -> Reply:
+    async def score(self, asked: DirectRequest) -> Reply:
         """Scores of raw rows: `{"rows": [...]}`, `{"columns": {...}}`, or lines as in the training data (`text/csv`)."""
         predictor, raw = self._raw(asked)
         scores = _scores(await self._batcher.logits(predictor, raw)).tolist()
@@ -92,7 +92,7 @@ class Service:
         content = {"model_name": self.store.name, "model_version": predictor.version, "scores": scores}
         return Reply(msgspec.json.encode(content), (JSON_TYPE,))
 
-    async def embed(self, asked: Asked) -> Reply:
+    async def embed(self, asked: DirectRequest) -> Reply:
         """Pooled embeddings of raw rows, as `/score` takes them; a binary tensor with `Accept: application/octet-stream`."""
         predictor, raw = self._raw(asked)
         found = await self._batcher.embeddings(predictor, raw)
@@ -150,7 +150,7 @@ class Service:
         }
         return Response(self.metrics.text(gauges), media_type="text/plain; version=0.0.4")
 
-    def _raw(self, asked: Asked) -> tuple[Predictor, RawColumns]:
+    def _raw(self, asked: DirectRequest) -> tuple[Predictor, RawColumns]:
         """The version that is to answer, and a request's raw rows."""
         predictor = self.store.current
         if not predictor.takes_raw:

@@ -38,14 +38,14 @@ class _Wanted(msgspec.Struct):
     parameters: dict[str, Any] = {}
 
 
-class _Request(msgspec.Struct):
+class _InferenceRequest(msgspec.Struct):
     inputs: list[_Tensor]
     id: str | None = None
     parameters: dict[str, Any] = {}
     outputs: list[_Wanted] | None = None
 
 
-_decoder = msgspec.json.Decoder(_Request)
+_decoder = msgspec.json.Decoder(_InferenceRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def parse_infer(body: bytes, json_length: str | None, outputs: Sequence[str]) ->
     return InferRequest(inputs, request.id, _wanted(request, outputs, is_binary), is_binary)
 
 
-def _wanted(request: _Request, known: Sequence[str], is_binary: bool) -> dict[str, bool] | None:
+def _wanted(request: _InferenceRequest, known: Sequence[str], is_binary: bool) -> dict[str, bool] | None:
     if not request.outputs:
         return None
     for output in request.outputs:

@@ -19,7 +19,7 @@ NUM_FIRST, NUM_STEPS = 16, 64
 """Steps in which kernels are compiled and nothing is concluded, then so many between two conclusions."""
 
 
-class Pace:
+class StepPace:
     """See the module.
 
     Args:

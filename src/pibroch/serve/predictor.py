@@ -28,7 +28,7 @@ from pibroch.serve.from_checkpoint import open_checkpoint
 from pibroch.serve.from_delta import open_exported
 from pibroch.serve.model import OpenedModel
 from pibroch.serve.row_files import MappedRows
-from pibroch.serve.split_rows import RowsAsked, Split, SplitRows
+from pibroch.serve.split_rows import RowsAsked, RowSplit, SplitRows
 
 _AS_IT_IS = nullcontext()
 Rows = Sequence[Mapping[str, object]]
@@ -91,7 +91,7 @@ class Predictor:
         return cls(open_checkpoint(Path(path), None if data is None else Path(data)))
 
     @classmethod
-    def open_split(cls, path: Path, split: Split, beside: Predictor | None = None) -> Self:
+    def open_split(cls, path: Path, split: RowSplit, beside: Predictor | None = None) -> Self:
         """Open an export or a delta whose rows lie on several hosts; else as :meth:`open`.
 
         Raises:

@@ -20,7 +20,7 @@ SIZE = _ROWS_AT + _ROWS_PARTS
 """Numbers that a worker keeps."""
 
 
-class Metrics:
+class ServerMetrics:
     """What a worker has done.
 
     Args:

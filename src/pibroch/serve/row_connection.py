@@ -15,7 +15,7 @@ from typing import Any
 
 from pibroch.kernels.arrays import Ints
 from pibroch.serve.parts import ANSWER, MOST_IDS, PROTOCOL, REQUEST
-from pibroch.serve.prometheus import Metrics
+from pibroch.serve.prometheus import ServerMetrics
 from pibroch.serve.row_files import MappedRows
 from pibroch.serve.row_service import RowService
 from pibroch.serve.settings import Refusal
@@ -39,7 +39,7 @@ class RowDoor:
 
     rows: RowService
     check: Callable[[str, Mapping[bytes, bytes]], None]
-    metrics: Metrics
+    metrics: ServerMetrics
     timeout_s: float
 
     def enter(self, path: str, headers: Mapping[bytes, bytes]) -> None:

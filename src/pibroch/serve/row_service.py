@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pibroch.errors import DataError
 from pibroch.kernels.arrays import Ints
-from pibroch.serve.direct import Asked, Reply
+from pibroch.serve.direct import DirectRequest, Reply
 from pibroch.serve.parts import Part, ids_of_bytes
 from pibroch.serve.row_files import MappedRows
 from pibroch.serve.settings import Refusal
@@ -39,7 +39,7 @@ class RowService:
         except DataError as error:
             raise Refusal(400, str(error)) from error
 
-    async def refuse(self, _: Asked) -> Reply:
+    async def refuse(self, _: DirectRequest) -> Reply:
         """For what only a host that can have all rows answers."""
         part = f"{self._part.number}/{self._part.count}"
         raise Refusal(404, f"got a request for scores at a host of part {part} alone; need one with --rows-at")

@@ -19,10 +19,10 @@ from pibroch.serve.batcher import Batcher
 from pibroch.serve.connection import connection_class
 from pibroch.serve.gate import Gate
 from pibroch.serve.http import Service, build_app
-from pibroch.serve.prometheus import Metrics
+from pibroch.serve.prometheus import ServerMetrics
 from pibroch.serve.row_connection import RowDoor
 from pibroch.serve.row_service import RowService
-from pibroch.serve.settings import Limits
+from pibroch.serve.settings import ServerLimits
 from pibroch.serve.store import ModelStore
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class ServerOptions:
 
     host: str = "127.0.0.1"
     port: int = 8000
-    limits: Limits = field(default_factory=Limits)
+    limits: ServerLimits = field(default_factory=ServerLimits)
     token: str | None = None
     tls: tuple[Path, Path] | None = None
     reload_s: float = 1.0
@@ -88,7 +88,7 @@ def listen(options: ServerOptions) -> socket.socket:
 
 
 def run_server(
-    store: ModelStore, options: ServerOptions, announce: Callable[[str], None], metrics: Metrics | None = None
+    store: ModelStore, options: ServerOptions, announce: Callable[[str], None], metrics: ServerMetrics | None = None
 ) -> None:
     """Serve until SIGTERM or SIGINT; blocks. Runs in the main thread, whose handlers of these signals it replaces.
 
@@ -101,7 +101,7 @@ def run_server(
     Raises:
         ConfigError: when the address cannot be had, or the certificate not be read.
     """
-    metrics = metrics or Metrics()
+    metrics = metrics or ServerMetrics()
     service = Service(store, metrics)
     gate = Gate(build_app(service), options.limits, metrics, options.token)
     service.num_open = lambda: gate.num_open

@@ -36,7 +36,7 @@ _MOST_REASON_BYTES = 4 << 10  # in the place of rows
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class RowSplit:
     """Where the rows of an export are; by default all here.
 
     Attributes:
@@ -139,7 +139,7 @@ class SplitRows(MappedRows):
         split: where the rows are.
     """
 
-    def __init__(self, folder: Path, manifest: ExportManifest, sha256: str, split: Split) -> None:
+    def __init__(self, folder: Path, manifest: ExportManifest, sha256: str, split: RowSplit) -> None:
         super().__init__(folder, manifest, split.held(sum(table.num_rows for table in manifest.tables)))
         self._sha256, self._split = sha256, split
         self._parts = [Part(number, len(split.hosts)) for number in range(1, len(split.hosts) + 1)]

@@ -15,7 +15,7 @@ from pibroch.serve.export_format import MANIFEST as EXPORT_MANIFEST
 from pibroch.serve.export_format import is_export
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.row_files import MappedRows
-from pibroch.serve.split_rows import Split
+from pibroch.serve.split_rows import RowSplit
 from pibroch.train.checkpoint_folder import find_checkpoint
 from pibroch.train.manifest import MANIFEST as CHECKPOINT_MANIFEST
 
@@ -97,9 +97,9 @@ class ModelStore:
     """
 
     def __init__(
-        self, path: Path, data: Path | None = None, name: str | None = None, split: Split | None = None
+        self, path: Path, data: Path | None = None, name: str | None = None, split: RowSplit | None = None
     ) -> None:
-        self._path, self._data, self.split = path, data, split or Split()
+        self._path, self._data, self.split = path, data, split or RowSplit()
         self.name = name or re.sub(r"[^A-Za-z0-9._-]+", "-", path.absolute().name) or "model"
         self._refreshing = threading.Lock()
         self._refused: Target | None = None
@@ -188,7 +188,7 @@ class ModelStore:
             logger.error("%s stays in service: %s", self.current.version, error)
 
 
-def _warm(predictor: Predictor, split: Split) -> None:
+def _warm(predictor: Predictor, split: RowSplit) -> None:
     """Score, so that kernels are compiled and files are in memory."""
     if not split.scores:
         return

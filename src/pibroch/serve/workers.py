@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from pibroch.errors import ConfigError, PibrochError, TrainingError
-from pibroch.serve.prometheus import SIZE, Metrics
+from pibroch.serve.prometheus import SIZE, ServerMetrics
 from pibroch.serve.server import ServerOptions, listen
 
 logger = logging.getLogger(__name__)
@@ -47,9 +47,9 @@ class WorkerPlace:
     count: int
     metrics: Path
 
-    def open_metrics(self) -> Metrics:
+    def open_metrics(self) -> ServerMetrics:
         """This worker's counters, among all."""
-        return Metrics(np.memmap(self.metrics, np.float64, "r+", shape=(self.count, SIZE)), self.number)
+        return ServerMetrics(np.memmap(self.metrics, np.float64, "r+", shape=(self.count, SIZE)), self.number)
 
 
 Work = Callable[[WorkerPlace, int], None]

@@ -26,7 +26,7 @@ class _Collection(Embeddings):
     """
 
     def __init__(
-        self, configs: Sequence[Any], tables: Sequence[Table], device: Any, optimizer: Optimizers | None, exchange: str,
+        self, configs: Sequence[object], tables: Sequence[Table], device: Any, optimizer: Optimizers | None, exchange: str,
         options: dict[str, Any],
     ) -> None:  # fmt: skip
         kind = type(self).__name__
@@ -76,8 +76,8 @@ class EmbeddingBagCollection(_Collection):
     """
 
     def __init__(
-        self, tables: Sequence[Any], is_weighted: bool = False, device: Any = None, *, optimizer: Optimizers | None = None,
-        exchange: str = "auto", **options: Any,
+        self, tables: Sequence[object], is_weighted: bool = False, device: object = None, *,
+        optimizer: Optimizers | None = None, exchange: str = "auto", **options: object,
     ) -> None:  # fmt: skip
         made = [Table.from_config(config) for config in tables]
         for table in made:
@@ -97,7 +97,7 @@ class EmbeddingBagCollection(_Collection):
         """The tables' configurations."""
         return self._configs
 
-    def forward(self, features: Any) -> KeyedTensor:  # type: ignore[override]  # TorchRec's form of the same
+    def forward(self, features: object) -> KeyedTensor:  # type: ignore[override]  # TorchRec's form of the same
         """Pooled embeddings by feature (``feature@table`` where it reads several tables), in the order of the tables.
 
         Args:
@@ -111,7 +111,7 @@ class EmbeddingBagCollection(_Collection):
             return out.keyed_tensor()
         return KeyedTensor(self.names, [out.shape[2]] * out.shape[1], out.flatten(1))
 
-    def _prepare(self, batch: Any) -> JaggedBatch:
+    def _prepare(self, batch: object) -> JaggedBatch:
         known = super()._prepare(batch)
         if not self._is_weighted:
             return known if known.weights is None else replace(known, weights=None, by_id=False)
@@ -142,8 +142,8 @@ class EmbeddingCollection(_Collection):
     kind_in_state: ClassVar[str] = "embeddings"
 
     def __init__(
-        self, tables: Sequence[Any], device: Any = None, need_indices: bool = False, *, optimizer: Optimizers | None = None,
-        exchange: str = "auto", **options: Any,
+        self, tables: Sequence[object], device: object = None, need_indices: bool = False, *,
+        optimizer: Optimizers | None = None, exchange: str = "auto", **options: object,
     ) -> None:  # fmt: skip
         made = [replace(Table.from_config(config), pooling="none") for config in tables]
         super().__init__(tables, made, device, optimizer, exchange, options)
@@ -173,7 +173,7 @@ class EmbeddingCollection(_Collection):
             raise ConfigError(f"embedding_dim() of tables of dims {dims}", "one dim")
         return dims[0]
 
-    def forward(self, features: Any) -> dict[str, JaggedTensor]:  # type: ignore[override]  # TorchRec's form of the same
+    def forward(self, features: object) -> dict[str, JaggedTensor]:  # type: ignore[override]  # TorchRec's form of the same
         """For each feature (``feature@table`` where it reads several tables) a vector an id, ``[V, D]``.
 
         Args:
@@ -193,7 +193,7 @@ class EmbeddingCollection(_Collection):
             found[name] = JaggedTensor(vectors.values, weights, lengths, offsets)
         return found
 
-    def _ids(self, features: Any) -> dict[str, torch.Tensor]:
+    def _ids(self, features: object) -> dict[str, torch.Tensor]:
         known, _ = self._known(features)
         bounds = (
             known.offsets[:: max(1, known.batch_size)].tolist() if known.batch_size else [0] * (len(known.keys) + 1)
@@ -201,7 +201,7 @@ class EmbeddingCollection(_Collection):
         values = known.values.to(self.device)
         return {key: values[bounds[i] : bounds[i + 1]] for i, key in enumerate(known.keys)}
 
-    def _prepare(self, batch: Any) -> JaggedBatch:
+    def _prepare(self, batch: object) -> JaggedBatch:
         known = super()._prepare(batch)
         return known if known.weights is None else replace(known, weights=None, by_id=False)
 

@@ -29,7 +29,7 @@ class Progress(Section):
     """How far a run is; ``loader`` is the loader's state after the last batch that was trained on."""
 
     step: int = 0
-    loader: dict[str, Any] | None = None
+    loader: dict[str, object] | None = None
     monitor: Monitor = Monitor()
 
 
@@ -180,5 +180,5 @@ def _mark_deltas(content: dict[str, Any]) -> None:
             part["is_delta"] = part["rows"] is None
 
 
-def _checksum(content: Mapping[str, Any]) -> str:
+def _checksum(content: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

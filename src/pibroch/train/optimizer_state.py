@@ -102,7 +102,7 @@ def load_optimizer(
 def _settings(
     groups: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]], names: Sequence[str],
     tensors: Mapping[str, Tensor], elsewhere: Collection[str],
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, object]]:  # fmt: skip
     """The optimizer's groups with the settings that were saved."""
     if len(groups) != len(saved):
         raise CheckpointError(

@@ -22,7 +22,7 @@ from pibroch.train.agreement import agreed, on_first, together
 from pibroch.train.checkpoint import Content, check_tables, save_checkpoint, verify_files
 from pibroch.train.checkpoint_folder import CheckpointFolder, must_have_none, newest_whole, set_aside, step_of
 from pibroch.train.manifest import MANIFEST, Manifest, ProgramState, Progress, read_manifest
-from pibroch.train.program_state import Encoded, HasState, Named, ProgramParts, load_extra, restore_random
+from pibroch.train.program_state import EncodedPart, HasState, Named, ProgramParts, load_extra, restore_random
 from pibroch.train.state_tree import decode, encode
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def save(
     step: int | None = None,
     keep: int | None = 2,
 ) -> Path:
-    """Save a program into ``folder/step-N``. Every rank between which the tables lie calls it, between two steps.
+    """Save a program into ``folder/step-N``, the path that is returned. Every rank that has tables calls it, between two steps.
 
     Rows with the state of each table's optimizer, their learning rates and step, dense layers, torch's optimizers and random
     state (of each rank): with all of it a program goes on to the same bits. The checkpoint is there whole or not at all, and is
@@ -80,9 +80,6 @@ def save(
             belong to another history, are set aside as ``step-N.aside``.
         keep: how many of the newest to keep; ``None`` for all.
 
-    Returns:
-        The checkpoint's folder.
-
     Raises:
         ConfigError: (on all ranks) for what cannot be stored, or ranks at different steps.
         StorageError: (on all ranks) when the disk refuses; what was saved before stays.
@@ -91,7 +88,7 @@ def save(
     """
     channel = embeddings.control
 
-    def encode_all() -> tuple[ProgramParts, dict[str, Encoded], Progress]:
+    def encode_all() -> tuple[ProgramParts, dict[str, EncodedPart], Progress]:
         if keep is not None and keep < 1:
             raise ConfigError(f"keep={keep}", "at least 1, or None for all")
         parts = ProgramParts(model, optimizer, scheduler, embeddings)
@@ -103,16 +100,21 @@ def save(
     checkpoints = CheckpointFolder(Path(folder), keep or 1, channel=channel)
     on_first(channel, lambda: _prepare(checkpoints, progress.step))
     dense, trees, unchecked = parts.gather(encoded, channel)
-    state = ProgramState(
-        embedding_step=embeddings.step, num_ranks=channel.ranks.world_size, rates=_rates(embeddings), parts=trees
-    )
-    rates = {"embedding": embeddings.learning_rate} | parts.learning_rates()
-    about = {"program": state, "progress": progress, "learning_rates": rates}
     path = checkpoints.path(progress.step)
-    save_checkpoint(path, embeddings, Content(dense, about, unchecked), channel)
+    save_checkpoint(path, embeddings, Content(dense, _about(embeddings, parts, trees, progress), unchecked), channel)
     if keep is not None:
         on_first(channel, checkpoints.remove_old)
     return path
+
+
+def _about(
+    embeddings: Embeddings, parts: ProgramParts, trees: dict[str, object], progress: Progress
+) -> dict[str, object]:
+    """What a manifest says of a program beside its files."""
+    num_ranks = embeddings.control.ranks.world_size
+    state = ProgramState(embedding_step=embeddings.step, num_ranks=num_ranks, rates=_rates(embeddings), parts=trees)
+    rates = {"embedding": embeddings.learning_rate} | parts.learning_rates()
+    return {"program": state, "progress": progress, "learning_rates": rates}
 
 
 def load(
@@ -231,7 +233,7 @@ def _rates(embeddings: Embeddings) -> dict[str, dict[str, Any]]:
     return rates
 
 
-def _settings_of_groups(program: ProgramState, embeddings: Embeddings) -> list[dict[str, Any]]:
+def _settings_of_groups(program: ProgramState, embeddings: Embeddings) -> list[dict[str, object]]:
     """The reverse of :func:`_rates`, for the groups of these tables."""
     settings = []
     for group in embeddings.fused_optimizer.param_groups:
@@ -253,7 +255,7 @@ def _number(embeddings: Embeddings, step: int | None) -> int:
     return number
 
 
-def _plain(position: Position | None) -> dict[str, Any] | None:
+def _plain(position: Position | None) -> dict[str, object] | None:
     if position is None:
         return None
     tensors: dict[str, Tensor] = {}

@@ -51,7 +51,7 @@ class HasState(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class EncodedPart:
     """A part: plain values, the tensors that they name, and which of these may be infinite."""
 
     tree: Any
@@ -89,7 +89,7 @@ class ProgramParts:
         """Of the parts."""
         return [*self._models, *self._optimizers, *self._schedulers]
 
-    def encode(self, extra: object) -> dict[str, Encoded]:
+    def encode(self, extra: object) -> dict[str, EncodedPart]:
         """All parts, and ``extra`` as one, by name.
 
         Raises:
@@ -105,7 +105,7 @@ class ProgramParts:
         with self._embeddings.left_out():
             found = {part: _encode_model(model) for part, model in self._models.items()}
         for part, optimizer in self._optimizers.items():
-            found[part] = Encoded(*encode_optimizer(optimizer, names_of_parameters(optimizer, self._prefixes)))
+            found[part] = EncodedPart(*encode_optimizer(optimizer, names_of_parameters(optimizer, self._prefixes)))
         for part, scheduler in self._schedulers.items():
             found[part] = _encode_values(scheduler.state_dict(), part)
         return found if extra is None else {**found, "extra": _encode_values(extra, "extra")}
@@ -117,7 +117,7 @@ class ProgramParts:
         return {name: float(rate) for name, rate in named.items()}
 
     def gather(
-        self, encoded: Mapping[str, Encoded], channel: Channel
+        self, encoded: Mapping[str, EncodedPart], channel: Channel
     ) -> tuple[DenseState, dict[str, Any], dict[str, Collection[str]]]:
         """Tensors by file (on rank 0), plain values by part, and what of the files may be infinite; every rank calls it.
 
@@ -210,7 +210,7 @@ def file_of(part: str) -> str:
     return file if not name else f"{file.removesuffix('.safetensors')}@{quote(name, safe=' ')}.safetensors"
 
 
-def load_extra(folder: Path, manifest: Manifest) -> Any:
+def load_extra(folder: Path, manifest: Manifest) -> object:
     """What the program kept besides; ``None`` when nothing."""
     if manifest.program is None or "extra" not in manifest.program.parts:
         return None
@@ -256,18 +256,18 @@ def _named(kind: str, given: Named[Any], wanted: type) -> dict[str, Any]:
     return named
 
 
-def _encode_model(model: nn.Module) -> Encoded:
+def _encode_model(model: nn.Module) -> EncodedPart:
     tensors: dict[str, Tensor] = {}
     state = {key: encode(value, key, tensors) for key, value in model.state_dict().items()}
     trained = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     unchecked = tensors.keys() - trained
     only_tensors = all(value == {"$tensor": key} for key, value in state.items())
-    return Encoded(None if only_tensors else {"state": state}, tensors, unchecked)
+    return EncodedPart(None if only_tensors else {"state": state}, tensors, unchecked)
 
 
-def _encode_values(value: object, part: str) -> Encoded:
+def _encode_values(value: object, part: str) -> EncodedPart:
     tensors: dict[str, Tensor] = {}
-    return Encoded({"state": encode(value, part, tensors)}, tensors, tensors.keys())
+    return EncodedPart({"state": encode(value, part, tensors)}, tensors, tensors.keys())
 
 
 def _load_model(model: nn.Module, part: str, tree: Any, tensors: Mapping[str, Tensor]) -> None:

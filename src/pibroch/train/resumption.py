@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from pibroch.config import RunConfig
 from pibroch.config.differences import differences, spelled
@@ -63,7 +62,7 @@ def warn_of_settings(manifest: Manifest, config: RunConfig) -> None:
         )  # fmt: skip
 
 
-def warn_of_surroundings(before: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+def warn_of_surroundings(before: Mapping[str, object], here: Mapping[str, object]) -> None:
     """Log which versions, threads or ranks are not those that a run began with: its numbers are then rounded otherwise.
 
     Args:
@@ -78,7 +77,7 @@ def warn_of_surroundings(before: Mapping[str, Any], here: Mapping[str, Any]) -> 
         )  # fmt: skip
 
 
-def _listed(values: Mapping[str, Any], keys: Sequence[str]) -> str:
+def _listed(values: Mapping[str, object], keys: Sequence[str]) -> str:
     counts = {
         key: f"{values[key]} {key if values[key] != 1 else key[:-1]}" for key in keys if key in ("threads", "ranks")
     }

@@ -218,7 +218,7 @@ def _note_surroundings(session: Session, run: RunDirectory, goes_on: bool, step:
     before = (run.read_json(VERSIONS) if goes_on else None) or {}
     warn_of_surroundings(before, here)
     run.write_json(VERSIONS, here | before)
-    run.note_ranks(here["ranks"], step)
+    run.note_ranks(session.world.ranks.world_size, step)
 
 
 def _summary_of_finished(session: Session, run: RunDirectory, progress: Progress) -> dict[str, Any] | None:

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 _LIBRARIES = ("torch", "numba", "numpy", "polars", "safetensors")
 
 
-def surroundings(**more: int) -> dict[str, Any]:
+def surroundings(**more: int) -> dict[str, object]:
     """What a run depends on besides its settings, or what helps to understand it: versions and the machine, and ``more``."""
     versions = {"pibroch": version("pibroch"), "python": platform.python_version()}
     versions |= {name: version(name) for name in _LIBRARIES}

@@ -20,7 +20,7 @@ _FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _KINDS = "None, bool, int, float, str, dense tensors, and dicts, lists, tuples and Counters of these"
 
 
-def encode(value: object, path: str, tensors: dict[str, Tensor]) -> Any:
+def encode(value: object, path: str, tensors: dict[str, Tensor]) -> object:
     """A value as JSON takes it; its tensors are put into ``tensors`` under the path that leads to each.
 
     Args:
@@ -60,7 +60,7 @@ def encode(value: object, path: str, tensors: dict[str, Tensor]) -> Any:
     )  # fmt: skip
 
 
-def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def decode(value: object, tensors: Mapping[str, Tensor]) -> Any:
     """What :func:`encode` was given; mappings are dicts, numbers of NumPy are Python's.
 
     Raises:
@@ -88,7 +88,7 @@ def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     return {key: decode(item, tensors) for key, item in value.items()}
 
 
-def _number(value: int | float | np.integer[Any] | np.floating[Any]) -> Any:
+def _number(value: int | float | np.integer[Any] | np.floating[Any]) -> object:
     plain = value.item() if isinstance(value, np.generic) else value
     if isinstance(plain, float) and not math.isfinite(plain):
         return {"$float": next(name for name, known in _FLOATS.items() if repr(known) == repr(float(plain)))}

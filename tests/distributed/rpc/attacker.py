@@ -13,7 +13,8 @@ from hostility import PATIENCE_S, SECRET
 from mutations import call_of
 
 from pibroch.rpc.transport.frames import HEADER, MAGIC, VERSION, FrameReader, Kind, header
-from pibroch.rpc.transport.handshake import Client, Identity, Purpose
+from pibroch.rpc.transport.handshake import Client
+from pibroch.rpc.transport.handshake_messages import Identity, Purpose
 
 _BATCH = 8  # frames between two honest calls on the attacker's connection
 _PING = 0x_5A17_0000_5A17_0000

@@ -13,8 +13,9 @@ from pibroch import rpc
 from pibroch.rpc import autograd
 from pibroch.rpc.calls.agent import current_agent
 
-_messages = []
-_kept, _lock = {}, threading.Lock()
+_messages: list = []
+_kept: dict = {}
+_lock = threading.Lock()
 
 
 def live_counts():
@@ -409,7 +410,7 @@ def undefined_gradients():
         assert set(autograd.get_gradients(context)) == {y}
 
 
-_seen = []
+_seen: list = []
 
 
 def hooked(x):

@@ -24,8 +24,9 @@ BINARY = {
     "sub": torch.sub,
     "where": lambda x, y: torch.where(torch.arange(SIZE) < 1, x, y),
 }
-_params, _lock = {}, threading.Lock()
-_taking_part = set()
+_params: dict = {}
+_lock = threading.Lock()
+_taking_part: set = set()
 
 
 def params_of(seed, worker):

@@ -16,7 +16,7 @@ from pibroch import rpc
 from pibroch.rpc import autograd
 from pibroch.rpc.transport import connection
 from pibroch.rpc.transport.connection import Connection
-from pibroch.rpc.transport.stream import Stream
+from pibroch.rpc.transport.stream import FrameStream
 from pibroch.rpc.values.messages import Call
 
 SECRET = b"the secret of the job under attack"
@@ -60,11 +60,12 @@ class _Log(logging.Handler):
 
 
 _log = _Log()
-_record = []
+_record: list = []
 _entered, _released = threading.Event(), threading.Event()
-_original_send = Stream.send
-_seen = collections.Counter()
-_stalls, _watching = [], []
+_original_send = FrameStream.send
+_seen: collections.Counter = collections.Counter()
+_stalls: list = []
+_watching: list = []
 _original_on_frame = Connection.on_frame
 
 
@@ -248,12 +249,12 @@ def start_recording():
         _record.append(b"".join(kept))
         _original_send(self, kept, descriptors)
 
-    Stream.send = send
+    FrameStream.send = send
 
 
 def recorded():
     """All that was sent since ``start_recording``."""
-    Stream.send = _original_send
+    FrameStream.send = _original_send
     frames = [*_record]
     _record.clear()
     return frames
@@ -333,16 +334,16 @@ def left_behind():
 
 def corrupt_next_length(by):
     """Damage the length of the metadata in the next frame that is sent."""
-    original = Stream.send
+    original = FrameStream.send
 
     def send(self, buffers, descriptors=()):
-        Stream.send = original
+        FrameStream.send = original
         first = bytearray(buffers[0])
         length = int.from_bytes(first[4:8], "little")
         first[4:8] = (length + by).to_bytes(4, "little")
         original(self, [bytes(first), *buffers[1:]], descriptors)
 
-    Stream.send = send
+    FrameStream.send = send
 
 
 def call_until_it_works(to, timeout):

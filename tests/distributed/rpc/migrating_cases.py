@@ -16,7 +16,7 @@ from pibroch.rpc.optim import DistributedOptimizer
 
 HERE, PEER, THIRD = "worker0", "worker1", "worker2"
 PATIENCE_S = 60.0
-_gates = {}
+_gates: dict = {}
 
 
 def _add(x, y):

@@ -11,7 +11,7 @@ from pibroch.rpc.calls.agent import current_agent
 from pibroch.rpc.rref import RRef, remote
 
 SETTLE_S = 60.0
-kept = {}
+kept: dict = {}
 
 
 def identity(value):
@@ -105,7 +105,7 @@ class Counter:
         return key in self.values
 
 
-gates = {}
+gates: dict = {}
 
 
 def gate(name):

@@ -77,7 +77,7 @@ class Adder:
         return rpc.rpc_async(to, add, (self.start, x))
 
 
-gates = {}
+gates: dict = {}
 gates_lock = threading.Lock()
 
 
@@ -267,7 +267,7 @@ def test_errors_of_async_execution(workers):
     workers(2).run(0, case_async_errors)
 
 
-places = [torch.futures.Future() for _ in range(100)]
+places: list[torch.futures.Future] = [torch.futures.Future() for _ in range(100)]
 
 
 @rpc.functions.async_execution

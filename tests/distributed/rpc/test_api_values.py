@@ -217,7 +217,7 @@ def fill_array(array):
     return array
 
 
-kept = {}
+kept: dict = {}
 
 
 def keep(key, tensor):

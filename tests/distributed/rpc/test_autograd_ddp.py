@@ -14,7 +14,7 @@ from pibroch.rpc import autograd, optim
 
 pytestmark = pytest.mark.timeout(120)
 NUM_STEPS = 3
-KEPT_GROUPS = []  # torch's destructor of a gloo group waits, with the GIL, for threads that may need the GIL to end
+KEPT_GROUPS: list = []  # torch's destructor of a gloo group waits, with the GIL, for threads that may need the GIL to end
 
 
 @pytest.fixture(scope="module")

@@ -117,7 +117,7 @@ def lost_before():
             autograd.backward(context, [loss])
 
 
-_parts = []
+_parts: list = []
 
 
 def begin_lost_before():

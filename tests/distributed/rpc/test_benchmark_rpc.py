@@ -6,12 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from benchmarks.comparison import OURS
 from benchmarks.load import ForeignLoad
 from benchmarks.registry import Options
 from benchmarks.rpc_pairs import local_environment, pairs
 from benchmarks.runner import Schedule
 from benchmarks.topics import rpc as topic
-from benchmarks.topics.rpc import KB, MB, ONE_HOST, OURS, Phase
+from benchmarks.topics.rpc import KB, MB, ONE_HOST, Phase
 
 from pibroch.ports import free_port
 

@@ -44,7 +44,7 @@ def is_returned(*, keep):
     return isinstance(loan_of(came).segment, OwnSegment)
 
 
-_kept = []
+_kept: list = []
 
 
 def keep_or_not(tensor, keep):

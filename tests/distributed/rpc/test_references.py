@@ -321,7 +321,7 @@ def test_async_execution_fills_the_value_later(crew):
 
 def hostile():
     """Messages that fit nothing: whatever they ask for, values and counts stay."""
-    from pibroch.rpc.references import News, Peer, Place
+    from pibroch.rpc.references import News, Peer, ValuePlace
     from pibroch.rpc.references.call_messages import Create, Fetch, FunctionCall
     from pibroch.rpc.references.messages import Asked, Confirmed, Dropped, NotComing, Refused, Register, Settled
 
@@ -332,14 +332,14 @@ def hostile():
     assert cases.wait_until(lambda: cases.live_counts()["children"] == 0)
     place = theirs.place()
     before = rpc.rpc_sync("worker1", cases.live_counts)
-    unknown = [Register(Place(5, place.owner, place.owner, True), 6), Confirmed(5, 6), Refused(6), Settled(6)]
+    unknown = [Register(ValuePlace(5, place.owner, place.owner, True), 6), Confirmed(5, 6), Refused(6), Settled(6)]
     unknown += [Dropped(5, 6), Dropped(place.reference, 6), Asked(5), NotComing(5), NotComing(place.reference)]
-    unknown += [Register(Place(5, Peer(1, 17), Peer(3, 4), False), 6)]
+    unknown += [Register(ValuePlace(5, Peer(1, 17), Peer(3, 4), False), 6)]
     for receiver in (agent.incarnation_of(there), 17):
         agent.notify(there, News(agent.incarnation, receiver, unknown * 3))
     twice = Create(place.reference, 99, agent.incarnation, FunctionCall("reference_cases:identity"))
     errors = [raised(agent.request_sync, there, twice, [[1], {}])]
-    errors.append(raised(agent.request_sync, there, Fetch(Place(5, place.owner, place.owner, False))))
+    errors.append(raised(agent.request_sync, there, Fetch(ValuePlace(5, place.owner, place.owner, False))))
     assert [type(error).__name__ for error in errors] == ["ProtocolError", "ReferenceLostError"], errors
     assert rpc.rpc_sync("worker1", cases.live_counts) == before
     return theirs.to_here().tolist() == [3.0] * 3
@@ -351,13 +351,13 @@ def test_messages_that_fit_nothing_change_nothing(crew):
 
 def expect_from_nobody():
     """A value that its creator was to ask for and never will: whoever waits for it hears so."""
-    from pibroch.rpc.references import Peer, Place
+    from pibroch.rpc.references import Peer, ValuePlace
     from pibroch.rpc.references.call_messages import Fetch
 
     agent, there, creator = current_agent(), rpc.get_worker_info("worker1"), rpc.get_worker_info("worker2")
     rpc.rpc_sync("worker2", cases.identity, (1,))
     owner = Peer(there.id, agent.incarnation_of(there))
-    place = Place(12345, owner, Peer(creator.id, agent.incarnation_of(creator)), known=False)
+    place = ValuePlace(12345, owner, Peer(creator.id, agent.incarnation_of(creator)), known=False)
     return type(raised(agent.request_sync, there, Fetch(place), timeout=30.0)).__name__
 
 

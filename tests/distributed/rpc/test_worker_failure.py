@@ -53,7 +53,7 @@ def die():
     os._exit(3)
 
 
-pending = []
+pending: list = []
 
 
 def call_a_sleeper(to, count):

@@ -90,7 +90,7 @@ def case_class(modules, suite):
     return Case
 
 
-_classes = {}
+_classes: dict = {}
 
 
 def make_case(suite, name, rank, file_name):

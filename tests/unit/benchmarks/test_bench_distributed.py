@@ -6,7 +6,7 @@ import pytest
 import torch
 from benchmarks.cases import CHECK_STEPS, Arrays, Case
 from benchmarks.comparison import OURS
-from benchmarks.hosts import link_mb, loopback_mb
+from benchmarks.hosts import TORCHREC_FORMS, link_mb, loopback_mb
 from benchmarks.lab import LinkBytes
 from benchmarks.runner import Times
 from benchmarks.team import Carried
@@ -15,7 +15,7 @@ from benchmarks.workers.ranks import batch_order, rank_batches
 from benchmarks.workloads import Workload, sample_path
 
 SETTING = topic.Setting("zipf", 4, 64)
-PIPELINED, DMP = topic.TORCHREC_FORMS
+PIPELINED, DMP = TORCHREC_FORMS
 
 
 def outcome(**milliseconds):

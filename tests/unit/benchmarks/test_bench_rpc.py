@@ -4,9 +4,10 @@ from itertools import pairwise
 import pytest
 import torch
 from benchmarks import rpc_ablation
+from benchmarks.comparison import OURS
 from benchmarks.runner import Schedule, Times
 from benchmarks.topics import rpc as topic
-from benchmarks.topics.rpc import KB, MB, ONE_HOST, OURS, Phase
+from benchmarks.topics.rpc import KB, MB, ONE_HOST, Phase
 from benchmarks.workers import rpc_functions
 from benchmarks.workers.rpc_pibroch import WITHOUT
 from benchmarks.workers.rpc_subject import CALLS_PER_STEP, CallSubject, RpcSubject

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -56,7 +57,7 @@ def records(generator: random.Random, plain: bool = False) -> list[list[str]]:
     ]
 
 
-def as_text(rows: list[list[str]], separator: str, quoting: int, newline: str) -> list[bytes]:
+def as_text(rows: list[list[str]], separator: str, quoting: Any, newline: str) -> list[bytes]:
     """The header and the records, each with its newline."""
     written = []
     for row in [list(COLUMNS), *rows]:
@@ -193,7 +194,7 @@ def check_place(message: str, wounded: Wounded, path: Path) -> None:
         assert lines and lines[0] in wounded.lines, (message, wounded.lines)
 
 
-def write_table(path: Path, rows: list[list[str]], generator: random.Random, compression: str) -> bytes:
+def write_table(path: Path, rows: list[list[str]], generator: random.Random, compression: Any) -> bytes:
     """The records as a Parquet file, tags as lists or as text; returns its bytes."""
     tags = [row[3].split("|") if compression != "zstd" else row[3] for row in rows]
     table = {

@@ -4,14 +4,14 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from pibroch.data.sources import Place, Source, TextSource
+from pibroch.data.sources import Place, RawSource, TextSource
 from pibroch.errors import DataError
 
 LINES = [f'{i},"a ""{i}"" b\nc",{i * i}\n' for i in range(500)]
 TEXT = ("x,y,z\n" + "".join(LINES)).encode()
 
 
-def text_of(source: Source, start: Place = Place(), piece_bytes: int = 300) -> bytes:
+def text_of(source: RawSource, start: Place = Place(), piece_bytes: int = 300) -> bytes:
     return b"".join(piece.text for piece in source.pieces(start, piece_bytes))
 
 

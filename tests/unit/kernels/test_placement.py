@@ -3,7 +3,7 @@ import os
 import numpy as np
 import pytest
 
-from pibroch.kernels.placement import naive, numba, search
+from pibroch.kernels.placement import naive, numba, search, state
 
 TRIALS = 150 if os.environ.get("NUMBA_DISABLE_JIT") == "1" else 3000
 
@@ -96,7 +96,7 @@ def test_search_keeps_the_rules_and_never_ends_worse(seed, temperature, may_copy
     place_of = np.empty_like(order)
     place_of[order] = np.arange(50)
     placed = search.Placed(home.copy(), held.copy(), source.copy())
-    problem = search.Problem(order, place_of, weight, weight, memory, cost, room)
+    problem = state.Problem(order, place_of, weight, weight, memory, cost, room)
     worst = search.improve(problem, placed, TRIALS, temperature, 0.0, may_copy, seed)
     assert worst <= before * (1 + 1e-9)
     assert (memory @ placed.held <= room + 1e-9).all()
@@ -114,5 +114,5 @@ def test_search_keeps_the_rules_and_never_ends_worse(seed, temperature, may_copy
 def test_search_has_nothing_to_do_on_one_shard_or_without_reads():
     one = search.Placed(np.zeros(3, np.int64), np.ones((3, 1), bool), np.zeros((3, 1), np.int64))
     ids = np.arange(3)
-    problem = search.Problem(ids, ids, np.ones(3), np.ones(3), np.ones(3), np.zeros((1, 1)), np.full(1, 9.0))
+    problem = state.Problem(ids, ids, np.ones(3), np.ones(3), np.ones(3), np.zeros((1, 1)), np.full(1, 9.0))
     assert search.improve(problem, one, 10, 0.0, 0.5, True, 0) == 0.0

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pibroch.errors import ConfigError
-from pibroch.kernels.window.naive import Window as NaiveWindow
+from pibroch.kernels.window.naive import NaiveWindow
 from pibroch.lookahead import DESIGNS, Oracle
 
 EMPTY = -7

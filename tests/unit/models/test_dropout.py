@@ -50,6 +50,7 @@ def test_the_gradient_goes_through_the_same_mask(shape: tuple[int, ...], dtype: 
     out = model(x)
     assert out.dtype == dtype
     out.backward(torch.ones_like(out))
+    assert x.grad is not None
     assert torch.equal(x.grad, model(torch.ones(shape, dtype=dtype)))
     torch.testing.assert_close(out, x * x.grad)
 

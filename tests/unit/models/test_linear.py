@@ -87,6 +87,7 @@ def test_mlp_is_its_layers(last_is_hidden: bool) -> None:
     x = torch.randn(8, 5)
     want = x
     for i, layer in enumerate(mlp.layers):
+        assert isinstance(layer, nn.Linear)
         want = nn.functional.linear(want, layer.weight, layer.bias)
         want = want.relu() if last_is_hidden or i < 2 else want
     torch.testing.assert_close(mlp(x), want)

@@ -1,5 +1,7 @@
 """The four models: shapes, formulas against a direct transcription, options, determinism."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -16,7 +18,7 @@ def random_batch(model: Model, batch: int = 6) -> tuple[torch.Tensor, torch.Tens
     return torch.randn(batch, model.num_dense), torch.randn(batch, model.num_features, width, requires_grad=True)
 
 
-def small(name: str, num_dense: int = 4, **options: object) -> Model:
+def small(name: str, num_dense: int = 4, **options: Any) -> Model:
     torch.manual_seed(1)
     return build_model(name, num_dense, 5, **{"dim": 3, "bottom": (8,), "top": (9, 7), **options})
 
@@ -163,7 +165,7 @@ def test_dlrm_formula() -> None:
     assert (bottom >= 0).all()
 
 
-def test_cross_formula() -> None:
+def test_cross_formula():
     torch.manual_seed(0)
     full, low = CrossNet(6, 2), CrossNet(6, 2, rank=3)
     x0 = torch.randn(4, 6)
@@ -223,7 +225,7 @@ def test_wrong_shapes_are_named(dense_shape: tuple[int, ...], embedded_shape: tu
 @pytest.mark.parametrize(
     "options", [{"dim": 0}, {"top": (0,)}, {"widths": (3,)}, {"dropout": 1.0}, {"structure": "both"}, {"cross_rank": 0}]
 )
-def test_bad_options_are_named(options: dict[str, object]) -> None:
+def test_bad_options_are_named(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         build_model("dlrm", 4, 5, **options)
 

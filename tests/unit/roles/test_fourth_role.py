@@ -16,7 +16,7 @@ from pibroch.config import load_recipe
 from pibroch.config.exchange import ExchangeSection, ExchangeSpec, register_exchange
 from pibroch.errors import ConfigError
 from pibroch.roles import Role, RoleOption, register_role, registry, roles
-from pibroch.roles.launched import Split
+from pibroch.roles.launched import RankSplit
 from pibroch.train.roles import meeting_places, wanted
 
 ROLE = Role(
@@ -55,7 +55,7 @@ def known(monkeypatch):
 
 def test_a_recipe_counts_it_and_it_has_ranks_behind_the_others(known):
     assert wanted(known) == {ROLE: 3} and meeting_places(known)[ROLE] is None
-    split = Split.of(6, wanted(known))
+    split = RankSplit.of(6, wanted(known))
     assert split.num_trainers == 3 and split.part(4) == (ROLE, 1)
 
 

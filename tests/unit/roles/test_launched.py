@@ -7,14 +7,14 @@ import pytest
 from pibroch.errors import ConfigError, TrainingError
 from pibroch.ports import free_port
 from pibroch.roles import DATA_PROCESSOR, EMBEDDING_SERVER
-from pibroch.roles.launched import Launcher, Split
+from pibroch.roles.launched import Launcher, RankSplit
 
 COUNTS = {DATA_PROCESSOR: 1, EMBEDDING_SERVER: 2}
 
 
 @pytest.mark.parametrize("num_ranks", [4, 5, 9])
 def test_every_rank_has_one_part(num_ranks):
-    split = Split.of(num_ranks, COUNTS)
+    split = RankSplit.of(num_ranks, COUNTS)
     parts = [split.part(rank) for rank in range(num_ranks)]
     assert parts[: split.num_trainers] == [None] * (num_ranks - 3)
     assert parts[split.num_trainers :] == [(EMBEDDING_SERVER, 0), (EMBEDDING_SERVER, 1), (DATA_PROCESSOR, 0)]
@@ -22,7 +22,7 @@ def test_every_rank_has_one_part(num_ranks):
 
 def test_somebody_has_to_train():
     with pytest.raises(ConfigError, match=r"3 processes for .*2 embedding servers.*need 4 at least"):
-        Split.of(3, COUNTS)
+        RankSplit.of(3, COUNTS)
 
 
 def test_a_launcher_is_needed(monkeypatch):
@@ -57,7 +57,7 @@ def test_all_know_the_layout_and_rank_0_waits_for_those_who_end(launchers):
 
     thread = threading.Thread(target=serve)
     thread.start()
-    with first.leading(Split.of(2, {DATA_PROCESSOR: 1}), None, "run") as layout:
+    with first.leading(RankSplit.of(2, {DATA_PROCESSOR: 1}), None, "run") as layout:
         assert waits.wait(60)
         assert "ends" not in seen and layout.meet.startswith("tcp://127.0.0.1:")
     assert seen[-1] == "ends", "leading() returns when the other one has ended"

@@ -11,8 +11,8 @@ from pibroch.rpc.transport.arena import (
     SHARED_BLOCK_BYTES,
     SHARED_SEGMENT_BYTES,
     Arena,
+    ArenaPlace,
     NeedSegment,
-    Place,
     size_class,
 )
 
@@ -28,20 +28,20 @@ class Owner:
         self.lent: dict[tuple[int, int], int] = {}
         self.made = 0
 
-    def allocate(self, nbytes: int) -> Place:
+    def allocate(self, nbytes: int) -> ArenaPlace:
         place = self.arena.allocate(nbytes)
         if isinstance(place, NeedSegment):
             self.made += 1
             self.segments[self.made] = place.nbytes
             self.arena.add_segment(self.made, place.nbytes)
             place = self.arena.allocate(nbytes)
-        assert isinstance(place, Place)
+        assert isinstance(place, ArenaPlace)
         assert place.nbytes == nbytes
         self.lent[(place.segment_id, place.offset)] = nbytes
         return place
 
-    def free(self, place: Place | tuple[int, int]) -> None:
-        key = (place.segment_id, place.offset) if isinstance(place, Place) else place
+    def free(self, place: ArenaPlace | tuple[int, int]) -> None:
+        key = (place.segment_id, place.offset) if isinstance(place, ArenaPlace) else place
         self.arena.free(*key)
         del self.lent[key]
 

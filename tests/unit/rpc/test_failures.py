@@ -26,7 +26,7 @@ JSON = st.recursive(
     max_leaves=8,
 )
 BEN = WorkerInfo("ben", 3)
-constructed = []
+constructed: list = []
 
 
 class TwoArguments(Exception):
@@ -93,7 +93,7 @@ def there_and_back(error, allowed=(__name__,)):
         TimeoutError("late"),
         RuntimeError("line\nline"),
         RuntimeError("a lone surrogate has no UTF-8 form" + " \u2713"),
-        torch.linalg.LinAlgError("singular"),
+        torch.linalg.LinAlgError("singular"),  # type: ignore[attr-defined]  # torch does not export it by name
         torch.OutOfMemoryError("no memory"),
         errors.ConfigError("this", "that", "do it"),
         errors.WorkerLostError("carl", "it ended"),

@@ -13,7 +13,8 @@ import pytest
 
 from pibroch.rpc.transport import link
 from pibroch.rpc.transport.bounded_log import BoundedLog
-from pibroch.rpc.transport.handshake import Identity, Server
+from pibroch.rpc.transport.handshake import Server
+from pibroch.rpc.transport.handshake_messages import Identity
 from pibroch.rpc.transport.link import Listener
 from pibroch.rpc.transport.reactor import Reactor
 

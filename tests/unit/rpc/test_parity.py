@@ -21,11 +21,11 @@ OURS_AND_TORCHS = {
         for name in ("init_rpc", "rpc_sync", "rpc_async", "remote", "shutdown", "get_worker_info")
     },
     **{f"RRef.{name}": (getattr(rpc.RRef, name), vars(torch_rpc.RRef.__base__)[name]) for name in RREF_METHODS},
-    "RRef": (rpc.RRef.__init__, torch_rpc.RRef.__base__.__init__),
-    "WorkerInfo": (rpc.WorkerInfo.__init__, torch_rpc.WorkerInfo.__init__),
+    "RRef": (rpc.RRef.__init__, vars(torch_rpc.RRef.__base__)["__init__"]),
+    "WorkerInfo": (rpc.WorkerInfo.__init__, torch_rpc.WorkerInfo.__init__),  # type: ignore[attr-defined]  # torch does not export it by name
     "functions.async_execution": (rpc.functions.async_execution, torch_rpc.functions.async_execution),
-    "autograd.backward": (autograd.backward, torch_autograd.backward),
-    "autograd.get_gradients": (autograd.get_gradients, torch_autograd.get_gradients),
+    "autograd.backward": (autograd.backward, torch_autograd.backward),  # type: ignore[attr-defined]  # torch does not export it by name
+    "autograd.get_gradients": (autograd.get_gradients, torch_autograd.get_gradients),  # type: ignore[attr-defined]
     "DistributedOptimizer": (optim.DistributedOptimizer.__init__, torch_optim.DistributedOptimizer.__init__),
     "DistributedOptimizer.step": (optim.DistributedOptimizer.step, torch_optim.DistributedOptimizer.step),
 }

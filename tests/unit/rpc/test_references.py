@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from pibroch.rpc.references import ANY_LIFE, MAX_BATCH, News, Peer, Place, ReferenceTable, State, Wire
+from pibroch.rpc.references import ANY_LIFE, MAX_BATCH, News, Peer, ReferenceTable, State, ValuePlace, Wire
 from pibroch.rpc.references.messages import (
     Asked,
     Confirmed,
@@ -20,7 +20,7 @@ R, FORK, CHILD = 7, 8, 9
 
 
 def place(known=True, creator=OWNER):
-    return Place(R, OWNER, creator, known)
+    return ValuePlace(R, OWNER, creator, known)
 
 
 def owner_with_value():
@@ -161,7 +161,7 @@ def test_the_lost_do_not_come_back_through_late_messages():
     table.handle(USER, Register(place(), FORK))
     table.owners.share(R, CHILD, USER)
     assert not table.owners.created(R + 1, FORK, USER)
-    assert not table.owners.wants(Place(R + 2, OWNER, USER, known=False))
+    assert not table.owners.wants(ValuePlace(R + 2, OWNER, USER, known=False))
     assert table.counts()["forks_of_others"] == 0
     assert table.take_messages() == {}
     table.is_back(USER)

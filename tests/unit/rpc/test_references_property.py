@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pibroch.rpc.references import ANY_LIFE, Fork, News, Peer, Place, ReferenceTable, State, Wire
+from pibroch.rpc.references import ANY_LIFE, Fork, News, Peer, ReferenceTable, State, ValuePlace, Wire
 
 NUM_WORKERS = 4
 
@@ -89,7 +89,7 @@ class World:
             if handle.reference not in table.owners.entries:
                 return  # its creator was lost before it came
             table.owners.share(handle.reference, child, to)
-            place = Place(handle.reference, handle.life, handle.life, True)
+            place = ValuePlace(handle.reference, handle.life, handle.life, True)
         elif handle.fork.state is State.GONE:
             return
         else:

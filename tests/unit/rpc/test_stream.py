@@ -7,11 +7,11 @@ import tracemalloc
 
 import pytest
 
-from pibroch.rpc.transport import frames
+from pibroch.rpc.transport import frames, stall
 from pibroch.rpc.transport import stream as stream_module
 from pibroch.rpc.transport.frames import FrameReader, Kind, header
 from pibroch.rpc.transport.reactor import Reactor
-from pibroch.rpc.transport.stream import Stream
+from pibroch.rpc.transport.stream import FrameStream
 
 pytestmark = pytest.mark.alone  # times of tenths of a second
 
@@ -44,7 +44,7 @@ class Ends:
         self.sock.setblocking(False)
         self.frames, self.arrived, self.reasons = [], threading.Semaphore(0), []
         reader = FrameReader(1000, max_payload_bytes, lambda frame: [memoryview(bytearray(frame.payload_bytes))])
-        self.stream = Stream(loop, self.sock, reader, self._on_frame, self.reasons.append)
+        self.stream = FrameStream(loop, self.sock, reader, self._on_frame, self.reasons.append)
 
     def _on_frame(self, frame):
         self.frames.append(frame)
@@ -156,7 +156,7 @@ def test_a_peer_that_writes_on_and_on_but_reads_nothing_does_not_keep_the_loop(m
 
 
 def test_a_frame_whose_length_is_wrong_closes_the_stream_soon(loop, make_ends, monkeypatch):
-    monkeypatch.setattr(stream_module, "STALL_S", 0.2)
+    monkeypatch.setattr(stall, "STALL_S", 0.2)
     ends, good = make_ends(), header(Kind.NOTE, 0, 4, 0) + b"good"
     run_on(loop, lambda: ends.stream.start(b""))
     ends.theirs.sendall(good + header(Kind.NOTE, 0, 900, 0) + b"good" + 3 * good)  # the second length should be 4
@@ -167,8 +167,8 @@ def test_a_frame_whose_length_is_wrong_closes_the_stream_soon(loop, make_ends, m
 
 
 def test_a_frame_that_comes_slowly_is_waited_for(loop, make_ends, monkeypatch):
-    monkeypatch.setattr(stream_module, "STALL_S", 0.2)
-    monkeypatch.setattr(stream_module, "STALL_BYTES", 10)
+    monkeypatch.setattr(stall, "STALL_S", 0.2)
+    monkeypatch.setattr(stall, "STALL_BYTES", 10)
     ends = make_ends()
     run_on(loop, lambda: ends.stream.start(b""))
     ends.theirs.sendall(header(Kind.NOTE, 0, 900, 0))

@@ -27,7 +27,7 @@ CODEC = Codec(Callables((__name__,)))
 OPEN_CODEC = Codec(Callables((__name__,)), allow_pickle=True)
 Ext = msgspec.msgpack.Ext
 pack = msgspec.msgpack.encode
-opened = []
+opened: list = []
 
 
 class Colour(enum.Enum):
@@ -80,7 +80,7 @@ class Plain:
     def __eq__(self, other):
         return type(other) is Plain
 
-    __hash__ = None
+    __hash__ = None  # type: ignore[assignment]  # as Python itself says it
 
 
 class Opened:

@@ -9,7 +9,8 @@ import torch
 
 from pibroch.rpc.options import Limits
 from pibroch.rpc.transport.frames import FrameReader, Kind, header
-from pibroch.rpc.transport.handshake import Client, Identity, Purpose, Server
+from pibroch.rpc.transport.handshake import Client, Server
+from pibroch.rpc.transport.handshake_messages import Identity, Purpose
 from pibroch.rpc.values.callables import Callables
 from pibroch.rpc.values.codec import Code, Codec
 from pibroch.rpc.values.messages import CODE_OF_DTYPE, Call, Envelope, TensorInfo, decode_envelope, encode

@@ -19,8 +19,8 @@ from pibroch.serve.parts import ANSWER, REQUEST, Part
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.row_connection import SWITCHING
 from pibroch.serve.row_hosts import ANSWER_TIMEOUT_S, row_hosts
-from pibroch.serve.settings import Limits, Refusal
-from pibroch.serve.split_rows import Split
+from pibroch.serve.settings import Refusal, ServerLimits
+from pibroch.serve.split_rows import RowSplit
 from small_run import make_config, train_here
 
 NUM_PARTS = 3
@@ -52,7 +52,7 @@ class ThreadHost:
     """
 
     def __init__(self, folder, part, tls=None, piece_bytes=1 << 20, num_answers=1 << 20, num_silent_after=1 << 20):
-        self.part, self.predictor = part, Predictor.open_split(folder, Split(part))
+        self.part, self.predictor = part, Predictor.open_split(folder, RowSplit(part))
         self._tls, self._piece_bytes = tls, piece_bytes
         self._num_answers, self._num_left = num_answers, num_silent_after
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -105,7 +105,7 @@ def split_predictor(exported, **options):
         for host in hosts:
             stack.callback(host.close)
         urls = ["http://127.0.0.1:9", *(host.url for host in hosts)]
-        predictor = Predictor.open_split(exported.folder, Split(Part(1, NUM_PARTS), row_hosts(urls)))
+        predictor = Predictor.open_split(exported.folder, RowSplit(Part(1, NUM_PARTS), row_hosts(urls)))
         yield SimpleNamespace(predictor=predictor, urls=urls)
 
 
@@ -118,7 +118,7 @@ def handed_over(monkeypatch):
 
 
 async def asked(predictor, work, times, kind="logits"):
-    batcher = Batcher(Limits())
+    batcher = Batcher(ServerLimits())
     try:
         return [await getattr(batcher, kind)(predictor, work) for _ in range(times)]
     finally:
@@ -167,7 +167,7 @@ def test_a_host_that_says_nothing_is_named_in_time(exported, handed_over):
     """The loop goes on meanwhile; then nobody waits for that host for a moment."""
 
     async def ask():
-        batcher = Batcher(Limits())
+        batcher = Batcher(ServerLimits())
         ticks, times = 0, []
 
         async def tick():
@@ -206,7 +206,7 @@ def test_what_is_wrong_does_not_spoil_what_it_is_computed_with(exported, handed_
         wrong = {column: ["no number"] for column in predictor.columns}
 
         async def ask():
-            batcher = Batcher(Limits())
+            batcher = Batcher(ServerLimits())
             try:
                 await batcher.logits(predictor, one_row)
                 return await asyncio.gather(

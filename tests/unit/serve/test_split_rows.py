@@ -26,12 +26,12 @@ from pibroch.serve.gate import Gate
 from pibroch.serve.http import Service, _scores, build_app
 from pibroch.serve.parts import ANSWER, MOST_IDS, REQUEST, Part, ids_of_bytes, request_of
 from pibroch.serve.predictor import Predictor
-from pibroch.serve.prometheus import Metrics
+from pibroch.serve.prometheus import ServerMetrics
 from pibroch.serve.row_connection import SWITCHING, RowConnection, RowDoor
 from pibroch.serve.row_hosts import ANSWER_TIMEOUT_S, row_hosts
 from pibroch.serve.row_service import RowService
-from pibroch.serve.settings import Limits, Refusal
-from pibroch.serve.split_rows import Split
+from pibroch.serve.settings import Refusal, ServerLimits
+from pibroch.serve.split_rows import RowSplit
 from pibroch.serve.store import ModelStore
 from served import Load, serving, until
 from small_run import make_config, train_here
@@ -63,7 +63,7 @@ class HereHost:
 
     def __init__(self, folder, part):
         self.url, self.part, self.asked = f"part {part.number}", part, []
-        self.predictor = Predictor.open_split(folder, Split(part))
+        self.predictor = Predictor.open_split(folder, RowSplit(part))
 
     def ask(self, path, request, most_bytes, deadline, waits=True):
         checksum, count = REQUEST.unpack_from(request)
@@ -88,7 +88,7 @@ def test_scores_have_the_bits_of_one_host(line, tmp_path, dtype, count):
         whole = pb.Predictor.open(folder)
         batch = whole.encode(line.rows)
         for part in (None, *(host.part for host in hosts)):
-            split = Predictor.open_split(folder, Split(part, hosts))
+            split = Predictor.open_split(folder, RowSplit(part, hosts))
             split.reach_rows()
             for host in hosts:
                 host.asked.clear()
@@ -106,18 +106,18 @@ def test_a_host_needs_the_files_of_its_part_alone(line, tmp_path):
     for shard in manifest.shards:
         if shard.first_row >= half:
             (mine / shard.file).unlink()
-    rows = Predictor.open_split(mine, Split(Part(1, 2))).exported_rows(
+    rows = Predictor.open_split(mine, RowSplit(Part(1, 2))).exported_rows(
         json.loads((mine / "export.json").read_text())["sha256"]
     )
     assert sum(len(shard.rows) for shard in rows._shards) == half
     with pytest.raises(CheckpointError):
-        Predictor.open_split(mine, Split(Part(2, 2)))
+        Predictor.open_split(mine, RowSplit(Part(2, 2)))
     with pytest.raises(CheckpointError):
         pb.Predictor.open(mine)
     first = mine / manifest.shards[0].file
     first.write_bytes(first.read_bytes()[:-1] + b"?")
     with pytest.raises(CheckpointError):
-        Predictor.open_split(mine, Split(Part(1, 2)))
+        Predictor.open_split(mine, RowSplit(Part(1, 2)))
 
 
 def test_what_cannot_be_split(clicks, line, tmp_path):
@@ -138,9 +138,9 @@ def test_what_cannot_be_split(clicks, line, tmp_path):
     with pytest.raises(ConfigError, match="another host for each part"):
         row_hosts(["http://a:1", "http://a:1"])
     with pytest.raises(ConfigError, match="all parts"):
-        Split(Part(1, 2), row_hosts(["http://a:1"]))
+        RowSplit(Part(1, 2), row_hosts(["http://a:1"]))
     with pytest.raises(CheckpointError, match="pibroch export"):
-        Predictor.open_split(clicks.run, Split(Part(1, 2)))
+        Predictor.open_split(clicks.run, RowSplit(Part(1, 2)))
     with pytest.raises(ConfigError, match="--threads"):
         _split("1/2", [], None, workers=2)
 
@@ -195,9 +195,9 @@ class Wire(asyncio.Transport):
 
 def test_requests_for_rows_are_checked(line):
     """Whatever comes: rows of this part and of this export, within bounds, or a reason."""
-    store = ModelStore(line.folders[0], split=Split(Part(2, 2)))
-    gate = Gate(build_app(Service(store, Metrics())), Limits(), Metrics(), "secret")
-    door = RowDoor(RowService(store, Part(2, 2)), gate.check, Metrics(), 15.0)
+    store = ModelStore(line.folders[0], split=RowSplit(Part(2, 2)))
+    gate = Gate(build_app(Service(store, ServerMetrics())), ServerLimits(), ServerMetrics(), "secret")
+    door = RowDoor(RowService(store, Part(2, 2)), gate.check, ServerMetrics(), 15.0)
     sha256 = json.loads((line.folders[0] / "export.json").read_text())["sha256"]
     rows = store.current.exported_rows(sha256)
     held = Part(2, 2).of(rows.num_rows)
@@ -247,15 +247,15 @@ def test_requests_for_rows_are_checked(line):
         assert status == 400 and b"row ids of 8 bytes" in reason and wire.is_closed
 
     asyncio.run(ask())
-    app = Gate(build_app(Service(store, Metrics())), Limits(), Metrics(), None)
+    app = Gate(build_app(Service(store, ServerMetrics())), ServerLimits(), ServerMetrics(), None)
     assert asked(app, "/rows/2-of-2", b"", "GET")[0] == 404
     status, body = asked(app, "/score", b"[]")
     assert status == 404 and b"--rows-at" in body and asked(app, "/v2/models/1/infer", b"{}")[0] == 404
 
 
 def test_a_request_for_rows_that_stops_in_the_middle_is_waited_for_so_long(line):
-    store = ModelStore(line.folders[0], split=Split(Part(2, 2)))
-    door = RowDoor(RowService(store, Part(2, 2)), lambda path, headers: None, Metrics(), 0.05)
+    store = ModelStore(line.folders[0], split=RowSplit(Part(2, 2)))
+    door = RowDoor(RowService(store, Part(2, 2)), lambda path, headers: None, ServerMetrics(), 0.05)
 
     async def ask():
         wire = Wire()
@@ -276,7 +276,7 @@ def test_a_host_that_says_nothing_is_waited_for_once(line):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         hosts = row_hosts([url, "http://127.0.0.1:9"])
-        predictor = Predictor.open_split(line.folders[0], Split(Part(2, 2), hosts))
+        predictor = Predictor.open_split(line.folders[0], RowSplit(Part(2, 2), hosts))
         times = []
         for _ in range(2):
             begun = time.monotonic()
@@ -298,7 +298,7 @@ def test_a_host_that_says_nothing_is_waited_for_once(line):
 def test_what_is_no_answer(line, said):
     with socket.create_server(("127.0.0.1", 0)) as odd:
         url = f"http://127.0.0.1:{odd.getsockname()[1]}"
-        predictor = Predictor.open_split(line.folders[0], Split(Part(2, 2), row_hosts([url, "http://127.0.0.1:9"])))
+        predictor = Predictor.open_split(line.folders[0], RowSplit(Part(2, 2), row_hosts([url, "http://127.0.0.1:9"])))
 
         def answer():
             connection, _ = odd.accept()
@@ -319,7 +319,7 @@ def test_a_connection_that_was_closed_meanwhile_is_made_anew(line):
     here = HereHost(line.folders[0], Part(1, 2))
     with socket.create_server(("127.0.0.1", 0)) as host:
         hosts = row_hosts([f"http://127.0.0.1:{host.getsockname()[1]}", "http://127.0.0.1:9"])
-        predictor = Predictor.open_split(line.folders[0], Split(Part(2, 2), hosts))
+        predictor = Predictor.open_split(line.folders[0], RowSplit(Part(2, 2), hosts))
 
         def answer_once_a_connection():
             for _ in range(3):

@@ -49,6 +49,7 @@ class LaggedAllToAll:
         with self._lock:
             self._check()
             instructions = self.window.initiate()
+            # before it is carried out: with k = 0 it completes in there, and the oldest is this one
             self._outstanding.append(coming)
             self._carry_out(instructions, partial(self._put, going))
             return self.window.num_initiated - 1
@@ -68,6 +69,7 @@ class LaggedAllToAll:
         with self._lock:
             self._check()
             number = self.window.num_initiated
+            # a slot's own arrays: they are free again when the window hands the slot out again
             addresses, sizes = self._equal[number % self.window.num_slots]
             coming = RankParts(addresses, sizes, kept)
             instructions = self.window.initiate()
@@ -105,12 +107,14 @@ class LaggedAllToAll:
             return False
         with self._lock:
             self._check()
+            # in order, as others do it: the oldest first
             if window.num_outstanding:
                 self._carry_out(window.wait(window.num_initiated - 1))
             number = window.initiate_alone()
             try:
                 shared.exchange(Slot(0, number), source, target, nbytes)
             except PibrochError as error:
+                # for good: who does not know what was exchanged must not go on
                 self._failure = error
                 raise
         return True
@@ -142,4 +146,5 @@ class LaggedAllToAll:
 
 
 def _is_whole(transport: LaggedTransport) -> bool:
+    # only then may a kernel wait for all without Python looking at the network
     return len(transport.peers) == transport.world_size - 1

@@ -73,6 +73,7 @@ class GlooStreamTransport(StreamTransport):
         head = torch.tensor([frame.stream, frame.number, len(frame.part)])
         try:
             with self._locks[peer]:
+                # both under the lock: gloo matches by order alone, and another thread's head must not come between
                 for tensor in (head, torch.from_numpy(frame.part.copy()))[: 2 if len(frame.part) else 1]:
                     self._sent[peer].append((self._group.send([tensor], peer, 0), tensor))
                 while len(self._sent[peer]) > max(_NUM_KEPT, 8 * self.num_slots):  # of messages that were taken

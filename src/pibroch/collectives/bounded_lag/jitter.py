@@ -44,7 +44,9 @@ def choose_bound(times: NDArray[np.float64]) -> int:
     >>> choose_bound(np.full((64, 4), 0.005)), choose_bound(draw.uniform(0, 0.01, (64, 4)))
     (1, 8)
     """
+    # the model of waiting alone: what transport takes is the same for all bounds
     totals = {bound: total_time(times, bound) for bound in BOUNDS}
+    # each unit of the bound costs slots, and a step of age of what is read
     enough = (1.0 + TOLERATED_SHARE) * totals[BOUNDS[-1]]
     return next(bound for bound in BOUNDS if totals[bound] <= enough)
 
@@ -58,6 +60,7 @@ def find_straggler(times: NDArray[np.float64]) -> Straggler | None:
     num_steps, num_ranks = times.shape
     if num_ranks < 2 or num_steps < 2:
         return None
+    # a rank slow by chance in these steps is no straggler: ask for several standard errors
     means, errors = times.mean(0), times.var(0, ddof=1) / num_steps
     second, first = (int(rank) for rank in np.argsort(means, kind="stable")[-2:])
     excess, chance = means[first] - means[second], np.sqrt(errors[first] + errors[second])

@@ -42,6 +42,7 @@ class Patience:
         if not is_stopped:
             self._stopped_since.pop(rank, None)
             return False
+        # a debugger, or a shell, stops processes for a moment
         return time.monotonic() - self._stopped_since.setdefault(rank, time.monotonic()) > STOPPED_S
 
     def check(self, missing: Iterable[int], number: int) -> None:
@@ -62,6 +63,7 @@ def state_of(process: int) -> str:
     if process == 0:
         return "?"
     try:
+        # behind the last bracket: a program's name, which comes before, may hold brackets and blanks
         state = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
     except (OSError, IndexError):
         return ""

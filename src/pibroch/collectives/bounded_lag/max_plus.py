@@ -24,6 +24,7 @@ def total_time(delays: NDArray[np.float64], bound: int) -> float:
     complete: list[float] = []
     for step in range(num_steps):
         begun = free + delays[step]
+        # Eq.: begun[j] = max(free + delay, complete[j - k])
         if bound and step >= bound:
             begun = np.maximum(begun, complete[step - bound])
         complete.append(float(begun.max()))

@@ -97,6 +97,7 @@ def _meet(store: KeyStore, rank: int, size: int, timeout_s: float, ways: tuple[b
         links: dict[int, socket.socket] = {}
         try:
             for each in sorted(members):
+                # the earlier ones listen already, as they have said where: no two ranks call each other
                 if each < rank:
                     links[each] = _call(members[each], here, rank, token, deadline)
             _admit(servers, links, {each for each in members if each > rank}, token, deadline)
@@ -178,6 +179,7 @@ def _admit(
         for server in ready:
             link = server.accept()[0]
             rank = _hello(link, token)
+            # a stranger, or one that called twice; a port scan must not end the run
             if rank is None or rank in links or rank not in expected:
                 link.close()
             else:
@@ -188,6 +190,7 @@ def _hello(link: socket.socket, token: bytes) -> int | None:
     """The rank of who calls, if it knows the secret."""
     link.settimeout(HELLO_TIMEOUT_S)
     try:
+        # any user of this host sees the socket's name: only this one, or root, is let in
         if link.family == socket.AF_UNIX and _credentials(link)[1] not in (os.geteuid(), 0):
             return None
         hello = link.recv(_HELLO.size, socket.MSG_WAITALL)

@@ -24,6 +24,7 @@ class MixedTransport(LaggedTransport):
         self.rank, self.world_size, self.members = local.rank, local.world_size, local.members
         self.num_slots, self.timeout_s = local.num_slots, local.timeout_s
         self.peers = tuple(sorted((*local.peers, *remote.peers)))
+        # by peer, so that a question about one goes to the transport that has it
         self._of = {p: part for part in (local, remote) for p in part.peers}
         local.be_part_of(self)
         remote.be_part_of(self)
@@ -37,11 +38,13 @@ class MixedTransport(LaggedTransport):
 
     def put_beside(self, slot: Slot, going: RankParts, own: int) -> None:
         """See :class:`LaggedTransport`; the network gets its parts first."""
+        # what takes longest first: the system sends while this rank copies
         self._remote.put(slot, going)
         self._local.put_beside(slot, going, own)
 
     def take(self, slot: Slot, coming: RankParts) -> None:
         """See :class:`LaggedTransport`."""
+        # and last what came slowest
         self._local.take(slot, coming)
         self._remote.take(slot, coming)
 

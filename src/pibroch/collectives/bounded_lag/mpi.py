@@ -125,6 +125,7 @@ class MpiTransport(LaggedTransport):
                 header[ADDRESS] = self._keep(slot.stream, place, p, int(going.addresses[p]), nbytes)
             elif nbytes:
                 self._send(int(going.addresses[p]), nbytes, p, at + HEADER_BYTES)
+            # all but the number, which says that the rest is there and so goes after a flush
             self._send(header[NBYTES:].ctypes.data, 16, p, at + 8 * NBYTES)
         for p in peers:
             self._inbox.Flush(p)
@@ -162,6 +163,7 @@ class MpiTransport(LaggedTransport):
     def view(self, slot: Slot, peer: int) -> Bytes:
         """See :class:`LaggedTransport`."""
         place = slot.number % self.num_slots
+        # what was put by others becomes visible in this rank's memory
         self._inbox.Sync()
         sequence, nbytes, address = (int(word) for word in self._headers[slot.stream, peer, place, :3])
         assert sequence == slot.number + 1, f"slot of message {slot.number} holds {sequence - 1}"

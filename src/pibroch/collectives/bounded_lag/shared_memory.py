@@ -74,6 +74,7 @@ class SharedMemoryTransport(LaggedTransport):
         self._seen: dict[tuple[int, int, int], ForeignSegment] = {}
         self._unknown: dict[tuple[int, int], ForeignSegment] = {}  # by rank and id, until a slot names them
         self._num_segments = 0
+        # who waits for a rank that wants this very core should not spin on it
         has_cores = len(os.sched_getaffinity(0)) > len(links)
         self._effort = np.array(MANY_CORES if has_cores else FEW_CORES, np.int64)
 
@@ -223,6 +224,7 @@ class SharedMemoryTransport(LaggedTransport):
 
     def _segments_for(self, stream: int, place: int, going: RankParts, peers: Sequence[int]) -> Ints:
         """The segments in which messages travel: those of the slot, or larger ones; none where the slot will do."""
+        # mostly so: no copy of the table for it
         if int(going.sizes.max()) <= self.slot_bytes:
             return self._no_segments
         chosen: Ints = self._going[stream, place].copy()

@@ -93,6 +93,7 @@ class StreamTransport(LaggedTransport):
     def put(self, slot: Slot, going: RankParts, only: int | None = None) -> None:
         """See :class:`LaggedTransport`."""
         with self._changed:
+            # parts that were only looked at, by `view`: the window says that nobody needs them now
             oldest = slot.number - self.num_slots // 2
             for key in [key for key in self._came if key[0] == slot.stream and key[1] <= oldest]:
                 del self._came[key]
@@ -110,6 +111,7 @@ class StreamTransport(LaggedTransport):
         patience = Patience(self.members, self.timeout_s)
         for p in self.peers:
             while not self.has_arrived(slot, p):
+                # before the second look: what comes after it ends the sleep
                 seen = self._news
                 if not self.has_arrived(slot, p) and self.sleep(seen) == seen:
                     self.look_at_others([q for q in self.peers if not self.has_arrived(slot, q)], slot.number, patience)
@@ -182,6 +184,7 @@ class StreamTransport(LaggedTransport):
                 if frame.stream == PONG:
                     self._pinged.discard(peer)
                 elif frame.stream == LOST and frame.number != self.rank:
+                    # the first word counts: later ones follow from it
                     self._blamed = self._blamed or (peer, frame.number)
                 elif frame.stream == GOODBYE:
                     self._ended[peer] = LEFT

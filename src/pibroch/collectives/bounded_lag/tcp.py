@@ -85,11 +85,13 @@ class _Outbox:
         with self._changed:
             if self._is_broken or self._is_closed:
                 return
+            # at once where nothing waits: a thread's turn costs more than a short message
             sent = 0 if self._left else self._try(head, part)
             if sent < len(head):
                 self._left.append(head[sent:])
             rest = max(0, sent - len(head))
             if rest < len(part):
+                # a copy: the caller writes to this memory when send returns
                 self._left.append(part[rest:].tobytes())
             if self._left:
                 self._thread = self._thread or _started(self._work)

@@ -69,6 +69,7 @@ class LagWindow:
             raise ConfigError(f"a lag bound of {bound}", "0 or more", "0 is an ordinary all-to-all")
         self._most = max(bound, most, 1)
         self.bound = bound
+        # of the largest bound: slots are memory that peers have mapped, and stay
         self.num_slots = self.slots_per_unit * self._most
         self._outstanding: deque[int] = deque()
         self.num_initiated = 0
@@ -87,11 +88,14 @@ class LagWindow:
         """A request begins. It has the number :attr:`num_initiated` had before."""
         number = self.num_initiated
         instructions: list[Instruction] = []
+        # more than one when the bound was lowered since
         while len(self._outstanding) >= max(self.bound, 1):
             instructions.append(self._complete_oldest())
         self.num_initiated += 1
         self._outstanding.append(number)
+        # after the completions, by which the slot is free on all ranks, see the module
         instructions.append(Put(number, number % self.num_slots))
+        # an ordinary all-to-all: complete before it returns
         if self.bound == 0:
             instructions.append(self._complete_oldest())
         return instructions
@@ -124,6 +128,7 @@ class LagWindow:
         if number >= self.num_initiated:
             raise ConfigError(f"a wait for request {number} of {self.num_initiated}", "one that was initiated")
         instructions = []
+        # in their order, as on every other rank
         while self._outstanding and self._outstanding[0] <= number:
             instructions.append(self._complete_oldest())
         return instructions

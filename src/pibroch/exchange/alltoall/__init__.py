@@ -6,7 +6,7 @@ from pibroch.config.exchange import PLACEMENTS, ExchangeSpec, PlacedSection
 
 
 class AllToAllSection(PlacedSection):
-    """What exchanges between ranks have in common, and copies.
+    """Settings that all exchanges between ranks share, and those of copied rows.
 
     Attributes:
         replicas: how gradients of rows that every rank has are summed; the sums are the same. ``gather`` suits a few rows,

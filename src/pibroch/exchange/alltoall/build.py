@@ -20,7 +20,7 @@ from pibroch.planner import Plan
 
 @dataclass(frozen=True, slots=True)
 class PlacedOptions:
-    """What users tell exchanges between ranks.
+    """Options that every exchange between ranks takes.
 
     Attributes:
         placement: a kind for all tables, kinds by table name (``""`` for those not named), or a :class:`Plan`.
@@ -45,7 +45,7 @@ class PlacedOptions:
         return plan_for(setup.tables, chosen, num_shards, what)
 
     def wire_on(self, setup: Setup) -> RowWire:
-        """The way of rows and gradients; every rank calls it.
+        """What carries rows and gradients between the ranks; every rank calls it.
 
         Raises:
             ConfigError: for a type unknown, or ranks that want different ways.
@@ -56,7 +56,7 @@ class PlacedOptions:
 
 @dataclass(frozen=True, slots=True)
 class AllToAllOptions(PlacedOptions):
-    """What users tell this exchange besides.
+    """Options of this exchange, beside those of every exchange between ranks.
 
     Attributes:
         replicas: how gradients of rows that every rank has are summed: ``gather``, ``sparse`` or ``dense``, see

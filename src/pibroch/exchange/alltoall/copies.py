@@ -26,7 +26,7 @@ from pibroch.embedding.rows import NO_SCALE, group_rows, rising
 from pibroch.exchange.alltoall.row_bits import RowSeries
 from pibroch.exchange.messages import Counts, Rows, Talk, Values
 from pibroch.kernels import parallel
-from pibroch.kernels.arrays import Ints, Records, RowIds
+from pibroch.kernels.arrays import Array, Ints, Records, RowIds
 from pibroch.kernels.scatter_update import numba as updating
 from pibroch.kernels.scatter_update.numba import Grouped
 
@@ -61,7 +61,7 @@ class OwnedCopies(ABC):
         return np.flatnonzero(self.own % self.world_size == rank)
 
     def hear(self, read: Ints, id_type: Any) -> Talk[None]:
-        """Learn which rows all ranks will update.
+        """Exchange which copied rows each rank read, so that all know which of them the step updates.
 
         Args:
             read: int64, offsets of the rows that other ranks and this one read here, in rank order.
@@ -112,7 +112,7 @@ class OwnedCopies(ABC):
 
 
 class SparseSums(OwnedCopies):
-    """Of rows that were read."""
+    """Sums of the gradients of those copied rows that some rank read."""
 
     gradients_go_along = True
 
@@ -127,7 +127,7 @@ class SparseSums(OwnedCopies):
 
 
 class DenseSums(OwnedCopies):
-    """Of all copied rows: those that were not read add zeros."""
+    """Sums of the gradients of all copied rows: those that were not read add zeros."""
 
     gradients_go_along = False
 
@@ -156,5 +156,5 @@ class DenseSums(OwnedCopies):
 WAYS: dict[str, type[OwnedCopies] | None] = {"gather": None, "sparse": SparseSums, "dense": DenseSums}
 
 
-def _repeated(rows: np.ndarray[Any, Any], times: int) -> torch.Tensor:
+def _repeated(rows: Array, times: int) -> torch.Tensor:
     return torch.from_numpy(np.concatenate([rows] * times))

@@ -74,11 +74,11 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
 
     @property
     def lanes(self) -> Sequence[Lane]:
-        """Of all groups, in their order."""
+        """The lanes of all groups of tables, in the groups' order."""
         return self._lanes
 
     def room_for(self, batch: JaggedBatch) -> Tensor | None:
-        """For a batch's pooled embeddings, see :func:`pibroch.exchange.rows.room_for`."""
+        """Memory for a batch's pooled embeddings, see :func:`pibroch.exchange.rows.room_for`."""
         return room_for([each.tables for each in self.groups], batch)
 
     def assemble(self, batch: JaggedBatch, pooled: Sequence[Tensor]) -> list[Tensor]:

@@ -28,7 +28,7 @@ class _Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupLanes:
-    """One group's lanes.
+    """The lanes of one group of tables, which together have all of its blocks.
 
     Attributes:
         tables: of the group.
@@ -64,7 +64,7 @@ class GroupLanes:
 
     @property
     def space(self) -> RowSpace:
-        """Of the group."""
+        """The addresses of the group's rows."""
         return self.tables.space
 
     @cached_property

@@ -132,7 +132,7 @@ class Lane(ABC):
         return received
 
     def carry(self, rows: Tensor, send_counts: list[int], receive_counts: list[int]) -> Talk[Records]:
-        """Float32 rows to and from all ranks."""
+        """Send float32 rows to all ranks, and receive theirs."""
         came = yield Rows(rows, send_counts, receive_counts)
         numbers: Records = came.tensor.numpy()
         return numbers

@@ -33,7 +33,7 @@ COLD, HOT, READY = range(3)
 
 @dataclass(slots=True, eq=False)
 class LaneMovement:
-    """One lane's rows.
+    """The rows of one lane on their way to the homes of another plan.
 
     Attributes:
         before: where they are.
@@ -53,7 +53,7 @@ class LaneMovement:
 
     @classmethod
     def between(cls, before: RowLane, after: RowLane) -> LaneMovement:
-        """Look all rows of this rank up."""
+        """Find where each row of this rank is to go."""
         new = _places(after.layout)
         targets, places, mine = [], [], []
         for piece in before.layout.pieces[before.rank]:
@@ -89,7 +89,7 @@ class LaneMovement:
         return np.concatenate(found)
 
     def left(self, *states: int) -> Ints:
-        """Rows of this rank in one of these states."""
+        """The rows of this rank that are in one of these states."""
         assert self.before.shard.progress is not None, "while they move"
         found: Ints = np.flatnonzero(np.isin(self.before.shard.progress, states) & self.is_mine)
         return found

@@ -19,11 +19,11 @@ class RowSeries(NamedTuple):
 
     @property
     def rows(self) -> range:
-        """All of them."""
+        """All offsets of the series."""
         return range(self.first, self.stop, self.step)
 
     def num_words(self, id_type: DTypeLike) -> int:
-        """Numbers of a type that hold a bit for each."""
+        """How many numbers of a type it takes to have a bit for each offset."""
         return -(-len(self.rows) // (8 * np.dtype(id_type).itemsize))
 
     def bits(self, rows: Ints, id_type: DTypeLike) -> NDArray[np.signedinteger]:

@@ -20,7 +20,7 @@ def _name_for(num_ranks: int) -> str:
     return "local" if num_ranks == 1 else "alltoall"
 
 
-def _build(setup: Any, **options: Any) -> Any:
+def _build(setup: Any, **options: object) -> object:
     name = _name_for(setup.channel.ranks.world_size)
     return find_exchange(name).build(setup, **({} if name == "local" else options))
 

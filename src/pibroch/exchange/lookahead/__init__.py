@@ -1,7 +1,7 @@
 """Lookahead training (BagPipe, SOSP'23): rows wait where they are needed next, and little is waited for."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -41,7 +41,7 @@ class LookaheadSection(PlacedSection):
             )
         return self
 
-    def options(self, workers: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    def options(self, workers: Mapping[str, Sequence[str]]) -> dict[str, object]:
         """See :class:`ExchangeSection`."""
         own = self.model_dump(exclude={"name", "meet"})
         oracles = workers.get(ORACLE, ())

@@ -23,7 +23,7 @@ MOST_BYTES = 256 << 20
 
 
 @dataclass(slots=True)
-class _Asked:
+class _EarlyRequest:
     """What was asked for one step.
 
     Attributes:
@@ -40,7 +40,7 @@ class _Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundEarly:
     """Which of some rows were asked for before.
 
     Attributes:
@@ -49,7 +49,7 @@ class Found:
     """
 
     is_early: NDArray[np.bool_]
-    parts: list[tuple[_Asked, Ints, Ints]]
+    parts: list[tuple[_EarlyRequest, Ints, Ints]]
 
 
 class EarlyRows:
@@ -61,7 +61,7 @@ class EarlyRows:
 
     def __init__(self, servers: EmbeddingServers) -> None:
         self._servers = servers
-        self._asked: deque[_Asked] = deque()
+        self._asked: deque[_EarlyRequest] = deque()
 
     def ask(self, step: int, rows: Ints) -> None:
         """After the rounds of a step's plan: ask for what a later step reads, and forget what this one was the last to move."""
@@ -70,11 +70,11 @@ class EarlyRows:
         held = sum(len(each.rows) for each in self._asked) + len(rows)
         if len(rows) and 4 * self._servers.width * held <= MOST_BYTES:
             answers = self._servers.read_after(self._servers.rows_by_server(rows))
-            self._asked.append(_Asked(step + EARLY_STEPS, rows, answers))
+            self._asked.append(_EarlyRequest(step + EARLY_STEPS, rows, answers))
 
-    def find(self, rows: Ints) -> Found:
+    def find(self, rows: Ints) -> FoundEarly:
         """Which of these rows are, or will be, here."""
-        found = Found(np.zeros(len(rows), np.bool_), [])
+        found = FoundEarly(np.zeros(len(rows), np.bool_), [])
         for asked in self._asked if len(rows) else ():
             places = np.minimum(np.searchsorted(asked.rows, rows), len(asked.rows) - 1)
             (which,) = np.nonzero(asked.rows[places] == rows)
@@ -83,7 +83,7 @@ class EarlyRows:
                 found.parts.append((asked, which, places[which]))
         return found
 
-    def fill(self, found: Found, out: Records) -> None:
+    def fill(self, found: FoundEarly, out: Records) -> None:
         """Write the records, or what begins them, of the rows that were found to their rows of ``out`` ``[rows, .]``; waits."""
         for asked, which, places in found.parts:
             if asked.records is None:

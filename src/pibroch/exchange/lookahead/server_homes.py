@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch.futures import Future
 
 from pibroch.collectives import Channel
-from pibroch.exchange.lookahead.early_rows import EarlyRows, Found
+from pibroch.exchange.lookahead.early_rows import EarlyRows, FoundEarly
 from pibroch.kernels.arrays import Ints, Records
 from pibroch.kernels.window.rules import Transfer
 from pibroch.servers.client import EmbeddingServers, RowsByServer
@@ -31,7 +31,7 @@ class Coming:
 
     answers: Sequence[Future[torch.Tensor]]
     counts: Ints
-    found: tuple[Found, Found]
+    found: tuple[FoundEarly, FoundEarly]
 
 
 class ServerHomes:
@@ -129,7 +129,7 @@ class ServerHomes:
         self._servers.flush()
 
 
-def _less(rows: RowsByServer, early: Found) -> RowsByServer:
+def _less(rows: RowsByServer, early: FoundEarly) -> RowsByServer:
     """Those that were not asked for before."""
     if not early.parts:
         return rows

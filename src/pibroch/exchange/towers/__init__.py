@@ -1,7 +1,7 @@
 """Towers (DMT): tables lie with the hosts of their tower, which work on embeddings before anything crosses hosts."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -26,7 +26,7 @@ class TowersSection(PlacedSection):
 
     @field_validator("groups", mode="before")
     @classmethod
-    def _from_file(cls, value: Any) -> Any:
+    def _from_file(cls, value: object) -> object:
         return read_groups(Path(value)) if isinstance(value, str) else value
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.kernels.arrays import Ints, RowIds
+from pibroch.kernels.arrays import Array, Ints, RowIds
 from pibroch.kernels.memory import prefetch
 from pibroch.kernels.policy import kernel
 
@@ -35,7 +35,7 @@ class AddressTable(NamedTuple):
         counts: int64 ``[3]``: addresses in use, numbers that were ever given, numbers on the stack.
     """
 
-    pairs: NDArray[Any]
+    pairs: Array
     free: NDArray[np.int32]
     counts: Ints
 

@@ -32,6 +32,22 @@ def sample_major_sequence(offsets: NDArray[np.int64], num_features: int, sequenc
 
 
 @kernel
+def _num_bits(number: int) -> int:
+    bits = 0
+    while bits < 63 and number >> bits:
+        bits += 1
+    return bits
+
+
+@kernel
+def _begin_places(counts: NDArray[np.uint32]) -> None:
+    """Make of how many there are of each digit where each one's first goes."""
+    filled = 0
+    for digit in range(len(counts)):
+        counts[digit], filled = filled, filled + counts[digit]
+
+
+@kernel
 def dedupe(
     row_ids: NDArray[np.int64],
     sequence: NDArray[np.int32],
@@ -61,9 +77,7 @@ def dedupe(
     lowest = highest = row_ids[sequence[start]]
     for i in range(start, stop):
         lowest, highest = min(lowest, row_ids[sequence[i]]), max(highest, row_ids[sequence[i]])
-    span_bits = 0
-    while span_bits < 63 and (highest - lowest) >> span_bits:
-        span_bits += 1
+    span_bits = _num_bits(highest - lowest)
     num_passes = max(1, (span_bits + RADIX_BITS - 1) // RADIX_BITS)
     digit_bits = (span_bits + num_passes - 1) // num_passes
     digits, mask = 1 << digit_bits, np.uint64((1 << digit_bits) - 1)
@@ -77,9 +91,7 @@ def dedupe(
         places[:] = 0
         for i in range(num_ids):
             places[(np.uint64(row_ids[source[i]] - lowest) >> shift) & mask] += 1
-        filled = 0
-        for digit in range(digits):
-            places[digit], filled = filled, filled + places[digit]
+        _begin_places(places)
         for i in range(num_ids):
             position = source[i]
             mine = (np.uint64(row_ids[position] - lowest) >> shift) & mask

@@ -6,9 +6,8 @@ Shape legend: B samples, F features, D embedding width, M = F + 1 vectors of a s
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float32]
+from pibroch.kernels.arrays import Array
 
 
 def forward(bottom_BD: Array, embedded_BFD: Array) -> Array:

@@ -8,10 +8,9 @@ Shape legend: B samples, F features, D embedding width, M = F + 1 vectors of a s
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from pibroch.kernels.arrays import Records
 from pibroch.kernels.interaction.tile import LANES, ROWS, multiply_tile, transpose_tile
 from pibroch.kernels.policy import kernel
 
@@ -22,7 +21,7 @@ def _padded(size: int, multiple: int) -> int:
 
 
 @kernel
-def forward(bottom_BD: Any, embedded_BFD: Any, out: Any, start: int, stop: int) -> None:
+def forward(bottom_BD: Records, embedded_BFD: Records, out: Records, start: int, stop: int) -> None:
     """Fill ``out[start:stop]``, float32 ``[B, D + P]``, as `naive.forward` does; all arrays are contiguous."""
     num_features, dim = embedded_BFD.shape[1], embedded_BFD.shape[2]
     num_vectors, depth = num_features + 1, _padded(dim, LANES)
@@ -51,7 +50,13 @@ def forward(bottom_BD: Any, embedded_BFD: Any, out: Any, start: int, stop: int) 
 
 @kernel
 def backward(
-    bottom_BD: Any, embedded_BFD: Any, grad_out: Any, grad_bottom_BD: Any, grad_embedded_BFD: Any, start: int, stop: int
+    bottom_BD: Records,
+    embedded_BFD: Records,
+    grad_out: Records,
+    grad_bottom_BD: Records,
+    grad_embedded_BFD: Records,
+    start: int,
+    stop: int,
 ) -> None:
     """Fill ``grad_bottom_BD[start:stop]`` and ``grad_embedded_BFD[start:stop]`` as `naive.backward` does."""
     num_features, dim = embedded_BFD.shape[1], embedded_BFD.shape[2]

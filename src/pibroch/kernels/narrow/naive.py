@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.kernels.arrays import Array, Records
+
 Halves = NDArray[np.uint16]
-Words = NDArray[Any]  # 32 bits each, as uint64
+Words = Array  # 32 bits each, as uint64
 SPECIAL, MANTISSA, QUIET = 0x7F800000, 0x007FFFFF, 0x00400000
 
 
-def widened(numbers: Any) -> Any:
+def widened(numbers: Array) -> Array:
     """The bits of bfloat16 as float32; float32 as it is.
 
     >>> widened(np.array([0x3F80, 0xC020], np.uint16))
@@ -23,7 +23,7 @@ def widened(numbers: Any) -> Any:
     return (numbers.astype(np.uint32) << 16).view(np.float32)
 
 
-def nearest(numbers: Any) -> Halves:
+def nearest(numbers: Records) -> Halves:
     """The nearest bfloat16, of two equally near ones the even one; infinities and NaN stay what they are.
 
     >>> widened(nearest(np.array([1.0, 1.0 + 2**-8, 1.0 + 3 * 2**-8, np.inf], np.float32)))
@@ -33,7 +33,7 @@ def nearest(numbers: Any) -> Halves:
     return _rounded(bits, 0x7FFF + ((bits >> 16) & 1))
 
 
-def stochastic(numbers: Any, keys: NDArray[np.uint32]) -> Halves:
+def stochastic(numbers: Records, keys: NDArray[np.uint32]) -> Halves:
     """One of the two bfloat16 that enclose a number, the nearer one the more often: the mean of many draws is the number.
 
     The draw is a hash of the number's bits and the key, so that whoever computes the same number in the same step rounds it
@@ -55,7 +55,7 @@ def mixed(numbers: Words) -> Words:
     return result
 
 
-def _bits(numbers: Any) -> Words:
+def _bits(numbers: Records) -> Words:
     return np.asarray(numbers, np.float32).view(np.uint32).astype(np.uint64)
 
 

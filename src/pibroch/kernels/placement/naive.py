@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from pibroch.kernels.arrays import Array
 
 
 def sources_of(held: Array, home: int, cost: Array) -> list[int]:
@@ -15,6 +12,7 @@ def sources_of(held: Array, home: int, cost: Array) -> list[int]:
     num_shards = len(cost)
     out = []
     for reader in range(num_shards):
+        # ties are broken the same way everywhere, or readers of one partition would crowd one holder
         key = {
             shard: (cost[reader, shard], shard != home, (shard - reader) % num_shards)
             for shard in range(num_shards)
@@ -38,6 +36,7 @@ def replicate(
         link = np.zeros(num_shards)
         for partition in range(num_partitions):
             link[source[partition, reader]] += weight[partition] * cost[reader, source[partition, reader]]
+        # what a shard reads from itself crosses no link
         link[reader] = 0.0
         fitting = [
             partition

@@ -41,12 +41,14 @@ def place(
         partition = order[place]
         size, best, emptiest = memory[partition], -1, 0
         for shard in range(num_shards):
+            # which share is smaller, without divisions
             if used[shard] * room[emptiest] < used[emptiest] * room[shard]:
                 emptiest = shard
         level = used[emptiest] / room[emptiest]
         for shard in range(num_shards):
             if used[shard] + size > room[shard]:
                 continue
+            # within half a partition of the emptiest is as empty
             if by_memory[partition] and used[shard] / room[shard] > level + 0.5 * size / room[shard]:
                 continue
             if best < 0 or load[shard] < load[best] or (load[shard] == load[best] and used[shard] < used[best]):
@@ -69,6 +71,37 @@ def is_nearer(reader: int, shard: int, other: int, home: int, cost: Floats) -> b
         return bool(shard == home)
     num_shards = len(cost)
     return (shard - reader) % num_shards < (other - reader) % num_shards
+
+
+@kernel
+def _first_relief(
+    reader: int, order: Ints, weight: Floats, memory: Floats, available: Floats, source: Ints, link: Floats, pointer: Ints,
+    tried: Flags,
+) -> int:  # fmt: skip
+    """The first place in ``order`` of what relieves the reader's worst link and fits, or else its next worst; -1 for none.
+
+    ``pointer`` ``[W, W]`` is moved past places that offer nothing; ``tried`` ``[W]`` is scratch.
+    """
+    num_shards, num_places = len(available), len(order)
+    tried[:] = False
+    tried[reader] = True
+    for _ in range(num_shards - 1):
+        worst = -1
+        for shard in range(num_shards):
+            if not tried[shard] and (worst < 0 or link[reader, shard] > link[reader, worst]):
+                worst = shard
+        if link[reader, worst] <= 0:
+            break
+        tried[worst] = True
+        place = pointer[reader, worst]
+        while place < num_places:
+            partition = order[place]
+            if source[partition, reader] == worst and memory[partition] <= available[reader] and weight[partition] > 0:
+                pointer[reader, worst] = place
+                return int(place)
+            place += 1
+        pointer[reader, worst] = place
+    return -1
 
 
 @kernel
@@ -102,7 +135,7 @@ def replicate(
     Returns:
         The number of copies that were added.
     """
-    num_shards, num_places, added = len(available), len(order), 0
+    num_shards, added = len(available), 0
     pointer = np.zeros((num_shards, num_shards), np.int64)  # places before it offer this reader nothing on this link
     stopped, tried = np.zeros(num_shards, np.bool_), np.zeros(num_shards, np.bool_)
     num_stopped = 0
@@ -111,33 +144,9 @@ def replicate(
         for shard in range(num_shards):
             if not stopped[shard] and (reader < 0 or available[shard] > available[reader]):
                 reader = shard
-        tried[:] = False
-        tried[reader] = True
-        found = -1
-        for _ in range(num_shards - 1):
-            worst = -1
-            for shard in range(num_shards):
-                if not tried[shard] and (worst < 0 or link[reader, shard] > link[reader, worst]):
-                    worst = shard
-            if link[reader, worst] <= 0:
-                break
-            tried[worst] = True
-            place = pointer[reader, worst]
-            while place < num_places:
-                partition = order[place]
-                if (
-                    source[partition, reader] == worst
-                    and memory[partition] <= available[reader]
-                    and weight[partition] > 0
-                ):
-                    found = place
-                    break
-                place += 1
-            pointer[reader, worst] = place
-            if found >= 0:
-                break
+        found = _first_relief(reader, order, weight, memory, available, source, link, pointer, tried)
         if found < 0:
-            stopped[reader] = True
+            stopped[reader] = True  # nothing that fits relieves it: for good, as its room only shrinks
             num_stopped += 1
             continue
         partition = order[found]
@@ -154,5 +163,5 @@ def replicate(
             link[other, before] -= weight[partition] * cost[other, before]
             link[other, reader] += weight[partition] * cost[other, reader]
             source[partition, other] = reader
-            pointer[other, reader] = min(pointer[other, reader], found)
+            pointer[other, reader] = min(pointer[other, reader], found)  # this very place may relieve it now
     return added

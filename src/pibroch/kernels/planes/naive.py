@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from pibroch.kernels.arrays import Bytes
+from pibroch.kernels.arrays import Array, Bytes
 
 
-def split(numbers: NDArray[Any], low: Bytes, top: Bytes) -> None:
+def split(numbers: Array, low: Bytes, top: Bytes) -> None:
     """All numbers' lowest bytes, then their second ones, and so on; the highest ones to ``top``."""
     planes = numbers.view(np.uint8).reshape(len(numbers), numbers.itemsize).T
     low[:], top[:] = planes[:-1], planes[-1]
 
 
-def join(low: Bytes, top: Bytes, numbers: NDArray[Any]) -> None:
+def join(low: Bytes, top: Bytes, numbers: Array) -> None:
     """The inverse of :func:`split`."""
     numbers.view(np.uint8).reshape(len(numbers), numbers.itemsize)[:] = np.concatenate([low, top[None]]).T

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from numpy.typing import NDArray
-
-from pibroch.kernels.arrays import Bytes
+from pibroch.kernels.arrays import Array, Bytes
 from pibroch.kernels.policy import kernel
 
 
 @kernel
-def split(numbers: NDArray[Any], low: Bytes, top: Bytes) -> None:
+def split(numbers: Array, low: Bytes, top: Bytes) -> None:
     """Take numbers apart.
 
     Args:
@@ -28,7 +24,7 @@ def split(numbers: NDArray[Any], low: Bytes, top: Bytes) -> None:
 
 
 @kernel
-def join(low: Bytes, top: Bytes, numbers: NDArray[Any]) -> None:
+def join(low: Bytes, top: Bytes, numbers: Array) -> None:
     """The inverse of :func:`split`."""
     planes = len(low)
     for i in range(len(numbers)):

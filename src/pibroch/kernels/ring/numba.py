@@ -56,6 +56,7 @@ def copy_bytes(target: int, source: int, nbytes: int) -> None:
     if nbytes < STREAMED_BYTES:
         copy(target, source, nbytes)
         return
+    # streaming stores need whole, aligned lines of the target; the source may begin anywhere
     head = -target % LINE_BYTES
     copy(target, source, head)
     end = head + (nbytes - head) // LINE_BYTES * LINE_BYTES
@@ -68,6 +69,7 @@ def copy_bytes(target: int, source: int, nbytes: int) -> None:
 @kernel
 def ring_bell(bell: int) -> None:
     """Wake who sleeps on a bell; without a sleeper no system call."""
+    # a full barrier: a sleeper is either seen here, or sees the bell before it sleeps
     add(bell, 1)
     if load(bell + SLEEPERS) != 0:
         wake(bell)
@@ -81,6 +83,7 @@ def put_one(link: Ints, place: int, sequence: int, address: int, nbytes: int, se
         copy_bytes(slot + HEADER_BYTES, address, nbytes)
     else:
         copy_bytes(segment[1], address, nbytes)
+    # the number last: who sees it sees the rest, and the part, too
     store(slot + NBYTES, nbytes)
     store(slot + SEGMENT, segment[0])
     store(slot + SEQUENCE, sequence)
@@ -105,6 +108,7 @@ def put(
     """
     size = len(links)
     for step in range(1, size):
+        # each begins with its neighbour: nobody is written to by all at once
         p = (me + step) % size
         if links[p, WRITE] != 0:
             put_one(links[p], place, sequence, addresses[p], sizes[p], segments[p])
@@ -162,6 +166,7 @@ def _take_one(slot: int, p: int, addresses: Ints, sizes: Ints, known: Ints) -> i
     segment = load(slot + SEGMENT)
     source = slot + HEADER_BYTES
     if segment != 0:
+        # only Python can map a segment; it comes back with the address
         if known[p, 0] != segment:
             return UNKNOWN_SEGMENT
         source = known[p, 1]
@@ -180,6 +185,7 @@ def _bide(effort: Ints, turn: int) -> bool:
     before = nanoseconds()
     give_way()
     if nanoseconds() - before > LONG_NS:
+        # a stranger had the core for a time slice: sleeping is cheaper for a while
         effort[CALM] = effort[PENALTY]
         effort[PENALTY] = min(2 * effort[PENALTY], MOST_PENALTY)
     return True
@@ -191,6 +197,7 @@ def _learn(effort: Ints, turns: int) -> None:
     if turns < effort[SPINS]:
         effort[SPINS] = min(2 * effort[SPINS], effort[MOST_SPINS])
     else:
+        # never to nothing, or no wait could end while it spins, and the effort never grow again
         effort[SPINS] = max(effort[SPINS] // 2, effort[MOST_SPINS] // 5)
     if effort[CALM] > 0:
         effort[CALM] -= 1
@@ -232,6 +239,7 @@ def take(
             if seen < sequence:
                 left += 1
             elif seen > sequence:
+                # its sender is further ahead than the bound allows: the ranks do not agree
                 return OVERWRITTEN
             else:
                 outcome: int = _take_one(slot, p, addresses, sizes, known)
@@ -243,6 +251,7 @@ def take(
             return ARRIVED
         turns += 1
         if not _bide(effort, turns):
+            # count as a sleeper first, look once more, then sleep: what comes in between rings, or is seen
             add(bell + SLEEPERS, 1)
             rung = load(bell)
             is_news = _any_news(links, place, sequence, pending)

@@ -11,7 +11,7 @@ records as uint16, the others as in :mod:`pibroch.kernels.scatter_update.numba`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -110,7 +110,7 @@ def run(
 
 
 # part of each kernel below, which is cached: a function that takes functions cannot be
-_run: Any = njit(nogil=True, fastmath=FASTMATH, error_model="numpy")(run)
+_run: Callable[..., None] = njit(nogil=True, fastmath=FASTMATH, error_model="numpy")(run)
 
 
 @kernel

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.kernels.arrays import Array
 from pibroch.kernels.policy import kernel
 
 MAX_BYTES = 9  # of one number below 2**63
@@ -29,7 +28,7 @@ def encode(numbers: NDArray[np.int64], out: NDArray[np.uint8]) -> int:
 
 
 @kernel
-def decode(encoded: NDArray[np.uint8], numbers: NDArray[Any]) -> int:
+def decode(encoded: NDArray[np.uint8], numbers: Array) -> int:
     """Write the numbers encoded to ``numbers``; returns how many bytes they took, or -1 where these do not hold so many."""
     at, number = 0, 0
     for i in range(len(numbers)):

@@ -24,7 +24,7 @@ class Moves:
     gradients: set[Journey] = field(default_factory=set)
 
 
-class Window:
+class NaiveWindow:
     """All steps are known beforehand: ``touches[step][rank]`` are the rows that a rank touches.
 
     ``bounds`` may name more homes than there are ranks that touch rows: the rest are servers'.
@@ -60,6 +60,7 @@ class Window:
 
         In other designs it is always the home, or a trainer in place of a server.
         """
+        # readers of the next step come first: the record is there then without another journey
         home, among = self.home(row), [rank for rank in readers if rank in then] or readers
         if self.design == "lrpp":
             return next(rank for rank in (source, home, among[row % len(among)]) if rank in among)
@@ -76,8 +77,10 @@ class Window:
             self.owner[step, row] = owner
             if owner != source:
                 moves.records.add((row, source, owner))
+            # replicas are kept equal by giving weights to all, read or not
             borrowers = self.trainers if self.design == "replicated" else readers
             moves.weights |= {(row, source, rank) for rank in borrowers if rank not in (owner, source)}
+            # whoever had it has it no longer; a row at home has no holder
             self.holder.pop(row, None)
             if owner != home:
                 self.holder[row] = owner

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.kernels.arrays import Ints
+from pibroch.kernels.arrays import Array, Ints
 from pibroch.kernels.bits import lowest
 from pibroch.kernels.policy import kernel
 
@@ -37,13 +37,13 @@ class Window(NamedTuple):
     newest: Places
     holder: NDArray[np.int8]
     slot: Places
-    row: NDArray[Any]
+    row: Array
     number: Places
-    readers: NDArray[Any]
+    readers: Array
     behind: Places
-    then: NDArray[Any]
+    then: Array
     owner: NDArray[np.int8]
-    lent: NDArray[Any]
+    lent: Array
     place: Places
 
 
@@ -121,6 +121,7 @@ class Gradients(NamedTuple):
 def home_of(bounds: Ints, row: int) -> int:
     """The rank whose shard has the row."""
     home = 0
+    # few homes, as many as ranks: a walk, not a search by halves
     while row >= bounds[home + 1]:
         home += 1
     return home
@@ -134,14 +135,17 @@ def owner_of(design: int, num_trainers: int, readers: int, then: int, source: in
     """
     if design != LRPP:
         return home if home < num_trainers else row % num_trainers
+    # who also reads it in the next step saves that step the way; else any reader will do
     both = readers & then
     among = both if both != 0 else readers
+    # a power of two has one bit; no branches from here on where bits will do
     is_single, source_fits, home_fits = among & (among - 1) == 0, (among >> source) & 1, (among >> home) & 1
     first = lowest(among)
     known = source if source_fits else home
     owner = first if is_single else known
     if (source_fits | home_fits) != 0 or is_single:
         return owner
+    # neither source nor home reads it: spread such rows evenly, by address, the same on every rank
     count, rest = 0, among
     while rest:
         rest &= rest - 1
@@ -153,20 +157,21 @@ def owner_of(design: int, num_trainers: int, readers: int, then: int, source: in
 
 
 @kernel
-def always_reading(site: Site) -> Any:
+def always_reading(site: Site) -> np.int64:
     """Bits of the ranks that get every row's weights, whether they touch it or not."""
     return (np.int64(1) << np.int64(site.num_trainers)) - 1 if site.design == REPLICATED else np.int64(0)
 
 
 @kernel
-def slots_taken(borrowers: Any, source: int, owner: int, home: int) -> Any:
+def slots_taken(borrowers: int, source: int, owner: int, home: int) -> np.int64:
     """Bits of the ranks that need one more slot when a row arrives."""
+    # the source has it already; an owner at home keeps it in its shard, which takes no slot
     owns = np.int64(1) << np.int64(owner)
     return (borrowers | owns) & ~(np.int64(1) << np.int64(source)) & ~(owns * np.int64(owner == home))
 
 
 @kernel
-def add_bits(masks: NDArray[Any], amount: int, totals: Ints) -> None:
+def add_bits(masks: Array, amount: int, totals: Ints) -> None:
     """Add to ``totals`` ``[P]``, for each rank, ``amount`` times the number of ``masks`` that have its bit."""
     for rank in range(len(totals)):
         count = 0
@@ -180,6 +185,7 @@ def starts_of(counts: Ints) -> Ints:
     """Where each rank's part begins: the sum of ``counts`` ``[K, P]`` over the ranks before."""
     starts = np.zeros_like(counts)
     for kind in range(counts.shape[0]):
+        # an exclusive prefix sum
         for rank in range(1, counts.shape[1]):
             starts[kind, rank] = starts[kind, rank - 1] + counts[kind, rank - 1]
     return starts

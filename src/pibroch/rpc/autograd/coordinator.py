@@ -14,7 +14,7 @@ from pibroch.rpc.autograd.blame import as_runtime_error
 from pibroch.rpc.autograd.contexts import MAX_PASSES, Context, Contexts
 from pibroch.rpc.autograd.discovery import Ask, Instruction
 from pibroch.rpc.autograd.gates import Received
-from pibroch.rpc.autograd.messages import Abort, Discover, Gradients, Start
+from pibroch.rpc.autograd.messages import Abort, Discover, GradientsMessage, Start
 from pibroch.rpc.autograd.passes import Pass, deadline_after, left_until
 from pibroch.rpc.calls.agent import Agent
 from pibroch.rpc.info import WorkerInfo
@@ -29,7 +29,7 @@ class Coordinator:
         # walks through graphs and runs of the engine take time: on the pool
         agent.serve(Discover, self._on_discover, in_pool=True)
         agent.serve(Start, self._on_start, in_pool=True)
-        agent.serve(Gradients, self._on_gradients)
+        agent.serve(GradientsMessage, self._on_gradients)
         agent.serve(Abort, self._on_abort)
 
     def run(
@@ -117,10 +117,10 @@ class Coordinator:
             context.passes.pop(start.backward, None)
 
     def _send_gradients(self, part: Pass, received: Received, gradients: list[Tensor | None]) -> None:
-        note = Gradients(part.context.id, part.number, received.message)
+        note = GradientsMessage(part.context.id, part.number, received.message)
         self._agent.notify(received.origin, note, gradients)
 
-    def _on_gradients(self, origin: WorkerInfo, note: Gradients, value: Any) -> None:
+    def _on_gradients(self, origin: WorkerInfo, note: GradientsMessage, value: object) -> None:
         context = self._contexts.find(note.context)
         part = context.passes.get(note.backward) if context is not None else None
         if part is not None and isinstance(value, list):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from pibroch.rpc.autograd.gates import Backward, is_running
+from pibroch.rpc.autograd.gates import BackwardGate, is_running
 
 _lock = threading.Lock()
 _before: dict[Tensor, tuple[Tensor | None, int]] = {}  # .grad as it was, and how many passes show theirs at the moment
@@ -38,7 +38,7 @@ class LeafGradients:
     accumulated. ``shows``: whether ``.grad`` shows the gradients until the end of the block.
     """
 
-    def __init__(self, backward: Backward, leaves: Iterable[Node], shows: bool) -> None:
+    def __init__(self, backward: BackwardGate, leaves: Iterable[Node], shows: bool) -> None:
         self._backward, self._shows = backward, shows
         self._leaves: list[Any] = list(leaves)
         self._handles: list[Any] = []
@@ -70,7 +70,7 @@ class LeafGradients:
         """After the block: one for each leaf."""
         return [self._gradients.get(leaf.variable) for leaf in self._leaves]
 
-    def _shower(self, leaf: Tensor) -> Any:
+    def _shower(self, leaf: Tensor) -> object:
         def show(gradients: tuple[Tensor | None, ...]) -> tuple[None] | None:
             gradient = gradients[0]
             if gradient is None or not is_running(self._backward):

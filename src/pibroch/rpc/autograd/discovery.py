@@ -50,7 +50,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SearchAnswer:
     """Answer one that asked; at the root this is the user: the search is over.
 
     Attributes:
@@ -64,7 +64,7 @@ class Answer:
     error: Exception | None = None
 
 
-Instruction = Ask | Answer
+Instruction = Ask | SearchAnswer
 
 
 class Discovery:
@@ -91,11 +91,11 @@ class Discovery:
     def asked(self, asker: object, found: Iterable[Edge]) -> list[Instruction]:
         """``asker`` wanted this worker to go on, which reached ``found``; edges that are known already do not count."""
         if self._error is not None:
-            return [Answer(asker, frozenset(self._workers), self._error)]
+            return [SearchAnswer(asker, frozenset(self._workers), self._error)]
         asks = self._ask(found)
         self._num_open += len(asks)
         if self._is_engaged or not self._num_open:
-            return [*asks, Answer(asker, frozenset(self._workers))]
+            return [*asks, SearchAnswer(asker, frozenset(self._workers))]
         self._is_engaged, self._engager = True, asker
         return [*asks]
 
@@ -122,4 +122,4 @@ class Discovery:
 
     def _disengage(self) -> list[Instruction]:
         asker, self._is_engaged, self._engager = self._engager, False, None
-        return [Answer(asker, frozenset(self._workers), self._error)]
+        return [SearchAnswer(asker, frozenset(self._workers), self._error)]

@@ -57,7 +57,7 @@ class Received:
     tensors: tuple[int, ...]
 
 
-class Backward(Protocol):
+class BackwardGate(Protocol):
     """What gates, receipts and turns need of a backward pass."""
 
     def await_turn(self, sent: Sent) -> None:
@@ -70,15 +70,15 @@ class Backward(Protocol):
         """Send the gradients of a message to where it came from."""
 
 
-_running: dict[int, Backward] = {}  # by the engine's number for the pass
+_running: dict[int, BackwardGate] = {}  # by the engine's number for the pass
 
 
-def is_running(backward: Backward) -> bool:
+def is_running(backward: BackwardGate) -> bool:
     """Whether the engine works for ``backward`` in this thread."""
     return _running.get(torch._C._current_graph_task_id()) is backward
 
 
-def _here() -> Backward:
+def _here() -> BackwardGate:
     backward = _running.get(torch._C._current_graph_task_id())
     if backward is None:
         raise RuntimeError(
@@ -119,7 +119,7 @@ class _Receipt(Function):
 
 class _Turn(Function):
     @staticmethod
-    def forward(ctx: Any, backward: Backward, sent: Sent, *next_ones: Tensor) -> Tensor:
+    def forward(ctx: Any, backward: BackwardGate, sent: Sent, *next_ones: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.pass_, ctx.sent, ctx.num_next = backward, sent, len(next_ones)
         return torch.empty(0)
@@ -132,7 +132,9 @@ class _Turn(Function):
 
 class _Launch(Function):
     @staticmethod
-    def forward(ctx: Any, backward: Backward, started: list[int], num_roots: int, *roots_and_turn: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, backward: BackwardGate, started: list[int], num_roots: int, *roots_and_turn: Tensor
+    ) -> Tensor:
         ctx.pass_, ctx.started, ctx.num_turns = backward, started, len(roots_and_turn) - num_roots
         ctx.save_for_backward(*roots_and_turn[:num_roots])
         return torch.empty(())
@@ -225,7 +227,7 @@ def behind(gate: Tensor) -> tuple[tuple[Node | None, int], ...]:
 
 
 def run_engine(
-    backward: Backward,
+    backward: BackwardGate,
     roots: Sequence[Tensor],
     gates: Iterable[tuple[Sent, Sequence[Tensor]]],
     inputs: Sequence[Any],

@@ -46,7 +46,7 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag="backward"):
     timeout_s: float
 
 
-class Gradients(msgspec.Struct, frozen=True, array_like=True, tag="gradients"):
+class GradientsMessage(msgspec.Struct, frozen=True, array_like=True, tag="gradients"):
     """Gradients of the tensors of a message that you sent; the value is a list with one of them, or ``None``, per tensor."""
 
     context: int

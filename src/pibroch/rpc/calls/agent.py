@@ -17,7 +17,7 @@ from pibroch.rpc.calls.packing import Packer, Recorder, ReferenceKeeper
 from pibroch.rpc.calls.pending import Receiver
 from pibroch.rpc.calls.pool import Pool
 from pibroch.rpc.calls.requests import Requests, too_late
-from pibroch.rpc.calls.service import Handler, Life, Service
+from pibroch.rpc.calls.service import Handler, Life, RequestService
 from pibroch.rpc.info import IdSource, WorkerInfo
 from pibroch.rpc.options import UNSET_RPC_TIMEOUT, RpcBackendOptions
 from pibroch.rpc.transport.connection import Connection, Message
@@ -55,7 +55,7 @@ class Agent:
         self._membership = Membership(rendezvous)
         self.info = WorkerInfo(name, rendezvous.rank if rendezvous.rank >= 0 else self._membership.new_id())
         self._requests = Requests(self.info, self._packer, self.reactor, callables)
-        self._service = Service(self._packer, self.reactor, self.pool, options.limits)
+        self._service = RequestService(self._packer, self.reactor, self.pool, options.limits)
         self.on_failure, self.on_lost = (
             self._requests.on_failure,
             self._requests.lose,
@@ -258,7 +258,7 @@ class Agent:
     def serve(
         self, body_type: type[msgspec.Struct], handler: Handler, *, in_pool: bool = False, life: Life | None = None
     ) -> None:
-        """Have messages with such a body handled: on the loop, or on a thread of the pool (``Service.serve``)."""
+        """Have messages with such a body handled: on the loop, or on a thread of the pool (``RequestService.serve``)."""
         self._service.serve(body_type, handler, in_pool, life)
 
     @property

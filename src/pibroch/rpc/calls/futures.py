@@ -12,7 +12,7 @@ import torch
 from pibroch.errors import RpcTimeoutError
 from pibroch.rpc.calls.pool import Pool
 from pibroch.rpc.transport.reactor import Reactor
-from pibroch.rpc.transport.stream import Stream
+from pibroch.rpc.transport.stream import FrameStream
 from pibroch.rpc.values.failures import copy_of
 
 
@@ -144,7 +144,7 @@ def _collect_all(futures: Sequence[torch.futures.Future[Any]]) -> torch.futures.
     return _torch_collect_all(list(futures)) if first is None else first.group_with(futures)
 
 
-def _wait_all(futures: Sequence[torch.futures.Future[Any]]) -> list[Any]:
+def _wait_all(futures: Sequence[torch.futures.Future[Any]]) -> list[object]:
     """``torch.futures.wait_all``; see ``_collect_all``."""
     return [future.wait() for future in _collect_all(futures).wait()]
 
@@ -177,7 +177,7 @@ class Waiter:
         self.is_done = True
         self._done.release()
 
-    def wait(self, pool: Pool, timeout_s: float, stream: Stream | None = None) -> Any:
+    def wait(self, pool: Pool, timeout_s: float, stream: FrameStream | None = None) -> Any:
         """The value; raises what the call raised.
 
         If it can, this thread reads its answer from ``stream`` itself: nobody has to be woken then. The timeout is a second

@@ -25,7 +25,7 @@ class ReferenceKeeper(Protocol):
     def unsend(self, wire: Any) -> None:
         """It was not sent after all."""
 
-    def receive(self, wire: Any, origin: WorkerInfo, incarnation: int) -> Any:
+    def receive(self, wire: Any, origin: WorkerInfo, incarnation: int) -> object:
         """A reference that arrived from this life of a worker; 0 stands for this worker's own."""
 
 
@@ -80,7 +80,7 @@ class Packer:
         ``box`` holds the value, and nothing else of ours does: its tensors may be given back to where they came from.
         """
         raw, tensors, references = self._codec.encode(box.pop())
-        wires: list[Any] = []
+        wires: list[object] = []
         graph = None
         try:
             self._send_references(references, connection.peer, connection.incarnation, wires)
@@ -101,7 +101,7 @@ class Packer:
             return []
         return [self.references.receive(wire, origin, incarnation) for wire in envelope.references]
 
-    def unpack(self, message: Message, origin: WorkerInfo, references: list[Any]) -> Any:
+    def unpack(self, message: Message, origin: WorkerInfo, references: list[Any]) -> object:
         """A message's value; the message does not hold the tensors any more."""
         envelope, tensors = message.envelope, message.tensors
         message.tensors = []
@@ -121,7 +121,7 @@ class Packer:
 
 
 def _envelope(
-    body: msgspec.Raw, raw: msgspec.Raw, infos: list[Any], context: int | None, graph: Any, wires: list[Any]
+    body: msgspec.Raw, raw: msgspec.Raw, infos: list[Any], context: int | None, graph: object, wires: list[Any]
 ) -> Envelope:
     packed_graph = None if graph is None else msgspec.Raw(encode(graph))
     return Envelope(body, raw, infos, context, packed_graph, [msgspec.Raw(encode(wire)) for wire in wires])

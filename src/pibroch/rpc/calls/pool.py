@@ -20,7 +20,7 @@ _LOOK_AGAIN_S = 0.0005
 _STUCK_S = 0.05
 
 
-class _Worker:
+class _PoolThread:
     """One thread, and the lock that it sleeps on."""
 
     __slots__ = ("asleep", "is_started", "thread")
@@ -52,8 +52,8 @@ class Pool:
         self._name, self._size, self._loop = name, size, loop
         self._tasks: deque[Task] = deque()
         self._lock = threading.Lock()
-        self._idle: list[_Worker] = []
-        self._workers: set[_Worker] = set()
+        self._idle: list[_PoolThread] = []
+        self._workers: set[_PoolThread] = set()
         self._num_waking = self._num_waiting = self._num_started = self._num_done = 0
         self._is_watched = False
         self._wake_next = 1
@@ -113,7 +113,7 @@ class Pool:
                 worker.thread.join(max(0.0, deadline - time.monotonic()))
         return not any(worker.thread.is_alive() for worker in workers)
 
-    def _wake_one(self, beyond: bool = False) -> _Worker | None:
+    def _wake_one(self, beyond: bool = False) -> _PoolThread | None:
         """Have one more thread look for tasks, if the size allows it; one to be started without the lock (under the lock)."""
         if self._closed or (self._num_busy() >= self._size and not beyond):
             self._watch(_STUCK_S / 2)
@@ -122,7 +122,7 @@ class Pool:
         if self._idle:
             self._idle.pop().asleep.release()
             return None
-        worker = _Worker()
+        worker = _PoolThread()
         self._num_started += 1
         name = f"{self._name}-{self._num_started}"
         worker.thread = threading.Thread(target=self._work, args=(worker,), name=name, daemon=True)
@@ -169,7 +169,7 @@ class Pool:
         self._last_progress = (self._num_done, now, cpu_s)
         return num_done == self._num_done and cpu_s - cpu_since < _STUCK_S / 4
 
-    def _work(self, worker: _Worker) -> None:
+    def _work(self, worker: _PoolThread) -> None:
         self._here.is_worker = True
         is_fresh = True
         while True:
@@ -197,6 +197,6 @@ class Pool:
             del task  # what it holds may be large, and the next one may be long in coming
 
 
-def _start(worker: _Worker | None) -> None:
+def _start(worker: _PoolThread | None) -> None:
     if worker is not None:
         worker.start()

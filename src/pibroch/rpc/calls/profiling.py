@@ -6,7 +6,7 @@ Nothing of this runs while no profiler is on. What the callee does shows in a pr
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch.autograd.profiler import record_function
@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 is_on: Callable[[], bool] = torch._C._autograd._profiler_enabled  # of the calling thread
 
 
-def key(kind: str, function: Any, caller: WorkerInfo, callee: WorkerInfo) -> str:
+def key(kind: str, function: object, caller: WorkerInfo, callee: WorkerInfo) -> str:
     """An event's name; ``function`` is a function, or the name of a method."""
     name = function
     if not isinstance(function, str):
@@ -27,19 +27,19 @@ def key(kind: str, function: Any, caller: WorkerInfo, callee: WorkerInfo) -> str
     return f"rpc_{kind}#{name}({caller.name} -> {callee.name})"
 
 
-def sync_call(agent: Agent, to: WorkerInfo, function: Any, call: Callable[[], _T]) -> _T:
+def sync_call(agent: Agent, to: WorkerInfo, function: object, call: Callable[[], _T]) -> _T:
     """What ``call()`` returns, as an event."""
     with record_function(key("sync", function, agent.info, to)):
         return call()
 
 
-def async_call(agent: Agent, to: WorkerInfo, function: Any, call: Callable[[], Future]) -> Future:
+def async_call(agent: Agent, to: WorkerInfo, function: object, call: Callable[[], Future]) -> Future:
     """A future of what the future of ``call()`` will have; it is done when the event is over, too."""
     result = agent.future()
     with record_function(key("async", function, agent.info, to)) as event:
         future = call()
 
-        def finish(_: Any) -> None:
+        def finish(_: object) -> None:
             try:
                 value = future.value()
             except Exception as error:
@@ -51,7 +51,7 @@ def async_call(agent: Agent, to: WorkerInfo, function: Any, call: Callable[[], F
     return result
 
 
-def remote_call(agent: Agent, to: WorkerInfo, function: Any, call: Callable[[Callable[[], None]], _T]) -> _T:
+def remote_call(agent: Agent, to: WorkerInfo, function: object, call: Callable[[Callable[[], None]], _T]) -> _T:
     """What ``call(answered)`` returns; the event ends when ``answered()`` is called."""
     answered: torch.futures.Future[None] = torch.futures.Future()
     with record_function(key("remote", function, agent.info, to)) as event:

@@ -31,7 +31,7 @@ _ANSWER_BODY = msgspec.Raw(encode(Answer()))
 _SHORT_S = 0.0002  # functions that take less run on the network thread
 
 
-class Service:
+class RequestService:
     """Handles requests and notes.
 
     Args:
@@ -172,7 +172,7 @@ class _Task:
 
     def __init__(
         self,
-        service: Service,
+        service: RequestService,
         connection: Connection,
         message: Message,
         references: list[Any],
@@ -206,7 +206,7 @@ class _Task:
             self.service.note_duration(self.body.function, time.monotonic() - began)
         return result
 
-    def _value(self) -> Any:
+    def _value(self) -> object:
         references, self.references = self.references, []
         return self.service.packer.unpack(self.message, self.connection.peer, references)
 

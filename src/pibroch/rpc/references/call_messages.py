@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from pibroch.rpc.references import Place
+from pibroch.rpc.references import ValuePlace
 
 Name = Annotated[str, msgspec.Meta(max_length=1024)]
 
@@ -20,7 +20,7 @@ class FunctionCall(msgspec.Struct, frozen=True, array_like=True, tag="function")
 class MethodCall(msgspec.Struct, frozen=True, array_like=True, tag="method"):
     """Call a method of the value at ``place``; also a request of its own, whose value is ``[args, kwargs]``."""
 
-    place: Place
+    place: ValuePlace
     method: Name
 
 
@@ -45,12 +45,12 @@ class Create(msgspec.Struct, frozen=True, array_like=True, tag="create"):
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
     """Answered with the value, once it is there."""
 
-    place: Place
+    place: ValuePlace
 
 
 class Backward(msgspec.Struct, frozen=True, array_like=True, tag="rrefbackward"):
     """Start a distributed backward pass at the owner, with the value as its root; answered when it is over."""
 
-    place: Place
+    place: ValuePlace
     context: int
     retain_graph: bool

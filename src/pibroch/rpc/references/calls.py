@@ -92,25 +92,25 @@ class References(ReferenceRuntime):
 
     # the owner's side
 
-    def _on_create(self, origin: WorkerInfo, body: Create, value: Any) -> int:
+    def _on_create(self, origin: WorkerInfo, body: Create, value: list[Any]) -> int:
         owned = self.begin(body.reference, body.fork, Peer(origin.id, body.incarnation), origin)
         args, kwargs = value
         del value
         fill(owned, lambda: self._run(body.what, args, kwargs))
         return self.me.incarnation
 
-    def _on_method(self, origin: WorkerInfo, body: MethodCall, value: Any) -> Any:
+    def _on_method(self, origin: WorkerInfo, body: MethodCall, value: list[Any]) -> Any:
         args, kwargs = value
         return self._run(body, args, kwargs)
 
-    def _run(self, what: FunctionCall | MethodCall, args: Any, kwargs: Any) -> Any:
+    def _run(self, what: FunctionCall | MethodCall, args: object, kwargs: object) -> Any:
         callables = self.agent.callables
         if isinstance(what, FunctionCall):
             return run(callables.to_call(what.function), what.function, args, kwargs)
         value = self.value_at(what.place).wait(self.agent, 0.0)
         return run(find_method(value, what.method, callables), what.method, args, kwargs)
 
-    def _on_fetch(self, origin: WorkerInfo, body: Fetch, value: object) -> Any:
+    def _on_fetch(self, origin: WorkerInfo, body: Fetch, value: object) -> object:
         owned = self.value_at(body.place, asker=origin.id)
         return owned.get() if owned.is_done else owned.future(self.agent)
 
@@ -120,10 +120,10 @@ class References(ReferenceRuntime):
 
 
 def call_of(
-    agent: Agent, function: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+    agent: Agent, function: object, args: Sequence[object] | None, kwargs: Mapping[str, object] | None
 ) -> tuple[str, list[Any]]:
     """The name of a function and ``[args, kwargs]``; what has no name travels as a pickle, where pickles are allowed."""
-    value: list[Any] = [[*args] if args else [], dict(kwargs) if kwargs else {}]
+    value: list[object] = [[*args] if args else [], dict(kwargs) if kwargs else {}]
     try:
         return agent.callables.name(function), value
     except NotAllowedError:

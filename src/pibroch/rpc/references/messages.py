@@ -32,7 +32,7 @@ class Peer(NamedTuple):
         return self == lost or (self.worker == lost.worker and self.incarnation == ANY_LIFE)
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class ValuePlace(msgspec.Struct, frozen=True, array_like=True):
     """Which value is meant.
 
     Attributes:
@@ -58,7 +58,7 @@ class Wire(msgspec.Struct, frozen=True, array_like=True):
         fork: the number of the fork that the receiver gets.
     """
 
-    place: Place
+    place: ValuePlace
     owner_name: Annotated[str, msgspec.Meta(max_length=4096)]
     sender: Peer
     fork: int
@@ -67,7 +67,7 @@ class Wire(msgspec.Struct, frozen=True, array_like=True):
 class Register(msgspec.Struct, frozen=True, array_like=True, tag="register"):
     """User to owner: I hold this fork."""
 
-    place: Place
+    place: ValuePlace
     fork: int
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pibroch.rpc.references.messages import ANY_LIFE, Asked, Confirmed, Peer, Place, Refused, Register
+from pibroch.rpc.references.messages import ANY_LIFE, Asked, Confirmed, Peer, Refused, Register, ValuePlace
 from pibroch.rpc.references.user import IsLost, Tell
 
 MAX_EXPECTED = 1 << 16  # values that others speak of and that are not there
@@ -65,7 +65,7 @@ class OwnerSide:
         entry.forks[number] = creator
         return True
 
-    def wants(self, place: Place, asker: int | None = None) -> bool:
+    def wants(self, place: ValuePlace, asker: int | None = None) -> bool:
         """Somebody speaks of this value: whether it is there or expected.
 
         ``asker`` is the worker that speaks, where it is sure that it has not said ``Dropped`` yet: a creator that speaks of
@@ -114,7 +114,7 @@ class OwnerSide:
         if entry is not None and entry.forks.pop(number, None) is not None:
             self._discard_if_unused(reference, entry)
 
-    def receive(self, place: Place) -> bool:
+    def receive(self, place: ValuePlace) -> bool:
         """One of our own references came in a message: a handle more, if there is or will be a value."""
         if not self.wants(place):
             return False

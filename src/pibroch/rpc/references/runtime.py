@@ -12,7 +12,18 @@ import msgspec
 from pibroch.errors import ProtocolError, ReferenceLostError
 from pibroch.rpc.calls.agent import Agent
 from pibroch.rpc.info import WorkerInfo
-from pibroch.rpc.references import ANY_LIFE, MAX_BATCH, Fork, Message, News, Peer, Place, ReferenceTable, State, Wire
+from pibroch.rpc.references import (
+    ANY_LIFE,
+    MAX_BATCH,
+    Fork,
+    Message,
+    News,
+    Peer,
+    ReferenceTable,
+    State,
+    ValuePlace,
+    Wire,
+)
 from pibroch.rpc.references.owned import OwnedValue
 
 log = logging.getLogger(__name__)
@@ -31,17 +42,17 @@ class Handle(Protocol):
     """An object that users hold (``rref.RRef``), and how the runtime makes one."""
 
     @classmethod
-    def of_owner(cls, references: Any, reference: int, owned: OwnedValue, deadline: float | None = None) -> Any:
+    def of_owner(cls, references: Any, reference: int, owned: OwnedValue, deadline: float | None = None) -> object:
         """One for a value of this worker, counted already."""
 
     @classmethod
-    def of_user(cls, references: Any, owner: WorkerInfo, fork: Fork, deadline: float | None = None) -> Any:
+    def of_user(cls, references: Any, owner: WorkerInfo, fork: Fork, deadline: float | None = None) -> object:
         """One for a value elsewhere."""
 
     def owner(self) -> WorkerInfo:
         """The worker that has the value."""
 
-    def place(self) -> Place:
+    def place(self) -> ValuePlace:
         """Which value it stands for, in the words of a message."""
 
     def parts(self, references: Any) -> tuple[Fork | None, int]:
@@ -129,7 +140,7 @@ class ReferenceRuntime:
                 if reference not in self._table.owners.entries:
                     raise no_value(f"{rref!r}, whose value is gone")
                 self._table.owners.share(reference, number, peer)
-                place = Place(reference, self.me, self._table.owners.entries[reference].creator, known=True)
+                place = ValuePlace(reference, self.me, self._table.owners.entries[reference].creator, known=True)
         return Wire(place, rref.owner().name, self.me, number)
 
     def unsend(self, wire: Wire) -> None:
@@ -138,7 +149,7 @@ class ReferenceRuntime:
             self._table.unshare(wire)
         self._plan()
 
-    def receive(self, raw: msgspec.Raw, origin: WorkerInfo, incarnation: int) -> Any:
+    def receive(self, raw: msgspec.Raw, origin: WorkerInfo, incarnation: int) -> object:
         """The handle of a reference that came in a message of this life of ``origin``.
 
         Raises:
@@ -171,7 +182,7 @@ class ReferenceRuntime:
 
     # values here
 
-    def value_at(self, place: Place, asker: int | None = None) -> OwnedValue:
+    def value_at(self, place: ValuePlace, asker: int | None = None) -> OwnedValue:
         """The value that a peer speaks of, which may still be in the making.
 
         Raises:

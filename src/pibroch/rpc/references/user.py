@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pibroch.rpc.references.messages import ANY_LIFE, Dropped, Message, NotComing, Peer, Place, Register, Settled
+from pibroch.rpc.references.messages import ANY_LIFE, Dropped, Message, NotComing, Peer, Register, Settled, ValuePlace
 
 Tell = Callable[[Peer, Message], None]
 IsLost = Callable[[Peer], bool]
@@ -48,9 +48,9 @@ class Fork:
     failure: Exception | None = None
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ValuePlace:
         """What it refers to, in the words of a message."""
-        return Place(self.reference, self.owner, self.creator, self.state is State.CONFIRMED)
+        return ValuePlace(self.reference, self.owner, self.creator, self.state is State.CONFIRMED)
 
 
 class UserSide:
@@ -97,7 +97,7 @@ class UserSide:
                 fork.askers.add(fork.owner)
             self.gone(fork)
 
-    def receive(self, place: Place, number: int, sender: Peer) -> Fork | None:
+    def receive(self, place: ValuePlace, number: int, sender: Peer) -> Fork | None:
         """A fork that came in a message; ``None`` when there is one of this number already."""
         if number in self.forks:
             return None

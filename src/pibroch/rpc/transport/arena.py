@@ -21,7 +21,7 @@ IDLE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ArenaPlace:
     """Where a block lies: ``nbytes`` from ``offset`` on, which is a multiple of 64, in one segment."""
 
     segment_id: int
@@ -75,7 +75,7 @@ class Arena:
         self.lent_blocks = 0
         self.lent_bytes = 0
 
-    def allocate(self, nbytes: int) -> Place | NeedSegment:
+    def allocate(self, nbytes: int) -> ArenaPlace | NeedSegment:
         """A place for ``nbytes``, or the wish for a segment that has room for them."""
         if nbytes < 0:
             raise ValueError(f"got a block of {nbytes} bytes, need 0 or more")
@@ -92,7 +92,7 @@ class Arena:
         if start + size < end:
             self._put_range(segment_id, segment, start + size, end)
         self._lend(segment_id, segment, start, size)
-        return Place(segment_id, start, nbytes)
+        return ArenaPlace(segment_id, start, nbytes)
 
     def add_segment(self, segment_id: int, nbytes: int) -> None:
         """There is a new segment, as ``allocate`` asked for; ids are never used twice."""
@@ -137,14 +137,14 @@ class Arena:
             dropped.append(segment_id)
         return dropped
 
-    def _allocate_whole(self, nbytes: int) -> Place | NeedSegment:
+    def _allocate_whole(self, nbytes: int) -> ArenaPlace | NeedSegment:
         size = size_class(nbytes)
         waiting = self._whole.get(size)
         if not waiting:
             return NeedSegment(size)
         segment_id = next(reversed(waiting))
         self._lend(segment_id, self._segments[segment_id], 0, size)
-        return Place(segment_id, 0, nbytes)
+        return ArenaPlace(segment_id, 0, nbytes)
 
     def _lend(self, segment_id: int, segment: _Segment, offset: int, size: int) -> None:
         if not segment.lent:

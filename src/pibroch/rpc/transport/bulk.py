@@ -15,7 +15,7 @@ import torch
 
 from pibroch.errors import ProtocolError
 from pibroch.rpc.transport.frames import Frame, Kind, header
-from pibroch.rpc.transport.stream import Stream
+from pibroch.rpc.transport.stream import FrameStream
 from pibroch.rpc.values.messages import DTYPE_OF_CODE, TensorInfo, encode
 from pibroch.rpc.values.tensors import bytes_of
 
@@ -32,7 +32,7 @@ class BulkSender:
         self._numbers = itertools.count(1)
         self._chunks: deque[tuple[bytes, memoryview]] = deque()
         self._num_waiting_bytes = 0  # of these chunks
-        self._streams: list[Stream] = []
+        self._streams: list[FrameStream] = []
         self._lock = threading.Lock()
 
     @property
@@ -50,7 +50,7 @@ class BulkSender:
         """Of chunks that are not with the kernel yet."""
         return self._num_waiting_bytes + sum(stream.num_queued_bytes for stream in self._streams)
 
-    def add(self, stream: Stream) -> None:
+    def add(self, stream: FrameStream) -> None:
         """One more stream."""
         self._streams.append(stream)
 
@@ -76,7 +76,7 @@ class BulkSender:
                 self.pull(stream)
         return number
 
-    def pull(self, stream: Stream) -> None:
+    def pull(self, stream: FrameStream) -> None:
         """Give a stream that has nothing to do the next chunks, until the kernel takes no more."""
         while not stream.num_queued:
             with self._lock:

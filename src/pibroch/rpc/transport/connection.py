@@ -16,9 +16,10 @@ from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.options import Limits
 from pibroch.rpc.policies import POLICIES
 from pibroch.rpc.transport.bulk import BULK_FROM_BYTES, BulkReceiver, BulkSender
+from pibroch.rpc.transport.descriptors import HasDescriptor
 from pibroch.rpc.transport.frames import Allocate, Frame, Kind, header
 from pibroch.rpc.transport.sharing import SHARE_FROM_BYTES, Sharing
-from pibroch.rpc.transport.stream import Buffer, HasDescriptor, Stream
+from pibroch.rpc.transport.stream import Buffer, FrameStream
 from pibroch.rpc.values.devices import DeviceMap, stage, unstage
 from pibroch.rpc.values.failures import failure_of
 from pibroch.rpc.values.messages import Envelope, TensorInfo, decode_envelope, encode
@@ -34,8 +35,7 @@ from pibroch.rpc.values.tensors import (
 
 log = logging.getLogger(__name__)
 
-_MESSAGES = (Kind.REQUEST, Kind.NOTE, Kind.ANSWER)
-_SHARED_MEMORY = (Kind.SEGMENT, Kind.FREE, Kind.DROP)
+_MESSAGES, _SHARED_MEMORY = (Kind.REQUEST, Kind.NOTE, Kind.ANSWER), (Kind.SEGMENT, Kind.FREE, Kind.DROP)
 UNREAD_BYTES = 64 << 20
 """Of errors in place of answers: a peer that reads none of so many is lost."""
 _DEAF = "it does not read its answers"
@@ -93,11 +93,11 @@ class Connection:
         self.number = 0  # the dialler's number for it, at its other end
         self._on_message, self._on_failure, self._on_lost = inbox.on_message, inbox.on_failure, inbox.on_lost
         self._lock = threading.Lock()
-        self.stream: Stream | None = None
-        self.only_stream: Stream | None = None  # the same, when all answers come on it and callers may read them
+        self.stream: FrameStream | None = None
+        self.only_stream: FrameStream | None = None  # the same, when all answers come on it and callers may read them
         self._backlog: list[tuple[Sequence[Buffer], Sequence[HasDescriptor]]] = []  # until there is a stream
         self.sharing: Sharing | None = None
-        self._bulk_streams: list[Stream] = []
+        self._bulk_streams: list[FrameStream] = []
         self._sender, self._receiver = BulkSender(), BulkReceiver(limits.message_bytes)
         self._incomplete: dict[int, _Arriving] = {}  # messages by the transfers that they wait for
         self.refusal: PibrochError | None = None  # why the peer did not let this worker in
@@ -190,7 +190,7 @@ class Connection:
 
     # on the loop
 
-    def open(self, stream: Stream, surplus: bytes) -> None:
+    def open(self, stream: FrameStream, surplus: bytes) -> None:
         """The peer is admitted: what waited is sent, and reading begins."""
         with self._lock:
             for buffers, descriptors in self._backlog:
@@ -201,8 +201,8 @@ class Connection:
         stream.start(surplus)
 
     def open_bulk(
-        self, make_stream: Callable[[Allocate, Callable[[Frame], None], Callable[[], None]], Stream], surplus: bytes
-    ) -> None:
+        self, make_stream: Callable[[Allocate, Callable[[Frame], None], Callable[[], None]], FrameStream], surplus: bytes,
+    ) -> None:  # fmt: skip
         """One more stream, for large tensors."""
         stream = make_stream(self._receiver.allocate, self._on_chunk, lambda: self._sender.pull(stream))
         self._bulk_streams.append(stream)

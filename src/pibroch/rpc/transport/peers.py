@@ -19,12 +19,13 @@ from pibroch.rpc.transport import tls
 from pibroch.rpc.transport.connection import Connection, Inbox
 from pibroch.rpc.transport.dialling import Dialling
 from pibroch.rpc.transport.frames import Allocate, Frame, FrameReader, Kind
-from pibroch.rpc.transport.handshake import Client, Identity, Purpose, Server
+from pibroch.rpc.transport.handshake import Client, Server
+from pibroch.rpc.transport.handshake_messages import Identity, Purpose
 from pibroch.rpc.transport.link import Listener, dial
 from pibroch.rpc.transport.membership import Membership, Record
 from pibroch.rpc.transport.reactor import Reactor
 from pibroch.rpc.transport.sharing import Sharing
-from pibroch.rpc.transport.stream import Stream
+from pibroch.rpc.transport.stream import FrameStream
 
 log = logging.getLogger(__name__)
 
@@ -188,11 +189,11 @@ class Peers:
             tls.client_context(options.tls) if options.tls and not is_local else None,
         ).start()
 
-    def _stream(self, connection: Connection, sock: socket.socket) -> Stream:
+    def _stream(self, connection: Connection, sock: socket.socket) -> FrameStream:
         limits = self._options.limits
         reader = FrameReader(limits.metadata_bytes, limits.message_bytes, connection.allocate)
         checksums = self._options.checksums
-        return Stream(self._reactor, sock, reader, connection.on_frame, connection.lose, checksums=checksums)
+        return FrameStream(self._reactor, sock, reader, connection.on_frame, connection.lose, checksums=checksums)
 
     def _bulk_stream(
         self,
@@ -201,10 +202,10 @@ class Peers:
         allocate: Allocate,
         on_chunk: Callable[[Frame], None],
         on_drained: Callable[[], None],
-    ) -> Stream:
+    ) -> FrameStream:
         reader = FrameReader(_MAX_CHUNK_METADATA_BYTES, self._options.limits.message_bytes, allocate)
         checksums = self._options.checksums
-        return Stream(self._reactor, sock, reader, on_chunk, connection.lose, on_drained, checksums)
+        return FrameStream(self._reactor, sock, reader, on_chunk, connection.lose, on_drained, checksums)
 
     def _share_memory(self, connection: Connection) -> None:
         def discard(what: object) -> None:

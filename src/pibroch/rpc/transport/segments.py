@@ -57,7 +57,7 @@ class _Map:
         _madvise(address, nbytes, mmap.MADV_HUGEPAGE)  # a hint: where the system allows none, small pages do
 
     @property
-    def __array_interface__(self) -> dict[str, Any]:
+    def __array_interface__(self) -> dict[str, object]:
         return {"data": (self.address, False), "shape": (self.nbytes,), "typestr": "|u1", "version": 3}
 
     def __del__(self, munmap: Callable[[int, int], int] = _munmap) -> None:

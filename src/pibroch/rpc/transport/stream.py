@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import contextlib
 import logging
 import math
@@ -12,41 +11,28 @@ import socket
 import ssl
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from pibroch.errors import ProtocolError, RpcError
+from pibroch.rpc.transport.descriptors import MAX_DESCRIPTORS, HasDescriptor, receive_descriptors, send_descriptors
 from pibroch.rpc.transport.frames import Frame, FrameReader, seal
 from pibroch.rpc.transport.reactor import READ, SPIN_S, WRITE, Reactor
+from pibroch.rpc.transport.stall import StallWatch
 
 log = logging.getLogger(__name__)
 
 Buffer = bytes | memoryview
 
 
-class HasDescriptor(Protocol):
-    """Something with a descriptor that goes to the peer and is closed here then."""
-
-    fd: int
-
-    def close_fd(self) -> None:
-        """Close it."""
-
-
 _MAX_BUFFERS = 64
-_MAX_DESCRIPTORS = 64
 _READS_AT_A_TIME = 16  # then the other sockets have their turn
 _LONGEST_SLEEP_S = 3600.0
 _HANDED_OVER_S = 0.05
 _LAST_ROUNDS = 16  # of reads, when nothing can be written: more than the kernel holds
-STALL_S = 10.0
-STALL_BYTES = 10 << 10  # what even a slow link brings in this time
-_ANCILLARY_BYTES = socket.CMSG_SPACE(4 * _MAX_DESCRIPTORS)
 
 
-class Stream:
+class FrameStream:
     """One connected, admitted socket.
 
     Args:
@@ -71,7 +57,7 @@ class Stream:
     ) -> None:
         self._reactor, self._sock, self._reader = reactor, sock, reader
         self._on_frame, self._on_closed, self._on_drained = on_frame, on_closed, on_drained
-        self._checksums, self._is_watched_for_stall = checksums, False
+        self._checksums, self._stalls = checksums, StallWatch(reactor)
         self._takes_descriptors = sock.family == socket.AF_UNIX
         self._descriptors: deque[int] = deque()
         self._lock = threading.Lock()
@@ -292,10 +278,7 @@ class Stream:
     def _send_some(self) -> int:
         view, descriptors = self._queue[0]
         if descriptors:
-            rights = array.array("i", [each.fd for each in descriptors])
-            sent = self._sock.sendmsg([view], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-            for each in descriptors:
-                each.close_fd()
+            sent = send_descriptors(self._sock, view, descriptors)
             self._queue[0] = (view, ())
             return sent
         if len(self._queue) == 1 or isinstance(self._sock, ssl.SSLSocket):
@@ -322,7 +305,7 @@ class Stream:
                 for frame in frames:
                     self._on_frame(frame)
                 if self._reader.num_staged:
-                    self._watch_for_stall()
+                    self._stalls.watch(self)
                 if self._is_closed or (num_bytes < len(target) and not isinstance(self._sock, ssl.SSLSocket)):
                     return
             if isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
@@ -337,33 +320,14 @@ class Stream:
             log.exception("a frame could not be handled")
             self._fail(f"{type(error).__name__}: {error}")
 
-    def _watch_for_stall(self) -> None:
-        """A sender hands over whole frames: if one stays begun, its length is wrong, and what follows would be lost in it."""
-        if not self._is_watched_for_stall:
-            self._is_watched_for_stall = True
-            before, this = self._num_begun, weakref.ref(self)  # the timer must not keep a closed stream, and its buffer
-
-            def look() -> None:
-                stream = this()
-                if stream is not None:
-                    stream._look_for_stall(before)
-
-            self._reactor.call_at(time.monotonic() + STALL_S, look)
-
-    def _look_for_stall(self, before: tuple[int, int]) -> None:
-        self._is_watched_for_stall = False
-        num_frames, num_staged = self._num_begun
-        if self._is_closed or not num_staged:
-            return
-        if num_frames == before[0] and num_staged - before[1] < STALL_BYTES:
-            self.close(
-                f"a frame was begun {STALL_S:g} s ago and does not come; the length in its header may be damaged"
-            )
-        else:
-            self._watch_for_stall()
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing is sent or received any more."""
+        return self._is_closed
 
     @property
-    def _num_begun(self) -> tuple[int, int]:
+    def num_begun(self) -> tuple[int, int]:
+        """Frames that were begun, and bytes of the one that is not complete."""
         return self._reader.num_frames, self._reader.num_staged
 
     def _fail(self, reason: str) -> None:
@@ -378,12 +342,8 @@ class Stream:
                 return self._sock.recv_into(target)
         if not self._takes_descriptors:
             return self._sock.recv_into(target)
-        num_bytes, ancillary, flags, _ = self._sock.recvmsg_into([target], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                descriptors = array.array("i")
-                descriptors.frombytes(data[: len(data) - len(data) % 4])
-                self._descriptors.extend(descriptors)
-        if flags & socket.MSG_CTRUNC or len(self._descriptors) > _MAX_DESCRIPTORS:
-            raise ProtocolError("too many descriptors at once", f"at most {_MAX_DESCRIPTORS}")
+        num_bytes, descriptors, is_cut = receive_descriptors(self._sock, target)
+        self._descriptors.extend(descriptors)  # also if they are too many: what is closed with the stream does not leak
+        if is_cut or len(self._descriptors) > MAX_DESCRIPTORS:
+            raise ProtocolError("too many descriptors at once", f"at most {MAX_DESCRIPTORS}")
         return num_bytes

@@ -96,7 +96,7 @@ class Callables:
         self._names[function] = name
         return name
 
-    def resolve(self, name: str) -> Any:
+    def resolve(self, name: str) -> object:
         """What a peer named, as a value.
 
         Raises:
@@ -240,7 +240,7 @@ def _is_own(name: str) -> bool:
     return name in _OWN_NAMES or name.rpartition(".")[0] in _OWN_NAMES
 
 
-def _single(name: str) -> Any:
+def _single(name: str) -> object:
     """What a user allows by its name, whatever module it is of."""
     module, _, qualname = name.partition(":")
     try:
@@ -281,7 +281,7 @@ def private_prefix(module: str) -> str:
     return "_" if _below(module, _LIBRARIES) else "__"
 
 
-def _names_of(module: types.ModuleType, first: str) -> dict[str, Any]:
+def _names_of(module: types.ModuleType, first: str) -> dict[str, object]:
     names = vars(module)
     if first not in names and module.__name__ == _MAIN and _SPAWNED_MAIN in sys.modules:
         return vars(sys.modules[_SPAWNED_MAIN])

@@ -65,7 +65,7 @@ def _index(value: Any) -> int | None:
 
 def _taking_apart(function: Function) -> Function:
     @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
+    def checked(*args: object, **kwargs: object) -> object:
         check_values(*args)
         if "key" in kwargs:
             raise NotAllowedError("a key", "none", "let a function of your own do it")
@@ -78,7 +78,7 @@ def _for_arrays(function: Function) -> Function:
     """Arrays of different shapes are spread against each other."""
 
     @functools.wraps(function)
-    def checked(a: Any, b: Any) -> Any:
+    def checked(a: object, b: object) -> object:
         if (
             isinstance(a, np.ndarray)
             and isinstance(b, np.ndarray)
@@ -91,18 +91,18 @@ def _for_arrays(function: Function) -> Function:
     return checked
 
 
-def _sum(items: Any, start: Any = 0) -> Any:
+def _sum(items: Any, start: Any = 0) -> object:
     check_values(items)
     if isinstance(start, _SEQUENCES):
         raise NotAllowedError("a sum of sequences", "one of numbers or tensors")
     return sum(items, start)
 
 
-def _set(items: Any = ()) -> set[Any]:
+def _set(items: object = ()) -> set[Any]:
     return set(_hashed(items))
 
 
-def _frozenset(items: Any = ()) -> frozenset[Any]:
+def _frozenset(items: object = ()) -> frozenset[Any]:
     return frozenset(_hashed(items))
 
 
@@ -111,7 +111,7 @@ def _hashed(items: Any) -> Any:
     return items if isinstance(items, (set, frozenset, dict, str, bytes)) else check_hashes([*items])
 
 
-def _dict(items: Any = (), **kwargs: Any) -> dict[Any, Any]:
+def _dict(items: Any = (), **kwargs: object) -> dict[Any, Any]:
     if not isinstance(items, dict):
         check_values(items)
         items = [*items]
@@ -141,7 +141,7 @@ def _encoding(name: str) -> str:
 
 def _of_text(function: Function) -> Function:
     @functools.wraps(function)
-    def checked(*args: Any) -> Any:
+    def checked(*args: object) -> object:
         for arg in args:
             if isinstance(arg, (str, bytes, bytearray)) and len(arg) > MAX_TEXT:
                 raise too_large(f"a number of {len(arg):,} letters", f"at most {MAX_TEXT:,}")
@@ -165,7 +165,7 @@ def _pow(base: Any, exp: Any, mod: Any = None) -> Any:
     return _raised(base, exp)
 
 
-def _operator_pow(base: Any, exp: Any) -> Any:
+def _operator_pow(base: object, exp: object) -> object:
     return _pow(base, exp)
 
 
@@ -179,7 +179,7 @@ def _check_power(base: int, exp: int, mod: Any) -> None:
         raise too_large("a power of large numbers modulo another one", f"at most {_MAX_BASE_BITS:,} bits")
 
 
-def _lshift(number: Any, by: Any) -> Any:
+def _lshift(number: object, by: object) -> object:
     if isinstance(number, int) and isinstance(by, int) and by + number.bit_length() > MAX_BITS:
         raise too_large(f"a number of {by + number.bit_length():,} bits", f"at most {MAX_BITS:,}")
     return _shifted(number, by)
@@ -188,7 +188,7 @@ def _lshift(number: Any, by: Any) -> Any:
 _shifted = broadcasting(_for_arrays(operator.lshift))
 
 
-def _mul(a: Any, b: Any) -> Any:
+def _mul(a: Any, b: Any) -> object:
     for sequence, times in ((a, b), (b, a)):
         number = _index(times) if isinstance(sequence, _SEQUENCES) else None
         if number is not None and len(sequence) * number > MAX_COPIES:
@@ -199,7 +199,7 @@ def _mul(a: Any, b: Any) -> Any:
 _multiplied = broadcasting(_for_arrays(operator.mul))
 
 
-def _mod(a: Any, b: Any) -> Any:
+def _mod(a: object, b: object) -> object:
     if isinstance(a, (str, bytes, bytearray)):
         raise NotAllowedError("text to be formatted", "numbers or tensors", "format it in a function of your own")
     return _remainder(a, b)
@@ -214,7 +214,7 @@ def _contains(container: Any, item: Any) -> bool:
     return operator.contains(container, item)
 
 
-def _getitem(value: Any, index: Any) -> Any:
+def _getitem(value: object, index: object) -> object:
     if isinstance(value, np.ndarray):
         parts = index if isinstance(index, tuple) else (index,)
         check_values(*parts)

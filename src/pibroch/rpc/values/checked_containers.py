@@ -38,7 +38,7 @@ def _update(container: Any, items: Any = (), **named: Any) -> None:
     container.update(items, **named)
 
 
-def _counts(container: Any) -> bool:
+def _counts(container: object) -> bool:
     return isinstance(container, collections.Counter)
 
 

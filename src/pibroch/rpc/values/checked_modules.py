@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pibroch.errors import NotAllowedError
+from pibroch.rpc.values.call_arguments import product
 from pibroch.rpc.values.checks import (
     MAX_ELEMENTS,
     MAX_WINDOW,
@@ -20,7 +21,6 @@ from pibroch.rpc.values.checks import (
     check_values,
     too_large,
 )
-from pibroch.rpc.values.result_sizes import product
 from pibroch.rpc.values.special_checks import check_bags
 
 _MAX_LAYERS = 256
@@ -37,7 +37,7 @@ def made_small(cls: type[torch.nn.Module]) -> Function:
     num_dims = int(cls.__name__[-2]) if cls.__name__[-2:] in ("1d", "2d", "3d") else 2
 
     @functools.wraps(cls, updated=())
-    def checked(*args: Any, **kwargs: Any) -> Any:
+    def checked(*args: object, **kwargs: object) -> object:
         check_device(kwargs)
         check_values(args, kwargs)
         if is_recurrent:
@@ -58,7 +58,7 @@ def made_small(cls: type[torch.nn.Module]) -> Function:
     return checked
 
 
-def _number(value: Any, num_dims: int) -> int:
+def _number(value: object, num_dims: int) -> int:
     """A size, or the product of sizes; a single one stands for all dimensions."""
     if isinstance(value, (list, tuple)):
         return product(value)
@@ -93,7 +93,7 @@ def scheduler_of(cls: type) -> Function:
     """``cls``, which may take milestones and the like apart."""
 
     @functools.wraps(cls, updated=())
-    def checked(*args: Any, **kwargs: Any) -> Any:
+    def checked(*args: object, **kwargs: object) -> object:
         check_values(args, kwargs)
         return cls(*args, **kwargs)
 
@@ -104,7 +104,7 @@ def optimizer_of(cls: type[torch.optim.Optimizer]) -> Function:
     """``cls`` without its fused kernels, which trust what a peer says of their state."""
 
     @functools.wraps(cls, updated=())
-    def checked(*args: Any, **kwargs: Any) -> Any:
+    def checked(*args: Any, **kwargs: Any) -> object:
         if kwargs.get("fused"):
             raise NotAllowedError("a fused optimizer", "one without fused", "make it in a function of your own")
         return cls(*args, **kwargs)
@@ -129,7 +129,9 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state_dict: Any) -> N
     optimizer.load_state_dict(state_dict)
 
 
-def call_bag(bag: torch.nn.EmbeddingBag, input: Tensor, offsets: Tensor | None = None, weights: Any = None) -> Any:
+def call_bag(
+    bag: torch.nn.EmbeddingBag, input: Tensor, offsets: Tensor | None = None, weights: object = None
+) -> object:
     """``EmbeddingBag.forward``, when all ids and offsets lie where they must."""
     check_bags(input, bag.num_embeddings, offsets)
     return bag(input, offsets, weights)

@@ -88,7 +88,7 @@ def sized(function: Function, size: Size) -> Function:
     """``function`` after a look at how large its result will be."""
 
     @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
+    def checked(*args: object, **kwargs: object) -> object:
         check_device(kwargs)
         check_values(*[arg for arg in args if not isinstance(arg, Tensor)])
         check_elements(size(args, kwargs))
@@ -102,7 +102,7 @@ def broadcasting(function: Function, size: Size | None = None) -> Function:
     size_of = size or spread
 
     @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
+    def checked(*args: object, **kwargs: object) -> object:
         product = 1
         for arg in args:
             if isinstance(arg, Tensor):
@@ -119,7 +119,7 @@ def broadcasting(function: Function, size: Size | None = None) -> Function:
     return checked
 
 
-def spread(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def spread(args: tuple[object, ...], kwargs: dict[str, Any]) -> int:
     """Elements of operands that are spread against each other."""
     sizes: list[int] = []
     for shape in (arg.shape for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)):
@@ -152,7 +152,7 @@ def windowed(function: Function) -> Function:
     """``function``, whose numbers are sizes and steps of windows: some kernels count through them."""
 
     @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
+    def checked(*args: object, **kwargs: object) -> object:
         check_device(kwargs)
         numbers = [*args, *kwargs.values()]
         for number in (each for item in numbers for each in (item if isinstance(item, (list, tuple)) else [item])):
@@ -168,7 +168,7 @@ def shaped(function: Function) -> Function:
     """``function``, whose numbers are the sizes of a tensor of few dimensions."""
 
     @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
+    def checked(*args: object, **kwargs: object) -> object:
         num_sizes = sum(len(arg) if isinstance(arg, (list, tuple)) else 1 for arg in (*args, *kwargs.values()))
         if num_sizes > MAX_DIMS:
             raise too_large(f"{num_sizes:,} sizes", f"at most {MAX_DIMS}")
@@ -182,7 +182,7 @@ def in_parts(function: Function) -> Function:
     is_unbind, by_size = function.__name__ == "unbind", function.__name__ == "split"
 
     @functools.wraps(function)
-    def checked(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def checked(tensor: Tensor, *args: object, **kwargs: object) -> object:
         number = args[0] if args else next((value for name, value in kwargs.items() if name != "dim" or is_unbind), 0)
         longest = max(tensor.shape, default=0)
         num_parts = number.numel() if isinstance(number, Tensor) else number if isinstance(number, int) else 0

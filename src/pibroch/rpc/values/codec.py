@@ -19,18 +19,18 @@ import torch
 from pibroch.errors import NotAllowedError, ProtocolError, RpcError
 from pibroch.rpc.values.forms import MAX_BIG_INT_BYTES, MAX_SCALAR_BYTES, SCALAR_KINDS, Code, Decoding, Names
 
-__all__ = ["Code", "Codec", "Encoded"]
+__all__ = ["Code", "Codec", "EncodedValue"]
 
 Encoder = Callable[[Any], Any]
 _Ext = msgspec.msgpack.Ext
 
 
-class Encoded(NamedTuple):
+class EncodedValue(NamedTuple):
     """A value on its way out."""
 
     raw: msgspec.Raw
     tensors: list[torch.Tensor]
-    references: list[Any]
+    references: list[object]
 
 
 class Codec:
@@ -46,7 +46,7 @@ class Codec:
         self._names, self._allow_pickle = names, allow_pickle
         self._reference_type = reference_type
 
-    def encode(self, value: object) -> Encoded:
+    def encode(self, value: object) -> EncodedValue:
         """A value's bytes, and the tensors and references that it contains.
 
         Raises:
@@ -54,11 +54,13 @@ class Codec:
         """
         encoding = _Encoding(self)
         try:
-            return Encoded(msgspec.Raw(_encode(encoding.plain(value))), encoding.tensors, encoding.references)
+            return EncodedValue(msgspec.Raw(_encode(encoding.plain(value))), encoding.tensors, encoding.references)
         except RecursionError as error:
             raise NotAllowedError("a value that is nested too deeply", "at most some hundred levels") from error
 
-    def decode(self, raw: msgspec.Raw, tensors: Sequence[torch.Tensor] = (), references: Sequence[Any] = ()) -> Any:
+    def decode(
+        self, raw: msgspec.Raw, tensors: Sequence[torch.Tensor] = (), references: Sequence[object] = ()
+    ) -> object:
         """The value.
 
         Raises:
@@ -90,9 +92,9 @@ class _Encoding:
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
         self.tensors: list[torch.Tensor] = []
-        self.references: list[Any] = []
+        self.references: list[object] = []
 
-    def plain(self, value: Any) -> Any:
+    def plain(self, value: object) -> object:
         """The same in msgpack's own types and extensions."""
         kind = type(value)
         if kind in _AS_IS:
@@ -102,10 +104,10 @@ class _Encoding:
             return form(self, value)
         return self._other(value)
 
-    def ext(self, code: int, value: Any) -> Any:
+    def ext(self, code: int, value: object) -> object:
         return _Ext(code, _encode(value))
 
-    def _other(self, value: Any) -> Any:
+    def _other(self, value: Any) -> object:
         """Types known by their bases."""
         codec = self.codec
         if codec._reference_type is not None and isinstance(value, codec._reference_type):
@@ -149,7 +151,7 @@ def _is_function(value: object) -> bool:
     return callable(value) and hasattr(value, "__qualname__") and not isinstance(value, torch.nn.Module)
 
 
-def _tensor(encoding: _Encoding, tensor: torch.Tensor) -> Any:
+def _tensor(encoding: _Encoding, tensor: torch.Tensor) -> object:
     if tensor.layout != torch.strided:
         return _sparse(encoding, tensor)
     index = len(encoding.tensors)
@@ -159,7 +161,7 @@ def _tensor(encoding: _Encoding, tensor: torch.Tensor) -> Any:
     return _FIRST_TENSORS[index] if index < len(_FIRST_TENSORS) else _Ext(Code.TENSOR, _encode(index))
 
 
-def _sparse(encoding: _Encoding, tensor: torch.Tensor) -> Any:
+def _sparse(encoding: _Encoding, tensor: torch.Tensor) -> object:
     if tensor.layout != torch.sparse_coo:
         raise NotAllowedError(f"a tensor of layout {tensor.layout}", "dense or COO", "send its parts, or .to_dense()")
     if (
@@ -174,13 +176,13 @@ def _sparse(encoding: _Encoding, tensor: torch.Tensor) -> Any:
     return encoding.ext(Code.SPARSE, [count - 2, count - 1, list(tensor.shape), tensor.is_coalesced()])
 
 
-def _dict(encoding: _Encoding, value: dict[Any, Any]) -> Any:
+def _dict(encoding: _Encoding, value: dict[Any, Any]) -> object:
     if not value or all(type(key) is str for key in value):
         return {key: encoding.plain(item) for key, item in value.items()}
     return encoding.ext(Code.ORDERED, [[encoding.plain(key), encoding.plain(item)] for key, item in value.items()])
 
 
-def _int(encoding: _Encoding, value: int) -> Any:
+def _int(encoding: _Encoding, value: int) -> object:
     if -(1 << 63) <= value < 1 << 64:
         return value
     num_bytes = value.bit_length() // 8 + 1
@@ -189,14 +191,14 @@ def _int(encoding: _Encoding, value: int) -> Any:
     return _Ext(Code.BIG_INT, value.to_bytes(num_bytes, "little", signed=True))
 
 
-def _scalar(encoding: _Encoding, value: np.generic) -> Any:
+def _scalar(encoding: _Encoding, value: np.generic) -> object:
     if value.dtype.kind not in SCALAR_KINDS or value.dtype.itemsize > MAX_SCALAR_BYTES:
         got, need = f"a NumPy scalar of type {value.dtype}", f"a numeric one of at most {MAX_SCALAR_BYTES} bytes"
         raise NotAllowedError(got, need)
     return encoding.ext(Code.SCALAR, [value.dtype.str, value.tobytes()])
 
 
-def _array(encoding: _Encoding, value: np.ndarray[Any, Any]) -> Any:
+def _array(encoding: _Encoding, value: np.ndarray[Any, Any]) -> object:
     try:
         is_usable = value.flags.writeable and all(stride >= 0 for stride in value.strides)
         tensor = torch.from_numpy(value if is_usable else np.array(value, order="C"))

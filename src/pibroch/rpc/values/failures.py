@@ -150,7 +150,7 @@ def _ways(cls: type[Exception], failure: Failure) -> Iterator[Callable[[], Excep
     yield functools.partial(cls, failure.message)
 
 
-def _without_constructor(cls: type[Exception], arguments: list[Any], state: Mapping[str, Any]) -> Exception:
+def _without_constructor(cls: type[Exception], arguments: list[Any], state: Mapping[str, object]) -> Exception:
     for (
         base
     ) in cls.__mro__:  # the first may be unfit: a subclass of RuntimeError and OSError has the layout of the latter
@@ -162,7 +162,7 @@ def _without_constructor(cls: type[Exception], arguments: list[Any], state: Mapp
     raise TypeError(f"no __new__ of {cls} takes {arguments}")
 
 
-def _blank(cls: type[Exception], arguments: Iterable[Any]) -> Exception:
+def _blank(cls: type[Exception], arguments: Iterable[object]) -> Exception:
     """An exception that its own constructor has not seen, made by the builtin one whose memory layout it has."""
     builtin = cls
     while builtin.__module__ != "builtins" and builtin.__base__ is not None:
@@ -192,7 +192,7 @@ def _message(error: BaseException) -> str:
         return f"(no message: str() raised {type(failure).__name__})"
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, str):
         return _text(value)
     if value is None or isinstance(value, (bool, float)):

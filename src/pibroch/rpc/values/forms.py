@@ -59,10 +59,10 @@ class Code:
 class Names(Protocol):
     """Gives callables names and finds them again (``callables.py``)."""
 
-    def name(self, function: Any) -> str:
+    def name(self, function: object) -> str:
         """Its name."""
 
-    def resolve(self, name: str) -> Any:
+    def resolve(self, name: str) -> object:
         """What it names."""
 
 
@@ -79,7 +79,7 @@ class Decoding:
     __slots__ = ("allow_pickle", "depth", "names", "references", "tensors")
 
     def __init__(
-        self, names: Names, allow_pickle: bool, tensors: Sequence[torch.Tensor], references: Sequence[Any]
+        self, names: Names, allow_pickle: bool, tensors: Sequence[torch.Tensor], references: Sequence[object]
     ) -> None:
         self.names, self.allow_pickle, self.tensors, self.references = names, allow_pickle, tensors, references
         self.depth = 0
@@ -88,7 +88,7 @@ class Decoding:
         """What these bytes hold."""
         return msgspec.msgpack.decode(data, ext_hook=self._extension)
 
-    def _extension(self, code: int, data: memoryview) -> Any:
+    def _extension(self, code: int, data: memoryview) -> object:
         if code == Code.TENSOR:
             return self.tensor(msgspec.msgpack.decode(data))
         read = _READERS.get(code)
@@ -102,7 +102,7 @@ class Decoding:
         finally:
             self.depth -= 1
 
-    def tensor(self, index: Any) -> torch.Tensor:
+    def tensor(self, index: object) -> torch.Tensor:
         """One of the message's."""
         if type(index) is not int or not 0 <= index < len(self.tensors):
             raise ProtocolError(f"tensor {_short(index)}", f"one of the message's {len(self.tensors)}")
@@ -138,21 +138,21 @@ def _big_int(decoding: Decoding, data: memoryview) -> int:
     return int.from_bytes(data, "little", signed=True)
 
 
-def _reference(decoding: Decoding, data: memoryview) -> Any:
+def _reference(decoding: Decoding, data: memoryview) -> object:
     index = decoding.value(data)
     if type(index) is not int or not 0 <= index < len(decoding.references):
         raise ProtocolError(f"remote reference {_short(index)}", f"one of the message's {len(decoding.references)}")
     return decoding.references[index]
 
 
-def _named(decoding: Decoding, data: memoryview) -> Any:
+def _named(decoding: Decoding, data: memoryview) -> object:
     name = decoding.value(data)
     if type(name) is not str:
         raise ProtocolError(f"{_short(name)} as a name", "module:qualname")
     return decoding.names.resolve(name)
 
 
-def _object(decoding: Decoding, data: memoryview) -> Any:
+def _object(decoding: Decoding, data: memoryview) -> object:
     """A dataclass, named tuple or enum member of an allowed module; its constructor runs.
 
     A class may say itself what of it travels (``__rpc_state__``), and must then check what arrives (``__rpc_made__``).
@@ -183,7 +183,7 @@ def _flag(cls: type[enum.Flag], state: int) -> enum.Flag:
     return cls(state)
 
 
-def _made(cls: type, state: dict[str, Any]) -> Any:
+def _made(cls: type, state: dict[str, Any]) -> object:
     """A dataclass: its constructor runs with the fields that it takes, the others are set afterwards."""
     fields = dataclasses.fields(cls)
     if state.keys() - {field.name for field in fields}:
@@ -197,7 +197,7 @@ def _made(cls: type, state: dict[str, Any]) -> Any:
     return made
 
 
-def _scalar(decoding: Decoding, data: memoryview) -> Any:
+def _scalar(decoding: Decoding, data: memoryview) -> object:
     name, raw = decoding.items(data, str, bytes)
     if len(name) > _MAX_NAME_LENGTH:
         raise ProtocolError(f"a scalar whose type has a name of {len(name)} letters", "a short one")
@@ -225,7 +225,7 @@ def _sparse(decoding: Decoding, data: memoryview) -> torch.Tensor:
     return tensor.requires_grad_() if is_leaf else tensor
 
 
-def _size(size: Any) -> int:
+def _size(size: object) -> int:
     if type(size) is not int or not -(1 << 63) <= size < 1 << 63:
         raise ProtocolError(f"{_short(size)} as a size", "an integer of 64 bits")
     return size
@@ -239,7 +239,7 @@ def _parameter(decoding: Decoding, data: memoryview) -> torch.Tensor:
     return torch.nn.Parameter(tensor.detach(), requires_grad)
 
 
-def _pickled(decoding: Decoding, data: memoryview) -> Any:
+def _pickled(decoding: Decoding, data: memoryview) -> object:
     if not decoding.allow_pickle:
         raise NotAllowedError("a pickle", "data", "set allow_pickle on both sides if you trust every worker")
     return pickle.Unpickler(io.BytesIO(bytes(data))).load()
@@ -253,7 +253,7 @@ def _slice(decoding: Decoding, data: memoryview) -> slice:
     return slice(*decoding.items(data, object, object, object))
 
 
-def check_hashes(items: list[Any]) -> list[Any]:
+def check_hashes(items: list[Any]) -> list[object]:
     """Items for a set or dict, if few of them have the same hash.
 
     Texts and bytes are hashed with a secret of the process; numbers are not, and tuples of them.

@@ -180,6 +180,6 @@ class BodyDecoder:
         return body
 
 
-def union(types: Iterable[type]) -> Any:
+def union(types: Iterable[type]) -> object:
     """``A | B | …``."""
     return reduce(or_, types)

@@ -7,16 +7,23 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from pibroch.rpc.values.checks import MAX_DIMS, Size, integer, spread
-
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
-_HUGE = 1 << 100
+from pibroch.rpc.values.call_arguments import HUGE, Args, Kwargs, argument, product
+from pibroch.rpc.values.checks import MAX_DIMS, Size, spread
+from pibroch.rpc.values.spatial_sizes import (
+    adaptive,
+    convolution,
+    fold,
+    interpolate,
+    pad,
+    transposed_convolution,
+    unfold,
+    unfold_view,
+)
 
 
 def _lenient(rule: Size) -> Size:
@@ -27,20 +34,9 @@ def _lenient(rule: Size) -> Size:
         except (TypeError, IndexError, AttributeError, ValueError, ZeroDivisionError, KeyError):
             return 0
         except OverflowError:  # infinitely many
-            return _HUGE
+            return HUGE
 
     return size
-
-
-def argument(args: Args, kwargs: Kwargs, place: int, name: str, default: Any = None) -> Any:
-    """An argument that may be given by place or by name."""
-    return args[place] if place < len(args) else kwargs.get(name, default)
-
-
-def product(sizes: Iterable[Any]) -> int:
-    """Of sizes, those below 1 and what is no integer left out; huge for more dimensions than a tensor may have."""
-    kept = [size for size in map(integer, sizes) if size is not None and size > 0]
-    return math.prod(kept) if len(kept) <= MAX_DIMS else _HUGE
 
 
 def by_sizes(args: Args, kwargs: Kwargs) -> Any:
@@ -81,7 +77,7 @@ def expand(args: Args, kwargs: Kwargs) -> Any:
     """A tensor and sizes, -1 where they stay."""
     tensor, sizes = args[0], _sizes(args, kwargs)
     if len(sizes) > MAX_DIMS:
-        return _HUGE
+        return HUGE
     old = [1] * (len(sizes) - tensor.dim()) + [*tensor.shape]
     return math.prod(new if new >= 0 else size for new, size in zip(sizes, old, strict=True))
 
@@ -89,7 +85,7 @@ def expand(args: Args, kwargs: Kwargs) -> Any:
 def repeat(args: Args, kwargs: Kwargs) -> Any:
     """A tensor, and how often."""
     sizes = _sizes(args, kwargs)
-    return _HUGE if len(sizes) > MAX_DIMS else args[0].numel() * math.prod(sizes)
+    return HUGE if len(sizes) > MAX_DIMS else args[0].numel() * math.prod(sizes)
 
 
 def _sizes(args: Args, kwargs: Kwargs) -> list[int]:
@@ -126,88 +122,6 @@ def second_number(args: Args, kwargs: Kwargs) -> Any:
     """As many as the number behind the tensor says, for each of its rows."""
     number = args[1] if len(args) > 1 else next(value for value in kwargs.values() if isinstance(value, int))
     return int(number) * (args[0].shape[0] if args[0].dim() else 1)
-
-
-def adaptive(args: Args, kwargs: Kwargs) -> Any:
-    """``(input, output_size)``: the last dimensions become these."""
-    tensor, sizes = args[0], argument(args, kwargs, 1, "output_size")
-    spatial = max(tensor.dim() - 2, 1)
-    sizes = [sizes] * spatial if isinstance(sizes, int) else sizes
-    return math.prod(tensor.shape[: -len(sizes)]) * math.prod(max(new or 0, 1) for new in sizes) + tensor.numel()
-
-
-def pad(args: Args, kwargs: Kwargs) -> Any:
-    """``(input, pad)``: two numbers for each dimension, the last one first."""
-    shape, pads = [*args[0].shape], argument(args, kwargs, 1, "pad")
-    if len(pads) > 2 * len(shape):
-        return 0
-    for place in range(len(pads) // 2):
-        shape[-1 - place] += max(pads[2 * place], 0) + max(pads[2 * place + 1], 0)
-    return math.prod(shape)
-
-
-def interpolate(args: Args, kwargs: Kwargs) -> Any:
-    """``(input, size, scale_factor)``."""
-    tensor, size, scale = args[0], argument(args, kwargs, 1, "size"), argument(args, kwargs, 2, "scale_factor")
-    num_dims = tensor.dim() - 2
-    if size is not None:
-        sizes = [size] * num_dims if isinstance(size, int) else size
-        return math.prod(tensor.shape[:2]) * math.prod(sizes)
-    scales = [scale] * num_dims if isinstance(scale, (int, float)) else scale
-    return math.ceil(tensor.numel() * math.prod(scales))
-
-
-def fold(args: Args, kwargs: Kwargs) -> Any:
-    """``(input, output_size, …)``."""
-    sizes = argument(args, kwargs, 1, "output_size")
-    return int(args[0].numel()) * math.prod([sizes] * 2 if isinstance(sizes, int) else sizes)
-
-
-def unfold(args: Args, kwargs: Kwargs) -> Any:
-    """``(input, kernel_size, dilation, padding, stride)``: a column for each place of the kernel."""
-    shape, kernel = args[0].shape, _pair(argument(args, kwargs, 1, "kernel_size"))
-    padding = _pair(argument(args, kwargs, 3, "padding", 0))
-    spatial = math.prod(size + 2 * each for size, each in zip(shape[-2:], padding, strict=True))
-    return math.prod(shape[:-2]) * math.prod(kernel) * spatial
-
-
-def unfold_view(args: Args, kwargs: Kwargs) -> Any:
-    """``(tensor, dimension, size, step)``: windows."""
-    tensor, dim, size, step = args
-    length = tensor.shape[dim]
-    return tensor.numel() // max(length, 1) * ((length - size) // step + 1) * size
-
-
-def _pair(value: Any, count: int = 2) -> list[Any]:
-    return [value] * count if isinstance(value, int) else [*value] * (count if len(value) == 1 else 1)
-
-
-def convolution(args: Args, kwargs: Kwargs) -> Any:
-    """``(input, weight, bias, stride, padding, dilation)``."""
-    shape, weight = args[0].shape, argument(args, kwargs, 1, "weight").shape
-    count = len(weight) - 2
-    stride = _pair(argument(args, kwargs, 3, "stride", 1), count)
-    dilation = _pair(argument(args, kwargs, 5, "dilation", 1), count)
-    padding = argument(args, kwargs, 4, "padding", 0)
-    wide = [d * (k - 1) for d, k in zip(dilation, weight[2:], strict=True)]
-    pads = [(each + 1) // 2 for each in wide] if isinstance(padding, str) else _pair(padding, count)
-    padded = [size + 2 * each for size, each in zip(shape[-count:], pads, strict=True)]
-    out = [(size - w - 1) // s + 1 for size, w, s in zip(padded, wide, stride, strict=True)]
-    outer = math.prod(shape[:-count])
-    return max(outer * math.prod(padded), outer * weight[0] * math.prod(max(each, 1) for each in out))
-
-
-def transposed_convolution(args: Args, kwargs: Kwargs) -> Any:
-    """``(input, weight, bias, stride, padding, output_padding, groups, dilation)``."""
-    shape, weight = args[0].shape, argument(args, kwargs, 1, "weight").shape
-    count = len(weight) - 2
-    stride = _pair(argument(args, kwargs, 3, "stride", 1), count)
-    more = _pair(argument(args, kwargs, 5, "output_padding", 0), count)
-    dilation = _pair(argument(args, kwargs, 7, "dilation", 1), count)
-    sizes = zip(shape[-count:], stride, dilation, weight[2:], more, strict=True)
-    out = [(size - 1) * s + d * (k - 1) + m + 1 for size, s, d, k, m in sizes]
-    groups = argument(args, kwargs, 6, "groups", 1)
-    return math.prod(shape[: -count - 1]) * weight[1] * groups * math.prod(max(each, 1) for each in out)
 
 
 def fourier(args: Args, kwargs: Kwargs) -> Any:
@@ -343,7 +257,7 @@ spread_size = _lenient(spread)
 unfold_view_size = _lenient(unfold_view)
 
 
-def size_of_index(value: Tensor, index: tuple[Any, ...]) -> int:
+def size_of_index(value: Tensor, index: tuple[object, ...]) -> int:
     """Elements of ``value[index]``, at most, for indices without masks: the last dimensions are taken for those that stay."""
     spread_sizes: list[int] = []
     num_taken = 0

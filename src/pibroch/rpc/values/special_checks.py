@@ -27,7 +27,7 @@ def of_data(function: Function) -> Function:
     """``torch.tensor`` and its like: Python data, in which tensors may stand for numbers."""
 
     @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
+    def checked(*args: object, **kwargs: object) -> object:
         check_device(kwargs)
         data = [each for each in (*args, *kwargs.values()) if not isinstance(each, Tensor)]
         check_values(data)
@@ -51,7 +51,7 @@ def division(function: Function) -> Function:
     divide = broadcasting(function)
 
     @functools.wraps(function)
-    def checked(dividend: Any, divisor: Any, **kwargs: Any) -> Any:
+    def checked(dividend: object, divisor: object, **kwargs: object) -> object:
         if kwargs.get("rounding_mode") == "trunc" and _has(dividend, None) and _has(divisor, -1):
             raise NotAllowedError("the smallest integer divided by -1", "a quotient that there is")
         return divide(dividend, divisor, **kwargs)
@@ -60,7 +60,7 @@ def division(function: Function) -> Function:
     return checked
 
 
-def _has(value: Any, number: int | None) -> bool:
+def _has(value: object, number: int | None) -> bool:
     """Whether a number, or the smallest one, is among integers."""
     if isinstance(value, Tensor):
         if value.is_floating_point() or value.is_complex() or value.dtype is torch.bool:
@@ -69,17 +69,17 @@ def _has(value: Any, number: int | None) -> bool:
     return number is None or value == number
 
 
-def zeros(*args: Any, **kwargs: Any) -> Any:
+def zeros(*args: object, **kwargs: object) -> object:
     """In place of ``torch.empty``, which shows what was in memory before."""
     return _zeros(*args, **{name: value for name, value in kwargs.items() if name != "memory_format"})
 
 
-def zeros_like(*args: Any, **kwargs: Any) -> Any:
+def zeros_like(*args: object, **kwargs: object) -> object:
     """In place of ``torch.empty_like``."""
     return _zeros_like(*args, **kwargs)
 
 
-def new_zeros(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+def new_zeros(tensor: Tensor, *args: object, **kwargs: object) -> object:
     """In place of ``Tensor.new_empty``."""
     return _new_zeros(tensor, *args, **kwargs)
 
@@ -88,7 +88,7 @@ _zeros, _new_zeros = sized(torch.zeros, SIZES["zeros"]), sized(torch.Tensor.new_
 _zeros_like = sized(torch.zeros_like, SIZES["zeros_like"])
 
 
-def legacy_tensor(*args: Any) -> Any:
+def legacy_tensor(*args: object) -> object:
     """In place of ``torch.Tensor``: data, or sizes of a tensor of zeros; never an address."""
     if all(type(arg) is int for arg in args):
         return _zeros(args)
@@ -126,14 +126,14 @@ def to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return tensor.to(*args, **kwargs)
 
 
-def as_type(tensor: Tensor, dtype: Any = None, **kwargs: Any) -> Any:
+def as_type(tensor: Tensor, dtype: Any = None, **kwargs: Any) -> object:
     """``Tensor.type``, by data types or their old names on the CPU."""
     if (isinstance(dtype, str) and not dtype.startswith("torch.")) or (dtype is not None and "sparse" in str(dtype)):
         raise NotAllowedError(f"the type {str(dtype)[:40]!r}", "a torch.dtype")
     return tensor.type(dtype, **kwargs)
 
 
-def tolist(tensor: Tensor) -> Any:
+def tolist(tensor: Tensor) -> object:
     """``Tensor.tolist``."""
     check_values(tensor)
     return tensor.tolist()
@@ -188,14 +188,14 @@ def repeat_interleave(tensor: Tensor, repeats: Any = None, dim: int | None = Non
     return torch.repeat_interleave(tensor, repeats, dim=dim)
 
 
-def histogram(tensor: Tensor, bins: Any, **kwargs: Any) -> Any:
+def histogram(tensor: Tensor, bins: Any, **kwargs: Any) -> object:
     """``torch.histogram``."""
     check_device(kwargs)
     _check_number(bins)
     return torch.histogram(tensor, bins, **kwargs)
 
 
-def get_item(tensor: Any, index: Any) -> Any:
+def get_item(tensor: Any, index: Any) -> object:
     """``tensor[index]``: indices that are tensors are spread against each other."""
     check_index(tensor, index)
     return tensor[index]
@@ -208,7 +208,7 @@ def set_item(tensor: Tensor, index: Any, value: Any) -> None:
     tensor[index] = value
 
 
-def check_index(value: Any, index: Any) -> None:
+def check_index(value: object, index: object) -> None:
     """Refuse an index that takes long to read, or gives much more than ``value`` has."""
     parts = index if isinstance(index, tuple) else (index,)
     check_values([part for part in parts if not isinstance(part, Tensor)])
@@ -259,7 +259,7 @@ def check_bags(ids: Tensor, num_embeddings: int, offsets: Tensor | None) -> None
             raise IndexError(f"got offsets that do not lead through {ids.numel()} ids in order")
 
 
-def matrix_power(tensor: Tensor, n: int) -> Any:
+def matrix_power(tensor: Tensor, n: int) -> object:
     """``torch.matrix_power``."""
     if isinstance(n, int) and abs(n) > MAX_ELEMENTS:
         raise too_large(f"the power {n:,}", f"at most {MAX_ELEMENTS:,}")
@@ -270,7 +270,7 @@ def finite(function: Function) -> Function:
     """A function of matrices that ends the process for some that are not finite."""
 
     @functools.wraps(function)
-    def checked(tensor: Tensor) -> Any:
+    def checked(tensor: Tensor) -> object:
         if not bool(torch.isfinite(tensor).all()):
             raise NotAllowedError("a matrix with infinities or NaNs", "a finite one")
         return function(tensor)
@@ -284,7 +284,7 @@ def unfold(tensor: Tensor, dimension: int, size: int, step: int) -> Tensor:
     return tensor.unfold(dimension, size, step)
 
 
-def _check_number(number: Any) -> None:
+def _check_number(number: object) -> None:
     if isinstance(number, int) and number > MAX_ELEMENTS:
         raise too_large(f"{number:,} as a size", f"at most {MAX_ELEMENTS:,}")
 

@@ -22,7 +22,7 @@ class Format(ABC):
     """How another system names parameters and orders pairs; models other than DLRM keep our names but for their tables."""
 
     @abstractmethod
-    def write(self, model: PlainModel, step: int) -> dict[str, Any]:
+    def write(self, model: PlainModel, step: int) -> dict[str, object]:
         """What ``torch.save`` is to write."""
 
     @abstractmethod
@@ -70,7 +70,7 @@ class TorchRec(Format):
 class ReferenceDLRM(Format):
     """``dlrm_s_pytorch.py``: ``emb_l``, ``bot_l``, ``top_l`` inside ``state_dict``; its pairs come in the order of ours."""
 
-    def write(self, model: PlainModel, step: int) -> dict[str, Any]:
+    def write(self, model: PlainModel, step: int) -> dict[str, object]:
         """See :class:`Format`; figures that the script wants besides are there, as of an evaluation not made."""
         state = {f"emb_l.{i}.weight": table for i, table in enumerate(model.tables.values())} | model.other
         for name, layers in (("bot_l", model.bottom), ("top_l", model.top)):

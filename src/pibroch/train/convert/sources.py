@@ -105,7 +105,7 @@ def _load(source: Path) -> Mapping[str, Any]:
 class _RanksOfShard(tuple[Any, ...]):
     """In place of ``ShardedTensor.ProcessGroupState``: which ranks saved; nobody asks."""
 
-    def __new__(cls, *ranks: Any) -> _RanksOfShard:
+    def __new__(cls, *ranks: object) -> _RanksOfShard:
         return super().__new__(cls, ranks)
 
 
@@ -117,14 +117,14 @@ class _Sharded(Tensor):
     metadata: ShardedTensorMetadata
 
     @classmethod
-    def __torch_dispatch__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __torch_dispatch__(cls, *args: object, **kwargs: object) -> Any:
         raise NotImplementedError("it has no numbers of its own")  # torch asks that there is such a method
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.shards, self.metadata = state[0], state[1]
 
 
-def _attribute(owner: object, name: str) -> Any:
+def _attribute(owner: object, name: str) -> object:
     """In place of ``getattr``, by which pickle finds a class inside another one."""
     if owner is not _Sharded or name != "ProcessGroupState":
         raise pickle.UnpicklingError(f"attribute {name!r} of something")
@@ -171,7 +171,7 @@ def _read_dcp(folder: Path) -> dict[str, Tensor]:
 class _SafeReader(FileSystemReader):
     """Reads the index with :class:`_IndexUnpickler`; of the rest only tensors are asked for, each with ``weights_only``."""
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
         index = _IndexUnpickler(io.BytesIO((Path(self.path) / _INDEX).read_bytes())).load()
         if not isinstance(index, Metadata):
             raise pickle.UnpicklingError(f"an index that is a {type(index).__name__}")
@@ -181,7 +181,7 @@ class _SafeReader(FileSystemReader):
 class _IndexUnpickler(pickle.Unpickler):
     """Makes DCP's own classes, sizes and types, and nothing else."""
 
-    def find_class(self, module: str, name: str, /) -> Any:
+    def find_class(self, module: str, name: str, /) -> object:
         if (module, name) == ("torch.serialization", "_get_layout"):
             return torch.serialization._get_layout
         if (module, name) == ("collections", "OrderedDict"):

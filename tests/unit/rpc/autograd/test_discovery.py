@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pibroch.rpc.autograd.discovery import Answer, Ask, Discovery, Edge
+from pibroch.rpc.autograd.discovery import Ask, Discovery, Edge, SearchAnswer
 from pibroch.rpc.info import WorkerInfo
 
 ERROR = ValueError("lost")
@@ -105,15 +105,15 @@ def test_a_loss_reaches_the_root_whenever_it_happens(graph, data):
 
 def test_nothing_to_ask():
     me = WorkerInfo("me", 0)
-    assert Discovery(me).asked("user", []) == [Answer("user", frozenset([me]))]
+    assert Discovery(me).asked("user", []) == [SearchAnswer("user", frozenset([me]))]
 
 
 def test_the_first_asker_is_answered_last_and_the_others_at_once():
     me, first, second = (WorkerInfo(name, number) for number, name in enumerate(("me", "first", "second")))
     part = Discovery(me)
     assert part.asked(first, [Edge(second, 1, 0)]) == [Ask(second, (Edge(second, 1, 0),))]
-    assert part.asked(second, [Edge(second, 1, 0)]) == [Answer(second, frozenset([me]))]
-    assert part.answered([second]) == [Answer(first, frozenset([me, second]))]
+    assert part.asked(second, [Edge(second, 1, 0)]) == [SearchAnswer(second, frozenset([me]))]
+    assert part.answered([second]) == [SearchAnswer(first, frozenset([me, second]))]
 
 
 def test_after_a_failure_everyone_hears_of_it():

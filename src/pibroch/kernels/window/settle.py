@@ -1,0 +1,99 @@
+"""What becomes of a step's gradients: who gives which of them to whom, and which records are updated by them here."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pibroch.kernels.bits import lowest
+from pibroch.kernels.policy import kernel
+from pibroch.kernels.window.rules import Gradients, Places, Site, Slots, Window, add_bits, starts_of
+
+
+@kernel
+def settle(
+    window: Window, site: Site, slots: Slots, begin: int, end: int, touches: Places, mine: Places, delayed: bool
+) -> tuple[Gradients, Gradients, Gradients]:
+    """Who gives which gradients to whom after a step, and what is updated of them here.
+
+    Returns critical ones, deferred ones, and those of rows that this rank alone touched. Received gradients are numbered after
+    this rank's own sums, critical ones first. Slots with weights for this step only are free afterwards.
+
+    Args:
+        window: of all touches.
+        site: the rules.
+        slots: in use.
+        begin: index of the step's first touch.
+        end: index behind its last one.
+        touches: that concern this rank, see :func:`arrive`.
+        mine: this rank's touches, in the order of its sums.
+        delayed: whether rows that the next step does not touch are not critical.
+    """
+    here, only_here = site.rank, np.int64(1) << np.int64(site.rank)
+    readers_of, owners, then_of = window.readers, window.owner, window.then
+    lent_of, place_of, free, depth = window.lent, window.place, slots.free, np.uint64(slots.depth[0])
+    sum_of = np.empty(end - begin, np.int32)  # by touch, the number of this rank's sum of gradients
+    for i in range(len(mine)):
+        sum_of[mine[i] - begin] = i
+    kinds = np.empty((5, len(touches)), np.int32)  # owned and critical, owned and deferred, given (both), alone
+    num_owned, num_deferred, num_alone = np.uint64(0), np.uint64(0), np.uint64(0)
+    num_given, num_given_later = np.uint64(0), np.uint64(0)
+    for i in range(len(touches)):
+        at = np.uint64(touches[i])
+        readers, owns = np.int64(readers_of[at]), owners[at] == here
+        is_critical = (then_of[at] != 0) | (not delayed)
+        alone = owns & (readers == only_here) & (not is_critical)
+        gives = (not owns) & ((readers >> here) & 1 != 0)
+        kinds[0, num_owned], kinds[1, num_deferred], kinds[2, num_given] = at, at, at
+        kinds[3, num_given_later], kinds[4, num_alone] = at, at
+        num_owned += np.uint64(owns & is_critical)
+        num_deferred += np.uint64(owns & (not is_critical) & (not alone))
+        num_given += np.uint64(gives & is_critical)
+        num_given_later += np.uint64(gives & (not is_critical))
+        num_alone += np.uint64(alone)
+        free[depth] = place_of[at]  # weights that were lent for this step
+        depth += np.uint64((np.int64(lent_of[at]) >> here) & 1)
+    slots.depth[0] = depth
+    critical = _sums(window, site, kinds[0, :num_owned], kinds[2, :num_given], sum_of, begin, len(mine))
+    num_received = len(mine) + critical.counts[1].sum()
+    deferred = _sums(window, site, kinds[1, :num_deferred], kinds[3, :num_given_later], sum_of, begin, num_received)
+    places, source = np.empty(num_alone, np.int64), np.empty(num_alone, np.int32)
+    for i in range(len(places)):
+        places[i], source[i] = place_of[kinds[4, i]], sum_of[kinds[4, i] - begin]
+    segments = np.arange(len(places) + 1).astype(np.int32)
+    alone = Gradients(np.empty(0, np.int64), np.zeros_like(critical.counts), places, segments, source)
+    return critical, deferred, alone
+
+
+@kernel
+def _sums(
+    window: Window, site: Site, owned: Places, given_here: Places, sum_of: Places, begin: int, num_before: int
+) -> Gradients:
+    """The gradients that are given for, and received for, some rows; received ones are numbered from ``num_before`` on."""
+    here, num_ranks = site.rank, len(site.bounds) - 1
+    readers_of, owners, place_of = window.readers, window.owner, window.place
+    counts = np.zeros((2, num_ranks), np.int64)
+    to_come = counts[1]
+    for at in given_here:
+        counts[0, owners[at]] += 1
+    add_bits(readers_of[owned], 1, to_come)
+    num_sources, counts[1, here] = counts[1].sum(), 0  # its own sums are contributions, but do not travel
+    position = starts_of(counts)
+    position[1] += num_before
+    given, places = np.empty(len(given_here), np.int64), np.empty(len(owned), np.int64)
+    segments, source, filled = np.zeros(len(owned) + 1, np.int32), np.empty(num_sources, np.int32), 0
+    for at in given_here:
+        owner = owners[at]
+        given[position[0, owner]] = sum_of[at - begin]
+        position[0, owner] += 1
+    for i in range(len(owned)):
+        at = owned[i]
+        rest = np.int64(readers_of[at])
+        places[i] = place_of[at]
+        while rest:  # from the lowest rank up: gradients are added in rank order (design, section 2)
+            rank = lowest(rest)
+            source[filled] = sum_of[at - begin] if rank == here else position[1, rank]
+            position[1, rank] += 1
+            filled += 1
+            rest &= rest - 1
+        segments[i + 1] = filled
+    return Gradients(given, counts, places, segments, source)

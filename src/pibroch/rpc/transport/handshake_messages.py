@@ -1,0 +1,157 @@
+"""Messages of the handshake as bytes, and what both of its sides share (pure); see docs/design/0004-wire-format.md."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from pibroch.errors import AuthenticationError, ProtocolError
+
+MAGIC = b"\x89PBRPC\r\n"  # not text, and damaged by whatever changes line ends
+VERSIONS = (1, 1)  # lowest and highest version of the wire format that is spoken here
+MAX_MESSAGE_BYTES = 1024
+MAX_NAME_BYTES = 255
+
+NONCE_BYTES = 32
+MAC_BYTES = 32
+HELLO = struct.Struct(f"<8sHH{NONCE_BYTES}s")  # magic, lowest version, highest version, nonce
+_LENGTH = struct.Struct("<H")
+CLIENT = struct.Struct(f"<HHH{NONCE_BYTES}sQQQH")  # three versions, nonce, id, incarnation, connection, stream
+REPLY = struct.Struct("<BQQ")  # code, id, incarnation
+CLIENT_LABEL = b"pibroch rpc client proof\0"
+SERVER_LABEL = b"pibroch rpc server proof\0"
+
+
+class ReplyCode(IntEnum):
+    """What the server's reply says."""
+
+    ACCEPTED = 0
+    WRONG_SECRET = 1
+    WRONG_VERSION = 2
+    WRONG_WORKER = 3
+    MALFORMED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A worker as it shows itself.
+
+    Attributes:
+        name: 1 to 255 bytes of UTF-8.
+        id: below 2**64.
+        incarnation: random, below 2**64; another one each time the worker starts.
+    """
+
+    name: str
+    id: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Purpose:
+    """What a connection is for.
+
+    Attributes:
+        connection_id: chosen at random by the dialler, below 2**64, shared by all streams of one connection.
+        stream: 0 for messages, from 1 on for bulk data.
+    """
+
+    connection_id: int
+    stream: int = 0
+
+
+class Side:
+    """What both sides share: a buffer that never holds more than one message."""
+
+    def __init__(self, secret: bytes, me: Identity) -> None:
+        encoded_name(me.name)
+        self._secret = secret
+        self._me = me
+        self._buffer = bytearray()
+        self._transcript = b""
+        self._peer: Identity | None = None
+        self.surplus = b""
+
+    @property
+    def done(self) -> bool:
+        """Whether the other side has proved itself."""
+        return self._peer is not None
+
+    @property
+    def peer(self) -> Identity:
+        """The other side, once ``done``."""
+        assert self._peer is not None, "asked for the peer before the handshake was done"
+        return self._peer
+
+    def _proof(self, label: bytes, said: bytes) -> bytes:
+        return hmac.new(self._secret, label + self._transcript + said, hashlib.sha256).digest()
+
+    def _message(self) -> bytes | None:
+        """The buffered message, or ``None`` while it is incomplete; what follows it becomes the surplus."""
+        if len(self._buffer) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._buffer)
+        if length > MAX_MESSAGE_BYTES:
+            raise ProtocolError(f"a handshake message of {length} bytes", f"at most {MAX_MESSAGE_BYTES}")
+        end = _LENGTH.size + length
+        if len(self._buffer) < end:
+            return None
+        self.surplus = bytes(self._buffer[end:])
+        message = bytes(self._buffer[_LENGTH.size : end])
+        self._buffer.clear()
+        return message
+
+
+def common_version(ours: tuple[int, int], theirs: tuple[int, int]) -> int:
+    """The highest version that both speak, 0 when there is none."""
+    highest = min(ours[1], theirs[1])
+    return highest if highest >= max(ours[0], theirs[0]) else 0
+
+
+def agreed_version(ours: tuple[int, int], theirs: tuple[int, int]) -> int:
+    """The highest version that both speak; an ``AuthenticationError`` where there is none."""
+    version = common_version(ours, theirs)
+    if not version:
+        raise AuthenticationError(
+            f"a worker that speaks versions {range_of(theirs)}",
+            f"one of {range_of(ours)}",
+            "install the same pibroch everywhere",
+        )
+    return version
+
+
+def range_of(versions: tuple[int, int]) -> str:
+    """Versions in words."""
+    return f"{versions[0]} to {versions[1]}"
+
+
+def encoded_name(name: str) -> bytes:
+    """A worker's name in UTF-8; a ``ProtocolError`` for one that is empty or too long."""
+    encoded = name.encode()
+    if not 0 < len(encoded) <= MAX_NAME_BYTES:
+        raise ProtocolError(f"a worker's name of {len(encoded)} bytes", f"1 to {MAX_NAME_BYTES}")
+    return encoded
+
+
+def framed(message: bytes) -> bytes:
+    """A message with its length before it."""
+    return _LENGTH.pack(len(message)) + message
+
+
+def packed_name(name: bytes) -> bytes:
+    """A name with its length before it."""
+    return bytes([len(name)]) + name
+
+
+def unpacked_name(data: bytes) -> tuple[str, bytes]:
+    """A name with its length before it, and what follows."""
+    length = data[0] if data else 0
+    if not length or len(data) < 1 + length:
+        raise ProtocolError("a name that is empty or cut off", "its length in one byte, then that many bytes")
+    try:
+        return data[1 : 1 + length].decode(), data[1 + length :]
+    except UnicodeDecodeError as error:
+        raise ProtocolError("a name that is no text", "UTF-8") from error
