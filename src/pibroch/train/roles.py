@@ -22,7 +22,7 @@ could not tell it again, so that nothing is trained again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class Helpers:
     """Who serves the trainers of a run.
 
     Attributes:
@@ -48,7 +48,7 @@ def meeting_places(config: RunConfig) -> dict[Role, str | None]:
 
 
 @contextmanager
-def processes_beside(config: RunConfig, world: World, run: RunDirectory, meet: str | None = None) -> Iterator[Beside]:
+def helper_processes(config: RunConfig, world: World, run: RunDirectory, meet: str | None = None) -> Iterator[Helpers]:
     """Within, this rank is joined with the processes that the recipe asks for. Every rank enters it.
 
     Args:
@@ -63,7 +63,7 @@ def processes_beside(config: RunConfig, world: World, run: RunDirectory, meet: s
     """
     asked, channel = wanted(config), world.control
     if not asked:
-        yield Beside()
+        yield Helpers()
         return
     from pibroch.roles.group import join, leave  # with all of RPC, which nobody else needs
     from pibroch.roles.process import Share, started
@@ -82,7 +82,7 @@ def processes_beside(config: RunConfig, world: World, run: RunDirectory, meet: s
         found = together(channel, lambda: [list(each) for each in join(meet, asked, world.ranks.rank).values()])[0]
         if has_meeting_place:
             stack.callback(leave)
-        yield Beside({role.command: tuple(names) for role, names in zip(asked, found, strict=True)})
+        yield Helpers({role.command: tuple(names) for role, names in zip(asked, found, strict=True)})
         channel.barrier()  # nobody ends a process that another one still asks
         if not has_meeting_place:  # after a failure the place may be gone, and so is this process soon
             leave()

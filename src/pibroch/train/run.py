@@ -33,7 +33,7 @@ from pibroch.train.meter import hit_rate
 from pibroch.train.metrics import Metrics, finite_or_none
 from pibroch.train.replanning import Replanner
 from pibroch.train.resumption import warn_of_surroundings
-from pibroch.train.roles import processes_beside
+from pibroch.train.roles import helper_processes
 from pibroch.train.run_directory import VERSIONS, RunDirectory, surroundings
 from pibroch.train.sameness import check_same_run
 from pibroch.train.scoring import check_out, opened_split, write_predictions
@@ -82,9 +82,9 @@ def run_training(
     world = world or World.alone()
     check_splits(config, dataset)
     check_same_run(world.control, config, dataset)
-    with processes_beside(config, world, run, meet) as beside:
+    with helper_processes(config, world, run, meet) as helpers:
         session = build_session(
-            config, dataset, world, beside, has_rows=not on_first(world.control, lambda: goes_on(run))
+            config, dataset, world, helpers, has_rows=not on_first(world.control, lambda: goes_on(run))
         )
         return _train(session, run, make_sink, traces)
 

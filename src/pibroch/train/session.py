@@ -26,7 +26,7 @@ from pibroch.models import TowerModel, build_model, set_place
 from pibroch.models.build import MODELS
 from pibroch.process import threads_of_rank
 from pibroch.train.optimizers import build_dense_optimizer, build_sparse_optimizer
-from pibroch.train.roles import Beside
+from pibroch.train.roles import Helpers
 from pibroch.train.schedule import learning_rate_factor
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def build_session(
     config: RunConfig,
     dataset: EncodedDataset,
     world: World | None = None,
-    beside: Beside | None = None,
+    helpers: Helpers | None = None,
     has_rows: bool = True,
 ) -> Session:
     """Freshly initialised; the seed decides every initial weight and the dropout after it. Every rank of a world calls it.
@@ -126,10 +126,10 @@ def build_session(
         config: the resolved configuration.
         dataset: the data.
         world: one process when absent.
-        beside: the processes that the configuration asks for, see :mod:`pibroch.train.roles`; none when absent.
+        helpers: the processes that the configuration asks for, see :mod:`pibroch.train.roles`; none when absent.
         has_rows: whether to fill the rows; they take long to make, and a run that goes on has them elsewhere.
     """
-    world, beside = world or World.alone(), beside or Beside()
+    world, helpers = world or World.alone(), helpers or Helpers()
     if config.train.threads is not None or world.ranks.world_size > 1:
         torch.set_num_threads(config.train.threads or threads_of_rank())
     torch.manual_seed(config.seed)
@@ -142,13 +142,13 @@ def build_session(
         exchange.name,
         config.seed if has_rows else None,
         world.ranks.open_channel(),
-        **{**exchange.options(beside.workers), **_groups_of_towers(config, exchange, names)},
+        **{**exchange.options(helpers.workers), **_groups_of_towers(config, exchange, names)},
     )
     model = build_model(config.model, len(schema.dense), len(names), names)
     model = data_parallel(place_towers(model, embeddings), world.ranks)
     optimizer = build_dense_optimizer(config.optimizer, model.parameters())
     averages = _averages(model, config.train.average)
-    processors = _processors(beside.processors, world)
+    processors = _processors(helpers.processors, world)
     return Session(config, dataset, embeddings, model, optimizer, averages, world, processors, has_rows)
 
 
