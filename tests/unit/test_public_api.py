@@ -16,7 +16,7 @@ SNAPSHOT = {
     " transport: str | None = None) -> None",
     "EmbeddingOutput": "(places: Mapping[str, ReaderPlace], groups: Sequence[Tensor],"
     " offsets: Sequence[Tensor | None]) -> None",
-    "Embeddings": "(tables: Sequence[Table], optimizer: Optimizers, exchange: str = local, seed: int = 0,"
+    "Embeddings": "(tables: Sequence[Table], optimizer: Optimizers, exchange: str = local, seed: int | None = 0,"
     " channel: Channel | None = None, device: torch.device | str | None = None, **options: Any) -> None",
     "Frozen": f"({OPTIMIZER.replace('lr: float', 'lr: float = 0.0')}) -> None",
     "JaggedBatch": "(dense: Tensor, keys: tuple[str, ...], values: Tensor, offsets: Tensor, labels: Tensor,"

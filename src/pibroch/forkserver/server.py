@@ -131,7 +131,8 @@ class ForkServer:
         return [each for child in self._children for each in (child, *child.started.values())]
 
     def _answer(self, child: _Child) -> None:
-        assert child.link is not None, "it was ready"
+        if child.link is None:  # one that was answered before it has ended, and this one with it
+            return
         try:
             request = receive_request(child.link)
             if request is None:

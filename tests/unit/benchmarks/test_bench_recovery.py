@@ -11,10 +11,10 @@ from benchmarks.topics import recovery as topic
 def test_headlines_compare_with_a_run_that_was_resumed():
     rows = [
         {"rows": "1 M", "role": "oracle", "contender": contender, "seconds": seconds, "steps_again": 7}
-        for contender, seconds in ((topic.SUPERVISED, 4.0), (topic.BY_HAND, 10.0))
+        for contender, seconds in ((topic.FROM_MEMORY, 4.0), (topic.BY_HAND, 10.0))
     ]
     assert topic.headlines("deaths", rows) == [
-        "**1 M rows, oracle: 4.0 s, 7 steps again; 2.5x quicker than ended and resumed**"
+        "**1 M rows, oracle, pibroch, from memory: 4.0 s, 7 steps again; 2.5x quicker than ended and resumed**"
     ]
 
 
