@@ -193,6 +193,7 @@ def test_machines_leave_and_join_under_torchrun(data, tmp_path):
     agents = [agent(1), agent(0)]
     try:
         wait_for_ranks(2)
+        wait_until(lambda: any((run / "recovery").glob("step-*")), 60)
         os.killpg(agents[1].pid, signal.SIGKILL)
         wait_for_ranks(1)
         agents.append(agent(0))
