@@ -35,8 +35,7 @@ from pibroch.lookahead.window_step import WindowStep
 DESIGNS = {"lrpp": LRPP, "partitioned": PARTITIONED, "replicated": REPLICATED}
 EARLY, ALL = 0, 1
 MAX_RANKS = 62  # bits in a mask of readers
-EARLY_STEPS = 8
-"""Steps before a row is read at which it may be asked of a server: further than plans move it, so that a server may be late."""
+MOST_EARLY_STEPS = 32
 _FIRST_TOUCHES = 1 << 16
 
 
@@ -71,7 +70,7 @@ class StepPlan:
         places: int64, where this rank reads the rows of the next step.
         lookahead: steps in force.
         used: int64 ``[P]``, slots in use on each rank afterwards.
-        early: int64, rising addresses that this rank reads ``EARLY_STEPS`` steps later, whose records are at home on servers,
+        early: int64, rising addresses that this rank reads that many steps later that :func:`early_steps` says, whose records are at home on servers,
             and stay as they are until a plan moves them: who asks for a copy now has it then.
     """
 
@@ -87,6 +86,18 @@ class StepPlan:
     lookahead: int
     used: Ints
     early: Ints
+
+
+def early_steps(lookahead: int) -> int:
+    """How many steps before a row is read it may be asked of a server, so that the server may be late; 0 for none.
+
+    Plans move rows two steps ahead.
+
+    >>> [early_steps(lookahead) for lookahead in (1, 5, 6, 40, 200)]
+    [0, 0, 3, 20, 32]
+    """
+    steps = min(MOST_EARLY_STEPS, lookahead // 2)
+    return steps if steps > 2 else 0
 
 
 class Oracle:
@@ -125,6 +136,7 @@ class Oracle:
         self.step = 0
         """Number of the step that is planned next."""
         self.in_force = lookahead
+        self._early_steps = early_steps(lookahead)
         self._site = Site(bounds, rank, DESIGNS[design], num_home, num_ranks if num_trainers is None else num_trainers)
         self._row_type = np.dtype(np.int32 if num_rows < 1 << 31 else np.int64)
         self._mask_type = next(
@@ -214,7 +226,7 @@ class Oracle:
             if len(self._steps) > 2 and self.in_force > 1:
                 evicted += self._shrink(2, EARLY)
                 prefetch = self._early(2)
-        places, early = self._places(1), self._at_servers(EARLY_STEPS)
+        places, early = self._places(1), self._at_servers(self._early_steps)
         self._states.leave(window.row, last)
         self._steps.popleft()
         self.step += 1
@@ -284,7 +296,7 @@ class Oracle:
     def _at_servers(self, at: int) -> Ints:
         """Of the rows that this rank reads in a step those at home on servers that no step before it in the window touches."""
         num_trainers, bounds = self._site.num_trainers, self._site.bounds
-        if at >= len(self._steps) or num_trainers == len(bounds) - 1:
+        if not at or at >= len(self._steps) or num_trainers == len(bounds) - 1:
             return np.empty(0, np.int64)
         window, mine = self._window, self._steps[at].mine
         is_new = (window.behind[mine] == 0) & (window.holder[window.number[mine]] == HOME)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pibroch.lookahead.oracle import EARLY_STEPS, Oracle
+from pibroch.lookahead.oracle import Oracle, early_steps
 
 NUM_TRAINERS, BOUNDS = 2, np.array([0, 0, 0, 40, 80])
 
@@ -33,13 +33,13 @@ def test_rows_are_at_home_and_stay_there_until_they_are_wanted(lookahead, capaci
                     assert not travels & rows
             rows = set(plan.early.tolist())
             if rows:
-                wanted = step + EARLY_STEPS
+                wanted = step + early_steps(lookahead)
                 assert rows <= set(touches[wanted][rank].tolist())
                 for between in range(step, wanted):
                     assert not rows & set(np.concatenate(touches[between]).tolist())
                 promised[rank].append((wanted, rows))
                 num_early += len(rows)
-    assert (num_early > 20) == (lookahead > EARLY_STEPS), num_early
+    assert (num_early > 20) == bool(early_steps(lookahead)), num_early
 
 
 def rows_moved(transfers):

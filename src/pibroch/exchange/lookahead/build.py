@@ -26,7 +26,7 @@ from pibroch.exchange.lookahead.exchange import LookaheadExchange
 from pibroch.exchange.lookahead.planned_lanes import PlannedLanes
 from pibroch.exchange.lookahead.planners import LocalPlanner, Planner
 from pibroch.exchange.wire import RowWire
-from pibroch.lookahead import JointOracle, Oracle
+from pibroch.lookahead import JointOracle, Oracle, early_steps
 from pibroch.planner import Plan
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class _Held:
         self.carriers: list[Carrier] = []
         for layout, group, spare in zip(layouts, setup.groups, self.spare, strict=True):
             if chosen.servers:
-                self._add_on_servers(layout, (group, setup.seed, wire, spare), chosen.servers)
+                self._add_on_servers(layout, (group, setup.seed, wire, spare), chosen)
             else:
                 lane = RowLane(layout, group, setup.seed, wire, spare)
                 self._add(lane, [lane.shard], None)
@@ -154,16 +154,16 @@ class _Held:
         self.carriers.append(Carrier(lane, self.purposes, homes))
 
     def _add_on_servers(
-        self, layout: LaneLayout, how: tuple[TableGroup, int | None, RowWire, int], names: Sequence[str]
+        self, layout: LaneLayout, how: tuple[TableGroup, int | None, RowWire, int], chosen: LookaheadOptions
     ) -> None:
         from pibroch.exchange.lookahead.server_homes import ServerHomes  # with all of RPC, which nobody else needs
         from pibroch.exchange.lookahead.server_lane import ServerLane
         from pibroch.servers.remote_shard import RemoteShard
 
-        lane = ServerLane(layout, *how, names)
+        lane = ServerLane(layout, *how, chosen.servers)
         held = list(enumerate(layout.pieces[lane.world_size :]))[lane.rank :: lane.world_size]
         shards = [RemoteShard(lane.servers, number, pieces, lane.optimizer) for number, pieces in held]
-        self._add(lane, shards, ServerHomes(lane.servers, lane.channel))
+        self._add(lane, shards, ServerHomes(lane.servers, lane.channel, early_steps(_steps(chosen))))
 
 
 def _planner(chosen: LookaheadOptions, held: _Held, thread: TaskThread) -> Planner:

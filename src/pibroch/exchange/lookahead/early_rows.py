@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 
 from pibroch.kernels.arrays import Ints, Records
-from pibroch.lookahead.oracle import EARLY_STEPS
 from pibroch.servers.client import EmbeddingServers
 
 MOST_BYTES = 256 << 20
@@ -57,10 +56,11 @@ class EarlyRows:
 
     Args:
         servers: that have the rows.
+        steps: between a plan that names them and the step that reads them, see :func:`pibroch.lookahead.early_steps`.
     """
 
-    def __init__(self, servers: EmbeddingServers) -> None:
-        self._servers = servers
+    def __init__(self, servers: EmbeddingServers, steps: int) -> None:
+        self._servers, self._steps = servers, steps
         self._asked: deque[_EarlyRequest] = deque()
 
     def ask(self, step: int, rows: Ints) -> None:
@@ -70,7 +70,7 @@ class EarlyRows:
         held = sum(len(each.rows) for each in self._asked) + len(rows)
         if len(rows) and 4 * self._servers.width * held <= MOST_BYTES:
             answers = self._servers.read_after(self._servers.rows_by_server(rows))
-            self._asked.append(_EarlyRequest(step + EARLY_STEPS, rows, answers))
+            self._asked.append(_EarlyRequest(step + self._steps, rows, answers))
 
     def find(self, rows: Ints) -> FoundEarly:
         """Which of these rows are, or will be, here."""

@@ -40,11 +40,12 @@ class ServerHomes:
     Args:
         servers: that hold the homes.
         channel: between the trainers.
+        early_steps: see :class:`EarlyRows`.
     """
 
-    def __init__(self, servers: EmbeddingServers, channel: Channel) -> None:
+    def __init__(self, servers: EmbeddingServers, channel: Channel, early_steps: int) -> None:
         self._servers, self._channel, self._num_ranks = servers, channel, channel.ranks.world_size
-        self.early = EarlyRows(servers)
+        self.early = EarlyRows(servers, early_steps)
 
     def begin(self, transfer: Transfer, leaving: Ints, records: Records) -> Coming:
         """Send what goes to servers and ask for what comes; returns what :meth:`collect` waits for.
