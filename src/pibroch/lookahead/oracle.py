@@ -70,7 +70,7 @@ class StepPlan:
         places: int64, where this rank reads the rows of the next step.
         lookahead: steps in force.
         used: int64 ``[P]``, slots in use on each rank afterwards.
-        early: int64, rising addresses that this rank reads that many steps later that :func:`early_steps` says, whose records are at home on servers,
+        early: int64, rising addresses that this rank reads :func:`early_steps` later, whose records are at home on servers,
             and stay as they are until a plan moves them: who asks for a copy now has it then.
     """
 

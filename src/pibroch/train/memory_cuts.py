@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from pibroch.train.session import Session
 
 logger = logging.getLogger(__name__)
-SHARE = 0.01
+SHARE = 0.02
 """Of the time, that cuts may take from the thread that trains, where nobody says how often they are made."""
-SHORTEST_S, LONGEST_S = 0.5, 30.0
+SHORTEST_S, FIRST_S, LONGEST_S = 0.5, 2.0, 30.0
 STATE = "state"
 _LENGTHS = slice(8, 10)
 _ROOM_BYTES = 1 << 20
@@ -139,7 +139,7 @@ class MemoryCuts:
         self.count, self.seconds_taken = 0, 0.0
         self._session, self._control = session, session.world.control
         given = session.config.train.cut_every_seconds
-        self._pace, self._is_paced = Pace(self._control, SHORTEST_S if given is None else given), given is None
+        self._pace, self._is_paced = Pace(self._control, FIRST_S if given is None else given), given is None
         self._link = link_to_server() if given != 0 else None
         self._shards = self._now()
         self._tag = hashlib.sha256(session.config.model_dump_json().encode()).hexdigest()[:16]
