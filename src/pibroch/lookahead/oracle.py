@@ -29,13 +29,13 @@ from pibroch.kernels.window.rules import (
     Window,
 )
 from pibroch.kernels.window.settle import settle
+from pibroch.lookahead.early_steps import early_steps
 from pibroch.lookahead.row_states import MOST_ROWS_IN_FULL, RowStates
 from pibroch.lookahead.window_step import WindowStep
 
 DESIGNS = {"lrpp": LRPP, "partitioned": PARTITIONED, "replicated": REPLICATED}
 EARLY, ALL = 0, 1
 MAX_RANKS = 62  # bits in a mask of readers
-MOST_EARLY_STEPS = 32
 _FIRST_TOUCHES = 1 << 16
 
 
@@ -86,18 +86,6 @@ class StepPlan:
     lookahead: int
     used: Ints
     early: Ints
-
-
-def early_steps(lookahead: int) -> int:
-    """How many steps before a row is read it may be asked of a server, so that the server may be late; 0 for none.
-
-    Plans move rows two steps ahead.
-
-    >>> [early_steps(lookahead) for lookahead in (1, 5, 6, 40, 200)]
-    [0, 0, 3, 20, 32]
-    """
-    steps = min(MOST_EARLY_STEPS, lookahead // 2)
-    return steps if steps > 2 else 0
 
 
 class Oracle:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pibroch.lookahead.oracle import Oracle, early_steps
+from pibroch.lookahead import Oracle, early_steps
 
 NUM_TRAINERS, BOUNDS = 2, np.array([0, 0, 0, 40, 80])
 
