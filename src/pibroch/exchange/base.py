@@ -6,13 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
 
 from pibroch.collectives import Channel, Ranks
 from pibroch.data import JaggedBatch
-from pibroch.embedding import Shard, Table, TableGroup
+from pibroch.embedding import KeptShard, Shard, Table, TableGroup
 from pibroch.errors import ConfigError
 from pibroch.planner import Plan
 
@@ -87,6 +87,13 @@ class Report:
     bytes_by_rank: dict[int, int] = field(default_factory=dict)
 
 
+class Cache(Protocol):
+    """Records that are elsewhere than at home."""
+
+    def kept(self, key: str, tag: str) -> KeptShard | None:
+        """These in memory that outlives the process; ``None`` where there is none."""
+
+
 class Exchange(ABC, Generic[Handle]):
     """A strategy behind :class:`pibroch.exchange.Embeddings`; all strategies give the same numbers.
 
@@ -95,10 +102,12 @@ class Exchange(ABC, Generic[Handle]):
     Attributes:
         shards: the row records that this process holds, or has in its care on servers; tables of one width, or blocks of
             columns, share a shard.
+        caches: of this process, where records are that are not at home.
         reads_ahead: whether batches that come through :meth:`feed` are looked up sooner than others.
     """
 
     shards: Sequence[Shard]
+    caches: Sequence[Cache] = ()
     reads_ahead: bool = False
 
     @abstractmethod
@@ -133,6 +142,13 @@ class Exchange(ABC, Generic[Handle]):
 
     def flush(self) -> None:
         """Wait until all updates are in the shards; whoever reads or writes records in between calls it first."""
+
+    def finish_updates(self) -> None:
+        """Wait until all updates are in the shards or in ``caches``; every rank calls it."""
+        self.flush()
+
+    def bring_home(self) -> None:
+        """Write to the shards what :meth:`KeptShard.restore` gave to ``caches``; every rank calls it."""
 
     def forget(self) -> None:
         """Fetch again what was fetched ahead; whoever has written records calls it, on all ranks."""

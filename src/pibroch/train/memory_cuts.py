@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import statistics
 import struct
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -37,6 +39,8 @@ logger = logging.getLogger(__name__)
 SHARE = 0.02
 """Of the time, that cuts may take from the thread that trains, where nobody says how often they are made."""
 SHORTEST_S, FIRST_S, LONGEST_S = 0.5, 2.0, 30.0
+_LATEST = 5
+"""Cuts, by whose median the time between two is chosen: the first ones touch memory that nobody has touched before."""
 STATE = "state"
 _LENGTHS = slice(8, 10)
 _ROOM_BYTES = 1 << 20
@@ -140,6 +144,7 @@ class MemoryCuts:
         self._session, self._control = session, session.world.control
         given = session.config.train.cut_every_seconds
         self._pace, self._is_paced = Pace(self._control, FIRST_S if given is None else given), given is None
+        self._has_begun, self._took = False, deque[float](maxlen=_LATEST)
         self._link = link_to_server() if given != 0 else None
         self._shards = self._now()
         self._tag = hashlib.sha256(session.config.model_dump_json().encode()).hexdigest()[:16]
@@ -151,7 +156,8 @@ class MemoryCuts:
 
     def _open(self, link: Link | None) -> list[KeptShard] | None:
         """What is kept of this rank's shards; ``None`` on all ranks where there is no memory for it on some."""
-        shards, rank = self._session.embeddings.exchange.shards, self._control.ranks.rank
+        exchange, rank = self._session.embeddings.exchange, self._control.ranks.rank
+        shards, caches = exchange.shards, exchange.caches
         if not all(self._control.gather(link is not None)):
             return None
         assert link is not None, "on all ranks"
@@ -163,10 +169,10 @@ class MemoryCuts:
         size = self._control.ranks.world_size
         found = [
             kept
-            for number, shard in enumerate(shards)
+            for number, shard in enumerate([*shards, *caches])
             if (kept := shard.kept(f"rank {rank} of {size} rows {number}", self._tag)) is not None
         ]
-        return found if all(self._control.gather(len(found) == len(shards))) else None
+        return found if all(self._control.gather(len(found) == len(shards) + len(caches))) else None
 
     def newest(self, saved_step: int) -> int | None:
         """The step of the newest cut from which all can go on; ``None`` where there is none, or a newer checkpoint.
@@ -204,10 +210,11 @@ class MemoryCuts:
             load_dense_optimizer(state.dense.__getitem__, self._session)
 
         together(self._control, load)
+        self._session.embeddings.exchange.bring_home()
         self._session.embeddings.exchange.forget()
         if self._control.ranks.rank:
             self._state = None  # rank 0 alone writes it
-        self._pace.restart()
+        self._has_begun = False
 
     def begin(self, progress: Progress, base_step: int | None) -> None:
         """Keep everything as it is. Takes as long as a copy of all rows; every rank calls it."""
@@ -222,12 +229,15 @@ class MemoryCuts:
             self._state.write(progress.step, content)
         for kept in self._kept:
             kept.begin(progress.step)
-        self._pace.restart()
+        self._has_begun = False
 
     def after_step(
         self, step: int, progress: Callable[[], Progress], base_step: int | None, is_wanted: bool = False
     ) -> None:
         """Make one of this step, if it is due or wanted; every rank calls it after each step."""
+        if not self._has_begun:  # a first step takes longer than any other
+            self._has_begun = True
+            self._pace.restart()
         if self._kept is None or not (is_wanted or self._pace.is_due(step)):
             return
         start = time.perf_counter()
@@ -235,12 +245,14 @@ class MemoryCuts:
             self._cut(self._kept, progress(), base_step)
         taken = time.perf_counter() - start
         self.count, self.seconds_taken = self.count + 1, self.seconds_taken + taken
+        self._took.append(taken)
         if self._is_paced:
-            self._pace.interval_s = min(LONGEST_S, max(SHORTEST_S, taken / SHARE))
+            most = min(LONGEST_S, 2 * self._pace.interval_s)
+            self._pace.interval_s = max(SHORTEST_S, min(most, statistics.median(self._took) / SHARE))
         self._pace.restart()
 
     def _cut(self, kept: Sequence[KeptShard], progress: Progress, base_step: int | None) -> None:
-        self._session.embeddings.exchange.flush()
+        self._session.embeddings.exchange.finish_updates()
         content, has_moved = self._content(progress, base_step), self._now() != self._shards
         fits = self._state is None or self._state.fits(content)
         if not all(self._control.gather(fits and not has_moved)):  # which also says that all have finished the last one

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from pibroch.embedding.rows import NO_SCALE, rising, update_rows
 from pibroch.exchange.alltoall.row_lane import RowLane
 from pibroch.exchange.lookahead.announcement import BytesByPurpose
+from pibroch.exchange.lookahead.kept_slots import KeptSlots
 from pibroch.exchange.messages import Counts, MixedRows, Rows, Talk, Values
 from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Ints, Records, Stored
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from pibroch.exchange.lookahead.server_homes import ServerHomes
 
 NOBODY = -1
+_NOTHING = np.empty(0, np.int64), np.empty((0, 0), np.float32)
 
 
 class Carrier:
@@ -45,6 +47,9 @@ class Carrier:
         lane: with spare rows for the slots behind its home.
         purposes: counts bytes, of all lanes.
         homes: on servers, if they are there.
+
+    Attributes:
+        returned: rows, and records of them that were in slots when a run was cut off, see :meth:`bring_home`.
     """
 
     def __init__(self, lane: RowLane, purposes: BytesByPurpose, homes: ServerHomes | None = None) -> None:
@@ -53,6 +58,7 @@ class Carrier:
         self._channel, self._num_home = lane.channel, len(lane.shard.records)
         self._num_ranks = lane.world_size
         self._row_of_slot = np.empty(0, np.int64)  # as far as slots were ever used: the lowest are taken first
+        self.returned = _NOTHING
 
     @property
     def num_cached(self) -> int:
@@ -180,25 +186,42 @@ class Carrier:
 
     def write_home(self) -> Talk[None]:
         """Write the records in all ranks' slots to their homes; they stay in the slots as well."""
-        channel = self._channel
+        rows, slots = self.cached()
+        yield from self._write(rows, self.shard.space, slots)
+
+    def bring_home(self) -> Talk[None]:
+        """Write all ranks' ``returned`` records to their homes."""
+        (rows, records), self.returned = self.returned, _NOTHING
+        yield from self._write(rows, records, np.arange(len(rows)))
+
+    def cached(self) -> tuple[Ints, Ints]:
+        """The rows whose records are in slots, and the places of these."""
         slots = np.flatnonzero(self._row_of_slot != NOBODY)
-        slots = slots[np.argsort(self._row_of_slot[slots], kind="stable")]
-        rows, slots = self._row_of_slot[slots], slots + self._num_home
+        return self._row_of_slot[slots], slots + self._num_home
+
+    def kept(self, key: str, tag: str) -> KeptSlots | None:
+        """What is in slots, in memory that outlives this process."""
+        return KeptSlots.open(self, key, tag, int(self._bounds[-1]), self.shard.space.shape[1])
+
+    def _write(self, rows: Ints, records: Records, places: Ints) -> Talk[None]:
+        """Write records of some rows, by their places among ``records``, to their homes."""
+        channel, order = self._channel, np.argsort(rows, kind="stable")
+        rows, places = rows[order], places[order]
         if self._homes is not None:
-            self.purposes.add("write back", self._homes.write(rows, self.shard.space, slots))
+            self.purposes.add("write back", self._homes.write(rows, records, places))
             return
         send_counts = np.diff(np.searchsorted(rows, self._bounds))
         counted = yield Counts(torch.from_numpy(send_counts).view(-1, 1))
         receive_counts = counted.tensor.flatten().tolist()
         sent_rows = yield Values(torch.from_numpy(rows), send_counts.tolist(), receive_counts)
         their_rows = sent_rows.tensor.numpy()
-        records = torch.from_numpy(self.shard.space[slots])
-        came = yield Values(records, send_counts.tolist(), receive_counts)
+        sent = torch.from_numpy(records[places].reshape(len(rows), self.shard.space.shape[1]))
+        came = yield Values(sent, send_counts.tolist(), receive_counts)
         theirs = came.tensor.numpy()
-        self.purposes.add("write back", int(records.nbytes + rows.nbytes))
-        places = their_rows - self._bounds[channel.ranks.rank]
-        self.shard.records[places] = theirs
-        self.shard.mark(places)
+        self.purposes.add("write back", int(sent.nbytes + rows.nbytes))
+        homes = their_rows - self._bounds[channel.ranks.rank]
+        self.shard.records[homes] = theirs
+        self.shard.mark(homes)
 
     def flush(self) -> None:
         """Wait until servers have all that was sent to them."""

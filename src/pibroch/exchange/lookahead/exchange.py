@@ -41,6 +41,8 @@ from pibroch.planner import Plan
 AHEAD_BYTES = 2 << 30
 """Of the batches that a rank has read ahead, where each is as large as the largest so far on any rank."""
 _HEARD_AFTER = 2  # steps
+_FIRST_AHEAD, _MORE_A_STEP = 8, 3
+"""Batches that are read before a feed's first step, which is not to wait for all of them, and with each one after it."""
 
 
 class LookaheadExchange(Exchange[Step | Routed]):
@@ -73,31 +75,34 @@ class LookaheadExchange(Exchange[Step | Routed]):
         self._lanes, self.shards, self._carriers, self._planner = (
             planned.lanes, planned.shards, planned.carriers, planned.planner
         )  # fmt: skip
+        self.caches = self._carriers
 
     def feed(self, batches: Iterable[JaggedBatch], trains: bool) -> Iterator[JaggedBatch]:
         """See :class:`Exchange`; reads ``lookahead`` batches further than it hands out, and tells their rows to all ranks.
 
-        Large ones are read less far: all ranks hold what takes ``AHEAD_BYTES`` on the rank with the largest, and a few more.
+        It begins with a few and reads several with each step until it is so far ahead. Large ones are read less far: all ranks hold what takes ``AHEAD_BYTES`` on the rank with the largest, and a few more.
         """
         if not trains:
             yield from self._unplanned.feed(batches, trains)
             return
         self._leave_plan()
         feed, lookahead = self._begin_feed(), self._window.lookahead
+        reach = min(_FIRST_AHEAD, lookahead)
         ahead: deque[Step] = deque()
         announcing: deque[Step] = deque()
         for batch, is_real in and_then_fillers(batches, self._unplanned.features):
             step = Step(batch, is_real, feed)
             self._window.read(step)
-            if len(ahead) <= lookahead + 1 or self._window.feed != feed:
+            if len(ahead) <= reach + 1 or self._window.feed != feed:
                 self._announce_read()
             ahead.append(step)
             announcing.append(step)
             if len(announcing) > _HEARD_AFTER:  # as all ranks know it by then, without waiting
                 largest = announcing.popleft().announced.result().num_bytes
                 lookahead = min(lookahead, max(1, AHEAD_BYTES // max(1, largest)))
-            while len(ahead) > lookahead + 2:  # a step's plan is made one step early, and waits for no message
+            while len(ahead) > reach + 2:  # a step's plan is made one step early, and waits for no message
                 yield ahead.popleft().batch
+                reach = min(reach + _MORE_A_STEP - 1, lookahead)
                 feed = self._begin_again(feed, ahead)
                 self._announce_read()  # at the same place on all ranks, whose batches may end at different steps
             if not is_real and not step.announced.result().is_real:
@@ -270,9 +275,18 @@ class LookaheadExchange(Exchange[Step | Routed]):
     def flush(self) -> None:
         """See :class:`Exchange`; every rank calls it. Rows stay in the caches, and are at their homes as well."""
         self._write_home()
+        self.finish_updates()
+
+    def finish_updates(self) -> None:
+        """See :class:`Exchange`."""
         for carrier in self._carriers:
             self._communication.submit(carrier.flush)
         self._communication.flush()
+
+    def bring_home(self) -> None:
+        """See :class:`Exchange`."""
+        self._communication.submit(lambda: together(self._wire, [each.bring_home() for each in self._carriers]))
+        self.finish_updates()
 
     def forget(self) -> None:
         """See :class:`Exchange`; the rest of a feed that is under way is trained without a plan."""
