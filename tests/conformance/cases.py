@@ -18,7 +18,7 @@ from pibroch.embedding.rows import update_rows
 from pibroch.embedding.tensor_file import write_tensors
 from pibroch.errors import NotAllowedError
 from pibroch.exchange.compression import exchange_compressed
-from pibroch.exchange.lookahead import exchange as lookahead_exchange
+from pibroch.exchange.lookahead import reach as lookahead_reach
 from pibroch.exchange.lookahead import server_homes
 from pibroch.exchange.lookahead.announcement import Announcer, BytesByPurpose, Prepared, PreparedLane
 from pibroch.kernels.varint import numba as varint
@@ -266,7 +266,7 @@ def read_ahead(channel, sizes, ahead_bytes, exchange="alltoall", **options):
     """Feed batches whose sizes on rank 1 are ``sizes``, small ones elsewhere; returns how many are read ahead, and pieces."""
     tables, rank = SHAPES["odd_dims"], channel.ranks.rank
     embeddings = pb.Embeddings(tables, pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel, **options)
-    num_read, ahead, before = 0, [], lookahead_exchange.AHEAD_BYTES
+    num_read, ahead, before = 0, [], lookahead_reach.AHEAD_BYTES
 
     def batches():
         nonlocal num_read
@@ -274,13 +274,13 @@ def read_ahead(channel, sizes, ahead_bytes, exchange="alltoall", **options):
             num_read += 1
             yield ragged_batch(tables, size if rank == 1 else 3, seed=i + rank)
 
-    lookahead_exchange.AHEAD_BYTES = ahead_bytes
+    lookahead_reach.AHEAD_BYTES = ahead_bytes
     try:
         for num_handed_out, batch in enumerate(embeddings.feed(batches())):
             ahead.append(num_read - num_handed_out - 1)
             loss_of(embeddings(batch)).backward()
     finally:
-        lookahead_exchange.AHEAD_BYTES = before
+        lookahead_reach.AHEAD_BYTES = before
     return ahead, [view.weights.copy() for view in embeddings.pieces()]
 
 

@@ -39,8 +39,11 @@ logger = logging.getLogger(__name__)
 SHARE = 0.02
 """Of the time, that cuts may take from the thread that trains, where nobody says how often they are made."""
 SHORTEST_S, FIRST_S, LONGEST_S = 0.5, 2.0, 30.0
-_LATEST = 5
-"""Cuts, by whose median the time between two is chosen: the first ones touch memory that nobody has touched before."""
+_LATEST, _GROWTH = 5, 1.2
+"""Cuts, by whose median the time between two is chosen, and how much longer it may become at once.
+
+The first ones touch memory that nobody has touched before, and would make the next ones rare, and so larger.
+"""
 STATE = "state"
 _LENGTHS = slice(8, 10)
 _ROOM_BYTES = 1 << 20
@@ -247,7 +250,7 @@ class MemoryCuts:
         self.count, self.seconds_taken = self.count + 1, self.seconds_taken + taken
         self._took.append(taken)
         if self._is_paced:
-            most = min(LONGEST_S, 2 * self._pace.interval_s)
+            most = min(LONGEST_S, _GROWTH * self._pace.interval_s)
             self._pace.interval_s = max(SHORTEST_S, min(most, statistics.median(self._took) / SHARE))
         self._pace.restart()
 

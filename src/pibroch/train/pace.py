@@ -23,7 +23,8 @@ class Pace:
     def __init__(self, control: Channel, interval_s: float) -> None:
         self.interval_s, self._control = interval_s, control
         self._since = self._looked = time.monotonic()
-        self._looked_at = self._look_at = 0
+        self._looked_at: int | None = None
+        self._look_at = 0
 
     def restart(self) -> None:
         """Count from now on."""
@@ -39,6 +40,9 @@ class Pace:
         if step < self._look_at:
             return False
         now = time.monotonic()
+        if self._looked_at is None:  # how long a step takes is not known yet
+            self._looked, self._looked_at, self._look_at = now, step, step + 1
+            return False
         seconds_per_step = max(1e-6, (now - self._looked) / max(1, step - self._looked_at))
         left = self._since + self.interval_s - now
         steps = max(1, int(max(left / 2, min(_SOONEST_S, self.interval_s / 4)) / seconds_per_step))

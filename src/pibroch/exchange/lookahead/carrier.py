@@ -194,6 +194,11 @@ class Carrier:
         (rows, records), self.returned = self.returned, _NOTHING
         yield from self._write(rows, records, np.arange(len(rows)))
 
+    @property
+    def space(self) -> Records:
+        """Records of all places."""
+        return self.shard.space
+
     def cached(self) -> tuple[Ints, Ints]:
         """The rows whose records are in slots, and the places of these."""
         slots = np.flatnonzero(self._row_of_slot != NOBODY)

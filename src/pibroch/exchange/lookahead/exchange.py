@@ -27,6 +27,7 @@ from pibroch.exchange.base import Exchange, Rates, Report
 from pibroch.exchange.lookahead.announcement import Announcement, Announcer, Prepared, prepare
 from pibroch.exchange.lookahead.carrier import arrivals
 from pibroch.exchange.lookahead.planned_lanes import PlannedLanes
+from pibroch.exchange.lookahead.reach import Reach
 from pibroch.exchange.lookahead.step import Step
 from pibroch.exchange.lookahead.window import FeedWindow
 from pibroch.exchange.messages import together
@@ -38,11 +39,7 @@ from pibroch.lookahead.oracle_thread import pass_on
 from pibroch.observability.trace import span
 from pibroch.planner import Plan
 
-AHEAD_BYTES = 2 << 30
-"""Of the batches that a rank has read ahead, where each is as large as the largest so far on any rank."""
 _HEARD_AFTER = 2  # steps
-_FIRST_AHEAD, _MORE_A_STEP = 8, 3
-"""Batches that are read before a feed's first step, which is not to wait for all of them, and with each one after it."""
 
 
 class LookaheadExchange(Exchange[Step | Routed]):
@@ -80,29 +77,27 @@ class LookaheadExchange(Exchange[Step | Routed]):
     def feed(self, batches: Iterable[JaggedBatch], trains: bool) -> Iterator[JaggedBatch]:
         """See :class:`Exchange`; reads ``lookahead`` batches further than it hands out, and tells their rows to all ranks.
 
-        It begins with a few and reads several with each step until it is so far ahead. Large ones are read less far: all ranks hold what takes ``AHEAD_BYTES`` on the rank with the largest, and a few more.
+        It begins with a few, and reads large ones less far, see :class:`Reach`.
         """
         if not trains:
             yield from self._unplanned.feed(batches, trains)
             return
         self._leave_plan()
-        feed, lookahead = self._begin_feed(), self._window.lookahead
-        reach = min(_FIRST_AHEAD, lookahead)
+        feed, reach = self._begin_feed(), Reach(self._window.lookahead)
         ahead: deque[Step] = deque()
         announcing: deque[Step] = deque()
         for batch, is_real in and_then_fillers(batches, self._unplanned.features):
             step = Step(batch, is_real, feed)
             self._window.read(step)
-            if len(ahead) <= reach + 1 or self._window.feed != feed:
+            if len(ahead) <= reach.steps + 1 or self._window.feed != feed:
                 self._announce_read()
             ahead.append(step)
             announcing.append(step)
             if len(announcing) > _HEARD_AFTER:  # as all ranks know it by then, without waiting
-                largest = announcing.popleft().announced.result().num_bytes
-                lookahead = min(lookahead, max(1, AHEAD_BYTES // max(1, largest)))
-            while len(ahead) > reach + 2:  # a step's plan is made one step early, and waits for no message
+                reach.batch_takes(announcing.popleft().announced.result().num_bytes)
+            while len(ahead) > reach.steps + 2:  # a step's plan is made one step early, and waits for no message
                 yield ahead.popleft().batch
-                reach = min(reach + _MORE_A_STEP - 1, lookahead)
+                reach.step_begins()
                 feed = self._begin_again(feed, ahead)
                 self._announce_read()  # at the same place on all ranks, whose batches may end at different steps
             if not is_real and not step.announced.result().is_real:

@@ -6,33 +6,47 @@ Two places, of which the older one is written to, as processes make a cut only w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from pibroch.embedding.kept_rows import HEAD_BYTES, STEPS, steps_in
 from pibroch.forkserver import link_to_server
 from pibroch.kernels import parallel
-from pibroch.kernels.arrays import Bytes, Ints
+from pibroch.kernels.arrays import Bytes, Ints, Records
 from pibroch.kernels.route import numba as routing
-
-if TYPE_CHECKING:
-    from pibroch.exchange.lookahead.carrier import Carrier
 
 _LENGTHS = slice(2, 4)
 
 
+class Slots(Protocol):
+    """What is kept, see :class:`pibroch.exchange.lookahead.carrier.Carrier`.
+
+    Attributes:
+        returned: rows and their records, to be brought home.
+    """
+
+    returned: tuple[Ints, Records]
+
+    @property
+    def space(self) -> Records:
+        """The records of all places."""
+
+    def cached(self) -> tuple[Ints, Ints]:
+        """The rows whose records are in slots, and the places of these."""
+
+
 class KeptSlots:
-    """A :class:`~pibroch.embedding.KeptShard` of a carrier's slots.
+    """A :class:`~pibroch.embedding.KeptShard` of slots.
 
     Args:
-        carrier: whose slots.
+        slots: whose records are kept.
         memory: of :meth:`num_bytes`, all zero or what was left in it.
         width: floats of a record.
     """
 
-    def __init__(self, carrier: Carrier, memory: Bytes, width: int) -> None:
-        self._carrier = carrier
+    def __init__(self, slots: Slots, memory: Bytes, width: int) -> None:
+        self._slots = slots
         self._head = memory[:HEAD_BYTES].view(np.int64)
         most = (len(memory) - HEAD_BYTES) // (8 + 4 * width) // 2
         rows, records = memory[HEAD_BYTES : HEAD_BYTES + 16 * most], memory[HEAD_BYTES + 16 * most :]
@@ -40,11 +54,11 @@ class KeptSlots:
         self._records = records[: 8 * most * width].view(np.float32).reshape(2, most, width)
 
     @classmethod
-    def open(cls, carrier: Carrier, key: str, tag: str, most: int, width: int) -> KeptSlots | None:
+    def open(cls, slots: Slots, key: str, tag: str, most: int, width: int) -> KeptSlots | None:
         """What is kept under a name, as it was left or anew; ``None`` where nobody keeps memory.
 
         Args:
-            carrier: whose slots.
+            slots: whose records are kept.
             key: the name.
             tag: what was kept of other rows, or for another purpose, has another one, and goes.
             most: rows that can be in slots at once; what is not used takes no memory.
@@ -55,7 +69,7 @@ class KeptSlots:
             return None
         num_bytes = HEAD_BYTES + 2 * most * (8 + 4 * width)
         memory = link.keep(key, f"{tag} {most} x {width}", num_bytes).memory
-        return cls(carrier, np.frombuffer(memory, np.uint8), width)
+        return cls(slots, np.frombuffer(memory, np.uint8), width)
 
     def steps(self) -> set[int]:
         """Of which :meth:`restore` is possible."""
@@ -71,11 +85,11 @@ class KeptSlots:
 
     def cut(self, step: int) -> None:
         """Keep the records in slots as they are after a step. Takes tens of nanoseconds each."""
-        steps, (rows, slots) = self._head[STEPS], self._carrier.cached()
+        steps, (rows, places) = self._head[STEPS], self._slots.cached()
         place = int(np.argmin(steps))
         steps[place] = 0
         self._rows[place, : len(rows)] = rows
-        parallel.run(routing.gather_rows, len(rows), self._carrier.shard.space, slots, self._records[place])
+        parallel.run(routing.gather_rows, len(rows), self._slots.space, places, self._records[place])
         self._head[_LENGTHS][place] = len(rows)
         steps[place] = step + 1
 
@@ -85,4 +99,4 @@ class KeptSlots:
         steps[steps != step + 1] = 0
         (place,) = np.flatnonzero(steps)[:1]
         num_rows = self._head[_LENGTHS][place]
-        self._carrier.returned = self._rows[place, :num_rows], self._records[place, :num_rows]
+        self._slots.returned = self._rows[place, :num_rows], self._records[place, :num_rows]
