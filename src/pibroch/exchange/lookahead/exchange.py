@@ -69,10 +69,8 @@ class LookaheadExchange(Exchange[Step | Routed]):
 
     def _use(self, planned: PlannedLanes) -> None:
         """Plan over these from now on."""
-        self._lanes, self.shards, self._carriers, self._planner = (
-            planned.lanes, planned.shards, planned.carriers, planned.planner
-        )  # fmt: skip
-        self.caches = self._carriers
+        self._lanes, self.shards, self._planner = planned.lanes, planned.shards, planned.planner
+        self.caches = self._carriers = planned.carriers
 
     def feed(self, batches: Iterable[JaggedBatch], trains: bool) -> Iterator[JaggedBatch]:
         """See :class:`Exchange`; reads ``lookahead`` batches further than it hands out, and tells their rows to all ranks.
@@ -84,8 +82,7 @@ class LookaheadExchange(Exchange[Step | Routed]):
             return
         self._leave_plan()
         feed, reach = self._begin_feed(), Reach(self._window.lookahead)
-        ahead: deque[Step] = deque()
-        announcing: deque[Step] = deque()
+        ahead, announcing = deque[Step](), deque[Step]()
         for batch, is_real in and_then_fillers(batches, self._unplanned.features):
             step = Step(batch, is_real, feed)
             self._window.read(step)
@@ -117,11 +114,10 @@ class LookaheadExchange(Exchange[Step | Routed]):
         """Where rows have moved since, plan what is left of a feed over their new homes; returns its number from now on."""
         if not self._has_moved or feed != self._last_feed:
             return feed
-        feed, steps = self._begin_feed(), list(ahead)
-        ahead.clear()
-        for step in steps:
-            ahead.append(Step(step.batch, step.is_real, feed))
-            self._window.read(ahead[-1])
+        feed = self._begin_feed()
+        for number, step in enumerate(ahead):
+            ahead[number] = Step(step.batch, step.is_real, feed)
+            self._window.read(ahead[number])
         return feed
 
     def lookup(
@@ -131,9 +127,8 @@ class LookaheadExchange(Exchange[Step | Routed]):
         step = self._window.take(batch) if trains else None
         if step is not None:
             return self._lookup_planned(step), step
-        if trains:
-            self._leave_plan()
-        self._write_home()
+        leave = self._leave_plan if trains else self._write_home
+        leave()
         return self._unplanned.lookup(batch, trains, averaged_at)
 
     def _lookup_planned(self, step: Step) -> list[Tensor]:
@@ -167,10 +162,9 @@ class LookaheadExchange(Exchange[Step | Routed]):
         elif not self._window.update(handle):  # the plan was left since
             self._unplanned.update(self._unplanned.route(handle.batch), gradients, rates)
         else:
-            lanes = zip(
-                handle.announced.result().here.lanes, self._unplanned.split(handle.batch, gradients), strict=True
-            )
-            self._finish(handle, [here.ids.gradient_rows(gradient) for here, gradient in lanes], rates)
+            here, parts = handle.announced.result().here, self._unplanned.split(handle.batch, gradients)
+            rows = [lane.ids.gradient_rows(part) for lane, part in zip(here.lanes, parts, strict=True)]
+            self._finish(handle, rows, rates)
 
     def _finish(self, step: Step, gradients: Sequence[Records], rates: Rates) -> None:
         """Sum a step's gradients and send on their way those for which the next step waits."""

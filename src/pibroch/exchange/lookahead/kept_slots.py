@@ -19,7 +19,7 @@ from pibroch.kernels.route import numba as routing
 _LENGTHS = slice(2, 4)
 
 
-class Slots(Protocol):
+class KeepsRecords(Protocol):
     """What is kept, see :class:`pibroch.exchange.lookahead.carrier.Carrier`.
 
     Attributes:
@@ -45,7 +45,7 @@ class KeptSlots:
         width: floats of a record.
     """
 
-    def __init__(self, slots: Slots, memory: Bytes, width: int) -> None:
+    def __init__(self, slots: KeepsRecords, memory: Bytes, width: int) -> None:
         self._slots = slots
         self._head = memory[:HEAD_BYTES].view(np.int64)
         most = (len(memory) - HEAD_BYTES) // (8 + 4 * width) // 2
@@ -54,7 +54,7 @@ class KeptSlots:
         self._records = records[: 8 * most * width].view(np.float32).reshape(2, most, width)
 
     @classmethod
-    def open(cls, slots: Slots, key: str, tag: str, most: int, width: int) -> KeptSlots | None:
+    def open(cls, slots: KeepsRecords, key: str, tag: str, most: int, width: int) -> KeptSlots | None:
         """What is kept under a name, as it was left or anew; ``None`` where nobody keeps memory.
 
         Args:
