@@ -37,7 +37,9 @@ class Pair:
         for rank in range(2):
             place = lab.environment(rank, port) if lab else local_environment(rank, port)
             launcher = lab.launcher(rank) if lab else ()
-            self.members.append(Contender(replace(spec, launcher=launcher, environment=place | common)))
+            self.members.append(
+                Contender(replace(spec, launcher=launcher, environment=spec.environment | place | common))
+            )
         self._caller = self.members[1]
 
     def setup(self, case: Case) -> dict[str, str]:

@@ -5,9 +5,15 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
 _STATM = Path("/proc/self/statm")
+_GROUP_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Of process groups of version 2 and 1: the limit, what is used, and the part of it that gives way."""
 
 
 def rss_bytes() -> int:
@@ -36,15 +42,38 @@ def free_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
 
     Args:
         proc: where the system says what is available; half of the memory is assumed where it says nothing.
-        groups: where the limits of process groups are (version 2).
+        groups: where the limits of process groups are, of version 2 or 1.
     """
     lines = (proc / "meminfo").read_text().splitlines() if (proc / "meminfo").exists() else []
     available = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
     free = available[0] if available else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    limit, used = groups / "memory.max", groups / "memory.current"
-    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
-        free = min(free, max(0, int(text) - int(used.read_text())))
-    return free
+    return min([free, *(left for group in _own_groups(proc, groups) for left in _left_in(group))])
+
+
+def _own_groups(proc: Path, groups: Path) -> Iterator[Path]:
+    """The groups that this process is in, as far as it sees them; inside of a container the outermost is the container's."""
+    yield groups
+    found = proc / "self" / "cgroup"
+    for line in found.read_text().splitlines() if found.exists() else []:
+        _, kinds, path = line.split(":", 2)
+        inside = PurePosixPath(path.lstrip("/"))
+        if kinds not in ("", "memory") or ".." in inside.parts:
+            continue
+        root = groups / kinds
+        yield from (root / each for each in (inside, *inside.parents))
+
+
+def _left_in(group: Path) -> Iterator[int]:
+    """Bytes that a group may still take, where it has a limit; files that were read give way to what is asked for."""
+    for limit, used, cached in _GROUP_FILES:
+        if not ((group / limit).exists() and (group / used).exists()):
+            continue
+        text = (group / limit).read_text().strip()
+        if text == "max":
+            continue
+        lines = (group / "memory.stat").read_text().splitlines() if (group / "memory.stat").exists() else []
+        gives_way = sum(int(line.split()[1]) for line in lines if line.split()[:1] == [cached])
+        yield max(0, int(text) - int((group / used).read_text()) + gives_way)
 
 
 class _WorkingSet(ctypes.Structure):

@@ -2,8 +2,6 @@
 
 from types import SimpleNamespace
 
-import pytest
-
 import pibroch as pb
 from pibroch.embedding import RowSpace
 from pibroch.exchange.layout import lay_out, plan_for
@@ -28,15 +26,3 @@ def test_half_of_what_is_left_when_the_own_rows_are_there(monkeypatch):
     assert slots(2, 1 << 40, monkeypatch) == 10_000, "no more than there are rows"
     assert slots(1, 1 << 40, monkeypatch) == 0, "all rows are at home"
     assert slots(2, ROW_BYTES, monkeypatch, wanted=77) == 77
-
-
-@pytest.mark.parametrize(("limit", "used", "free"), [("max", 5, 6 << 10), (4096, 1024, 3072), (4096, 9999, 0)])
-def test_a_containers_limit_counts(tmp_path, limit, used, free):
-    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 6 kB\n")
-    (tmp_path / "memory.max").write_text(f"{limit}\n")
-    (tmp_path / "memory.current").write_text(f"{used}\n")
-    assert cache_size.free_memory(tmp_path, tmp_path) == free
-
-
-def test_where_the_system_says_nothing_half_of_the_memory_counts(tmp_path):
-    assert cache_size.free_memory(tmp_path, tmp_path) > 1 << 20
