@@ -126,6 +126,10 @@ class Network:
             _run("ip", "-n", host, "link", "set", LINK, "up")
             _run("ip", "-n", host, "link", "set", "lo", "up")
 
+    def plug(self, index: int, is_in: bool) -> None:
+        """Pull a host's cable out of the switch, or put it back: what is sent meanwhile is lost, and sent again later."""
+        _run("ip", "-n", self._switch, "link", "set", f"port{index}", "up" if is_in else "down")
+
     def shape(self, rate: str | None) -> None:
         """Limit both ends of each link to ``rate``; ``None`` lifts the limit. May be called again at any time."""
         bits = _bits_per_second(rate)

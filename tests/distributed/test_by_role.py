@@ -4,6 +4,8 @@ import json
 import shutil
 import signal
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import training_cases as cases
@@ -26,6 +28,13 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 ONE_SERVER_ALONE = [
     argument
     for change in ("embedding.servers=1", "data.processors=0", "embedding.oracle=replicated")
+    for argument in ("--set", change)
+]
+
+
+ALL_AT_HOME = [
+    argument
+    for change in ("embedding.servers=0", "data.processors=0", "embedding.oracle=replicated")
     for argument in ("--set", change)
 ]
 
@@ -102,3 +111,39 @@ def test_roles_on_two_hosts_meet_by_secret_and_tls(recipe, expected, tmp_path):
         ended = lab.run([*command, str(run)], env=variables, timeout_s=120)
     assert ended.exit_codes == (0,) * 6, ended.outputs
     check_same_run(run, expected)
+
+
+DOWN_S = 6.0
+
+
+@pytest.mark.skipif(obstacle() is not None, reason="needs a lab")
+@pytest.mark.alone  # a lab
+@pytest.mark.parametrize("exchange", ["alltoall", "lookahead"])
+def test_a_link_that_is_down_for_a_while_is_waited_for(data, tmp_path, exchange):
+    """Under `lookahead` rows are on servers of both hosts, and a central oracle plans."""
+    often, run = [*RAGGED, "train.epochs=4"], tmp_path / "run"
+    recipe, roles = tmp_path / "recipe.toml", ["embedding.oracle=central", "embedding.servers=2", "data.processors=1"]
+    served = exchange == "lookahead"
+    own = [f"embedding.exchange={exchange}", *(roles if served else [])]
+    recipe.write_text(to_toml(make_config(data, *often, *own).model_dump()))
+    command = [sys.executable, "-m", "pibroch", "train", str(recipe), "--run-dir", str(run), *(["--by-role"] * served)]
+    before = []
+
+    def pull():
+        wait_until(lambda: steps(run) >= 5, 60)
+        lab.network.plug(1, is_in=False)
+        before.append(steps(run))
+        time.sleep(DOWN_S)
+        before.append(steps(run))
+        lab.network.plug(1, is_in=True)
+
+    with Lab(hosts=2, ranks_per_host=3 if served else 1) as lab, ThreadPoolExecutor(1) as threads:
+        pulling = threads.submit(pull)
+        ended = lab.run(command, env={"PIBROCH_RPC_SECRET": new_secret()}, timeout_s=120)
+        pulling.result(60)
+    assert set(ended.exit_codes) == {0}, ended.outputs
+    assert before[1] - before[0] <= 3, "nothing goes on without the link"
+    alone = tmp_path / "alone"
+    with ranks(2, "-m", "pibroch", "train", recipe, "--run-dir", alone, *ALL_AT_HOME) as everyone:
+        assert [each.end().returncode for each in everyone] == [0, 0]
+    check_same_run(run, alone)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from benchmarks import rpc_ablation
 from benchmarks.comparison import OURS
 from benchmarks.load import ForeignLoad
 from benchmarks.registry import Options
@@ -13,6 +14,7 @@ from benchmarks.rpc_pairs import local_environment, pairs
 from benchmarks.runner import Schedule
 from benchmarks.topics import rpc as topic
 from benchmarks.topics.rpc import KB, MB, ONE_HOST, Phase
+from benchmarks.workers.rpc_pibroch import WITHOUT
 
 from pibroch.ports import free_port
 
@@ -43,6 +45,14 @@ def test_a_measurement_from_start_to_end(tmp_path):
         assert 0 < row["p20_ms"] <= row["p50_ms"] <= row["p80_ms"]
         assert row["call"] == "16 in flight" or row["p50_ms"] > 0.02, "two processes cannot be so quick"
     assert len(topic.headlines(rows)) == 6
+
+
+def test_both_processes_of_a_pair_have_the_variables_of_their_contender():
+    without = next(spec for spec in rpc_ablation.specs() if spec.environment.get(WITHOUT) == "give_back")
+    with pairs([without], None, ForeignLoad()) as running:
+        members = [member.pid for member in running[0].members]
+        environments = [Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in members]
+    assert all(f"{WITHOUT}=give_back".encode() in environment for environment in environments)
 
 
 @pytest.mark.parametrize("label", topic.EXAMPLES)
