@@ -1,7 +1,8 @@
 """A shard as it was at a step, in memory that outlives the process that trains it.
 
 Two things lie there: all rows as they were at one step (the copy), and those that were updated between it and a later one (the
-journal). A cut first brings the journal's rows into the copy, then writes a new journal. Whatever is killed in between, one of
+journal). A cut first brings the journal's rows into the copy, if a thread beside training has not done so since the last one,
+then writes a new journal. Whatever is killed in between, one of
 the two is whole: a journal may be brought into the copy again, and one that was not finished does not count. Processes that
 make their cuts at the same steps, each after all have finished the one before, always have a step in common.
 
@@ -10,6 +11,7 @@ R rows, W floats in a record.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Protocol
@@ -70,6 +72,7 @@ class KeptRows:
 
     def __init__(self, shard: MarkedRows, memory: Bytes) -> None:
         self._shard, (num_rows, width) = shard, shard.records.shape
+        self._is_writing = threading.Lock()
         self._head = memory[:HEAD_BYTES].view(np.int64)
         sizes = np.cumsum([HEAD_BYTES, *self._sizes(num_rows, width)]).tolist()
         parts = [memory[begin:end] for begin, end in pairwise(sizes)]
@@ -105,10 +108,11 @@ class KeptRows:
 
     def begin(self, step: int) -> None:
         """Keep all rows as they are after a step, and mark from now on which ones are updated. Time grows with all rows."""
-        self._head[:] = 0
-        _copy(self._shard.records, self._copy)
-        self._write_marks(step)
-        self._head[COPY] = step + 1
+        with self._is_writing:
+            self._head[:] = 0
+            _copy(self._shard.records, self._copy)
+            self._write_marks(step)
+            self._head[COPY] = step + 1
         self._track()
 
     def go_on(self) -> None:
@@ -121,23 +125,38 @@ class KeptRows:
         Every process must have finished its last cut.
         """
         assert self._shard.recent is not None, "see begin"
+        with self._is_writing:
+            self._cut(step, self._shard.recent)
+
+    def _cut(self, step: int, recent: NDArray[np.bool_]) -> None:
         self._bring_in()
-        rows = np.flatnonzero(self._shard.recent[: len(self._copy)])
+        rows = np.flatnonzero(recent[: len(self._copy)])
         self._journal_rows[: len(rows)] = rows
         parallel.run(routing.gather_rows, len(rows), self._shard.space, rows, self._journal)
         self._write_marks(step)
         self._head[JOURNAL_ROWS] = len(rows)
         self._head[JOURNAL] = step + 1
-        self._shard.recent[rows] = False
+        recent[rows] = False
+
+    def settle(self) -> None:
+        """See :class:`~pibroch.embedding.KeptShard`: bring the journal in, on a thread of its own."""
+        threading.Thread(target=self._settle, name="kept rows", daemon=True).start()
+
+    def _settle(self) -> None:
+        with self._is_writing:
+            self._bring_in()
 
     def restore(self, step: int) -> None:
         """Bring the rows back to where they were, and forget later steps."""
         assert step in self.steps(), "see steps"
-        if self._head[COPY] != step + 1:
-            self._bring_in()
-        self._head[JOURNAL] = 0
+        with self._is_writing:
+            if self._head[COPY] != step + 1:
+                self._bring_in()
+            self._head[JOURNAL] = 0
         _copy(self._copy, self._shard.records)
-        (slot,) = np.flatnonzero(self._head[MARKS] == step + 1)[:1]
+        steps = self._head[MARKS]
+        steps[steps != step + 1] = 0  # of a cut that was cut short: it would count as the newer one of two
+        (slot,) = np.flatnonzero(steps)[:1]
         for marks, kept in zip((self._shard.changed, self._shard.touched), self._marks[slot], strict=True):
             if marks is not None:
                 marks[: len(kept)] = kept
@@ -147,7 +166,7 @@ class KeptRows:
             return
         self._head[COPY] = 0
         rows = self._journal_rows[: self._head[JOURNAL_ROWS]]
-        parallel.run(routing.scatter_rows, len(rows), self._journal, rows, self._copy)
+        routing.scatter_rows(self._journal, rows, self._copy, 0, len(rows))
         self._head[COPY] = self._head[JOURNAL]
         self._head[JOURNAL] = 0
 

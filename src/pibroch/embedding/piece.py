@@ -101,6 +101,9 @@ class KeptShard(Protocol):
     def cut(self, step: int) -> None:
         """Keep the rows as they are after a step; all have finished the last cut."""
 
+    def settle(self) -> None:
+        """All have finished the last cut: make room for the next one, beside what goes on."""
+
     def restore(self, step: int) -> None:
         """Bring the rows back to where they were."""
 

@@ -193,6 +193,10 @@ class RemoteKeptRows:
         """See :meth:`KeptRows.cut`; returns when the server has done it."""
         self._servers.ask(self._number, server.keep_cut, step)
 
+    def settle(self) -> None:
+        """See :meth:`KeptRows.settle`."""
+        self._servers.ask(self._number, server.keep_settle)
+
     def restore(self, step: int) -> None:
         """See :meth:`KeptRows.restore`."""
         self._servers.ask(self._number, server.keep_restore, step)

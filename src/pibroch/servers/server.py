@@ -139,6 +139,11 @@ def keep_cut(key: str, step: int) -> None:
     _kept(key).cut(step)
 
 
+def keep_settle(key: str) -> None:
+    """See :meth:`KeptRows.settle`; returns at once."""
+    _kept(key).settle()
+
+
 def keep_restore(key: str, step: int) -> None:
     """See :meth:`KeptRows.restore`."""
     if step not in _kept(key).steps():

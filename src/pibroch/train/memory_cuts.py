@@ -147,6 +147,7 @@ class MemoryCuts:
         self._session, self._control = session, session.world.control
         given = session.config.train.cut_every_seconds
         self._pace, self._is_paced = Pace(self._control, FIRST_S if given is None else given), given is None
+        self._is_unsettled = False
         self._has_begun, self._took = False, deque[float](maxlen=_LATEST)
         self._link = link_to_server() if given != 0 else None
         self._shards = self._now()
@@ -241,7 +242,7 @@ class MemoryCuts:
         if not self._has_begun:  # a first step takes longer than any other
             self._has_begun = True
             self._pace.restart()
-        if self._kept is None or not (is_wanted or self._pace.is_due(step)):
+        if self._kept is None or not (is_wanted or self._is_due(step, self._kept)):
             return
         start = time.perf_counter()
         with span("cut in memory"):
@@ -253,6 +254,15 @@ class MemoryCuts:
             most = min(LONGEST_S, _GROWTH * self._pace.interval_s)
             self._pace.interval_s = max(SHORTEST_S, min(most, statistics.median(self._took) / SHARE))
         self._pace.restart()
+
+    def _is_due(self, step: int, kept: Sequence[KeptShard]) -> bool:
+        before = self._pace.num_agreed
+        is_due = self._pace.is_due(step)
+        if self._pace.num_agreed > before:  # so all have finished the last cut
+            for each in kept if self._is_unsettled else ():
+                each.settle()
+            self._is_unsettled = False
+        return is_due
 
     def _cut(self, kept: Sequence[KeptShard], progress: Progress, base_step: int | None) -> None:
         self._session.embeddings.exchange.finish_updates()
@@ -266,6 +276,7 @@ class MemoryCuts:
             self._state.write(progress.step, content)
         for each in kept:
             each.cut(progress.step)
+        self._is_unsettled = True
 
     def _stop(self) -> None:
         """From now on there is none."""

@@ -18,13 +18,16 @@ class Pace:
     Args:
         control: between the ranks.
         interval_s: may be changed by rank 0 alone at any time.
+
+    Attributes:
+        num_agreed: how often they have agreed.
     """
 
     def __init__(self, control: Channel, interval_s: float) -> None:
         self.interval_s, self._control = interval_s, control
         self._since = self._looked = time.monotonic()
         self._looked_at: int | None = None
-        self._look_at = 0
+        self._look_at = self.num_agreed = 0
 
     def restart(self) -> None:
         """Count from now on."""
@@ -48,4 +51,5 @@ class Pace:
         steps = max(1, int(max(left / 2, min(_SOONEST_S, self.interval_s / 4)) / seconds_per_step))
         found = self._control.gather([left <= 0, steps, is_ready])
         self._looked, self._looked_at, self._look_at = now, step, step + found[0][1]
+        self.num_agreed += 1
         return bool(found[0][0]) and all(ready for *_, ready in found)

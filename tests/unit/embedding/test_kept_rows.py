@@ -1,5 +1,7 @@
 """Rows in memory that outlives a process: wherever it is killed, there is a step to go on from, with the rows of that step."""
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -83,9 +85,12 @@ def test_marks_for_checkpoints_come_back_with_those_of_a_cut_that_may_not_have_b
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.integers(1, 4), st.lists(st.integers(0, 11), min_size=1, max_size=6), st.integers(0, 5))
-def test_whoever_is_killed_wherever_all_have_a_step_in_common(every, kills, late):
-    """Two processes that make cuts of the same steps, one of which may be behind; each life ends within one of the parts."""
+@given(st.integers(1, 4), st.lists(st.integers(0, 11), min_size=1, max_size=6), st.integers(0, 14), st.integers(0, 3))
+def test_whoever_is_killed_wherever_all_have_a_step_in_common(every, kills, late, settled):
+    """Two processes that make cuts of the same steps, one of which may be behind; each life ends within one of the parts.
+
+    Between cuts some, all or none bring in their journals.
+    """
     num_steps = 12
     truths = [states(num_steps, seed) for seed in (1, 2)]
     memories = [memory_of(shard_of()) for _ in truths]
@@ -105,7 +110,7 @@ def test_whoever_is_killed_wherever_all_have_a_step_in_common(every, kills, late
                 each.go_on()
                 assert np.array_equal(shard.records, truth[start])
         step = start
-        parts = ["before", "bring in", "journal", "head"]
+        parts = ["before", "bring in", "journal", "head", "settle"]
         left = kill_at
         while step < num_steps:
             step += 1
@@ -117,9 +122,12 @@ def test_whoever_is_killed_wherever_all_have_a_step_in_common(every, kills, late
             if left >= 0:
                 for each in kept:
                     each.cut(step)
+                for number, each in enumerate(kept):
+                    if settled >> number & 1:
+                        each._settle()
                 continue
             first, second = kept if (life + late) % 2 else kept[::-1]
-            if late % 3:
+            if late % 3 or parts[late % len(parts)] == "settle":
                 first.cut(step)  # one is done before the other is killed
             cut_short(second, step, parts[late % len(parts)])
             break
@@ -140,14 +148,19 @@ def cut_short(kept, step, part):
         scatter(given, rows, records, start, (start + stop) // 2)
         raise Killed
 
-    if part == "bring in":
+    if part == "settle":
+        kept.cut(step)
+    if part in ("bring in", "settle"):
         module.routing.scatter_rows = half
     elif part == "journal":
         kept._write_marks = killed
     else:
         kept._write_marks = lambda step: (marks(step), killed())
     try:
-        kept.cut(step)
+        if part == "settle":
+            kept._settle()
+        else:
+            kept.cut(step)
     except Killed:
         pass
     finally:
@@ -162,3 +175,22 @@ def test_heads_say_which_steps_are_there():
     kept.begin(4)
     kept.cut(7)
     assert steps_in(memory[:HEAD_BYTES]) == {4, 7}
+
+
+def test_a_journal_is_brought_in_beside_what_goes_on_and_a_cut_waits_for_it():
+    shard = shard_of()
+    memory = memory_of(shard)
+    kept = KeptRows(shard, memory)
+    kept.begin(0)
+    for step in range(1, 20):
+        train(shard, step)
+        kept.cut(step)
+        kept.settle()
+    wanted = shard.records.copy()
+    deadline = time.monotonic() + 10
+    while kept.steps() != {19}:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    train(shard, 20)
+    kept.restore(19)
+    assert np.array_equal(shard.records, wanted)

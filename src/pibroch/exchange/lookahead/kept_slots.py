@@ -93,6 +93,9 @@ class KeptSlots:
         self._head[_LENGTHS][place] = len(rows)
         steps[place] = step + 1
 
+    def settle(self) -> None:
+        """There is always room."""
+
     def restore(self, step: int) -> None:
         """Give the carrier the records to bring home, and forget later ones."""
         steps = self._head[STEPS]
