@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pibroch.train.session import Session
 
 logger = logging.getLogger(__name__)
-SHARE = 0.02
+SHARE = 0.025
 """Of the time, that cuts may take from the thread that trains, where nobody says how often they are made."""
 SHORTEST_S, FIRST_S, LONGEST_S = 0.5, 2.0, 30.0
 _LATEST, _GROWTH = 5, 1.2
