@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from pibroch.train.session import Session
 
 logger = logging.getLogger(__name__)
-SHARE = 0.025
+SHARE = 0.015
 """Of the time, that cuts may take from the thread that trains, where nobody says how often they are made."""
 SHORTEST_S, FIRST_S, LONGEST_S = 0.5, 2.0, 30.0
-_LATEST, _GROWTH = 5, 1.2
+_LATEST, _GROWTH = 5, 1.3
 """Cuts, by whose median the time between two is chosen, and how much longer it may become at once.
 
 The first ones touch memory that nobody has touched before, and would make the next ones rare, and so larger.
