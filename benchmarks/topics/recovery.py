@@ -50,14 +50,23 @@ evaluate_every = 1000000
 """
 COLUMNS = {
     "deaths": ["rows", "role", "contender", "seconds", "steps_again"],
-    "cost": ["rows", "contender", "samples_per_second", "of_without", "share_of_thread", "checkpoints", "cuts"],
+    "cost": [
+        "rows",
+        "contender",
+        "samples_per_second",
+        "of_without",
+        "cuts",
+        "share_of_cuts",
+        "checkpoints",
+        "share_of_checkpoints",
+    ],
     "goodput": ["rows", "contender", "steps_per_second", "of_calm", "deaths"],
 }
 PLOTS = {
     "deaths": PlotSpec(
         "seconds", ("rows",), "role", "contender", "s from death to the next new step", decimals=1, ours=FROM_MEMORY
     ),
-    "cost": PlotSpec("samples_per_second", ("rows",), "contender", "contender", "samples/s", ours="both"),
+    "cost": PlotSpec("samples_per_second", ("rows",), "contender", "contender", "samples/s", ours="with both"),
     "goodput": PlotSpec(
         "of_calm", ("rows",), "contender", "contender", "new steps of those without deaths", ours=FROM_MEMORY
     ),
@@ -105,8 +114,9 @@ MEANINGS = {
     ],
     "cost": [
         "two ranks, alltoall, batch 2048, dim 16; runs in turn, medians over the rounds; all steps of a run but the first",
-        "`by time`: checkpoints every 10 s; `in memory`: cuts as often as they choose; `both`: the same together",
-        "`share_of_thread`: of the time of steps, what they took from the thread that trains",
+        "`with both`: cuts in memory and checkpoints by time, as often as they are made by default",
+        "`share_of_...`: of the time of all steps, what they took from the thread that trains, the first ones included, which "
+        "touch memory that nobody has touched",
     ],
     "goodput": [
         f"all roles as in `deaths`; a trainer, a server, the oracle in turn are killed, one every {KILL_EVERY_S:g} s, for "
@@ -194,42 +204,40 @@ def goodput(label: str, recipe: Path, data: Path, options: Options) -> list[Row]
 
 
 def cost(label: str, recipe: Path, data: Path, options: Options) -> list[Row]:
-    """Runs with checkpoints by time and without, in turn."""
-    steps, rounds = (150, 1) if options.quick else (600, 3)
-    often = f"train.checkpoint_every_seconds={2 if options.quick else 10}"
-    never = "train.checkpoint_every_seconds=0"
+    """Runs with cuts and checkpoints, as they are by default, and without, in turn."""
+    steps, rounds = (150, 1) if options.quick else (4000, 2)
     contenders = {
-        "without": [never, "train.cut_every_seconds=0"], "by time": [often, "train.cut_every_seconds=0"],
-        "in memory": [never], "both": [often],
-    }  # fmt: skip
+        "without": ["train.checkpoint_every_seconds=0", "train.cut_every_seconds=0"],
+        "with both": ["train.checkpoint_every_seconds=2"] if options.quick else [],
+    }
     found: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
     for number in range(rounds):
         for name, settings_of in contenders.items():
             options.say(f"{label} rows, {name}, round {number + 1}")
             folder = options.scratch / f"cost-{label.replace(' ', '')}-{name.replace(' ', '')}-{number}"
-            how = [
-                f"train.steps={steps}",
-                *settings_of,
-                "train.checkpoint_every=1000000",
-            ]
+            how = [f"train.steps={steps}", "train.log_every=100", "train.checkpoint_every=1000000", *settings_of]
             given = [str(recipe), "--data", str(data), "--run-dir", str(folder), "--ranks", "2", *settings(*how)]
             command = [str(our_python()), "-m", "pibroch", "train", *given]
             subprocess.run(command, check=True, capture_output=True, timeout=1800)
             found[name].append(json.loads((folder / "summary.json").read_text()))
-    without = statistics.median(each["samples_per_second"] for each in found["without"])
+    rates = [[each["samples_per_second"] for each in summaries] for summaries in (found["without"], found["with both"])]
+    ratio = statistics.median(one / other for other, one in zip(*rates, strict=True))
     return [
         {
             "rows": label, "contender": name,
-            "samples_per_second": statistics.median(each["samples_per_second"] for each in summaries),
-            "of_without": statistics.median(each["samples_per_second"] for each in summaries) / without,
-            "share_of_thread": statistics.median(
-                (each["timed_checkpoint_seconds"] + each["memory_cut_seconds"]) / each["seconds"] for each in summaries
-            ),
-            "cuts": statistics.median(each["memory_cuts"] for each in summaries),
-            "checkpoints": statistics.median(each["timed_checkpoints"] for each in summaries),
+            "samples_per_second": _median(summaries, "samples_per_second"),
+            "of_without": ratio if name == "with both" else 1.0,
+            "cuts": _median(summaries, "memory_cuts"),
+            "share_of_cuts": _median(summaries, "memory_cut_seconds") / _median(summaries, "seconds"),
+            "checkpoints": _median(summaries, "timed_checkpoints"),
+            "share_of_checkpoints": _median(summaries, "timed_checkpoint_seconds") / _median(summaries, "seconds"),
         }
         for name, summaries in found.items()
     ]  # fmt: skip
+
+
+def _median(summaries: list[dict[str, float]], field: str) -> float:
+    return statistics.median(each[field] for each in summaries)
 
 
 def headlines(section: str, rows: list[Row]) -> list[str]:
@@ -242,7 +250,7 @@ def headlines(section: str, rows: list[Row]) -> list[str]:
     if section == "cost":
         return [
             f"**{row['rows']} rows, {row['contender']}: {row['of_without']:.3f} of the throughput without, "
-            f"{row['share_of_thread']:.1%} of the training thread's time**"
+            f"{row['share_of_cuts'] + row['share_of_checkpoints']:.1%} of the training thread's time**"
             for row in rows if row["contender"] != "without"
         ]  # fmt: skip
     by_hand = {(row["rows"], row["role"]): row["seconds"] for row in rows if row["contender"] == BY_HAND}
