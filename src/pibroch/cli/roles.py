@@ -60,7 +60,9 @@ def memory(config: RunConfig, ranks: int, is_kept: bool) -> str | None:
     holders = max(ranks, config.embedding.exchange.for_ranks(ranks).helpers().get(EMBEDDING_SERVER.command, 0))
     parts = [f"{num_rows:,} rows with their optimizer state: {num_bytes / 1e9:.2f} GB, over {holders} processes"]
     if is_kept and config.train.cut_every_seconds != 0:
-        cached = " and twice what is in caches" if config.embedding.exchange.for_ranks(ranks).name == "lookahead" else ""
+        cached = (
+            " and twice what is in caches" if config.embedding.exchange.for_ranks(ranks).name == "lookahead" else ""
+        )
         parts.append(
             f"as much again on this machine for cuts in memory, up to as much once more for what changes between two{cached}; "
             f"they are left out where {num_bytes / 1e9:.2f} GB are more than half of what is free then"
