@@ -46,8 +46,8 @@ ROLE = Role(
 def main() -> None:
     """Start two of them, be a trainer that tells them what it reads, and ask."""
     register_role(ROLE)
-    with process.started([process.Share(ROLE, 2, Path("runs/counters"))], threads=1) as meet:
-        counters = group.join(meet, {ROLE: 2}, rank=0)[ROLE]
+    with process.started([process.Share(ROLE, 2, Path("runs/counters"))], threads=1) as rendezvous:
+        counters = group.join(rendezvous, {ROLE: 2}, rank=0)[ROLE]
         for step in range(10):
             ids = torch.arange(100) % (step + 1)
             parts = [ids[ids % 2 == number] for number in range(2)]

@@ -46,7 +46,7 @@ def oracle_crew(server_crew):
 
     from pibroch.servers import serve_plans
 
-    made = RoleCrew(1, serve_plans, server_crew.meet)
+    made = RoleCrew(1, serve_plans, server_crew.rendezvous)
     yield made
     made.close()
 

@@ -12,7 +12,7 @@ import numpy as np
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.distributed_c10d import _get_default_store
 
-from pibroch.collectives.bounded_lag import meeting
+from pibroch.collectives.bounded_lag import rendezvous as rendezvous_module
 from pibroch.collectives.bounded_lag.base import RankParts, Slot
 from pibroch.collectives.bounded_lag.opening import open_lagged_transport
 from pibroch.collectives.bounded_lag.options import BoundedLagOptions
@@ -34,7 +34,7 @@ def opened(channel, name, bound=1, num_streams=1, timeout_s=60.0):
     options = BoundedLagOptions(transport="auto" if name == "mixed" else name, slot_bytes=SLOT_BYTES)
     ranks, slots = channel.ranks, LagWindow(bound).num_slots
     host = f"host {min(ranks.rank, 1)}" if name == "mixed" else this_machine()
-    with mock.patch.object(meeting, "this_machine", lambda: host):  # the process goes on to other tests
+    with mock.patch.object(rendezvous_module, "this_machine", lambda: host):  # the process goes on to other tests
         return open_lagged_transport(store(), ranks.rank, ranks.members, slots, options, timeout_s, num_streams)
 
 

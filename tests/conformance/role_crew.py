@@ -14,17 +14,17 @@ class RoleCrew:
     """``size`` processes that call ``serve(meet, number, opens)``.
 
     Attributes:
-        meet: where they are found.
+        rendezvous: where they are found.
     """
 
-    def __init__(self, size, serve, meet=None):
-        opens = meet is None
-        self.meet = meet or f"tcp://127.0.0.1:{free_port()}"
+    def __init__(self, size, serve, rendezvous=None):
+        opens = rendezvous is None
+        self.rendezvous = rendezvous or f"tcp://127.0.0.1:{free_port()}"
         self.size, self._processes = size, []
         for number in range(size):
             ours, theirs = context().Pipe()
             process = context().Process(
-                target=_serve, args=(theirs, serve, self.meet, number, opens and number == 0), daemon=True
+                target=_serve, args=(theirs, serve, self.rendezvous, number, opens and number == 0), daemon=True
             )
             process.start()
             theirs.close()
@@ -45,11 +45,11 @@ class RoleCrew:
             process.join()
 
 
-def _serve(pipe, serve, meet, number, opens):
+def _serve(pipe, serve, rendezvous, number, opens):
     import torch
 
     torch.set_num_threads(1)
-    serve(meet, number, opens)
+    serve(rendezvous, number, opens)
     pipe.send("ready")
     try:
         pipe.recv()
@@ -57,9 +57,9 @@ def _serve(pipe, serve, meet, number, opens):
         os._exit(0)
 
 
-def run(channel, meet, num_servers, function, *args, central=False, **options):
+def run(channel, rendezvous, num_servers, function, *args, central=False, **options):
     """A function, of the cases if by name, with its rows on servers, if there are any, and a central oracle if asked for."""
-    servers = join(meet, num_servers, channel.ranks.rank, with_oracle=central)
+    servers = join(rendezvous, num_servers, channel.ranks.rank, with_oracle=central)
     options |= {"oracle": ORACLE_NAME} if central else {}
     try:
         called = getattr(cases, function) if isinstance(function, str) else function

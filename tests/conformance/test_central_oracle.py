@@ -15,7 +15,7 @@ def run(worlds, oracle_crew):
     """``run(ranks, servers, function, ...)`` as a world's ``run``, with a central oracle."""
 
     def run_on(size, num_servers, function, *args, **options):
-        call = (oracle_crew.meet, num_servers, function.__name__, *args)
+        call = (oracle_crew.rendezvous, num_servers, function.__name__, *args)
         return worlds(size).run(on_servers.run, *call, central=True, **options)
 
     return run_on

@@ -16,7 +16,7 @@ def run(worlds, server_crew):
 
     def run_on(size, num_servers, function, *args, **options):
         world = worlds(size)
-        return world.run(on_servers.run, server_crew.meet, num_servers, function.__name__, *args, **options)
+        return world.run(on_servers.run, server_crew.rendezvous, num_servers, function.__name__, *args, **options)
 
     return run_on
 

@@ -9,10 +9,10 @@ from pibroch.exchange.lookahead import remote_planner
 from pibroch.servers import ORACLE_NAME, join, leave
 
 
-def problem_of_loss(channel, meet, oracle):
+def problem_of_loss(channel, rendezvous, oracle):
     """What a request ends with whose oracle is killed, when nobody takes its place."""
     remote_planner.COME_BACK_S = 0.5
-    join(meet, 0, 0, with_oracle=True)
+    join(rendezvous, 0, 0, with_oracle=True)
     try:
         settings = [[[0, 10]], [10], 1, 1, "lrpp", True]
         thread = TaskThread("pibroch-planner")

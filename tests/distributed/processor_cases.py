@@ -14,14 +14,14 @@ from pibroch.roles.group import join, leave
 from pibroch.servers import server
 
 
-def same_batches(channel, meet, path, split, batch_size, shuffle, part, skip, most_bytes):
+def same_batches(channel, rendezvous, path, split, batch_size, shuffle, part, skip, most_bytes):
     """Whether two epochs from processors are those of the loader, in every field; and the most bytes of a batch."""
     dataset = EncodedDataset.open(path)
     here, wanted = (
         Loader(dataset.split(split), batch_size, shuffle=shuffle, seed=7, part=tuple(part)) for _ in range(2)
     )
     client.MOST_BYTES = most_bytes
-    processors = Processors(join(meet, {DATA_PROCESSOR: 2}, 0)[DATA_PROCESSOR], channel.ranks)
+    processors = Processors(join(rendezvous, {DATA_PROCESSOR: 2}, 0)[DATA_PROCESSOR], channel.ranks)
     try:
         for _, _ in zip(range(skip), here, strict=False):
             continue
@@ -46,13 +46,13 @@ def assert_same(batch, expected):
     batch.validate()
 
 
-def problem_of(channel, meet, path, told_path, told_digest, num_processors=2):
+def problem_of(channel, rendezvous, path, told_path, told_digest, num_processors=2):
     """What is raised when processors are told of other data or another place; ``None`` when they give batches."""
     dataset = EncodedDataset.open(path)
     loader = Loader(dataset.split("train"), 10)
     dataset.path = type(dataset.path)(told_path or path)
     dataset.digest = told_digest or dataset.digest
-    processors = Processors(join(meet, {DATA_PROCESSOR: num_processors}, 0)[DATA_PROCESSOR], channel.ranks)
+    processors = Processors(join(rendezvous, {DATA_PROCESSOR: num_processors}, 0)[DATA_PROCESSOR], channel.ranks)
     try:
         next(processors.batches(dataset, loader, 3))
     except PibrochError as error:
@@ -61,11 +61,11 @@ def problem_of(channel, meet, path, told_path, told_digest, num_processors=2):
         leave()
 
 
-def problem_of_loss(channel, meet, path, processes):
+def problem_of_loss(channel, rendezvous, path, processes):
     """What is raised when processors are killed in the middle of an epoch, and nobody takes their place."""
     client.COME_BACK_S = 0.5
     dataset = EncodedDataset.open(path)
-    processors = Processors(join(meet, {DATA_PROCESSOR: len(processes)}, 0)[DATA_PROCESSOR], channel.ranks)
+    processors = Processors(join(rendezvous, {DATA_PROCESSOR: len(processes)}, 0)[DATA_PROCESSOR], channel.ranks)
     try:
         batches = processors.batches(dataset, Loader(dataset.split("train"), 10), 200)
         next(batches)
@@ -79,24 +79,24 @@ def problem_of_loss(channel, meet, path, processes):
         leave()
 
 
-def serve_and_leave(meet, number, opens):
+def serve_and_leave(rendezvous, number, opens):
     """Be a processor for a moment."""
-    serve(meet, number, opens)
+    serve(rendezvous, number, opens)
     leave()
 
 
-def problem_of_joining(channel, meet, timeout_s=0.2):
+def problem_of_joining(channel, rendezvous, timeout_s=0.2):
     """What is raised when no processor comes; ``None`` when one is there."""
     try:
-        join(meet, {DATA_PROCESSOR: 1}, 0, timeout_s)
+        join(rendezvous, {DATA_PROCESSOR: 1}, 0, timeout_s)
     except PibrochError as error:
         return type(error).__name__, str(error)
     leave()
 
 
-def is_refused(channel, meet):
+def is_refused(channel, rendezvous):
     """Whether a processor runs no function of a server's, and nothing else but its own."""
-    (name, _) = join(meet, {DATA_PROCESSOR: 2}, 0)[DATA_PROCESSOR]
+    (name, _) = join(rendezvous, {DATA_PROCESSOR: 2}, 0)[DATA_PROCESSOR]
     refused = []
     try:
         for function in (server.track_touched, join, EncodedDataset.open):

@@ -54,11 +54,14 @@ def test_a_stopped_oracle_is_waited_for_and_a_killed_one_is_replaced(data, expec
 
 
 def test_an_oracle_on_its_own_beside_servers_outlives_trainers(data, expected, tmp_path):
-    meet = f"tcp://127.0.0.1:{free_port()}"
-    recipe, run = recipe_of(data, tmp_path, "embedding.servers=2", f"embedding.meet='{meet}'"), tmp_path / "run"
+    rendezvous = f"tcp://127.0.0.1:{free_port()}"
+    recipe, run = (
+        recipe_of(data, tmp_path, "embedding.servers=2", f"embedding.rendezvous='{rendezvous}'"),
+        tmp_path / "run",
+    )
     with ExitStack() as stack:
         beside = [
-            stack.enter_context(start_command(*arguments, "--meet", meet))
+            stack.enter_context(start_command(*arguments, "--rendezvous", rendezvous))
             for arguments in (
                 ("oracle", "--with-servers"),
                 *(("embedding-server", "--number", number) for number in range(2)),
@@ -80,7 +83,7 @@ def test_an_oracle_on_its_own_beside_servers_outlives_trainers(data, expected, t
 
 def test_the_loss_of_an_oracle_in_whose_place_none_comes_is_an_error_that_names_it(worlds):
     beside = RoleCrew(1, serve_plans)
-    (problem,) = worlds(1).run(oracle_cases.problem_of_loss, beside.meet, beside.pids[0])
+    (problem,) = worlds(1).run(oracle_cases.problem_of_loss, beside.rendezvous, beside.pids[0])
     beside.close()
     assert problem[0] == "TrainingError" and "oracle 'oracle0' out of reach" in problem[1] and problem[2]
 
@@ -89,11 +92,12 @@ def test_an_oracle_that_is_not_there_is_said():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        meet = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        with start_command("oracle", "--meet", meet) as program:
+        rendezvous = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        with start_command("oracle", "--rendezvous", rendezvous) as program:
             ended = program.end()
     assert ended.returncode == 2 and "where oracle 0 cannot listen" in ended.stderr, ended
     with pytest.raises(
-        TrainingError, match=f"no oracle 0 at {meet} within 1 s.*do: start it: pibroch oracle --meet {meet}"
+        TrainingError,
+        match=f"no oracle 0 at {rendezvous} within 1 s.*do: start it: pibroch oracle --rendezvous {rendezvous}",
     ):
-        join(meet, 0, 0, timeout_s=1, with_oracle=True)
+        join(rendezvous, 0, 0, timeout_s=1, with_oracle=True)

@@ -59,7 +59,7 @@ def check_same_run(folder, expected):
 def test_runs_are_those_of_the_loader_in_the_trainer(
     worlds, data, processors, expected, tmp_path, num_ranks, num_processors
 ):
-    own = [f"data.processors={num_processors}", f"data.meet='{processors.meet}'"]
+    own = [f"data.processors={num_processors}", f"data.rendezvous='{processors.rendezvous}'"]
     told = worlds(num_ranks).run(cases.train, make_config(data, *RAGGED, *own).model_dump(), str(tmp_path / "run"))
     check_same_run(tmp_path / "run", expected[num_ranks])
     summary = told[0]["summary"]
@@ -68,11 +68,13 @@ def test_runs_are_those_of_the_loader_in_the_trainer(
 
 
 def test_servers_and_processors_are_one_group(worlds, data, server_crew, expected, tmp_path):
-    beside = RoleCrew(1, serve, server_crew.meet)
+    beside = RoleCrew(1, serve, server_crew.rendezvous)
     try:
         own = ["embedding.exchange=lookahead", "embedding.lookahead=5", "embedding.servers=2", "data.processors=1"]
-        meet = [f"{table}.meet='{server_crew.meet}'" for table in ("embedding", "data")]
-        told = worlds(2).run(cases.train, make_config(data, *RAGGED, *own, *meet).model_dump(), str(tmp_path / "run"))
+        rendezvous = [f"{table}.rendezvous='{server_crew.rendezvous}'" for table in ("embedding", "data")]
+        told = worlds(2).run(
+            cases.train, make_config(data, *RAGGED, *own, *rendezvous).model_dump(), str(tmp_path / "run")
+        )
     finally:
         beside.close()
     check_same_run(tmp_path / "run", expected[2])
@@ -88,7 +90,7 @@ def test_batches_are_the_loaders_bag_by_bag(
     worlds, multi_hot, processors, split, batch_size, shuffle, part, skip, most_bytes
 ):
     own = (split, batch_size, shuffle, part, skip, most_bytes)
-    assert worlds(1).run(processor_cases.same_batches, processors.meet, str(multi_hot), *own)[0] >= 0
+    assert worlds(1).run(processor_cases.same_batches, processors.rendezvous, str(multi_hot), *own)[0] >= 0
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +102,7 @@ def multi_hot(tmp_path_factory):
 
 def test_data_that_are_not_there_or_others_are_refused(worlds, data, processors, tmp_path):
     def problem(path, digest):
-        return worlds(1).run(processor_cases.problem_of, processors.meet, str(data), path, digest)[0]
+        return worlds(1).run(processor_cases.problem_of, processors.rendezvous, str(data), path, digest)[0]
 
     kind, text = problem(str(tmp_path / "none"), None)
     assert kind == "DataError" and "none, which has no" in text
@@ -109,13 +111,13 @@ def test_data_that_are_not_there_or_others_are_refused(worlds, data, processors,
 
 
 def test_the_command_reads_data_where_it_is_told(worlds, data, server_crew, tmp_path):
-    meet = f"tcp://127.0.0.1:{free_port()}"
+    rendezvous = f"tcp://127.0.0.1:{free_port()}"
     told = str(data), str(tmp_path / "nowhere"), None
-    alone = ["--meet", meet, "--number", 0, "--data", data]
-    beside = ["--meet", server_crew.meet, "--number", 0, "--with-servers"]
+    alone = ["--rendezvous", rendezvous, "--number", 0, "--data", data]
+    beside = ["--rendezvous", server_crew.rendezvous, "--number", 0, "--with-servers"]
     with start_command("data-processor", *alone) as program, start_command("data-processor", *beside) as other:
-        assert worlds(1).run(processor_cases.problem_of, meet, *told, 1) == [None]
-        (problem,) = worlds(1).run(processor_cases.problem_of, server_crew.meet, *told, 1)
+        assert worlds(1).run(processor_cases.problem_of, rendezvous, *told, 1) == [None]
+        (problem,) = worlds(1).run(processor_cases.problem_of, server_crew.rendezvous, *told, 1)
         assert problem[0] == "DataError", problem
         for each in (program, other):
             each.send_signal(signal.SIGTERM)
@@ -125,21 +127,21 @@ def test_the_command_reads_data_where_it_is_told(worlds, data, server_crew, tmp_
 
 @pytest.mark.parametrize("how", ["killed", "left"])
 def test_a_processor_that_is_gone_is_waited_for_not_met(worlds, server_crew, how):
-    beside = RoleCrew(1, serve if how == "killed" else processor_cases.serve_and_leave, server_crew.meet)
+    beside = RoleCrew(1, serve if how == "killed" else processor_cases.serve_and_leave, server_crew.rendezvous)
     beside.close()
-    (problem,) = worlds(1).run(processor_cases.problem_of_joining, server_crew.meet)
+    (problem,) = worlds(1).run(processor_cases.problem_of_joining, server_crew.rendezvous)
     assert problem[0] == "TrainingError" and "no data processor 0" in problem[1], problem
 
 
 def test_the_loss_of_all_processors_is_an_error_that_names_one(worlds, data, server_crew):
-    beside = RoleCrew(1, serve, server_crew.meet)
-    (problem,) = worlds(1).run(processor_cases.problem_of_loss, server_crew.meet, str(data), beside.pids)
+    beside = RoleCrew(1, serve, server_crew.rendezvous)
+    (problem,) = worlds(1).run(processor_cases.problem_of_loss, server_crew.rendezvous, str(data), beside.pids)
     beside.close()
     assert problem[0] == "TrainingError" and "data processor 'processor0' out of reach" in problem[1] and problem[2]
 
 
 def test_a_processor_runs_its_own_functions_only(worlds, processors):
-    assert worlds(1).run(processor_cases.is_refused, processors.meet) == [True]
+    assert worlds(1).run(processor_cases.is_refused, processors.rendezvous) == [True]
 
 
 def test_a_stopped_processor_is_waited_for_and_killed_ones_are_started_again(data, tmp_path):

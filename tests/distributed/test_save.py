@@ -147,7 +147,7 @@ def test_saving_and_loading_interrupt_what_reads_ahead(worlds, tmp_path):
 
 def test_rows_on_servers(worlds, server_crew, killed, tmp_path):
     expected = numbers_of(worlds(2).run(cases.undisturbed_from, killed, LAST))
-    results = worlds(2).run(role_crew.run, server_crew.meet, 2, cases.resume_and_save, killed, LAST, tmp_path)
+    results = worlds(2).run(role_crew.run, server_crew.rendezvous, 2, cases.resume_and_save, killed, LAST, tmp_path)
     compare(numbers_of([result[1] for result in results]), expected, same_bits=True)
     for name, array in results[0][0].items():  # whole tables
         np.testing.assert_array_equal(array, expected[name.removeprefix("embedding_bags.").replace(".", "/")])

@@ -57,11 +57,11 @@ def test_a_stopped_server_is_waited_for_and_a_killed_one_is_named_by_all(data, e
 
 
 def test_servers_outlive_trainers_that_are_killed_and_resume(data, expected, tmp_path):
-    meet = f"tcp://127.0.0.1:{free_port()}"
-    recipe, run = recipe_of(data, tmp_path, f"embedding.meet='{meet}'"), tmp_path / "run"
+    rendezvous = f"tcp://127.0.0.1:{free_port()}"
+    recipe, run = recipe_of(data, tmp_path, f"embedding.rendezvous='{rendezvous}'"), tmp_path / "run"
     with ExitStack() as stack:
         servers = [
-            stack.enter_context(start_command("embedding-server", "--meet", meet, "--number", number))
+            stack.enter_context(start_command("embedding-server", "--rendezvous", rendezvous, "--number", number))
             for number in (1, 0)
         ]
         with Crew(recipe, "--run-dir", run, "--ranks", 2) as crew:
@@ -94,7 +94,7 @@ def test_incremental_checkpoints_and_averages_are_those_of_alltoall(worlds, serv
         return worlds(size).run(cases.train, config.model_dump(), str(tmp_path / folder))
 
     train("whole", 2, 42, "embedding.exchange=alltoall")
-    train("resumed", 2, 18, *SERVERS, "embedding.servers=3", f"embedding.meet='{server_crew.meet}'")
+    train("resumed", 2, 18, *SERVERS, "embedding.servers=3", f"embedding.rendezvous='{server_crew.rendezvous}'")
     train("resumed", 2, 42, *SERVERS, "embedding.cache=partitioned")
     last = [files_below(tmp_path / folder / "checkpoints" / "step-00000042") for folder in ("resumed", "whole")]
     assert sorted(last[0]) == sorted(last[1])
@@ -104,19 +104,20 @@ def test_incremental_checkpoints_and_averages_are_those_of_alltoall(worlds, serv
 
 
 def test_what_cannot_be_met_is_said(data, tmp_path):
-    with start_command("embedding-server", "--meet", "http://localhost", "--number", 0) as program:
+    with start_command("embedding-server", "--rendezvous", "http://localhost", "--number", 0) as program:
         ended = program.end()
     assert (
-        ended.returncode == 2
-        and "meeting place 'http://localhost'" in ended.stderr
-        and "tcp://HOST:PORT" in ended.stderr
+        ended.returncode == 2 and "rendezvous 'http://localhost'" in ended.stderr and "tcp://HOST:PORT" in ended.stderr
     )
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        meet = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        with start_command("embedding-server", "--meet", meet, "--number", 0) as program:
+        rendezvous = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        with start_command("embedding-server", "--rendezvous", rendezvous, "--number", 0) as program:
             ended = program.end()
     assert ended.returncode == 2 and "where embedding server 0 cannot listen" in ended.stderr, ended
-    with pytest.raises(TrainingError, match=f"no embedding server 0 at {meet}.*pibroch embedding-server --meet {meet}"):
-        join(meet, 2, 0, timeout_s=1)
+    with pytest.raises(
+        TrainingError,
+        match=f"no embedding server 0 at {rendezvous}.*pibroch embedding-server --rendezvous {rendezvous}",
+    ):
+        join(rendezvous, 2, 0, timeout_s=1)

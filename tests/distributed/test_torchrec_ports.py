@@ -30,7 +30,7 @@ def test_few_lines_change(name):
 
 def start(python, system, world, folder, *packages):
     """All ranks of one system's programs."""
-    meet = {
+    rendezvous = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(world),
@@ -40,7 +40,10 @@ def start(python, system, world, folder, *packages):
     command = [python, "-W", "ignore", PROGRAMS / "run.py", folder, system, *packages]
     return [
         subprocess.Popen(
-            command, env=inherited | meet | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, text=True, stdout=subprocess.DEVNULL,
+            command,
+            env=inherited | rendezvous | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            text=True,
+            stdout=subprocess.DEVNULL,
             stderr=folder.joinpath(f"{system}-{world}-{rank}.log").open("w"),
         )
         for rank in range(world)

@@ -26,9 +26,9 @@ def split_of(config: RunConfig, num_ranks: int) -> RankSplit:
         ConfigError: when none is left to train.
     """
     from pibroch.roles.launched import RankSplit
-    from pibroch.train.roles import meeting_places, wanted
+    from pibroch.train.roles import rendezvous_of_roles, wanted
 
-    places = meeting_places(config)
+    places = rendezvous_of_roles(config)
     return RankSplit.of(num_ranks, {role: count for role, count in wanted(config).items() if places[role] is None})
 
 
@@ -45,7 +45,7 @@ def as_trainer(begin: Callable[[], Begun]) -> Iterator[tuple[str, Begun | None] 
     if launcher.rank == 0:
         with _led(launcher, begin) as (layout, begun):
             os.environ["WORLD_SIZE"] = str(layout.split.num_trainers)
-            yield layout.meet, begun
+            yield layout.rendezvous, begun
         return
     layout = launcher.layout()
     part = layout.split.part(launcher.rank)
@@ -54,12 +54,12 @@ def as_trainer(begin: Callable[[], Begun]) -> Iterator[tuple[str, Begun | None] 
         yield None
         return
     os.environ["WORLD_SIZE"] = str(layout.split.num_trainers)
-    yield layout.meet, None
+    yield layout.rendezvous, None
 
 
 @contextmanager
 def _led(launcher: Launcher, begin: Callable[[], Begun]) -> Iterator[tuple[RankLayout, Begun]]:
-    from pibroch.train.roles import meeting_places
+    from pibroch.train.roles import rendezvous_of_roles
 
     try:
         config, folder = begin()
@@ -67,7 +67,7 @@ def _led(launcher: Launcher, begin: Callable[[], Begun]) -> Iterator[tuple[RankL
     except BaseException:
         launcher.give_up()
         raise
-    place = next((place for place in meeting_places(config).values() if place is not None), None)
+    place = next((place for place in rendezvous_of_roles(config).values() if place is not None), None)
     with launcher.leading(split, place, str(folder)) as layout:
         yield layout, (config, folder)
 
@@ -81,7 +81,7 @@ def _serve(launcher: Launcher, layout: RankLayout, role: Role, number: int) -> N
     from pibroch.roles.serving import serve_as
 
     torch.set_num_threads(threads_of_rank())
-    serve_as(role, layout.meet, number, opens=False)
+    serve_as(role, layout.rendezvous, number, opens=False)
     console.quiet = True  # when a launcher stops all processes, the trainers speak
     folder, has_log = Path(layout.folder), False
     for _ in launcher.wait_for_end():

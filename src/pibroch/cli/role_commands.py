@@ -22,13 +22,19 @@ def command_of(role: Role) -> Callable[..., None]:
     """What the command line calls: be one of a role until the process is stopped."""
 
     def run(
-        *, meet: str, number: int, threads: int | None, until_input_ends: bool, with_servers: bool = False, **own: Any
+        *,
+        rendezvous: str,
+        number: int,
+        threads: int | None,
+        until_input_ends: bool,
+        with_servers: bool = False,
+        **own: Any,
     ) -> None:
         _tune(1 if role.is_one else threads, until_input_ends)
         from pibroch.roles.serving import serve_as
 
-        serve_as(role, meet, number, opens=number == 0 and not until_input_ends and not with_servers, **own)
-        _stay(f"{role.name(number)} is ready at {meet}", until_input_ends)
+        serve_as(role, rendezvous, number, opens=number == 0 and not until_input_ends and not with_servers, **own)
+        _stay(f"{role.name(number)} is ready at {rendezvous}", until_input_ends)
 
     parameters = _parameters(role)
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
@@ -42,16 +48,19 @@ def _parameters(role: Role) -> list[Parameter]:
     word, one = role.title.split()[-1], role.is_one
     host = "HOST is this machine" if one else f"HOST is {word} 0's machine"
     options: dict[str, tuple[object, Any]] = {
-        "meet": (str, typer.Option(..., help=f"tcp://HOST:PORT, the same for all. {host}, as all others reach it.")),
+        "rendezvous": (
+            str,
+            typer.Option(..., help=f"tcp://HOST:PORT, the same for all. {host}, as all others reach it."),
+        ),
         "number": (int, _number(word, one)),
     }
     options |= {name: (own.kind, typer.Option(own.default, help=own.help)) for name, own in role.options.items()}
     if role.first is not None:
-        said = f"Meet where {role.first} opens the meeting place."
+        said = f"Meet where {role.first} opens the rendezvous."
         options["with_servers"] = bool, typer.Option(False, "--with-servers", help=said)
     said = "Threads of this process; by default as many as there are processors."
     options["threads"] = int | None, typer.Option(None, min=1, hidden=one, help=said)
-    said = "For a program that starts this process, opens the meeting place, and ends it."
+    said = "For a program that starts this process, opens the rendezvous, and ends it."
     options["until_input_ends"] = bool, typer.Option(False, "--until-input-ends", help=said)
     return [Parameter(name, _KEYWORD, default=default, annotation=kind) for name, (kind, default) in options.items()]
 
@@ -59,7 +68,7 @@ def _parameters(role: Role) -> list[Parameter]:
 def _number(word: str, one: bool) -> Any:
     if one:
         return typer.Option(0, min=0, max=0, hidden=True)
-    return typer.Option(..., min=0, help=f"Of this {word}: 0, 1, 2, ... Number 0 opens the meeting place.")
+    return typer.Option(..., min=0, help=f"Of this {word}: 0, 1, 2, ... Number 0 opens the rendezvous.")
 
 
 def _tune(threads: int | None, until_input_ends: bool) -> None:

@@ -89,10 +89,10 @@ def _beside(config: RunConfig, size: int, starters: dict[Role, str]) -> list[tup
         if (described := role.describe(config)) is not None:
             title, duty = described
             count = role.count(config)
-            by = _starter(role, starters, role.meeting_place(config)) if count else ""
+            by = _starter(role, starters, role.rendezvous_of(config)) if count else ""
             rows.append((title, str(count) if count else inside, by, duty))
     return rows
 
 
-def _starter(role: Role, starters: dict[Role, str], meet: str | None) -> str:
-    return starters[role] if meet is None else f"pibroch {role.command}, at {meet}"
+def _starter(role: Role, starters: dict[Role, str], rendezvous: str | None) -> str:
+    return starters[role] if rendezvous is None else f"pibroch {role.command}, at {rendezvous}"

@@ -98,8 +98,8 @@ def train(
 
         with as_trainer(begin) as trainer:
             if trainer is not None:
-                meet, begun = trainer
-                _join_and_train(begin if begun is None else lambda: begun, resume, tensorboard, trace, meet)
+                rendezvous, begun = trainer
+                _join_and_train(begin if begun is None else lambda: begun, resume, tensorboard, trace, rendezvous)
         return
     known = None if is_rank() else begin()  # before what takes seconds to import
     if known is not None and (ranks > 1 or restarts):
@@ -123,7 +123,11 @@ def _show_roles(recipe: str | None, changes: list[str], ranks: int, by_role: boo
 
 
 def _join_and_train(
-    begin: Callable[[], tuple[RunConfig, Path]], resume: bool, tensorboard: bool, trace: bool, meet: str | None = None
+    begin: Callable[[], tuple[RunConfig, Path]],
+    resume: bool,
+    tensorboard: bool,
+    trace: bool,
+    rendezvous: str | None = None,
 ) -> None:
     """What a rank does once it knows that it is one."""
     from pibroch.collectives.world import world_of_environment
@@ -134,12 +138,12 @@ def _join_and_train(
         config, folder = begin() if world.ranks.world_size == 1 else _agree(world, begin)
         run = RunDirectory(folder, world.ranks.rank)
         dataset = _open(config, run, world, resume)
-        _train(config, dataset, run, world, tensorboard, trace, meet)
+        _train(config, dataset, run, world, tensorboard, trace, rendezvous)
 
 
 def _train(
     config: RunConfig, dataset: EncodedDataset, run: RunDirectory, world: World, tensorboard: bool, trace: bool,
-    meet: str | None,
+    rendezvous: str | None,
 ) -> None:  # fmt: skip
     """What every rank does; rank 0 shows it."""
     from pibroch.train.run import run_training
@@ -149,7 +153,7 @@ def _train(
         console.quiet = False
     console.print(f"run directory: {run.path}", highlight=False, soft_wrap=True)
     result = run_training(
-        config, dataset, run, lambda total_steps: _sink(run, total_steps, tensorboard), world, trace, meet
+        config, dataset, run, lambda total_steps: _sink(run, total_steps, tensorboard), world, trace, rendezvous
     )
     if not world.is_first:
         return

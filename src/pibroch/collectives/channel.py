@@ -38,7 +38,7 @@ def open_host_transport(ranks: Ranks, choice_when_absent: str = "auto") -> Trans
     Raises:
         ConfigError: for a transport in the environment that is not known.
     """
-    from pibroch.collectives.bounded_lag.meeting import meet_on_host  # one process needs none of these
+    from pibroch.collectives.bounded_lag.rendezvous import rendezvous_on_host  # one process needs none of these
     from pibroch.kernels.atomics import FUTEX_CALL
 
     choice = os.environ.get(TRANSPORT_VARIABLE) or choice_when_absent
@@ -46,7 +46,9 @@ def open_host_transport(ranks: Ranks, choice_when_absent: str = "auto") -> Trans
         raise ConfigError(f"{TRANSPORT_VARIABLE}={choice} in the environment", f"one of {', '.join(CHOICES)}")
     network = GlooTransport(ranks)
     shares_memory = choice == "auto" and FUTEX_CALL is not None
-    links = meet_on_host(network.store, ranks.rank, ranks.world_size, ranks.timeout_s, shares_memory=shares_memory)
+    links = rendezvous_on_host(
+        network.store, ranks.rank, ranks.world_size, ranks.timeout_s, shares_memory=shares_memory
+    )
     if not links:
         return network
     from pibroch.collectives.host_transport import HostTransport  # nor do systems without shared memory

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pibroch.collectives.bounded_lag.losses import has_hung_up, state_of
-from pibroch.collectives.bounded_lag.meeting import process_at
+from pibroch.collectives.bounded_lag.rendezvous import process_at
 from pibroch.collectives.segment_trade import receive_segment, send_segment
 from pibroch.kernels.mailbox import numba as queue
 from pibroch.kernels.ring.numba import wait_for_bell

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import AliasChoices, Field, model_validator
 
 from pibroch.config.base import Section
 
@@ -33,15 +33,15 @@ class DataConfig(Section):
         prepare: the command that makes ``dir``; shown when it is missing.
         synthesize: generate data when ``dir`` is not given.
         processors: data processors that make the training batches in place of the ranks; started on this machine with the run,
-            unless ``meet`` says where they are.
-        meet: ``tcp://host:port`` of processors that run already, see ``pibroch data-processor --help``.
+            unless ``rendezvous`` says where they are.
+        rendezvous: ``tcp://host:port`` of processors that run already, see ``pibroch data-processor --help``.
     """
 
     dir: str | None = None
     prepare: str | None = None
     synthesize: SynthesizeConfig | None = None
     processors: int = Field(default=0, ge=0)
-    meet: str | None = None
+    rendezvous: str | None = Field(default=None, validation_alias=AliasChoices("rendezvous", "meet"))  # its name before
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -50,7 +50,7 @@ class DataConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _somebody_to_meet(self) -> Self:
-        if self.meet is not None and not self.processors:
-            raise ValueError("takes `meet` with `processors`, the number of those that meet there")
+    def _somebody_there(self) -> Self:
+        if self.rendezvous is not None and not self.processors:
+            raise ValueError("takes `rendezvous` with `processors`, the number of those that meet there")
         return self

@@ -48,7 +48,7 @@ else:
 
 MOVED = {
     "placement": "row_wise", "plan": None, "wire": "float32", "compress": False, "lookahead": None, "cache_rows": None,
-    "cache": "lrpp", "delayed_sync": True, "servers": None, "oracle": "replicated", "meet": None,
+    "cache": "lrpp", "delayed_sync": True, "servers": None, "oracle": "replicated", "rendezvous": None,
 }  # fmt: skip
 """Keys that stood beside ``exchange`` before exchanges had sections of their own, and their defaults then."""
 
@@ -89,6 +89,8 @@ def with_exchange_section(raw: Mapping[str, object]) -> dict[str, object]:
     section = {"name": section} if isinstance(section, str) else section
     if isinstance(section, Mapping):
         section = {"name": "auto", **section}
+        if "meet" in table:  # its name then
+            table["rendezvous"] = table.pop("meet")
         moved = {key: table.pop(key) for key in MOVED if key in table}
         table["exchange"] = section | _known(section["name"], moved)
     return table

@@ -65,7 +65,7 @@ class ExchangeSection(Section):
         """What is done beside training, by the same commands; by the trainers themselves where no process is wanted for it."""
         return {}
 
-    def rendezvous(self) -> str | None:
+    def helper_rendezvous(self) -> str | None:
         """Where these processes are met if they run already."""
         return None
 

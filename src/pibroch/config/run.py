@@ -33,10 +33,10 @@ class RunConfig(Section):
     train: TrainConfig
 
     @model_validator(mode="after")
-    def _one_meeting_place(self) -> Self:
-        places = {self.data.meet, self.embedding.exchange.rendezvous()} - {None}
+    def _one_rendezvous(self) -> Self:
+        places = {self.data.rendezvous, self.embedding.exchange.helper_rendezvous()} - {None}
         if len(places) > 1:
             raise ValueError(
-                "one meeting place for servers and processors, in `embedding.exchange.meet` and `data.meet` or in one of them"
+                "one rendezvous for servers and processors, in `embedding.exchange.rendezvous`, `data.rendezvous`, or both"
             )
         return self

@@ -221,7 +221,7 @@ def _linked(descriptor: int, program: Callable[[], NoReturn]) -> NoReturn:
 def name_of(arguments: Sequence[str]) -> str:
     """Of a process of a role: its command and number.
 
-    >>> name_of(["embedding-server", "--meet", "tcp://127.0.0.1:9", "--number", "1"])
+    >>> name_of(["embedding-server", "--rendezvous", "tcp://127.0.0.1:9", "--number", "1"])
     'embedding-se 1'
     """
     return f"{arguments[0]:.12} {arguments[arguments.index('--number') + 1]}"

@@ -8,18 +8,18 @@ from pibroch.processors import processor
 from pibroch.roles import DATA_PROCESSOR, group
 
 
-def serve(meet: str, number: int, opens: bool | None = None, data: Path | None = None) -> None:
+def serve(rendezvous: str, number: int, opens: bool | None = None, data: Path | None = None) -> None:
     """Be data processor ``number``, beside what else this process does, until :func:`pibroch.roles.group.leave`.
 
     Args:
-        meet: ``tcp://host:port``; the others reach ``host``, and it is this machine's where the meeting place is opened.
+        rendezvous: ``tcp://host:port``; the others reach ``host``, and it is this machine's where the rendezvous is opened.
         number: from 0.
-        opens: whether this process opens the meeting place; processor 0 does, when absent.
+        opens: whether this process opens the rendezvous; processor 0 does, when absent.
         data: where the dataset lies here; when absent, where it lies for the trainers.
 
     Raises:
         ConfigError: for an address that cannot be used, or no secret where one is needed.
-        TrainingError: when nobody opens the meeting place.
+        TrainingError: when nobody opens the rendezvous.
     """
     processor.PROCESSOR.data = data
-    group.serve(DATA_PROCESSOR, meet, number, number == 0 if opens is None else opens)
+    group.serve(DATA_PROCESSOR, rendezvous, number, number == 0 if opens is None else opens)

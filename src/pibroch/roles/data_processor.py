@@ -28,7 +28,7 @@ ROLE = Role(
     first="embedding server 0, or the oracle,",
     options={"data": RoleOption(Path | None, "The trainers' dataset, where it lies elsewhere on this machine.")},
     counted=lambda config: config.data.processors,
-    met=lambda config: config.data.meet,
+    rendezvous=lambda config: config.data.rendezvous,
     described=_described,
     help="""Read, shuffle and collate training batches for trainers.
 
@@ -37,11 +37,11 @@ ROLE = Role(
     and, for evaluation, its other splits itself. On one machine `pibroch train` starts processors by itself:
     --set data.processors=2. On several:
 
-    on 10.0.0.7: pibroch data-processor --meet tcp://10.0.0.7:29700 --number 0
+    on 10.0.0.7: pibroch data-processor --rendezvous tcp://10.0.0.7:29700 --number 0
 
-    on 10.0.0.8: pibroch data-processor --meet tcp://10.0.0.7:29700 --number 1 --data /local/criteo
+    on 10.0.0.8: pibroch data-processor --rendezvous tcp://10.0.0.7:29700 --number 1 --data /local/criteo
 
-    trainers: pibroch train ... --set data.processors=2 --set data.meet=tcp://10.0.0.7:29700
+    trainers: pibroch train ... --set data.processors=2 --set data.rendezvous=tcp://10.0.0.7:29700
 
     Where a run has embedding servers too, all meet at one place: give server 0's address everywhere, and processors
     --with-servers. All of them need the same secret in PIBROCH_RPC_SECRET, or the name of a file that holds it in

@@ -28,24 +28,24 @@ TLS_VARIABLE = "PIBROCH_SERVERS_TLS"
 
 
 def serve(
-    role: Role, meet: str, number: int, opens: bool, on_lost: Callable[[WorkerInfo, int], None] | None = None
+    role: Role, rendezvous: str, number: int, opens: bool, on_lost: Callable[[WorkerInfo, int], None] | None = None
 ) -> None:
     """Be number ``number`` of a role, beside what else this process does, until :func:`leave`.
 
     Args:
         role: whose functions trainers may call here.
-        meet: ``tcp://host:port``; the others reach ``host``, and it is this machine's where the meeting place is opened.
+        rendezvous: ``tcp://host:port``; the others reach ``host``, and it is this machine's where the rendezvous is opened.
         number: from 0.
-        opens: whether this process opens the meeting place.
+        opens: whether this process opens the rendezvous.
         on_lost: called with a worker and its incarnation when it is gone, on a thread that may wait.
 
     Raises:
         ConfigError: for an address that cannot be used, or no secret where one is needed.
-        TrainingError: when nobody opens the meeting place.
+        TrainingError: when nobody opens the rendezvous.
     """
     if not 0 <= number < LARGEST_NUMBER:
         raise ConfigError(f"{role.title} {number}", "a number from 0", f"number the {role.title}s 0, 1, 2, ...")
-    store = _store(meet, opens, role, number)
+    store = _store(rendezvous, opens, role, number)
     options = _options(store, [role.functions])
     rpc.init_rpc(role.name(number), rank=role.first_id + number, rpc_backend_options=options)
     agent = current_agent()
@@ -57,12 +57,12 @@ def serve(
 
 
 def join(
-    meet: str, wanted: Mapping[Role, int], rank: int, timeout_s: float = JOIN_TIMEOUT_S
+    rendezvous: str, wanted: Mapping[Role, int], rank: int, timeout_s: float = JOIN_TIMEOUT_S
 ) -> dict[Role, tuple[str, ...]]:
     """Be a trainer, until :func:`leave`. Blocks until all that are wanted are there; returns their names.
 
     Args:
-        meet: as the others got it.
+        rendezvous: as the others got it.
         wanted: how many of each role there are; one at least.
         rank: of this trainer.
         timeout_s: for all of them to come.
@@ -72,15 +72,15 @@ def join(
         TrainingError: when one does not come in time.
     """
     members = [(role, number) for role, count in wanted.items() for number in range(count)]
-    store, deadline = _store(meet, False, *members[0], timeout_s), time.monotonic() + timeout_s
+    store, deadline = _store(rendezvous, False, *members[0], timeout_s), time.monotonic() + timeout_s
     for role, number in members:
         try:
             while not _is_there(store, _ready(role, number)):  # a wait inside the store would hear no signal
                 if time.monotonic() > deadline:
-                    raise _absent(role, number, meet, timeout_s)
+                    raise _absent(role, number, rendezvous, timeout_s)
                 time.sleep(_POLL_S)
         except (dist.DistError, RuntimeError) as error:
-            raise _absent(role, number, meet, timeout_s) from error
+            raise _absent(role, number, rendezvous, timeout_s) from error
     rpc.init_rpc(f"trainer{rank}", rank=FIRST_TRAINER_ID + rank, rpc_backend_options=_options(store, []))
     return {role: tuple(map(role.name, range(count))) for role, count in wanted.items()}
 
@@ -116,7 +116,7 @@ def _is_there(store: TCPStore, key: str) -> bool:
 
 
 def _cross_out(store: TCPStore, key: str) -> None:
-    with suppress(dist.DistError, RuntimeError):  # whoever opened the meeting place may be gone already
+    with suppress(dist.DistError, RuntimeError):  # whoever opened the rendezvous may be gone already
         store.set(key, "")
 
 
@@ -124,29 +124,29 @@ def _options(store: TCPStore, served: list[str]) -> rpc.RpcBackendOptions:
     return rpc.RpcBackendOptions(store=store, tls=tls_of(os.environ), lost_after_s=LOST_AFTER_S, allowed_modules=served)
 
 
-def _store(meet: str, is_host: bool, role: Role, number: int, timeout_s: float = JOIN_TIMEOUT_S) -> TCPStore:
-    """The meeting place; ``role`` and ``number`` are who opens it, or who is looked for first."""
-    url = urlparse(meet)
+def _store(rendezvous: str, is_host: bool, role: Role, number: int, timeout_s: float = JOIN_TIMEOUT_S) -> TCPStore:
+    """The rendezvous; ``role`` and ``number`` are who opens it, or who is looked for first."""
+    url = urlparse(rendezvous)
     try:
         host, port = url.hostname, url.port
     except ValueError:
         host, port = None, None
     if url.scheme != "tcp" or not host or not port:
-        raise ConfigError(f"meeting place {meet!r}", "tcp://HOST:PORT")
+        raise ConfigError(f"rendezvous {rendezvous!r}", "tcp://HOST:PORT")
     try:
         return TCPStore(host, port, None, is_host, timedelta(seconds=timeout_s), wait_for_workers=False)
     except (dist.DistError, RuntimeError) as error:
         if is_host:
             reason = str(error).splitlines()[0]
             raise ConfigError(
-                f"{meet}, where {role.title} {number} cannot listen ({reason})", "a free port of this machine"
+                f"{rendezvous}, where {role.title} {number} cannot listen ({reason})", "a free port of this machine"
             ) from error
-        raise _absent(role, 0, meet, timeout_s) from error
+        raise _absent(role, 0, rendezvous, timeout_s) from error
 
 
-def _absent(role: Role, number: int, meet: str, timeout_s: float) -> TrainingError:
+def _absent(role: Role, number: int, rendezvous: str, timeout_s: float) -> TrainingError:
     return TrainingError(
-        f"no {role.title} {number} at {meet} within {timeout_s:g} s",
+        f"no {role.title} {number} at {rendezvous} within {timeout_s:g} s",
         f"all {role.title}s",
-        f"start it: pibroch {role.command} --meet {meet} --number {number}",
+        f"start it: pibroch {role.command} --rendezvous {rendezvous} --number {number}",
     )

@@ -82,12 +82,12 @@ class RankLayout:
 
     Attributes:
         split: who does what.
-        meet: where they meet.
+        rendezvous: where they meet.
         folder: of the run.
     """
 
     split: RankSplit
-    meet: str
+    rendezvous: str
     folder: str
 
 
@@ -123,24 +123,24 @@ class Launcher:
         self._store = PrefixStore(f"pibroch_roles_{attempt}", store)
 
     @contextmanager
-    def leading(self, split: RankSplit, meet: str | None, folder: str) -> Iterator[RankLayout]:
+    def leading(self, split: RankSplit, rendezvous: str | None, folder: str) -> Iterator[RankLayout]:
         """Within, on rank 0, all ranks know who does what; with its end the processes beside the trainers end.
 
         Args:
             split: who does what.
-            meet: a meeting place that there is already; one is opened in this process when absent.
+            rendezvous: a rendezvous that there is already; one is opened in this process when absent.
             folder: of the run.
         """
         place = None
-        if meet is None:
+        if rendezvous is None:
             is_one_machine = os.environ.get("LOCAL_WORLD_SIZE") == str(self.num_ranks)
             host = "127.0.0.1" if is_one_machine else self._host
             place = TCPStore(host, 0, None, True, wait_for_workers=False)
-            meet = f"tcp://{place.host}:{place.port}"
+            rendezvous = f"tcp://{place.host}:{place.port}"
         counts = {role.command: count for role, count in split.counts.items()}
-        self._store.set(_SPLIT, json.dumps([split.num_trainers, counts, meet, folder]))
+        self._store.set(_SPLIT, json.dumps([split.num_trainers, counts, rendezvous, folder]))
         try:
-            yield RankLayout(split, meet, folder)
+            yield RankLayout(split, rendezvous, folder)
         finally:
             with suppress(RuntimeError):  # the store may be gone with what failed
                 self._store.set(_END, "")
@@ -167,10 +167,10 @@ class Launcher:
         told = json.loads(self._store.get(_SPLIT))
         if told is None:
             raise TrainingError("rank 0, which could not begin", "a run", "see what rank 0 said")
-        num_trainers, counts, meet, folder = told
+        num_trainers, counts, rendezvous, folder = told
         by_command = {role.command: role for role in roles()}
         return RankLayout(
-            RankSplit(num_trainers, {by_command[name]: count for name, count in counts.items()}), meet, folder
+            RankSplit(num_trainers, {by_command[name]: count for name, count in counts.items()}), rendezvous, folder
         )
 
     def wait_for_end(self) -> Iterator[None]:

@@ -18,10 +18,10 @@ ROLE = Role(
     training run after the other. On one machine `pibroch train` starts it by itself: --set
     embedding.exchange.oracle=central. On several:
 
-    on 10.0.0.5: pibroch oracle --meet tcp://10.0.0.5:29600
+    on 10.0.0.5: pibroch oracle --rendezvous tcp://10.0.0.5:29600
 
     trainers: pibroch train ... --set embedding.exchange=lookahead --set embedding.exchange.oracle=central
-    --set embedding.exchange.meet=tcp://10.0.0.5:29600
+    --set embedding.exchange.rendezvous=tcp://10.0.0.5:29600
 
     Where a run has embedding servers too, all meet at one place: give server 0's address everywhere, and the oracle
     --with-servers. Secret and TLS are as for `pibroch embedding-server`.

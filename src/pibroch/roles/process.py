@@ -52,36 +52,36 @@ OnRestart = Callable[[str], None]
 
 @contextmanager
 def started(
-    shares: Sequence[Share], threads: int, meet: str | None = None, on_restart: OnRestart | None = None
+    shares: Sequence[Share], threads: int, rendezvous: str | None = None, on_restart: OnRestart | None = None
 ) -> Iterator[str]:
-    """Within, these run on this machine; gives their meeting place. They end with this process, however it ends.
+    """Within, these run on this machine; gives their rendezvous. They end with this process, however it ends.
 
     Args:
         shares: of which roles, and how many.
         threads: of each one's kernels.
-        meet: a meeting place that there is already; one is opened in this process when absent.
+        rendezvous: a rendezvous that there is already; one is opened in this process when absent.
         on_restart: is told, on a thread of its own, of those that are started again.
 
     Raises:
         TrainingError: when one does not start.
     """
     store = None
-    if meet is None:
+    if rendezvous is None:
         store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # here, so that it outlives all of them
-        meet = f"tcp://{store.host}:{store.port}"
+        rendezvous = f"tcp://{store.host}:{store.port}"
     started_here: list[_Started] = []
     keeper = None
     try:
         for share in shares:
             share.logs.mkdir(parents=True, exist_ok=True)
             for number in range(share.count):
-                started_here.append(_Started(share, number, _start(share, number, meet, threads)))
+                started_here.append(_Started(share, number, _start(share, number, rendezvous, threads)))
         deadline = time.monotonic() + START_TIMEOUT_S
         for each in started_here:
             _wait_until_ready(each.share, each.number, each.process, deadline)
         if any(share.restarts for share in shares):
-            keeper = _Keeper(started_here, meet, threads, on_restart)
-        yield meet
+            keeper = _Keeper(started_here, rendezvous, threads, on_restart)
+        yield rendezvous
     finally:
         if keeper is not None:
             keeper.stop()
@@ -114,8 +114,10 @@ class _Started:
 class _Keeper:
     """A thread that starts again what has ended. What it started ends with it: it stays to the end."""
 
-    def __init__(self, members: Sequence[_Started], meet: str, threads: int, on_restart: OnRestart | None) -> None:
-        self._members, self._meet, self._threads, self._on_restart = members, meet, threads, on_restart
+    def __init__(
+        self, members: Sequence[_Started], rendezvous: str, threads: int, on_restart: OnRestart | None
+    ) -> None:
+        self._members, self._rendezvous, self._threads, self._on_restart = members, rendezvous, threads, on_restart
         self._stopped, self._ended, self._starting = threading.Event(), threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._keep, name="pibroch-roles", daemon=True)
         self._thread.start()
@@ -146,7 +148,7 @@ class _Keeper:
         reason = f"{each.share.role.title} {each.number} ended with {how}"
         logger.warning("%s: it is started again", reason)
         _close(each.process)
-        each.process = _start(each.share, each.number, self._meet, self._threads)
+        each.process = _start(each.share, each.number, self._rendezvous, self._threads)
         each.restarts += 1
         if self._on_restart is not None:
             self._on_restart(reason)
@@ -156,9 +158,9 @@ def _log(share: Share, number: int) -> Path:
     return share.logs / f"{number}.log"
 
 
-def _start(share: Share, number: int, meet: str, threads: int) -> _RunningProcess:
+def _start(share: Share, number: int, rendezvous: str, threads: int) -> _RunningProcess:
     """Its standard input is a pipe from here: when that ends, with this process or before, so does the other one."""
-    arguments = [share.role.command, "--meet", meet, "--number", str(number)]
+    arguments = [share.role.command, "--rendezvous", rendezvous, "--number", str(number)]
     arguments += ["--threads", str(threads), "--until-input-ends"]
     environment = {name: value for name, value in os.environ.items() if name not in _OF_A_RANK}
     link = link_to_server()

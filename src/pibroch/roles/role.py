@@ -41,13 +41,14 @@ class Role:
         block: which million of ids in the RPC group is this role's; 1 is the trainers'.
         folder: of a run's directory, for what they say.
         help: what the command's ``--help`` says.
-        serving: ``module:function`` that serves beside what else its process does, called as ``(meet, number, opens=...)`` with
-            the command's own ``options``; :func:`pibroch.roles.group.serve` when absent.
+        serving: ``module:function`` that serves beside what else its process does, called as
+            ``(rendezvous, number, opens=...)`` with the command's own ``options``; when absent
+            :func:`pibroch.roles.group.serve`.
         options: the command's own options, by name.
         is_one: whether there is number 0 alone, which then needs neither a number nor several threads.
-        first: of which role number 0 opens the meeting place where a run has that role, in words; ``None`` for its own.
+        first: of which role number 0 opens the rendezvous where a run has that role, in words; ``None`` for its own.
         counted: how many of them a recipe asks for; when absent what its exchange says in ``helpers()``.
-        met: where those of a recipe that run already are met; when absent what its exchange says in ``rendezvous()``.
+        rendezvous: where those of a recipe that run already are; when absent what its exchange says in ``helper_rendezvous()``.
         described: a title and what is done, whether by processes of this role or, without any, by the trainers; ``None`` where
             nothing is. When absent what the exchange says in ``duties()``.
     """
@@ -64,7 +65,7 @@ class Role:
     is_one: bool = False
     first: str | None = field(default="embedding server 0", repr=False)
     counted: Callable[[RunConfig], int] | None = field(default=None, repr=False, compare=False)
-    met: Callable[[RunConfig], str | None] | None = field(default=None, repr=False, compare=False)
+    rendezvous: Callable[[RunConfig], str | None] | None = field(default=None, repr=False, compare=False)
     described: Callable[[RunConfig], tuple[str, str] | None] | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -80,9 +81,9 @@ class Role:
         """How many of them a run has."""
         return self.counted(config) if self.counted else config.embedding.exchange.helpers().get(self.command, 0)
 
-    def meeting_place(self, config: RunConfig) -> str | None:
+    def rendezvous_of(self, config: RunConfig) -> str | None:
         """Where those are met that run already."""
-        return self.met(config) if self.met else config.embedding.exchange.rendezvous()
+        return self.rendezvous(config) if self.rendezvous else config.embedding.exchange.helper_rendezvous()
 
     def describe(self, config: RunConfig) -> tuple[str, str] | None:
         """Who does this role's work in a run, and what it is; ``None`` where there is none."""

@@ -10,22 +10,22 @@ from pibroch.roles import group
 from pibroch.roles.role import Role
 
 
-def serve_as(role: Role, meet: str, number: int, opens: bool, **options: Any) -> None:
+def serve_as(role: Role, rendezvous: str, number: int, opens: bool, **options: Any) -> None:
     """Be number ``number`` of a role, beside what else this process does, until :func:`pibroch.roles.group.leave`.
 
     Args:
         role: which says how.
-        meet: ``tcp://host:port``, where all meet.
+        rendezvous: ``tcp://host:port``, where all meet.
         number: from 0.
-        opens: whether this process opens the meeting place.
+        opens: whether this process opens the rendezvous.
         options: the role's own.
 
     Raises:
         ConfigError: for an address that cannot be used, or no secret where one is needed.
-        TrainingError: when nobody opens the meeting place.
+        TrainingError: when nobody opens the rendezvous.
     """
     if role.serving is None:
-        group.serve(role, meet, number, opens, **options)
+        group.serve(role, rendezvous, number, opens, **options)
         return
     module, _, function = role.serving.partition(":")
-    attrgetter(function)(import_module(module))(meet, number, opens=opens, **options)
+    attrgetter(function)(import_module(module))(rendezvous, number, opens=opens, **options)

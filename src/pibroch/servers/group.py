@@ -16,44 +16,44 @@ ORACLE_NAME = ORACLE.name(0)
 """The worker that a central oracle is."""
 
 
-def serve(meet: str, number: int, opens: bool | None = None) -> None:
+def serve(rendezvous: str, number: int, opens: bool | None = None) -> None:
     """Be server ``number``, beside what else this process does, until :func:`leave`.
 
     Args:
-        meet: ``tcp://host:port``; the others reach ``host``, and it is this machine's where the meeting place is opened.
+        rendezvous: ``tcp://host:port``; the others reach ``host``, and it is this machine's where the rendezvous is opened.
         number: from 0.
-        opens: whether this process opens the meeting place; server 0 does, when absent.
+        opens: whether this process opens the rendezvous; server 0 does, when absent.
 
     Raises:
         ConfigError: for an address that cannot be used, or no secret where one is needed.
         TrainingError: when server 0 does not come.
     """
     opens = number == 0 if opens is None else opens
-    group.serve(EMBEDDING_SERVER, meet, number, opens, server.SHARDS.on_lost)
+    group.serve(EMBEDDING_SERVER, rendezvous, number, opens, server.SHARDS.on_lost)
 
 
-def serve_plans(meet: str, number: int = 0, opens: bool = True) -> None:
+def serve_plans(rendezvous: str, number: int = 0, opens: bool = True) -> None:
     """Be the central oracle, beside what else this process does, until :func:`leave`.
 
     Args:
-        meet: as for :func:`serve`.
+        rendezvous: as for :func:`serve`.
         number: 0, as there is one.
-        opens: whether this process opens the meeting place; with embedding servers, server 0 does.
+        opens: whether this process opens the rendezvous; with embedding servers, server 0 does.
 
     Raises:
         ConfigError: for an address that cannot be used, or no secret where one is needed.
-        TrainingError: when nobody opens the meeting place.
+        TrainingError: when nobody opens the rendezvous.
     """
-    group.serve(ORACLE, meet, number, opens, plan_service.ORACLES.on_lost)
+    group.serve(ORACLE, rendezvous, number, opens, plan_service.ORACLES.on_lost)
 
 
 def join(
-    meet: str, num_servers: int, rank: int, timeout_s: float = JOIN_TIMEOUT_S, with_oracle: bool = False
+    rendezvous: str, num_servers: int, rank: int, timeout_s: float = JOIN_TIMEOUT_S, with_oracle: bool = False
 ) -> tuple[str, ...]:
     """Be a trainer, until :func:`leave`. Blocks until all servers are there; returns their names.
 
     Args:
-        meet: as the servers got it.
+        rendezvous: as the servers got it.
         num_servers: how many there are.
         rank: of this trainer.
         timeout_s: for all of them to come.
@@ -63,14 +63,14 @@ def join(
         ConfigError: for an address that cannot be used, or no secret where one is needed.
         TrainingError: when a server or the oracle does not come in time.
     """
-    return group.join(meet, {EMBEDDING_SERVER: num_servers, ORACLE: int(with_oracle)}, rank, timeout_s)[
+    return group.join(rendezvous, {EMBEDDING_SERVER: num_servers, ORACLE: int(with_oracle)}, rank, timeout_s)[
         EMBEDDING_SERVER
     ]
 
 
 @contextmanager
 def started(num_servers: int, logs: Path, threads: int, with_oracle: bool = False) -> Iterator[str]:
-    """Within, servers run on this machine; gives their meeting place. They end with this process, however it ends.
+    """Within, servers run on this machine; gives their rendezvous. They end with this process, however it ends.
 
     Args:
         num_servers: how many.
@@ -84,5 +84,5 @@ def started(num_servers: int, logs: Path, threads: int, with_oracle: bool = Fals
     shares = [process.Share(EMBEDDING_SERVER, num_servers, logs)]
     if with_oracle:
         shares.append(process.Share(ORACLE, 1, logs / ORACLE.folder))
-    with process.started(shares, threads) as meet:
-        yield meet
+    with process.started(shares, threads) as rendezvous:
+        yield rendezvous

@@ -42,20 +42,22 @@ def wanted(config: RunConfig) -> dict[Role, int]:
     return {role: count for role in roles() if (count := role.count(config))}
 
 
-def meeting_places(config: RunConfig) -> dict[Role, str | None]:
+def rendezvous_of_roles(config: RunConfig) -> dict[Role, str | None]:
     """Where processes of each role are met, as far as the recipe says that they run already."""
-    return {role: role.meeting_place(config) for role in roles()}
+    return {role: role.rendezvous_of(config) for role in roles()}
 
 
 @contextmanager
-def helper_processes(config: RunConfig, world: World, run: RunDirectory, meet: str | None = None) -> Iterator[Helpers]:
+def helper_processes(
+    config: RunConfig, world: World, run: RunDirectory, rendezvous: str | None = None
+) -> Iterator[Helpers]:
     """Within, this rank is joined with the processes that the recipe asks for. Every rank enters it.
 
     Args:
         config: asks for some, or for none.
         world: the ranks.
         run: keeps what the processes say that the run starts.
-        meet: where a launcher's processes meet; then none are started here.
+        rendezvous: where a launcher's processes meet; then none are started here.
 
     Raises:
         ConfigError: for processes to be started by a run on several machines, or an address that cannot be used.
@@ -68,23 +70,25 @@ def helper_processes(config: RunConfig, world: World, run: RunDirectory, meet: s
     from pibroch.roles.group import join, leave  # with all of RPC, which nobody else needs
     from pibroch.roles.process import Share, started
 
-    places = meeting_places(config)
-    own = {role: count for role, count in asked.items() if meet is None and places[role] is None}
-    meet = meet or next((place for place in places.values() if place is not None), None)
-    has_meeting_place = meet is None and world.is_first
+    places = rendezvous_of_roles(config)
+    own = {role: count for role, count in asked.items() if rendezvous is None and places[role] is None}
+    rendezvous = rendezvous or next((place for place in places.values() if place is not None), None)
+    opens_rendezvous = rendezvous is None and world.is_first
     with ExitStack() as stack:
         if own:
             threads = threads_of_rank(_local_ranks(world, own) + sum(own.values()))
             shares = [Share(role, count, run.path / role.folder, RESTARTS.get(role, 0)) for role, count in own.items()]
-            how = shares, threads, meet, partial(run.note_restart, from_step=None)
-            meet = on_first(channel, lambda: stack.enter_context(started(*how)))
-        assert meet is not None, "given, or opened just now"
-        found = together(channel, lambda: [list(each) for each in join(meet, asked, world.ranks.rank).values()])[0]
-        if has_meeting_place:
+            how = shares, threads, rendezvous, partial(run.note_restart, from_step=None)
+            rendezvous = on_first(channel, lambda: stack.enter_context(started(*how)))
+        assert rendezvous is not None, "given, or opened just now"
+        found = together(channel, lambda: [list(each) for each in join(rendezvous, asked, world.ranks.rank).values()])[
+            0
+        ]
+        if opens_rendezvous:
             stack.callback(leave)
         yield Helpers({role.command: tuple(names) for role, names in zip(asked, found, strict=True)})
         channel.barrier()  # nobody ends a process that another one still asks
-        if not has_meeting_place:  # after a failure the place may be gone, and so is this process soon
+        if not opens_rendezvous:  # after a failure the place may be gone, and so is this process soon
             leave()
 
 

@@ -56,7 +56,7 @@ class RunResult:
 
 def run_training(
     config: RunConfig, dataset: EncodedDataset, run: RunDirectory, make_sink: MakeSink, world: World | None = None,
-    traces: bool = False, meet: str | None = None,
+    traces: bool = False, rendezvous: str | None = None,
 ) -> RunResult:  # fmt: skip
     """Train in a run directory, from its latest checkpoint when there is one, and evaluate the best model.
 
@@ -67,7 +67,7 @@ def run_training(
         make_sink: given the number of steps, what shows progress; metrics are kept in any case.
         world: the ranks that train together, each of which calls this; one process when absent.
         traces: whether to write a trace of some steps, see :class:`StepTrace`.
-        meet: where the processes beside the ranks meet that a launcher has started, see :mod:`pibroch.roles.launched`.
+        rendezvous: where the processes beside the ranks meet that a launcher has started, see :mod:`pibroch.roles.launched`.
 
     Raises:
         ConfigError: when ranks have other data, code, versions or settings than rank 0, or for settings that need a split that
@@ -82,7 +82,7 @@ def run_training(
     world = world or World.alone()
     check_splits(config, dataset)
     check_same_run(world.control, config, dataset)
-    with helper_processes(config, world, run, meet) as helpers:
+    with helper_processes(config, world, run, rendezvous) as helpers:
         session = build_session(
             config, dataset, world, helpers, has_rows=not on_first(world.control, lambda: goes_on(run))
         )

@@ -51,14 +51,14 @@ def share_around(num_references):
 _full = threading.Barrier(DEFAULT_NUM_WORKER_THREADS)
 
 
-def meet():
+def rendezvous():
     _full.wait(120)
 
 
 def use_all_threads():
     """Have all threads of the next worker's pool started."""
     to = (rpc.get_worker_info().id + 1) % NUM_WORKERS
-    for future in [rpc.rpc_async(to, meet) for _ in range(DEFAULT_NUM_WORKER_THREADS)]:
+    for future in [rpc.rpc_async(to, rendezvous) for _ in range(DEFAULT_NUM_WORKER_THREADS)]:
         future.wait()
 
 

@@ -113,7 +113,7 @@ def test_settings_of_lookahead_survive_being_written(recipe):
     plain = load_recipe(str(recipe), [ahead]).embedding.exchange
     assert (plain.lookahead, plain.cache_rows, plain.cache, plain.delayed_sync) == (None, None, "lrpp", True)
     chosen = [
-        "lookahead=7", "cache_rows=0", "cache=replicated", "delayed_sync=false", "servers=2", "meet='tcp://10.0.0.5:29600'",
+        "lookahead=7", "cache_rows=0", "cache=replicated", "delayed_sync=false", "servers=2", "rendezvous='tcp://10.0.0.5:29600'",
         "placement={''='row_wise', C1='table_wise'}",
     ]  # fmt: skip
     config = load_recipe(str(recipe), [ahead, *(f"embedding.exchange.{each}" for each in chosen)])
@@ -158,7 +158,7 @@ def test_keys_of_earlier_recipes_are_read_with_a_warning(recipe, caplog):
          r"`embedding\.exchange\.placement = 'column_wise'`.*row_wise or table_wise"),
         (["exchange=lookahead", "exchange.placement={C1='replicated'}"], r"`embedding\.exchange\.placement = \{'C1'"),
         (["exchange=lookahead", "exchange.servers=0"], r"`embedding\.exchange\.servers = 0`.*equal to 1"),
-        (["exchange=lookahead", "exchange.meet='tcp://a:1'"], r"`meet` with `servers`.*or `oracle = .central.`"),
+        (["exchange=lookahead", "exchange.rendezvous='tcp://a:1'"], r"`rendezvous` with `servers`.*or `oracle = .central.`"),
         (["exchange=teleport"], r"`embedding\.exchange\.name = 'teleport'`.*'local', 'alltoall', 'auto', 'lookahead'"),
         (["exchange.cache=lrpp"], r"unknown key `embedding\.exchange\.cache`"),
     ],
@@ -202,13 +202,22 @@ def test_servers_and_processors_meet_at_one_place(recipe):
     servers = [
         "embedding.exchange=lookahead",
         "embedding.exchange.servers=1",
-        "embedding.exchange.meet='tcp://10.0.0.5:1'",
+        "embedding.exchange.rendezvous='tcp://10.0.0.5:1'",
     ]
-    processors = ["data.processors=2", "data.meet='tcp://10.0.0.5:1'"]
+    processors = ["data.processors=2", "data.rendezvous='tcp://10.0.0.5:1'"]
     config = load_recipe(str(recipe), servers + processors)
     assert config.data.processors == 2
     assert check_config(tomllib.loads(to_toml(config.model_dump())), "itself") == config
-    with pytest.raises(ConfigError, match="need one meeting place"):
-        load_recipe(str(recipe), [*servers, *processors, "data.meet='tcp://10.0.0.6:1'"])
-    with pytest.raises(ConfigError, match="`meet` with `processors`"):
-        load_recipe(str(recipe), ["data.meet='tcp://10.0.0.5:1'"])
+    with pytest.raises(ConfigError, match="need one rendezvous"):
+        load_recipe(str(recipe), [*servers, *processors, "data.rendezvous='tcp://10.0.0.6:1'"])
+    with pytest.raises(ConfigError, match="`rendezvous` with `processors`"):
+        load_recipe(str(recipe), ["data.rendezvous='tcp://10.0.0.5:1'"])
+
+
+def test_a_rendezvous_is_read_by_the_name_that_it_had_before(recipe):
+    where = "tcp://10.0.0.5:29600"
+    before = [f"data.meet='{where}'", f"embedding.exchange.meet='{where}'"]
+    own = ["data.processors=1", "embedding.exchange=lookahead", "embedding.exchange.servers=2"]
+    config = load_recipe(str(recipe), [*own, *before])
+    assert config.data.rendezvous == config.embedding.exchange.rendezvous == where
+    assert load_recipe(str(recipe), [*own, *(each.replace("meet", "rendezvous") for each in before)]) == config

@@ -17,7 +17,7 @@ from pibroch.config.exchange import ExchangeSection, ExchangeSpec, register_exch
 from pibroch.errors import ConfigError
 from pibroch.roles import Role, RoleOption, register_role, registry, roles
 from pibroch.roles.launched import RankSplit
-from pibroch.train.roles import meeting_places, wanted
+from pibroch.train.roles import rendezvous_of_roles, wanted
 
 ROLE = Role(
     title="score keeper",
@@ -54,7 +54,7 @@ def known(monkeypatch):
 
 
 def test_a_recipe_counts_it_and_it_has_ranks_behind_the_others(known):
-    assert wanted(known) == {ROLE: 3} and meeting_places(known)[ROLE] is None
+    assert wanted(known) == {ROLE: 3} and rendezvous_of_roles(known)[ROLE] is None
     split = RankSplit.of(6, wanted(known))
     assert split.num_trainers == 3 and split.part(4) == (ROLE, 1)
 
@@ -73,9 +73,9 @@ def test_it_has_a_command_with_its_own_option(known):
     app.command(ROLE.command)(command_of(ROLE))
     command = get_command(app)
     assert command.help == "Keep scores for trainers."
-    context = command.make_context("score-keeper", ["--meet", "tcp://a:1", "--number", "2", "--limit", "5"])
-    assert {name: context.params[name] for name in ("meet", "number", "limit")} == {
-        "meet": "tcp://a:1", "number": 2, "limit": 5,
+    context = command.make_context("score-keeper", ["--rendezvous", "tcp://a:1", "--number", "2", "--limit", "5"])
+    assert {name: context.params[name] for name in ("rendezvous", "number", "limit")} == {
+        "rendezvous": "tcp://a:1", "number": 2, "limit": 5,
     }  # fmt: skip
     assert {"threads", "with_servers", "until_input_ends"} <= context.params.keys()
 

@@ -49,7 +49,7 @@ def test_all_know_the_layout_and_rank_0_waits_for_those_who_end(launchers):
 
     def serve():
         layout = second.layout()
-        seen.append((layout.split.part(1), layout.meet, layout.folder))
+        seen.append((layout.split.part(1), layout.rendezvous, layout.folder))
         for _ in second.wait_for_end():
             waits.set()
         seen.append("ends")
@@ -59,9 +59,9 @@ def test_all_know_the_layout_and_rank_0_waits_for_those_who_end(launchers):
     thread.start()
     with first.leading(RankSplit.of(2, {DATA_PROCESSOR: 1}), None, "run") as layout:
         assert waits.wait(60)
-        assert "ends" not in seen and layout.meet.startswith("tcp://127.0.0.1:")
+        assert "ends" not in seen and layout.rendezvous.startswith("tcp://127.0.0.1:")
     assert seen[-1] == "ends", "leading() returns when the other one has ended"
-    assert seen[0] == ((DATA_PROCESSOR, 0), layout.meet, "run")
+    assert seen[0] == ((DATA_PROCESSOR, 0), layout.rendezvous, "run")
     thread.join()
 
 

@@ -23,8 +23,8 @@ import numpy as np
 
 from pibroch.collectives.bounded_lag.base import LaggedTransport, RankParts, Slot
 from pibroch.collectives.bounded_lag.losses import CLOSED, Patience, has_hung_up, state_of
-from pibroch.collectives.bounded_lag.meeting import Meeting, process_at
 from pibroch.collectives.bounded_lag.mpi_start import forget_files
+from pibroch.collectives.bounded_lag.rendezvous import ConnectedPeers, process_at
 from pibroch.errors import InputError
 from pibroch.kernels.arrays import Bytes, Ints
 
@@ -76,7 +76,7 @@ class MpiTransport(LaggedTransport):
 
     Args:
         mpi: the module, started between all ranks of the run.
-        meeting: a connected socket to each other rank, whose end says that a process has ended; they belong to the transport.
+        peers: a connected socket to each other rank, whose end says that a process has ended; they belong to the transport.
         rank: in the group.
         members: the group's ranks by their numbers in the run.
         num_slots: of each stream.
@@ -89,14 +89,14 @@ class MpiTransport(LaggedTransport):
     _opened: ClassVar[dict[tuple[int, ...], list[_MpiWindows]]] = {}
 
     def __init__(
-        self, mpi: ModuleType, meeting: Meeting, rank: int, members: Sequence[int], num_slots: int, slot_bytes: int,
+        self, mpi: ModuleType, peers: ConnectedPeers, rank: int, members: Sequence[int], num_slots: int, slot_bytes: int,
         num_streams: int = 1, timeout_s: float = 300.0,
     ) -> None:  # fmt: skip
         self.rank, self.world_size, self.num_slots = rank, len(members), num_slots
         self.members, self.timeout_s, self.slot_bytes = members, timeout_s, slot_bytes
-        self._links: dict[int, socket.socket] = {**meeting.local, **meeting.remote}
+        self._links: dict[int, socket.socket] = {**peers.local, **peers.remote}
         self.peers = tuple(sorted(self._links))
-        self._processes = {p: process_at(link) for p, link in meeting.local.items()}
+        self._processes = {p: process_at(link) for p, link in peers.local.items()}
         self._mpi, self._stride = mpi, HEADER_BYTES + -(-slot_bytes // LINE_BYTES) * LINE_BYTES
         self._head_bytes = -(-8 * len(members) // LINE_BYTES) * LINE_BYTES
         rings = num_streams * len(members) * num_slots
@@ -111,7 +111,7 @@ class MpiTransport(LaggedTransport):
         self._own: dict[tuple[int, int, int], Bytes] = {}  # by stream, place and peer
         self._got: dict[tuple[int, int, int], tuple[int, Bytes]] = {}  # with the number of the message
         self._progress: threading.Thread | None = None
-        if meeting.remote:
+        if peers.remote:
             self._let_others_in()
 
     def put(self, slot: Slot, going: RankParts, only: int | None = None) -> None:

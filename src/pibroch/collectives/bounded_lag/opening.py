@@ -15,11 +15,11 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from pibroch.collectives.bounded_lag.base import LaggedTransport
 from pibroch.collectives.bounded_lag.gloo_streams import GlooStreamTransport
-from pibroch.collectives.bounded_lag.meeting import meet
 from pibroch.collectives.bounded_lag.mixed import MixedTransport
 from pibroch.collectives.bounded_lag.mpi import MpiTransport
 from pibroch.collectives.bounded_lag.mpi_start import load_mpi, start_mpi
 from pibroch.collectives.bounded_lag.options import BoundedLagOptions
+from pibroch.collectives.bounded_lag.rendezvous import rendezvous
 from pibroch.collectives.bounded_lag.shared_memory import SharedMemoryTransport
 from pibroch.collectives.bounded_lag.tcp import TcpTransport
 from pibroch.collectives.ranks import Ranks
@@ -53,16 +53,16 @@ def open_lagged_transport(
         return GlooStreamTransport(store, rank, members, num_slots, timeout_s)
     if name == "mpi":
         start = _mpi_to_start(members)
-        meeting = meet(store, rank, len(members), timeout_s)
-        return MpiTransport(start(), meeting, rank, members, num_slots, options.slot_bytes, num_streams, timeout_s)
+        peers = rendezvous(store, rank, len(members), timeout_s)
+        return MpiTransport(start(), peers, rank, members, num_slots, options.slot_bytes, num_streams, timeout_s)
     shares_memory = FUTEX_CALL is not None and name == "auto"
-    meeting = meet(store, rank, len(members), timeout_s, shares_memory=shares_memory)
-    if not meeting.local:
-        return TcpTransport(meeting.remote, rank, members, num_slots, timeout_s)
-    local = SharedMemoryTransport(meeting.local, rank, members, num_slots, options.slot_bytes, num_streams, timeout_s)
-    if not meeting.remote:
+    peers = rendezvous(store, rank, len(members), timeout_s, shares_memory=shares_memory)
+    if not peers.local:
+        return TcpTransport(peers.remote, rank, members, num_slots, timeout_s)
+    local = SharedMemoryTransport(peers.local, rank, members, num_slots, options.slot_bytes, num_streams, timeout_s)
+    if not peers.remote:
         return local
-    return MixedTransport(local, TcpTransport(meeting.remote, rank, members, num_slots, timeout_s, local.wake))
+    return MixedTransport(local, TcpTransport(peers.remote, rank, members, num_slots, timeout_s, local.wake))
 
 
 def _mpi_to_start(members: Sequence[int]) -> Callable[[], ModuleType]:

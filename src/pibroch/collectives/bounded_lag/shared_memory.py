@@ -18,7 +18,7 @@ import numpy as np
 
 from pibroch.collectives.bounded_lag.base import LaggedTransport, RankParts, Slot
 from pibroch.collectives.bounded_lag.losses import CLOSED, ENDED, Patience, has_hung_up, state_of
-from pibroch.collectives.bounded_lag.meeting import process_at
+from pibroch.collectives.bounded_lag.rendezvous import process_at
 from pibroch.collectives.segment_trade import receive_segment, send_segment
 from pibroch.errors import InputError
 from pibroch.kernels.arrays import Bytes, Ints

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AliasChoices, Field, model_validator
 
 from pibroch.config.exchange import ExchangeSpec, PlacedSection
 
@@ -19,9 +19,9 @@ class LookaheadSection(PlacedSection):
         cache: which design of the cache (BagPipe, Sec. 3.3); the other two are there to be compared with.
         delayed_sync: whether updates that the next step does not need cross beside it.
         servers: embedding servers that hold the rows in place of the ranks; started on this machine with the run, unless
-            ``meet`` says where they are.
+            ``rendezvous`` says where they are.
         oracle: who plans: every rank for itself (``replicated``), or one process for all (``central``), started as servers are.
-        meet: ``tcp://host:port`` of servers and oracle that run already, see ``pibroch embedding-server --help``.
+        rendezvous: ``tcp://host:port`` of servers and oracle that run already, see ``pibroch embedding-server --help``.
     """
 
     name: Literal["lookahead"] = "lookahead"
@@ -31,19 +31,19 @@ class LookaheadSection(PlacedSection):
     delayed_sync: bool = True
     servers: int | None = Field(default=None, ge=1)
     oracle: Literal["replicated", "central"] = "replicated"
-    meet: str | None = None
+    rendezvous: str | None = Field(default=None, validation_alias=AliasChoices("rendezvous", "meet"))  # its name before
 
     @model_validator(mode="after")
-    def _somebody_to_meet(self) -> Self:
-        if self.meet is not None and not self.helpers():
+    def _somebody_there(self) -> Self:
+        if self.rendezvous is not None and not self.helpers():
             raise ValueError(
-                "takes `meet` with `servers`, the number of those that meet there, or `oracle = 'central'`"
+                "takes `rendezvous` with `servers`, the number of those that meet there, or `oracle = 'central'`"
             )
         return self
 
     def options(self, workers: Mapping[str, Sequence[str]]) -> dict[str, object]:
         """See :class:`ExchangeSection`."""
-        own = self.model_dump(exclude={"name", "meet"})
+        own = self.model_dump(exclude={"name", "rendezvous"})
         oracles = workers.get(ORACLE, ())
         return own | {"servers": tuple(workers.get(SERVER, ())), "oracle": oracles[0] if oracles else None}
 
@@ -62,9 +62,9 @@ class LookaheadSection(PlacedSection):
         homes = f"keeps the records of its part of the rows ({self.placed()})"
         return {ORACLE: plans} | ({} if self.servers is None else {SERVER: homes})
 
-    def rendezvous(self) -> str | None:
+    def helper_rendezvous(self) -> str | None:
         """See :class:`ExchangeSection`."""
-        return self.meet
+        return self.rendezvous
 
 
 SPEC = ExchangeSpec(

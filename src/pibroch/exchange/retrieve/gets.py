@@ -16,8 +16,8 @@ from typing import Protocol
 
 import numpy as np
 
-from pibroch.collectives.bounded_lag.meeting import meet
 from pibroch.collectives.bounded_lag.opening import store_between
+from pibroch.collectives.bounded_lag.rendezvous import rendezvous
 from pibroch.collectives.ranks import Ranks
 from pibroch.errors import PibrochError, RankFailedError, TrainingError
 from pibroch.kernels.arrays import Bytes, RowIds
@@ -58,7 +58,7 @@ class RemoteGets:
             return
         for is_first in (True, False):
             store = store_between(ranks)
-            met = meet(store, here, ranks.world_size, ranks.timeout_s, shares_memory=False).remote
+            met = rendezvous(store, here, ranks.world_size, ranks.timeout_s, shares_memory=False).remote
             for p, link in met.items():
                 if p not in self.peers:
                     link.close()

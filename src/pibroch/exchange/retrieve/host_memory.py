@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pibroch.collectives.bounded_lag.meeting import meet
 from pibroch.collectives.bounded_lag.opening import store_between
+from pibroch.collectives.bounded_lag.rendezvous import rendezvous
 from pibroch.collectives.ranks import Ranks
 from pibroch.embedding import MemoryShard
 from pibroch.errors import ConfigError, RankFailedError, TrainingError
@@ -148,15 +148,15 @@ class HostMemory:
         """A Unix socket to each neighbour."""
         group = self._ranks.group(mine)
         assert group is not None, "one of them"
-        meeting = meet(store_between(group), group.rank, group.world_size, group.timeout_s)
-        if meeting.remote:
-            for link in (*meeting.local.values(), *meeting.remote.values()):
+        peers = rendezvous(store_between(group), group.rank, group.world_size, group.timeout_s)
+        if peers.remote:
+            for link in (*peers.local.values(), *peers.remote.values()):
                 link.close()
             raise ConfigError(
-                f"ranks {[mine[p] for p in meeting.remote]} of the host of rank {self._ranks.rank}, without its memory",
+                f"ranks {[mine[p] for p in peers.remote]} of the host of rank {self._ranks.rank}, without its memory",
                 "ranks of one machine (and network namespace) for one host", "leave `hosts` out, and they are found",
             )  # fmt: skip
-        links = {mine[p]: link for p, link in meeting.local.items()}
+        links = {mine[p]: link for p, link in peers.local.items()}
         for link in links.values():
             link.settimeout(self._ranks.timeout_s)
         return dict(sorted(links.items()))

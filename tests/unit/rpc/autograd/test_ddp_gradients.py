@@ -75,7 +75,7 @@ def test_passes_at_once_on_one_leaf(leaf):
     before, both, results = leaf.grad, threading.Barrier(2, timeout=TIMEOUT_S), {}
 
     def work(factor):
-        class Meeting(torch.autograd.Function):
+        class Rendezvous(torch.autograd.Function):
             @staticmethod
             def forward(ctx, x):
                 return x * factor
@@ -85,7 +85,7 @@ def test_passes_at_once_on_one_leaf(leaf):
                 both.wait()
                 return gradient * factor
 
-        results[factor] = watched_pass(Meeting.apply(leaf).sum(), leaf)
+        results[factor] = watched_pass(Rendezvous.apply(leaf).sum(), leaf)
 
     threads = [threading.Thread(target=work, args=(factor,)) for factor in (2, 5)]
     for thread in threads:

@@ -56,7 +56,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class ConnectedPeers:
     """The sockets of a rank, connected and blocking, by the rank at the other end.
 
     Attributes:
@@ -68,7 +68,9 @@ class Meeting:
     remote: dict[int, socket.socket]
 
 
-def meet(store: KeyStore, rank: int, size: int, timeout_s: float, *, shares_memory: bool = True) -> Meeting:
+def rendezvous(
+    store: KeyStore, rank: int, size: int, timeout_s: float, *, shares_memory: bool = True
+) -> ConnectedPeers:
     """Connect all ranks of a group, each of which calls this. Blocks.
 
     Args:
@@ -81,11 +83,11 @@ def meet(store: KeyStore, rank: int, size: int, timeout_s: float, *, shares_memo
     Raises:
         TrainingError: when some did not come.
     """
-    return _meet(store, rank, size, timeout_s, (shares_memory, True))
+    return _rendezvous(store, rank, size, timeout_s, (shares_memory, True))
 
 
-def _meet(store: KeyStore, rank: int, size: int, timeout_s: float, ways: tuple[bool, bool]) -> Meeting:
-    """See :func:`meet`; ``ways`` says whether ranks are met at Unix sockets, and over TCP where they cannot be."""
+def _rendezvous(store: KeyStore, rank: int, size: int, timeout_s: float, ways: tuple[bool, bool]) -> ConnectedPeers:
+    """See :func:`rendezvous`; ``ways`` says whether ranks are met at Unix sockets, and over TCP where they cannot be."""
     deadline = time.monotonic() + timeout_s
     if rank == 0:
         store.set("secret", secrets.token_hex(16))
@@ -110,16 +112,16 @@ def _meet(store: KeyStore, rank: int, size: int, timeout_s: float, ways: tuple[b
                 "check their logs; between hosts set MASTER_ADDR to an address that all reach, and open the firewall",
             ) from error  # fmt: skip
     local = {each: link for each, link in links.items() if link.family == socket.AF_UNIX}
-    return Meeting(local, {each: link for each, link in links.items() if each not in local})
+    return ConnectedPeers(local, {each: link for each, link in links.items() if each not in local})
 
 
-def meet_on_host(
+def rendezvous_on_host(
     store: KeyStore, rank: int, size: int, timeout_s: float, *, shares_memory: bool
 ) -> dict[int, socket.socket]:
     """Connect those ranks of a group that share this host's memory, by the rank at the other end; each rank calls this. Blocks.
 
     Args:
-        store: as for :func:`meet`.
+        store: as for :func:`rendezvous`.
         rank: as there.
         size: as there.
         timeout_s: as there.
@@ -128,7 +130,7 @@ def meet_on_host(
     Raises:
         TrainingError: when some did not come.
     """
-    return _meet(store, rank, size, timeout_s, (shares_memory, False)).local
+    return _rendezvous(store, rank, size, timeout_s, (shares_memory, False)).local
 
 
 def process_at(link: socket.socket) -> int:
