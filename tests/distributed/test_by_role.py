@@ -112,13 +112,13 @@ DOWN_S = 6.0
 @pytest.mark.skipif(obstacle() is not None, reason="needs a lab")
 @pytest.mark.alone  # a lab
 @pytest.mark.parametrize("exchange", ["alltoall", "lookahead"])
-def test_a_link_that_is_down_for_a_while_is_waited_for(data, tmp_path, exchange):
+def test_a_link_that_is_down_for_a_while_is_waited_for(data, expected, tmp_path, exchange):
     """Under `lookahead` rows are on servers of both hosts, and a central oracle plans."""
-    often, run = [*RAGGED, "train.epochs=4"], tmp_path / "run"
-    recipe, roles = tmp_path / "recipe.toml", ["embedding.oracle=central", "embedding.servers=2", "data.processors=1"]
+    run, recipe = tmp_path / "run", tmp_path / "recipe.toml"
+    roles = ["embedding.oracle=central", "embedding.servers=2", "data.processors=1"]
     served = exchange == "lookahead"
     own = [f"embedding.exchange={exchange}", *(roles if served else [])]
-    recipe.write_text(to_toml(make_config(data, *often, *own).model_dump()))
+    recipe.write_text(to_toml(make_config(data, *RAGGED, *own).model_dump()))
     command = [sys.executable, "-m", "pibroch", "train", str(recipe), "--run-dir", str(run), *(["--by-role"] * served)]
     before = []
 
@@ -135,9 +135,5 @@ def test_a_link_that_is_down_for_a_while_is_waited_for(data, tmp_path, exchange)
         ended = lab.run(command, env={"PIBROCH_RPC_SECRET": new_secret()}, timeout_s=120)
         pulling.result(60)
     assert set(ended.exit_codes) == {0}, ended.outputs
-    assert before[1] - before[0] <= 3, "nothing goes on without the link"
-    alone = tmp_path / "alone"
-    recipe.write_text(to_toml(make_config(data, *often).model_dump()))
-    with ranks(2, "-m", "pibroch", "train", recipe, "--run-dir", alone) as everyone:
-        assert [each.end().returncode for each in everyone] == [0, 0]
-    check_same_run(run, alone)
+    assert before[1] <= before[0] + 3 < 40, "nothing goes on without the link"
+    check_same_run(run, expected)

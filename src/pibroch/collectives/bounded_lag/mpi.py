@@ -32,6 +32,7 @@ HEADER_BYTES, LINE_BYTES = 64, 64
 SEQUENCE, NBYTES, ADDRESS = 0, 1, 2
 """Words of a slot's header."""
 SLEEP_S, SPIN_S, LEAST_NAP_S, MOST_NAP_S = 0.1, 0.00005, 0.00002, 0.002
+LONG_S, LONG_NAP_S = 0.02, 0.005  # who has waited so long may be so late
 PROGRESS_S = 0.002
 END_S = 2.0
 """How long a rank that has closed lets others get what it has put."""
@@ -187,7 +188,7 @@ class MpiTransport(LaggedTransport):
             self._communicator.Iprobe()
             if waited > SPIN_S:
                 time.sleep(nap)
-                nap = min(2 * nap, MOST_NAP_S)
+                nap = min(2 * nap, MOST_NAP_S if waited < LONG_S else LONG_NAP_S)
         return news
 
     def announce(self, rank: int) -> None:
