@@ -172,6 +172,7 @@ def lose_a_peer(channel, name, victim, how):
     parts = RankParts.of([np.zeros(5, np.uint8)] * channel.ranks.world_size)
     transport.put(Slot(0, 0), parts)
     transport.take(Slot(0, 0), parts)
+    channel.barrier()  # so that nobody still waits for what the victim has sent
     start = time.monotonic()
     if here == victim:
         os.kill(os.getpid(), signal.SIGSTOP if how == "stopped" else signal.SIGKILL)
