@@ -33,6 +33,20 @@ def _lowest_of(mask: int) -> int:
     return (mask & -mask).bit_length() - 1 if mask else 64
 
 
+def _count(typingctx: Context, mask: Kind) -> Intrinsic:
+    """Typing and code of :func:`count`."""
+
+    def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
+        return builder.ctpop(args[0])
+
+    return types.int64(types.int64), generate
+
+
+def _count_of(mask: int) -> int:
+    """Stand-in when kernels run uncompiled."""
+    return int(mask).bit_count()
+
+
 def _widened(typingctx: Context, number: Kind) -> Intrinsic | None:
     """Typing and code of :func:`widened`."""
 
@@ -87,6 +101,8 @@ def _cut_for_one(numbers: Stored, number: np.float32) -> Number:
 
 lowest: Callable[..., int] = _lowest_of
 """``lowest(mask)``: the number of the lowest bit that is set in an int64, 64 when none is."""
+count: Callable[..., int] = _count_of
+"""``count(mask)``: how many bits are set in an int64 that is not negative."""
 widened: Callable[..., np.float32] = _widened_one
 """``widened(number)``: a float32 as it is, the uint16 of a bfloat16 as float32."""
 half_widened: Callable[..., np.float32] = _half_widened_one
@@ -95,5 +111,6 @@ cut_for: Callable[..., Number] = _cut_for_one
 """``cut_for(numbers, number)``: a float32 as an element of ``numbers``, of which uint16 ones take its upper half: exact for
 what was widened."""
 if not config.DISABLE_JIT:  # type: ignore[attr-defined]
-    lowest, widened, cut_for = intrinsic(_lowest), intrinsic(_widened), intrinsic(_cut_for)
+    lowest, count = intrinsic(_lowest), intrinsic(_count)
+    widened, cut_for = intrinsic(_widened), intrinsic(_cut_for)
     half_widened = intrinsic(_half_widened)

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from pibroch.errors import ConfigError
 from pibroch.kernels.arrays import Ints, RowIds
+from pibroch.kernels.window import leaving
 from pibroch.kernels.window import numba as kernels
+from pibroch.kernels.window.masks import MAX_RANKS, mask_type, rank_type, words_for
 from pibroch.kernels.window.rules import (
     HOME,
     LRPP,
@@ -35,7 +36,6 @@ from pibroch.lookahead.window_step import WindowStep
 
 DESIGNS = {"lrpp": LRPP, "partitioned": PARTITIONED, "replicated": REPLICATED}
 EARLY, ALL = 0, 1
-MAX_RANKS = 62  # bits in a mask of readers
 _FIRST_TOUCHES = 1 << 16
 
 
@@ -127,10 +127,8 @@ class Oracle:
         self._early_steps = early_steps(lookahead)
         self._site = Site(bounds, rank, DESIGNS[design], num_home, num_ranks if num_trainers is None else num_trainers)
         self._row_type = np.dtype(np.int32 if num_rows < 1 << 31 else np.int64)
-        self._mask_type = next(
-            np.dtype(kind) for kind, bits in ((np.uint8, 8), (np.uint16, 16), (np.int64, 64)) if num_ranks <= bits
-        )
-        self._states = RowStates(num_rows, num_rows <= most_rows_in_full, self._row_type)
+        self._num_ranks = num_ranks
+        self._states = RowStates(num_rows, num_rows <= most_rows_in_full, self._row_type, rank_type(num_ranks))
         self._window = self._ring(_FIRST_TOUCHES)
         self._slots = Slots(np.empty(capacity + 1, np.int32), np.zeros(1, np.int64), np.zeros(num_ranks, np.int64))
         self._steps: deque[WindowStep] = deque()  # from ``step`` on, as many as are in force
@@ -203,14 +201,14 @@ class Oracle:
         critical, deferred, local = settle(
             window, site, slots, step.begin, step.end, step.here, step.mine, self.delayed
         )
-        last, done = kernels.close(window, slots, step.begin, step.end)
+        last, done = leaving.close(window, slots, step.begin, step.end)
         is_tight, evicted, prefetch = self._is_full(1, ALL), list[Transfer](), None
         # records go home first, and free the slots that those of the next step take
         if is_tight:
-            evicted = [kernels.go_home(window, site, slots, done), *self._shrink(1, ALL)]
+            evicted = [leaving.go_home(window, site, slots, done), *self._shrink(1, ALL)]
         arrived = self._arrive(1, ALL)
         if not is_tight:
-            evicted = [kernels.go_home(window, site, slots, done)]
+            evicted = [leaving.go_home(window, site, slots, done)]
             if len(self._steps) > 2 and self.in_force > 1:
                 evicted += self._shrink(2, EARLY)
                 prefetch = self._early(2)
@@ -275,9 +273,9 @@ class Oracle:
                 break
             step = self._steps[later]
             gap = step.number - self._steps[1].number
-            waiting = kernels.waiting_for(self._window, self._coming(later, ALL), step.begin, gap)
+            waiting = leaving.waiting_for(self._window, self._coming(later, ALL), step.begin, gap)
             if len(waiting):
-                evicted.append(kernels.go_home(self._window, self._site, self._slots, waiting))
+                evicted.append(leaving.go_home(self._window, self._site, self._slots, waiting))
                 self.in_force = max(1, later - 1)
         return evicted
 
@@ -332,12 +330,11 @@ class Oracle:
         self._window = larger
 
     def _ring(self, size: int) -> Window:
-        def room(dtype: Any) -> RowIds:
-            return np.empty(size, dtype)
-
-        row, states = room(self._row_type), self._states
+        words, masks = words_for(self._num_ranks), mask_type(self._num_ranks)
+        row, owner, states = np.empty(size, self._row_type), np.empty(size, rank_type(self._num_ranks)), self._states
+        readers, then, lent = (np.empty((len(words), size), masks) for _ in range(3))
+        number, behind, place = (np.empty(size, np.int32) for _ in range(3))
         return Window(
-            **states.arrays(), row=row, number=row if states.is_full else room(np.int32), readers=room(self._mask_type),
-            behind=room(np.int32), then=room(self._mask_type), owner=room(np.int8), lent=room(self._mask_type),
-            place=room(np.int32),
+            words, **states.arrays(), row=row, number=row if states.is_full else number, readers=readers, behind=behind,
+            then=then, owner=owner, lent=lent, place=place,
         )  # fmt: skip

@@ -10,12 +10,11 @@ from __future__ import annotations
 from typing import Any, TypedDict
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pibroch.kernels.address_table import numba as table_kernels
 from pibroch.kernels.address_table.numba import PLACES_PER_ADDRESS
 from pibroch.kernels.arrays import RowIds
-from pibroch.kernels.window.rules import HOME, Places
+from pibroch.kernels.window.rules import HOME, Places, Ranks
 
 MOST_ROWS_IN_FULL = 1 << 23
 """Rows whose state is kept in full, in 75 MB: without look-ups a step is planned in a tenth to a quarter less time."""
@@ -26,7 +25,7 @@ class StateArrays(TypedDict):
     """State by number, see :class:`~pibroch.kernels.window.rules.Window`."""
 
     newest: Places
-    holder: NDArray[np.int8]
+    holder: Ranks
     slot: Places
 
 
@@ -37,14 +36,17 @@ class RowStates:
         num_rows: of all tables.
         is_full: whether state is kept of all rows, each at its address.
         row_type: of addresses.
+        rank_type: of ranks.
     """
 
-    def __init__(self, num_rows: int, is_full: bool, row_type: np.dtype[Any]) -> None:
+    def __init__(
+        self, num_rows: int, is_full: bool, row_type: np.dtype[Any], rank_type: np.dtype[Any] = np.dtype(np.int8)
+    ) -> None:
         self.is_full = is_full
         num_places = PLACES_PER_ADDRESS if is_full else _FIRST_PLACES
         self._table = table_kernels.empty_table(num_places, row_type)
         size = num_rows if is_full else num_places // PLACES_PER_ADDRESS
-        self._newest, self._holder = np.zeros(size, np.int32), np.full(size, HOME, np.int8)
+        self._newest, self._holder = np.zeros(size, np.int32), np.full(size, HOME, rank_type)
         self._slot = np.empty(size, np.int32)
 
     def arrays(self) -> StateArrays:
@@ -80,5 +82,5 @@ class RowStates:
         table_kernels.copy_into(table, self._table)
         more = num_places // PLACES_PER_ADDRESS - len(self._newest)
         self._newest = np.concatenate([self._newest, np.zeros(more, np.int32)])
-        self._holder = np.concatenate([self._holder, np.full(more, HOME, np.int8)])
+        self._holder = np.concatenate([self._holder, np.full(more, HOME, self._holder.dtype)])
         self._slot = np.concatenate([self._slot, np.empty(more, np.int32)])

@@ -254,11 +254,31 @@ def test_every_read_sees_the_last_update(
     run(bounds, stream, lookahead, largest + spare, design, delayed, 12 if restarts else None, in_full)
 
 
+@settings(max_examples=8, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 30), num=st.sampled_from([(62, 0), (70, 61)]), design=st.sampled_from(sorted(DESIGNS)),
+    spare=st.sampled_from([0, 1000]), in_full=st.booleans(),
+)  # fmt: skip
+def test_as_many_ranks_as_a_word_has_bits_and_more(seed, num, design, spare, in_full):
+    """One word, or four; with 131 ranks and servers a byte is too short for a rank."""
+    num_ranks, num_servers = num
+    rng = np.random.default_rng(seed)
+    bounds = bounds_of(rng, 90, num_ranks, num_servers)
+    stream = stream_of(rng, 7, num_ranks, 90, 3)
+    largest = max(largest_number_of_rows(step, design, num_servers) for step in stream)
+    run(bounds, stream, 3, largest + spare, design, True, 4, in_full)
+
+
 def test_a_batch_that_fits_into_no_cache_is_named():
     oracle = Oracle(np.array([0, 5, 10]), 0, lookahead=2, capacity=3)
     oracle.add([np.array([1, 2, 3]), np.array([7])])
     with pytest.raises(ConfigError, match="rank 1 reads 4 rows, and a cache of 3"):
         oracle.add([np.array([1]), np.array([1, 2, 3, 4])])
+
+
+def test_so_many_ranks_cannot_be():
+    with pytest.raises(ConfigError, match="993 ranks and servers"):
+        Oracle(np.arange(994), 0, lookahead=2, capacity=3)
 
 
 @pytest.mark.parametrize(("options", "said"), [
@@ -322,10 +342,21 @@ def journeys(ranks, transfers):
     design=st.sampled_from(sorted(DESIGNS)), num_servers=st.integers(0, 3), in_full=st.booleans(),
 )  # fmt: skip
 def test_plans_are_those_of_the_naive_rules(seed, num_ranks, lookahead, design, num_servers, in_full):
+    compare_to_naive(seed, num_ranks, lookahead, design, num_servers, in_full, 12)
+
+
+@pytest.mark.parametrize(("num_ranks", "num_servers"), [(62, 0), (70, 61), (3, 128)])
+@pytest.mark.parametrize("design", sorted(DESIGNS))
+def test_plans_of_many_ranks_are_those_of_the_naive_rules(num_ranks, num_servers, design):
+    compare_to_naive(7, num_ranks, 3, design, num_servers, False, 3)
+
+
+def compare_to_naive(seed, num_ranks, lookahead, design, num_servers, in_full, most):
+    """Of a stream of 12 steps, at most ``most`` rows a rank and step."""
     rng = np.random.default_rng(seed)
     num_rows = int(rng.integers(1, 60))
     bounds = bounds_of(rng, num_rows, num_ranks, num_servers)
-    stream = stream_of(rng, 12, num_ranks, num_rows, 12)
+    stream = stream_of(rng, 12, num_ranks, num_rows, most)
     naive = NaiveWindow(bounds, [[set(map(int, ids)) for ids in step] for step in stream], lookahead, design)
     options = {"lookahead": lookahead, "design": design, "num_trainers": num_ranks}
     options["most_rows_in_full"] = num_rows if in_full else 0

@@ -19,22 +19,21 @@ from pibroch.kernels.arrays import Array, Ints
 from pibroch.kernels.bits import lowest
 from pibroch.kernels.memory import prefetch
 from pibroch.kernels.policy import kernel
+from pibroch.kernels.window.masks import BITS, add_bits, bit_in, is_in, lowest_in
 from pibroch.kernels.window.rules import (
+    AHEAD,
     HOME,
     Places,
     Site,
     Slots,
     Transfer,
     Window,
-    add_bits,
     always_reading,
     home_of,
     owner_of,
     slots_taken,
     starts_of,
 )
-
-AHEAD = 32  # rows between the one that is looked at and the one that is fetched
 
 
 @kernel
@@ -50,7 +49,7 @@ def enter(window: Window, rows: Array, numbers: Array, reader: int, begin: int, 
         end: index behind its last one so far.
         touches: int32 ``[len(rows)]``, receives the touches.
     """
-    mask, bit, final = len(window.row) - 1, np.int64(1) << np.int64(reader), len(rows) - 1
+    mask, words, final = len(window.row) - 1, window.words, len(rows) - 1
     newest, row_of, readers_of, behind_of = window.newest, window.row, window.readers, window.behind
     number_of = window.number
     for i in range(len(rows)):
@@ -61,7 +60,9 @@ def enter(window: Window, rows: Array, numbers: Array, reader: int, begin: int, 
         at = before if is_there else end  # another rank's touch of the step counts for this one too
         row_of[at] = rows[i]
         number_of[at] = numbers[i]
-        readers_of[at] = (np.int64(readers_of[at]) if is_there else 0) | bit
+        for word in range(len(words)):
+            others = np.int64(readers_of[word, at]) if is_there else np.int64(0)
+            readers_of[word, at] = others | bit_in(words, word, reader)
         distance = (end - before) & mask if before >= 0 else 0
         behind_of[at] = behind_of[at] if is_there else distance
         newest[number] = np.int64(at) + 1
@@ -82,9 +83,10 @@ def split(window: Window, begin: int, end: int, gap: int) -> tuple[Places, Place
     """
     mask = len(window.row) - 1
     touches = np.empty((2, end - begin), np.int32)  # the new ones, and the others
-    num_fresh, num_again, behind_of, then_of = 0, 0, window.behind, window.then
+    num_fresh, num_again, behind_of, then_of, words = 0, 0, window.behind, window.then, window.words
     for at in range(begin, end):
-        then_of[at] = 0
+        for word in range(len(words)):
+            then_of[word, at] = 0
         behind = np.int64(behind_of[at])
         is_again = (behind != 0) & (behind <= at - begin + gap)  # not further back than the step before begins
         touches[0, num_fresh] = at
@@ -93,24 +95,29 @@ def split(window: Window, begin: int, end: int, gap: int) -> tuple[Places, Place
         num_again += is_again
     again = touches[1, :num_again].copy()
     for at in again:
-        then_of[(at - behind_of[at]) & mask] = window.readers[at]
+        for word in range(len(words)):
+            then_of[word, (at - behind_of[at]) & mask] = window.readers[word, at]
     return touches[0, :num_fresh].copy(), again
 
 
 @kernel
 def count_arrivals(window: Window, site: Site, touches: Places, needed: Ints) -> None:
     """Add to ``needed`` ``[P]`` the slots that the arrival of touches takes on each rank, less those that it frees."""
+    words = window.words
     for at in touches:
-        row, readers = np.int64(window.row[at]), np.int64(window.readers[at])
+        row = np.int64(window.row[at])
         home, holder = home_of(site.bounds, row), np.int64(window.holder[window.number[at]])
         source = home if holder == HOME else holder
-        then = np.int64(window.then[at])
-        owner = owner_of(site.design, site.num_trainers, readers, then, source, home, row)
-        borrowers = readers | always_reading(site)
-        taken = slots_taken(borrowers, source, owner, home)
-        for rank in range(len(needed)):
-            needed[rank] += (taken >> rank) & 1
-        if owner != source and holder != HOME and not (borrowers >> source) & 1:
+        owner = owner_of(site, words, window.readers, window.then, at, source, home, row)
+        is_lent = np.int64(0)  # to the source, which keeps its slot for the step
+        for word in range(len(words)):
+            borrowers = np.int64(window.readers[word, at]) | always_reading(site, words, word)
+            had, owns = bit_in(words, word, source), bit_in(words, word, owner)
+            taken = slots_taken(borrowers, had, owns, owner == home)
+            is_lent |= borrowers & had
+            for place in range(min(BITS, len(needed) - BITS * word)):
+                needed[BITS * word + place] += (taken >> place) & 1
+        if owner != source and holder != HOME and is_lent == 0:
             needed[source] -= 1
 
 
@@ -120,57 +127,69 @@ def arrive(window: Window, site: Site, slots: Slots, touches: Places) -> tuple[T
 
     Returns also the touches that concern this rank: it owns the row, or reads it.
     """
-    here, bounds, always, only_here = site.rank, site.bounds, always_reading(site), np.int64(1) << np.int64(site.rank)
+    here, bounds, words, num_words = site.rank, site.bounds, window.words, len(window.words)
     row_of, readers_of, then_of, owners, lent_of = window.row, window.readers, window.then, window.owner, window.lent
     number_of = window.number
-    place_of, holders, slot_of, first = window.place, window.holder, window.slot, site.bounds[site.rank]
+    place_of, holders, first = window.place, window.holder, site.bounds[site.rank]
     size, final = len(touches), len(touches) - 1
     mine, num_mine, held, num_held = np.empty(size, np.int32), np.uint64(0), np.empty(size, np.int32), np.uint64(0)
-    taken, freed, num_moving = np.empty(size, readers_of.dtype), np.empty(size, readers_of.dtype), np.uint64(0)
-    lists, lengths = np.empty((4, size), np.int32), np.zeros(4, np.int64)
-    others = np.empty((4, size), readers_of.dtype)
+    taken, freed = np.empty((num_words, size), readers_of.dtype), np.empty((num_words, size), readers_of.dtype)
+    lists, lengths, num_moving = np.empty((4, size), np.int32), np.zeros(4, np.int64), np.uint64(0)
+    others = np.empty((4, num_words, size), readers_of.dtype)
     leave, lend, come, borrow = np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)
     for i in range(size):
         prefetch(holders, np.int64(number_of[touches[min(i + AHEAD, final)]]))
         at = np.uint64(touches[i])
-        row, number, readers = np.int64(row_of[at]), np.uint64(number_of[at]), np.int64(readers_of[at])
+        row, number = np.int64(row_of[at]), np.uint64(number_of[at])
         home, holder = home_of(bounds, row), np.int64(holders[number])
         is_home = holder == HOME
         source = home if is_home else holder
-        owner = owner_of(site.design, site.num_trainers, readers, np.int64(then_of[at]), source, home, row)
-        borrowers = (
-            readers | always
-        )  # who needs the weights in the step; the owner, who updates, has them by its record
-        owns, had = np.int64(1) << np.int64(owner), np.int64(1) << np.int64(source)
-        reads, is_owner, is_source = (borrowers & only_here) != 0, owner == here, source == here
+        owner = owner_of(site, words, readers_of, then_of, at, source, home, row)
+        is_owner, is_source = owner == here, source == here
+        reads_here, lent_by_here, moving = np.int64(0), np.int64(0), np.int64(0)
+        for word in range(num_words):
+            # who needs the weights in the step; the owner, who updates, has them by its record
+            borrowers = np.int64(readers_of[word, at]) | always_reading(site, words, word)
+            owns, had = bit_in(words, word, owner), bit_in(words, word, source)
+            only_here = bit_in(words, word, here)
+            lent = borrowers & ~owns
+            # a home that is read in place takes no slot
+            lent_of[word, at] = lent & ~(np.int64(is_home) * bit_in(words, word, home))
+            taken[word, num_moving] = slots_taken(borrowers, had, owns, owner == home)
+            freed[word, num_moving] = had & ~borrowers & ~owns & (np.int64(is_home) - 1)
+            others[0, word, leave], others[1, word, lend] = owns, lent & ~only_here
+            others[2, word, come], others[3, word, borrow] = had, had
+            reads_here |= borrowers & only_here
+            lent_by_here |= lent & ~only_here
+            moving |= (owns | borrowers | had) ^ had
+        reads = reads_here != 0
         owners[at], place_of[at] = owner, row - first
-        lent = borrowers & ~owns
-        lent_of[at] = lent & ~(np.int64(is_home) << np.int64(home))  # a home that is read in place takes no slot
         holders[number] = HOME if owner == home else owner
         held[num_held], mine[num_mine] = at, at
         num_held += np.uint64(holder == here)
         num_mine += np.uint64(is_owner | reads)
         # rows that stay where they are, which most do, change no rank's count of slots
-        taken[num_moving] = slots_taken(borrowers, source, owner, home)
-        freed[num_moving] = had & ~borrowers & ~owns & (np.int64(is_home) - 1)
-        num_moving += np.uint64((owns | borrowers | had) != had)
-        lists[0, leave], others[0, leave] = at, owns
+        num_moving += np.uint64(moving != 0)
+        lists[0, leave], lists[1, lend], lists[2, come], lists[3, borrow] = at, at, at, at
         leave += np.uint64(is_source & (not is_owner))
-        lists[1, lend], others[1, lend] = at, lent & ~only_here
-        lend += np.uint64(is_source & ((lent & ~only_here) != 0))
-        lists[2, come], others[2, come] = at, had
+        lend += np.uint64(is_source & (lent_by_here != 0))
         come += np.uint64(is_owner & (not is_source))
-        lists[3, borrow], others[3, borrow] = at, had
         borrow += np.uint64(reads & (not is_owner) & (not is_source))
-    # of records that this rank held its slot is known here alone; it may be given away below, hence before that
-    for i in range(int(num_held)):
-        ahead = min(i + AHEAD, int(num_held) - 1)
-        prefetch(slot_of, np.int64(number_of[held[ahead]]))
-        place_of[held[i]] = slot_of[number_of[held[i]]]
-    add_bits(taken[:num_moving], 1, slots.used)
-    add_bits(freed[:num_moving], -1, slots.used)
+    _note_places(window, held[:num_held])  # now: they may be given away below
+    for word in range(num_words):
+        add_bits(taken[word, :num_moving], BITS * word, 1, slots.used)
+        add_bits(freed[word, :num_moving], BITS * word, -1, slots.used)
     lengths[:] = leave, lend, come, borrow
     return _list(window, site, slots, lists, others, lengths), mine[:num_mine].copy()
+
+
+@kernel
+def _note_places(window: Window, held: Places) -> None:
+    """Of records that this rank held the slot is known here alone: let their touches know it."""
+    slot_of, number_of, final = window.slot, window.number, len(held) - 1
+    for i in range(len(held)):
+        prefetch(slot_of, np.int64(number_of[held[min(i + AHEAD, final)]]))
+        window.place[held[i]] = slot_of[number_of[held[i]]]
 
 
 @kernel
@@ -182,15 +201,16 @@ def _list(window: Window, site: Site, slots: Slots, lists: Places, others: Array
         site: the rules.
         slots: in use.
         lists: touches ``[4, .]`` of records and weights that leave, and of those that come.
-        others: bits of the ranks to or from which.
+        others: masks ``[4, K, .]`` of the ranks to or from which.
         lengths: how many there are in each list.
     """
     here, first, num_home, free, depth = site.rank, site.bounds[site.rank], site.num_home, slots.free, slots.depth[0]
     row_of, place_of, slot_of, lent_of = window.row, window.place, window.slot, window.lent
-    number_of = window.number
+    number_of, words = window.number, window.words
     counts = np.zeros((4, len(site.bounds) - 1), np.int64)
     for kind in range(4):
-        add_bits(others[kind, : lengths[kind]], 1, counts[kind])
+        for word in range(len(words)):
+            add_bits(others[kind, word, : lengths[kind]], BITS * word, 1, counts[kind])
     position, sums = starts_of(counts), counts.sum(1)
     records_out, weights_out = np.empty(sums[0], np.int64), np.empty(sums[1], np.int64)
     records_in, weights_in = np.empty(sums[2], np.int64), np.empty(sums[3], np.int64)
@@ -198,21 +218,23 @@ def _list(window: Window, site: Site, slots: Slots, lists: Places, others: Array
     # The order of the four matters: weights are lent from places that leaving records give free, and what comes takes them.
     # All ranks list a message's rows in the order of the touches, so none is named on the wire.
     for i in range(lengths[1]):
-        rest, place = np.int64(others[1, i]), place_of[lists[1, i]]
-        while rest:
-            rank = lowest(rest)
-            weights_out[position[1, rank]] = place
-            position[1, rank] += 1
-            rest &= rest - 1
+        place = place_of[lists[1, i]]
+        for word in range(len(words)):
+            rest = np.int64(others[1, word, i])
+            while rest:
+                rank = BITS * word + lowest(rest)
+                weights_out[position[1, rank]] = place
+                position[1, rank] += 1
+                rest &= rest - 1
     for i in range(lengths[0]):
-        place, rank = place_of[lists[0, i]], lowest(np.int64(others[0, i]))
+        place, rank = place_of[lists[0, i]], lowest_in(words, others[0], i)
         records_out[position[0, rank]] = place
         position[0, rank] += 1
         free[depth] = place  # unless it is a place of its own shard, or is still read here in this step
-        depth += (place >= num_home) & ((np.int64(lent_of[lists[0, i]]) >> here) & 1 == 0)
+        depth += (place >= num_home) & (not is_in(words, lent_of, lists[0, i], here))
     for i in range(lengths[2]):
         prefetch(slot_of, np.int64(number_of[lists[2, min(i + AHEAD, lengths[2] - 1)]]))
-        at, rank = lists[2, i], lowest(np.int64(others[2, i]))
+        at, rank = lists[2, i], lowest_in(words, others[2], i)
         row = np.int64(row_of[at])
         is_here = (row >= first) & (row < first + num_home)
         depth -= not is_here
@@ -222,7 +244,7 @@ def _list(window: Window, site: Site, slots: Slots, lists: Places, others: Array
         records_in[position[2, rank]], rows_in[position[2, rank]] = place, row
         position[2, rank] += 1
     for i in range(lengths[3]):
-        at, rank = lists[3, i], lowest(np.int64(others[3, i]))
+        at, rank = lists[3, i], lowest_in(words, others[3], i)
         depth -= 1
         place = free[depth]
         place_of[at] = place
@@ -230,76 +252,6 @@ def _list(window: Window, site: Site, slots: Slots, lists: Places, others: Array
         position[3, rank] += 1
     slots.depth[0] = depth
     return Transfer(records_out, weights_out, records_in, weights_in, counts, rows_in, lent_in)
-
-
-@kernel
-def close(window: Window, slots: Slots, begin: int, end: int) -> tuple[Places, Places]:
-    """End a step on all ranks: slots with weights for this step only are no longer in use.
-
-    Returns the touches whose rows nobody in the window touches again, and those of them whose records have to go home.
-    """
-    add_bits(window.lent[begin:end], -1, slots.used)
-    last, num_last = np.empty(end - begin, np.int32), np.uint64(0)
-    newest, number_of, holders = window.newest, window.number, window.holder
-    for at in range(begin, end):
-        prefetch(newest, np.int64(number_of[min(at + AHEAD, end - 1)]))
-        last[num_last] = at
-        num_last += np.uint64(newest[np.uint64(number_of[at])] == at + 1)  # no later touch in the window
-    leaving, num_leaving = np.empty(num_last, np.int32), np.uint64(0)
-    for at in last[:num_last]:
-        number = np.uint64(number_of[at])
-        newest[number] = 0
-        leaving[num_leaving] = at
-        num_leaving += np.uint64(holders[number] != HOME)
-    return last[:num_last].copy(), leaving[:num_leaving].copy()
-
-
-@kernel
-def waiting_for(window: Window, touches: Places, begin: int, gap: int) -> Places:
-    """Of touches of a step that have not arrived, those for which records wait in slots; the holders own these rows now.
-
-    Args:
-        window: of all touches.
-        touches: of the step.
-        begin: index of its first touch.
-        gap: how much lower the number of the first touch is that has not been trained.
-    """
-    found, num_found = np.empty(len(touches), np.int32), 0
-    for at in touches:
-        number = window.number[at]
-        if window.holder[number] != HOME and window.behind[at] > at - begin + gap:
-            window.owner[at], window.place[at] = window.holder[number], window.slot[number]
-            found[num_found] = at
-            num_found += 1
-    return found[:num_found].copy()
-
-
-@kernel
-def go_home(window: Window, site: Site, slots: Slots, leaving: Places) -> Transfer:
-    """List the records that go home from the slots of the touches' owners, and free these."""
-    num_ranks, here = len(site.bounds) - 1, site.rank
-    counts = np.zeros((4, num_ranks), np.int64)
-    for at in leaving:
-        home, holder = home_of(site.bounds, np.int64(window.row[at])), np.int64(window.owner[at])
-        counts[0, home] += holder == here
-        counts[2, holder] += home == here
-        slots.used[holder] -= 1  # every rank keeps count for all: it must know where there is room
-    position = starts_of(counts)
-    records_out, records_in = np.empty(counts[0].sum(), np.int64), np.empty(counts[2].sum(), np.int64)
-    rows_in, nothing = np.empty(len(records_in), np.int64), np.empty(0, np.int64)
-    for at in leaving:
-        row, holder = np.int64(window.row[at]), np.int64(window.owner[at])
-        home = home_of(site.bounds, row)
-        window.holder[window.number[at]] = HOME
-        if holder == here:
-            records_out[position[0, home]] = window.place[at]
-            position[0, home] += 1
-            slots.free[slots.depth[0]] = window.place[at]
-            slots.depth[0] += 1
-        if home == here:
-            records_in[position[2, holder]], rows_in[position[2, holder]] = row - site.bounds[here], row
-            position[2, holder] += 1
-    return Transfer(records_out, nothing, records_in, nothing, counts, rows_in, nothing)
 
 
 @kernel
@@ -323,10 +275,11 @@ def move(window: Window, larger: Window, begin: int, end: int, to: int) -> None:
     for at in range(begin, end):
         larger.row[at + shift] = window.row[at]
         larger.number[at + shift] = window.number[at]
-        larger.readers[at + shift] = window.readers[at]
         larger.behind[at + shift] = window.behind[at]
-        larger.then[at + shift] = window.then[at]
         larger.owner[at + shift] = window.owner[at]
-        larger.lent[at + shift] = window.lent[at]
+        for word in range(len(window.words)):
+            larger.readers[word, at + shift] = window.readers[word, at]
+            larger.then[word, at + shift] = window.then[word, at]
+            larger.lent[word, at + shift] = window.lent[word, at]
         larger.place[at + shift] = window.place[at]
         window.newest[window.number[at]] = at + shift + 1

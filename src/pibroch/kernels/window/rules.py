@@ -8,41 +8,48 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.kernels.arrays import Array, Ints
-from pibroch.kernels.bits import lowest
+from pibroch.kernels.bits import count, lowest
 from pibroch.kernels.policy import kernel
+from pibroch.kernels.window.masks import BITS, Words, bit_in, first_bits
 
 LRPP, PARTITIONED, REPLICATED = 0, 1, 2
 HOME = -1  # holder of a record that is at its home
+AHEAD = 32  # rows between the one that is looked at and the one that is fetched
 
 Places = NDArray[np.int32]
+Ranks = NDArray[np.signedinteger]
 
 
 class Window(NamedTuple):
     """Touches in a ring; touch n has the index ``n & (C - 1)``, and those of one step lie side by side.
 
+    Sets of ranks are masks ``[K, C]``, see :mod:`pibroch.kernels.window.masks`; all else is ``[C]`` where nothing is said.
+
     Attributes:
+        words: of masks.
         newest: int32 ``[N]`` by the rows' numbers: index + 1 of each one's last touch in the window, 0 for none.
-        holder: int8 ``[N]``, the rank whose slot has each row's record, or ``HOME``.
+        holder: int8 or int16 ``[N]``, the rank whose slot has each row's record, or ``HOME``.
         slot: int32 ``[N]``, where it is if this rank holds it.
         row: address.
         number: of the row, among the N whose state is kept; where state is kept of all rows the same array as ``row``.
-        readers: bit r for rank r.
+        readers: the ranks that touch the row.
         behind: how much lower the number of the row's touch before is, 0 for none that was in the window with it.
-        then: bits of the ranks that read the row in the next step, 0 when none does, or it is not in the window yet.
+        then: the ranks that read the row in the next step, nobody when none does, or it is not in the window yet.
         owner: the rank that updates the row in the step, once it has arrived.
-        lent: bits of the ranks whose slots have weights for this step only.
+        lent: the ranks whose slots have weights for this step only.
         place: where this rank reads, or updates, the row in the step; undefined where it does neither.
     """
 
+    words: Words
     newest: Places
-    holder: NDArray[np.int8]
+    holder: Ranks
     slot: Places
     row: Array
     number: Places
     readers: Array
     behind: Places
     then: Array
-    owner: NDArray[np.int8]
+    owner: Ranks
     lent: Array
     place: Places
 
@@ -120,6 +127,8 @@ class Gradients(NamedTuple):
 @kernel
 def home_of(bounds: Ints, row: int) -> int:
     """The rank whose shard has the row."""
+    if len(bounds) > BITS:
+        return int(np.searchsorted(bounds, row, "right")) - 1
     home = 0
     # few homes, as many as ranks: a walk, not a search by halves
     while row >= bounds[home + 1]:
@@ -128,56 +137,54 @@ def home_of(bounds: Ints, row: int) -> int:
 
 
 @kernel
-def owner_of(design: int, num_trainers: int, readers: int, then: int, source: int, home: int, row: int) -> int:
-    """Who updates a row that ``readers`` touch, and ``then`` in the next step, whose record is at rank ``source``.
+def owner_of(site: Site, words: Words, readers: Array, then: Array, at: int, source: int, home: int, row: int) -> int:
+    """Who updates a row in touch ``at``, of which the readers and those of the next step are known, and the record's rank.
 
     Decision 2 of design note 0005.
     """
-    if design != LRPP:
-        return home if home < num_trainers else row % num_trainers
+    if site.design != LRPP:
+        return home if home < site.num_trainers else row % site.num_trainers
     # who also reads it in the next step saves that step the way; else any reader will do
-    both = readers & then
-    among = both if both != 0 else readers
-    # a power of two has one bit; no branches from here on where bits will do
-    is_single, source_fits, home_fits = among & (among - 1) == 0, (among >> source) & 1, (among >> home) & 1
-    first = lowest(among)
-    known = source if source_fits else home
-    owner = first if is_single else known
-    if (source_fits | home_fits) != 0 or is_single:
+    in_both = np.int64(0)
+    for word in range(len(words)):
+        in_both |= np.int64(readers[word, at]) & np.int64(then[word, at])
+    any_reader = np.int64(0) if in_both != 0 else np.int64(-1)
+    num_among, first, source_fits, home_fits = 0, 0, np.int64(0), np.int64(0)
+    for back in range(len(words)):
+        word = len(words) - 1 - back
+        among = np.int64(readers[word, at]) & (np.int64(then[word, at]) | any_reader)
+        num_among += count(among)
+        first = BITS * word + lowest(among) if among != 0 else first
+        source_fits |= among & bit_in(words, word, source)
+        home_fits |= among & bit_in(words, word, home)
+    # no branches up to here: selections will do
+    known = source if source_fits != 0 else home
+    owner = first if num_among == 1 else known
+    if (source_fits | home_fits) != 0 or num_among == 1:
         return owner
     # neither source nor home reads it: spread such rows evenly, by address, the same on every rank
-    count, rest = 0, among
-    while rest:
-        rest &= rest - 1
-        count += 1
-    rest = among
-    for _ in range(row % count):
-        rest &= rest - 1
-    return lowest(rest)
+    skipped = row % num_among
+    for word in range(len(words)):
+        among = np.int64(readers[word, at]) & (np.int64(then[word, at]) | any_reader)
+        if skipped < count(among):
+            for _ in range(skipped):
+                among &= among - 1
+            return BITS * word + lowest(among)
+        skipped -= count(among)
+    return first
 
 
 @kernel
-def always_reading(site: Site) -> np.int64:
+def always_reading(site: Site, words: Words, word: int) -> np.int64:
     """Bits of the ranks that get every row's weights, whether they touch it or not."""
-    return (np.int64(1) << np.int64(site.num_trainers)) - 1 if site.design == REPLICATED else np.int64(0)
+    return first_bits(words, word, site.num_trainers) if site.design == REPLICATED else np.int64(0)
 
 
 @kernel
-def slots_taken(borrowers: int, source: int, owner: int, home: int) -> np.int64:
-    """Bits of the ranks that need one more slot when a row arrives."""
+def slots_taken(borrowers: int, had: int, owns: int, is_at_home: bool) -> np.int64:
+    """Bits of the ranks that need one more slot when a row arrives; the last three say where its record was and is."""
     # the source has it already; an owner at home keeps it in its shard, which takes no slot
-    owns = np.int64(1) << np.int64(owner)
-    return (borrowers | owns) & ~(np.int64(1) << np.int64(source)) & ~(owns * np.int64(owner == home))
-
-
-@kernel
-def add_bits(masks: Array, amount: int, totals: Ints) -> None:
-    """Add to ``totals`` ``[P]``, for each rank, ``amount`` times the number of ``masks`` that have its bit."""
-    for rank in range(len(totals)):
-        count = 0
-        for i in range(len(masks)):
-            count += (masks[i] >> rank) & 1
-        totals[rank] += amount * count
+    return (borrowers | owns) & ~had & ~(owns * np.int64(is_at_home))
 
 
 @kernel

@@ -6,7 +6,8 @@ import numpy as np
 
 from pibroch.kernels.bits import lowest
 from pibroch.kernels.policy import kernel
-from pibroch.kernels.window.rules import Gradients, Places, Site, Slots, Window, add_bits, starts_of
+from pibroch.kernels.window.masks import BITS, add_bits, bit_in, is_in
+from pibroch.kernels.window.rules import Gradients, Places, Site, Slots, Window, starts_of
 
 
 @kernel
@@ -28,7 +29,7 @@ def settle(
         mine: this rank's touches, in the order of its sums.
         delayed: whether rows that the next step does not touch are not critical.
     """
-    here, only_here = site.rank, np.int64(1) << np.int64(site.rank)
+    here, words = site.rank, window.words
     readers_of, owners, then_of = window.readers, window.owner, window.then
     lent_of, place_of, free, depth = window.lent, window.place, slots.free, np.uint64(slots.depth[0])
     sum_of = np.empty(end - begin, np.int32)  # by touch, the number of this rank's sum of gradients
@@ -39,10 +40,15 @@ def settle(
     num_given, num_given_later = np.uint64(0), np.uint64(0)
     for i in range(len(touches)):
         at = np.uint64(touches[i])
-        readers, owns = np.int64(readers_of[at]), owners[at] == here
-        is_critical = (then_of[at] != 0) | (not delayed)
-        alone = owns & (readers == only_here) & (not is_critical)
-        gives = (not owns) & ((readers >> here) & 1 != 0)
+        owns, reads, other_readers, then = owners[at] == here, np.int64(0), np.int64(0), np.int64(0)
+        for word in range(len(words)):
+            readers, only_here = np.int64(readers_of[word, at]), bit_in(words, word, here)
+            reads |= readers & only_here
+            other_readers |= readers & ~only_here
+            then |= np.int64(then_of[word, at])
+        is_critical = (then != 0) | (not delayed)
+        alone = owns & (other_readers == 0) & (not is_critical)
+        gives = (not owns) & (reads != 0)
         kinds[0, num_owned], kinds[1, num_deferred], kinds[2, num_given] = at, at, at
         kinds[3, num_given_later], kinds[4, num_alone] = at, at
         num_owned += np.uint64(owns & is_critical)
@@ -51,7 +57,7 @@ def settle(
         num_given_later += np.uint64(gives & (not is_critical))
         num_alone += np.uint64(alone)
         free[depth] = place_of[at]  # weights that were lent for this step
-        depth += np.uint64((np.int64(lent_of[at]) >> here) & 1)
+        depth += np.uint64(is_in(words, lent_of, at, here))
     slots.depth[0] = depth
     critical = _sums(window, site, kinds[0, :num_owned], kinds[2, :num_given], sum_of, begin, len(mine))
     num_received = len(mine) + critical.counts[1].sum()
@@ -71,11 +77,12 @@ def _sums(
     """The gradients that are given for, and received for, some rows; received ones are numbered from ``num_before`` on."""
     here, num_ranks = site.rank, len(site.bounds) - 1
     readers_of, owners, place_of = window.readers, window.owner, window.place
-    counts = np.zeros((2, num_ranks), np.int64)
+    counts, words = np.zeros((2, num_ranks), np.int64), window.words
     to_come = counts[1]
     for at in given_here:
         counts[0, owners[at]] += 1
-    add_bits(readers_of[owned], 1, to_come)
+    for word in range(len(words)):
+        add_bits(readers_of[word][owned], BITS * word, 1, to_come)
     num_sources, counts[1, here] = counts[1].sum(), 0  # its own sums are contributions, but do not travel
     position = starts_of(counts)
     position[1] += num_before
@@ -87,13 +94,14 @@ def _sums(
         position[0, owner] += 1
     for i in range(len(owned)):
         at = owned[i]
-        rest = np.int64(readers_of[at])
         places[i] = place_of[at]
-        while rest:  # from the lowest rank up: gradients are added in rank order (design, section 2)
-            rank = lowest(rest)
-            source[filled] = sum_of[at - begin] if rank == here else position[1, rank]
-            position[1, rank] += 1
-            filled += 1
-            rest &= rest - 1
+        for word in range(len(words)):
+            rest = np.int64(readers_of[word, at])
+            while rest:  # from the lowest rank up: gradients are added in rank order (design, section 2)
+                rank = BITS * word + lowest(rest)
+                source[filled] = sum_of[at - begin] if rank == here else position[1, rank]
+                position[1, rank] += 1
+                filled += 1
+                rest &= rest - 1
         segments[i + 1] = filled
     return Gradients(given, counts, places, segments, source)

@@ -1,0 +1,92 @@
+"""Sets of ranks as bits: a number each while few ranks take part, words of a number for more.
+
+Masks ``[K, n]`` are n sets in K words; bit b of word k says whether rank ``BITS * k + b`` is in. Kernels take the words'
+numbers as a tuple, whose length is a constant to the compiler: with one word, loops over words leave no trace.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pibroch.kernels.arrays import Array, Ints
+from pibroch.kernels.bits import lowest
+from pibroch.kernels.policy import kernel
+
+BITS = 62
+"""Ranks a word: it is positive, and so is the number above it."""
+MAX_RANKS = 16 * BITS
+
+Words = tuple[int, ...]
+
+
+def words_for(num_ranks: int) -> Words:
+    """The words of masks of so many ranks; of few different lengths, since code is compiled for each.
+
+    Example:
+        >>> words_for(62), words_for(63)
+        ((0,), (0, 1))
+    """
+    return tuple(range(1 << (-(-num_ranks // BITS) - 1).bit_length()))
+
+
+def mask_type(num_ranks: int) -> np.dtype[Any]:
+    """The smallest type of words of masks of so many ranks."""
+    return np.dtype(np.uint8 if num_ranks <= 8 else np.uint16 if num_ranks <= 16 else np.int64)
+
+
+def rank_type(num_ranks: int) -> np.dtype[Any]:
+    """The smallest type of a rank, or ``HOME`` in its place."""
+    return np.dtype(np.int8 if num_ranks <= 128 else np.int16)
+
+
+@kernel
+def bit_in(words: Words, word: int, rank: int) -> np.int64:
+    """The bit of a rank in a word, 0 where it is in another."""
+    if len(words) == 1:
+        return np.int64(1) << np.int64(rank)
+    place = rank - BITS * word
+    return np.int64(1) << np.int64(place) if 0 <= place < BITS else np.int64(0)
+
+
+@kernel
+def is_in(words: Words, masks: Array, at: int, rank: int) -> bool:
+    """Whether a rank is in a set."""
+    if len(words) == 1:
+        return bool((np.int64(masks[0, at]) >> np.int64(rank)) & 1)
+    word = rank // BITS
+    return bool(np.int64(masks[word, at]) & bit_in(words, word, rank))
+
+
+@kernel
+def first_bits(words: Words, word: int, num_ranks: int) -> np.int64:
+    """The bits of the first ranks in a word."""
+    return (np.int64(1) << np.int64(min(max(num_ranks - BITS * word, 0), BITS))) - 1
+
+
+@kernel
+def lowest_in(words: Words, masks: Array, at: int) -> int:
+    """The lowest rank in a set that has some."""
+    rank = lowest(np.int64(masks[0, at]))
+    for word in range(1, len(words)):
+        rank = rank if rank < BITS * word else BITS * word + lowest(np.int64(masks[word, at]))
+    return rank
+
+
+@kernel
+def add_bits(masks: Array, first_rank: int, amount: int, totals: Ints) -> None:
+    """Add to ``totals`` ``[P]``, for each rank, ``amount`` times the number of ``masks`` ``[n]``, of a word, that have it."""
+    num_ranks = min(BITS, len(totals) - first_rank)
+    if masks.itemsize < 8:
+        for rank in range(num_ranks):  # few ranks: a walk for each, many masks an instruction
+            count = 0
+            for i in range(len(masks)):
+                count += (masks[i] >> rank) & 1
+            totals[rank] += amount * count
+        return
+    for i in range(len(masks)):
+        rest = np.int64(masks[i])
+        while rest:
+            totals[first_rank + lowest(rest)] += amount
+            rest &= rest - 1
