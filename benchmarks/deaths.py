@@ -1,4 +1,4 @@
-"""A run of ``pibroch train`` whose processes are killed by role, and whose steps are watched from outside."""
+"""A training run whose processes are killed by role, and whose steps are watched from outside."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
-
-from benchmarks.environments import our_python
 
 TIMEOUT_S = 600.0
 _POLL_S = 0.01
@@ -41,15 +39,21 @@ class WatchedRun:
     """A run in a folder, with processes of its own. Leaving the ``with`` block kills them.
 
     Args:
-        recipe: of the run.
-        folder: of the run.
-        arguments: of ``pibroch train``, besides.
-        goes_on_by_itself: whether somebody watches over it; else it is started again here as soon as it has ended.
+        folder: of the run, with the files of a run of pibroch's.
+        command: that starts it.
+        goes_on_by_itself: whether somebody watches over it; else the command is given again, with ``--resume``, when it ends.
+        environment: for it, besides.
     """
 
-    def __init__(self, recipe: Path, folder: Path, arguments: Sequence[str], goes_on_by_itself: bool) -> None:
-        self.folder, self._recipe, self._arguments = folder, recipe, list(arguments)
-        self._goes_on_by_itself = goes_on_by_itself
+    def __init__(
+        self,
+        folder: Path,
+        command: Sequence[str],
+        goes_on_by_itself: bool,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.folder, self._command = folder, list(command)
+        self._goes_on_by_itself, self._environment = goes_on_by_itself, os.environ | dict(environment or {})
         self._losses: dict[int, float] = {}
         self._process = self._start()
 
@@ -124,15 +128,11 @@ class WatchedRun:
         return max(self._losses, default=0)
 
     def _start(self, *more: str) -> subprocess.Popen[bytes]:
-        command = [str(our_python()), "-m", "pibroch", "train", str(self._recipe), "--run-dir", str(self.folder)]
         with self.folder.with_suffix(".log").open("ab") as log:
             return subprocess.Popen(
-                [*command, *self._arguments, *more],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+                [*self._command, *more], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env=self._environment,
+            )  # fmt: skip
 
     def _num_restarts(self) -> int:
         path = self.folder / "restarts.jsonl"

@@ -12,17 +12,19 @@ import time
 from pathlib import Path
 
 from benchmarks.deaths import VICTIMS, Recovery, WatchedRun
-from benchmarks.environments import our_python
+from benchmarks.environments import our_python, peers_python
 from benchmarks.plots import PlotSpec
 from benchmarks.provenance import provenance
 from benchmarks.registry import Options, topic
 from benchmarks.results import Report, Row
 from pibroch.data.synthetic import SyntheticOptions, synthesize
+from pibroch.errors import MissingDependencyError
 
 FROM_MEMORY, FROM_DISK, BY_HAND = "pibroch, from memory", "pibroch, from disk", "ended and resumed"
+TORCHREC = "TorchRec, torchrun"
 ROWS = {"1 M": 38_500, "10 M": 385_000, "33.8 M": 1_300_000}
 """All tables' rows, by those of each of 26."""
-INTERVAL_S, OWN_EVERY = 5.0, 400
+INTERVAL_S, OWN_EVERY, TORCHREC_SAVES_EVERY_S = 5.0, 400, 20.0
 KILL_EVERY_S, WATCHED_S = 60.0, 180.0
 CALM_STEPS = 40
 STARTED_WITHIN = ("oracle", "data processor")
@@ -110,7 +112,9 @@ MEANINGS = {
         "each step that was trained again had the loss that it had before",
         f"{' and '.join(STARTED_WITHIN)}: started again within the run, which they do not end; the new oracle makes all plans "
         "since the run last began or went on once more",
-        "TorchRec with torchrun's restarts is left out",
+        f"`{TORCHREC}`: two ranks with DistributedModelParallel and the same model, tables and batch size on generated ids, "
+        "started again by torchrun, which looks every 0.1 s; distributed checkpoints of everything every "
+        f"{TORCHREC_SAVES_EVERY_S:g} s, beside which nothing is trained; left out where its environment is missing",
     ],
     "cost": [
         "two ranks, alltoall, batch 2048, dim 16; runs in turn, medians over the rounds; all steps of a run but the first",
@@ -149,8 +153,28 @@ def watched_run(contender: str, recipe: Path, data: Path, options: Options) -> W
     arguments, how = HOW[contender]
     given = settings(*ALL_ROLES, "train.steps=1000000", *how)
     folder = options.scratch / f"run-{options.section}-{len(contender)}-{data.name}"
-    command = ["--data", str(data), "--ranks", "2", *arguments, *given]
-    return WatchedRun(recipe, folder, command, contender != BY_HAND)
+    command = [str(our_python()), "-m", "pibroch", "train", str(recipe), "--run-dir", str(folder), "--data", str(data)]
+    return WatchedRun(folder, [*command, "--ranks", "2", *arguments, *given], contender != BY_HAND)
+
+
+def torchrec_run(table_rows: int, python: Path, options: Options) -> WatchedRun:
+    """Two ranks that train with TorchRec, watched by torchrun."""
+    folder = options.scratch / f"run-torchrec-{table_rows}"
+    (folder / "checkpoints").mkdir(parents=True)
+    program = ["benchmarks.workers.torchrec_restarts", str(folder), str(table_rows), str(TORCHREC_SAVES_EVERY_S)]
+    return WatchedRun(
+        folder,
+        [
+            str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1000",
+            "--monitor-interval", "0.1", "-m", *program,
+        ],
+        goes_on_by_itself=True,
+        environment={
+            "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+            # else ranks that torchrun starts again find in its store where those before them listened (torch 2.13)
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        },
+    )  # fmt: skip
 
 
 def deaths(label: str, recipe: Path, data: Path, options: Options) -> list[Row]:
@@ -162,13 +186,25 @@ def deaths(label: str, recipe: Path, data: Path, options: Options) -> list[Row]:
                 if contender == BY_HAND and role in STARTED_WITHIN:
                     continue
                 options.say(f"{label} rows, {contender}: {role}")
-                found = [_lose(watched, role, contender) for _ in range(1 if options.quick else 2)]
-                rows.append({
-                    "rows": label, "role": role, "contender": contender,
-                    "seconds": statistics.median(each.seconds for each in found),
-                    "steps_again": statistics.median(each.steps_again for each in found),
-                })  # fmt: skip
+                rows.append(_deaths_of(watched, label, role, contender, options))
+    try:
+        python = peers_python()
+    except MissingDependencyError as error:
+        options.say(f"{TORCHREC} is left out: {error}")
+        return rows
+    options.say(f"{label} rows, {TORCHREC}: trainer")
+    with torchrec_run(int(data.name.removeprefix("data-")), python, options) as watched:
+        rows.append(_deaths_of(watched, label, "trainer", TORCHREC, options))
     return rows
+
+
+def _deaths_of(watched: WatchedRun, label: str, role: str, contender: str, options: Options) -> Row:
+    found = [_lose(watched, role, contender) for _ in range(1 if options.quick else 2)]
+    return {
+        "rows": label, "role": role, "contender": contender,
+        "seconds": statistics.median(each.seconds for each in found),
+        "steps_again": statistics.median(each.steps_again for each in found),
+    }  # fmt: skip
 
 
 def _lose(watched: WatchedRun, role: str, contender: str) -> Recovery:
@@ -253,14 +289,21 @@ def headlines(section: str, rows: list[Row]) -> list[str]:
             f"{row['share_of_cuts'] + row['share_of_checkpoints']:.1%} of the training thread's time**"
             for row in rows if row["contender"] != "without"
         ]  # fmt: skip
-    by_hand = {(row["rows"], row["role"]): row["seconds"] for row in rows if row["contender"] == BY_HAND}
+    others = {
+        contender: {(row["rows"], row["role"]): row["seconds"] for row in rows if row["contender"] == contender}
+        for contender in (BY_HAND, TORCHREC)
+    }
     lines = []
     for row in rows:
-        other = by_hand.get((row["rows"], row["role"]))
-        if row["contender"] != BY_HAND:
-            ratio = "" if other is None else f"; {other / row['seconds']:.1f}x quicker than {BY_HAND}"
+        case = (row["rows"], row["role"])
+        if row["contender"] not in (BY_HAND, TORCHREC):
+            ratios = [
+                f"{seconds[case] / row['seconds']:.1f}x quicker than {other}"
+                for other, seconds in others.items()
+                if case in seconds
+            ]
             again = f"{row['steps_again']:g} steps again"
             lines.append(
-                f"**{row['rows']} rows, {row['role']}, {row['contender']}: {row['seconds']:.1f} s, {again}{ratio}**"
+                f"**{row['rows']} rows, {row['role']}, {row['contender']}: {row['seconds']:.1f} s, {again}{''.join(f'; {ratio}' for ratio in ratios)}**"
             )
     return lines

@@ -46,8 +46,9 @@ The first ones touch memory that nobody has touched before, and would make the n
 """
 STATE = "state"
 _LENGTHS = slice(8, 10)
-_ROOM_BYTES = 1 << 20
-"""For what rank 0 keeps besides tensors: progress is a few hundred bytes, and names grow with nothing."""
+_ROOM_BYTES, _ROOM_FACTOR = 1 << 20, 4
+"""For what rank 0 keeps besides tensors, progress of a few hundred bytes; and for weights and up to three numbers of an
+optimizer's for each, which has none before its first step. What is never written to takes no memory."""
 _LENGTH = struct.Struct("<q")
 
 
@@ -106,8 +107,8 @@ class _StateMemory:
 
     @staticmethod
     def num_bytes(content: int) -> int:
-        """Of memory for two states of about so many bytes."""
-        return HEAD_BYTES + 2 * (content + _ROOM_BYTES)
+        """Of memory for two states, which take so many bytes before the first step."""
+        return HEAD_BYTES + 2 * (_ROOM_FACTOR * content + _ROOM_BYTES)
 
     def steps(self) -> set[int]:
         return steps_in(self._head.view(np.uint8))

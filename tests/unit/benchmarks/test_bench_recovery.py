@@ -19,10 +19,9 @@ def test_headlines_compare_with_a_run_that_was_resumed():
 
 
 def test_a_step_that_is_trained_again_must_have_its_loss(tmp_path):
-    """The run itself cannot begin: no recipe."""
     run = tmp_path / "run"
     run.mkdir()
-    with WatchedRun(tmp_path / "none.toml", run, [], goes_on_by_itself=True) as watched:
+    with WatchedRun(run, ["false"], goes_on_by_itself=True) as watched:
         for loss, last in ((0.5, 3), (0.5, 2)):
             records = [{"kind": "training", "step": step, "loss": loss} for step in range(1, last + 1)]
             (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))

@@ -38,3 +38,21 @@ def test_the_older_place_is_written_to(last):
     assert not state.fits(bytes(len(memory)))
     state.forget()
     assert not state.steps()
+
+
+@pytest.mark.parametrize(("make", "options"), [
+    (torch.optim.SGD, {"momentum": 0.9}), (torch.optim.AdamW, {}), (torch.optim.Adam, {"amsgrad": True}),
+])  # fmt: skip
+def test_there_is_room_for_what_the_optimizer_has_after_its_first_step(make, options):
+    layer = torch.nn.Linear(1000, 1000)
+    optimizer = make(layer.parameters(), lr=0.1, **options)
+
+    def content():
+        named = {f"{at}.{name}": each for at, state in optimizer.state.items() for name, each in state.items()}
+        named = {str(number): tensor for number, tensor in enumerate(named.values()) if tensor is not None}
+        return CutState(Progress(step=0, loader={}), None, {"weights": layer.state_dict(), "optimizer": named}).encode()
+
+    memory = _StateMemory(np.zeros(_StateMemory.num_bytes(len(content())), np.uint8))
+    layer(torch.ones(1000)).sum().backward()
+    optimizer.step()
+    assert memory.fits(content())
