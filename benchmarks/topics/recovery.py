@@ -21,7 +21,7 @@ from pibroch.data.synthetic import SyntheticOptions, synthesize
 from pibroch.errors import MissingDependencyError
 
 FROM_MEMORY, FROM_DISK, BY_HAND = "pibroch, from memory", "pibroch, from disk", "ended and resumed"
-TORCHREC = "TorchRec, torchrun"
+RANKS_ALONE, TORCHREC = "pibroch, two ranks alone", "TorchRec, torchrun"
 ROWS = {"1 M": 38_500, "10 M": 385_000, "33.8 M": 1_300_000}
 """All tables' rows, by those of each of 26."""
 INTERVAL_S, OWN_EVERY, TORCHREC_SAVES_EVERY_S = 5.0, 400, 20.0
@@ -107,6 +107,7 @@ MEANINGS = {
     "deaths": [
         f"two ranks, two embedding servers, a central oracle, two data processors; batch 2048, dim 16; `{FROM_MEMORY}` with "
         f"all defaults, `{FROM_DISK}` without cuts in memory and with checkpoints by time every {INTERVAL_S:g} s",
+        f"`{RANKS_ALONE}`: two ranks with alltoall and half of all rows each, which one takes along; all defaults",
         f"`{BY_HAND}`: no supervisor, cuts, or checkpoints by time, those of the run's own every {OWN_EVERY} steps; the same "
         "command with --resume as soon as all have ended",
         "each step that was trained again had the loss that it had before",
@@ -140,6 +141,7 @@ HOW = {
         ["--restarts", "1000"],
         ["train.cut_every_seconds=0", f"train.checkpoint_every_seconds={INTERVAL_S}", "train.checkpoint_every=1000000"],
     ),
+    RANKS_ALONE: (["--restarts", "1000"], ["train.checkpoint_every=1000000"]),
     BY_HAND: (
         ["--restarts", "0"],
         ["train.cut_every_seconds=0", "train.checkpoint_every_seconds=0", f"train.checkpoint_every={OWN_EVERY}"],
@@ -149,9 +151,9 @@ HOW = {
 
 
 def watched_run(contender: str, recipe: Path, data: Path, options: Options) -> WatchedRun:
-    """A run of all roles."""
+    """A run of all roles, or of ranks alone."""
     arguments, how = HOW[contender]
-    given = settings(*ALL_ROLES, "train.steps=1000000", *how)
+    given = settings(*([] if contender == RANKS_ALONE else ALL_ROLES), "train.steps=1000000", *how)
     folder = options.scratch / f"run-{options.section}-{len(contender)}-{data.name}"
     command = [str(our_python()), "-m", "pibroch", "train", str(recipe), "--run-dir", str(folder), "--data", str(data)]
     return WatchedRun(folder, [*command, "--ranks", "2", *arguments, *given], contender != BY_HAND)
@@ -183,7 +185,8 @@ def deaths(label: str, recipe: Path, data: Path, options: Options) -> list[Row]:
     for contender in HOW:
         with watched_run(contender, recipe, data, options) as watched:
             for role in VICTIMS:
-                if contender == BY_HAND and role in STARTED_WITHIN:
+                is_there = role == "trainer" or contender != RANKS_ALONE
+                if not is_there or (contender == BY_HAND and role in STARTED_WITHIN):
                     continue
                 options.say(f"{label} rows, {contender}: {role}")
                 rows.append(_deaths_of(watched, label, role, contender, options))
@@ -210,7 +213,7 @@ def _deaths_of(watched: WatchedRun, label: str, role: str, contender: str, optio
 def _lose(watched: WatchedRun, role: str, contender: str) -> Recovery:
     """Some steps after the last death, and after a new checkpoint where that is what runs go on from."""
     saved, begin = watched.saved_step(), watched.step()
-    if contender == FROM_MEMORY:
+    if contender in (FROM_MEMORY, RANKS_ALONE):
         watched.wait_for(lambda: watched.step() >= begin + 3 * CALM_STEPS)
     else:
         watched.wait_for(
@@ -298,12 +301,10 @@ def headlines(section: str, rows: list[Row]) -> list[str]:
         case = (row["rows"], row["role"])
         if row["contender"] not in (BY_HAND, TORCHREC):
             ratios = [
-                f"{seconds[case] / row['seconds']:.1f}x quicker than {other}"
+                f"; {seconds[case] / row['seconds']:.1f}x quicker than {other}"
                 for other, seconds in others.items()
                 if case in seconds
             ]
-            again = f"{row['steps_again']:g} steps again"
-            lines.append(
-                f"**{row['rows']} rows, {row['role']}, {row['contender']}: {row['seconds']:.1f} s, {again}{''.join(f'; {ratio}' for ratio in ratios)}**"
-            )
+            took = f"{row['seconds']:.1f} s, {row['steps_again']:g} steps again"
+            lines.append(f"**{row['rows']} rows, {row['role']}, {row['contender']}: {took}{''.join(ratios)}**")
     return lines
