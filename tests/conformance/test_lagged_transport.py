@@ -18,7 +18,9 @@ SECONDS_TO_NOTICE = 5.0
 
 HAS_MPI = find_spec("mpi4py") is not None  # the extra `mpi`
 needs_mpi = pytest.mark.skipif(not HAS_MPI, reason="mpi4py is not installed")
-NAMES = [pytest.param(name, marks=needs_mpi if name == "mpi" else ()) for name in (*TRANSPORTS, "mixed")]
+MPI = [needs_mpi, pytest.mark.alone]
+"""Ranks of MPI do not sleep while they wait: three with other tests beside them on two cores take minutes."""
+NAMES = [pytest.param(name, marks=MPI if name == "mpi" else ()) for name in (*TRANSPORTS, "mixed")]
 pytestmark = pytest.mark.parametrize("name", NAMES)
 
 

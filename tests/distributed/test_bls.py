@@ -14,6 +14,7 @@ def test_all_to_all_gives_what_gloo_gives(worlds, size, bound):
     assert worlds(size).run(cases.beside_gloo, bound) == [len(cases.DTYPES) * 3 * (2 + size)] * size
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
 def test_and_over_mpi(worlds):
     assert worlds(2).run(cases.over_mpi, 2) == [len(cases.DTYPES) * 3 * 4] * 2

@@ -20,7 +20,7 @@ from pibroch.train.session import build_tables
 from small_run import files_below, make_config, make_dataset
 
 SETTINGS = [
-    "train.epochs=1000", "train.steps=600", "train.batch_size=40", "train.evaluate_every=100", "train.checkpoint_every=10",
+    "train.epochs=1000", "train.steps=600", "train.batch_size=40", "train.evaluate_every=300", "train.checkpoint_every=20",
     "train.full_checkpoint_every=4", "train.keep=1",
 ]  # fmt: skip
 

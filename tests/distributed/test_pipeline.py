@@ -6,7 +6,13 @@ import pipeline_cases as cases
 import pytest
 
 NEEDS_MPI = pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
-OVER = [(3, "auto"), (4, "auto"), (3, "stream"), (3, "gloo"), pytest.param(3, "mpi", marks=NEEDS_MPI)]
+OVER = [
+    (3, "auto"),
+    (4, "auto"),
+    (3, "stream"),
+    (3, "gloo"),
+    pytest.param(3, "mpi", marks=[NEEDS_MPI, pytest.mark.alone]),
+]
 
 
 @pytest.mark.parametrize("placement", [*sorted(cases.PLACEMENTS), "rows"])

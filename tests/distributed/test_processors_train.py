@@ -63,7 +63,10 @@ def test_runs_are_those_of_the_loader_in_the_trainer(
     told = worlds(num_ranks).run(cases.train, make_config(data, *RAGGED, *own).model_dump(), str(tmp_path / "run"))
     check_same_run(tmp_path / "run", expected[num_ranks])
     summary = told[0]["summary"]
-    assert summary.bytes_by_purpose["data"] == 2 * 2100 * 4 * (13 + 26 + 1)
+    records = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+    evaluated = [record["num_samples"] for record in records if record["kind"] == "evaluation"]
+    assert len(evaluated) > 2
+    assert summary.bytes_by_purpose["data"] == (2 * 2100 + sum(evaluated)) * 4 * (13 + 26 + 1)
     assert sum(summary.bytes_by_purpose.values()) == summary.bytes_sent
 
 

@@ -1,4 +1,4 @@
-"""Data processors: they make the training batches in place of the trainers."""
+"""Data processors: they make the batches in place of the trainers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROLE = Role(
     counted=lambda config: config.data.processors,
     rendezvous=lambda config: config.data.rendezvous,
     described=_described,
-    help="""Read, shuffle and collate training batches for trainers.
+    help="""Read, shuffle and collate batches for trainers.
 
     Trainers say what they want of which dataset, and get the batches that they would make themselves. A processor stays until
     it is stopped, and serves any number of runs. Each trainer asks all processors in turn; it reads the dataset's manifest

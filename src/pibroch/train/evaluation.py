@@ -73,8 +73,11 @@ def evaluate(session: Session, split: SplitName) -> tuple[Metrics, Curves]:
     loader = Loader(
         session.dataset.split(split), session.config.train.evaluate_batch_size, part=(ranks.rank, ranks.world_size)
     )
+    batches: Iterable[JaggedBatch] = loader
+    if session.processors is not None:
+        batches = session.processors.batches(session.dataset, loader, len(loader))
     with session.predicting() as logits:
-        predictions = predict(loader, logits)
+        predictions = predict(batches, logits)
     return predictions.result() if ranks.world_size == 1 else _result_of_all(predictions, session.world.control)
 
 

@@ -45,7 +45,7 @@ class Session:
         optimizer: of the dense layers.
         averages: moving averages of the dense layers, when the recipe asks for averages.
         world: the ranks that hold the same session; they take each step, prediction and checkpoint together.
-        processors: that make the training batches; this process does when absent.
+        processors: that make the batches; this process does when absent.
         has_rows: whether the rows are what the seed makes of them, or were; else somebody is to write them all.
     """
 
