@@ -124,8 +124,10 @@ class Connection:
             tensor = tensors[place]  # held by this variable and the list: what ``give_back`` is told
             num_bytes = tensor.numel() * tensor.element_size()
             if self.sharing is not None and num_bytes >= SHARE_FROM_BYTES:
-                infos.append(self.sharing.give_back(tensor, info, 2) or self.sharing.put(tensor, info, num_bytes))
-                continue
+                shared = self.sharing.give_back(tensor, info, 2) or self.sharing.put(tensor, info, num_bytes)
+                if shared is not None:
+                    infos.append(shared)
+                    continue
             data = read_only_bytes(tensor, _COPY_BELOW_BYTES)
             if isinstance(data, memoryview) and num_bytes >= BULK_FROM_BYTES and self._sender.is_ready:
                 infos.append(msgspec.structs.replace(info, transfer=self._sender.send(data)))

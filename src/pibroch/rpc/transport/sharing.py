@@ -84,9 +84,11 @@ class Sharing:
 
     # out
 
-    def put(self, tensor: torch.Tensor, info: TensorInfo, num_bytes: int) -> TensorInfo:
-        """Copy a tensor into a segment; where it is now."""
+    def put(self, tensor: torch.Tensor, info: TensorInfo, num_bytes: int) -> TensorInfo | None:
+        """Copy a tensor into a segment; where it is now, ``None`` once the connection is gone."""
         with self._lock:
+            if self._is_closed:
+                return None
             self._last_use = time.monotonic()
             self._take_home()
             while isinstance(place := self._arena.allocate(num_bytes), NeedSegment):
