@@ -124,8 +124,7 @@ class Connection:
             tensor = tensors[place]  # held by this variable and the list: what ``give_back`` is told
             num_bytes = tensor.numel() * tensor.element_size()
             if self.sharing is not None and num_bytes >= SHARE_FROM_BYTES:
-                shared = self.sharing.give_back(tensor, info, 2) or self.sharing.put(tensor, info, num_bytes)
-                if shared is not None:
+                if shared := self.sharing.give_back(tensor, info, 2) or self.sharing.put(tensor, info, num_bytes):
                     infos.append(shared)
                     continue
             data = read_only_bytes(tensor, _COPY_BELOW_BYTES)
@@ -140,9 +139,7 @@ class Connection:
 
     def send(self, kind: Kind, number: int, metadata: bytes, payload: Sequence[Buffer] = ()) -> None:
         """Send a frame; never blocks. What cannot be sent any more is dropped: ``on_lost`` says so."""
-        payload_bytes = 0
-        for data in payload:
-            payload_bytes += len(data)
+        payload_bytes = sum(map(len, payload))
         report = b"" if self.sharing is None else self.sharing.report()
         start = report + header(kind, number, len(metadata), payload_bytes)
         if payload_bytes <= _COPY_BELOW_BYTES:
