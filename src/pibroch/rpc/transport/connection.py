@@ -115,18 +115,19 @@ class Connection:
 
         The caller must hold the tensors in this list alone, and not use them afterwards: received ones may be given back.
         """
-        infos, payload = list[TensorInfo](), list[Buffer]()
-        devices = stage(tensors, device_maps, self.peer.name)
+        infos, payload, devices = list[TensorInfo](), list[Buffer](), stage(tensors, device_maps, self.peer.name)
         described = [describe(tensor) for tensor in tensors]  # what cannot be sent shows before anything is given away
         for place, info in enumerate(described):
             if info.layout is not None:
                 tensors[place] = in_memory_order(tensors[place], info)
             tensor = tensors[place]  # held by this variable and the list: what ``give_back`` is told
             num_bytes = tensor.numel() * tensor.element_size()
+            shared: TensorInfo | None = None  # not where the connection is gone
             if self.sharing is not None and num_bytes >= SHARE_FROM_BYTES:
-                if shared := self.sharing.give_back(tensor, info, 2) or self.sharing.put(tensor, info, num_bytes):
-                    infos.append(shared)
-                    continue
+                shared = self.sharing.give_back(tensor, info, 2) or self.sharing.put(tensor, info, num_bytes)
+            if shared is not None:
+                infos.append(shared)
+                continue
             data = read_only_bytes(tensor, _COPY_BELOW_BYTES)
             if isinstance(data, memoryview) and num_bytes >= BULK_FROM_BYTES and self._sender.is_ready:
                 infos.append(msgspec.structs.replace(info, transfer=self._sender.send(data)))
