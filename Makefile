@@ -26,8 +26,8 @@ train: $(STAMP) ## train a small DLRM on generated Criteo-shaped data; ends with
 ALONE = $$(grep -rl --include='test_*.py' 'mark\.alone' tests)
 AGAIN = --last-failed --last-failed-no-failures none
 test: export PYTHONDONTWRITEBYTECODE = # bytecode is kept: the suite starts a hundred programs
-test: $(STAMP) check ## style, types and the whole suite: three tests at a time, then those that must be alone; what fails once more
-	$(VENV)/bin/python -m pytest -m 'not alone' -n 3 --dist worksteal || $(VENV)/bin/python -m pytest -m 'not alone' $(AGAIN)
+test: $(STAMP) check ## style, types and the whole suite: two tests at a time, then those that must be alone; what fails once more
+	$(VENV)/bin/python -m pytest -m 'not alone' -n 2 --dist worksteal || $(VENV)/bin/python -m pytest -m 'not alone' $(AGAIN)
 	$(VENV)/bin/python -m pytest -m alone $(ALONE) || $(VENV)/bin/python -m pytest -m alone $(ALONE) $(AGAIN)
 
 check: $(STAMP) ## style and types
