@@ -208,7 +208,10 @@ class Channel:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except RuntimeError as error:  # what torch.distributed raises, timeouts included
+        except (
+            RuntimeError,
+            OSError,
+        ) as error:  # what torch.distributed raises, timeouts included, and what sockets do
             if self.ranks.explain is None:
                 raise
             raise self.ranks.explain(error) from error

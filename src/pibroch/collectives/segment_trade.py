@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import struct
 
-from pibroch.errors import TrainingError
 from pibroch.rpc.transport.segments import ForeignSegment, OwnSegment
 
 _ANNOUNCEMENT = struct.Struct("qq")  # id and bytes of a segment whose descriptor comes along
@@ -24,10 +23,10 @@ def receive_segment(link: socket.socket) -> ForeignSegment:
     """Map the next one that the other end sends. Blocks, as long as the socket's time limit allows.
 
     Raises:
-        TrainingError: when nobody is there.
+        OSError: when nobody is there.
     """
     message, descriptors, _, _ = socket.recv_fds(link, _ANNOUNCEMENT.size, 1)
     if len(message) != _ANNOUNCEMENT.size or len(descriptors) != 1:
-        raise TrainingError("no memory from another rank of this host", "all ranks alive", "look at their logs")
+        raise ConnectionError("the other rank closed the connection in place of sending its memory")
     segment_id, nbytes = _ANNOUNCEMENT.unpack(message)
     return ForeignSegment.open(descriptors[0], nbytes, segment_id)

@@ -105,7 +105,7 @@ def _join(on_stuck: OnStuck | None) -> tuple[World, FailureDetector]:
         detector = FailureDetector.over(control, on_stuck)
     except PibrochError:
         raise
-    except (RuntimeError, ValueError) as error:  # what torch.distributed raises
+    except (RuntimeError, ValueError, OSError) as error:  # what torch.distributed raises, and sockets
         where = ":".join(os.environ.get(variable, f"(no {variable})") for variable in ("MASTER_ADDR", "MASTER_PORT"))
         raise TrainingError(
             f"no meeting of {os.environ['WORLD_SIZE']} ranks at {where}: {error}",

@@ -21,6 +21,7 @@ from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.transport.membership import Record, is_there
 
 JOIN_TIMEOUT_S = 120.0
+SAY_TIMEOUT_S = 5.0
 LOST_AFTER_S = 15.0
 """A host that is silent for so long is given up. One that is busy, or stopped for a moment, is to slow the run down only."""
 _POLL_S = 0.05
@@ -52,6 +53,7 @@ def serve(
     if on_lost is not None:
         agent.when_lost(lambda worker, incarnation: agent.submit(lambda: on_lost(worker, incarnation)))
     key = _ready(role, number)
+    store.set(_gone(role, number), "")
     store.set(key, msgspec.json.encode(agent.record).decode())
     agent.when_closed(lambda: _cross_out(store, key))
 
@@ -69,13 +71,15 @@ def join(
 
     Raises:
         ConfigError: for an address that cannot be used, or no secret where one is needed.
-        TrainingError: when one does not come in time.
+        TrainingError: when one does not come in time, or has ended and is not started again.
     """
     members = [(role, number) for role, count in wanted.items() for number in range(count)]
     store, deadline = _store(rendezvous, False, *members[0], timeout_s), time.monotonic() + timeout_s
     for role, number in members:
         try:
             while not _is_there(store, _ready(role, number)):  # a wait inside the store would hear no signal
+                if reason := _said_lost(store, role, number):
+                    raise lost(role, number, reason)
                 if time.monotonic() > deadline:
                     raise _absent(role, number, rendezvous, timeout_s)
                 time.sleep(_POLL_S)
@@ -83,6 +87,25 @@ def join(
             raise _absent(role, number, rendezvous, timeout_s) from error
     rpc.init_rpc(f"trainer{rank}", rank=FIRST_TRAINER_ID + rank, rpc_backend_options=_options(store, []))
     return {role: tuple(map(role.name, range(count))) for role, count in wanted.items()}
+
+
+def say_lost(rendezvous: str, role: Role, number: int, reason: str) -> None:
+    """Let trainers that still wait for a process know that it has ended, and is not started again.
+
+    Raises:
+        TrainingError: when the rendezvous is gone.
+    """
+    _store(rendezvous, False, role, number, SAY_TIMEOUT_S).set(_gone(role, number), reason)
+
+
+def lost(role: Role, number: int, reason: str) -> TrainingError:
+    """The error for a process that has ended before its time; started again, the run may go on."""
+    error = TrainingError(
+        f"{role.title} {number}, which {reason}", f"all {role.title}s",
+        "see its log; a training run goes on with --resume",
+    )  # fmt: skip
+    error.is_loss = True
+    return error
 
 
 def leave() -> None:
@@ -107,6 +130,15 @@ def tls_of(environ: Mapping[str, str]) -> tuple[str, str, str] | None:
 
 def _ready(role: Role, number: int) -> str:
     return f"ready/{role.name(number)}"
+
+
+def _gone(role: Role, number: int) -> str:
+    return f"gone/{role.name(number)}"
+
+
+def _said_lost(store: TCPStore, role: Role, number: int) -> str:
+    """Why a process ended, if whoever started it has said so and none took its place; else nothing."""
+    return store.get(_gone(role, number)).decode() if store.check([_gone(role, number)]) else ""
 
 
 def _is_there(store: TCPStore, key: str) -> bool:

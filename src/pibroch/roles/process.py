@@ -20,6 +20,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from pibroch.errors import TrainingError
 from pibroch.forkserver import link_to_server
+from pibroch.roles.group import say_lost
 from pibroch.roles.registry import BUILT_IN, VARIABLE
 from pibroch.roles.role import Role
 
@@ -79,8 +80,7 @@ def started(
         deadline = time.monotonic() + START_TIMEOUT_S
         for each in started_here:
             _wait_until_ready(each.share, each.number, each.process, deadline)
-        if any(share.restarts for share in shares):
-            keeper = _Keeper(started_here, rendezvous, threads, on_restart)
+        keeper = _Keeper(started_here, rendezvous, threads, on_restart)
         yield rendezvous
     finally:
         if keeper is not None:
@@ -109,10 +109,11 @@ class _Started:
     number: int
     process: _RunningProcess
     restarts: int = 0
+    is_lost: bool = False
 
 
 class _Keeper:
-    """A thread that starts again what has ended. What it started ends with it: it stays to the end."""
+    """A thread that starts again what has ended, or says so. What it started ends with it: it stays to the end."""
 
     def __init__(
         self, members: Sequence[_Started], rendezvous: str, threads: int, on_restart: OnRestart | None
@@ -136,7 +137,7 @@ class _Keeper:
         while not self._stopped.wait(_LOOK_S):
             with self._starting:
                 for each in self._members:
-                    if not self._stopped.is_set() and each.restarts < each.share.restarts:
+                    if not self._stopped.is_set() and not each.is_lost:
                         self._look_at(each)
         self._ended.wait()
 
@@ -145,6 +146,11 @@ class _Keeper:
         if code is None:
             return
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        if each.restarts == each.share.restarts:
+            each.is_lost = True
+            with suppress(TrainingError):  # the rendezvous ends with the run
+                say_lost(self._rendezvous, each.share.role, each.number, f"ended with {how}")
+            return
         reason = f"{each.share.role.title} {each.number} ended with {how}"
         logger.warning("%s: it is started again", reason)
         _close(each.process)

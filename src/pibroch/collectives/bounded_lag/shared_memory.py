@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from pibroch.collectives.bounded_lag.base import LaggedTransport, RankParts, Slo
 from pibroch.collectives.bounded_lag.losses import CLOSED, ENDED, Patience, has_hung_up, state_of
 from pibroch.collectives.bounded_lag.rendezvous import process_at
 from pibroch.collectives.segment_trade import receive_segment, send_segment
-from pibroch.errors import InputError
+from pibroch.errors import InputError, RankFailedError
 from pibroch.kernels.arrays import Bytes, Ints
 from pibroch.kernels.ring import numba as ring
 from pibroch.rpc.transport.segments import ForeignSegment, OwnSegment
@@ -256,7 +257,7 @@ class SharedMemoryTransport(LaggedTransport):
         if known is not None and known.segment_id == segment_id:
             return
         while (p, segment_id) not in self._unknown:  # they come in the order in which they were made
-            came = receive_segment(self._sockets[p])
+            came = self._receive_segment(p)
             self._unknown[p, came.segment_id] = came
         known = self._seen[stream, place, p] = self._unknown.pop((p, segment_id))
         self._coming[stream, place, p] = segment_id, known.address
@@ -264,11 +265,18 @@ class SharedMemoryTransport(LaggedTransport):
     def _trade_inboxes(self) -> dict[int, ForeignSegment]:
         for link in self._sockets.values():
             link.settimeout(self.timeout_s)
-            send_segment(link, self._inbox)
-        inboxes = {p: receive_segment(link) for p, link in self._sockets.items()}
+            with suppress(OSError):  # who has ended sends no memory either
+                send_segment(link, self._inbox)
+        inboxes = {p: self._receive_segment(p) for p in self._sockets}
         self._inbox.close_fd()
         self._processes = {p: process_at(link) for p, link in self._sockets.items()}
         return inboxes
+
+    def _receive_segment(self, p: int) -> ForeignSegment:
+        try:
+            return receive_segment(self._sockets[p])
+        except OSError as error:
+            raise RankFailedError(self.members[p], None, f"{ENDED} ({error})") from error
 
     def _note(self, text: int) -> None:
         self._inbox.array[NOTE : NOTE + 8].view(np.int64)[0] = text

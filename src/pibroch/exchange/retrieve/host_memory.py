@@ -10,6 +10,7 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,7 +105,8 @@ class HostMemory:
         """
         for link in self._links.values():
             for segment in self._segments:
-                socket.send_fds(link, [_SIZE.pack(segment.nbytes)], [segment.fd])
+                with suppress(OSError):  # who has ended sends no memory either
+                    socket.send_fds(link, [_SIZE.pack(segment.nbytes)], [segment.fd])
         found = {}
         for p, link in self._links.items():
             theirs = [self._receive(p, link) for _ in self._segments]
