@@ -254,9 +254,9 @@ def test_every_read_sees_the_last_update(
     run(bounds, stream, lookahead, largest + spare, design, delayed, 12 if restarts else None, in_full)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
-    seed=st.integers(0, 1 << 30), num=st.sampled_from([(62, 0), (70, 61)]), design=st.sampled_from(sorted(DESIGNS)),
+    seed=st.integers(0, 1 << 30), num=st.sampled_from([(70, 61), (62, 0)]), design=st.sampled_from(sorted(DESIGNS)),
     spare=st.sampled_from([0, 1000]), in_full=st.booleans(),
 )  # fmt: skip
 def test_as_many_ranks_as_a_word_has_bits_and_more(seed, num, design, spare, in_full):
