@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 RUNNER = Path(__file__).with_name("torch_suites.py")
+NAMED = ["debug_info"]  # they look at what is inside
 EVERY, NUM_AT_LEAST, LIMIT_S = 6, 40, 240  # generous, for loaded machines
 
 
 @pytest.mark.timeout(LIMIT_S + 30)
 def test_a_part_of_torchs_own_suites():
     done = subprocess.run(
-        [sys.executable, RUNNER, "--every", str(EVERY), "--jobs", "1", "--verbose"],
+        [sys.executable, RUNNER, *NAMED, "--every", str(EVERY), "--jobs", "1", "--verbose"],
         capture_output=True,
         text=True,
         timeout=LIMIT_S,

@@ -212,7 +212,7 @@ def set_rpc_timeout(timeout_s):
 def reference_counts():
     references = agent()._agent.references
     counts = references.live_counts()
-    shared = [entry for entry in references._book.owners.entries.values() if entry.forks]
+    shared = [entry for entry in references._table.owners.entries.values() if entry.forks]
     return {
         "num_owner_rrefs": str(len(shared)),
         "num_forks": str(counts["forks_of_others"]),

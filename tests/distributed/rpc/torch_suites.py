@@ -225,14 +225,22 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tests", nargs="*", help="parts of names; all by default")
     parser.add_argument("--jobs", type=int, default=2, help="tests at a time")
-    parser.add_argument("--every", type=int, default=0, metavar="N", help="only each Nth of those that are to pass")
+    parser.add_argument(
+        "--every",
+        type=int,
+        default=0,
+        metavar="N",
+        help="those that are named, and each Nth of all; as far as they are to pass",
+    )
     parser.add_argument("--verbose", action="store_true", help="show what the workers of failed tests said")
     parser.add_argument("--log", type=Path, help="add what the workers of failed tests said there")
     given = parser.parse_args()
     prepare()
-    tests = [test for test in names_of_tests() if not given.tests or any(part in test for part in given.tests)]
+    everything = list(names_of_tests())
+    tests = [test for test in everything if not given.tests or any(part in test for part in given.tests)]
     if given.every:
-        tests = sorted(set(tests) - listed_differences())[:: given.every]
+        to_pass = sorted(set(everything) - listed_differences())
+        tests = sorted({*to_pass[:: given.every], *(set(tests if given.tests else []) & set(to_pass))})
     pids = []
     for job in range(given.jobs):
         pid = os.fork()
