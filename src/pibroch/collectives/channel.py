@@ -208,10 +208,7 @@ class Channel:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except (
-            RuntimeError,
-            OSError,
-        ) as error:  # what torch.distributed raises, timeouts included, and what sockets do
+        except (RuntimeError, OSError) as error:  # torch.distributed's, timeouts included, and those of sockets
             if self.ranks.explain is None:
                 raise
             raise self.ranks.explain(error) from error

@@ -22,6 +22,7 @@ from pibroch.rpc.transport.membership import Record, is_there
 
 JOIN_TIMEOUT_S = 120.0
 SAY_TIMEOUT_S = 5.0
+"""To reach a rendezvous that may have ended with its run, to say there that a process has ended, too."""
 LOST_AFTER_S = 15.0
 """A host that is silent for so long is given up. One that is busy, or stopped for a moment, is to slow the run down only."""
 _POLL_S = 0.05
@@ -93,7 +94,8 @@ def say_lost(rendezvous: str, role: Role, number: int, reason: str) -> None:
     """Let trainers that still wait for a process know that it has ended, and is not started again.
 
     Raises:
-        TrainingError: when the rendezvous is gone.
+        TrainingError: when the rendezvous cannot be reached.
+        RuntimeError: torch's, when it ends meanwhile.
     """
     _store(rendezvous, False, role, number, SAY_TIMEOUT_S).set(_gone(role, number), reason)
 

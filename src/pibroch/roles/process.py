@@ -148,7 +148,7 @@ class _Keeper:
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         if each.restarts == each.share.restarts:
             each.is_lost = True
-            with suppress(TrainingError):  # the rendezvous ends with the run
+            with suppress(TrainingError, RuntimeError):  # the rendezvous ends with the run
                 say_lost(self._rendezvous, each.share.role, each.number, f"ended with {how}")
             return
         reason = f"{each.share.role.title} {each.number} ended with {how}"
