@@ -75,7 +75,9 @@ def beyond_ideal(rows: list[Row]) -> list[str]:
                 step_ms[row["contender"]] = step_ms.get(row["contender"], 0.0) + row["mean_ms"]
         ideal_ms = step_ms.pop(IDEAL, None)
         if ideal_ms is not None:
-            shares = ", ".join(f"{1 - ideal_ms / ms:.0%} ({contender})" for contender, ms in step_ms.items())
+            shares = ", ".join(
+                f"{1 - ideal_ms / ms:.0%} ({contender})" for contender, ms in step_ms.items()
+            )
             lines.append(f"**{panel}: share of a step beyond the ideal's: {shares}**")
     return lines
 
@@ -88,7 +90,9 @@ class StackedPlot:
 
     def draw(self, rows: list[Row], title: str, path: Path) -> None:
         """See :class:`benchmarks.plots.Plot`."""
-        Frame(("panel",), self.label, legend_columns=2).draw(rows, COLOURS, title, path, self._draw_panel)
+        Frame(("panel",), self.label, legend_columns=2).draw(
+            rows, COLOURS, title, path, self._draw_panel
+        )
 
     def _draw_panel(self, axes: Axes, rows: list[Row]) -> None:
         contenders = list(dict.fromkeys(row["contender"] for row in rows))

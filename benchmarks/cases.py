@@ -107,20 +107,26 @@ class Arrays:
 
 def initial_table(case: Case, table: int) -> NDArray[np.float32]:
     """Starting weights of one table, float32 ``[R, D]``, uniform in ``±0.25``: large enough for the loss to tell wrong rows."""
-    draw = np.random.default_rng([case.seed, table]).random((case.num_rows, case.dim), dtype=np.float32)
+    draw = np.random.default_rng([case.seed, table]).random(
+        (case.num_rows, case.dim), dtype=np.float32
+    )
     draw -= np.float32(0.5)
     draw *= np.float32(0.5)
     return draw
 
 
-def initial_layers(case: Case, stream: int) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+def initial_layers(
+    case: Case, stream: int
+) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
     """Starting ``(weight [out, in], bias [out])`` of the bottom or the top network, layer by layer.
 
     The first top layer's columns are: the bottom's D outputs, then the pairs of ``lower_pairs`` in that order.
     """
     sizes = case.bottom_sizes if stream == BOTTOM_STREAM else case.top_sizes
     for layer, (width_in, width_out) in enumerate(pairwise(sizes)):
-        draw = np.random.default_rng([case.seed, stream + layer]).random((width_out, width_in + 1), dtype=np.float32)
+        draw = np.random.default_rng([case.seed, stream + layer]).random(
+            (width_out, width_in + 1), dtype=np.float32
+        )
         draw = (draw * 2 - 1) / np.float32(np.sqrt(width_in))
         yield np.ascontiguousarray(draw[:, :-1]), np.ascontiguousarray(draw[:, -1])
 

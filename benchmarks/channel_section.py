@@ -16,7 +16,17 @@ from benchmarks.results import Report, Row
 CASES = (("small", 16, 256), ("large", 64, 2048))
 """Name, floats a row, samples a rank and step."""
 LABELS = {"auto": OURS, "gloo": "gloo"}
-COLUMNS = ["case", "ranks", "contender", "p20_ms", "p50_ms", "p80_ms", "cpu_ms", "gloo_over_this", "gloo_cpu_over_this"]
+COLUMNS = [
+    "case",
+    "ranks",
+    "contender",
+    "p20_ms",
+    "p50_ms",
+    "p80_ms",
+    "cpu_ms",
+    "gloo_over_this",
+    "gloo_cpu_over_this",
+]
 
 
 def channel(options: Options, load: ForeignLoad) -> Report:
@@ -27,18 +37,32 @@ def channel(options: Options, load: ForeignLoad) -> Report:
         with team_of(ranks, load) as team:
             for case, dim, batch_size in CASES:
                 options.say(f"{case}, {ranks} ranks")
-                rows += channel_rows(case, steps, team.ask("trained", dim, batch_size, rounds, steps))
+                rows += channel_rows(
+                    case, steps, team.ask("trained", dim, batch_size, rounds, steps)
+                )
     notes = [
         "a DLRM of 26 tables under `alltoall`, dense layers summed over gloo in both; "
         + "; ".join(f"{name}: dim {dim}, {size} samples a rank" for name, dim, size in CASES),
         f"{rounds} rounds of {steps} steps each, in turns in the same processes; losses are equal bit for bit",
         "`cpu_ms`: of all ranks and threads together, a step, median of rounds; `gloo_over_this`: median of the rounds' ratios",
     ]
-    plot = PlotSpec("gloo_over_this", ("case",), "ranks", "contender", "times as fast as gloo", decimals=2, ours=OURS)
-    return Report("bounded_lag", "Bounded lag: training channels within a host", rows, COLUMNS, plot, notes)
+    plot = PlotSpec(
+        "gloo_over_this",
+        ("case",),
+        "ranks",
+        "contender",
+        "times as fast as gloo",
+        decimals=2,
+        ours=OURS,
+    )
+    return Report(
+        "bounded_lag", "Bounded lag: training channels within a host", rows, COLUMNS, plot, notes
+    )
 
 
-def channel_rows(case: str, steps: int, answers: list[dict[str, list[tuple[float, float]]]]) -> list[Row]:
+def channel_rows(
+    case: str, steps: int, answers: list[dict[str, list[tuple[float, float]]]]
+) -> list[Row]:
     """From wall and CPU seconds of each round, by rank and contender: a round takes as long as its slowest rank."""
     taken = {name: np.array([answer[name] for answer in answers]) * 1e3 / steps for name in LABELS}
     wall = {name: each[:, :, 0].max(0) for name, each in taken.items()}

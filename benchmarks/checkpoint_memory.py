@@ -43,10 +43,16 @@ TOUCHED_SHARE = 0.05
 
 def build(dataset: EncodedDataset, world: World, placement: str, scale: float) -> Session:
     """The session of one rank."""
-    tables = [pb.Table(f"C{i + 1}", max(1, int(rows * scale)), DIM) for i, rows in enumerate(KAGGLE_ROWS)]
+    tables = [
+        pb.Table(f"C{i + 1}", max(1, int(rows * scale)), DIM) for i, rows in enumerate(KAGGLE_ROWS)
+    ]
     exchange: dict[str, Any] = {"exchange": "local"}
     if world.ranks.world_size > 1:
-        exchange = {"exchange": "alltoall", "placement": placement, "channel": world.ranks.open_channel()}
+        exchange = {
+            "exchange": "alltoall",
+            "placement": placement,
+            "channel": world.ranks.open_channel(),
+        }
     embeddings = pb.Embeddings(tables, pb.Adagrad(lr=0.01), **exchange)
     model = build_model("dlrm", 13, len(tables), dim=DIM)
     raw = {
@@ -69,7 +75,9 @@ def save(session: Session, folder: Path) -> dict[str, float]:
     for view in session.embeddings.pieces():
         assert view.touched is not None
         view.touched[:] = generator.random(len(view.touched), np.float32) < TOUCHED_SHARE
-    return seconds | {"save_incremental_s": timed(lambda: checkpoints.save(session, Progress(step=2)))}
+    return seconds | {
+        "save_incremental_s": timed(lambda: checkpoints.save(session, Progress(step=2)))
+    }
 
 
 def load(session: Session, folder: Path) -> dict[str, float]:
@@ -87,17 +95,32 @@ def timed(work: Callable[[], object]) -> float:
 
 def worker(rank: int, size: int, port: int, phase: str, arguments: dict[str, Any]) -> None:
     """One rank of one phase; writes its figures beside the checkpoints."""
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     torch.set_num_threads(1)
     work, placement = (save, "row_wise") if phase == "save" else (load, "table_wise")
     with world_of_environment() as world:
-        session = build(EncodedDataset.open(arguments["data"]), world, placement, arguments["scale"])
+        session = build(
+            EncodedDataset.open(arguments["data"]), world, placement, arguments["scale"]
+        )
         tables = session.embeddings.num_bytes
         before = peak_rss_bytes() - tables
         figures = work(session, Path(arguments["out"]) / "checkpoints")
         above = peak_rss_bytes() - tables
-    figures |= {"tables_gib": tables / GIB, "above_before_gib": before / GIB, "above_gib": above / GIB}
-    result = {"phase": phase, "rank": rank, **{name: round(value, 2) for name, value in figures.items()}}
+    figures |= {
+        "tables_gib": tables / GIB,
+        "above_before_gib": before / GIB,
+        "above_gib": above / GIB,
+    }
+    result = {
+        "phase": phase,
+        "rank": rank,
+        **{name: round(value, 2) for name, value in figures.items()},
+    }
     (Path(arguments["out"]) / f"{phase}-{rank}.json").write_text(json.dumps(result))
 
 
@@ -105,21 +128,29 @@ def run_phase(phase: str, size: int, arguments: dict[str, Any]) -> list[dict[str
     """All ranks of a phase, each a fresh process; returns their figures."""
     port = free_port()
     context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=worker, args=(rank, size, port, phase, arguments)) for rank in range(size)]
+    ranks = [
+        context.Process(target=worker, args=(rank, size, port, phase, arguments))
+        for rank in range(size)
+    ]
     for process in ranks:
         process.start()
     for process in ranks:
         process.join(900)
         if process.exitcode != 0:
             raise SystemExit(f"{phase} failed: exit code {process.exitcode}")
-    return [json.loads((Path(arguments["out"]) / f"{phase}-{rank}.json").read_text()) for rank in range(size)]
+    return [
+        json.loads((Path(arguments["out"]) / f"{phase}-{rank}.json").read_text())
+        for rank in range(size)
+    ]
 
 
 def main() -> None:
     """Measure, print a line a process, and fail above the bound."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--then", type=int, default=None, help="ranks that load; as many when absent")
+    parser.add_argument(
+        "--then", type=int, default=None, help="ranks that load; as many when absent"
+    )
     parser.add_argument("--scale", type=float, default=1.0, help="of the tables' rows")
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()

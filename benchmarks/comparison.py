@@ -30,7 +30,9 @@ class Lineup:
         """Contenders ``label -> worker`` of this environment and of the peers'; a missing one leaves a note, not silence."""
         specs = [ContenderSpec(label, worker, our_python()) for label, worker in here.items()]
         try:
-            specs += [ContenderSpec(label, worker, peers_python()) for label, worker in peers.items()]
+            specs += [
+                ContenderSpec(label, worker, peers_python()) for label, worker in peers.items()
+            ]
         except MissingDependencyError as missing:
             return cls(tuple(specs), (f"**{', '.join(peers)} left out**: {missing}",))
         return cls(tuple(specs))
@@ -65,12 +67,18 @@ class Arena:
         Raises:
             BenchmarkError: when a contender fails or two disagree; nothing is measured then.
         """
-        active = [contender for contender in self._contenders if contender.spec.label not in without]
+        active = [
+            contender for contender in self._contenders if contender.spec.label not in without
+        ]
         for contender in active:
             self.versions |= contender.setup(case)
-        agreement = check_agreement([contender for contender in active if contender.spec.label not in unlike])
+        agreement = check_agreement(
+            [contender for contender in active if contender.spec.label not in unlike]
+        )
         times = {phase: measure(active, phase, schedule) for phase in phases}
-        return Outcome(times, {contender.spec.label: contender.memory() for contender in active}, agreement)
+        return Outcome(
+            times, {contender.spec.label: contender.memory() for contender in active}, agreement
+        )
 
 
 @contextmanager

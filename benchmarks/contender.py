@@ -83,7 +83,10 @@ class Contender:
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, closed with the worker
         environment = (
             os.environ
-            | {"PYTHONPATH": f"{CHECKOUT / 'src'}{os.pathsep}{CHECKOUT}", "PYTHONWARNINGS": "ignore"}
+            | {
+                "PYTHONPATH": f"{CHECKOUT / 'src'}{os.pathsep}{CHECKOUT}",
+                "PYTHONWARNINGS": "ignore",
+            }
             | spec.environment
         )
         self._process = subprocess.Popen(
@@ -198,7 +201,9 @@ class Contender:
         )
 
 
-def answers(contenders: Sequence[Contender], timeout_s: float = ANSWER_TIMEOUT_S) -> list[dict[str, Any]]:
+def answers(
+    contenders: Sequence[Contender], timeout_s: float = ANSWER_TIMEOUT_S
+) -> list[dict[str, Any]]:
     """Wait for an answer from each, in whatever order they come; the first failure ends the wait.
 
     Raises:

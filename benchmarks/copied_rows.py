@@ -31,7 +31,10 @@ from pibroch.planner.topology import ClusterTopology
 
 RATE, BATCH_SIZE, NUM_TABLES, NUM_ROWS = "1gbit", 2048, 26, 100_000
 ROW_WISE, NO_COPIES = "row-wise", "planned, no copies"
-SCHEDULE, QUICK_SCHEDULE = Schedule(rounds=5, steps_per_round=20, warmup_steps=4), Schedule(2, 10, 2)
+SCHEDULE, QUICK_SCHEDULE = (
+    Schedule(rounds=5, steps_per_round=20, warmup_steps=4),
+    Schedule(2, 10, 2),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,9 @@ def case_of(setting: Setting, contender: dict[str, Any], options: Options) -> Ca
     if contender:
         plan = options.scratch / f"{setting.hosts}_{setting.dim}_{contender['policy']}"
         write_plan(plan, data, setting, contender["policy"])
-        exchange |= {"plan": str(plan)} | ({"replicas": contender["replicas"]} if "replicas" in contender else {})
+        exchange |= {"plan": str(plan)} | (
+            {"replicas": contender["replicas"]} if "replicas" in contender else {}
+        )
     return Case(
         str(data), setting.dim, BATCH_SIZE, num_tables=NUM_TABLES, num_rows=NUM_ROWS, sparse_optimizer="rowwise_adagrad",
         threads=1, exchange_options=exchange,
@@ -108,7 +113,12 @@ def write_plan(path: Path, data: Path, setting: Setting, policy: str) -> None:
     tables = [pb.Table(name, NUM_ROWS, setting.dim) for name in counts]
     options = PlanOptions(setting.extra, "training", policy, steps=False)  # type: ignore[arg-type]
     sizes = sizes_of(tables, pb.RowWiseAdagrad(lr=1.0))
-    save_plan(path, *make_plan(sizes, profile, ClusterTopology.uniform(setting.hosts), options), tables, profile)
+    save_plan(
+        path,
+        *make_plan(sizes, profile, ClusterTopology.uniform(setting.hosts), options),
+        tables,
+        profile,
+    )
 
 
 def row_of(setting: Setting, outcome: Outcome, label: str) -> Row:

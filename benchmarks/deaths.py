@@ -53,7 +53,10 @@ class WatchedRun:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.folder, self._command = folder, list(command)
-        self._goes_on_by_itself, self._environment = goes_on_by_itself, os.environ | dict(environment or {})
+        self._goes_on_by_itself, self._environment = (
+            goes_on_by_itself,
+            os.environ | dict(environment or {}),
+        )
         self._losses: dict[int, float] = {}
         self._process = self._start()
 
@@ -78,7 +81,9 @@ class WatchedRun:
         deadline = time.monotonic() + TIMEOUT_S
         while not done():
             if time.monotonic() > deadline or self._process.poll() is not None:
-                raise TimeoutError(f"the run in {self.folder} stands still or has ended; see log.txt beside it")
+                raise TimeoutError(
+                    f"the run in {self.folder} stands still or has ended; see log.txt beside it"
+                )
             time.sleep(_POLL_S)
 
     def step(self) -> int:
@@ -91,7 +96,9 @@ class WatchedRun:
                 if record["kind"] == "training":
                     last = record["step"]
                     if self._losses.setdefault(last, record["loss"]) != record["loss"]:
-                        raise AssertionError(f"step {last} has loss {record['loss']}, and had {self._losses[last]}")
+                        raise AssertionError(
+                            f"step {last} has loss {record['loss']}, and had {self._losses[last]}"
+                        )
         return last
 
     def rate(self, seconds: float) -> float:
@@ -102,7 +109,11 @@ class WatchedRun:
 
     def saved_step(self) -> int:
         """Of the newest checkpoint."""
-        names = [path.name for place in ("checkpoints", "recovery") for path in (self.folder / place).glob("step-*")]
+        names = [
+            path.name
+            for place in ("checkpoints", "recovery")
+            for path in (self.folder / place).glob("step-*")
+        ]
         return max((int(name[5:]) for name in names if name[5:].isdecimal()), default=0)
 
     def lose(self, role: str) -> Recovery:
@@ -117,10 +128,15 @@ class WatchedRun:
             self._process = self._start("--resume")
         else:
             self.wait_for(lambda: self._num_restarts() > num_restarts)
-            lines, highest = (self.folder / "restarts.jsonl").read_text().splitlines(), self._highest()
+            lines, highest = (
+                (self.folder / "restarts.jsonl").read_text().splitlines(),
+                self._highest(),
+            )
             from_step = json.loads(lines[-1])["from_step"]
         self.wait_for(lambda: self.step() > highest)
-        return Recovery(time.monotonic() - start, 0 if from_step is None else max(0, highest - from_step))
+        return Recovery(
+            time.monotonic() - start, 0 if from_step is None else max(0, highest - from_step)
+        )
 
     def _highest(self) -> int:
         """The last step that any life has reached; those that were on their way at a death came to their end, too."""

@@ -43,7 +43,9 @@ class Outcome:
 def case_of(workload: Workload, hosts: int, dim: int, options: Options) -> Case:
     """The case that all contenders build; ``data`` holds global batches, of which each rank takes its part."""
     path, batch_size = workload.write(options.scratch), workload.batch_size // hosts
-    return Case(str(path), dim, batch_size=batch_size, sparse_optimizer="rowwise_adagrad", threads=1)
+    return Case(
+        str(path), dim, batch_size=batch_size, sparse_optimizer="rowwise_adagrad", threads=1
+    )
 
 
 def measure_at(rate: str, lab: Lab, running: list[Team], schedule: Schedule) -> Outcome:
@@ -53,14 +55,20 @@ def measure_at(rate: str, lab: Lab, running: list[Team], schedule: Schedule) -> 
         team.carried.clear()
     times = measure(running, "step", schedule)
     links = {team.spec.label: link_mb(team.carried) for team in running}
-    return Outcome(rate, times, links, {team.spec.label: loopback_mb(team.carried) for team in running})
+    return Outcome(
+        rate, times, links, {team.spec.label: loopback_mb(team.carried) for team in running}
+    )
 
 
 def link_mb(carried: Sequence[Carried]) -> tuple[float, float]:
     """Megabytes a step: sent on the mean link, and sent or received on the link that carried most."""
     steps = sum(turn.steps for turn in carried)
-    bytes_per_link = np.array([[(link.sent, link.received) for link in turn.links] for turn in carried]).sum(0)
-    return float(bytes_per_link[:, 0].mean() / steps / 1e6), float(bytes_per_link.max() / steps / 1e6)
+    bytes_per_link = np.array(
+        [[(link.sent, link.received) for link in turn.links] for turn in carried]
+    ).sum(0)
+    return float(bytes_per_link[:, 0].mean() / steps / 1e6), float(
+        bytes_per_link.max() / steps / 1e6
+    )
 
 
 def loopback_mb(carried: Sequence[Carried]) -> float:
@@ -87,7 +95,10 @@ def figures(outcome: Outcome, label: str, hosts: int, batch_size: int = BATCH_SI
 def comparison(outcome: Outcome, label: str) -> str:
     """A contender's step time against that of the faster form of TorchRec and of the ideal, where they ran."""
     parts = []
-    for other, name in ((outcome.torchrec, f"TorchRec's step time ({outcome.torchrec})"), (IDEAL, "the ideal's")):
+    for other, name in (
+        (outcome.torchrec, f"TorchRec's step time ({outcome.torchrec})"),
+        (IDEAL, "the ideal's"),
+    ):
         found = ratios(outcome, label, other)
         if found:
             parts.append(f"{middle(found):.2f}x ({min(found):.2f} to {max(found):.2f}) {name}")

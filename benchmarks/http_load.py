@@ -76,7 +76,9 @@ def find_wrk() -> str:
     found = shutil.which("wrk")
     if found is None:
         raise MissingDependencyError(
-            "no `wrk`, which makes the load", "it on the PATH", "apt-get install wrk, or https://github.com/wg/wrk"
+            "no `wrk`, which makes the load",
+            "it on the PATH",
+            "apt-get install wrk, or https://github.com/wg/wrk",
         )
     return found
 
@@ -84,10 +86,17 @@ def find_wrk() -> str:
 class HttpServer:
     """A server as its own process, which says ``at http://...`` when it answers. Use as a context manager."""
 
-    def __init__(self, label: str, command: Sequence[str], environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, label: str, command: Sequence[str], environment: dict[str, str] | None = None
+    ) -> None:
         self.label = label
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, closed with the server
-        variables = {**os.environ, "PYTHONWARNINGS": "ignore", "COLUMNS": "200", **(environment or {})}
+        variables = {
+            **os.environ,
+            "PYTHONWARNINGS": "ignore",
+            "COLUMNS": "200",
+            **(environment or {}),
+        }
         self.process = subprocess.Popen(
             command, cwd=CHECKOUT, env=variables, stdout=self._said, stderr=subprocess.STDOUT
         )
@@ -104,7 +113,9 @@ class HttpServer:
             if found := re.search(r"at (http://\S+:\d+)\s", text):
                 return found[1]
             if self.process.poll() is not None or time.monotonic() > deadline:
-                raise BenchmarkError(f"{self.label} did not start: {text[-2000:]}", "a server that answers")
+                raise BenchmarkError(
+                    f"{self.label} did not start: {text[-2000:]}", "a server that answers"
+                )
             time.sleep(0.05)
 
     def _text(self) -> str:
@@ -152,7 +163,9 @@ def plain_server(label: str, python: Path, folder: Path, kind: str) -> HttpServe
     script = CHECKOUT / "benchmarks" / "workers" / "http_plain.py"
     site = sysconfig.get_paths()["purelib"]
     return HttpServer(
-        label, [str(python), str(script), str(folder), kind], {"PIBROCH_BENCH_SITE": site, "GOMP_SPINCOUNT": "10000"}
+        label,
+        [str(python), str(script), str(folder), kind],
+        {"PIBROCH_BENCH_SITE": site, "GOMP_SPINCOUNT": "10000"},
     )
 
 
@@ -176,7 +189,9 @@ def run_load(
     """
     with tempfile.TemporaryDirectory() as folder:
         packed, script = Path(folder) / "bodies", Path(folder) / "load.lua"
-        packed.write_bytes(" ".join(str(len(body)) for body in bodies).encode() + b"\n" + b"".join(bodies))
+        packed.write_bytes(
+            " ".join(str(len(body)) for body in bodies).encode() + b"\n" + b"".join(bodies)
+        )
         script.write_text(_LUA.format(bodies=packed, path=path))
         command = [
             *launcher,
@@ -191,7 +206,9 @@ def run_load(
             server.url,
         ]
         before = server.cpu_s()
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 120, check=False)
+        ran = subprocess.run(
+            command, capture_output=True, text=True, timeout=seconds + 120, check=False
+        )
         cpu = server.cpu_s() - before
     found = re.search(r"FOUND (\d+) (\d+) (\d+) (\d+) (\d+) (\d+)", ran.stdout)
     if ran.returncode or found is None:

@@ -28,7 +28,9 @@ def write_case(name: str, folder: Path) -> Path | None:
     path = folder / f"lagged_{name}.npz"
     if path.exists():
         return path
-    found = {"plain": _plain, "sizes": _sizes, "criteo": _criteo, "avazu": _avazu, "trace": _trace}[name](folder)
+    found = {"plain": _plain, "sizes": _sizes, "criteo": _criteo, "avazu": _avazu, "trace": _trace}[
+        name
+    ](folder)
     if found is None:
         return None
     arrays: dict[str, Any] = found  # by names, none of which is savez's own keyword
@@ -77,7 +79,9 @@ def _avazu(folder: Path) -> dict[str, np.ndarray] | None:
         return None
     with gzip.open(path, "rt", newline="") as lines:
         rows = list(islice(csv.reader(lines), 1, 1 + SAMPLE_BATCHES * BATCH_SIZE))
-    hashed = np.array([[crc32(value.encode()) % NUM_ROWS for value in row[1:]] for row in rows], np.int64)
+    hashed = np.array(
+        [[crc32(value.encode()) % NUM_ROWS for value in row[1:]] for row in rows], np.int64
+    )
     shape = (SAMPLE_BATCHES, BATCH_SIZE, hashed.shape[1])
     ids = np.ascontiguousarray(hashed.reshape(shape).transpose(0, 2, 1))
     dense = np.zeros((SAMPLE_BATCHES, BATCH_SIZE, NUM_DENSE), np.float32)  # Avazu has none

@@ -17,7 +17,14 @@ from matplotlib.patches import Rectangle
 
 from benchmarks.comparison import OURS
 from benchmarks.lagged_data import BATCH_SIZE, MOST_VECTORS, write_case
-from benchmarks.lagged_team import MOST_DELAY_S, NUM_RANKS, RankTeam, drawn_delays, half_interval, team_of
+from benchmarks.lagged_team import (
+    MOST_DELAY_S,
+    NUM_RANKS,
+    RankTeam,
+    drawn_delays,
+    half_interval,
+    team_of,
+)
 from benchmarks.load import ForeignLoad
 from benchmarks.plots import Frame, PlotSpec, Row, colours_of
 from benchmarks.registry import Options
@@ -35,24 +42,48 @@ COLUMNS = [
 def pipeline(options: Options, load: ForeignLoad) -> Report:
     """Fig. 7: inference under random delays."""
     delay = f"a delay of 0 to {1e3 * MOST_DELAY_S:g} ms in each step"
-    return _measured(options, load, ("plain",), 100 if options.quick else 300, True, "random delays (Fig. 7)", delay)
+    return _measured(
+        options,
+        load,
+        ("plain",),
+        100 if options.quick else 300,
+        True,
+        "random delays (Fig. 7)",
+        delay,
+    )
 
 
 def sizes(options: Options, load: ForeignLoad) -> Report:
     """Fig. 7: messages of very different sizes."""
     text = f"1 to {MOST_VECTORS} vectors a table and sample, no delays"
-    return _measured(options, load, ("sizes",), 60 if options.quick else 300, False, "message sizes (Fig. 7)", text)
+    return _measured(
+        options,
+        load,
+        ("sizes",),
+        60 if options.quick else 300,
+        False,
+        "message sizes (Fig. 7)",
+        text,
+    )
 
 
 def data(options: Options, load: ForeignLoad) -> Report:
     """Fig. 8: the samples of Criteo and Avazu, and a long generated trace."""
     text = "Criteo's and Avazu's samples, a generated trace of 1,000 batches of Criteo's shape; no delays"
     cases = ("criteo", "avazu", "trace")
-    return _measured(options, load, cases, 60 if options.quick else 1000, False, "data sets (Fig. 8)", text)
+    return _measured(
+        options, load, cases, 60 if options.quick else 1000, False, "data sets (Fig. 8)", text
+    )
 
 
 def _measured(
-    options: Options, load: ForeignLoad, cases: tuple[str, ...], steps: int, delays: bool, what: str, text: str
+    options: Options,
+    load: ForeignLoad,
+    cases: tuple[str, ...],
+    steps: int,
+    delays: bool,
+    what: str,
+    text: str,
 ) -> Report:
     repeats, bounds = (1, QUICK_BOUNDS) if options.quick else (5, BOUNDS)
     paths = {case: write_case(case, options.scratch) for case in cases}
@@ -63,7 +94,9 @@ def _measured(
                 for bound in bounds:
                     for transport, label in CONTENDERS:
                         if path is not None:
-                            options.say(f"{case}, {label}, k = {bound}, run {repeat + 1} of {repeats}")
+                            options.say(
+                                f"{case}, {label}, k = {bound}, run {repeat + 1} of {repeats}"
+                            )
                             seconds = _run(team, path, transport, bound, steps, repeat, delays)
                             taken[case, label, bound].append([each / steps for each in seconds])
     rows = [_row(*key, runs) for key, runs in taken.items()]
@@ -73,15 +106,29 @@ def _measured(
         "throughput of a run: the sum over ranks of 1 over latency; intervals: 95 %, over runs and ranks, and over runs",
         *(f"{case}: the sample is not there" for case, path in paths.items() if path is None),
     ]
-    plot = PlotSpec("latency_ms", ("case",), "k", "contender", "ms a batch", "low", "high", decimals=2, shared=False)
+    plot = PlotSpec(
+        "latency_ms",
+        ("case",),
+        "k",
+        "contender",
+        "ms a batch",
+        "low",
+        "high",
+        decimals=2,
+        shared=False,
+    )
     return Report("bounded_lag", f"Bounded lag: inference, {what}", rows, COLUMNS, plot, notes)
 
 
-def _run(team: RankTeam, path: Path, transport: str, bound: int, steps: int, repeat: int, delays: bool) -> list[float]:
+def _run(
+    team: RankTeam, path: Path, transport: str, bound: int, steps: int, repeat: int, delays: bool
+) -> list[float]:
     drawn = drawn_delays(steps, repeat) if delays else 0.0 * drawn_delays(steps)
     arguments = [(column.tolist(),) for column in drawn.T]
     answers = team.ask("pipelined", str(path), transport, bound, by_rank=arguments)
-    assert all(answer["same"] for answer in answers), "predictions differ from synchronous inference"
+    assert all(answer["same"] for answer in answers), (
+        "predictions differ from synchronous inference"
+    )
     return [answer["seconds"] for answer in answers]
 
 
@@ -113,8 +160,14 @@ class TimeChart:
         def draw_panel(axes: Axes, members: list[Row]) -> None:
             for rank, spans in enumerate(self.spans[members[0]["k"]]):
                 for name, start, end in spans:
-                    axes.add_patch(Rectangle((start, rank - 0.4), end - start, 0.8, color=colours[name], linewidth=0))
-            axes.set_xlim(0, max(end for spans in self.spans[members[0]["k"]] for _, _, end in spans))
+                    axes.add_patch(
+                        Rectangle(
+                            (start, rank - 0.4), end - start, 0.8, color=colours[name], linewidth=0
+                        )
+                    )
+            axes.set_xlim(
+                0, max(end for spans in self.spans[members[0]["k"]] for _, _, end in spans)
+            )
             axes.set_ylim(-0.6, NUM_RANKS - 0.4)
             axes.set_yticks(range(NUM_RANKS), [f"rank {rank}" for rank in range(NUM_RANKS)])
             axes.set_xlabel("ms", fontsize=9)
@@ -132,10 +185,15 @@ def timeline(options: Options, load: ForeignLoad) -> Report:
         for bound in CHART_BOUNDS:
             options.say(f"k = {bound}")
             by_rank = [(column.tolist(), CHART_FIRST) for column in drawn.T]
-            answers: list[dict[str, Any]] = team.ask("pipelined", str(path), "auto", bound, by_rank=by_rank)
+            answers: list[dict[str, Any]] = team.ask(
+                "pipelined", str(path), "auto", bound, by_rank=by_rank
+            )
             begin = min(start for answer in answers for _, start, _ in answer["spans"])
             charts[bound] = [
-                [(name, (start - begin) / 1e6, (end - begin) / 1e6) for name, start, end in answer["spans"]]
+                [
+                    (name, (start - begin) / 1e6, (end - begin) / 1e6)
+                    for name, start, end in answer["spans"]
+                ]
                 for answer in answers
             ]
             for rank, spans in enumerate(charts[bound]):
@@ -150,7 +208,12 @@ def timeline(options: Options, load: ForeignLoad) -> Report:
     ]
     columns = ["k", "rank", "doing", "step_ms"]
     return Report(
-        "bounded_lag", "Bounded lag: what a run's time goes to (Fig. 5)", rows, columns, TimeChart(charts), notes
+        "bounded_lag",
+        "Bounded lag: what a run's time goes to (Fig. 5)",
+        rows,
+        columns,
+        TimeChart(charts),
+        notes,
     )
 
 

@@ -44,7 +44,9 @@ class RankTeam:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def ask(self, name: str, *arguments: Any, by_rank: list[tuple[Any, ...]] | None = None) -> list[Any]:
+    def ask(
+        self, name: str, *arguments: Any, by_rank: list[tuple[Any, ...]] | None = None
+    ) -> list[Any]:
         """Let all ranks do something; their answers."""
         for rank, pipe in enumerate(self._pipes):
             pipe.send((name, (*arguments, *(by_rank[rank] if by_rank else ()))))
@@ -81,7 +83,11 @@ def drawn_delays(steps: int, seed: int = 0) -> NDArray[np.float64]:
 def half_interval(values: list[float]) -> float:
     """Half of a 95 % interval of the mean."""
     freedom = len(values) - 1
-    return 0.0 if freedom < 1 else STUDENT_95.get(freedom, 1.96 + 2.4 / freedom) * stdev(values) / len(values) ** 0.5
+    return (
+        0.0
+        if freedom < 1
+        else STUDENT_95.get(freedom, 1.96 + 2.4 / freedom) * stdev(values) / len(values) ** 0.5
+    )
 
 
 def size_name(nbytes: int) -> str:

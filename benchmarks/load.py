@@ -39,7 +39,9 @@ class ForeignLoad:
 
 def _machine_ticks() -> tuple[int, int]:
     """All and busy ticks of all cores; what the hypervisor stole counts as busy."""
-    user, nice, system, idle, iowait, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    user, nice, system, idle, iowait, irq, softirq, steal = map(
+        int, Path("/proc/stat").read_text().split()[1:9]
+    )
     busy = user + nice + system + irq + softirq + steal
     return busy + idle + iowait, busy
 

@@ -94,7 +94,11 @@ class Setting:
 
     def __str__(self) -> str:
         skew = {"zipf": f" {self.skew:g}", "hot": f" {self.skew:.0%}"}.get(self.ids, "")
-        ranks = f", {self.hosts} hosts, batch {self.batch_size}" if self.section in (HOSTS, BATCH, LOSS) else ""
+        ranks = (
+            f", {self.hosts} hosts, batch {self.batch_size}"
+            if self.section in (HOSTS, BATCH, LOSS)
+            else ""
+        )
         return f"{self.model}, {self.ids}{skew} ids, dim {self.dim}{ranks}"
 
 
@@ -113,7 +117,9 @@ def shortened(setting: Setting) -> Setting:
     """The setting at its last rate, with a short lookahead."""
     entries = tuple(entry for entry in map(shortened_entry, setting.entries) if entry is not None)
     num_batches = min(setting.num_batches, SHORTEST_BATCHES)
-    return replace(setting, entries=entries, rates=setting.rates[-1:], num_batches=num_batches, rounds=2)
+    return replace(
+        setting, entries=entries, rates=setting.rates[-1:], num_batches=num_batches, rounds=2
+    )
 
 
 def shortened_entry(entry: Entry) -> Entry | None:
@@ -121,7 +127,9 @@ def shortened_entry(entry: Entry) -> Entry | None:
     if entry.lookahead <= SHORTEST:
         return entry
     is_about_length = entry.variant == str(entry.lookahead)
-    return None if is_about_length else replace(entry, options=entry.options | {"lookahead": SHORTEST})
+    return (
+        None if is_about_length else replace(entry, options=entry.options | {"lookahead": SHORTEST})
+    )
 
 
 def everybody(lookahead: int) -> tuple[Entry, ...]:
@@ -137,7 +145,9 @@ def step_time() -> list[Setting]:
         for dim, entries in ((16, everybody(LENGTH)), (64, (*everybody(LENGTH), compressed)))
     ]
     if sample_path():
-        found.append(Setting(STEP_TIME, everybody(LENGTH), "criteo", 64, num_batches=CRITEO_BATCHES))
+        found.append(
+            Setting(STEP_TIME, everybody(LENGTH), "criteo", 64, num_batches=CRITEO_BATCHES)
+        )
     return found
 
 
@@ -152,7 +162,9 @@ def other_models() -> list[Setting]:
 def time_breakdown() -> list[Setting]:
     """Where the network is slow, and where it carries much."""
     return [
-        Setting(BREAKDOWN, everybody(SHORTEST), dim=dim, rates=(rate,), num_batches=SHORTEST_BATCHES)
+        Setting(
+            BREAKDOWN, everybody(SHORTEST), dim=dim, rates=(rate,), num_batches=SHORTEST_BATCHES
+        )
         for dim, rate in ((16, "200mbit"), (64, "1gbit"))
     ]
 
@@ -191,7 +203,14 @@ def wire() -> list[Setting]:
 def hosts() -> list[Setting]:
     """As many samples a rank, on more ranks."""
     return [
-        Setting(HOSTS, everybody(SHORTEST), hosts=hosts, batch_size=1024, num_batches=SHORTEST_BATCHES, rounds=2)
+        Setting(
+            HOSTS,
+            everybody(SHORTEST),
+            hosts=hosts,
+            batch_size=1024,
+            num_batches=SHORTEST_BATCHES,
+            rounds=2,
+        )
         for hosts in (2, 4)
     ]
 
@@ -207,13 +226,19 @@ def batch_size() -> list[Setting]:
 def lookahead() -> list[Setting]:
     """All lengths in one line-up."""
     return [
-        Setting(TABLE_3, tuple(ours(str(length), lookahead=length) for length in LENGTHS), num_batches=LONGEST_BATCHES)
+        Setting(
+            TABLE_3,
+            tuple(ours(str(length), lookahead=length) for length in LENGTHS),
+            num_batches=LONGEST_BATCHES,
+        )
     ]
 
 
 def skew() -> list[Setting]:
     """From all rows alike, 1 % of them to 1 % of the lookups, to 1 % of them to 90 %; then exponents of Zipf's law."""
-    degrees = [("hot", share) for share in (0.01, 0.4, 0.9)] + [("zipf", power) for power in (1.05, 1.5, 2.0, 3.0, 5.0)]
+    degrees = [("hot", share) for share in (0.01, 0.4, 0.9)] + [
+        ("zipf", power) for power in (1.05, 1.5, 2.0, 3.0, 5.0)
+    ]
     return [
         Setting(
             SKEW,

@@ -89,5 +89,18 @@ ORACLE = Section(
 )
 SECTIONS = {
     section.name: section
-    for section in (STEP_TIME, MODELS, BREAKDOWN, DESIGN, DELAY, WIRE, HOSTS, BATCH, TABLE_3, SKEW, LOSS, ORACLE)
+    for section in (
+        STEP_TIME,
+        MODELS,
+        BREAKDOWN,
+        DESIGN,
+        DELAY,
+        WIRE,
+        HOSTS,
+        BATCH,
+        TABLE_3,
+        SKEW,
+        LOSS,
+        ORACLE,
+    )
 }

@@ -58,11 +58,20 @@ def speed(setting: OracleSetting, steps: int = TIMED_STEPS) -> Times:
     bounds = np.array([0, num_tables_here * NUM_ROWS, num_rows], np.int64)
     oracle = Oracle(bounds, 0, lookahead, num_rows)
     offsets = np.arange(setting.features, dtype=np.int32) * NUM_ROWS
-    cut, seen, room = setting.batch // NUM_RANKS, np.zeros(num_rows, np.uint8), np.empty(batches[0].size, np.int32)
+    cut, seen, room = (
+        setting.batch // NUM_RANKS,
+        np.zeros(num_rows, np.uint8),
+        np.empty(batches[0].size, np.int32),
+    )
 
     def add(number: int) -> None:
         batch = batches[number % len(batches)]
-        oracle.add([distinct_addresses(part, offsets, seen, room) for part in (batch[:, :cut], batch[:, cut:])])
+        oracle.add(
+            [
+                distinct_addresses(part, offsets, seen, room)
+                for part in (batch[:, :cut], batch[:, cut:])
+            ]
+        )
 
     for number in range(lookahead):
         add(number)
@@ -78,7 +87,10 @@ def speed(setting: OracleSetting, steps: int = TIMED_STEPS) -> Times:
 
 @njit(nogil=True, cache=True)
 def distinct_addresses(
-    ids_FB: NDArray[np.int32], offsets: NDArray[np.int32], seen: NDArray[np.uint8], room: NDArray[np.int32]
+    ids_FB: NDArray[np.int32],
+    offsets: NDArray[np.int32],
+    seen: NDArray[np.uint8],
+    room: NDArray[np.int32],
 ) -> NDArray[np.int32]:
     """The addresses of ids ``[F, B]``, each once; ``seen`` has a 0 for each address, before and after."""
     num_found = np.uint64(0)
@@ -99,7 +111,9 @@ def drawn(setting: OracleSetting) -> list[NDArray[np.int32]]:
     workload = Workload("zipf", setting.lookahead + 2, setting.batch, setting.features, NUM_ROWS)
     rng = np.random.default_rng(workload.seed)
     shape = (setting.features, setting.batch)
-    return [zipf_ids(rng.random(shape), workload).astype(np.int32) for _ in range(workload.num_batches)]
+    return [
+        zipf_ids(rng.random(shape), workload).astype(np.int32) for _ in range(workload.num_batches)
+    ]
 
 
 def rows_of(setting: OracleSetting, times: Times) -> list[Row]:

@@ -27,7 +27,9 @@ from pibroch.planner.prediction import PlanPrediction
 from pibroch.planner.profile import AccessProfile, TableCounts
 from pibroch.planner.topology import ClusterTopology
 
-SAMPLE = Path(__file__).resolve().parent.parent.parent / "shared" / "data" / "criteo_kaggle_137k.tsv.gz"
+SAMPLE = (
+    Path(__file__).resolve().parent.parent.parent / "shared" / "data" / "criteo_kaggle_137k.tsv.gz"
+)
 KAGGLE_SAMPLES, KAGGLE_ROWS = 45_840_617, (
     1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10, 5652, 2173, 4,
     7046547, 18, 15, 286181, 105, 142572,
@@ -67,7 +69,10 @@ def zipf(options: Options) -> Setting:
     rows = 13_000 if options.quick else 1_300_000
     profile = zipf_profile({f"t{i}": rows for i in range(26)}, rows * 4)
     return Setting(
-        "zipf", profile, _sizes(profile), f"zipf: 26 tables of {rows:,} rows, exponent 1.05, {rows * 4:,} samples"
+        "zipf",
+        profile,
+        _sizes(profile),
+        f"zipf: 26 tables of {rows:,} rows, exponent 1.05, {rows * 4:,} samples",
     )
 
 
@@ -81,7 +86,13 @@ def criteo(options: Options) -> list[Setting]:
     if not out.exists():
         options.say("preparing the sample")
         source = TextSource(path, schema.separator, schema.quotes, schema.columns)
-        prepare([source], schema, out, PrepareOptions(SplitRule.parse("none", 0)), lambda stage, fraction: None)
+        prepare(
+            [source],
+            schema,
+            out,
+            PrepareOptions(SplitRule.parse("none", 0)),
+            lambda stage, fraction: None,
+        )
     sample = count_dataset(EncodedDataset.open(out), CountOptions(BATCH))
     share = 0.01 if options.quick else 1.0
     samples = max(sample.num_samples, int(KAGGLE_SAMPLES * share))
@@ -96,7 +107,9 @@ def criteo(options: Options) -> list[Setting]:
     return [Setting("criteo", profile, _sizes(profile), note)]
 
 
-def zipf_profile(num_rows: dict[str, int], num_samples: int, exponent: float = 1.05, seed: int = 0) -> AccessProfile:
+def zipf_profile(
+    num_rows: dict[str, int], num_samples: int, exponent: float = 1.05, seed: int = 0
+) -> AccessProfile:
     """Each table read once a sample, batches alike."""
     rng, tables = np.random.default_rng(seed), {}
     num_batches = -(-num_samples // BATCH)
@@ -122,10 +135,16 @@ def random_case(seed: int) -> tuple[Setting, ClusterTopology, float]:
     for number in range(num_tables):
         name, dim = f"t{number}", int(rng.choice([8, 16, 32]))
         rows = int(rng.integers(10_000 // num_tables + 1, 20_000))
-        found |= zipf_profile({name: rows}, num_samples, rng.uniform(0.6, 1.3), seed * 10 + number).tables
+        found |= zipf_profile(
+            {name: rows}, num_samples, rng.uniform(0.6, 1.3), seed * 10 + number
+        ).tables
         tables.append(TableSize(name, rows, 4 * dim, 4 * dim + int(rng.choice([0, 4]))))
     profile = AccessProfile(found, num_samples, -(-num_samples // BATCH), BATCH, "random")
-    return Setting(f"case {seed}", profile, tables, ""), topology, float(rng.choice([0.01, 0.02, 0.05, 0.1, 0.2]))
+    return (
+        Setting(f"case {seed}", profile, tables, ""),
+        topology,
+        float(rng.choice([0.01, 0.02, 0.05, 0.1, 0.2])),
+    )
 
 
 def few_rows(seed: int) -> tuple[Partitions, ClusterTopology, np.ndarray[Any, Any]]:
@@ -135,12 +154,18 @@ def few_rows(seed: int) -> tuple[Partitions, ClusterTopology, np.ndarray[Any, An
     topology = ClusterTopology.uniform(num_shards)
     if num_shards == 4 and rng.random() < 0.5:
         topology = ClusterTopology.hierarchical(2, 2, float(rng.uniform(1.5, 5)))
-    counts = rng.permutation(np.round(1000 / np.arange(1, num_rows + 1) ** rng.uniform(0.3, 1.2)) + 1).astype(np.int64)
+    counts = rng.permutation(
+        np.round(1000 / np.arange(1, num_rows + 1) ** rng.uniform(0.3, 1.2)) + 1
+    ).astype(np.int64)
     dims = np.ones(num_rows, int) if rng.random() < 0.5 else rng.choice([1, 2], num_rows)
     found = {
-        f"t{dim}": TableCounts(counts[dims == dim], counts[dims == dim].astype(np.int32)) for dim in np.unique(dims)
+        f"t{dim}": TableCounts(counts[dims == dim], counts[dims == dim].astype(np.int32))
+        for dim in np.unique(dims)
     }
-    tables = [TableSize(name, len(c.accesses), 4 * int(name[1:]), 4 * int(name[1:])) for name, c in found.items()]
+    tables = [
+        TableSize(name, len(c.accesses), 4 * int(name[1:]), 4 * int(name[1:]))
+        for name, c in found.items()
+    ]
     memory, extra = 4.0 * dims.sum(), rng.choice([0.1, 0.2, 0.4])
     room = 4 * np.ceil(memory / 4 * (1 + extra) / num_shards) + (4 if dims.max() > 1 else 0)
     partitions = Partitioner(tables, AccessProfile(found, 1000, 1001, 1, "few")).cut(0.0)
@@ -160,7 +185,9 @@ def plan_row(plan: Measured, form: Form, topology: ClusterTopology) -> dict[str,
     """Figures of a plan."""
     p = plan.prediction
     reads = np.array(p.read_bytes[form])
-    return _figures(np.array(p.memory_bytes), np.array(p.lookup_bytes), reads, topology) | {"seconds": plan.seconds}
+    return _figures(np.array(p.memory_bytes), np.array(p.lookup_bytes), reads, topology) | {
+        "seconds": plan.seconds
+    }
 
 
 def baseline_row(found: Baseline, form: Form, topology: ClusterTopology) -> dict[str, Any]:

@@ -60,7 +60,13 @@ class PlotSpec:
         bars = list(dict.fromkeys(row[self.bar_by] for row in rows))
         colours = colours_of(bars, self.ours)
         frame = Frame(self.panel_by, self.label, self.shared)
-        frame.draw(rows, colours, title, path, lambda axes, members: _draw_panel(axes, self, members, colours))
+        frame.draw(
+            rows,
+            colours,
+            title,
+            path,
+            lambda axes, members: _draw_panel(axes, self, members, colours),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +128,15 @@ def _draw_panel(axes: Axes, spec: PlotSpec, rows: list[Row], colours: dict[str, 
     bars = [name for name in colours if any(row[spec.bar_by] == name for row in rows)]
     width = 0.84 / len(bars)
     for row in rows:
-        position = groups.index(row[spec.group_by]) + (bars.index(row[spec.bar_by]) - (len(bars) - 1) / 2) * width
+        position = (
+            groups.index(row[spec.group_by])
+            + (bars.index(row[spec.bar_by]) - (len(bars) - 1) / 2) * width
+        )
         axes.bar(position, row[spec.value], width * 0.92, color=colours[row[spec.bar_by]], zorder=2)
         if spec.low and spec.high:
-            axes.vlines(position, row[spec.low], row[spec.high], color="#0f172a", linewidth=0.8, zorder=3)
+            axes.vlines(
+                position, row[spec.low], row[spec.high], color="#0f172a", linewidth=0.8, zorder=3
+            )
         top = max(row[spec.value], row[spec.high] if spec.high else 0.0)
         axes.annotate(
             f"{row[spec.value]:,.{spec.decimals}f}", (position, top), (0, 2), textcoords="offset points",

@@ -44,7 +44,9 @@ def _commit() -> str:
     """Short hash, with ``-dirty`` when tracked files differ; ``unknown`` outside git."""
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     try:
-        done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=True)
+        done = subprocess.run(
+            command, cwd=CHECKOUT, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return "unknown"
     return done.stdout.strip()

@@ -55,7 +55,11 @@ class Topic:
         """
         unknown = [name for name in only if name not in self.sections]
         if unknown:
-            known = f"one of {', '.join(self.sections)}" if self.sections else "none: this topic has no sections"
+            known = (
+                f"one of {', '.join(self.sections)}"
+                if self.sections
+                else "none: this topic has no sections"
+            )
             raise ConfigError(f"section {unknown[0]!r} of benchmark {self.name!r}", known)
         wanted = only or (self.quick_sections if quick else self.sections)
         return tuple(name for name in self.sections if name in wanted)
@@ -93,5 +97,7 @@ def find_topic(name: str) -> Topic:
     """
     known = topics()
     if name not in known:
-        raise ConfigError(f"benchmark {name!r}", f"one of {', '.join(known)}", "see `pibroch bench`")
+        raise ConfigError(
+            f"benchmark {name!r}", f"one of {', '.join(known)}", "see `pibroch bench`"
+        )
     return known[name]

@@ -62,7 +62,9 @@ def join(folder: Path, title: str, sections: Sequence[str]) -> Path:
         if page.is_file():
             heading, _, rest = page.read_text("utf-8").strip().partition("\n")
             lines = [f"#{line}" if line.startswith("#") else line for line in rest.splitlines()]
-            pages.append("\n".join([f"#{heading}", "", f"![{section}]({section}/plot.png)", *lines]))
+            pages.append(
+                "\n".join([f"#{heading}", "", f"![{section}]({section}/plot.png)", *lines])
+            )
     temporary = folder / ".table.md"
     _write_text(temporary, "\n\n".join(pages) + "\n")
     return temporary.replace(folder / "table.md")
@@ -72,7 +74,9 @@ def markdown(report: Report) -> str:
     """The report as a page."""
     origin = "\n".join(f"- {name}: {_code(name, value)}" for name, value in report.origin.items())
     notes = "\n".join(f"- {note}" for note in report.notes)
-    return f"# {report.title}\n\n{table(report)}\n\n{notes}\n\n## Where this comes from\n\n{origin}\n"
+    return (
+        f"# {report.title}\n\n{table(report)}\n\n{notes}\n\n## Where this comes from\n\n{origin}\n"
+    )
 
 
 def table(report: Report) -> str:
@@ -101,11 +105,17 @@ def _cell(column: str, value: Any) -> str:
         return "–"  # noqa: RUF001
     if not isinstance(value, float):
         return f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)
-    return f"{value:,.0f}" if "per_second" in column or column.endswith("_mb") else _short(column, value)
+    return (
+        f"{value:,.0f}"
+        if "per_second" in column or column.endswith("_mb")
+        else _short(column, value)
+    )
 
 
 def _short(column: str, value: float) -> str:
-    decimals = 1 if column.endswith("_ms") else 6 if "loss" in column or column.startswith("p_") else 2
+    decimals = (
+        1 if column.endswith("_ms") else 6 if "loss" in column or column.startswith("p_") else 2
+    )
     if column.startswith("auc") or column in ("std", "of_parent"):
         decimals = 4
     return f"{value:.{decimals}f}"

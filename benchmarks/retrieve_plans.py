@@ -31,13 +31,17 @@ def profile_of(ids_NFB: NDArray[np.int64], num_rows: int) -> AccessProfile:
         for ids in ids_NFB[:, table]:
             occurs[np.unique(ids)] += 1
         tables[f"C{table}"] = TableCounts(accesses, occurs)
-    return AccessProfile(tables, num_batches * batch_size, num_batches, batch_size, "earlier samples")
+    return AccessProfile(
+        tables, num_batches * batch_size, num_batches, batch_size, "earlier samples"
+    )
 
 
 def elsewhere(assignment: Assignment) -> Assignment:
     """The same with each row's home on the next shard, but for rows that all have."""
     home = (assignment.home.astype(np.int64) + 1) % assignment.num_shards
-    return replace(assignment, home=np.where(assignment.is_everywhere, assignment.home, home).astype(np.uint16))
+    return replace(
+        assignment, home=np.where(assignment.is_everywhere, assignment.home, home).astype(np.uint16)
+    )
 
 
 def write_plans(
@@ -53,10 +57,16 @@ def write_plans(
         folder: for the files.
     """
     record = 4 * (case.dim + 1)
-    weights = [TableSize(f"C{t}", case.num_rows, 4 * case.dim, 4 * case.dim) for t in range(case.num_tables)]
-    records = [TableSize(f"C{t}", case.num_rows, record, 4 * case.dim) for t in range(case.num_tables)]
+    weights = [
+        TableSize(f"C{t}", case.num_rows, 4 * case.dim, 4 * case.dim)
+        for t in range(case.num_tables)
+    ]
+    records = [
+        TableSize(f"C{t}", case.num_rows, record, 4 * case.dim) for t in range(case.num_tables)
+    ]
     topology = ClusterTopology.of(
-        {"hosts": [ranks_per_host] * num_hosts, "within_host": WITHIN_HOST, "between_hosts": 1.0}, "the lab"
+        {"hosts": [ranks_per_host] * num_hosts, "within_host": WITHIN_HOST, "between_hosts": 1.0},
+        "the lab",
     )
     profile, world_size, plans = profile_of(earlier, case.num_rows), num_hosts * ranks_per_host, {}
     wanted = {
@@ -68,14 +78,19 @@ def write_plans(
         assignment, _ = make_plan(sizes, profile, topology, options)
         plans[name] = Plan.by_rows(assignment)
     plans["elsewhere"] = Plan.by_rows(elsewhere(assignment))
-    by_table = {f"C{t}": Placement(kind="table_wise", shards=(t % world_size,)) for t in range(case.num_tables)}
+    by_table = {
+        f"C{t}": Placement(kind="table_wise", shards=(t % world_size,))
+        for t in range(case.num_tables)
+    }
     plans["by_table"] = Plan(num_shards=world_size, placements=by_table)
     for name, plan in plans.items():
         plan.save(folder / f"{name}.json")
     return {name: str(folder / f"{name}.json") for name in plans}
 
 
-def split_in_time(arrays: Arrays, world_size: int, num_measured: int) -> tuple[NDArray[np.int64], Arrays]:
+def split_in_time(
+    arrays: Arrays, world_size: int, num_measured: int
+) -> tuple[NDArray[np.int64], Arrays]:
     """Ids of a rank's batches that come first, and the last ones as global batches.
 
     Args:
@@ -90,6 +105,10 @@ def split_in_time(arrays: Arrays, world_size: int, num_measured: int) -> tuple[N
         return np.ascontiguousarray(numbers[last].reshape(num_measured, -1, *numbers.shape[2:]))
 
     num_tables, batch_size = arrays.ids.shape[1:]
-    ids = arrays.ids[last].reshape(num_measured, world_size, num_tables, batch_size).transpose(0, 2, 1, 3)
+    ids = (
+        arrays.ids[last]
+        .reshape(num_measured, world_size, num_tables, batch_size)
+        .transpose(0, 2, 1, 3)
+    )
     together = np.ascontiguousarray(ids.reshape(num_measured, num_tables, -1))
     return arrays.ids[:-count], Arrays(together, joined(arrays.dense), joined(arrays.labels))

@@ -23,7 +23,9 @@ MEANINGS = (
 def specs() -> tuple[ContenderSpec, ...]:
     """A pair with all policies, and one without each."""
     whole = ContenderSpec(OURS, "rpc_pibroch:build", our_python())
-    return whole, *(replace(whole, label=label_of(name), environment={WITHOUT: name}) for name in POLICIES)
+    return whole, *(
+        replace(whole, label=label_of(name), environment={WITHOUT: name}) for name in POLICIES
+    )
 
 
 def label_of(policy: str) -> str:
@@ -40,6 +42,9 @@ def worth(rows: list[Row]) -> list[str]:
     lines = []
     for name in POLICIES:
         mine = [row for row in rows if row["contender"] == label_of(name)]
-        said = ", ".join(f"{row['call']} {row['size']} {row['over_pibroch']:.2f}x".replace("  ", " ") for row in mine)
+        said = ", ".join(
+            f"{row['call']} {row['size']} {row['over_pibroch']:.2f}x".replace("  ", " ")
+            for row in mine
+        )
         lines.append(f"**{label_of(name)}: {said}**")
     return lines

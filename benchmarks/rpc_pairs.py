@@ -38,7 +38,9 @@ class Pair:
             place = lab.environment(rank, port) if lab else local_environment(rank, port)
             launcher = lab.launcher(rank) if lab else ()
             self.members.append(
-                Contender(replace(spec, launcher=launcher, environment=spec.environment | place | common))
+                Contender(
+                    replace(spec, launcher=launcher, environment=spec.environment | place | common)
+                )
             )
         self._caller = self.members[1]
 
@@ -112,7 +114,9 @@ def cpu_ms(pid: int) -> float:
 
 
 @contextmanager
-def pairs(chosen: Sequence[ContenderSpec], lab: Lab | None, load: ForeignLoad) -> Iterator[list[Pair]]:
+def pairs(
+    chosen: Sequence[ContenderSpec], lab: Lab | None, load: ForeignLoad
+) -> Iterator[list[Pair]]:
     """Start a pair for each spec, end them afterwards."""
     with ExitStack() as stack:
         running = []

@@ -46,11 +46,15 @@ class ServingCase:
 
     def body(self, number: int, num_rows: int) -> bytes:
         """The number-th request."""
-        chosen = [self.rows[(number * num_rows + place) % len(self.rows)] for place in range(num_rows)]
+        chosen = [
+            self.rows[(number * num_rows + place) % len(self.rows)] for place in range(num_rows)
+        ]
         return json.dumps({"rows": chosen}).encode()
 
 
-def make_case(folder: Path, num_rows: int, num_ids: int, steps: int = 20, checkpoint_every: int = 10) -> ServingCase:
+def make_case(
+    folder: Path, num_rows: int, num_ids: int, steps: int = 20, checkpoint_every: int = 10
+) -> ServingCase:
     """Generate rows of thirteen numbers and of 26 ids, each from ``num_ids`` skewed ones; prepare, train, export."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(5)
@@ -60,8 +64,12 @@ def make_case(folder: Path, num_rows: int, num_ids: int, steps: int = 20, checkp
     labels = rng.random(num_rows) < 0.3
     rows: list[RawRow] = []
     for place in range(num_rows):
-        row: RawRow = {name: str(value) for name, value in zip(DENSE, numbers[place].tolist(), strict=True)}
-        for name, value, gone in zip(TABLES, ids[place].tolist(), missing[place].tolist(), strict=True):
+        row: RawRow = {
+            name: str(value) for name, value in zip(DENSE, numbers[place].tolist(), strict=True)
+        }
+        for name, value, gone in zip(
+            TABLES, ids[place].tolist(), missing[place].tolist(), strict=True
+        ):
             row[name] = None if gone else f"{value * 2654435761 % (1 << 32):08x}"
         rows.append(row)
     lines = [",".join(["label", *rows[0]])]
@@ -73,10 +81,17 @@ def make_case(folder: Path, num_rows: int, num_ids: int, steps: int = 20, checkp
     text.write_text("\n".join(lines) + "\n")
     schema = Schema.from_toml(
         'label = "label"\n'
-        + "".join([f"[dense.{name}]\n" for name in DENSE] + [f"[categorical.{name}]\n" for name in TABLES])
+        + "".join(
+            [f"[dense.{name}]\n" for name in DENSE] + [f"[categorical.{name}]\n" for name in TABLES]
+        )
     )
     data = folder / "data"
-    prepare([TextSource(text, ",", True)], schema, data, PrepareOptions(SplitRule.parse("time:0.8/0.1/0.1")))
+    prepare(
+        [TextSource(text, ",", True)],
+        schema,
+        data,
+        PrepareOptions(SplitRule.parse("time:0.8/0.1/0.1")),
+    )
     run = _train(folder, data, steps, checkpoint_every)
     checkpoints = sorted((run.path / "checkpoints").glob("step-*"))
     export_checkpoint(checkpoints[0], folder / "float32")
@@ -84,7 +99,11 @@ def make_case(folder: Path, num_rows: int, num_ids: int, steps: int = 20, checkp
     predictor = pb.Predictor.open(folder / "float32")
     _write_vocabulary(predictor, rows, folder / "float32" / "vocabulary.json")
     return ServingCase(
-        rows[:4096], folder / "float32", folder / "int8", predictor.score_raw(rows[:4096]).tolist(), checkpoints
+        rows[:4096],
+        folder / "float32",
+        folder / "int8",
+        predictor.score_raw(rows[:4096]).tolist(),
+        checkpoints,
     )
 
 
@@ -111,7 +130,9 @@ def _write_vocabulary(predictor: pb.Predictor, rows: list[RawRow], path: Path) -
     found: dict[str, dict[str, int]] = {}
     for place, name in enumerate(TABLES):
         values = sorted({row[name] or "" for row in rows})
-        columns: dict[str, list[object]] = {column: [None] * len(values) for column in predictor.columns}
+        columns: dict[str, list[object]] = {
+            column: [None] * len(values) for column in predictor.columns
+        }
         columns[name] = list(values)
         ids = predictor.encode(columns).values.view(NUM_TABLES, -1)[place].tolist()
         found[name] = dict(zip(values, ids, strict=True))

@@ -32,7 +32,9 @@ def hosts(options: Options, load: ForeignLoad) -> Report:
     A third host asks. Raises what :meth:`benchmarks.lab.network.Network.build` raises where no lab can be made.
     """
     options.say("a model")
-    case = make_case(options.scratch / options.section, *((8000, 3000) if options.quick else (60_000, 20_000)))
+    case = make_case(
+        options.scratch / options.section, *((8000, 3000) if options.quick else (60_000, 20_000))
+    )
     rounds, seconds = (2, 1.0) if options.quick else (3, 2.0)
     sizes, loads = (QUICK_ROWS, QUICK_CONNECTIONS) if options.quick else (ROWS, CONNECTIONS)
     rows: list[Row] = []
@@ -43,7 +45,9 @@ def hosts(options: Options, load: ForeignLoad) -> Report:
         at = [option for url in urls for option in ("--rows-at", url)]
 
         def server(label: str, host: int, port: int, *more: object) -> HttpServer:
-            command = serve_command(case.int8, "--host", lab.network.address(host), "--port", port, *more)
+            command = serve_command(
+                case.int8, "--host", lab.network.address(host), "--port", port, *more
+            )
             return stack.enter_context(HttpServer(label, [*lab.launcher(host), *command]))
 
         one = server(ONE, FIRST, WHOLE_PORT)
@@ -68,9 +72,24 @@ def hosts(options: Options, load: ForeignLoad) -> Report:
         f"`over_one_host`: p50 over that of one host, round by round, the median; the bar at 1gbit is {BOUND}; every "
         "request is answered",
     ]
-    columns = ["rate", "rows", "connections", "contender", "requests_per_second", "p50_ms", "p99_ms", "over_one_host"]
+    columns = [
+        "rate",
+        "rows",
+        "connections",
+        "contender",
+        "requests_per_second",
+        "p50_ms",
+        "p99_ms",
+        "over_one_host",
+    ]
     plot = PlotSpec(
-        "over_one_host", ("rate", "rows"), "connections", "contender", "p50 over one host's", decimals=2, ours=TWO
+        "over_one_host",
+        ("rate", "rows"),
+        "connections",
+        "contender",
+        "p50 over one host's",
+        decimals=2,
+        ours=TWO,
     )
     return Report("serving", "Serving: tables over two hosts", rows, columns, plot, notes)
 
@@ -84,11 +103,15 @@ def _in_turns(
         run_load(server, bodies, connections, 1.0, launcher=launcher)
     for _ in range(rounds):
         for server in servers:
-            found[server.label].append(run_load(server, bodies, connections, seconds, launcher=launcher))
+            found[server.label].append(
+                run_load(server, bodies, connections, seconds, launcher=launcher)
+            )
     return found
 
 
-def _rows_of(found: dict[str, list[LoadResult]], rate: str, size: int, connections: int) -> list[Row]:
+def _rows_of(
+    found: dict[str, list[LoadResult]], rate: str, size: int, connections: int
+) -> list[Row]:
     rows: list[Row] = []
     for label, turns in found.items():
         ratios = [mine.p50_ms / one.p50_ms for mine, one in zip(turns, found[ONE], strict=True)]

@@ -46,7 +46,9 @@ class Team:
         self.carried: list[Carried] = []
         port = lab.next_port()
         for rank in range(lab.world_size):
-            placed = replace(spec, launcher=lab.launcher(rank), environment=lab.environment(rank, port))
+            placed = replace(
+                spec, launcher=lab.launcher(rank), environment=lab.environment(rank, port)
+            )
             self.members.append(Contender(placed))
 
     def setup(self, case: Case) -> dict[str, str]:
@@ -57,7 +59,10 @@ class Team:
     def check(self, steps: int) -> dict[str, list[float]]:
         """Means over the ranks, which have equally many samples: so the losses are those of the global batches."""
         values = [answer["values"] for answer in self._ask({"do": "check", "steps": steps})]
-        return {series: np.mean([value[series] for value in values], axis=0).tolist() for series in values[0]}
+        return {
+            series: np.mean([value[series] for value in values], axis=0).tolist()
+            for series in values[0]
+        }
 
     def run(self, phase: str, first: int, steps: int) -> Timing:
         """A step's times are means over the ranks: ranks wait for each other, so none runs ahead for long."""
@@ -67,8 +72,13 @@ class Team:
         told = [timing["figures"] for timing in timings]
         names = dict.fromkeys(name for each in told for name in each)
         nothing = [0.0] * steps
-        figures = {name: np.mean([each.get(name, nothing) for each in told], axis=0).tolist() for name in names}
-        return Timing(step_ms, float(np.mean([timing["cpu_ms_per_step"] for timing in timings])), figures)
+        figures = {
+            name: np.mean([each.get(name, nothing) for each in told], axis=0).tolist()
+            for name in names
+        }
+        return Timing(
+            step_ms, float(np.mean([timing["cpu_ms_per_step"] for timing in timings])), figures
+        )
 
     def pause(self, seconds: float) -> None:
         """See :class:`benchmarks.contender.Competitor`; what the links carry meanwhile counts."""

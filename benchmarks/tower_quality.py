@@ -32,7 +32,9 @@ from pibroch.train.tower_groups import group_features
 SEEDS = 9
 QUALITY, GROUPS = "quality", "groups"
 PLOTS = {
-    QUALITY: PlotSpec("auc", ("data",), "family", "model", "AUC", "auc_least", "auc_most", decimals=4, ours=""),
+    QUALITY: PlotSpec(
+        "auc", ("data",), "family", "model", "AUC", "auc_least", "auc_most", decimals=4, ours=""
+    ),
     GROUPS: PlotSpec(
         "auc",
         ("data",),
@@ -48,7 +50,11 @@ PLOTS = {
 SAMPLES, PLANTED_SAMPLES = 1_000_000, 300_000
 TOWERS = (2, 4, 8)
 DIM = 16
-LEARNED: tuple[tuple[str, Strategy], ...] = (("deepfm", "coherent"), ("deepfm", "diverse"), ("dlrm", "coherent"))
+LEARNED: tuple[tuple[str, Strategy], ...] = (
+    ("deepfm", "coherent"),
+    ("deepfm", "diverse"),
+    ("dlrm", "coherent"),
+)
 """Models whose embeddings are compared, and what features of a group are to each other."""
 PLANTED_SETTINGS = "model.dim=8", "train.epochs=3"
 Overrides = Sequence[str]
@@ -60,7 +66,10 @@ def quality(options: Options) -> tuple[list[Row], list[str]]:
     width = DIM // 2
     variants: dict[str, tuple[str, Overrides]] = {
         "DLRM": ("DLRM", ["model.name=dlrm"]),
-        "DLRM, pass-through": ("DLRM", ["model.name=tower_dlrm", "model.towers={count=8, pass_through=true}"]),
+        "DLRM, pass-through": (
+            "DLRM",
+            ["model.name=tower_dlrm", "model.towers={count=8, pass_through=true}"],
+        ),
         "DCN": ("DCN", ["model.name=dcnv2", "model.structure=stacked"]),
     }
     for count in TOWERS:
@@ -72,7 +81,10 @@ def quality(options: Options) -> tuple[list[Row], list[str]]:
         )
     for compression in (4, 8, 16):
         settings = f"model.towers={{count=8, width={DIM // compression}}}"
-        variants[f"DLRM, 8 towers, CR {compression}"] = ("DLRM", ["model.name=tower_dlrm", settings])
+        variants[f"DLRM, 8 towers, CR {compression}"] = (
+            "DLRM",
+            ["model.name=tower_dlrm", settings],
+        )
     rows: list[Row] = []
     for label, (family, overrides) in variants.items():
         options.say(label)
@@ -87,7 +99,8 @@ def quality(options: Options) -> tuple[list[Row], list[str]]:
             else float(np.median(aucs) - parent["auc"]) / max(parent["std"], 1e-9),
         })  # fmt: skip
     return rows, _notes(
-        options, "`of_parent`: median AUC less that of the family's model without towers, also in its deviations"
+        options,
+        "`of_parent`: median AUC less that of the family's model without towers, also in its deviations",
     )
 
 
@@ -100,10 +113,14 @@ def groups(options: Options) -> tuple[list[Row], list[str]]:
     synthesize(planted, folder)
     dataset = EncodedDataset.open(folder)
     found: dict[str, Sequence[Sequence[str]]] = {
-        f"learned by {name}, {strategy}": _learned(name, strategy, dataset, options) for name, strategy in LEARNED
+        f"learned by {name}, {strategy}": _learned(name, strategy, dataset, options)
+        for name, strategy in LEARNED
     }
     names = tuple(dataset.num_rows)
-    found |= {"strided": [names[first::4] for first in range(4)], "planted": planted_groups(planted)}
+    found |= {
+        "strided": [names[first::4] for first in range(4)],
+        "planted": planted_groups(planted),
+    }
     aucs, rows = {}, []
     for label, towers in found.items():
         options.say(label)
@@ -112,34 +129,53 @@ def groups(options: Options) -> tuple[list[Row], list[str]]:
         aucs[label] = _aucs(config, dataset, options, label)
     for label, values in aucs.items():
         better = (
-            float(mannwhitneyu(values, aucs["strided"], alternative="greater").pvalue) if label != "strided" else None
+            float(mannwhitneyu(values, aucs["strided"], alternative="greater").pvalue)
+            if label != "strided"
+            else None
         )
         rows.append({
             "data": "4 planted groups", "family": "DCN, 4 towers of width 2", "groups": label, **_spread(values),
             "p_better_than_strided": better, "rand_index": _agreement(found[label], planted_groups(planted)),
         })  # fmt: skip
     return rows, _notes(
-        options, "`rand_index`: pairs of features that are together, or apart, as in the planted groups"
+        options,
+        "`rand_index`: pairs of features that are together, or apart, as in the planted groups",
     )
 
 
-def _learned(name: str, strategy: Strategy, dataset: EncodedDataset, options: Options) -> Sequence[Sequence[str]]:
+def _learned(
+    name: str, strategy: Strategy, dataset: EncodedDataset, options: Options
+) -> Sequence[Sequence[str]]:
     """Groups by the embeddings of a model without towers."""
     folder = options.scratch / f"parent {name}"
     if not folder.exists():
         options.say(f"{name}, whose embeddings say which features are alike")
         _train(_config(dataset.path, [f"model.name={name}", *PLANTED_SETTINGS]), dataset, folder)
     predictor, _ = open_for(folder, dataset)
-    return group_features(predictor, dataset, 4, 20_000, strategy, Balance(1.5), weigh_bytes=False, centred=True).groups
+    return group_features(
+        predictor, dataset, 4, 20_000, strategy, Balance(1.5), weigh_bytes=False, centred=True
+    ).groups
 
 
 def _dataset(options: Options) -> tuple[EncodedDataset, str]:
     """Criteo's sample where it is at hand, else generated data."""
     path, folder = sample_path(), options.scratch / "data"
     if path is None:
-        synthesize(SyntheticOptions(100_000 if options.quick else SAMPLES, max_table_rows=10_000), folder)
+        synthesize(
+            SyntheticOptions(100_000 if options.quick else SAMPLES, max_table_rows=10_000), folder
+        )
         return EncodedDataset.open(folder), "generated"
-    command = [str(our_python()), "-m", "pibroch", "data", "prepare", "criteo", str(path), "--out", str(folder)]
+    command = [
+        str(our_python()),
+        "-m",
+        "pibroch",
+        "data",
+        "prepare",
+        "criteo",
+        str(path),
+        "--out",
+        str(folder),
+    ]
     subprocess.run(command, check=True, capture_output=True)
     return EncodedDataset.open(folder), "Criteo sample"
 
@@ -150,7 +186,13 @@ def _config(data: Path, overrides: Overrides) -> RunConfig:
         "model": {"name": "dlrm", "bottom": [64, 32], "top": [128, 64]},
         "embedding": {"optimizer": {"name": "adagrad", "lr": 0.1}},
         "optimizer": {"name": "adam", "lr": 2e-3},
-        "train": {"epochs": 1, "batch_size": 512, "log_every": 1000, "evaluate_every": 400, "checkpoint_every": 1000},
+        "train": {
+            "epochs": 1,
+            "batch_size": 512,
+            "log_every": 1000,
+            "evaluate_every": 400,
+            "checkpoint_every": 1000,
+        },
     }
     return change_config(check_config(base, "the benchmark"), overrides)
 
@@ -174,7 +216,13 @@ def _train(config: RunConfig, dataset: EncodedDataset, folder: Path) -> float:
 
 def _spread(values: Sequence[float]) -> Row:
     low, middle, high = (float(np.percentile(values, percent)) for percent in (0, 50, 100))
-    return {"auc": middle, "std": float(np.std(values)), "auc_least": low, "auc_most": high, "runs": len(values)}
+    return {
+        "auc": middle,
+        "std": float(np.std(values)),
+        "auc_least": low,
+        "auc_most": high,
+        "runs": len(values),
+    }
 
 
 def _size(config: RunConfig, dataset: EncodedDataset) -> Row:
@@ -187,7 +235,9 @@ def _size(config: RunConfig, dataset: EncodedDataset) -> Row:
 
 def _agreement(found: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -> float:
     """Rand index of two partitions."""
-    one, other = ({name: n for n, group in enumerate(groups) for name in group} for groups in (found, right))
+    one, other = (
+        {name: n for n, group in enumerate(groups) for name in group} for groups in (found, right)
+    )
     names = sorted(one)
     pairs = [(a, b) for i, a in enumerate(names) for b in names[:i]]
     return sum((one[a] == one[b]) == (other[a] == other[b]) for a, b in pairs) / len(pairs)

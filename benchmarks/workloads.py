@@ -41,7 +41,9 @@ class Workload:
     def write(self, folder: Path) -> Path:
         """Write the batches into ``folder`` and return the file; an existing one is used again."""
         shape = f"{self.num_batches}x{self.num_tables}x{self.batch_size}_{self.num_rows}"
-        path = folder / f"{self.kind}{self.skew if self.kind in ('zipf', 'hot') else ''}_{shape}.npz"
+        path = (
+            folder / f"{self.kind}{self.skew if self.kind in ('zipf', 'hot') else ''}_{shape}.npz"
+        )
         if not path.exists():
             (criteo_batches(self) if self.kind == "criteo" else drawn_batches(self)).save(path)
         return path
@@ -52,7 +54,9 @@ def drawn_batches(workload: Workload) -> Arrays:
     rng = np.random.default_rng([workload.seed, DENSE_STREAM])
     shape = (workload.num_batches, workload.num_tables, workload.batch_size)
     uniform = rng.random(shape)
-    ids = {"zipf": zipf_ids, "hot": hot_ids, "uniform": uniform_ids}[workload.kind](uniform, workload)
+    ids = {"zipf": zipf_ids, "hot": hot_ids, "uniform": uniform_ids}[workload.kind](
+        uniform, workload
+    )
     samples = (workload.num_batches, workload.batch_size)
     dense = rng.random((*samples, NUM_DENSE), dtype=np.float32)
     return Arrays(ids, dense, (rng.random(samples) < 0.3).astype(np.float32))
@@ -99,16 +103,24 @@ def criteo_batches(workload: Workload) -> Arrays:
     path = sample_path()
     if path is None:
         raise DataError(
-            f"no {SAMPLE_NAME}", "the Criteo sample", "set PIBROCH_TEST_DATA to its folder, or use zipf ids"
+            f"no {SAMPLE_NAME}",
+            "the Criteo sample",
+            "set PIBROCH_TEST_DATA to its folder, or use zipf ids",
         )
     needed = workload.num_batches * workload.batch_size
     with gzip.open(path, "rt") as lines:
         rows = [line.rstrip("\n").split("\t") for line in islice(lines, needed)]
     if len(rows) < needed:
-        raise DataError(f"{len(rows)} rows in {path}", f"{needed}", "measure fewer or smaller batches")
+        raise DataError(
+            f"{len(rows)} rows in {path}", f"{needed}", "measure fewer or smaller batches"
+        )
     labels = np.array([float(row[0]) for row in rows], np.float32)
-    integers = np.array([[float(value or 0) for value in row[1 : 1 + NUM_DENSE]] for row in rows], np.float32)
-    hashed = np.array([[int(value or "0", 16) for value in row[1 + NUM_DENSE :]] for row in rows], np.int64)
+    integers = np.array(
+        [[float(value or 0) for value in row[1 : 1 + NUM_DENSE]] for row in rows], np.float32
+    )
+    hashed = np.array(
+        [[int(value or "0", 16) for value in row[1 + NUM_DENSE :]] for row in rows], np.int64
+    )
     ids = hashed % workload.num_rows
     shape = (workload.num_batches, workload.batch_size)
     return Arrays(

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 def describe_commands() -> str:
     """A section for each command that is not hidden: its text, its usage, and a table of its options."""
-    return "\n".join(line for name, command, context in commands() for line in section(name, command, context))
+    return "\n".join(
+        line for name, command, context in commands() for line in section(name, command, context)
+    )
 
 
 def commands() -> Iterator[tuple[str, Command, Context]]:
@@ -29,7 +31,9 @@ def commands() -> Iterator[tuple[str, Command, Context]]:
     yield from _below(typer.main.get_command(app), "pibroch", None)
 
 
-def _below(command: Command, name: str, parent: Context | None) -> Iterator[tuple[str, Command, Context]]:
+def _below(
+    command: Command, name: str, parent: Context | None
+) -> Iterator[tuple[str, Command, Context]]:
     context = command.context_class(command, info_name=name.rpartition(" ")[2], parent=parent)
     inner = getattr(command, "commands", {})
     if not inner or getattr(command, "invoke_without_command", False):
@@ -43,7 +47,16 @@ def section(name: str, command: Command, context: Context) -> list[str]:
     """Markdown of a command."""
     shown = [each for each in command.params if not getattr(each, "hidden", False)]
     usage = " ".join(command.collect_usage_pieces(context))
-    lines = [f"## {name}", "", "```text", f"{name} {usage}", "```", "", escape(command.help or ""), ""]
+    lines = [
+        f"## {name}",
+        "",
+        "```text",
+        f"{name} {usage}",
+        "```",
+        "",
+        escape(command.help or ""),
+        "",
+    ]
     rows = [row for each in shown if (row := describe(each, context)) is not None]
     return [*lines, "| | |", "|---|---|", *rows, ""] if rows else lines
 

@@ -33,7 +33,9 @@ toc_object_entries = False
 
 NAMES_OF = re.compile(r"^<!-- names of ([\w.]+) -->$", re.MULTILINE)
 COMMANDS = "<!-- commands -->"
-OUTSIDE = re.compile(r"\[([^\]]*)\]\((?:\.\./)+((?:src|examples|tests|benchmarks|recipes)/[^)#]*|[A-Z]+\.md|LICENSE)\)")
+OUTSIDE = re.compile(
+    r"\[([^\]]*)\]\((?:\.\./)+((?:src|examples|tests|benchmarks|recipes)/[^)#]*|[A-Z]+\.md|LICENSE)\)"
+)
 """Links of a guide to files of the repository: on the site, where these are not, their text and path."""
 
 
@@ -43,7 +45,9 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-skip-member", skip)
 
 
-def skip(app: Sphinx, kind: str, name: str, thing: object, is_skipped: bool, options: object) -> bool | None:
+def skip(
+    app: Sphinx, kind: str, name: str, thing: object, is_skipped: bool, options: object
+) -> bool | None:
     """What a class takes over from torch, whose docstrings refer to torch's own pages."""
     return True if str(getattr(thing, "__module__", None)).startswith("torch.") else None
 
@@ -66,12 +70,17 @@ def describe_names(module_name: str) -> str:
     module, top = importlib.import_module(module_name), importlib.import_module("pibroch")
     names = [name for name in sorted(module.__all__, key=str.lower) if not name.startswith("__")]
     elsewhere = (
-        set() if module is top else {name for name in names if getattr(top, name, None) is getattr(module, name)}
+        set()
+        if module is top
+        else {name for name in names if getattr(top, name, None) is getattr(module, name)}
     )
     lines = (
         []
         if not elsewhere
-        else ["Also here: " + ", ".join(f"`pibroch.{name}`" for name in sorted(elsewhere)) + ".", ""]
+        else [
+            "Also here: " + ", ".join(f"`pibroch.{name}`" for name in sorted(elsewhere)) + ".",
+            "",
+        ]
     )
     lines += ["```{eval-rst}"]
     for name in names:
@@ -83,7 +92,10 @@ def describe_names(module_name: str) -> str:
 def directive(name: str, thing: object) -> list[str]:
     """Of one name; a value is there by its name alone, for the docstring that it has is its type's."""
     if inspect.isclass(thing):
-        return [f".. auto{'exception' if issubclass(thing, BaseException) else 'class'}:: {name}", "   :members:"]
+        return [
+            f".. auto{'exception' if issubclass(thing, BaseException) else 'class'}:: {name}",
+            "   :members:",
+        ]
     if inspect.ismodule(thing):
         return []
     return [f".. autofunction:: {name}"] if callable(thing) else [f".. py:data:: {name}", ""]

@@ -36,10 +36,14 @@ def main() -> None:
     for bound in (0, 0, 4):  # the first run compiles kernels
         pipeline = pb.BoundedLagPipeline(model, embeddings, bound)
         start, total = time.perf_counter(), 0.0
-        for prediction in pipeline.run(batches(dist.get_rank())):  # in the order of the batches, whatever the bound
+        for prediction in pipeline.run(
+            batches(dist.get_rank())
+        ):  # in the order of the batches, whatever the bound
             total += prediction.scores().sum().item()
         seconds = time.perf_counter() - start
-        print(f"rank {dist.get_rank()}: k = {bound}, sum of scores {total:.4f}, {NUM_BATCHES / seconds:.0f} batches/s")
+        print(
+            f"rank {dist.get_rank()}: k = {bound}, sum of scores {total:.4f}, {NUM_BATCHES / seconds:.0f} batches/s"
+        )
         dist.barrier()
         pipeline.close()
 

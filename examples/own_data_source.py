@@ -33,7 +33,10 @@ class JsonLines:
             file.seek(start.offset)
             while lines := file.readlines(piece_bytes):
                 end = Place(start.offset + sum(map(len, lines)), start.line + len(lines))
-                text = b"".join(self._text(line, start.line + number) for number, line in enumerate(lines, start=1))
+                text = b"".join(
+                    self._text(line, start.line + number)
+                    for number, line in enumerate(lines, start=1)
+                )
                 yield TextPiece(text, start, end, end.offset / self._size)
                 start = end
 
@@ -41,15 +44,22 @@ class JsonLines:
         try:
             record = json.loads(line)
         except ValueError as error:
-            raise DataError(f"{self.path}, line {number}: {error}", "an object in JSON", "look at that line") from error
+            raise DataError(
+                f"{self.path}, line {number}: {error}", "an object in JSON", "look at that line"
+            ) from error
         fields = ("" if record.get(name) is None else str(record[name]) for name in self.columns)
-        return ("\t".join(field.replace("\t", " ").replace("\n", " ") for field in fields) + "\n").encode()
+        return (
+            "\t".join(field.replace("\t", " ").replace("\n", " ") for field in fields) + "\n"
+        ).encode()
 
 
 SCHEMA = Schema(
     label="clicked",
     dense=(DenseFeature(name="price", column="price"),),
-    categorical=(CategoricalFeature(name="shop", column="shop"), CategoricalFeature(name="item", column="item")),
+    categorical=(
+        CategoricalFeature(name="shop", column="shop"),
+        CategoricalFeature(name="item", column="item"),
+    ),
 )
 
 
@@ -60,7 +70,12 @@ def write_log(path: Path, num_lines: int) -> None:
         for _ in range(num_lines):
             shop, item = random.randrange(5), random.randrange(200)
             clicked = int(random.random() < (0.6 if (shop + item) % 4 == 0 else 0.1))
-            record = {"clicked": clicked, "shop": f"s{shop}", "item": f"i{item}", "price": random.random() * 10}
+            record = {
+                "clicked": clicked,
+                "shop": f"s{shop}",
+                "item": f"i{item}",
+                "price": random.random() * 10,
+            }
             file.write(json.dumps(record) + "\n")
 
 

@@ -64,12 +64,20 @@ class AskFirst(Exchange[list[Asked]]):
         mine = next((problem for _, problem in resolved if problem is not None), None)
         if (problem := bad_batch(self._channel, mine)) is not None:
             raise problem
-        found = [self._ask(number, ids, batch.batch_size, averaged_at) for number, (ids, _) in enumerate(resolved)]
+        found = [
+            self._ask(number, ids, batch.batch_size, averaged_at)
+            for number, (ids, _) in enumerate(resolved)
+        ]
         room = room_for(self._groups, batch)
-        pooled = [pool(asked.here.ids, weights, asked.here.places, weights.shape[1], room) for weights, asked in found]
+        pooled = [
+            pool(asked.here.ids, weights, asked.here.places, weights.shape[1], room)
+            for weights, asked in found
+        ]
         return pooled, [asked for _, asked in found]
 
-    def _ask(self, number: int, ids: BatchIds, num_samples: int, averaged_at: int | None) -> tuple[Records, Asked]:
+    def _ask(
+        self, number: int, ids: BatchIds, num_samples: int, averaged_at: int | None
+    ) -> tuple[Records, Asked]:
         """Every rank tells how large its part is, then asks for its distinct rows."""
         group, shard = self._groups[number], self._held[number]
         here = DistinctRows.of(ids)
@@ -87,11 +95,20 @@ class AskFirst(Exchange[list[Asked]]):
             sums = torch.from_numpy(asked.here.sums(gradients[number], asked.share))
             arrived = self._to_first(sums, asked.counts).numpy()
             hyper = group.optimizer.hyper(rates.learning_rates[number], rates.step)
-            update_rows(self._held[number], group.optimizer, group_rows(asked.rows), arrived, hyper, rates.step)
+            update_rows(
+                self._held[number],
+                group.optimizer,
+                group_rows(asked.rows),
+                arrived,
+                hyper,
+                rates.step,
+            )
 
     def feed(self, batches: Iterable[pb.JaggedBatch], trains: bool) -> Iterator[pb.JaggedBatch]:
         """Ranks without a batch get empty ones until all have run out."""
-        features = tuple(dict.fromkeys(name for each in self._groups for name in each.space.features))
+        features = tuple(
+            dict.fromkeys(name for each in self._groups for name in each.space.features)
+        )
         for batch, is_real in and_then_fillers(batches, features):
             if not any(self._channel.gather(is_real)):
                 return
@@ -112,7 +129,9 @@ class AskFirstSection(ExchangeSection):
     name: Literal["ask_first"] = "ask_first"
 
 
-SPEC = ExchangeSpec("ask_first", "rank 0 holds all rows, and all ranks ask it", AskFirstSection, AskFirst)
+SPEC = ExchangeSpec(
+    "ask_first", "rank 0 holds all rows, and all ranks ask it", AskFirstSection, AskFirst
+)
 register_exchange(SPEC)
 
 
@@ -124,14 +143,18 @@ def main() -> None:
     labels = (ids[0] % 3 == 0).float()
     embeddings = pb.Embeddings([pb.Table("item", 50, 8)], pb.Adagrad(lr=0.3), exchange="ask_first")
     batches = [
-        pb.JaggedBatch.from_one_hot(torch.zeros(200, 0), ["item"], ids[:, at : at + 200], labels[at : at + 200])
+        pb.JaggedBatch.from_one_hot(
+            torch.zeros(200, 0), ["item"], ids[:, at : at + 200], labels[at : at + 200]
+        )
         for at in range(0, 4000, 200)
     ]
     for batch in embeddings.feed(batches * 5):
         logits = embeddings(batch)[:, 0].sum(1)
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
         loss.backward()
-    print(f"rank {dist.get_rank()}: log loss {loss.item():.3f}, {embeddings.num_bytes} bytes of rows here")
+    print(
+        f"rank {dist.get_rank()}: log loss {loss.item():.3f}, {embeddings.num_bytes} bytes of rows here"
+    )
     assert np.isfinite(loss.item())
     dist.destroy_process_group()
 

@@ -15,7 +15,9 @@ def clicks(num_batches: int, batch_size: int, seed: int):
     """Generated clicks: a user, an item and a shop like each other or not, by their ids alone."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(num_batches):
-        ids = torch.stack([torch.randint(rows, (batch_size,), generator=generator) for rows in NUM_ROWS.values()])
+        ids = torch.stack(
+            [torch.randint(rows, (batch_size,), generator=generator) for rows in NUM_ROWS.values()]
+        )
         dense = torch.rand(batch_size, 4, generator=generator)
         taste = (ids[0] % 7 - 3) * (ids[1] % 5 - 2) / 3 + (ids[2] % 3 - 1) + dense[:, 0] - 0.5
         labels = (torch.rand(batch_size, generator=generator) < torch.sigmoid(taste)).float()
@@ -27,7 +29,9 @@ class MyModel(nn.Module):
 
     def __init__(self, num_dense: int, num_features: int, dim: int) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(num_dense + num_features * dim, 64), nn.ReLU(), nn.Linear(64, 1))
+        self.net = nn.Sequential(
+            nn.Linear(num_dense + num_features * dim, 64), nn.ReLU(), nn.Linear(64, 1)
+        )
 
     def forward(self, dense: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         return self.net(torch.cat([dense, embedded.flatten(1)], 1)).squeeze(1)
@@ -52,4 +56,6 @@ def main() -> list[float]:
 
 if __name__ == "__main__":
     losses = main()
-    print(f"log loss: first 10 batches {sum(losses[:10]) / 10:.4f}, last 10 batches {sum(losses[-10:]) / 10:.4f}")
+    print(
+        f"log loss: first 10 batches {sum(losses[:10]) / 10:.4f}, last 10 batches {sum(losses[-10:]) / 10:.4f}"
+    )

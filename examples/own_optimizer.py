@@ -21,7 +21,9 @@ from pibroch.kernels.scatter_update.numba import ROWS_AT_ONCE, Grouped, combine
 
 
 @kernel
-def lion(records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, start: int, stop: int) -> None:
+def lion(
+    records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, start: int, stop: int
+) -> None:
     """``w -= lr * sign(beta1 * m + (1 - beta1) * g); m = beta2 * m + (1 - beta2) * g``; state: momentum ``[D]``."""
     dim, rows = gradients.shape[1] * grouped.rows_per_gradient, grouped.rows
     totals = np.empty((ROWS_AT_ONCE, dim), np.float32)
@@ -51,7 +53,11 @@ class Lion(SparseOptimizer):
 
     def hyper(self, learning_rate: float, step: int) -> Hyper:
         """Both betas beside what every optimizer has."""
-        return super(Lion, self).hyper(learning_rate, step)._replace(beta1=self.betas[0], beta2=self.betas[1])
+        return (
+            super(Lion, self)
+            .hyper(learning_rate, step)
+            ._replace(beta1=self.betas[0], beta2=self.betas[1])
+        )
 
 
 def main() -> None:
@@ -60,9 +66,13 @@ def main() -> None:
     ids = torch.randint(0, 50, (2, 4000)) ** 2 // 50
     labels = ((ids[0] % 3 == 0) & (ids[1] % 2 == 0)).float()
     tables = [pb.Table(name, 50, 8, initializer=pb.Normal(std=0.3)) for name in ("item", "user")]
-    embeddings = pb.Embeddings(tables, {"": Lion(lr=0.01, weight_decay=1e-3, decoupled=True), "user": pb.Adam(lr=0.02)})
+    embeddings = pb.Embeddings(
+        tables, {"": Lion(lr=0.01, weight_decay=1e-3, decoupled=True), "user": pb.Adam(lr=0.02)}
+    )
     batches = [
-        pb.JaggedBatch.from_one_hot(torch.zeros(200, 0), ["item", "user"], ids[:, at : at + 200], labels[at : at + 200])
+        pb.JaggedBatch.from_one_hot(
+            torch.zeros(200, 0), ["item", "user"], ids[:, at : at + 200], labels[at : at + 200]
+        )
         for at in range(0, 4000, 200)
     ]
     losses = []
@@ -72,7 +82,9 @@ def main() -> None:
         loss.backward()
         losses.append(loss.item())
     fields = sorted(embeddings.full_state_dict(["item"], row_state=True))
-    print(f"log loss {losses[0]:.3f} to {losses[-1]:.3f}; of the rows of `item` are kept {', '.join(fields)}")
+    print(
+        f"log loss {losses[0]:.3f} to {losses[-1]:.3f}; of the rows of `item` are kept {', '.join(fields)}"
+    )
 
 
 if __name__ == "__main__":

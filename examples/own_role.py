@@ -51,7 +51,10 @@ def main() -> None:
         for step in range(10):
             ids = torch.arange(100) % (step + 1)
             parts = [ids[ids % 2 == number] for number in range(2)]
-            asked = [rpc.rpc_async(name, count, args=(part,)) for name, part in zip(counters, parts, strict=True)]
+            asked = [
+                rpc.rpc_async(name, count, args=(part,))
+                for name, part in zip(counters, parts, strict=True)
+            ]
             totals = [answer.wait() for answer in asked]
         print(
             f"{sum(totals)} reads; the even ids that were read most: {rpc.rpc_sync(counters[0], most_read, args=(2,))}"

@@ -37,7 +37,10 @@ class StoreTransport(Transport):
             raise RuntimeError("the transport is closed")
         for peer, tensor in enumerate(going):
             if peer != self._rank and tensor.numel():
-                self._store.set(f"{self._rank}>{peer}/{self._sent[peer]}", tensor.view(torch.uint8).numpy().tobytes())
+                self._store.set(
+                    f"{self._rank}>{peer}/{self._sent[peer]}",
+                    tensor.view(torch.uint8).numpy().tobytes(),
+                )
                 self._sent[peer] += 1
         keys: list[tuple[str, Tensor]] = []
         for peer, tensor in enumerate(coming):

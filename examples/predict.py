@@ -11,11 +11,17 @@ import pibroch as pb
 
 
 def main(path: str) -> torch.Tensor:
-    predictor = pb.Predictor.open(path)  # a run's best checkpoint, or a checkpoint folder; every byte is verified
+    predictor = pb.Predictor.open(
+        path
+    )  # a run's best checkpoint, or a checkpoint folder; every byte is verified
     num_samples, num_dense = 4, len(predictor.schema.dense)
-    ids = torch.randint(2, (len(predictor.features), num_samples))  # a row of each feature's table for each sample
+    ids = torch.randint(
+        2, (len(predictor.features), num_samples)
+    )  # a row of each feature's table for each sample
     labels = torch.zeros(num_samples)  # not looked at
-    batch = pb.JaggedBatch.from_one_hot(torch.rand(num_samples, num_dense), predictor.features, ids, labels)
+    batch = pb.JaggedBatch.from_one_hot(
+        torch.rand(num_samples, num_dense), predictor.features, ids, labels
+    )
     return predictor(batch)  # probabilities [B], from any thread
 
 

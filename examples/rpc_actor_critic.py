@@ -35,7 +35,9 @@ class CartPoles:
         """Rewards and ends [P] of pushing to the right (1) or left (0) for 20 ms; what ended starts anew."""
         _, speed, angle, spin = self.state_P4.T
         push = (action_P * 20.0 - 10 + 0.05 * spin**2 * angle.sin()) / 1.1
-        spin_up = (9.8 * angle.sin() - angle.cos() * push) / (0.5 * (4 / 3 - 0.1 * angle.cos() ** 2 / 1.1))
+        spin_up = (9.8 * angle.sin() - angle.cos() * push) / (
+            0.5 * (4 / 3 - 0.1 * angle.cos() ** 2 / 1.1)
+        )
         speed_up = push - 0.05 * spin_up * angle.cos() / 1.1
         self.state_P4 = self.state_P4 + 0.02 * torch.stack([speed, speed_up, spin, spin_up], 1)
         self.age_P += 1
@@ -60,7 +62,9 @@ class ActorCritic(nn.Module):
 
     def forward(self, state: torch.Tensor) -> tuple[torch.distributions.Categorical, torch.Tensor]:
         x = self.body(state)
-        return torch.distributions.Categorical(logits=self.actor(x), validate_args=False), self.critic(x).squeeze(-1)
+        return torch.distributions.Categorical(
+            logits=self.actor(x), validate_args=False
+        ), self.critic(x).squeeze(-1)
 
 
 class Learner:
@@ -89,7 +93,9 @@ def loss(network: ActorCritic, poles: CartPoles) -> torch.Tensor:
         policy, value_P = network(poles.state_P4)
         action_P = policy.sample()
         played.append((policy.log_prob(action_P), value_P, policy.entropy(), *poles.step(action_P)))
-    log_probs_TP, values_TP, entropies_TP, rewards_TP, overs_TP = map(torch.stack, zip(*played, strict=True))
+    log_probs_TP, values_TP, entropies_TP, rewards_TP, overs_TP = map(
+        torch.stack, zip(*played, strict=True)
+    )
     returns_TP, return_P = torch.empty_like(rewards_TP), network(poles.state_P4)[1].detach()
     for step in reversed(range(STEPS_PER_UPDATE)):
         return_P = rewards_TP[step] + DISCOUNT * return_P * (1 - overs_TP[step])
@@ -112,20 +118,27 @@ def act(learner: rpc.RRef) -> list[float]:
 def learn() -> None:
     """What the learner's process does: let the actors play, and report."""
     learner = rpc.RRef(Learner())
-    actors = [rpc.rpc_async(f"actor{index}", act, args=(learner,), timeout=0) for index in range(NUM_ACTORS)]
+    actors = [
+        rpc.rpc_async(f"actor{index}", act, args=(learner,), timeout=0)
+        for index in range(NUM_ACTORS)
+    ]
     for index, steps in enumerate(torch.futures.wait_all(actors)):
         first, last = sum(steps[:50]) / 50, sum(steps[-50:]) / 50
         print(
             f"actor{index}: {first:.0f} steps upright in the first 50 of {len(steps)} episodes, {last:.0f} in the last"
         )
-        assert last > 60  # at first it is 20; who came late began with what the other one had learned
+        assert (
+            last > 60
+        )  # at first it is 20; who came late began with what the other one had learned
 
 
 def work(rank: int) -> None:
     """One worker from start to end."""
     torch.manual_seed(rank)
     torch.set_num_threads(1)
-    rpc.init_rpc("learner" if rank == 0 else f"actor{rank - 1}", rank=rank, world_size=NUM_ACTORS + 1)
+    rpc.init_rpc(
+        "learner" if rank == 0 else f"actor{rank - 1}", rank=rank, world_size=NUM_ACTORS + 1
+    )
     if rank == 0:
         learn()
     rpc.shutdown()  # waits until all are done

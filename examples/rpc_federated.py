@@ -35,14 +35,20 @@ class Client:
     rounds: range
 
 
-CLIENTS = {1: Client(600, 0, range(20)), 2: Client(300, 1, range(14)), 3: Client(200, 2, range(6, 20))}
+CLIENTS = {
+    1: Client(600, 0, range(20)),
+    2: Client(300, 1, range(14)),
+    3: Client(200, 2, range(6, 20)),
+}
 
 
 def make_model() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, NUM_CLASSES))
 
 
-def make_samples(seed: int, num_samples: int, main_class: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def make_samples(
+    seed: int, num_samples: int, main_class: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Samples and labels; with a main class, nine of ten are of that class."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(NUM_CLASSES, (num_samples,), generator=generator)
@@ -57,7 +63,9 @@ class Trainer:
 
     def __init__(self, rank: int) -> None:
         self.client = CLIENTS[rank]
-        self.samples, self.labels = make_samples(rank, self.client.num_samples, self.client.main_class)
+        self.samples, self.labels = make_samples(
+            rank, self.client.num_samples, self.client.main_class
+        )
 
     def train(self, round: int, weights: Weights) -> tuple[Weights, int]:
         """Some steps from the server's weights; returns ours, and the number of samples that they stand for."""
@@ -102,21 +110,29 @@ def from_all(trainers: dict[str, rpc.RRef], ask: Callable[[str], Any]) -> dict[s
 def average(round: int, model: nn.Module, trainers: dict[str, rpc.RRef]) -> list[str]:
     """One round; returns who took part."""
     weights = model.state_dict()
-    calls = from_all(trainers, lambda name: trainers[name].rpc_async().train(round, weights))  # all at once
+    calls = from_all(
+        trainers, lambda name: trainers[name].rpc_async().train(round, weights)
+    )  # all at once
     results = from_all(trainers, lambda name: calls[name].wait())
     total = sum(num_samples for _, num_samples in results.values())
-    mean = {key: sum(theirs[key] * (n / total) for theirs, n in results.values()) for key in weights}
+    mean = {
+        key: sum(theirs[key] * (n / total) for theirs, n in results.values()) for key in weights
+    }
     model.load_state_dict(mean)
     return sorted(results)
 
 
 def serve() -> None:
     model, trainers = make_model(), {}
-    samples, labels = make_samples(seed=100, num_samples=1_000)  # of all classes alike, as no client has them
+    samples, labels = make_samples(
+        seed=100, num_samples=1_000
+    )  # of all classes alike, as no client has them
     seen = set()
     for round in range(NUM_ROUNDS):
         begun[round].set_result(None)
-        num_due = sum(round in client.rounds for client in CLIENTS.values())  # a round takes less time than to come
+        num_due = sum(
+            round in client.rounds for client in CLIENTS.values()
+        )  # a round takes less time than to come
         while len(trainers) < num_due or not newcomers.empty():
             name, trainers[name] = newcomers.get(timeout=60)
         names = average(round, model, trainers)

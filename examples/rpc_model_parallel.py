@@ -74,7 +74,9 @@ def work(rank: int) -> None:
     rpc.init_rpc(f"p{rank}", rank=rank, world_size=NUM_WORKERS)
     if rank == 0:
         losses = train()
-        print(f"loss of two layers on two workers: {losses[0]:.4f} in the first step, {losses[-1]:.4f} in the last")
+        print(
+            f"loss of two layers on two workers: {losses[0]:.4f} in the first step, {losses[-1]:.4f} in the last"
+        )
         assert losses[-1] < losses[0] / 4
     rpc.shutdown()  # waits until all are done
 

@@ -42,12 +42,16 @@ class Dense(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         num_pairs = NUM_FEATURES * (NUM_FEATURES - 1) // 2
-        self.top = nn.Sequential(nn.Linear(num_pairs + NUM_FEATURES * DIM, 32), nn.ReLU(), nn.Linear(32, 1))
+        self.top = nn.Sequential(
+            nn.Linear(num_pairs + NUM_FEATURES * DIM, 32), nn.ReLU(), nn.Linear(32, 1)
+        )
 
     def forward(self, rows_BFD: torch.Tensor) -> torch.Tensor:
         products_BFF = rows_BFD @ rows_BFD.transpose(1, 2)
         first, second = torch.triu_indices(NUM_FEATURES, NUM_FEATURES, offset=1)
-        return self.top(torch.cat([products_BFF[:, first, second], rows_BFD.flatten(1)], 1)).squeeze(1)
+        return self.top(
+            torch.cat([products_BFF[:, first, second], rows_BFD.flatten(1)], 1)
+        ).squeeze(1)
 
 
 def clicks(seed: int):
@@ -60,17 +64,25 @@ def clicks(seed: int):
 
 def train(table: rpc.RRef, seed: int) -> tuple[list[float], torch.Tensor]:
     """What a trainer does when the server asks it to: returns the loss of each step, and its dense layers in the end."""
-    trainers = dist.new_group([1, 2], use_local_synchronization=True)  # the server has no dense layers
+    trainers = dist.new_group(
+        [1, 2], use_local_synchronization=True
+    )  # the server has no dense layers
     dense = DistributedDataParallel(Dense(), process_group=trainers)
-    parameters = table.rpc_sync().parameter_rrefs() + [rpc.RRef(parameter) for parameter in dense.parameters()]
+    parameters = table.rpc_sync().parameter_rrefs() + [
+        rpc.RRef(parameter) for parameter in dense.parameters()
+    ]
     optimizer = optim.DistributedOptimizer(torch.optim.Adagrad, parameters, lr=0.05)
     losses = []
     for ids_BF, labels_B in clicks(seed):
         with autograd.context() as context:
             rows_BFD = table.rpc_sync().forward(ids_BF)
             loss = nn.functional.binary_cross_entropy_with_logits(dense(rows_BFD), labels_B)
-            autograd.backward(context, [loss])  # averages the gradients of dense layers, sends those of rows
-            optimizer.step(context)  # here and on the server, which does not wait for the other trainer
+            autograd.backward(
+                context, [loss]
+            )  # averages the gradients of dense layers, sends those of rows
+            optimizer.step(
+                context
+            )  # here and on the server, which does not wait for the other trainer
         losses.append(loss.item())
     return losses, nn.utils.parameters_to_vector(dense.parameters()).detach()
 
@@ -78,7 +90,10 @@ def train(table: rpc.RRef, seed: int) -> tuple[list[float], torch.Tensor]:
 def serve() -> None:
     """What the server does: make the table, have it trained, and report."""
     table = rpc.RRef(Table())
-    runs = [rpc.rpc_async(name, train, args=(table, seed), timeout=0) for seed, name in enumerate(TRAINERS)]
+    runs = [
+        rpc.rpc_async(name, train, args=(table, seed), timeout=0)
+        for seed, name in enumerate(TRAINERS)
+    ]
     results = torch.futures.wait_all(runs)
     for name, (losses, _) in zip(TRAINERS, results, strict=True):
         first, last = sum(losses[:10]) / 10, sum(losses[-10:]) / 10

@@ -33,7 +33,8 @@ class Stage(nn.Module):
         self.tokens = nn.Embedding(VOCABULARY, WIDTH) if self.first else None
         self.positions = nn.Parameter(torch.randn(LENGTH, WIDTH) / 10) if self.first else None
         layers = [
-            nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, 0.0, batch_first=True) for _ in range(LAYERS_PER_STAGE)
+            nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, 0.0, batch_first=True)
+            for _ in range(LAYERS_PER_STAGE)
         ]
         self.layers = nn.ModuleList(layers)
         self.head = nn.Linear(WIDTH, VOCABULARY) if self.last else None
@@ -48,7 +49,9 @@ class Stage(nn.Module):
         return self.head(x) if self.last else x
 
     @rpc.functions.async_execution
-    def loss(self, x: torch.Tensor, targets_BL: torch.Tensor, rest: list[rpc.RRef]) -> torch.futures.Future:
+    def loss(
+        self, x: torch.Tensor, targets_BL: torch.Tensor, rest: list[rpc.RRef]
+    ) -> torch.futures.Future:
         """Our part of the work, and then the rest of the pipeline's: no thread of ours waits for it."""
         with self.one_at_a_time:
             x = self.compute(x)
@@ -73,7 +76,10 @@ def train_step(
 ) -> float:
     with autograd.context() as context:
         micro_batches = tokens.chunk(parts)
-        sent = [stages[0].rpc_async().loss(part[:, :-1], part[:, 1:], stages[1:]) for part in micro_batches]
+        sent = [
+            stages[0].rpc_async().loss(part[:, :-1], part[:, 1:], stages[1:])
+            for part in micro_batches
+        ]
         loss = torch.stack(torch.futures.wait_all(sent)).mean()
         autograd.backward(context, [loss])
         optimizer.step(context)
@@ -88,9 +94,13 @@ def train() -> None:
     generator = torch.Generator().manual_seed(0)
     for parts in (1, NUM_MICRO_BATCHES):
         began = time.perf_counter()
-        losses = [train_step(stages, optimizer, sequences(generator), parts) for _ in range(NUM_STEPS)]
+        losses = [
+            train_step(stages, optimizer, sequences(generator), parts) for _ in range(NUM_STEPS)
+        ]
         ms_per_step = (time.perf_counter() - began) / NUM_STEPS * 1e3
-        print(f"{parts} micro-batches: {ms_per_step:.1f} ms a step; loss from {losses[0]:.3f} to {losses[-1]:.3f}")
+        print(
+            f"{parts} micro-batches: {ms_per_step:.1f} ms a step; loss from {losses[0]:.3f} to {losses[-1]:.3f}"
+        )
     assert losses[-1] < 0.7  # guessing gives 2.77
 
 
@@ -98,7 +108,9 @@ def work(rank: int) -> None:
     """One worker from start to end."""
     torch.manual_seed(rank)
     torch.set_num_threads(1)
-    rpc.init_rpc("coordinator" if rank == 0 else f"stage{rank - 1}", rank=rank, world_size=NUM_STAGES + 1)
+    rpc.init_rpc(
+        "coordinator" if rank == 0 else f"stage{rank - 1}", rank=rank, world_size=NUM_STAGES + 1
+    )
     if rank == 0:
         train()
     rpc.shutdown()  # waits until all are done

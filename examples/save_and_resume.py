@@ -16,8 +16,14 @@ folder, last = sys.argv[1], int(sys.argv[2])
 if "RANK" in os.environ:
     dist.init_process_group("gloo")
 rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-tables = [pb.Table("user", 1000, 16), pb.Table("item", 500, 8), pb.Table("seen", 500, 8, pooling="none")]
-embeddings = pb.Embeddings(tables, {"": pb.RowWiseAdagrad(lr=0.1), "item": pb.Adam(lr=0.01)}, exchange="auto")
+tables = [
+    pb.Table("user", 1000, 16),
+    pb.Table("item", 500, 8),
+    pb.Table("seen", 500, 8, pooling="none"),
+]
+embeddings = pb.Embeddings(
+    tables, {"": pb.RowWiseAdagrad(lr=0.1), "item": pb.Adam(lr=0.01)}, exchange="auto"
+)
 torch.manual_seed(0)
 model = pb.data_parallel(nn.Sequential(nn.Linear(16 + 8 + 8, 32), nn.ReLU(), nn.Linear(32, 1)))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -26,9 +32,13 @@ scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=1000)
 
 def batch_of(step):
     """This rank's part of the global batch of 64 samples of a step."""
-    ids = torch.randint(500, (3, 64), generator=torch.Generator().manual_seed(step))[:, 64 * rank // size :]
+    ids = torch.randint(500, (3, 64), generator=torch.Generator().manual_seed(step))[
+        :, 64 * rank // size :
+    ]
     ids = ids[:, : 64 * (rank + 1) // size - 64 * rank // size]
-    return pb.JaggedBatch.from_one_hot(torch.zeros(ids.shape[1], 0), ["user", "item", "seen"], ids, ids[0] % 2.0)
+    return pb.JaggedBatch.from_one_hot(
+        torch.zeros(ids.shape[1], 0), ["user", "item", "seen"], ids, ids[0] % 2.0
+    )
 
 
 parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}

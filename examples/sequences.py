@@ -30,7 +30,9 @@ class Attention(nn.Module):
         scores = (past_BTD @ candidate[:, :, None]).squeeze(2).masked_fill(~is_there_BT, -1e9)
         interest = (scores.softmax(1) * is_there_BT)[:, None] @ past_BTD
         wide = out["candidate@item_bias"]
-        return self.top(torch.cat([interest.squeeze(1), candidate, out["user"], wide], 1)).squeeze(1)
+        return self.top(torch.cat([interest.squeeze(1), candidate, out["user"], wide], 1)).squeeze(
+            1
+        )
 
 
 def draw_batch(generator: torch.Generator) -> pb.JaggedBatch:
@@ -43,10 +45,14 @@ def draw_batch(generator: torch.Generator) -> pb.JaggedBatch:
     candidate = torch.randint(0, NUM_ITEMS, (BATCH,), generator=generator)
     user = torch.randint(0, NUM_USERS, (BATCH,), generator=generator)
     ones = torch.ones(BATCH, dtype=torch.int64)
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cat([lengths, ones, ones]).cumsum(0)])
+    offsets = torch.cat(
+        [torch.zeros(1, dtype=torch.int64), torch.cat([lengths, ones, ones]).cumsum(0)]
+    )
     values = torch.cat([clicked, candidate, user])
     labels = (candidate % 4 == kind).float()
-    return pb.JaggedBatch(torch.zeros(BATCH, 0), ("clicked", "candidate", "user"), values, offsets, labels)
+    return pb.JaggedBatch(
+        torch.zeros(BATCH, 0), ("clicked", "candidate", "user"), values, offsets, labels
+    )
 
 
 def main() -> None:
@@ -60,15 +66,22 @@ def main() -> None:
         pb.Table("user", NUM_USERS, 4),
         pb.Table("item_bias", NUM_ITEMS, 1, features=("candidate",)),
     ]
-    optimizers = {"": pb.Adagrad(lr=0.1), "item_bias": pb.SGD(lr=0.05, weight_decay=1e-4, decoupled=True)}
-    embeddings = pb.Embeddings(tables, optimizers, exchange="lookahead" if "RANK" in os.environ else "local")
+    optimizers = {
+        "": pb.Adagrad(lr=0.1),
+        "item_bias": pb.SGD(lr=0.05, weight_decay=1e-4, decoupled=True),
+    }
+    embeddings = pb.Embeddings(
+        tables, optimizers, exchange="lookahead" if "RANK" in os.environ else "local"
+    )
     torch.manual_seed(0)
     model = pb.data_parallel(Attention()) if "RANK" in os.environ else Attention()
     dense = torch.optim.Adam(model.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.StepLR(embeddings.fused_optimizer, step_size=100, gamma=0.5)
     generator = torch.Generator().manual_seed(rank)
     for batch in embeddings.feed(draw_batch(generator) for _ in range(300)):
-        loss = nn.functional.binary_cross_entropy_with_logits(model(embeddings(batch)), batch.labels)
+        loss = nn.functional.binary_cross_entropy_with_logits(
+            model(embeddings(batch)), batch.labels
+        )
         dense.zero_grad()
         loss.backward()
         dense.step()

@@ -12,13 +12,29 @@ def openssl(*arguments):
 def authority(folder, name):
     """Key and certificate of an authority."""
     key, certificate = folder / f"{name}.key", folder / f"{name}.pem"
-    openssl("req", "-x509", *NEW_KEY, "-keyout", key, "-out", certificate, "-days", 2, "-subj", f"/CN={name}")
+    openssl(
+        "req",
+        "-x509",
+        *NEW_KEY,
+        "-keyout",
+        key,
+        "-out",
+        certificate,
+        "-days",
+        2,
+        "-subj",
+        f"/CN={name}",
+    )
     return key, certificate
 
 
 def signed(folder, name, by):
     """Files for ``options.tls``: a certificate signed by ``by``, its key, and ``by``'s certificate."""
-    key, request, certificate = folder / f"{name}.key", folder / f"{name}.csr", folder / f"{name}.pem"
+    key, request, certificate = (
+        folder / f"{name}.key",
+        folder / f"{name}.csr",
+        folder / f"{name}.pem",
+    )
     openssl("req", *NEW_KEY, "-keyout", key, "-out", request, "-subj", f"/CN={name}")
     openssl(
         "x509",

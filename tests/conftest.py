@@ -3,7 +3,9 @@ import os
 
 import pytest
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's threads would spin and take cores from other tests
+os.environ.setdefault(
+    "OMP_WAIT_POLICY", "PASSIVE"
+)  # torch's threads would spin and take cores from other tests
 import torch
 from world import Worlds
 

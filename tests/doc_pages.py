@@ -13,7 +13,10 @@ import pytest
 from forked import context, fork_children
 
 ROOT = Path(__file__).parents[1]
-GUIDES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if "design" not in path.parts)]
+GUIDES = [
+    ROOT / "README.md",
+    *sorted(path for path in (ROOT / "docs").rglob("*.md") if "design" not in path.parts),
+]
 NOTES = sorted((ROOT / "docs" / "design").glob("*.md"))
 FENCE = re.compile(r"^```(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TIMEOUT_S = 200
@@ -46,8 +49,12 @@ class Block:
 
 def blocks_of(path):
     text, page = path.read_text(), path.relative_to(ROOT).as_posix()
-    assert text.count("\n```") + text.startswith("```") == 2 * len(FENCE.findall(text)), f"{page}: an odd fence"
-    return [Block(page, text.count("\n", 0, m.start()) + 2, m[1], m[2]) for m in FENCE.finditer(text)]
+    assert text.count("\n```") + text.startswith("```") == 2 * len(FENCE.findall(text)), (
+        f"{page}: an odd fence"
+    )
+    return [
+        Block(page, text.count("\n", 0, m.start()) + 2, m[1], m[2]) for m in FENCE.finditer(text)
+    ]
 
 
 BLOCKS = [block for path in (*GUIDES, *NOTES) for block in blocks_of(path)]
@@ -85,7 +92,12 @@ def source_of(block):
 
 def _run(pipe, blocks, stand_ins, folder):
     os.chdir(folder)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "RANK": "0", "WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     with pytest.MonkeyPatch.context() as patch:
         fork_children(patch.setattr)
         names, problem = {"__name__": "a_page"}, None
@@ -96,5 +108,7 @@ def _run(pipe, blocks, stand_ins, folder):
         except BaseException:
             problem = traceback.format_exc()
         if "_server" in names:
-            names["_server"].__exit__(None, None, None)  # who waits for the page kills its process, and no other
+            names["_server"].__exit__(
+                None, None, None
+            )  # who waits for the page kills its process, and no other
         pipe.send(problem)

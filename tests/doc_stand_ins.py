@@ -33,7 +33,15 @@ def for_block(page, *numbers):
 def fresh(block, number):
     """The names that a block finds; each block gets new ones."""
     os.environ["MASTER_PORT"] = str(free_port())
-    common = {"pb": pb, "torch": torch, "nn": nn, "np": np, "dist": dist, "partial": partial, "Path": Path}
+    common = {
+        "pb": pb,
+        "torch": torch,
+        "nn": nn,
+        "np": np,
+        "dist": dist,
+        "partial": partial,
+        "Path": Path,
+    }
     common |= {"criterion": CRITERION}
     return common | OF_BLOCKS.get((block.page, number), dict)()
 
@@ -124,7 +132,12 @@ def lagged_inference():
 @for_block("docs/bounded-lag.md", 1)
 def backend():
     dist.destroy_process_group()
-    return {"rows": torch.ones(3, 2), "out": torch.empty(3, 2), "input_splits": [3], "output_splits": [3]}
+    return {
+        "rows": torch.ones(3, 2),
+        "out": torch.empty(3, 2),
+        "input_splits": [3],
+        "output_splits": [3],
+    }
 
 
 @for_block("docs/checkpoints.md", 0, 1)
@@ -133,7 +146,12 @@ def program():
     model, optimizer = names["model"], names["optimizer"]
     embeddings = pb.Embeddings(names["tables"], pb.Adagrad(lr=0.1))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-    here = {"embeddings": embeddings, "model": model, "scheduler": scheduler, "batch": names["loader"][0]}
+    here = {
+        "embeddings": embeddings,
+        "model": model,
+        "scheduler": scheduler,
+        "batch": names["loader"][0],
+    }
     return names | here | {"last": 2, "auc": 0.7, "optimizer": optimizer}
 
 
@@ -166,7 +184,9 @@ def scoring_elsewhere():
     if all(find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime")):
         export_onnx(Path("models/ctr"), Path("ctr.onnx"))
     else:
-        session = SimpleNamespace(run=lambda outputs, inputs: (np.zeros(len(inputs["embedding"])),) * 2)
+        session = SimpleNamespace(
+            run=lambda outputs, inputs: (np.zeros(len(inputs["embedding"])),) * 2
+        )
         sys.modules["onnxruntime"] = SimpleNamespace(InferenceSession=lambda path: session)
     return {"rows": [{"I1": 1, "C1": "00000001"}]}
 
@@ -181,7 +201,11 @@ def asking():
     server = serving(Path("models/ctr"))
     address = server.__enter__().address
     triton.InferenceServerClient = partial(_client_at, triton.InferenceServerClient, address)
-    return {"_server": server, "dense": np.ones((1, 1), np.float32), "ids": np.ones((1, 1), np.int64)}
+    return {
+        "_server": server,
+        "dense": np.ones((1, 1), np.float32),
+        "ids": np.ones((1, 1), np.int64),
+    }
 
 
 def _client_at(made, address, page_says):
@@ -203,14 +227,20 @@ def trained():
         [TextSource(Path("clicks.csv"), ",", True)],
         Schema(label="clicked", categorical=(schema[0],), dense=(schema[1],)), Path("data").absolute(),
     )  # fmt: skip
-    run, _ = train_here(make_config(Path("data").absolute(), "train.steps=3"), Path("runs/of_tests").absolute())
+    run, _ = train_here(
+        make_config(Path("data").absolute(), "train.steps=3"), Path("runs/of_tests").absolute()
+    )
     return Path("data"), run.path
 
 
 @for_block("docs/moving-from-torchrec.md", 0)
 def metrics():
     clicks = torch.tensor([0.0, 1.0, 1.0, 0.0])
-    return {"logits": torch.randn(4, 2), "clicks": clicks, "bought": clicks * torch.tensor([0.0, 1.0, 0.0, 0.0])}
+    return {
+        "logits": torch.randn(4, 2),
+        "clicks": clicks,
+        "bought": clicks * torch.tensor([0.0, 1.0, 0.0, 0.0]),
+    }
 
 
 @for_block("docs/planning.md", 0)
@@ -245,7 +275,9 @@ def _allowing():
 
 def beside(name):
     """Another worker; it ends when this process does."""
-    worker = multiprocessing.get_context("fork").Process(target=second_worker, args=(name,), daemon=True)
+    worker = multiprocessing.get_context("fork").Process(
+        target=second_worker, args=(name,), daemon=True
+    )
     worker.start()
     return {"Layer": Layer, "batch": torch.ones(3, 2), "_worker": worker}
 
@@ -272,5 +304,12 @@ def gradients():
     names = beside("server")
     rpc.init_rpc("trainer", rank=0, world_size=2, rpc_backend_options=_allowing())
     rref = rpc.remote("server", Layer)
-    optimizer = optim.DistributedOptimizer(torch.optim.SGD, [rpc.RRef(nn.Parameter(torch.ones(1)))], lr=0.1)
-    return names | {"autograd": autograd, "rref": rref, "labels": torch.ones(3, 1), "optimizer": optimizer}
+    optimizer = optim.DistributedOptimizer(
+        torch.optim.SGD, [rpc.RRef(nn.Parameter(torch.ones(1)))], lr=0.1
+    )
+    return names | {
+        "autograd": autograd,
+        "rref": rref,
+        "labels": torch.ones(3, 1),
+        "optimizer": optimizer,
+    }

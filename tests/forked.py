@@ -77,7 +77,13 @@ class Program:
         places = [str(Path(self._folder.name) / name) for name in ("stdout", "stderr")]
         for place in places:
             Path(place).touch()
-        become = (self.arguments, env or dict(os.environ), str(cwd or Path.cwd()), *places, leads_session)
+        become = (
+            self.arguments,
+            env or dict(os.environ),
+            str(cwd or Path.cwd()),
+            *places,
+            leads_session,
+        )
         self._process = context().Process(target=_become, args=become)
         self._process.start()
 
@@ -104,7 +110,9 @@ class Program:
     def end(self, timeout_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
         """Wait for its end; returns exit code and output."""
         self._process.join(timeout_s)
-        output, errors = (Path(self._folder.name, name).read_text() for name in ("stdout", "stderr"))
+        output, errors = (
+            Path(self._folder.name, name).read_text() for name in ("stdout", "stderr")
+        )
         if self.poll() is None:
             raise subprocess.TimeoutExpired(self.arguments, timeout_s, output, errors)
         return subprocess.CompletedProcess(self.arguments, self.poll(), output, errors)
@@ -121,13 +129,24 @@ def ranks(size: int, *arguments: object, **options: Path) -> Iterator[list[Progr
     with ExitStack() as stack:
         yield [
             stack.enter_context(
-                Program(*arguments, env=os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, **options)
+                Program(
+                    *arguments,
+                    env=os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    **options,
+                )
             )
             for rank in range(size)
         ]
 
 
-def _become(arguments: list[str], env: dict[str, str], cwd: str, output: str, errors: str, leads_session: bool) -> None:
+def _become(
+    arguments: list[str],
+    env: dict[str, str],
+    cwd: str,
+    output: str,
+    errors: str,
+    leads_session: bool,
+) -> None:
     if leads_session:
         os.setsid()
     for descriptor, place in ((1, output), (2, errors)):
@@ -135,7 +154,11 @@ def _become(arguments: list[str], env: dict[str, str], cwd: str, output: str, er
         os.dup2(opened, descriptor)
         os.close(opened)
     os.chdir(cwd)
-    sys.path[:] = [place for place in sys.path if place != str(HERE.parent) and HERE not in (Path(place) / "x").parents]
+    sys.path[:] = [
+        place
+        for place in sys.path
+        if place != str(HERE.parent) and HERE not in (Path(place) / "x").parents
+    ]
     fork_children()
     try:
         _run(arguments, env)
@@ -149,7 +172,9 @@ def fork_children(setattr: Callable[[object, str, object], None] = setattr) -> N
     setattr(torch.multiprocessing, "spawn", spawn)
     for module in (launch, process):
         names = ("TimeoutExpired", "PIPE", "DEVNULL")
-        stand_in = SimpleNamespace(Popen=_popen, **{name: getattr(subprocess, name) for name in names})
+        stand_in = SimpleNamespace(
+            Popen=_popen, **{name: getattr(subprocess, name) for name in names}
+        )
         setattr(module, "subprocess", stand_in)
 
 
@@ -187,7 +212,9 @@ class Child:
         start_new_session: bool = False,
     ) -> None:
         assert args[0] == sys.executable
-        theirs: dict[int, int] = {0: os.open(os.devnull, os.O_RDONLY)} if stdin == subprocess.DEVNULL else {}
+        theirs: dict[int, int] = (
+            {0: os.open(os.devnull, os.O_RDONLY)} if stdin == subprocess.DEVNULL else {}
+        )
         self.stdin = self.stdout = None
         if stdin == subprocess.PIPE:
             theirs[0], ours = os.pipe()
@@ -240,7 +267,9 @@ def title(env: dict[str, str], arguments: list[str]) -> str:
     return f"rank {env.get('RANK')}"
 
 
-def _be_child(arguments: list[str], env: dict[str, str], theirs: dict[int, int], leads_session: bool) -> None:
+def _be_child(
+    arguments: list[str], env: dict[str, str], theirs: dict[int, int], leads_session: bool
+) -> None:
     code = 1
     try:
         if leads_session:

@@ -35,7 +35,27 @@ REPORT_BYTES = 3000
 MAX_KEPT = 40
 KEPT_ELEMENTS = 1 << 16
 
-INTS = [0, 1, 2, 3, 4, 5, 7, 8, -1, -2, -3, 64, 1000, 1 << 16, 1 << 31, 1 << 40, 1 << 62, (1 << 63) - 1, -(1 << 63)]
+INTS = [
+    0,
+    1,
+    2,
+    3,
+    4,
+    5,
+    7,
+    8,
+    -1,
+    -2,
+    -3,
+    64,
+    1000,
+    1 << 16,
+    1 << 31,
+    1 << 40,
+    1 << 62,
+    (1 << 63) - 1,
+    -(1 << 63),
+]
 SMALL = [0, 1, 1, 2, 2, 3, -1, -2]
 TEXTS = str.split("""
     mean sum none max cpu cuda meta constant reflect replicate circular nearest linear bilinear bicubic area fro nuc
@@ -49,12 +69,55 @@ KEYWORDS = str.split("""
     batch_first bidirectional eps min max side right largest k repeats return_inverse return_counts
 """)
 DTYPES = [
-    *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.uint8, torch.int8, torch.int16, torch.int32),
-    *(torch.int64, torch.bool, torch.complex64, torch.complex128, torch.uint16, torch.uint64, torch.float8_e5m2),
+    *(
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+    ),
+    *(
+        torch.int64,
+        torch.bool,
+        torch.complex64,
+        torch.complex128,
+        torch.uint16,
+        torch.uint64,
+        torch.float8_e5m2,
+    ),
 ]
 SHAPES = [
-    *((), (0,), (1,), (2,), (3,), (5,), (16,), (0, 3), (2, 0), (1, 1), (2, 3), (3, 3), (4, 4), (3, 2), (2, 2, 2)),
-    *((1, 2, 3), (2, 3, 4), (1, 1, 4, 4), (2, 3, 4, 4), (1, 2, 2, 2, 2), (2, 0, 3, 3), (1,) * 12, (1000,), (128, 9)),
+    *(
+        (),
+        (0,),
+        (1,),
+        (2,),
+        (3,),
+        (5,),
+        (16,),
+        (0, 3),
+        (2, 0),
+        (1, 1),
+        (2, 3),
+        (3, 3),
+        (4, 4),
+        (3, 2),
+        (2, 2, 2),
+    ),
+    *(
+        (1, 2, 3),
+        (2, 3, 4),
+        (1, 1, 4, 4),
+        (2, 3, 4, 4),
+        (1, 2, 2, 2, 2),
+        (2, 0, 3, 3),
+        (1,) * 12,
+        (1000,),
+        (128, 9),
+    ),
 ]
 
 
@@ -116,7 +179,9 @@ class State:
         chance = self.chance
         if chance.random() < 0.5:
             return chance.choice(SMALL)
-        return chance.choice([*INTS, 0.5, -1.5, float("nan"), float("inf"), 1e308, True, 1j, 1 << 70])
+        return chance.choice(
+            [*INTS, 0.5, -1.5, float("nan"), float("inf"), 1e308, True, 1j, 1 << 70]
+        )
 
     def value(self, depth=0):
         chance = self.chance
@@ -130,16 +195,43 @@ class State:
         if kind == 8 and depth < 2:
             return [self.value(depth + 1) for _ in range(chance.randrange(5))]
         if kind == 9:
-            return tuple(chance.choice(INTS if chance.random() < 0.3 else SMALL) for _ in range(chance.randrange(5)))
+            return tuple(
+                chance.choice(INTS if chance.random() < 0.3 else SMALL)
+                for _ in range(chance.randrange(5))
+            )
         if kind == 10:
             return [self.tensor() for _ in range(chance.randrange(4))]
         if kind == 11:
             return chance.choice(DTYPES)
         return chance.choice(
             [
-                *(None, ..., b"bytes", bytearray(b"x"), slice(0, 2), slice(None, None, -1), range(3), range(1 << 62)),
-                *({"a": 1}, {1, 2}, torch.Size([2, 3]), torch.device("cpu"), np.ones(3), np.arange(4).reshape(2, 2)),
-                *(np.float32(1), np.int64(1 << 40), len, torch.add, torch.nn.functional.relu, torch.nn.Linear, dict),
+                *(
+                    None,
+                    ...,
+                    b"bytes",
+                    bytearray(b"x"),
+                    slice(0, 2),
+                    slice(None, None, -1),
+                    range(3),
+                    range(1 << 62),
+                ),
+                *(
+                    {"a": 1},
+                    {1, 2},
+                    torch.Size([2, 3]),
+                    torch.device("cpu"),
+                    np.ones(3),
+                    np.arange(4).reshape(2, 2),
+                ),
+                *(
+                    np.float32(1),
+                    np.int64(1 << 40),
+                    len,
+                    torch.add,
+                    torch.nn.functional.relu,
+                    torch.nn.Linear,
+                    dict,
+                ),
             ]
         )
 
@@ -155,7 +247,9 @@ class State:
             if kind < 0.15:
                 args.append(self.value())
             elif kind < 0.25:
-                kwargs[chance.choice(KEYWORDS)] = self.value() if chance.random() < 0.5 else chance.choice(SMALL)
+                kwargs[chance.choice(KEYWORDS)] = (
+                    self.value() if chance.random() < 0.5 else chance.choice(SMALL)
+                )
             elif args:
                 place = chance.randrange(len(args))
                 args[place] = self.other(args[place])
@@ -171,7 +265,9 @@ class State:
                 return self.tensor()
             if value.layout is torch.strided and value.numel() and chance.random() < 0.5:
                 changed = value.detach().contiguous().clone(memory_format=torch.contiguous_format)
-                changed.view(-1)[chance.randrange(value.numel())] = chance.choice([0, 1, -1, 5, 100])
+                changed.view(-1)[chance.randrange(value.numel())] = chance.choice(
+                    [0, 1, -1, 5, 100]
+                )
                 return changed
             return self.odd(value.detach())
         if isinstance(value, (int, float)):
@@ -185,17 +281,24 @@ class State:
     def new_arguments(self, of_tensor):
         chance = self.chance
         self.shape = chance.choice(SHAPES)
-        likely = chance.random() < 0.6  # like what it is made for: a tensor, then tensors and small numbers
+        likely = (
+            chance.random() < 0.6
+        )  # like what it is made for: a tensor, then tensors and small numbers
         count = chance.choice([0, 0, 0, 1, 1, 1, 2, 2, 3, 4])
         if likely:
-            args = [self.tensor() if chance.random() < 0.45 else chance.choice(SMALL) for _ in range(count)]
+            args = [
+                self.tensor() if chance.random() < 0.45 else chance.choice(SMALL)
+                for _ in range(count)
+            ]
         else:
             args = [self.value() for _ in range(count)]
         if of_tensor or (likely and chance.random() < 0.7):
             args.insert(0, self.tensor())
         kwargs = {}
         while chance.random() < 0.2:
-            kwargs[chance.choice(KEYWORDS)] = self.value() if chance.random() < 0.5 else chance.choice(SMALL)
+            kwargs[chance.choice(KEYWORDS)] = (
+                self.value() if chance.random() < 0.5 else chance.choice(SMALL)
+            )
         return args, kwargs
 
     def worked(self, name, args, kwargs):
@@ -209,7 +312,11 @@ class State:
 
     def keep(self, result):
         for each in result if isinstance(result, (list, tuple)) else [result]:
-            if isinstance(each, torch.Tensor) and each.numel() <= KEPT_ELEMENTS and each.dim() <= 16:
+            if (
+                isinstance(each, torch.Tensor)
+                and each.numel() <= KEPT_ELEMENTS
+                and each.dim() <= 16
+            ):
                 self.kept.append(each)
                 if len(self.kept) > MAX_KEPT:
                     self.kept.pop(self.chance.randrange(MAX_KEPT))
@@ -217,9 +324,7 @@ class State:
 
 def describe(value):
     if isinstance(value, torch.Tensor):
-        return (
-            f"T({value.dtype},{tuple(value.shape)},{value.stride() if value.layout is torch.strided else value.layout})"
-        )
+        return f"T({value.dtype},{tuple(value.shape)},{value.stride() if value.layout is torch.strided else value.layout})"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(describe, value[:8]))}]"
     return repr(value)[:60]
@@ -250,7 +355,11 @@ def fuzz(seconds, seed, names, report):
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     torch.set_num_threads(1)
-    state, callables, codec = State(random.Random(seed)), Callables(("fuzz_callables",)), Codec(Callables(()))
+    state, callables, codec = (
+        State(random.Random(seed)),
+        Callables(("fuzz_callables",)),
+        Codec(Callables(())),
+    )
     torch.manual_seed(seed)
     stalls, slow, current = [], [], [""]
     threading.Thread(target=_watch, args=(stalls, current), daemon=True).start()
@@ -349,7 +458,12 @@ def main():
         num_calls, num_done, stalls, slow, ending = run(given.slice, seed, "/tmp", given.names)
         calls += num_calls
         print(
-            f"seed {seed}: {num_calls:,} calls, {num_done:,} returned", *stalls, *slow, ending, sep="\n  ", flush=True
+            f"seed {seed}: {num_calls:,} calls, {num_done:,} returned",
+            *stalls,
+            *slow,
+            ending,
+            sep="\n  ",
+            flush=True,
         )
         failures += bool(ending or stalls)
         seed += 1

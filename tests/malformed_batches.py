@@ -21,17 +21,29 @@ NUM_EXAMPLES = 1000
 ROWS = {"a": 9, "b": 5, "c": 1}
 TABLES = [pb.Table("a", 9, 4), pb.Table("b", 5, 4, pooling="mean"), pb.Table("c", 1, 4)]
 ANY_INT64 = (
-    st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 70) | st.sampled_from([-(2**63), 2**63 - 1, 2**62, 2**31])
+    st.integers(-(2**63), 2**63 - 1)
+    | st.integers(-3, 70)
+    | st.sampled_from([-(2**63), 2**63 - 1, 2**62, 2**31])
 )
 Parts = dict[str, Any]
 
 
 def sound_parts(draw: Callable[[Any], Any]) -> Parts:
     """The fields of a batch that is right."""
-    keys = draw(st.sampled_from([("a",), ("a", "b"), ("a", "b", "c"), ("c", "b", "a"), ("b", "a", "unknown")]))
+    keys = draw(
+        st.sampled_from(
+            [("a",), ("a", "b"), ("a", "b", "c"), ("c", "b", "a"), ("b", "a", "unknown")]
+        )
+    )
     size = draw(st.integers(0, 4))
-    lengths = draw(st.lists(st.integers(0, 3), min_size=len(keys) * size, max_size=len(keys) * size))
-    owners = [key for bag, key in enumerate(key for key in keys for _ in range(size)) for _ in range(lengths[bag])]
+    lengths = draw(
+        st.lists(st.integers(0, 3), min_size=len(keys) * size, max_size=len(keys) * size)
+    )
+    owners = [
+        key
+        for bag, key in enumerate(key for key in keys for _ in range(size))
+        for _ in range(lengths[bag])
+    ]
     numbers = random.Random(draw(st.integers(0, 99)))
     values = [numbers.randrange(ROWS.get(key, 1)) for key in owners]
     weights = torch.tensor([numbers.gauss(0, 2) for _ in values]) if draw(st.booleans()) else None
@@ -50,7 +62,9 @@ def write(parts: Parts, draw: Callable[[Any], Any]) -> None:
     tensor = parts[draw(st.sampled_from(["offsets", "offsets", "values", "weights"]))]
     if tensor is not None and len(tensor):
         number = draw(
-            ANY_INT64 if tensor.dtype == torch.int64 else st.sampled_from([math.nan, math.inf, -math.inf, 2.5])
+            ANY_INT64
+            if tensor.dtype == torch.int64
+            else st.sampled_from([math.nan, math.inf, -math.inf, 2.5])
         )
         tensor[draw(st.integers(0, len(tensor) - 1))] = number
 
@@ -59,10 +73,16 @@ def change(parts: Parts, draw: Callable[[Any], Any]) -> None:
     """Do to one field what a program may get wrong; now and then that leaves it right."""
     if draw(st.booleans()):
         return write(parts, draw)
-    name = draw(st.sampled_from(["offsets", "offsets", "values", "weights", "labels", "dense", "keys"]))
+    name = draw(
+        st.sampled_from(["offsets", "offsets", "values", "weights", "labels", "dense", "keys"])
+    )
     if name == "keys":
         keys = parts["keys"]
-        parts["keys"] = draw(st.sampled_from([(*keys, "d"), keys[:-1], (keys[0], *keys), keys + keys, "ab", None, ()]))
+        parts["keys"] = draw(
+            st.sampled_from(
+                [(*keys, "d"), keys[:-1], (keys[0], *keys), keys + keys, "ab", None, ()]
+            )
+        )
         return None
     tensor = parts[name]
     if tensor is None:
@@ -76,10 +96,16 @@ def change(parts: Parts, draw: Callable[[Any], Any]) -> None:
         tensor = torch.cat([tensor, added.expand(-1, *tensor.shape[1:])])
     elif how == "type":
         tensor = tensor.to(
-            draw(st.sampled_from([torch.float32, torch.int32, torch.float64, torch.bool, torch.complex64]))
+            draw(
+                st.sampled_from(
+                    [torch.float32, torch.int32, torch.float64, torch.bool, torch.complex64]
+                )
+            )
         )
     elif how == "shape":
-        tensor = draw(st.sampled_from([tensor[None], tensor.reshape(-1, 1), tensor.sum(), tensor.flatten()]))
+        tensor = draw(
+            st.sampled_from([tensor[None], tensor.reshape(-1, 1), tensor.sum(), tensor.flatten()])
+        )
     elif how == "nothing":
         tensor = draw(st.sampled_from([None, tensor.tolist(), tensor.numpy()]))
     elif how == "every second":
@@ -89,7 +115,9 @@ def change(parts: Parts, draw: Callable[[Any], Any]) -> None:
 
 def is_sound(parts: Parts) -> bool:
     """What a batch has to be, one number at a time."""
-    dense, keys, values, offsets, labels, weights = (parts[field.name] for field in fields(JaggedBatch)[:6])
+    dense, keys, values, offsets, labels, weights = (
+        parts[field.name] for field in fields(JaggedBatch)[:6]
+    )
     if not all(isinstance(part, torch.Tensor) for part in (dense, values, offsets, labels)):
         return False
     if not isinstance(keys, tuple) or not keys or len(set(keys)) < len(keys):
@@ -104,11 +132,17 @@ def is_sound(parts: Parts) -> bool:
         return False
     for bag in range(len(keys) * size):
         key = keys[bag // size]
-        if key in ROWS and not all(0 <= id_ < ROWS[key] for id_ in values[ends[bag] : ends[bag + 1]].tolist()):
+        if key in ROWS and not all(
+            0 <= id_ < ROWS[key] for id_ in values[ends[bag] : ends[bag + 1]].tolist()
+        ):
             return False
     if weights is None:
         return set(keys) & set(ROWS) != set()
-    if not isinstance(weights, torch.Tensor) or not weights.is_floating_point() or weights.shape != values.shape:
+    if (
+        not isinstance(weights, torch.Tensor)
+        or not weights.is_floating_point()
+        or weights.shape != values.shape
+    ):
         return False
     return bool(weights.float().isfinite().all()) and set(keys) & set(ROWS) != set()
 
@@ -125,7 +159,9 @@ def pooled(parts: Parts, weights_of: dict[str, torch.Tensor]) -> torch.Tensor:
             for position in range(ends[bag], ends[bag + 1]):
                 factor = 1.0 if parts["weights"] is None else float(parts["weights"][position])
                 factor /= ends[bag + 1] - ends[bag] if table.pooling == "mean" else 1
-                out[sample, place] += factor * weights_of[table.name][int(parts["values"][position])]
+                out[sample, place] += (
+                    factor * weights_of[table.name][int(parts["values"][position])]
+                )
     return out
 
 
@@ -145,7 +181,12 @@ def run(folder: Path) -> None:
             write(parts, data.draw)  # to the tensors of a batch that was right when it was made
         else:
             change(parts, data.draw)
-        last = repr({name: part.tolist() if isinstance(part, torch.Tensor) else part for name, part in parts.items()})
+        last = repr(
+            {
+                name: part.tolist() if isinstance(part, torch.Tensor) else part
+                for name, part in parts.items()
+            }
+        )
         os.pwrite(descriptor, last.encode() + b"\n" * 1000, 0)
         sound = is_sound(parts)
         counts[sound] += 1
@@ -156,7 +197,9 @@ def run(folder: Path) -> None:
             return
         assert sound, parts
         found.sum().backward()
-        tables = {table.name: torch.from_numpy(embeddings.shard.weights(table.name)) for table in TABLES}
+        tables = {
+            table.name: torch.from_numpy(embeddings.shard.weights(table.name)) for table in TABLES
+        }
         torch.testing.assert_close(found.detach(), pooled(parts, tables))
 
     try:

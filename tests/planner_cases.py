@@ -21,7 +21,9 @@ def zipf_profile(num_rows, num_accesses, exponent=1.05, seed=0, batch_size=256):
 
 
 def sizes(profile, weight_bytes=64, record_bytes=64):
-    return [TableSize(name, rows, weight_bytes, record_bytes) for name, rows in profile.num_rows.items()]
+    return [
+        TableSize(name, rows, weight_bytes, record_bytes) for name, rows in profile.num_rows.items()
+    ]
 
 
 def random_case(seed, most_rows=20_000):
@@ -36,7 +38,9 @@ def random_case(seed, most_rows=20_000):
     for number in range(num_tables):
         rows = int(rng.integers(10_000 // num_tables + 1, most_rows))
         name, dim = f"t{number}", int(rng.choice([8, 16, 32]))
-        profile = zipf_profile({name: rows}, num_accesses, rng.uniform(0.6, 1.3), seed * 10 + number, 100)
+        profile = zipf_profile(
+            {name: rows}, num_accesses, rng.uniform(0.6, 1.3), seed * 10 + number, 100
+        )
         found |= profile.tables
         tables.append(TableSize(name, rows, 4 * dim, 4 * dim + int(rng.choice([0, 4]))))
     profile = AccessProfile(found, num_accesses, -(-num_accesses // 100), 100, "random")
@@ -50,7 +54,9 @@ def few_rows(seed):
     topology = ClusterTopology.uniform(num_shards)
     if num_shards == 4 and rng.random() < 0.5:
         topology = ClusterTopology.hierarchical(2, 2, float(rng.uniform(1.5, 5)))
-    counts = rng.permutation(np.round(1000 / np.arange(1, num_rows + 1) ** rng.uniform(0.3, 1.2)) + 1).astype(np.int64)
+    counts = rng.permutation(
+        np.round(1000 / np.arange(1, num_rows + 1) ** rng.uniform(0.3, 1.2)) + 1
+    ).astype(np.int64)
     dims = np.ones(num_rows, int) if rng.random() < 0.5 else rng.choice([1, 2], num_rows)
     tables, found = [], {}
     for dim in (1, 2):
@@ -61,5 +67,8 @@ def few_rows(seed):
     profile = AccessProfile(found, 1000, 1000, 1, "few")
     memory = 4.0 * dims.sum()
     extra = rng.choice([0.1, 0.2, 0.4])
-    room = np.full(num_shards, 4 * np.ceil(memory / 4 * (1 + extra) / num_shards) + (4 if dims.max() > 1 else 0))
+    room = np.full(
+        num_shards,
+        4 * np.ceil(memory / 4 * (1 + extra) / num_shards) + (4 if dims.max() > 1 else 0),
+    )
     return Partitioner(tables, profile).cut(0.0), topology, room

@@ -36,7 +36,9 @@ def raw_rows(count: int, seed: int = 0, first_user: int = 0) -> list[dict[str, s
     rows = []
     for _ in range(count):
         user, tags = first_user + int(rng.zipf(1.6)) % 60, rng.integers(0, 9, rng.integers(0, 4))
-        click = rng.random() < 1 / (1 + np.exp(-(user % 5 - 2 + 0.5 * sum(tag % 3 for tag in tags) - 1)))
+        click = rng.random() < 1 / (
+            1 + np.exp(-(user % 5 - 2 + 0.5 * sum(tag % 3 for tag in tags) - 1))
+        )
         row = {
             "clicked": str(int(click)),
             "price": "" if rng.random() < 0.1 else f"{rng.exponential(20):.3f}",
@@ -61,6 +63,8 @@ def prepared(folder: Path, rows: list[dict[str, str]], split: str = "time:0.7/0.
     """An encoded dataset of these rows, in order."""
     schema = Schema.from_toml(SCHEMA)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    source = TextSource(write_csv(folder.with_suffix(".csv"), rows), schema.separator, schema.quotes)
+    source = TextSource(
+        write_csv(folder.with_suffix(".csv"), rows), schema.separator, schema.quotes
+    )
     prepare([source], schema, folder, PrepareOptions(SplitRule.parse(split)))
     return folder

@@ -55,7 +55,9 @@ class Served:
             return http.client.HTTPSConnection(*self.address, timeout=timeout_s, context=self.tls)
         return http.client.HTTPConnection(*self.address, timeout=timeout_s)
 
-    def ask(self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None) -> Answer:
+    def ask(
+        self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
+    ) -> Answer:
         """One request on a connection of its own; dictionaries and lists go as JSON."""
         connection = self.connect()
         try:
@@ -93,7 +95,11 @@ def ask(
         body, headers = json.dumps(body), {"content-type": "application/json", **(headers or {})}
     connection.request(method, path, body, headers or {})
     response = connection.getresponse()
-    return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
+    return Answer(
+        response.status,
+        {name.lower(): value for name, value in response.getheaders()},
+        response.read(),
+    )
 
 
 def until(what, timeout_s: float = START_S):
@@ -129,7 +135,9 @@ class Load:
             try:
                 answer = ask(connection, "POST", "/score", {"rows": self.versions.rows})
                 version = answer.json["model_version"]
-                error = np.abs(np.array(answer.json["scores"]) - self.versions.expected[version]).max()
+                error = np.abs(
+                    np.array(answer.json["scores"]) - self.versions.expected[version]
+                ).max()
                 if answer.status != 200 or error > 1e-6:
                     self.failures.append((answer, error))
                 self.seen.append(version)
@@ -160,7 +168,9 @@ def serving(
 
         def address():
             assert program.poll() is None, (said / "stderr").read_text()
-            return re.search(r"at https?://(\S+):(\d+)$", (said / "stdout").read_text(), re.MULTILINE)
+            return re.search(
+                r"at https?://(\S+):(\d+)$", (said / "stdout").read_text(), re.MULTILINE
+            )
 
         found = until(address)
         yield Served(program, (found[1].strip("[]"), int(found[2])), tls)

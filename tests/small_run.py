@@ -17,7 +17,14 @@ from pibroch.train.run_directory import RunDirectory
 
 BASE = {
     "seed": 3,
-    "model": {"name": "dlrm", "dim": 4, "bottom": [8], "top": [16], "dropout": 0.2, "batch_norm": True},
+    "model": {
+        "name": "dlrm",
+        "dim": 4,
+        "bottom": [8],
+        "top": [16],
+        "dropout": 0.2,
+        "batch_norm": True,
+    },
     "embedding": {"optimizer": {"name": "adam", "lr": 0.01}},
     "optimizer": {"name": "adam", "lr": 0.01},
     "train": {
@@ -39,7 +46,9 @@ def make_dataset(folder: Path, *, num_samples: int = 3000, max_table_rows: int =
 
 def make_config(data: Path, *overrides: str) -> RunConfig:
     """The configuration of a small run."""
-    return change_config(check_config(BASE | {"data": {"dir": str(data)}}, "the test's base"), overrides)
+    return change_config(
+        check_config(BASE | {"data": {"dir": str(data)}}, "the test's base"), overrides
+    )
 
 
 def train_here(config: RunConfig, folder: Path) -> tuple[RunDirectory, RunResult]:
@@ -50,7 +59,9 @@ def train_here(config: RunConfig, folder: Path) -> tuple[RunDirectory, RunResult
     return run, run_training(config, open_dataset(config.data), run, lambda total_steps: FanOut([]))
 
 
-def start_command(*arguments: object, env: dict[str, str] | None = None, cwd: Path | None = None) -> Program:
+def start_command(
+    *arguments: object, env: dict[str, str] | None = None, cwd: Path | None = None
+) -> Program:
     """Start pibroch as its own process, forked from one that has loaded torch."""
     variables = {**os.environ, "COLUMNS": "200", **(env or {})}
     return Program("-m", "pibroch.cli.main", *arguments, env=variables, cwd=cwd)
@@ -72,9 +83,15 @@ def command(*arguments: object) -> list[str]:
 def run_installed(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """As ``run_command``, without any short cut: the installed command, which loads everything itself."""
     variables = {**os.environ, "COLUMNS": "200"}
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=120, env=variables, **options)
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, timeout=120, env=variables, **options
+    )
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
     """Contents of all files by relative path."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

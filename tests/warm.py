@@ -16,7 +16,14 @@ def train_a_step() -> None:
     from pibroch.train.run import run_training
     from pibroch.train.run_directory import RunDirectory
 
-    model = {"name": "dlrm", "dim": 4, "bottom": [8], "top": [16], "dropout": 0.2, "batch_norm": True}
+    model = {
+        "name": "dlrm",
+        "dim": 4,
+        "bottom": [8],
+        "top": [16],
+        "dropout": 0.2,
+        "batch_norm": True,
+    }
     train = {"steps": 2, "batch_size": 20, "threads": 1}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -24,7 +31,13 @@ def train_a_step() -> None:
         for exchange in ("local", "lookahead"):
             embedding = {"exchange": exchange, "optimizer": {"name": "adam", "lr": 0.01}}
             config = check_config(
-                {"data": {"dir": str(folder / "data")}, "model": model, "train": train, "embedding": embedding}, "warm"
+                {
+                    "data": {"dir": str(folder / "data")},
+                    "model": model,
+                    "train": train,
+                    "embedding": embedding,
+                },
+                "warm",
             )
             run = RunDirectory(folder / exchange)
             run.create(config)

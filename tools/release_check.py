@@ -19,7 +19,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 VERSION = re.compile(r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?")
 HEADING = re.compile(r"^## (?:(Unreleased)|(\S+) \((\d{4}-\d{2}-\d{2})\))$", re.MULTILINE)
-NEEDED = ("pibroch/__init__.py", "pibroch/py.typed", "pibroch/recipes/synthetic_small.toml", "pibroch/cli/main.py")
+NEEDED = (
+    "pibroch/__init__.py",
+    "pibroch/py.typed",
+    "pibroch/recipes/synthetic_small.toml",
+    "pibroch/cli/main.py",
+)
 PROBE = """
 import sys, importlib.metadata, pibroch
 from pibroch.config import load_recipe
@@ -39,9 +44,13 @@ def version_of(root: Path) -> str:
     Raises:
         ValueError: when that is no version.
     """
-    found = re.search(r'^__version__ = "(.*)"$', (root / "src/pibroch/version.py").read_text(), re.MULTILINE)
+    found = re.search(
+        r'^__version__ = "(.*)"$', (root / "src/pibroch/version.py").read_text(), re.MULTILINE
+    )
     if found is None or not VERSION.fullmatch(found[1]):
-        raise ValueError(f"version.py has {found[1] if found else 'no version'}; need one such as 1.2.3 or 1.2.3rc1")
+        raise ValueError(
+            f"version.py has {found[1] if found else 'no version'}; need one such as 1.2.3 or 1.2.3rc1"
+        )
     return found[1]
 
 
@@ -53,15 +62,21 @@ def check_changelog(text: str, version: str) -> str:
     """
     headings = list(HEADING.finditer(text))
     if not headings:
-        raise ValueError("CHANGELOG.md has no heading; need `## Unreleased` or `## 1.2.3 (2026-01-31)`")
+        raise ValueError(
+            "CHANGELOG.md has no heading; need `## Unreleased` or `## 1.2.3 (2026-01-31)`"
+        )
     newest, others = headings[0], [heading[2] for heading in headings[1:]]
     below = text[newest.end() : headings[1].start() if others else len(text)]
     if not re.search(r"^- ", below, re.MULTILINE):
         raise ValueError(f"CHANGELOG.md has nothing below `{newest[0]}`; need what changed")
     if newest[2] not in (None, version):
-        raise ValueError(f"CHANGELOG.md begins with {newest[2]}, version.py has {version}; need the same")
+        raise ValueError(
+            f"CHANGELOG.md begins with {newest[2]}, version.py has {version}; need the same"
+        )
     if version in others:
-        raise ValueError(f"version {version} is released already, says CHANGELOG.md; raise it in version.py")
+        raise ValueError(
+            f"version {version} is released already, says CHANGELOG.md; raise it in version.py"
+        )
     return newest[0].removeprefix("## ")
 
 
@@ -71,13 +86,28 @@ def build_wheel(out: Path, version: str) -> Path:
     Raises:
         ValueError: when something is missing, or too much.
     """
-    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--wheel-dir", out, ROOT)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        out,
+        ROOT,
+    )
     (wheel,) = out.glob("*.whl")
     if not wheel.name.startswith(f"pibroch-{version}-py3-none-any"):
-        raise ValueError(f"the wheel is {wheel.name}; need version {version}, for every Python 3 and system")
+        raise ValueError(
+            f"the wheel is {wheel.name}; need version {version}, for every Python 3 and system"
+        )
     names = zipfile.ZipFile(wheel).namelist()
     if missing := [name for name in NEEDED if name not in names]:
-        raise ValueError(f"{wheel.name} lacks {', '.join(missing)}; see [tool.hatch.build] in pyproject.toml")
+        raise ValueError(
+            f"{wheel.name} lacks {', '.join(missing)}; see [tool.hatch.build] in pyproject.toml"
+        )
     if strange := [name for name in names if not name.startswith(("pibroch/", "pibroch-"))]:
         raise ValueError(f"{wheel.name} has {strange[0]}; need the package alone")
     return wheel
@@ -99,7 +129,11 @@ def try_wheel(wheel: Path, folder: Path, version: str, with_dependencies: bool) 
 
 def dependencies() -> list[str]:
     """Folders with the packages of this environment; those that its ``.pth`` files name have no place in the new one."""
-    places = [Path(place) for place in (*site.getsitepackages(), *sys.path) if place.endswith("site-packages")]
+    places = [
+        Path(place)
+        for place in (*site.getsitepackages(), *sys.path)
+        if place.endswith("site-packages")
+    ]
     return [str(place) for place in dict.fromkeys(places)]
 
 
@@ -107,16 +141,22 @@ def run(*command: object, cwd: Path | None = None) -> str:
     """What a program says; an error with it when it fails."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = tuple(map(str, command))
-    ran = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=1800, env=environment)
+    ran = subprocess.run(
+        command, capture_output=True, text=True, cwd=cwd, timeout=1800, env=environment
+    )
     if ran.returncode:
-        raise ValueError(f"{' '.join(map(str, command))[:200]}: {ran.stderr.strip() or ran.stdout.strip()}")
+        raise ValueError(
+            f"{' '.join(map(str, command))[:200]}: {ran.stderr.strip() or ran.stdout.strip()}"
+        )
     return ran.stdout
 
 
 def main() -> None:
     """Check all, one line each; exit with 1 at the first that does not hold."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--with-dependencies", action="store_true", help="install dependencies too (a gigabyte)")
+    parser.add_argument(
+        "--with-dependencies", action="store_true", help="install dependencies too (a gigabyte)"
+    )
     wanted = parser.parse_args()
     try:
         version = version_of(ROOT)

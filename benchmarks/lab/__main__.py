@@ -29,7 +29,10 @@ def _up(arguments: argparse.Namespace) -> int:
     network = Network.build(arguments.hosts, arguments.rate, is_standing=True)
     print(network.name)
     for index in range(network.num_hosts):
-        print(f"host {index}: {network.address(index)}, ip netns exec {network.host(index)} COMMAND", file=sys.stderr)
+        print(
+            f"host {index}: {network.address(index)}, ip netns exec {network.host(index)} COMMAND",
+            file=sys.stderr,
+        )
     return 0
 
 
@@ -59,7 +62,9 @@ def _say(rank: int, line: str) -> None:
 
 def _report(result: RunResult) -> None:
     for index, link in enumerate(result.links):
-        print(f"host {index}: {link.sent:,} bytes sent, {link.received:,} received", file=sys.stderr)
+        print(
+            f"host {index}: {link.sent:,} bytes sent, {link.received:,} received", file=sys.stderr
+        )
     result.check()
 
 
@@ -82,7 +87,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--rate", help="of each link, e.g. 200mbit; absent: no limit")
     run.add_argument("--threads", type=int, default=1, help="OMP_NUM_THREADS of each rank")
     run.add_argument("--timeout", type=float, default=3600.0, metavar="SECONDS")
-    run.add_argument("--logs", type=Path, metavar="DIR", help="keep each rank's output there as rankR.log")
+    run.add_argument(
+        "--logs", type=Path, metavar="DIR", help="keep each rank's output there as rankR.log"
+    )
     run.add_argument("command", nargs="*", metavar="-- COMMAND")
     run.set_defaults(do=_run)
     return parser

@@ -49,11 +49,18 @@ class RunResult:
             LabError: with the end of the failed rank's output.
         """
         if self.timed_out:
-            raise LabError(f"no end after {self.seconds:.0f} s", "a command that ends in time", "raise the timeout")
+            raise LabError(
+                f"no end after {self.seconds:.0f} s",
+                "a command that ends in time",
+                "raise the timeout",
+            )
         if self.first_failed is not None:
             tail = self.outputs[self.first_failed][-TAIL_BYTES:].strip()
             code = self.exit_codes[self.first_failed]
-            raise LabError(f"exit code {code} from rank {self.first_failed}: {tail}", "exit code 0 from all ranks")
+            raise LabError(
+                f"exit code {code} from rank {self.first_failed}: {tail}",
+                "exit code 0 from all ranks",
+            )
         return self
 
 
@@ -78,12 +85,19 @@ class Lab:
     """
 
     def __init__(
-        self, hosts: int | Network, ranks_per_host: int = 1, rate: str | None = None, threads: int = 1
+        self,
+        hosts: int | Network,
+        ranks_per_host: int = 1,
+        rate: str | None = None,
+        threads: int = 1,
     ) -> None:
         sweep()
         self._cleanup = ExitStack()
         for number in (signal.SIGTERM, signal.SIGHUP):
-            if threading.current_thread() is threading.main_thread() and signal.getsignal(number) == signal.SIG_DFL:
+            if (
+                threading.current_thread() is threading.main_thread()
+                and signal.getsignal(number) == signal.SIG_DFL
+            ):
                 signal.signal(number, _leave)
                 self._cleanup.callback(signal.signal, number, signal.SIG_DFL)
         if isinstance(hosts, Network):
@@ -158,7 +172,10 @@ class Lab:
             LabError: when the command cannot be started.
         """
         port, before = self.next_port(), self.network.link_bytes()
-        environments = [os.environ | self.environment(rank, port) | dict(env or {}) for rank in range(self.world_size)]
+        environments = [
+            os.environ | self.environment(rank, port) | dict(env or {})
+            for rank in range(self.world_size)
+        ]
         with tempfile.TemporaryDirectory(prefix="pibroch-lab-") as scratch:
             folder = logs or Path(scratch)
             folder.mkdir(parents=True, exist_ok=True)
@@ -167,14 +184,17 @@ class Lab:
                     processes.start([*self.launcher(rank), *command], environment)
                 ended = processes.wait(timeout_s)
             outputs = tuple(
-                (folder / f"rank{rank}.log").read_text("utf-8", "replace") for rank in range(self.world_size)
+                (folder / f"rank{rank}.log").read_text("utf-8", "replace")
+                for rank in range(self.world_size)
             )
         return self._result(ended, before, outputs)
 
     def _result(self, ended: Ended, before: list[LinkBytes], outputs: tuple[str, ...]) -> RunResult:
         readings = zip(self.network.link_bytes(), before, strict=True)
         links = tuple(after.since(earlier) for after, earlier in readings)
-        return RunResult(ended.exit_codes, ended.first_failed, ended.timed_out, ended.seconds, links, outputs)
+        return RunResult(
+            ended.exit_codes, ended.first_failed, ended.timed_out, ended.seconds, links, outputs
+        )
 
 
 def _leave(number: int, _: FrameType | None) -> None:

@@ -79,7 +79,11 @@ class Network:
             raise ConfigError(f"{num_hosts} hosts", f"1 to {MAX_HOSTS}")
         _bits_per_second(rate)
         _need_tools()
-        name = secrets.token_hex(3) if is_standing else f"{os.getpid()}.{_start_ticks(os.getpid())}.{next(_numbers)}"
+        name = (
+            secrets.token_hex(3)
+            if is_standing
+            else f"{os.getpid()}.{_start_ticks(os.getpid())}.{next(_numbers)}"
+        )
         network = cls(name, num_hosts)
         try:
             network._build()
@@ -98,7 +102,9 @@ class Network:
         """
         known = labs()
         if name not in known:
-            raise ConfigError(f"lab {name!r}", f"one of {sorted(known)}" if known else "one made by `up` before")
+            raise ConfigError(
+                f"lab {name!r}", f"one of {sorted(known)}" if known else "one made by `up` before"
+            )
         return cls(name, sum("-host" in namespace for namespace in known[name]))
 
     def host(self, index: int) -> str:
@@ -120,7 +126,21 @@ class Network:
         for index in range(self.num_hosts):
             host, port = self.host(index), f"port{index}"
             _run("ip", "netns", "add", host)
-            _run("ip", "-n", self._switch, "link", "add", port, "type", "veth", "peer", "name", LINK, "netns", host)
+            _run(
+                "ip",
+                "-n",
+                self._switch,
+                "link",
+                "add",
+                port,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                LINK,
+                "netns",
+                host,
+            )
             _run("ip", "-n", self._switch, "link", "set", port, "master", "bridge", "up")
             _run("ip", "-n", host, "address", "add", f"{self.address(index)}/24", "dev", LINK)
             _run("ip", "-n", host, "link", "set", LINK, "up")
@@ -152,7 +172,9 @@ class Network:
         return [self._carried(index, LOOPBACK).sent for index in range(self.num_hosts)]
 
     def _carried(self, index: int, device: str) -> LinkBytes:
-        shown = json.loads(_run("ip", "-n", self.host(index), "-s", "-j", "link", "show", device))[0]["stats64"]
+        shown = json.loads(_run("ip", "-n", self.host(index), "-s", "-j", "link", "show", device))[
+            0
+        ]["stats64"]
         return LinkBytes(shown["tx"]["bytes"], shown["rx"]["bytes"])
 
     def pids(self) -> list[int]:
@@ -179,7 +201,9 @@ def labs() -> dict[str, list[str]]:
     for line in _run("ip", "netns", "list").splitlines():
         namespace = line.split()[0]
         if namespace.startswith(PREFIX):
-            found.setdefault(namespace.removeprefix(PREFIX).rpartition("-")[0], []).append(namespace)
+            found.setdefault(namespace.removeprefix(PREFIX).rpartition("-")[0], []).append(
+                namespace
+            )
     return found
 
 
@@ -191,7 +215,11 @@ def standing_labs() -> list[str]:
 def sweep() -> list[str]:
     """Remove the labs whose owners have died; returns their names. Labs of the living and standing ones stay."""
     _need_tools()
-    dead = {name: namespaces for name, namespaces in labs().items() if "." in name and not _owner_lives(name)}
+    dead = {
+        name: namespaces
+        for name, namespaces in labs().items()
+        if "." in name and not _owner_lives(name)
+    }
     for namespaces in dead.values():
         _remove(namespaces)
     return sorted(dead)
@@ -242,10 +270,14 @@ def _need_tools() -> None:
     for tool, package in (("ip", "iproute2"), ("tc", "iproute2"), ("setpriv", "util-linux")):
         if shutil.which(tool) is None:
             raise MissingDependencyError(
-                f"no `{tool}` on the path", f"{package}, to make network namespaces", f"apt-get install {package}"
+                f"no `{tool}` on the path",
+                f"{package}, to make network namespaces",
+                f"apt-get install {package}",
             )
     if os.geteuid() != 0:
-        raise LabError("a user without root's rights", "root, to make network namespaces", "run it with sudo")
+        raise LabError(
+            "a user without root's rights", "root, to make network namespaces", "run it with sudo"
+        )
 
 
 def _run(*command: str) -> str:

@@ -42,7 +42,9 @@ class RankProcesses:
         self._folder, self._say, self._saying = folder, say, threading.Lock()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._readers: list[threading.Thread] = []
-        self._running = selectors.DefaultSelector()  # process descriptors, readable once the process has ended
+        self._running = (
+            selectors.DefaultSelector()
+        )  # process descriptors, readable once the process has ended
         self._start_s = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -63,7 +65,9 @@ class RankProcesses:
                 start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            raise LabError(f"`{' '.join(command)}`: {error}", "a command that can be started") from error
+            raise LabError(
+                f"`{' '.join(command)}`: {error}", "a command that can be started"
+            ) from error
         self._processes.append(process)
         self._running.register(os.pidfd_open(process.pid), selectors.EVENT_READ, rank)
         assert process.stdout is not None
@@ -80,7 +84,9 @@ class RankProcesses:
             finished = self._finished(deadline)
             if not finished:
                 break
-            first_failed = next((rank for rank in finished if self._processes[rank].returncode != 0), None)
+            first_failed = next(
+                (rank for rank in finished if self._processes[rank].returncode != 0), None
+            )
         timed_out = bool(self._running.get_map()) and first_failed is None
         self._end()
         codes = tuple(process.returncode for process in self._processes)

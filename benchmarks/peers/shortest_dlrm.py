@@ -16,7 +16,10 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 dist.init_process_group("gloo")
 drawn = torch.randint(1000, (20, 26, 256), generator=torch.Generator().manual_seed(dist.get_rank()))
 names = [f"C{i}" for i in range(26)]
-configs = [EmbeddingBagConfig(name=name, embedding_dim=16, num_embeddings=1000, feature_names=[name]) for name in names]
+configs = [
+    EmbeddingBagConfig(name=name, embedding_dim=16, num_embeddings=1000, feature_names=[name])
+    for name in names
+]
 tables = EmbeddingBagCollection(configs, device=torch.device("meta"))
 dlrm = DLRM(tables, 13, [512, 256, 16], [512, 256, 1], dense_device=torch.device("cpu"))
 apply_optimizer_in_backward(RowWiseAdagrad, tables.parameters(), {"lr": 0.02})
@@ -24,7 +27,10 @@ model = DistributedModelParallel(DLRMTrain(dlrm), device=torch.device("cpu"))
 dense = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 optimizer = KeyedOptimizerWrapper(dense, lambda parameters: torch.optim.Adam(parameters, lr=1e-3))
 lengths = torch.ones(26 * 256, dtype=torch.int32)
-batches = (Batch(i[:13].T / 1e3, KeyedJaggedTensor(names, i.reshape(-1), lengths=lengths), i[0] % 2.0) for i in drawn)
+batches = (
+    Batch(i[:13].T / 1e3, KeyedJaggedTensor(names, i.reshape(-1), lengths=lengths), i[0] % 2.0)
+    for i in drawn
+)
 pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
 for _ in drawn:
     loss, *_ = pipeline.progress(batches)

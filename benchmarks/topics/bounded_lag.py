@@ -24,7 +24,17 @@ from benchmarks.results import Report, Row
 from pibroch.collectives.bounded_lag.max_plus import total_time
 
 KIB = 1024
-SECTIONS = ("collective", "calls", "delays", "pipeline", "sizes", "data", "timeline", "memory", "channel")
+SECTIONS = (
+    "collective",
+    "calls",
+    "delays",
+    "pipeline",
+    "sizes",
+    "data",
+    "timeline",
+    "memory",
+    "channel",
+)
 SIZES = (1, 64, 4 * KIB, 64 * KIB, 1024 * KIB, 4096 * KIB, 64 * 1024 * KIB)
 QUICK_SIZES = (64, 64 * KIB, 4096 * KIB)
 BOUNDS = (0, 1, 2, 4, 8)
@@ -76,9 +86,28 @@ def collective(options: Options, load: ForeignLoad) -> Report:
         "`mpich`: MPI_Alltoallv from Python, where the extra mpi is installed; `views`: pibroch's transport without the copy "
         "out of its slots, which it hands out",
     ]
-    columns = ["ranks", "size", "contender", "p20_us", "p50_us", "p80_us", "gloo_over_this", "this_over_mpich"]
-    plot = PlotSpec("gloo_over_this", ("ranks",), "size", "contender", "times as fast as gloo", decimals=1, ours=OURS)
-    return Report("bounded_lag", "Bounded lag: one all-to-all (Fig. 6a)", rows, columns, plot, notes)
+    columns = [
+        "ranks",
+        "size",
+        "contender",
+        "p20_us",
+        "p50_us",
+        "p80_us",
+        "gloo_over_this",
+        "this_over_mpich",
+    ]
+    plot = PlotSpec(
+        "gloo_over_this",
+        ("ranks",),
+        "size",
+        "contender",
+        "times as fast as gloo",
+        decimals=1,
+        ours=OURS,
+    )
+    return Report(
+        "bounded_lag", "Bounded lag: one all-to-all (Fig. 6a)", rows, columns, plot, notes
+    )
 
 
 def calls(options: Options, load: ForeignLoad) -> Report:
@@ -93,10 +122,20 @@ def calls(options: Options, load: ForeignLoad) -> Report:
                     "ranks": NUM_RANKS, "calls": number, "contender": OURS if name == "bls" else name,
                     "us_per_call": 1e6 * seconds / number, "gloo_over_this": found["gloo"] / seconds,
                 })  # fmt: skip
-    plot = PlotSpec("gloo_over_this", ("ranks",), "calls", "contender", "times as fast as gloo", decimals=1, ours=OURS)
+    plot = PlotSpec(
+        "gloo_over_this",
+        ("ranks",),
+        "calls",
+        "contender",
+        "times as fast as gloo",
+        decimals=1,
+        ours=OURS,
+    )
     columns = ["calls", "contender", "us_per_call", "gloo_over_this"]
     notes = [f"{NUM_RANKS} ranks, 32 KB a peer, synchronous, k = 0"]
-    return Report("bounded_lag", "Bounded lag: calls in sequence (Fig. 6b)", rows, columns, plot, notes)
+    return Report(
+        "bounded_lag", "Bounded lag: calls in sequence (Fig. 6b)", rows, columns, plot, notes
+    )
 
 
 def delays(options: Options, load: ForeignLoad) -> Report:
@@ -107,7 +146,9 @@ def delays(options: Options, load: ForeignLoad) -> Report:
         for bound in BOUNDS:
             for name in ("bls", "gloo"):
                 options.say(f"{name}, k = {bound}")
-                answers = team.ask("delayed", name, bound, by_rank=[(column.tolist(),) for column in drawn.T])
+                answers = team.ask(
+                    "delayed", name, bound, by_rank=[(column.tolist(),) for column in drawn.T]
+                )
                 taken = max(seconds for seconds, _ in answers)
                 slept = np.array([sleeps for _, sleeps in answers]).T
                 rows.append(_delay_row(OURS if name == "bls" else name, bound, taken, drawn, slept))
@@ -137,9 +178,13 @@ def delays(options: Options, load: ForeignLoad) -> Report:
     return Report("bounded_lag", "Bounded lag: random delays (Fig. 7)", rows, columns, plot, notes)
 
 
-def _delay_row(contender: str, bound: int, taken: float, drawn: NDArray[np.float64], slept: NDArray[np.float64]) -> Row:
+def _delay_row(
+    contender: str, bound: int, taken: float, drawn: NDArray[np.float64], slept: NDArray[np.float64]
+) -> Row:
     scale = 1e3 / len(drawn)
-    step, recursion, actual = (scale * each for each in (taken, total_time(drawn, bound), total_time(slept, bound)))
+    step, recursion, actual = (
+        scale * each for each in (taken, total_time(drawn, bound), total_time(slept, bound))
+    )
     return {
         "ranks": NUM_RANKS, "contender": contender, "k": bound, "step_ms": step, "recursion_ms": recursion, "slept_ms": actual,
         "over_recursion_ms": step - recursion, "over_slept_ms": step - actual, "late_ms": 1e3 * float((slept - drawn).mean()),

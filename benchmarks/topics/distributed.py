@@ -13,7 +13,15 @@ from itertools import product
 from benchmarks.agreement import Agreement, check_agreement
 from benchmarks.cases import Case
 from benchmarks.comparison import OURS, Lineup, noise_note
-from benchmarks.hosts import BATCH_SIZE, IDEAL, TORCHREC_FORMS, Outcome, comparison, figures, measure_at
+from benchmarks.hosts import (
+    BATCH_SIZE,
+    IDEAL,
+    TORCHREC_FORMS,
+    Outcome,
+    comparison,
+    figures,
+    measure_at,
+)
 from benchmarks.hosts import case_of as hosts_case
 from benchmarks.lab import Lab
 from benchmarks.load import ForeignLoad
@@ -25,14 +33,19 @@ from benchmarks.runner import Schedule
 from benchmarks.team import Team, teams
 from benchmarks.workloads import Workload, sample_path
 
-IDEAL_FORMS = {IDEAL: "distributed_ideal_pibroch", "ideal, plain torch": "distributed_ideal:build_plain"}
+IDEAL_FORMS = {
+    IDEAL: "distributed_ideal_pibroch",
+    "ideal, plain torch": "distributed_ideal:build_plain",
+}
 NUM_BATCHES = 16
 SCHEDULE = Schedule(rounds=2, steps_per_round=10, warmup_steps=2)
 COLUMNS = [
     "ids", "hosts", "dim", "rate", "contender", "p20_ms", "p50_ms", "p80_ms", "samples_per_second", "of_torchrec",
     "of_ideal", "sent_mb_per_step", "worst_link_mb_per_step", "peak_mb",
 ]  # fmt: skip
-PLOT = PlotSpec("p50_ms", ("ids", "hosts", "rate"), "dim", "contender", "ms a step", "p20_ms", "p80_ms")
+PLOT = PlotSpec(
+    "p50_ms", ("ids", "hosts", "rate"), "dim", "contender", "ms a step", "p20_ms", "p80_ms"
+)
 MEANINGS = (
     "TorchRec's planner places all tables table-wise, whatever bandwidth it is told; `TorchRec DMP` is without its training "
     "pipeline, run for comparison at 2 hosts with Zipf ids, as is the ideal in plain torch",
@@ -79,7 +92,10 @@ def settings(quick: bool) -> list[Setting]:
     ]
 
 
-@topic("distributed", "DLRM training on several hosts with slow links, against TorchRec and the ideal; needs root")
+@topic(
+    "distributed",
+    "DLRM training on several hosts with slow links, against TorchRec and the ideal; needs root",
+)
 def run(options: Options) -> Report:
     """Measure all settings.
 
@@ -102,16 +118,29 @@ def run(options: Options) -> Report:
             for rate in setting.rates:
                 options.say(f"{setting}, {rate}")
                 outcome = measure_at(rate, lab, running, SCHEDULE)
-                rows += case_rows(setting, outcome, {team.spec.label: team.memory()["peak"] for team in running})
+                rows += case_rows(
+                    setting, outcome, {team.spec.label: team.memory()["peak"] for team in running}
+                )
                 notes.append(headline(setting, outcome))
     notes += [noise_note(load), *MEANINGS]
-    return Report("distributed", "DLRM training on several hosts", rows, COLUMNS, PLOT, notes, provenance() | versions)
+    return Report(
+        "distributed",
+        "DLRM training on several hosts",
+        rows,
+        COLUMNS,
+        PLOT,
+        notes,
+        provenance() | versions,
+    )
 
 
 def lineup_of(setting: Setting) -> Lineup:
     """Ours is followed by a slow one: what it fetched ahead is gone before somebody's steps are timed."""
     count = 2 if setting.all_forms else 1
-    torchrec, ideal = dict(list(TORCHREC_FORMS.items())[:count]), dict(list(IDEAL_FORMS.items())[:count])
+    torchrec, ideal = (
+        dict(list(TORCHREC_FORMS.items())[:count]),
+        dict(list(IDEAL_FORMS.items())[:count]),
+    )
     both = Lineup.of({OURS: "distributed_pibroch", **ideal}, torchrec)
     order = {label: place for place, label in enumerate((OURS, *torchrec, *ideal))}
     return Lineup(tuple(sorted(both.specs, key=lambda spec: order[spec.label])), both.notes)

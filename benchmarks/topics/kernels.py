@@ -21,7 +21,10 @@ from benchmarks.runner import QUICK, Schedule
 from benchmarks.workloads import Workload
 
 FBGEMM = "FBGEMM TBE"
-TORCH_FORMS = {"torch EmbeddingBag": "kernel_torch", "torch index_select": "kernel_torch:build_select"}
+TORCH_FORMS = {
+    "torch EmbeddingBag": "kernel_torch",
+    "torch index_select": "kernel_torch:build_select",
+}
 PHASES = ("lookup", "lookup+update")
 NUM_BATCHES = 24
 COLUMNS = [
@@ -29,7 +32,14 @@ COLUMNS = [
     "over_pibroch",
 ]  # fmt: skip
 PLOT = PlotSpec(
-    "update_ms", ("optimizer", "ids", "batch", "threads"), "dim", "contender", "lookup + update, ms", "low", "high", 1
+    "update_ms",
+    ("optimizer", "ids", "batch", "threads"),
+    "dim",
+    "contender",
+    "lookup + update, ms",
+    "low",
+    "high",
+    1,
 )
 MEANINGS = (
     "26 tables of 100,000 rows, one id a bag; `lookup+update` is forward and backward with the optimizer's step",
@@ -58,15 +68,24 @@ def settings(quick: bool) -> list[Setting]:
     """What to measure: row-wise Adagrad, as production uses it, in full; the others at one batch size."""
     cores = torch.get_num_threads()
     if quick:
-        return [Setting(name, "zipf", 2048, cores, dim) for name in ("rowwise_adagrad", "adagrad") for dim in (64, 128)]
+        return [
+            Setting(name, "zipf", 2048, cores, dim)
+            for name in ("rowwise_adagrad", "adagrad")
+            for dim in (64, 128)
+        ]
     threads = sorted({1, cores})
     grid = product(("zipf", "uniform"), (2048, 4096), threads, (16, 64, 128))
     shapes = [Setting("rowwise_adagrad", *shape) for shape in grid]
     small = [shape for shape in shapes if shape.batch == 2048]
-    return shapes + [replace(shape, optimizer=name) for name in ("adagrad", "sgd") for shape in small]
+    return shapes + [
+        replace(shape, optimizer=name) for name in ("adagrad", "sgd") for shape in small
+    ]
 
 
-@topic("kernels", "lookup and update alone, against FBGEMM's CPU operator and torch's EmbeddingBag and index_select")
+@topic(
+    "kernels",
+    "lookup and update alone, against FBGEMM's CPU operator and torch's EmbeddingBag and index_select",
+)
 def run(options: Options) -> Report:
     """Measure all settings."""
     torch_forms = dict(list(TORCH_FORMS.items())[:1]) if options.quick else TORCH_FORMS
@@ -83,7 +102,15 @@ def run(options: Options) -> Report:
             notes += [f"{setting}: {outcome.agreement}"]
         versions = contenders.versions
     notes = [*headlines(rows), *notes, noise_note(load), *MEANINGS]
-    return Report("kernels", "Embedding lookup and update on CPU", rows, COLUMNS, PLOT, notes, provenance() | versions)
+    return Report(
+        "kernels",
+        "Embedding lookup and update on CPU",
+        rows,
+        COLUMNS,
+        PLOT,
+        notes,
+        provenance() | versions,
+    )
 
 
 def case_of(setting: Setting, options: Options) -> Case:

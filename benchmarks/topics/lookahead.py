@@ -13,7 +13,16 @@ from benchmarks.agreement import Agreement, check_agreement
 from benchmarks.breakdown import StackedPlot, beyond_ideal, breakdown_rows
 from benchmarks.cases import Case
 from benchmarks.comparison import noise_note
-from benchmarks.hosts import IDEAL, Outcome, case_of, comparison, figures, measure_at, middle, ratios
+from benchmarks.hosts import (
+    IDEAL,
+    Outcome,
+    case_of,
+    comparison,
+    figures,
+    measure_at,
+    middle,
+    ratios,
+)
 from benchmarks.lab import Lab
 from benchmarks.load import ForeignLoad
 from benchmarks.lookahead_lineups import ALLTOALL, LOOKAHEAD, Entry, Setting, lineup_of, settings
@@ -30,7 +39,13 @@ from benchmarks.lookahead_sections import (
     TABLE_3,
     Section,
 )
-from benchmarks.loss_curves import STEPS_PER_TURN, CurvePlot, check_equal, curve_rows, train_in_turns
+from benchmarks.loss_curves import (
+    STEPS_PER_TURN,
+    CurvePlot,
+    check_equal,
+    curve_rows,
+    train_in_turns,
+)
 from benchmarks.plots import Plot, PlotSpec
 from benchmarks.provenance import provenance
 from benchmarks.registry import Options, topic
@@ -50,7 +65,9 @@ COLUMNS = [
     *(f"{purpose}_mb_per_step" for purpose in PURPOSES), "slots", "cache_mb", "read_rows", "fetched_rows", "prefetched_rows",
     "peak_mb",
 ]  # fmt: skip
-BARS = PlotSpec("height", ("panel",), "group", "contender", "", "low", "high", 1, LOOKAHEAD, shared=False)
+BARS = PlotSpec(
+    "height", ("panel",), "group", "contender", "", "low", "high", 1, LOOKAHEAD, shared=False
+)
 PLOTS: dict[Section, Plot] = {BREAKDOWN: StackedPlot(), LOSS: CurvePlot()}
 MEANINGS = {
     "model": "each host has one rank with one thread; 2048 samples a rank where no other batch is named, 26 tables of 100,000 "
@@ -95,13 +112,19 @@ def run(options: Options) -> Report:
         with oracle_speed.on_one_core():
             for oracle_setting in oracle_speed.settings(options.quick):
                 options.say(str(oracle_setting))
-                found.rows += oracle_speed.rows_of(oracle_setting, oracle_speed.speed(oracle_setting))
+                found.rows += oracle_speed.rows_of(
+                    oracle_setting, oracle_speed.speed(oracle_setting)
+                )
     else:
         for group in groups(settings(section, options.quick)):
             measure_group(group, options, load, found)
     columns = [name for name in COLUMNS if any(row.get(name) is not None for row in found.rows)]
     meanings = [text for name, text in MEANINGS.items() if name in columns]
-    shortened = ["quick: one setting, at most 20 steps looked ahead, two rounds, 30 losses"] if options.quick else []
+    shortened = (
+        ["quick: one setting, at most 20 steps looked ahead, two rounds, 30 losses"]
+        if options.quick
+        else []
+    )
     notes = [
         f"how: {section.how}",
         *shortened,
@@ -111,7 +134,9 @@ def run(options: Options) -> Report:
         *meanings,
     ]
     origin = provenance() | found.versions
-    return Report("lookahead", section.title, found.rows, columns, PLOTS.get(section, BARS), notes, origin)
+    return Report(
+        "lookahead", section.title, found.rows, columns, PLOTS.get(section, BARS), notes, origin
+    )
 
 
 def groups(found: list[Setting]) -> list[list[Setting]]:
@@ -119,7 +144,9 @@ def groups(found: list[Setting]) -> list[list[Setting]]:
     return [found] if found[0].section == BATCH else [[setting] for setting in found]
 
 
-def measure_group(group: list[Setting], options: Options, load: ForeignLoad, found: Findings) -> None:
+def measure_group(
+    group: list[Setting], options: Options, load: ForeignLoad, found: Findings
+) -> None:
     """Start a line-up and measure its settings."""
     lineup = lineup_of(group[0])
     found.notes += [note for note in lineup.notes if note not in found.notes]
@@ -133,7 +160,9 @@ def measure_group(group: list[Setting], options: Options, load: ForeignLoad, fou
             measure_setting(setting, lab, running, options, found)
 
 
-def measure_setting(setting: Setting, lab: Lab, running: list[Team], options: Options, found: Findings) -> None:
+def measure_setting(
+    setting: Setting, lab: Lab, running: list[Team], options: Options, found: Findings
+) -> None:
     """Let contenders agree, then measure them at each rate."""
     if setting.section == LOSS:
         measure_losses(setting, lab, running, options, found)
@@ -148,21 +177,29 @@ def measure_setting(setting: Setting, lab: Lab, running: list[Team], options: Op
             entry = entry_of(setting, team)
             counted = figures_of_exchange(before[team.spec.label], team, setting)
             if setting.section == BREAKDOWN:
-                found.rows += breakdown_rows(basis(setting, entry, rate), outcome.times[entry.label])
+                found.rows += breakdown_rows(
+                    basis(setting, entry, rate), outcome.times[entry.label]
+                )
             else:
                 found.rows.append(case_row(setting, entry, outcome, counted))
         found.notes += [headline(setting, outcome)] if IDEAL in outcome.times else []
 
 
-def measure_losses(setting: Setting, lab: Lab, running: list[Team], options: Options, found: Findings) -> None:
+def measure_losses(
+    setting: Setting, lab: Lab, running: list[Team], options: Options, found: Findings
+) -> None:
     """From the first step on: there is nothing to agree on beforehand, and nothing to warm up."""
     (rate,) = setting.rates
     lab.network.shape(rate)
     turns = QUICK_TURNS if options.quick else LOSS_TURNS
     curves = train_in_turns(running, turns, options.say)
     check_equal(curves)
-    found.notes.append(f"**all {turns * STEPS_PER_TURN} losses of {' and '.join(curves)} are equal to the bit**")
-    found.rows += curve_rows({entry.label: basis(setting, entry, rate) for entry in setting.entries}, curves)
+    found.notes.append(
+        f"**all {turns * STEPS_PER_TURN} losses of {' and '.join(curves)} are equal to the bit**"
+    )
+    found.rows += curve_rows(
+        {entry.label: basis(setting, entry, rate) for entry in setting.entries}, curves
+    )
 
 
 def entry_of(setting: Setting, team: Team) -> Entry:
@@ -172,7 +209,9 @@ def entry_of(setting: Setting, team: Team) -> Entry:
 
 def case_for(entry: Entry, setting: Setting, options: Options) -> Case:
     """The case of one entry: all have the same but for the options of the exchange."""
-    workload = Workload(setting.ids, setting.num_batches, setting.batch_size * setting.hosts, skew=setting.skew)
+    workload = Workload(
+        setting.ids, setting.num_batches, setting.batch_size * setting.hosts, skew=setting.skew
+    )
     case = case_of(workload, setting.hosts, MODELS[setting.model].table_dim(setting.dim), options)
     is_told = setting.section in (BREAKDOWN, LOSS)
     return replace(case, model=setting.model, exchange_options=entry.options, is_told=is_told)
@@ -204,7 +243,9 @@ def figures_of_exchange(before: dict[str, float], team: Team, setting: Setting) 
     if not after:
         return found
     a_step = {name: (value - before.get(name, 0)) / steps for name, value in after.items()}
-    record_bytes = 4 * (MODELS[setting.model].table_dim(setting.dim) + 1)  # row-wise Adagrad has one number of state
+    record_bytes = 4 * (
+        MODELS[setting.model].table_dim(setting.dim) + 1
+    )  # row-wise Adagrad has one number of state
     return (
         found
         | {f"{purpose}_mb_per_step": a_step.get(f"sent {purpose}", 0) / 1e6 for purpose in PURPOSES}
@@ -262,13 +303,23 @@ def summary(section: Section, rows: list[Row]) -> list[str]:
     ours = [row for row in rows if row["contender"] not in (IDEAL, ALLTOALL)]
     if section == DESIGN:
         designs = {row["variant"]: row["critical_mb_per_step"] for row in ours}
-        whole = designs.pop("replicated, not delayed")  # the paper's: all replicas agree before the next step
-        less = ", ".join(f"{1 - critical / whole:.0%} ({name})" for name, critical in designs.items())
-        return [f"**bytes on the critical path below those of a replicated cache without delay: {less}**"]
+        whole = designs.pop(
+            "replicated, not delayed"
+        )  # the paper's: all replicas agree before the next step
+        less = ", ".join(
+            f"{1 - critical / whole:.0%} ({name})" for name, critical in designs.items()
+        )
+        return [
+            f"**bytes on the critical path below those of a replicated cache without delay: {less}**"
+        ]
     if section in (TABLE_3, SKEW):
         times = [row["p50_ms"] for row in ours]
-        return [f"**the slowest step of lookahead takes {max(times) / min(times):.2f}x the quickest**"]
+        return [
+            f"**the slowest step of lookahead takes {max(times) / min(times):.2f}x the quickest**"
+        ]
     if section == ORACLE:
         speeds = [row["samples_per_second"] for row in ours if row["features"] == 26]
-        return [f"**{min(speeds) / 1e6:.2f} to {max(speeds) / 1e6:.2f} million samples/s with 26 features**"]
+        return [
+            f"**{min(speeds) / 1e6:.2f} to {max(speeds) / 1e6:.2f} million samples/s with 26 features**"
+        ]
     return beyond_ideal(rows) if section == BREAKDOWN else []

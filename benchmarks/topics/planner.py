@@ -23,8 +23,18 @@ from pibroch.planner.make import PlanOptions
 from pibroch.planner.partition import Form, Partitioner, Partitions
 from pibroch.planner.topology import ClusterTopology
 
-METHODS, BUDGETS, THRESHOLDS, HOSTS, BOUNDS, COPIES = "methods", "budgets", "thresholds", "hosts", "bounds", "copies"
-SECTIONS, QUICK_SECTIONS = (METHODS, BUDGETS, THRESHOLDS, HOSTS, BOUNDS, COPIES), (METHODS, THRESHOLDS, HOSTS)
+METHODS, BUDGETS, THRESHOLDS, HOSTS, BOUNDS, COPIES = (
+    "methods",
+    "budgets",
+    "thresholds",
+    "hosts",
+    "bounds",
+    "copies",
+)
+SECTIONS, QUICK_SECTIONS = (
+    (METHODS, BUDGETS, THRESHOLDS, HOSTS, BOUNDS, COPIES),
+    (METHODS, THRESHOLDS, HOSTS),
+)
 TITLES = {
     METHODS: "Balance of memory, lookups and links by method (the paper's Fig. 10)",
     BUDGETS: "Links by extra memory (the paper's Table 2)",
@@ -44,12 +54,28 @@ PAPER_TIMES = {
 }
 """Table 3: seconds and degree of balance by threshold."""
 PLOTS = {
-    METHODS: PlotSpec("worst_link_kb", ("form",), "data", "method", "worst link, kB a step", ours="oper"),
+    METHODS: PlotSpec(
+        "worst_link_kb", ("form",), "data", "method", "worst link, kB a step", ours="oper"
+    ),
     BUDGETS: PlotSpec("mean_link_kb", ("form",), "extra", "data", "mean link, kB a step", ours=""),
-    THRESHOLDS: PlotSpec("balance_links", ("data",), "threshold", "form", "least over most link", decimals=3, ours=""),
-    HOSTS: PlotSpec("balance_links", ("form",), "extra", "data", "least over most link", decimals=3, ours=""),
-    BOUNDS: PlotSpec("over_bound", ("kind",), "case", "method", "worst link over its bound", decimals=3, ours="oper"),
-    COPIES: PlotSpec("p50_ms", ("dim",), "hosts", "contender", "ms a step", "p20_ms", "p80_ms", ours=""),
+    THRESHOLDS: PlotSpec(
+        "balance_links", ("data",), "threshold", "form", "least over most link", decimals=3, ours=""
+    ),
+    HOSTS: PlotSpec(
+        "balance_links", ("form",), "extra", "data", "least over most link", decimals=3, ours=""
+    ),
+    BOUNDS: PlotSpec(
+        "over_bound",
+        ("kind",),
+        "case",
+        "method",
+        "worst link over its bound",
+        decimals=3,
+        ours="oper",
+    ),
+    COPIES: PlotSpec(
+        "p50_ms", ("dim",), "hosts", "contender", "ms a step", "p20_ms", "p80_ms", ours=""
+    ),
 }
 MEANINGS = {
     METHODS: "bytes a step and rank; `balance_*`: least over most; baselines have no copies, `oper` has 5 % extra memory",
@@ -65,7 +91,10 @@ FORMS: tuple[Form, Form] = ("accesses", "transfers")
 
 
 @topic(
-    "planner", "plans by access profile (OPER): balance, budgets, thresholds, slow links, bounds", SECTIONS, SECTIONS
+    "planner",
+    "plans by access profile (OPER): balance, budgets, thresholds, slow links, bounds",
+    SECTIONS,
+    SECTIONS,
 )
 def run(options: Options) -> Report:
     """One section, for Criteo extrapolated from its sample where that is there, and for Zipf ids."""
@@ -87,7 +116,15 @@ def run(options: Options) -> Report:
     if options.quick:
         notes.append("quick: a hundredth of the rows, one data set, fewer cases")
     columns = list(dict.fromkeys(column for row in rows for column in row))
-    return Report("planner", TITLES[options.section], rows, columns, PLOTS[options.section], notes, provenance())
+    return Report(
+        "planner",
+        TITLES[options.section],
+        rows,
+        columns,
+        PLOTS[options.section],
+        notes,
+        provenance(),
+    )
 
 
 def _methods(case: Setting, options: Options) -> list[Row]:
@@ -96,10 +133,19 @@ def _methods(case: Setting, options: Options) -> list[Row]:
     rows = []
     for form in FORMS:
         plan = measured(case, topology, PlanOptions(0.05, objective=form, steps=False))
-        rows.append({"data": case.name, "form": form, "method": "oper", **plan_row(plan, form, topology)})
+        rows.append(
+            {"data": case.name, "form": form, "method": "oper", **plan_row(plan, form, topology)}
+        )
     for name, found in baselines(case.tables, case.profile, 8).items():
         for form in FORMS:
-            rows.append({"data": case.name, "form": form, "method": name, **baseline_row(found, form, topology)})
+            rows.append(
+                {
+                    "data": case.name,
+                    "form": form,
+                    "method": name,
+                    **baseline_row(found, form, topology),
+                }
+            )
     return rows
 
 
@@ -110,7 +156,9 @@ def _budgets(case: Setting, options: Options) -> list[Row]:
         for extra, paper in PAPER_MEANS.items():
             options.say(f"{case.name}: {form}, {extra:.0%} extra")
             figures = plan_row(
-                measured(case, topology, PlanOptions(extra, objective=form, steps=False)), form, topology
+                measured(case, topology, PlanOptions(extra, objective=form, steps=False)),
+                form,
+                topology,
             )
             none = none or figures["mean_link_kb"]
             rows.append({
@@ -126,7 +174,11 @@ def _thresholds(case: Setting, options: Options) -> list[Row]:
     rows, topology = [], ClusterTopology.uniform(8)
     for threshold in (*PAPER_TIMES, 0.0001, None):
         options.say(f"{case.name}: threshold {threshold}")
-        plan = measured(case, topology, PlanOptions(0.05, objective="accesses", threshold=threshold, steps=False))
+        plan = measured(
+            case,
+            topology,
+            PlanOptions(0.05, objective="accesses", threshold=threshold, steps=False),
+        )
         figures = plan_row(plan, "accesses", topology)
         seconds, balance = PAPER_TIMES.get(threshold or 0.0, (None, None))
         rows.append({

@@ -66,11 +66,24 @@ COLUMNS = {
 }
 PLOTS = {
     "deaths": PlotSpec(
-        "seconds", ("rows",), "role", "contender", "s from death to the next new step", decimals=1, ours=FROM_MEMORY
+        "seconds",
+        ("rows",),
+        "role",
+        "contender",
+        "s from death to the next new step",
+        decimals=1,
+        ours=FROM_MEMORY,
     ),
-    "cost": PlotSpec("samples_per_second", ("rows",), "contender", "contender", "samples/s", ours="with both"),
+    "cost": PlotSpec(
+        "samples_per_second", ("rows",), "contender", "contender", "samples/s", ours="with both"
+    ),
     "goodput": PlotSpec(
-        "of_calm", ("rows",), "contender", "contender", "new steps of those without deaths", ours=FROM_MEMORY
+        "of_calm",
+        ("rows",),
+        "contender",
+        "contender",
+        "new steps of those without deaths",
+        ours=FROM_MEMORY,
     ),
 }
 
@@ -94,13 +107,24 @@ def run(options: Options) -> Report:
         if not data.exists():
             options.say(f"{label} rows: generating data")
             synthesize(
-                SyntheticOptions(num_samples=400_000 if options.quick else 1_500_000, table_rows=table_rows), data
+                SyntheticOptions(
+                    num_samples=400_000 if options.quick else 1_500_000, table_rows=table_rows
+                ),
+                data,
             )
         recipe = options.scratch / "recipe.toml"
         recipe.write_text(RECIPE)
         rows += measure(label, recipe, data, options)
     notes = [*headlines(options.section, rows), *MEANINGS[options.section]]
-    return Report("recovery", title, rows, COLUMNS[options.section], PLOTS[options.section], notes, provenance())
+    return Report(
+        "recovery",
+        title,
+        rows,
+        COLUMNS[options.section],
+        PLOTS[options.section],
+        notes,
+        provenance(),
+    )
 
 
 MEANINGS = {
@@ -139,12 +163,20 @@ HOW = {
     FROM_MEMORY: (["--restarts", "1000"], ["train.checkpoint_every=1000000"]),
     FROM_DISK: (
         ["--restarts", "1000"],
-        ["train.cut_every_seconds=0", f"train.checkpoint_every_seconds={INTERVAL_S}", "train.checkpoint_every=1000000"],
+        [
+            "train.cut_every_seconds=0",
+            f"train.checkpoint_every_seconds={INTERVAL_S}",
+            "train.checkpoint_every=1000000",
+        ],
     ),
     RANKS_ALONE: (["--restarts", "1000"], ["train.checkpoint_every=1000000"]),
     BY_HAND: (
         ["--restarts", "0"],
-        ["train.cut_every_seconds=0", "train.checkpoint_every_seconds=0", f"train.checkpoint_every={OWN_EVERY}"],
+        [
+            "train.cut_every_seconds=0",
+            "train.checkpoint_every_seconds=0",
+            f"train.checkpoint_every={OWN_EVERY}",
+        ],
     ),
 }
 """Arguments and settings of each contender."""
@@ -155,7 +187,17 @@ def watched_run(contender: str, recipe: Path, data: Path, options: Options) -> W
     arguments, how = HOW[contender]
     given = settings(*([] if contender == RANKS_ALONE else ALL_ROLES), "train.steps=1000000", *how)
     folder = options.scratch / f"run-{options.section}-{len(contender)}-{data.name}"
-    command = [str(our_python()), "-m", "pibroch", "train", str(recipe), "--run-dir", str(folder), "--data", str(data)]
+    command = [
+        str(our_python()),
+        "-m",
+        "pibroch",
+        "train",
+        str(recipe),
+        "--run-dir",
+        str(folder),
+        "--data",
+        str(data),
+    ]
     return WatchedRun(folder, [*command, "--ranks", "2", *arguments, *given], contender != BY_HAND)
 
 
@@ -163,7 +205,12 @@ def torchrec_run(table_rows: int, python: Path, options: Options) -> WatchedRun:
     """Two ranks that train with TorchRec, watched by torchrun."""
     folder = options.scratch / f"run-torchrec-{table_rows}"
     (folder / "checkpoints").mkdir(parents=True)
-    program = ["benchmarks.workers.torchrec_restarts", str(folder), str(table_rows), str(TORCHREC_SAVES_EVERY_S)]
+    program = [
+        "benchmarks.workers.torchrec_restarts",
+        str(folder),
+        str(table_rows),
+        str(TORCHREC_SAVES_EVERY_S),
+    ]
     return WatchedRun(
         folder,
         [
@@ -217,7 +264,10 @@ def _lose(watched: WatchedRun, role: str, contender: str) -> Recovery:
         watched.wait_for(lambda: watched.step() >= begin + 3 * CALM_STEPS)
     else:
         watched.wait_for(
-            lambda: watched.saved_step() > saved and watched.step() >= max(begin, watched.saved_step()) + CALM_STEPS
+            lambda: (
+                watched.saved_step() > saved
+                and watched.step() >= max(begin, watched.saved_step()) + CALM_STEPS
+            )
         )
     return watched.lose(role)
 
@@ -253,13 +303,32 @@ def cost(label: str, recipe: Path, data: Path, options: Options) -> list[Row]:
     for number in range(rounds):
         for name, settings_of in contenders.items():
             options.say(f"{label} rows, {name}, round {number + 1}")
-            folder = options.scratch / f"cost-{label.replace(' ', '')}-{name.replace(' ', '')}-{number}"
-            how = [f"train.steps={steps}", "train.log_every=100", "train.checkpoint_every=1000000", *settings_of]
-            given = [str(recipe), "--data", str(data), "--run-dir", str(folder), "--ranks", "2", *settings(*how)]
+            folder = (
+                options.scratch / f"cost-{label.replace(' ', '')}-{name.replace(' ', '')}-{number}"
+            )
+            how = [
+                f"train.steps={steps}",
+                "train.log_every=100",
+                "train.checkpoint_every=1000000",
+                *settings_of,
+            ]
+            given = [
+                str(recipe),
+                "--data",
+                str(data),
+                "--run-dir",
+                str(folder),
+                "--ranks",
+                "2",
+                *settings(*how),
+            ]
             command = [str(our_python()), "-m", "pibroch", "train", *given]
             subprocess.run(command, check=True, capture_output=True, timeout=1800)
             found[name].append(json.loads((folder / "summary.json").read_text()))
-    rates = [[each["samples_per_second"] for each in summaries] for summaries in (found["without"], found["with both"])]
+    rates = [
+        [each["samples_per_second"] for each in summaries]
+        for summaries in (found["without"], found["with both"])
+    ]
     ratio = statistics.median(one / other for other, one in zip(*rates, strict=True))
     return [
         {
@@ -293,7 +362,11 @@ def headlines(section: str, rows: list[Row]) -> list[str]:
             for row in rows if row["contender"] != "without"
         ]  # fmt: skip
     others = {
-        contender: {(row["rows"], row["role"]): row["seconds"] for row in rows if row["contender"] == contender}
+        contender: {
+            (row["rows"], row["role"]): row["seconds"]
+            for row in rows
+            if row["contender"] == contender
+        }
         for contender in (BY_HAND, TORCHREC)
     }
     lines = []
@@ -306,5 +379,7 @@ def headlines(section: str, rows: list[Row]) -> list[str]:
                 if case in seconds
             ]
             took = f"{row['seconds']:.1f} s, {row['steps_again']:g} steps again"
-            lines.append(f"**{row['rows']} rows, {row['role']}, {row['contender']}: {took}{''.join(ratios)}**")
+            lines.append(
+                f"**{row['rows']} rows, {row['role']}, {row['contender']}: {took}{''.join(ratios)}**"
+            )
     return lines

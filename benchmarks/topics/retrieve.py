@@ -24,7 +24,14 @@ RANKS_PER_HOST = 2
 NUM_BATCHES, NUM_MEASURED = 66, 4  # of a rank, in all; of all ranks, at the end
 ALLTOALL, TORCHREC = "alltoall", "TorchRec"
 STAYS = "rows stay"
-LOOKUP, PARTS, TABLES, DLRM, PLACES, MOVING = "lookup", "parts", "tables", "dlrm", "places", "moving"
+LOOKUP, PARTS, TABLES, DLRM, PLACES, MOVING = (
+    "lookup",
+    "parts",
+    "tables",
+    "dlrm",
+    "places",
+    "moving",
+)
 SCHEDULE, QUICK = (
     Schedule(rounds=4, steps_per_round=12, warmup_steps=4),
     Schedule(rounds=2, steps_per_round=10, warmup_steps=2),
@@ -95,7 +102,9 @@ def grounds(section: str, quick: bool) -> list[Ground]:
     rates = ("1gbit", "200mbit")
     if section != LOOKUP:
         return [Ground(ids, number, rates) for number in ((1, 2) if section == TABLES else (2,))]
-    return [Ground(ids, number, rates) for number in (1, 2, 4)] + [Ground("zipf", 2, rates)] * (ids != "zipf")
+    return [Ground(ids, number, rates) for number in (1, 2, 4)] + [Ground("zipf", 2, rates)] * (
+        ids != "zipf"
+    )
 
 
 @topic(
@@ -141,7 +150,9 @@ def case_of(ground: Ground, options: Options) -> Case:
     folder.mkdir(exist_ok=True)
     earlier, measured = split_in_time(whole, world_size, NUM_MEASURED)
     measured.save(folder / "measured.npz")
-    case = Case(str(folder / "measured.npz"), 64, BATCH_SIZE, sparse_optimizer="rowwise_adagrad", threads=1)
+    case = Case(
+        str(folder / "measured.npz"), 64, BATCH_SIZE, sparse_optimizer="rowwise_adagrad", threads=1
+    )
     plans = write_plans(earlier, case, ground.hosts, RANKS_PER_HOST, folder)
     return replace(case, exchange_options={"plans": plans})
 
@@ -158,7 +169,17 @@ def places(options: Options) -> Report:
         for rate in (None, "1gbit"):
             lab.network.shape(rate)
             rows += _places_at(team, rate or "none", schedule, lab.world_size)
-    columns = ["rate", "rows", "p20_ms", "p50_ms", "p80_ms", "of_own", "of_longer_alone", "link_mb", "loopback_mb"]
+    columns = [
+        "rate",
+        "rows",
+        "p20_ms",
+        "p50_ms",
+        "p80_ms",
+        "of_own",
+        "of_longer_alone",
+        "link_mb",
+        "loopback_mb",
+    ]
     plot = PlotSpec("p50_ms", ("rate",), "rows", "contender", "ms a lookup", "p20_ms", "p80_ms")
     notes = [
         noise_note(load),
@@ -166,7 +187,15 @@ def places(options: Options) -> Report:
         "`of_own`: over own rows' time; `of_longer_alone`: time of `half` over the longer of half own and half far alone",
         "`link_mb`, `loopback_mb`: millions of bytes on all hosts' links, and on their loopback interfaces, a lookup",
     ]
-    return Report("retrieve", "Rows read where they are: places", rows, columns, plot, notes, provenance() | versions)
+    return Report(
+        "retrieve",
+        "Rows read where they are: places",
+        rows,
+        columns,
+        plot,
+        notes,
+        provenance() | versions,
+    )
 
 
 def _places_at(team: Team, rate: str, schedule: Schedule, world_size: int) -> list[Row]:
@@ -177,9 +206,18 @@ def _places_at(team: Team, rate: str, schedule: Schedule, world_size: int) -> li
         steps = sum(turn.steps for turn in team.carried)
         megabytes = sum(link.sent for turn in team.carried for link in turn.links) / steps / 1e6
         near_mb = sum(map(sum, (turn.loopback for turn in team.carried))) / steps / 1e6
-        percentiles = {f"p{p}_ms": world_size * times.percentile(p) for p in (20, 50, 80)}  # the others' times are none
+        percentiles = {
+            f"p{p}_ms": world_size * times.percentile(p) for p in (20, 50, 80)
+        }  # the others' times are none
         rows.append(
-            {"contender": OURS, "rate": rate, "rows": name, **percentiles, "link_mb": megabytes, "loopback_mb": near_mb}
+            {
+                "contender": OURS,
+                "rate": rate,
+                "rows": name,
+                **percentiles,
+                "link_mb": megabytes,
+                "loopback_mb": near_mb,
+            }
         )
     own, far = rows[0]["p50_ms"], rows[2]["p50_ms"]
     for row in rows:

@@ -35,9 +35,16 @@ WORKERS = {
     TORCH_BASIC: "rpc_torch:build_basic",
     GRPC: "rpc_grpc:build",
 }
-CALLS, AUTOGRAD = ("identity", "ops", "send", "in_flight"), ("norpc", "nograd", "grad")  # kinds of phases
+CALLS, AUTOGRAD = (
+    ("identity", "ops", "send", "in_flight"),
+    ("norpc", "nograd", "grad"),
+)  # kinds of phases
 WITH_REFERENCES = frozenset({OURS, TORCH})
-EXAMPLES = {OURS: "rpc_identity_pibroch.py", TORCH: "rpc_identity_torch.py", GRPC: "rpc_identity_grpc.py"}
+EXAMPLES = {
+    OURS: "rpc_identity_pibroch.py",
+    TORCH: "rpc_identity_torch.py",
+    GRPC: "rpc_identity_grpc.py",
+}
 ONE_HOST, LINE_RATE = "one host", "1gbit"
 LINE_BYTES_PER_S = 1e9 / 8
 KB, MB = 1000, 1_000_000
@@ -49,7 +56,14 @@ COLUMNS = [
     "where", "call", "size", "contender", "p20", "p50", "p80", "over_pibroch", "calls_per_second", "line_share", "cpu",
 ]  # fmt: skip
 PLOT = PlotSpec(
-    "over_pibroch", ("where", "kind"), "case", "contender", "times as long as pibroch", "over_least", "over_most", 1
+    "over_pibroch",
+    ("where", "kind"),
+    "case",
+    "contender",
+    "times as long as pibroch",
+    "over_least",
+    "over_most",
+    1,
 )
 MEANINGS = (
     "a caller and a callee, one process each, stopped while it is another's turn; torch's default number of threads, which "
@@ -153,7 +167,10 @@ def phases_on_one_host(quick: bool) -> list[Phase]:
     return [
         Phase("identity", KB, MANY, wants_basic=True),
         *(Phase("identity", size, FEW if size == 400 * MB else USUAL) for size in LARGE),
-        *(Phase("ops", size, schedule) for size, schedule in zip((KB, *LARGE), (MANY, USUAL, FEW, ONCE), strict=True)),
+        *(
+            Phase("ops", size, schedule)
+            for size, schedule in zip((KB, *LARGE), (MANY, USUAL, FEW, ONCE), strict=True)
+        ),
         *(Phase("in_flight", count, FEW, wants_basic=True) for count in (1, 16, 256)),
         *(Phase("rref", size, FEW if size == 400 * MB else USUAL) for size in LARGE),
         *(Phase(kind, 0, USUAL) for kind in ("norpc", "nograd", "grad")),
@@ -163,7 +180,10 @@ def phases_on_one_host(quick: bool) -> list[Phase]:
 def phases_of_ablation(quick: bool) -> list[Phase]:
     """Small calls, many at a time, large tensors and references, in more rounds than usual: the differences are small."""
     if quick:
-        return [Phase("identity", KB, replace(QUICK, steps_per_round=100)), Phase("identity", 4 * MB, QUICK)]
+        return [
+            Phase("identity", KB, replace(QUICK, steps_per_round=100)),
+            Phase("identity", 4 * MB, QUICK),
+        ]
     return [
         *(Phase(kind, KB, replace(MANY, rounds=11)) for kind in ("identity", "ops")),
         *(Phase("identity", size, replace(USUAL, rounds=11)) for size in (4 * MB, 40 * MB)),
@@ -175,14 +195,20 @@ def phases_of_ablation(quick: bool) -> list[Phase]:
 def phases_between_hosts() -> list[Phase]:
     """Up to 40 MB, which takes a third of a second at 1 Gbit/s."""
     small = [Phase(kind, KB, MANY) for kind in ("identity", "ops")]
-    large = [Phase(kind, size, FEW) for kind in ("identity", "send", "ops") for size in (4 * MB, 40 * MB)]
+    large = [
+        Phase(kind, size, FEW) for kind in ("identity", "send", "ops") for size in (4 * MB, 40 * MB)
+    ]
     return [*small, *large, Phase("in_flight", 256, FEW)]
 
 
 def lineup(phases: Sequence[Phase]) -> Lineup:
     """Who takes part in some phase, ours first, and a note for who cannot."""
     has_grpc = find_spec("grpc") is not None
-    able = [label for label in WORKERS if any(phase.takes(label) for phase in phases) and (has_grpc or label != GRPC)]
+    able = [
+        label
+        for label in WORKERS
+        if any(phase.takes(label) for phase in phases) and (has_grpc or label != GRPC)
+    ]
     specs = tuple(ContenderSpec(label, WORKERS[label], our_python()) for label in able)
     missing = f"**{GRPC} left out**: got no module grpc; need the extra `bench`; do: pip install 'pibroch[bench]'"
     return Lineup(specs, () if has_grpc else (missing,))
@@ -207,7 +233,13 @@ def ablation(options: Options) -> Report:
         rows = measure_all(running, ONE_HOST, phases, options)
     notes = [*rpc_ablation.worth(rows), noise_note(load), *rpc_ablation.MEANINGS]
     return Report(
-        "rpc-ablation", "Latency policies of remote calls", rows, COLUMNS, PLOT, notes, provenance() | versions
+        "rpc-ablation",
+        "Latency policies of remote calls",
+        rows,
+        COLUMNS,
+        PLOT,
+        notes,
+        provenance() | versions,
     )
 
 
@@ -219,7 +251,10 @@ def calls(options: Options) -> Report:
         versions = prepare(running, ONE_HOST, options)
         rows = measure_all(running, ONE_HOST, phases, options)
         idle = ", ".join(f"{pair.spec.label} {pair.idle(IDLE_S):.0f} ms" for pair in running)
-    notes, hindrance = [f"CPU time of an idle pair, a second: {idle}", *on_one_host.notes], obstacle()
+    notes, hindrance = (
+        [f"CPU time of an idle pair, a second: {idle}", *on_one_host.notes],
+        obstacle(),
+    )
     if hindrance is not None:
         notes.append(f"**two hosts left out**: {hindrance}")
     elif not options.quick:
@@ -228,10 +263,14 @@ def calls(options: Options) -> Report:
             prepare(running, LINE_RATE, options)
             rows += measure_all(running, LINE_RATE, phases, options)
     notes = [*headlines(rows), *notes, lines_note(), noise_note(load), *MEANINGS]
-    return Report("rpc", "Remote calls with tensors", rows, COLUMNS, PLOT, notes, provenance() | versions)
+    return Report(
+        "rpc", "Remote calls with tensors", rows, COLUMNS, PLOT, notes, provenance() | versions
+    )
 
 
-def prepare(running: list[Pair], where: str, options: Options, sizes: int = CHECKED_SIZES) -> dict[str, str]:
+def prepare(
+    running: list[Pair], where: str, options: Options, sizes: int = CHECKED_SIZES
+) -> dict[str, str]:
     """Let the pairs join, and check their results for the smallest sizes.
 
     Raises:
@@ -245,7 +284,9 @@ def prepare(running: list[Pair], where: str, options: Options, sizes: int = CHEC
     return versions
 
 
-def measure_all(running: list[Pair], where: str, phases: Sequence[Phase], options: Options) -> list[Row]:
+def measure_all(
+    running: list[Pair], where: str, phases: Sequence[Phase], options: Options
+) -> list[Row]:
     """Rows of all phases; ``norpc``, ``nograd`` and ``grad`` give theirs from the parts of their steps."""
     rows: list[Row] = []
     for phase in phases:
@@ -263,7 +304,11 @@ def measure_all(running: list[Pair], where: str, phases: Sequence[Phase], option
 
 def phase_rows(where: str, phase: Phase, times: dict[str, Times]) -> list[Row]:
     """One row a contender."""
-    rows = rows_of({"where": where, "call": phase.call, "size": phase.size, **phase.in_plot}, times, phase.calls)
+    rows = rows_of(
+        {"where": where, "call": phase.call, "size": phase.size, **phase.in_plot},
+        times,
+        phase.calls,
+    )
     line_ms = phase.line_bytes / LINE_BYTES_PER_S * 1e3
     for row in rows:
         cpu_ms = times[row["contender"]].cpu_ms
@@ -284,7 +329,10 @@ def autograd_rows(where: str, phase: Phase, parts: dict[str, dict[str, list[floa
         if part != "nograd-bwd":
             turns = {label: split(series[part][warmup:], rounds) for label, series in parts.items()}
             times = {label: Times([steps[1:] for steps in mine]) for label, mine in turns.items()}
-            rows += rows_of({"where": where, "call": part, "size": "", "kind": "two layers", "case": part}, times)
+            rows += rows_of(
+                {"where": where, "call": part, "size": "", "kind": "two layers", "case": part},
+                times,
+            )
     if phase.kind == "norpc":  # a local step, the same for all: a ratio would look like a result
         for row in rows:
             row |= {"over_pibroch": None, "over_least": None, "over_most": None}
@@ -338,9 +386,13 @@ def headlines(rows: list[Row]) -> list[str]:
             continue
         same = ("where", "call", "size")
         others = [
-            r for r in rows if all(r[k] == ours[k] for k in same) and r["contender"] != OURS and r["over_pibroch"]
+            r
+            for r in rows
+            if all(r[k] == ours[k] for k in same) and r["contender"] != OURS and r["over_pibroch"]
         ]
-        against = ", ".join(f"{other['contender']} takes {other['over_pibroch']:.1f}x as long" for other in others)
+        against = ", ".join(
+            f"{other['contender']} takes {other['over_pibroch']:.1f}x as long" for other in others
+        )
         share = f"; {ours['line_share']:.0%} of the line's rate" if ours["line_share"] else ""
         what = " ".join(part for part in (ours["where"], ours["call"], ours["size"]) if part)
         lines.append(f"**{what}: pibroch {ours['p50']}{share}; {against}**")
@@ -350,7 +402,9 @@ def headlines(rows: list[Row]) -> list[str]:
 def lines_note() -> str:
     """Lines of code that the user of each writes to call ``identity``."""
     folder = Path(__file__).resolve().parent.parent / "workers"
-    counts = {label: code_lines((folder / name).read_text("utf-8")) for label, name in EXAMPLES.items()}
+    counts = {
+        label: code_lines((folder / name).read_text("utf-8")) for label, name in EXAMPLES.items()
+    }
     listed = ", ".join(f"{label} {count}" for label, count in counts.items())
     return f"lines of user code for one identity call (`benchmarks/workers/rpc_identity_*.py`): {listed}"
 
@@ -362,6 +416,10 @@ def code_lines(source: str) -> int:
     2
     """
     first = ast.parse(source).body[0]
-    docstring = first.end_lineno if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) else 0
+    docstring = (
+        first.end_lineno
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+        else 0
+    )
     lines = source.splitlines()[docstring or 0 :]
     return sum(bool(line.strip()) and not line.strip().startswith("#") for line in lines)

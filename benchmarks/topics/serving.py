@@ -52,9 +52,9 @@ def run(options: Options) -> Report:
     """Measure a section."""
     find_wrk()
     load = ForeignLoad()
-    report = {"requests": requests, "freshness": freshness, "memory": memory, "hosts": hosts}[options.section](
-        options, load
-    )
+    report = {"requests": requests, "freshness": freshness, "memory": memory, "hosts": hosts}[
+        options.section
+    ](options, load)
     report.notes.append(noise_note(load))
     report.origin = provenance()
     return report
@@ -63,7 +63,9 @@ def run(options: Options) -> Report:
 def requests(options: Options, load: ForeignLoad) -> Report:
     """Requests a second and times of answers, by rows of a request and connections, contenders in turn."""
     options.say("a model")
-    case = make_case(options.scratch / options.section, *((8000, 3000) if options.quick else (60_000, 20_000)))
+    case = make_case(
+        options.scratch / options.section, *((8000, 3000) if options.quick else (60_000, 20_000))
+    )
     rounds, seconds = (2, 2.0) if options.quick else (4, 3.0)
     sizes, loads = (QUICK_ROWS, QUICK_CONNECTIONS) if options.quick else (ROWS, CONNECTIONS)
     rows: list[Row] = []
@@ -80,7 +82,9 @@ def requests(options: Options, load: ForeignLoad) -> Report:
                 found: dict[str, list[Row]] = {server.label: [] for server in servers}
                 for turn in range(rounds):
                     for server in servers:
-                        options.say(f"{size} rows, {connections} connections, {server.label}, round {turn + 1}")
+                        options.say(
+                            f"{size} rows, {connections} connections, {server.label}, round {turn + 1}"
+                        )
                         found[server.label].append(_measured(server, bodies, connections, seconds))
                 rows += _rows_of(found, size, connections)
     notes += [
@@ -94,7 +98,13 @@ def requests(options: Options, load: ForeignLoad) -> Report:
         "over_fastapi", "failed",
     ]  # fmt: skip
     plot = PlotSpec(
-        "over_fastapi", ("rows",), "connections", "contender", "requests/s over FastAPI + torch", decimals=1, ours=OURS
+        "over_fastapi",
+        ("rows",),
+        "connections",
+        "contender",
+        "requests/s over FastAPI + torch",
+        decimals=1,
+        ours=OURS,
     )
     return Report("serving", "Serving: requests", rows, columns, plot, notes)
 
@@ -105,7 +115,9 @@ def _contenders(case: ServingCase, stack: ExitStack) -> tuple[list[HttpServer], 
         stack.enter_context(plain_server(FASTAPI, Path(sys.executable), case.float32, "torch")),
     ]
     try:
-        servers.append(stack.enter_context(plain_server(TORCHREC, peers_python(), case.float32, "torchrec")))
+        servers.append(
+            stack.enter_context(plain_server(TORCHREC, peers_python(), case.float32, "torchrec"))
+        )
     except (MissingDependencyError, BenchmarkError) as missing:
         return servers, [f"**{TORCHREC} left out**: {missing}"]
     return servers, []
@@ -132,7 +144,9 @@ def _check_scores(server: HttpServer, case: ServingCase) -> None:
     bound = 1e-5 if server.label == FASTAPI else 0.02
     worst = float(np.abs(scores - np.array(case.scores[:512])).max())
     if worst > bound:
-        raise BenchmarkError(f"scores of {server.label} that are off by {worst:.2g}", f"at most {bound:g}")
+        raise BenchmarkError(
+            f"scores of {server.label} that are off by {worst:.2g}", f"at most {bound:g}"
+        )
 
 
 def _measured(server: HttpServer, bodies: Sequence[bytes], connections: int, seconds: float) -> Row:
@@ -155,7 +169,11 @@ def _rows_of(found: dict[str, list[Row]], size: int, connections: int) -> list[R
             ours["requests_per_second"] / theirs["requests_per_second"]
             for ours, theirs in zip(turns, found[FASTAPI], strict=True)
         ]
-        row |= {"over_fastapi": median(ratios), "least_over_fastapi": min(ratios), "most_over_fastapi": max(ratios)}
+        row |= {
+            "over_fastapi": median(ratios),
+            "least_over_fastapi": min(ratios),
+            "most_over_fastapi": max(ratios),
+        }
         rows.append(row)
     return rows
 
@@ -167,7 +185,9 @@ def freshness(options: Options, load: ForeignLoad) -> Report:
     options.say("a model")
     total = reloads + deltas
     size = (8000, 3000) if options.quick else (60_000, 20_000)
-    case = make_case(options.scratch / options.section, *size, steps=2 * (total + 1), checkpoint_every=2)
+    case = make_case(
+        options.scratch / options.section, *size, steps=2 * (total + 1), checkpoint_every=2
+    )
     models = options.scratch / options.section / "models"
     models.mkdir()
     case.int8.rename(models / "1")
@@ -194,19 +214,27 @@ def freshness(options: Options, load: ForeignLoad) -> Report:
                     "--out",
                     str(out),
                 ]
-                command += ["--dtype", "int8"] if kind == "whole" else ["--since", str(models / str(whole))]
+                command += (
+                    ["--dtype", "int8"]
+                    if kind == "whole"
+                    else ["--since", str(models / str(whole))]
+                )
                 started = time.monotonic()
                 before = ask(server.url, bodies[0])["model_version"]
                 exporting = subprocess.Popen(command, stdout=subprocess.DEVNULL)
                 while ask(server.url, bodies[0])["model_version"] == before:
                     if exporting.poll() or time.monotonic() - started > 120:
-                        raise BenchmarkError(f"an export that was not served: {command}", "a new version")
+                        raise BenchmarkError(
+                            f"an export that was not served: {command}", "a new version"
+                        )
                     time.sleep(0.005)
                 seen = time.time()
                 fresh = seen - out.stat().st_ctime  # when it was given its name
                 exporting.wait(60)
                 taken = time.monotonic() - started
-                rows.append({"kind": kind, "number": number + 1, "export_s": taken, "fresh_s": fresh})
+                rows.append(
+                    {"kind": kind, "number": number + 1, "export_s": taken, "fresh_s": fresh}
+                )
                 whole = number + 2 if kind == "whole" else whole
                 time.sleep(max(0.0, begun + seconds * (number + 1) / total - time.monotonic()))
             lost = running.finish()
@@ -226,7 +254,13 @@ def freshness(options: Options, load: ForeignLoad) -> Report:
     ]
     columns = ["kind", "number", "fresh_p50_s", "fresh_most_s", "export_command_p50_s"]
     plot = PlotSpec(
-        "fresh_p50_s", ("contender",), "kind", "contender", "s from export to answer", decimals=2, ours=OURS
+        "fresh_p50_s",
+        ("contender",),
+        "kind",
+        "contender",
+        "s from export to answer",
+        decimals=2,
+        ours=OURS,
     )
     return Report("serving", "Serving: freshness", summary, columns, plot, notes)
 
@@ -234,7 +268,9 @@ def freshness(options: Options, load: ForeignLoad) -> Report:
 class BackgroundLoad:
     """Load that goes on beside what is measured, in pieces of a second so that it can end."""
 
-    def __init__(self, server: HttpServer, bodies: Sequence[bytes], connections: int, seconds: float) -> None:
+    def __init__(
+        self, server: HttpServer, bodies: Sequence[bytes], connections: int, seconds: float
+    ) -> None:
         self._arguments = (server, bodies, connections, 1.0)
         self._stop, self._answered, self._failed = threading.Event(), 0, 0
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -262,7 +298,9 @@ class BackgroundLoad:
 def memory(options: Options, load: ForeignLoad) -> Report:
     """Four workers at one port: all that they take, tables once."""
     options.say("a model")
-    case = make_case(options.scratch / options.section, *((8000, 3000) if options.quick else (400_000, 100_000)))
+    case = make_case(
+        options.scratch / options.section, *((8000, 3000) if options.quick else (400_000, 100_000))
+    )
     tables = sum(path.stat().st_size for path in (case.float32 / "tables").iterdir())
     bodies = [case.body(number, 64) for number in range(BODIES)]
     with HttpServer(OURS, serve_command(case.float32, "--workers", NUM_WORKERS)) as server:

@@ -33,7 +33,9 @@ COLUMNS = [
     "ids", "optimizer", "dim", "contender", "p20_ms", "p50_ms", "p80_ms", "samples_per_second", "over_torch",
     "over_pibroch", "peak_mb", "over_baseline_mb", "parameters_and_state_mb",
 ]  # fmt: skip
-PLOT = PlotSpec("samples_per_second", ("ids", "optimizer"), "dim", "contender", "samples/s", "low", "high")
+PLOT = PlotSpec(
+    "samples_per_second", ("ids", "optimizer"), "dim", "contender", "samples/s", "low", "high"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +59,16 @@ def settings(quick: bool) -> list[Setting]:
     return [Setting(ids, optimizer, dim) for ids, optimizer in pairs for dim in (16, 64)]
 
 
-@topic("single_process", "DLRM training, samples/s and memory, against plain torch and TorchRec in one process")
+@topic(
+    "single_process",
+    "DLRM training, samples/s and memory, against plain torch and TorchRec in one process",
+)
 def run(options: Options) -> Report:
     """Measure all settings."""
     forms = dict(list(TORCHREC_FORMS.items())[:1]) if options.quick else TORCHREC_FORMS
-    lineup = Lineup.of({OURS: "dlrm_pibroch", TORCH: "dlrm_torch", IDEAL: "dlrm_ideal_pibroch"}, forms)
+    lineup = Lineup.of(
+        {OURS: "dlrm_pibroch", TORCH: "dlrm_torch", IDEAL: "dlrm_ideal_pibroch"}, forms
+    )
     schedule = QUICK if options.quick else Schedule()
     load, notes = ForeignLoad(), list(lineup.notes)
     rows: list[Row] = []
@@ -71,14 +78,20 @@ def run(options: Options) -> Report:
         case = case_of(setting, options)
         without = frozenset({TORCH} if setting.optimizer == "rowwise_adagrad" else ())
         specs = tuple(spec for spec in lineup.specs if spec.label not in without)
-        with arena(specs, load) as contenders:  # a fresh process per setting, so that peak memory is its own
-            outcome = contenders.compare(case, ("step",), schedule, without, unlike=frozenset({IDEAL}))
+        with arena(
+            specs, load
+        ) as contenders:  # a fresh process per setting, so that peak memory is its own
+            outcome = contenders.compare(
+                case, ("step",), schedule, without, unlike=frozenset({IDEAL})
+            )
             versions |= contenders.versions
         rows += case_rows(setting, case, outcome)
         notes += [headline(setting, outcome), f"{setting}: {outcome.agreement}"]
     notes += [noise_note(load), *MEANINGS]
     origin = provenance() | {"threads": str(torch.get_num_threads())} | versions
-    return Report("single_process", "DLRM training in one process", rows, COLUMNS, PLOT, notes, origin)
+    return Report(
+        "single_process", "DLRM training in one process", rows, COLUMNS, PLOT, notes, origin
+    )
 
 
 MEANINGS = (

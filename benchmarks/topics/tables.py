@@ -95,7 +95,15 @@ def run(options: Options) -> Report:
             notes += [headline(setting, outcome, exchange) for exchange in setting.exchanges]
             notes += [f"{setting}: {agreement}" for agreement in agreements]
     notes += [noise_note(load), *MEANINGS]
-    return Report("tables", "Tables of many widths, and sequences", rows, COLUMNS, PLOT, notes, provenance() | versions)
+    return Report(
+        "tables",
+        "Tables of many widths, and sequences",
+        rows,
+        COLUMNS,
+        PLOT,
+        notes,
+        provenance() | versions,
+    )
 
 
 def lineup_of(setting: Setting) -> Lineup:
@@ -154,7 +162,14 @@ def case_rows(setting: Setting, outcome: Outcome, running: list[Team]) -> list[R
 def headline(setting: Setting, outcome: Outcome, exchange: str) -> str:
     """One line."""
     label = label_of(exchange)
-    others = [(outcome.torchrec, f"TorchRec's ({outcome.torchrec})"), (label + ONE_WIDTH_LABEL, "one width's")]
+    others = [
+        (outcome.torchrec, f"TorchRec's ({outcome.torchrec})"),
+        (label + ONE_WIDTH_LABEL, "one width's"),
+    ]
     found = [(ratios(outcome, label, other), name) for other, name in others]
-    parts = [f"{middle(each):.2f}x ({min(each):.2f} to {max(each):.2f}) {name}" for each, name in found if each]
+    parts = [
+        f"{middle(each):.2f}x ({min(each):.2f} to {max(each):.2f}) {name}"
+        for each, name in found
+        if each
+    ]
     return f"**{setting}, {exchange}: a step takes {' and '.join(parts) or 'what stands below'}**"

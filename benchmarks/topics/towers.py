@@ -36,7 +36,14 @@ COLUMNS = [
     *(f"{purpose}_mb_per_step" for purpose in PURPOSES), "formula_mb",
 ]  # fmt: skip
 PLOT = PlotSpec(
-    "p50_ms", ("rate", "wire"), "setting", "contender", "ms a step", "p20_ms", "p80_ms", ours="towers, CR 2"
+    "p50_ms",
+    ("rate", "wire"),
+    "setting",
+    "contender",
+    "ms a step",
+    "p20_ms",
+    "p80_ms",
+    ours="towers, CR 2",
 )
 MEANINGS = (
     f"DLRM 13-512-256-D / 512-256-1, 26 tables of 100,000 rows, D = {DIM}, Zipf ids, row-wise Adagrad; {BATCH_SIZE} samples a "
@@ -74,7 +81,11 @@ class Setting:
     @property
     def entries(self) -> dict[str, dict[str, object]]:
         """Options of the case by label, the baseline first."""
-        baseline: dict[str, object] = {"exchange": "alltoall", "placement": "table_wise_pooled", "wire": self.wire}
+        baseline: dict[str, object] = {
+            "exchange": "alltoall",
+            "placement": "table_wise_pooled",
+            "wire": self.wire,
+        }
         placed = baseline | {"exchange": "towers", "count": self.hosts}
         found = {BASELINE: baseline, PASS_THROUGH: placed}
         for compression in self.compressions:
@@ -82,14 +93,19 @@ class Setting:
             found[f"towers, CR {compression}"] = placed | towers
             if self.is_whole:
                 found[f"same model, CR {compression}"] = baseline | towers
-        return found | ({LOOKAHEAD: {"exchange": "lookahead", "wire": self.wire}} if self.is_whole else {})
+        return found | (
+            {LOOKAHEAD: {"exchange": "lookahead", "wire": self.wire}} if self.is_whole else {}
+        )
 
     @property
     def lineups(self) -> list[list[str]]:
         """Labels of those that run at the same time, the baseline in each: all at once, their ranks take over 24 GiB."""
         if not self.is_whole:
             return [list(self.entries)]
-        by_model = [[BASELINE, f"towers, CR {ratio}", f"same model, CR {ratio}"] for ratio in self.compressions]
+        by_model = [
+            [BASELINE, f"towers, CR {ratio}", f"same model, CR {ratio}"]
+            for ratio in self.compressions
+        ]
         return [[BASELINE, PASS_THROUGH, LOOKAHEAD], *by_model]
 
 
@@ -119,9 +135,14 @@ def run(options: Options) -> Report:
         make = tower_quality.quality if options.section == QUALITY else tower_quality.groups
         rows, said = make(options)
         notes += said
-        columns, plot = list(dict.fromkeys(name for row in rows for name in row)), tower_quality.PLOTS[options.section]
+        columns, plot = (
+            list(dict.fromkeys(name for row in rows for name in row)),
+            tower_quality.PLOTS[options.section],
+        )
         return Report("towers", TITLES[options.section], rows, columns, plot, notes, provenance())
-    for setting, labels in ((each, labels) for each in settings(options.quick) for labels in each.lineups):
+    for setting, labels in (
+        (each, labels) for each in settings(options.quick) for labels in each.lineups
+    ):
         options.say(f"{setting}: setting up {', '.join(labels)}")
         lineup = Lineup.of(dict.fromkeys(labels, WORKER), {})
         with Lab(setting.hosts) as lab, teams(lineup.specs, lab) as running:
@@ -135,7 +156,13 @@ def run(options: Options) -> Report:
                 notes += headlines(setting, found)
                 rows += found if PASS_THROUGH in labels else found[1:]  # the baseline's row once
     return Report(
-        "towers", TITLES[STEPS], rows, COLUMNS, PLOT, [*notes, noise_note(load), *MEANINGS], provenance() | versions
+        "towers",
+        TITLES[STEPS],
+        rows,
+        COLUMNS,
+        PLOT,
+        [*notes, noise_note(load), *MEANINGS],
+        provenance() | versions,
     )
 
 
@@ -162,7 +189,10 @@ def measured(setting: Setting, rate: str, lab: Lab, running: list[Team]) -> list
     outcome, rows = measure_at(rate, lab, running, SCHEDULE), []
     for team in running:
         label, steps = team.spec.label, sum(turn.steps for turn in team.carried)
-        counted = {name: (value - before[label].get(name, 0)) / steps for name, value in team.counts().items()}
+        counted = {
+            name: (value - before[label].get(name, 0)) / steps
+            for name, value in team.counts().items()
+        }
         compression = int(label.rpartition(" ")[2]) if "CR" in label else 1
         formula = 2 * BATCH_SIZE * 26 * (1 - 1 / setting.hosts) * 4 * DIM / compression / 1e6
         slower = [1 / ratio for ratio in ratios(outcome, label, BASELINE)]

@@ -16,7 +16,9 @@ if sys.argv[1].partition(":")[0].endswith("pibroch"):
 
 def load() -> Build:
     module, _, function = sys.argv[1].partition(":")
-    build: Build = getattr(importlib.import_module(f"benchmarks.workers.{module}"), function or "build")
+    build: Build = getattr(
+        importlib.import_module(f"benchmarks.workers.{module}"), function or "build"
+    )
     return build
 
 

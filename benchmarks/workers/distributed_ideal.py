@@ -28,13 +28,19 @@ def train(
     optimizer = torch.optim.SGD(model.parameters(), lr=case.dense_lr)
     _, dense_NBn, labels_NB = batches
     generator = torch.Generator().manual_seed(case.seed)
-    embedded_BFD = torch.rand(case.batch_size, case.num_tables, case.dim, generator=generator).sub_(0.5).mul_(0.5)
+    embedded_BFD = (
+        torch.rand(case.batch_size, case.num_tables, case.dim, generator=generator)
+        .sub_(0.5)
+        .mul_(0.5)
+    )
     embedded_BFD.requires_grad_()
     for batch in batch_order(len(dense_NBn)):
         optimizer.zero_grad()
         embedded_BFD.grad = None
         with parts.part("forward"):
-            loss = binary_cross_entropy_with_logits(model(dense_NBn[batch], embedded_BFD), labels_NB[batch])
+            loss = binary_cross_entropy_with_logits(
+                model(dense_NBn[batch], embedded_BFD), labels_NB[batch]
+            )
         with parts.part("backward"):
             loss.backward()
         with parts.part("dense optimizer"):

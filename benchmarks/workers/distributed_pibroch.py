@@ -35,7 +35,9 @@ def build_on(case: Case, exchange: str) -> RankSubject:
     """This rank's share of one exchange."""
     join(case)
     optimizer = ours.sparse_optimizer(case)
-    embeddings = pb.Embeddings(ours.tables(case), optimizer=optimizer, exchange=exchange, **case.exchange_options)
+    embeddings = pb.Embeddings(
+        ours.tables(case), optimizer=optimizer, exchange=exchange, **case.exchange_options
+    )
     load_pieces(embeddings, case)
     batches = ours.jagged_batches(*rank_batches(case))
     parts = ours.parts(case)
@@ -48,12 +50,18 @@ def counts(exchange: Exchange[Any]) -> dict[str, float]:
     if not isinstance(exchange, LookaheadExchange):
         return {}
     done, slots = exchange.report(), exchange.num_cached
-    sent: dict[str, float] = {f"sent {purpose}": count for purpose, count in done.bytes_by_purpose.items()}
+    sent: dict[str, float] = {
+        f"sent {purpose}": count for purpose, count in done.bytes_by_purpose.items()
+    }
     return sent | {"rows read": done.rows_read, "rows fetched": done.rows_fetched, "slots": slots}
 
 
 def train(
-    model: nn.Module, embeddings: pb.Embeddings, batches: list[pb.JaggedBatch], case: Case, parts: Parts
+    model: nn.Module,
+    embeddings: pb.Embeddings,
+    batches: list[pb.JaggedBatch],
+    case: Case,
+    parts: Parts,
 ) -> Iterator[Tensor]:
     """Train a batch a turn; yields its loss."""
     optimizer = torch.optim.SGD(model.parameters(), lr=case.dense_lr)
@@ -64,10 +72,14 @@ def train(
             parts.in_backward("update", pooled)
         return pooled
 
-    for batch in parts.each("read", embeddings.feed(batches[number] for number in batch_order(len(batches)))):
+    for batch in parts.each(
+        "read", embeddings.feed(batches[number] for number in batch_order(len(batches)))
+    ):
         optimizer.zero_grad()
         with parts.part("forward"):
-            loss = binary_cross_entropy_with_logits(model(batch.dense, partial(look_up, batch)), batch.labels)
+            loss = binary_cross_entropy_with_logits(
+                model(batch.dense, partial(look_up, batch)), batch.labels
+            )
         with parts.part("backward"):
             loss.backward()
         with parts.part("dense optimizer"):
@@ -80,5 +92,7 @@ def load_pieces(embeddings: pb.Embeddings, case: Case) -> None:
     for view in embeddings.pieces():
         rows, columns = view.piece.rows, view.piece.columns
         table = initial_table(case, int(view.piece.table.name[1:]))
-        assert isinstance(rows, range), "each exchange of this topic gives pieces whose rows are evenly spaced"
+        assert isinstance(rows, range), (
+            "each exchange of this topic gives pieces whose rows are evenly spaced"
+        )
         view.weights[:] = table[rows.start : rows.stop : rows.step, columns.start : columns.stop]

@@ -78,13 +78,25 @@ def _sharded(case: Case) -> tuple[DistributedModelParallel, KeyedOptimizerWrappe
     logging.disable(logging.WARNING)
     join(case)
     collection = empty_collection(case)
-    model = DLRMTrain(torchrec_dlrm(collection, case)) if case.model == "dlrm" else OtherTrain(collection, case)
-    arguments = {"lr": case.sparse_lr} | ({} if case.sparse_optimizer == "sgd" else {"eps": case.eps})
-    apply_optimizer_in_backward(OPTIMIZERS[case.sparse_optimizer], collection.parameters(), arguments)
+    model = (
+        DLRMTrain(torchrec_dlrm(collection, case))
+        if case.model == "dlrm"
+        else OtherTrain(collection, case)
+    )
+    arguments = {"lr": case.sparse_lr} | (
+        {} if case.sparse_optimizer == "sgd" else {"eps": case.eps}
+    )
+    apply_optimizer_in_backward(
+        OPTIMIZERS[case.sparse_optimizer], collection.parameters(), arguments
+    )
     sharded = _shard(model, case)
     _load_tables(sharded, case)
     dense = KeyedOptimizerWrapper(
-        {name: parameter for name, parameter in sharded.named_parameters() if parameter.requires_grad},
+        {
+            name: parameter
+            for name, parameter in sharded.named_parameters()
+            if parameter.requires_grad
+        },
         lambda parameters: torch.optim.SGD(parameters, lr=case.dense_lr),
     )
     return sharded, dense
@@ -104,7 +116,9 @@ def _load_tables(sharded: nn.Module, case: Case) -> None:
     for name, value in sharded.state_dict().items():
         if "embedding_bags." not in name:
             continue
-        assert isinstance(value, ShardedTensor), f"{name}: optimizers in backward are not for data-parallel tables"
+        assert isinstance(value, ShardedTensor), (
+            f"{name}: optimizers in backward are not for data-parallel tables"
+        )
         table = initial_table(case, int(name.split(".")[-2].removeprefix("t")))
         for shard in value.local_shards():
             (row, column), (rows, columns) = shard.metadata.shard_offsets, shard.tensor.shape

@@ -75,7 +75,12 @@ class TrainingSubject:
     """
 
     def __init__(self, step: Step, embed: Step, versions: dict[str, str], num_batches: int) -> None:
-        self._step, self._embed, self._versions, self._num_batches = step, embed, versions, num_batches
+        self._step, self._embed, self._versions, self._num_batches = (
+            step,
+            embed,
+            versions,
+            num_batches,
+        )
 
     def phases(self) -> dict[str, Callable[[int], object]]:
         """Training steps on the stored batches in turn."""
@@ -107,4 +112,8 @@ def torch_batches(case: Case) -> tuple[Tensor, Tensor, Tensor]:
     """All batches as tensors: ids ``[N, F, B]``, dense ``[N, B, n]``, labels ``[N, B]``; also sets torch's threads."""
     torch.set_num_threads(case.threads)
     arrays = Arrays.load(case.data)
-    return torch.from_numpy(arrays.ids), torch.from_numpy(arrays.dense), torch.from_numpy(arrays.labels)
+    return (
+        torch.from_numpy(arrays.ids),
+        torch.from_numpy(arrays.dense),
+        torch.from_numpy(arrays.labels),
+    )

@@ -23,7 +23,9 @@ def build(case: Case) -> TrainingSubject:
 
     def step(batch: int) -> Tensor:
         optimizer.zero_grad()
-        loss = binary_cross_entropy_with_logits(model(dense_NBn[batch], embed(batch)), labels_NB[batch])
+        loss = binary_cross_entropy_with_logits(
+            model(dense_NBn[batch], embed(batch)), labels_NB[batch]
+        )
         loss.backward()
         optimizer.step()
         return loss.detach()

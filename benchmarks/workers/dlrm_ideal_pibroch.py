@@ -14,5 +14,8 @@ def build(case: Case) -> TrainingSubject:
     batches = torch_batches(case)
     losses = train(dense_model(case), batches, case)
     return TrainingSubject(
-        lambda batch: next(losses), lambda batch: batches[1][batch], ours.versions(), len(batches[1])
+        lambda batch: next(losses),
+        lambda batch: batches[1][batch],
+        ours.versions(),
+        len(batches[1]),
     )

@@ -19,7 +19,9 @@ from pibroch.models.build import MODELS
 def build(case: Case) -> TrainingSubject:
     """The contender for one case."""
     batches = ours.jagged_batches(*torch_batches(case))
-    embeddings = pb.Embeddings(ours.tables(case), optimizer=ours.sparse_optimizer(case), exchange="local")
+    embeddings = pb.Embeddings(
+        ours.tables(case), optimizer=ours.sparse_optimizer(case), exchange="local"
+    )
     ours.load_tables(embeddings.shard, case)
     model = dense_model(case)
     optimizer = torch.optim.SGD(model.parameters(), lr=case.dense_lr)
@@ -32,7 +34,9 @@ def build(case: Case) -> TrainingSubject:
         optimizer.step()
         return loss.detach()
 
-    return TrainingSubject(step, lambda batch: embeddings(batches[batch]), ours.versions(), len(batches))
+    return TrainingSubject(
+        step, lambda batch: embeddings(batches[batch]), ours.versions(), len(batches)
+    )
 
 
 def dense_model(case: Case) -> Model:
@@ -41,7 +45,11 @@ def dense_model(case: Case) -> Model:
         torch.manual_seed(case.seed)
         dim = case.dim - MODELS[case.model].table_dim(0)
         return build_model(case.model, case.num_dense, case.num_tables, dim=dim, top=TOP_SIZES[:-1])
-    model = DLRM(case.num_dense, case.num_tables, ModelConfig(dim=case.dim, bottom=BOTTOM_HIDDEN, top=TOP_SIZES[:-1]))
+    model = DLRM(
+        case.num_dense,
+        case.num_tables,
+        ModelConfig(dim=case.dim, bottom=BOTTOM_HIDDEN, top=TOP_SIZES[:-1]),
+    )
     assert model.bottom is not None
     load_linears(linears(model.bottom), case, BOTTOM_STREAM)
     load_linears(linears(model.top), case, TOP_STREAM)

@@ -19,7 +19,11 @@ def build(case: Case) -> TrainingSubject:
     ids_NFB, dense_NBn, labels_NB = torch_batches(case)
     bags = [
         nn.EmbeddingBag(
-            case.num_rows, case.dim, mode="sum", sparse=True, _weight=torch.from_numpy(initial_table(case, t))
+            case.num_rows,
+            case.dim,
+            mode="sum",
+            sparse=True,
+            _weight=torch.from_numpy(initial_table(case, t)),
         )
         for t in range(case.num_tables)
     ]
@@ -29,12 +33,16 @@ def build(case: Case) -> TrainingSubject:
     offsets = torch.arange(case.batch_size)
 
     def embed(batch: int) -> Tensor:
-        return torch.stack([bag(ids, offsets) for bag, ids in zip(bags, ids_NFB[batch], strict=True)], 1)
+        return torch.stack(
+            [bag(ids, offsets) for bag, ids in zip(bags, ids_NFB[batch], strict=True)], 1
+        )
 
     def step(batch: int) -> Tensor:
         sparse.zero_grad()
         dense.zero_grad()
-        loss = binary_cross_entropy_with_logits(model(dense_NBn[batch], embed(batch)), labels_NB[batch])
+        loss = binary_cross_entropy_with_logits(
+            model(dense_NBn[batch], embed(batch)), labels_NB[batch]
+        )
         loss.backward()
         dense.step()
         sparse.step()

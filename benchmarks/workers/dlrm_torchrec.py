@@ -9,7 +9,10 @@ import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import HashStore
 from torchrec.distributed import DistributedModelParallel
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
+from torchrec.distributed.embeddingbag import (
+    EmbeddingBagCollectionSharder,
+    ShardedEmbeddingBagCollection,
+)
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
@@ -28,8 +31,12 @@ def build(case: Case) -> TrainingSubject:
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     collection = empty_collection(case)
     model = torchrec_dlrm(collection, case)
-    arguments = {"lr": case.sparse_lr} | ({} if case.sparse_optimizer == "sgd" else {"eps": case.eps})
-    apply_optimizer_in_backward(OPTIMIZERS[case.sparse_optimizer], collection.parameters(), arguments)
+    arguments = {"lr": case.sparse_lr} | (
+        {} if case.sparse_optimizer == "sgd" else {"eps": case.eps}
+    )
+    apply_optimizer_in_backward(
+        OPTIMIZERS[case.sparse_optimizer], collection.parameters(), arguments
+    )
     sharded = _shard(model, case)
     _load_tables(sharded, case)
     return subject(sharded, model.sparse_arch, case)
@@ -45,10 +52,16 @@ def _shard(model: nn.Module, case: Case) -> DistributedModelParallel:
 
 def _load_tables(sharded: nn.Module, case: Case) -> None:
     """Copy the starting weights into the fused operators, which TorchRec keeps out of ``modules()``."""
-    collections = (module for module in sharded.modules() if isinstance(module, ShardedEmbeddingBagCollection))
+    collections = (
+        module for module in sharded.modules() if isinstance(module, ShardedEmbeddingBagCollection)
+    )
     lookups = [lookup for collection in collections for lookup in collection._lookups]
     fused = [fused for lookup in lookups for fused in lookup._emb_modules]
-    orders = [[int(table.name[1:]) for table in operator.config.embedding_tables] for operator in fused]
-    assert sorted(table for order in orders for table in order) == list(range(case.num_tables)), orders
+    orders = [
+        [int(table.name[1:]) for table in operator.config.embedding_tables] for operator in fused
+    ]
+    assert sorted(table for order in orders for table in order) == list(range(case.num_tables)), (
+        orders
+    )
     for operator, order in zip(fused, orders, strict=True):
         fbgemm.load_tables(operator.emb_module, case, order)

@@ -21,8 +21,12 @@ OPTIMIZERS = {
 def build(case: Case) -> TrainingSubject:
     """The contender for one case."""
     torch.set_num_threads(case.threads)
-    arguments = {"lr": case.sparse_lr} | ({} if case.sparse_optimizer == "sgd" else {"eps": case.eps})
-    collection = FusedEmbeddingBagCollection(table_configs(case), OPTIMIZERS[case.sparse_optimizer], arguments)
+    arguments = {"lr": case.sparse_lr} | (
+        {} if case.sparse_optimizer == "sgd" else {"eps": case.eps}
+    )
+    collection = FusedEmbeddingBagCollection(
+        table_configs(case), OPTIMIZERS[case.sparse_optimizer], arguments
+    )
     for lookup in collection._emb_modules:
         fbgemm.load_tables(lookup._emb_module, case)
     model = torchrec_dlrm(collection, case)

@@ -7,7 +7,10 @@ from importlib.metadata import version
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
 
 from benchmarks.cases import Case, initial_table
 
@@ -31,7 +34,9 @@ def table_batched_embeddings(case: Case) -> SplitTableBatchedEmbeddingBagsCodege
     return module
 
 
-def load_tables(module: SplitTableBatchedEmbeddingBagsCodegen, case: Case, order: list[int] | None = None) -> None:
+def load_tables(
+    module: SplitTableBatchedEmbeddingBagsCodegen, case: Case, order: list[int] | None = None
+) -> None:
     """Copy the case's starting weights in; ``order`` names the table behind each of the operator's weights."""
     weights = module.split_embedding_weights()
     for table, weight in zip(order or range(case.num_tables), weights, strict=True):

@@ -19,7 +19,9 @@ import torch
 from torch import Tensor, nn
 
 if site := os.environ.get("PIBROCH_BENCH_SITE"):
-    sys.path.append(site)  # FastAPI and uvicorn, where the peers' environment has none; behind its own packages
+    sys.path.append(
+        site
+    )  # FastAPI and uvicorn, where the peers' environment has none; behind its own packages
 
 import uvicorn
 from fastapi import FastAPI
@@ -36,19 +38,27 @@ class Body(BaseModel):
     rows: list[dict[str, str | None]]
 
 
-def build_tables(rows: Tensor, tables: list[dict[str, Any]], kind: str) -> Callable[[Tensor], Tensor]:
+def build_tables(
+    rows: Tensor, tables: list[dict[str, Any]], kind: str
+) -> Callable[[Tensor], Tensor]:
     """Ids ``[B, F]`` to embeddings ``[B, F, D]``."""
-    weights = [rows[table["first_row"] : table["first_row"] + table["num_rows"]] for table in tables]
+    weights = [
+        rows[table["first_row"] : table["first_row"] + table["num_rows"]] for table in tables
+    ]
     if kind == "torch":
         bags = nn.ModuleList(nn.EmbeddingBag.from_pretrained(each, mode="sum") for each in weights)
-        return lambda ids: torch.stack([bag(ids[:, place, None]) for place, bag in enumerate(bags)], 1)
+        return lambda ids: torch.stack(
+            [bag(ids[:, place, None]) for place, bag in enumerate(bags)], 1
+        )
     from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
     from torchrec.inference.modules import quantize_embeddings
     from torchrec.modules.embedding_configs import EmbeddingBagConfig
 
     keys, dim = [table["name"] for table in tables], rows.shape[1]
     configs = [
-        EmbeddingBagConfig(name=name, embedding_dim=dim, num_embeddings=len(each), feature_names=[name])
+        EmbeddingBagConfig(
+            name=name, embedding_dim=dim, num_embeddings=len(each), feature_names=[name]
+        )
         for name, each in zip(keys, weights, strict=True)
     ]
     collection = EmbeddingBagCollection(tables=configs, device=torch.device("cpu"))
@@ -59,7 +69,9 @@ def build_tables(rows: Tensor, tables: list[dict[str, Any]], kind: str) -> Calla
 
     def look_up(ids: Tensor) -> Tensor:
         lengths = torch.ones(ids.numel(), dtype=torch.int32)
-        pooled = quantised(KeyedJaggedTensor(keys=keys, values=ids.t().reshape(-1), lengths=lengths))
+        pooled = quantised(
+            KeyedJaggedTensor(keys=keys, values=ids.t().reshape(-1), lengths=lengths)
+        )
         return pooled.values().view(len(ids), len(keys), dim)
 
     return look_up
@@ -76,7 +88,9 @@ class Dlrm(nn.Module):
     @staticmethod
     def _stack(state: dict[str, Tensor], name: str) -> nn.Sequential:
         layers: list[nn.Module] = []
-        for place in range(sum(key.startswith(f"{name}.") and key.endswith("weight") for key in state)):
+        for place in range(
+            sum(key.startswith(f"{name}.") and key.endswith("weight") for key in state)
+        ):
             weight, bias = (state[f"{name}.layers.{place}.{part}"] for part in ("weight", "bias"))
             layer = nn.Linear(weight.shape[1], weight.shape[0])
             layer.weight, layer.bias = nn.Parameter(weight), nn.Parameter(bias)
@@ -100,7 +114,9 @@ def build_app(folder: Path, kind: str) -> FastAPI:
     look_up = build_tables(load_file(folder / shard["file"])["rows"], manifest["tables"], kind)
     model = Dlrm(load_file(folder / "dense.safetensors")).eval()
     numeric = list(vocabulary["numeric"])
-    tables = [(name, vocabulary["rows"][name]) for name in (table["name"] for table in manifest["tables"])]
+    tables = [
+        (name, vocabulary["rows"][name]) for name in (table["name"] for table in manifest["tables"])
+    ]
     app, threads = FastAPI(), torch.get_num_threads()
 
     def number(text: str | None) -> float:
@@ -111,7 +127,9 @@ def build_app(folder: Path, kind: str) -> FastAPI:
     async def score(body: Body) -> dict[str, list[float]]:
         torch.set_num_threads(1 if len(body.rows) <= FEW_ROWS else threads)
         dense = torch.tensor([[number(row[name]) for name in numeric] for row in body.rows])
-        ids = torch.tensor([[rows.get(row[name] or "", 0) for name, rows in tables] for row in body.rows])
+        ids = torch.tensor(
+            [[rows.get(row[name] or "", 0) for name, rows in tables] for row in body.rows]
+        )
         with torch.inference_mode():
             logits = model(dense, look_up(ids))
         return {"scores": torch.sigmoid(logits).tolist()}
@@ -123,6 +141,8 @@ if __name__ == "__main__":
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(1024)
-        config = uvicorn.Config(build_app(Path(sys.argv[1]), sys.argv[2]), access_log=False, log_level="warning")
+        config = uvicorn.Config(
+            build_app(Path(sys.argv[1]), sys.argv[2]), access_log=False, log_level="warning"
+        )
         print(f"at http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
         uvicorn.Server(config).run(sockets=[listener])

@@ -16,17 +16,24 @@ from benchmarks.workers.kernel import KernelSubject, output_gradient
 def build(case: Case) -> KernelSubject:
     """``nn.EmbeddingBag(sparse=True)`` per table."""
     offsets = torch.arange(case.batch_size)
-    bags = [nn.EmbeddingBag(*_shape(case), mode="sum", sparse=True, _weight=_weight(case, t)) for t in _tables(case)]
+    bags = [
+        nn.EmbeddingBag(*_shape(case), mode="sum", sparse=True, _weight=_weight(case, t))
+        for t in _tables(case)
+    ]
     return _subject(case, bags, lambda bag, ids: bag(ids, offsets))
 
 
 def build_select(case: Case) -> KernelSubject:
     """``nn.Embedding(sparse=True)`` per table: bags of one id need no pooling."""
-    tables = [nn.Embedding(*_shape(case), sparse=True, _weight=_weight(case, t)) for t in _tables(case)]
+    tables = [
+        nn.Embedding(*_shape(case), sparse=True, _weight=_weight(case, t)) for t in _tables(case)
+    ]
     return _subject(case, tables, lambda table, ids: table(ids))
 
 
-def _subject(case: Case, tables: Sequence[nn.Module], look: Callable[[nn.Module, Tensor], Tensor]) -> KernelSubject:
+def _subject(
+    case: Case, tables: Sequence[nn.Module], look: Callable[[nn.Module, Tensor], Tensor]
+) -> KernelSubject:
     ids_NFB, _, _ = torch_batches(case)
     weights = [parameter for table in tables for parameter in table.parameters()]
     optimizer = sparse_optimizer(weights, case)

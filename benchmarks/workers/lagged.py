@@ -63,12 +63,19 @@ class Views:
 
     def __init__(self, rank: int, size: int, store: Any) -> None:
         options = pb.BoundedLagOptions(bound=0)
-        self._rank, self._transport = rank, open_lagged_transport(store, rank, range(size), 2, options, 300.0)
+        self._rank, self._transport = (
+            rank,
+            open_lagged_transport(store, rank, range(size), 2, options, 300.0),
+        )
         self._number = self._seen = 0
 
     def __call__(self, out: torch.Tensor, send: torch.Tensor) -> list[Any]:
         """The parts by rank; this rank's own is what it sends."""
-        transport, slot, parts = self._transport, Slot(0, self._number), send.numpy().reshape(self.size, -1)
+        transport, slot, parts = (
+            self._transport,
+            Slot(0, self._number),
+            send.numpy().reshape(self.size, -1),
+        )
         transport.put(slot, RankParts.of(list(parts)))
         while not all(transport.has_arrived(slot, p) for p in transport.peers):
             self._seen = transport.wait_for_news(self._seen, slot)
@@ -96,7 +103,9 @@ def _mpich(rank: int, size: int) -> Call | None:
     def call(out: torch.Tensor, send: torch.Tensor) -> None:
         counts = [len(send) // size] * size
         starts = [len(send) // size * place for place in range(size)]
-        world.Alltoallv([send.numpy(), counts, starts, mpi.BYTE], [out.numpy(), counts, starts, mpi.BYTE])
+        world.Alltoallv(
+            [send.numpy(), counts, starts, mpi.BYTE], [out.numpy(), counts, starts, mpi.BYTE]
+        )
 
     return call
 
@@ -108,7 +117,9 @@ def _contenders(rank: int, size: int) -> tuple[dict[str, Call], Callable[[], Non
     """Synchronous all-to-alls by name, and what gives them back."""
     made = groups(0)
     views = Views(rank, size, PrefixStore(f"bench/views/{next(_numbers)}", _get_default_store()))
-    calls: dict[str, Call] = {name: partial(dist.all_to_all_single, group=group) for name, group in made.items()}
+    calls: dict[str, Call] = {
+        name: partial(dist.all_to_all_single, group=group) for name, group in made.items()
+    }
     mpich = _mpich(rank, size)
     calls |= {"views": views} | ({} if mpich is None else {"mpich": mpich})
 
@@ -121,10 +132,14 @@ def _contenders(rank: int, size: int) -> tuple[dict[str, Call], Callable[[], Non
     return calls, close
 
 
-def collective(rank: int, size: int, nbytes: int, rounds: int, calls: int) -> dict[str, list[float]]:
+def collective(
+    rank: int, size: int, nbytes: int, rounds: int, calls: int
+) -> dict[str, list[float]]:
     """Seconds of each synchronous all-to-all of ``nbytes`` a peer, by contender, in turns; k = 0."""
     contenders, close = _contenders(rank, size)
-    send = torch.randint(0, 256, (size * nbytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(rank))
+    send = torch.randint(
+        0, 256, (size * nbytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(rank)
+    )
     outputs = {name: torch.empty_like(send) for name in contenders}
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
@@ -147,7 +162,10 @@ def collective(rank: int, size: int, nbytes: int, rounds: int, calls: int) -> di
 def repeated(rank: int, size: int, nbytes: int, calls: int) -> dict[str, float]:
     """Seconds of so many calls after each other, by contender; k = 0."""
     (contenders, close), found = _contenders(rank, size), {}
-    send, out = torch.zeros(size * nbytes, dtype=torch.uint8), torch.empty(size * nbytes, dtype=torch.uint8)
+    send, out = (
+        torch.zeros(size * nbytes, dtype=torch.uint8),
+        torch.empty(size * nbytes, dtype=torch.uint8),
+    )
     for name, call in contenders.items():
         call(out, send)
         dist.barrier()
@@ -168,7 +186,9 @@ def _delay(seconds: float) -> None:
         pass
 
 
-def delayed(rank: int, size: int, name: str, bound: int, delays: Sequence[float]) -> tuple[float, list[float]]:
+def delayed(
+    rank: int, size: int, name: str, bound: int, delays: Sequence[float]
+) -> tuple[float, list[float]]:
     """Seconds of one all-to-all a step behind a delay, at most k outstanding, and the delays as they were."""
     group = groups(bound)[name]
     send = torch.zeros(size * 1024)
@@ -201,7 +221,9 @@ def _model(path: str, rank: int, size: int) -> tuple[Any, pb.Embeddings, list[pb
     with np.load(path) as arrays:
         ids, lengths, dense = arrays["ids"], arrays["lengths"], arrays["dense"]
     keys = tuple(f"C{number}" for number in range(lengths.shape[1]))
-    embeddings = pb.Embeddings([pb.Table(key, NUM_ROWS, DIM) for key in keys], pb.SGD(lr=1.0), "alltoall").eval()
+    embeddings = pb.Embeddings(
+        [pb.Table(key, NUM_ROWS, DIM) for key in keys], pb.SGD(lr=1.0), "alltoall"
+    ).eval()
     torch.manual_seed(0)
     config = ModelConfig(name="dlrm", dim=DIM, bottom=(64,), top=(64,))
     model = build_model(config, dense.shape[2], len(keys)).eval()
@@ -218,7 +240,13 @@ def _model(path: str, rank: int, size: int) -> tuple[Any, pb.Embeddings, list[pb
 
 
 def pipelined(
-    rank: int, size: int, path: str, transport: str, bound: int, delays: Sequence[float], traced_from: int | None = None
+    rank: int,
+    size: int,
+    path: str,
+    transport: str,
+    bound: int,
+    delays: Sequence[float],
+    traced_from: int | None = None,
 ) -> dict[str, Any]:
     """Inference with a delay in each step: seconds, whether predictions are those of synchronous inference, and spans."""
     model, embeddings, batches = _model(path, rank, size)
@@ -266,4 +294,9 @@ def remembered(rank: int, size: int, path: str, bound: int) -> dict[str, int]:
     dist.barrier()
     pipeline.close()
     dense = model.begin(batches[0].dense).nbytes
-    return {"slots": slots, "overflow": transport.num_bytes - slots, "received": largest, "dense": dense}
+    return {
+        "slots": slots,
+        "overflow": transport.num_bytes - slots,
+        "received": largest,
+        "dense": dense,
+    }

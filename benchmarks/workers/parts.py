@@ -101,7 +101,9 @@ class Parts:
     def after_backward(self, name: str, loss: Tensor) -> None:
         """What is left to do once the gradients are there is the part ``name``; it ends with the part around it."""
         if self.is_on:
-            loss.register_hook(lambda _: Variable._execution_engine.queue_callback(lambda: self.begin(name)))
+            loss.register_hook(
+                lambda _: Variable._execution_engine.queue_callback(lambda: self.begin(name))
+            )
 
     def take_ms(self) -> dict[str, float]:
         """Milliseconds by path since the last call, see :func:`own_times`."""

@@ -18,7 +18,10 @@ from pibroch.embedding import MemoryShard, SparseOptimizer
 
 def tables(case: Case) -> list[pb.Table]:
     """One table a feature, to be filled by ``load_tables``."""
-    return [pb.Table(f"C{t}", case.num_rows, case.dim, initializer=pb.Zeros()) for t in range(case.num_tables)]
+    return [
+        pb.Table(f"C{t}", case.num_rows, case.dim, initializer=pb.Zeros())
+        for t in range(case.num_tables)
+    ]
 
 
 def sparse_optimizer(case: Case) -> SparseOptimizer:

@@ -42,7 +42,9 @@ class PlainWideAndDeep(nn.Module):
         super().__init__()
         self.dim = case.dim - 1
         self.linear = nn.Linear(case.num_dense, 1)
-        self.deep = perceptron((case.num_tables * self.dim + case.num_dense, *TOP_SIZES), last_relu=False)
+        self.deep = perceptron(
+            (case.num_tables * self.dim + case.num_dense, *TOP_SIZES), last_relu=False
+        )
 
     def forward(self, dense: Tensor, embedded: Tensor) -> Tensor:
         """Logits ``[B]`` from ``embedded [B, F, D + 1]``."""

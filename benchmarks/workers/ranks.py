@@ -59,7 +59,12 @@ class RankSubject:
         self, losses: Iterator[Tensor], versions: dict[str, str], counts: Callable[[], dict[str, float]] = dict,
         parts: Parts | None = None,
     ) -> None:  # fmt: skip
-        self._losses, self._versions, self._counts, self._parts = losses, versions, counts, parts or Parts(False)
+        self._losses, self._versions, self._counts, self._parts = (
+            losses,
+            versions,
+            counts,
+            parts or Parts(False),
+        )
         self._loss = torch.tensor(float("nan"))
 
     def phases(self) -> dict[str, Callable[[int], object]]:

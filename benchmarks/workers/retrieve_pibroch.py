@@ -87,7 +87,9 @@ def train_moving(case: Case) -> RankSubject:
     embeddings = _embeddings(case, "retrieve", "training")
     plans: Mapping[str, str] = case.exchange_options["plans"]
     targets = cycle(Plan.load(Path(plans[name])) for name in ("elsewhere", "training"))
-    rows_per_step = max(1024, case.num_tables * case.num_rows // (dist.get_world_size() * STEPS_OF_A_MOVE))
+    rows_per_step = max(
+        1024, case.num_tables * case.num_rows // (dist.get_world_size() * STEPS_OF_A_MOVE)
+    )
     batches = ours.jagged_batches(*rank_batches(case))
     losses = train(data_parallel(dense_model(case)), embeddings, batches, case, ours.parts(case))
 
@@ -112,9 +114,13 @@ class OneAsks:
         owners = {"own": [0], "neighbour": [1], "far": [2], "half": [0, 2]}
         self._batches: dict[str, list[pb.JaggedBatch]] = {}
         for name, ranks in owners.items():
-            tables = [t for t in range(case.num_tables) if t % dist.get_world_size() in ranks][: per_rank * len(ranks)]
+            tables = [t for t in range(case.num_tables) if t % dist.get_world_size() in ranks][
+                : per_rank * len(ranks)
+            ]
             samples = case.batch_size // len(ranks)
-            self._batches[name] = [_of_tables(ids[tables, :samples], tables, case) for ids in ids_NFB]
+            self._batches[name] = [
+                _of_tables(ids[tables, :samples], tables, case) for ids in ids_NFB
+            ]
 
     def phases(self) -> dict[str, Callable[[int], object]]:
         """One for each place of rows."""
@@ -144,18 +150,24 @@ def _embeddings(case: Case, exchange: str, plan: str | None) -> pb.Embeddings:
     join(case)
     plans: Mapping[str, str] = case.exchange_options["plans"]
     options: dict[str, Any] = {} if plan is None else {"plan": plans[plan]}
-    embeddings = pb.Embeddings(ours.tables(case), ours.sparse_optimizer(case), exchange=exchange, **options)
+    embeddings = pb.Embeddings(
+        ours.tables(case), ours.sparse_optimizer(case), exchange=exchange, **options
+    )
     with embeddings.rewriting() as views:
         for view in views:
             table = initial_table(case, int(view.piece.table.name[1:]))
-            view.weights[:] = table[ids_of(view.piece.rows), view.piece.columns.start : view.piece.columns.stop]
+            view.weights[:] = table[
+                ids_of(view.piece.rows), view.piece.columns.start : view.piece.columns.stop
+            ]
     dist.barrier()
     return embeddings
 
 
 def _of_tables(ids_FB: Tensor, tables: list[int], case: Case) -> pb.JaggedBatch:
     keys, size = [f"C{table}" for table in tables], ids_FB.shape[1]
-    batch = pb.JaggedBatch.from_one_hot(torch.zeros(size, 0), keys, ids_FB.contiguous(), torch.zeros(size))
+    batch = pb.JaggedBatch.from_one_hot(
+        torch.zeros(size, 0), keys, ids_FB.contiguous(), torch.zeros(size)
+    )
     return batch.with_empty(tuple(f"C{t}" for t in range(case.num_tables) if t not in tables))
 
 

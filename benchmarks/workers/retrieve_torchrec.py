@@ -61,8 +61,12 @@ def train(case: Case) -> RankSubject:
 def _sharded(case: Case) -> DistributedModelParallel:
     join(case)
     collection = empty_collection(case)
-    arguments = {"lr": case.sparse_lr} | ({} if case.sparse_optimizer == "sgd" else {"eps": case.eps})
-    apply_optimizer_in_backward(OPTIMIZERS[case.sparse_optimizer], collection.parameters(), arguments)
+    arguments = {"lr": case.sparse_lr} | (
+        {} if case.sparse_optimizer == "sgd" else {"eps": case.eps}
+    )
+    apply_optimizer_in_backward(
+        OPTIMIZERS[case.sparse_optimizer], collection.parameters(), arguments
+    )
     sharded = _shard(TablesAlone(collection), case)
     _load_tables(sharded, case)
     return sharded
@@ -72,5 +76,7 @@ def _batches(case: Case) -> Iterator[KeyedJaggedTensor]:
     ids_NFB = rank_batches(case)[0]
     keys = [f"C{table}" for table in range(case.num_tables)]
     lengths = torch.ones(case.num_tables * case.batch_size, dtype=torch.int32)
-    stored = [KeyedJaggedTensor.from_lengths_sync(keys, ids_FB.reshape(-1), lengths) for ids_FB in ids_NFB]
+    stored = [
+        KeyedJaggedTensor.from_lengths_sync(keys, ids_FB.reshape(-1), lengths) for ids_FB in ids_NFB
+    ]
     return (stored[number] for number in batch_order(len(stored)))

@@ -22,7 +22,11 @@ from benchmarks.workers.rpc_identity_grpc import OPTIONS, header, memory, pack, 
 from benchmarks.workers.rpc_subject import CallSubject
 
 UNARY_BYTES, CHUNK_BYTES = 1 << 20, 1 << 20
-LARGE_FRAMES = [*OPTIONS, ("grpc.http2.max_frame_size", (16 << 20) - 1), ("grpc.http2.lookahead_bytes", 64 << 20)]
+LARGE_FRAMES = [
+    *OPTIONS,
+    ("grpc.http2.max_frame_size", (16 << 20) - 1),
+    ("grpc.http2.lookahead_bytes", 64 << 20),
+]
 FUNCTIONS = (rpc_functions.identity, rpc_functions.ops, rpc_functions.send)
 JOIN_TIMEOUT_S, CALL_TIMEOUT_S = 60, 300
 
@@ -33,8 +37,12 @@ class GrpcSubject(CallSubject):
     def __init__(self, address: str, is_callee: bool) -> None:
         self._server = start_server(address) if is_callee else None
         self._channel = grpc.insecure_channel(address, options=LARGE_FRAMES)
-        self._whole = {f.__name__: self._channel.unary_unary(f"/whole/{f.__name__}") for f in FUNCTIONS}
-        self._chunks = {f.__name__: self._channel.stream_stream(f"/chunks/{f.__name__}") for f in FUNCTIONS}
+        self._whole = {
+            f.__name__: self._channel.unary_unary(f"/whole/{f.__name__}") for f in FUNCTIONS
+        }
+        self._chunks = {
+            f.__name__: self._channel.stream_stream(f"/chunks/{f.__name__}") for f in FUNCTIONS
+        }
         grpc.channel_ready_future(self._channel).result(JOIN_TIMEOUT_S)
 
     def start(self, function: str, tensor: Tensor) -> Callable[[], Tensor]:
@@ -85,7 +93,9 @@ def on_whole(function: Callable[[Tensor], Tensor]) -> Callable[[bytes, Any], byt
     return lambda message, _: pack(function(unpack(message)))
 
 
-def on_chunks(function: Callable[[Tensor], Tensor]) -> Callable[[Iterator[bytes], Any], Iterator[bytes]]:
+def on_chunks(
+    function: Callable[[Tensor], Tensor],
+) -> Callable[[Iterator[bytes], Any], Iterator[bytes]]:
     """A handler of calls with a stream each way."""
     return lambda messages, _: pack_chunks(function(unpack_chunks(messages)))
 

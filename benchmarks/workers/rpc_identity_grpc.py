@@ -17,7 +17,9 @@ OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_leng
 
 
 def header(tensor: torch.Tensor) -> bytes:
-    return struct.pack(f"<2q{tensor.dim()}q", DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape)
+    return struct.pack(
+        f"<2q{tensor.dim()}q", DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape
+    )
 
 
 def memory(tensor: torch.Tensor) -> memoryview:
@@ -55,10 +57,14 @@ if __name__ == "__main__":
     if os.environ["RANK"] == "0":
         server = grpc.server(ThreadPoolExecutor(16), options=OPTIONS)
         handlers = {
-            "identity": grpc.unary_unary_rpc_method_handler(lambda message, _: pack(identity(unpack(message)))),
+            "identity": grpc.unary_unary_rpc_method_handler(
+                lambda message, _: pack(identity(unpack(message)))
+            ),
             "finish": grpc.unary_unary_rpc_method_handler(finish),
         }
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Tensors", handlers),))
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("Tensors", handlers),)
+        )
         server.add_insecure_port(address)
         server.start()
         done.wait(60)
@@ -66,6 +72,8 @@ if __name__ == "__main__":
     else:
         with grpc.insecure_channel(address, options=OPTIONS) as channel:
             argument = torch.rand(1000, 1000)
-            answer = channel.unary_unary("/Tensors/identity")(pack(argument), timeout=60, wait_for_ready=True)
+            answer = channel.unary_unary("/Tensors/identity")(
+                pack(argument), timeout=60, wait_for_ready=True
+            )
             assert torch.equal(unpack(answer), argument)
             channel.unary_unary("/Tensors/finish")(b"", timeout=60)

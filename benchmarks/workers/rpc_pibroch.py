@@ -22,6 +22,8 @@ def build(case: Case) -> RpcSubject:
     rank = int(os.environ["RANK"])
     if without := os.environ.get(WITHOUT):
         setattr(POLICIES, without, False)
-    options = rpc.TensorPipeRpcBackendOptions(rpc_timeout=300, allowed_modules=["benchmarks.workers"])
+    options = rpc.TensorPipeRpcBackendOptions(
+        rpc_timeout=300, allowed_modules=["benchmarks.workers"]
+    )
     rpc.init_rpc((CALLEE, CALLER)[rank], rank=rank, world_size=2, rpc_backend_options=options)
     return RpcSubject(rpc, autograd, {"pibroch": __version__, "torch": torch.__version__})

@@ -83,7 +83,9 @@ class CallSubject(ABC):
         for name in ("identity", "ops", "send"):
             tensor = argument(nbytes)
             if not torch.equal(self.call(name, tensor), getattr(rpc_functions, name)(tensor)):
-                raise AssertionError(f"got another result of {name} for {nbytes} bytes than locally")
+                raise AssertionError(
+                    f"got another result of {name} for {nbytes} bytes than locally"
+                )
 
 
 class RpcSubject(CallSubject):
@@ -109,7 +111,9 @@ class RpcSubject(CallSubject):
 
     def call(self, function: str, tensor: Tensor) -> Tensor:
         """See :class:`CallSubject`."""
-        result: Tensor = self._rpc.rpc_sync(CALLEE, getattr(rpc_functions, function), args=(tensor,))
+        result: Tensor = self._rpc.rpc_sync(
+            CALLEE, getattr(rpc_functions, function), args=(tensor,)
+        )
         return result
 
     def versions(self) -> dict[str, str]:
@@ -119,7 +123,11 @@ class RpcSubject(CallSubject):
     def phases(self) -> dict[str, Callable[[int], object]]:
         """With references (paper's Table 1) and the two layers (Table 2)."""
         references = {f"rref:{size}": partial(self._reference, size) for size in SIZES}
-        layers = {"norpc": self._without_rpc, "nograd": self._without_gradients, "grad": self._with_gradients}
+        layers = {
+            "norpc": self._without_rpc,
+            "nograd": self._without_gradients,
+            "grad": self._with_gradients,
+        }
         return super().phases() | references | layers
 
     def check(self, steps: int) -> dict[str, list[float]]:
@@ -181,7 +189,9 @@ class RpcSubject(CallSubject):
                 return [], []
             near = self._autograd.get_gradients(context_id)
             far = self._rpc.rpc_sync(
-                first.owner(), rpc_functions.gradients_of, args=(first, self._autograd.__name__, context_id)
+                first.owner(),
+                rpc_functions.gradients_of,
+                args=(first, self._autograd.__name__, context_id),
             )
             return [near[parameter] for parameter in second.parameters()], far
 
@@ -197,4 +207,6 @@ def _input() -> Tensor:
 
 
 def _gradients(layer: nn.Module) -> list[Tensor]:
-    return [parameter.grad.clone() for parameter in layer.parameters() if parameter.grad is not None]
+    return [
+        parameter.grad.clone() for parameter in layer.parameters() if parameter.grad is not None
+    ]

@@ -18,7 +18,11 @@ def build(case: Case) -> RpcSubject:
     without the one of several streams: there it takes twice as long for small tensors and is no faster for large ones.
     """
     if "TP_SOCKET_IFNAME" in os.environ:
-        return join(rpc.TensorPipeRpcBackendOptions(rpc_timeout=300, _transports=["uv"], _channels=["basic"]))
+        return join(
+            rpc.TensorPipeRpcBackendOptions(
+                rpc_timeout=300, _transports=["uv"], _channels=["basic"]
+            )
+        )
     return join(rpc.TensorPipeRpcBackendOptions(rpc_timeout=300))
 
 

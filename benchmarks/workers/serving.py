@@ -75,7 +75,9 @@ class Session:
             reset_peak_rss()
             return {"values": values}
         telling = getattr(self._subject, "tell", dict)
-        return _timed(self._subject.phases()[command["phase"]], command["first"], command["steps"], telling)
+        return _timed(
+            self._subject.phases()[command["phase"]], command["first"], command["steps"], telling
+        )
 
     def _setup(self, case: Case) -> dict[str, Any]:
         self._subject = None

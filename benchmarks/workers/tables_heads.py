@@ -32,7 +32,9 @@ def weights_of(case: Case, table: int) -> np.ndarray:
 
 def head(case: Case, width: int) -> Tensor:
     """Fixed weights from ``[B, width]`` to hidden units, which are summed to a logit."""
-    drawn = np.random.default_rng([case.seed, HEAD_STREAM]).standard_normal((width, HIDDEN), dtype=np.float32)
+    drawn = np.random.default_rng([case.seed, HEAD_STREAM]).standard_normal(
+        (width, HIDDEN), dtype=np.float32
+    )
     return torch.from_numpy(drawn * np.float32(width**-0.5))
 
 
@@ -44,7 +46,9 @@ def loss_of_pooled(pooled_BS: Tensor, weights_SH: Tensor, labels_B: Tensor) -> T
 
 def loss_of_sequences(values_VD: Tensor, weights_DH: Tensor, labels_B: Tensor) -> Tensor:
     """Mean loss of a batch of sequences of one length."""
-    per_sample_BLD = values_VD.view(labels_B.shape[0], -1, weights_DH.shape[0])  # no len(): TorchRec traces it
+    per_sample_BLD = values_VD.view(
+        labels_B.shape[0], -1, weights_DH.shape[0]
+    )  # no len(): TorchRec traces it
     return loss_of_pooled(per_sample_BLD.mean(1), weights_DH, labels_B)
 
 

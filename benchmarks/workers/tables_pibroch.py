@@ -60,7 +60,9 @@ def _subject(
     options = dict(case.exchange_options)
     if "plan" in options:
         options["placement"] = pb.Plan.load(Path(options.pop("plan")))
-    embeddings = pb.Embeddings(tables, ours.sparse_optimizer(case), options.pop("exchange", "auto"), **options)
+    embeddings = pb.Embeddings(
+        tables, ours.sparse_optimizer(case), options.pop("exchange", "auto"), **options
+    )
     for number, table in enumerate(tables):
         embeddings.load_weights(table.name, heads.weights_of(case, number))
 

@@ -109,7 +109,10 @@ def _pooled(case: Case) -> Built:
     keys = [f"C{t}" for t in range(case.num_tables)]
     configs = [
         EmbeddingBagConfig(
-            name=f"t{t}", embedding_dim=heads.width_of(case, t), num_embeddings=case.num_rows, feature_names=[key]
+            name=f"t{t}",
+            embedding_dim=heads.width_of(case, t),
+            num_embeddings=case.num_rows,
+            feature_names=[key],
         )
         for t, key in enumerate(keys)
     ]
@@ -117,7 +120,9 @@ def _pooled(case: Case) -> Built:
     collection = EmbeddingBagCollection(device=torch.device("meta"), tables=configs)
 
     def loss_of(out: KeyedTensor, batch: Batch) -> Tensor:
-        side_by_side = torch.cat([out[key] for key in keys], 1)  # sharded collections have orders of their own
+        side_by_side = torch.cat(
+            [out[key] for key in keys], 1
+        )  # sharded collections have orders of their own
         return heads.loss_of_pooled(side_by_side, weights, batch.labels)
 
     model = Model(collection, loss_of)
@@ -132,32 +137,47 @@ def _pooled(case: Case) -> Built:
 
 def _sequences(case: Case) -> Built:
     join(case)
-    config = EmbeddingConfig(name="t0", embedding_dim=case.dim, num_embeddings=case.num_rows, feature_names=["C0"])
+    config = EmbeddingConfig(
+        name="t0", embedding_dim=case.dim, num_embeddings=case.num_rows, feature_names=["C0"]
+    )
     weights = heads.head(case, case.dim)
     collection = EmbeddingCollection(device=torch.device("meta"), tables=[config])
-    model = Model(collection, lambda out, batch: heads.loss_of_sequences(out["C0"].values(), weights, batch.labels))
+    model = Model(
+        collection,
+        lambda out, batch: heads.loss_of_sequences(out["C0"].values(), weights, batch.labels),
+    )
     ids_NFB, dense_NBn, labels_NB = rank_batches(case)
     lengths = torch.full((case.batch_size,), ids_NFB.shape[1], dtype=torch.int32)
     batches = [
         Batch(dense, KeyedJaggedTensor.from_lengths_sync(["C0"], values, lengths), labels)
-        for values, dense, labels in zip(heads.sequences(ids_NFB), dense_NBn, labels_NB, strict=True)
+        for values, dense, labels in zip(
+            heads.sequences(ids_NFB), dense_NBn, labels_NB, strict=True
+        )
     ]
     return Built(_sharded(model, EmbeddingCollectionSharder(), case), batches)
 
 
 def _sharded(model: Model, sharder: object, case: Case) -> DistributedModelParallel:
     logging.disable(logging.WARNING)
-    arguments = {"lr": case.sparse_lr} | ({} if case.sparse_optimizer == "sgd" else {"eps": case.eps})
-    apply_optimizer_in_backward(OPTIMIZERS[case.sparse_optimizer], model.collection.parameters(), arguments)
+    arguments = {"lr": case.sparse_lr} | (
+        {} if case.sparse_optimizer == "sgd" else {"eps": case.eps}
+    )
+    apply_optimizer_in_backward(
+        OPTIMIZERS[case.sparse_optimizer], model.collection.parameters(), arguments
+    )
     topology = Topology(world_size=dist.get_world_size(), compute_device="cpu", local_world_size=1)
     planner = EmbeddingShardingPlanner(topology=topology, batch_size=case.batch_size)
     plan = planner.collective_plan(model, [sharder], dist.GroupMember.WORLD)
-    sharded = DistributedModelParallel(model, device=torch.device("cpu"), plan=plan, sharders=[sharder])
+    sharded = DistributedModelParallel(
+        model, device=torch.device("cpu"), plan=plan, sharders=[sharder]
+    )
     with torch.no_grad():
         for name, value in sharded.state_dict().items():
             assert isinstance(value, ShardedTensor), f"{name}: not sharded"
             table = heads.weights_of(case, int(name.split(".")[-2].removeprefix("t")))
             for shard in value.local_shards():
                 (row, column), (rows, columns) = shard.metadata.shard_offsets, shard.tensor.shape
-                shard.tensor.copy_(torch.from_numpy(table[row : row + rows, column : column + columns]))
+                shard.tensor.copy_(
+                    torch.from_numpy(table[row : row + rows, column : column + columns])
+                )
     return sharded

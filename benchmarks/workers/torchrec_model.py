@@ -16,7 +16,12 @@ from benchmarks.workers.dlrm import TrainingSubject, linears, load_linears, torc
 def table_configs(case: Case) -> list[EmbeddingBagConfig]:
     """One table a feature."""
     return [
-        EmbeddingBagConfig(name=f"t{t}", embedding_dim=case.dim, num_embeddings=case.num_rows, feature_names=[f"C{t}"])
+        EmbeddingBagConfig(
+            name=f"t{t}",
+            embedding_dim=case.dim,
+            num_embeddings=case.num_rows,
+            feature_names=[f"C{t}"],
+        )
         for t in range(case.num_tables)
     ]
 
@@ -28,7 +33,11 @@ def torchrec_dlrm(collection: nn.Module, case: Case) -> DLRM:
     columns are moved accordingly.
     """
     model = DLRM(
-        collection, case.num_dense, list(case.bottom_sizes[1:]), list(TOP_SIZES), dense_device=torch.device("cpu")
+        collection,
+        case.num_dense,
+        list(case.bottom_sizes[1:]),
+        list(TOP_SIZES),
+        dense_device=torch.device("cpu"),
     )
     load_linears(linears(model.dense_arch), case, BOTTOM_STREAM)
     top = linears(model.over_arch)
@@ -51,17 +60,23 @@ def subject(model: nn.Module, sparse_arch: nn.Module, case: Case) -> TrainingSub
     """Training steps of ``model(dense, KeyedJaggedTensor) -> logits [B, 1]``; rows are updated in backward."""
     ids_NFB, dense_NBn, labels_NB = torch_batches(case)
     sparse = [_keyed_jagged(ids_FB, case) for ids_FB in ids_NFB]
-    dense_parameters = [parameter for name, parameter in model.named_parameters() if "embedding_bags" not in name]
+    dense_parameters = [
+        parameter for name, parameter in model.named_parameters() if "embedding_bags" not in name
+    ]
     optimizer = torch.optim.SGD(dense_parameters, lr=case.dense_lr)
 
     def step(batch: int) -> Tensor:
         optimizer.zero_grad()
-        loss = binary_cross_entropy_with_logits(model(dense_NBn[batch], sparse[batch]).squeeze(1), labels_NB[batch])
+        loss = binary_cross_entropy_with_logits(
+            model(dense_NBn[batch], sparse[batch]).squeeze(1), labels_NB[batch]
+        )
         loss.backward()
         optimizer.step()
         return loss.detach()
 
-    return TrainingSubject(step, lambda batch: sparse_arch(sparse[batch]), fbgemm.versions(), len(ids_NFB))
+    return TrainingSubject(
+        step, lambda batch: sparse_arch(sparse[batch]), fbgemm.versions(), len(ids_NFB)
+    )
 
 
 def _keyed_jagged(ids_FB: Tensor, case: Case) -> KeyedJaggedTensor:

@@ -22,7 +22,9 @@ def record_parts(pipeline: TrainPipelineSparseDist, model: nn.Module, parts: Par
     backward = pipeline._backward
 
     def told_backward(losses: Tensor) -> None:
-        parts.after_backward("wait", losses)  # DistributedDataParallel waits for its sums where the graph ends
+        parts.after_backward(
+            "wait", losses
+        )  # DistributedDataParallel waits for its sums where the graph ends
         with parts.part("backward"):
             backward(losses)
 

@@ -39,8 +39,14 @@ def batch_of(step: int, num_rows: int) -> Batch:
     """This rank's part of a step's batch; the same whenever it is asked for."""
     size, rank = BATCH_SIZE // dist.get_world_size(), dist.get_rank()
     draw = torch.Generator().manual_seed(step * dist.get_world_size() + rank)
-    ids = (torch.rand(NUM_TABLES * size, generator=draw) ** SKEW * num_rows).long().clamp_(max=num_rows - 1)
-    sparse = KeyedJaggedTensor.from_lengths_sync(NAMES, ids, torch.ones(len(ids), dtype=torch.int32))
+    ids = (
+        (torch.rand(NUM_TABLES * size, generator=draw) ** SKEW * num_rows)
+        .long()
+        .clamp_(max=num_rows - 1)
+    )
+    sparse = KeyedJaggedTensor.from_lengths_sync(
+        NAMES, ids, torch.ones(len(ids), dtype=torch.int32)
+    )
     return Batch(torch.rand(size, NUM_DENSE, generator=draw), sparse, (ids[:size] % 2).float())
 
 
@@ -56,7 +62,9 @@ class Run:
         self._folder, self._num_rows, self.step = folder, num_rows, 0
         tables = EmbeddingBagCollection(
             [
-                EmbeddingBagConfig(name=name, embedding_dim=DIM, num_embeddings=num_rows, feature_names=[name])
+                EmbeddingBagConfig(
+                    name=name, embedding_dim=DIM, num_embeddings=num_rows, feature_names=[name]
+                )
                 for name in NAMES
             ],
             device=torch.device("meta"),
@@ -132,7 +140,9 @@ def main() -> None:
         while True:
             loss = run.train_step()
             if rank == 0:
-                metrics.write(json.dumps({"kind": "training", "step": run.step, "loss": loss}) + "\n")
+                metrics.write(
+                    json.dumps({"kind": "training", "step": run.step, "loss": loss}) + "\n"
+                )
                 metrics.flush()
             is_due = torch.tensor(float(time.monotonic() - saved_at > every_s))
             dist.all_reduce(is_due, dist.ReduceOp.MAX)

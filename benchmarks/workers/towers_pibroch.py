@@ -35,7 +35,9 @@ def build(case: Case) -> RankSubject:
     if exchange == "towers":
         options["groups"] = [names[first :: options["count"]] for first in range(options["count"])]
     options.pop("count", None)
-    embeddings = pb.Embeddings(tables, optimizer=ours.sparse_optimizer(case), exchange=exchange, **options)
+    embeddings = pb.Embeddings(
+        tables, optimizer=ours.sparse_optimizer(case), exchange=exchange, **options
+    )
     load_pieces(embeddings, case)
     model = data_parallel(place_towers(model_of(case, towers), embeddings))
     losses = train(model, embeddings, bags(case), case, ours.parts(case))
@@ -65,15 +67,26 @@ def model_of(case: Case, towers: dict[str, int] | None) -> Model:
 
 def bags(case: Case) -> list[pb.JaggedBatch]:
     """This rank's part of each global batch: bags of 1 to M ids, whose lengths depend on the case's seed alone."""
-    rank, arrays, size, most = int(os.environ["RANK"]), Arrays.load(case.data), case.batch_size, case.most_ids
+    rank, arrays, size, most = (
+        int(os.environ["RANK"]),
+        Arrays.load(case.data),
+        case.batch_size,
+        case.most_ids,
+    )
     keys = tuple(f"C{table}" for table in range(case.num_tables))
     made = []
     for number, ids_FV in enumerate(arrays.ids):
         ids_FBM = ids_FV.reshape(case.num_tables, -1, most)[:, rank * size : (rank + 1) * size]
-        lengths = np.random.default_rng([case.seed, number, rank]).integers(1, most + 1, ids_FBM.shape[:2])
+        lengths = np.random.default_rng([case.seed, number, rank]).integers(
+            1, most + 1, ids_FBM.shape[:2]
+        )
         values = ids_FBM[np.arange(most) < lengths[:, :, None]]
         offsets = np.concatenate([[0], lengths.reshape(-1).cumsum()])
         mine = slice(rank * size, (rank + 1) * size)
-        dense, labels = (torch.from_numpy(each[number, mine].copy()) for each in (arrays.dense, arrays.labels))
-        made.append(pb.JaggedBatch(dense, keys, torch.from_numpy(values), torch.from_numpy(offsets), labels))
+        dense, labels = (
+            torch.from_numpy(each[number, mine].copy()) for each in (arrays.dense, arrays.labels)
+        )
+        made.append(
+            pb.JaggedBatch(dense, keys, torch.from_numpy(values), torch.from_numpy(offsets), labels)
+        )
     return made

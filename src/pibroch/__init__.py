@@ -17,7 +17,18 @@ if TYPE_CHECKING:
     from pibroch.collectives import data_parallel
     from pibroch.collectives.bounded_lag.options import BoundedLagOptions
     from pibroch.data import JaggedBatch
-    from pibroch.embedding import SGD, Adagrad, Adam, Frozen, Normal, RowWiseAdagrad, RowWiseAdam, Table, Uniform, Zeros
+    from pibroch.embedding import (
+        SGD,
+        Adagrad,
+        Adam,
+        Frozen,
+        Normal,
+        RowWiseAdagrad,
+        RowWiseAdam,
+        Table,
+        Uniform,
+        Zeros,
+    )
     from pibroch.exchange import EmbeddingOutput, Embeddings
     from pibroch.planner import Plan
     from pibroch.serve import BoundedLagPipeline

@@ -68,14 +68,18 @@ class StreamingMetrics:
         (1.0, 0.479, 3)
     """
 
-    def __init__(self, tasks: Sequence[str] = ("label",), window: int = 1_000_000, ranks: Ranks | None = None) -> None:
+    def __init__(
+        self, tasks: Sequence[str] = ("label",), window: int = 1_000_000, ranks: Ranks | None = None
+    ) -> None:
         if not tasks or isinstance(tasks, str) or len(set(tasks)) < len(tasks):
             raise ConfigError(f"metrics of tasks {tasks!r}", "a list of distinct names")
         ranks = Ranks.joined() if ranks is None else ranks
         self.tasks, self._channel = tuple(tasks), ranks.open_channel()
         self._most_in_part = window / NUM_PARTS / ranks.world_size
         if self._most_in_part < 1:
-            raise ConfigError(f"a window of {window} samples", f"at least {NUM_PARTS * ranks.world_size}")
+            raise ConfigError(
+                f"a window of {window} samples", f"at least {NUM_PARTS * ranks.world_size}"
+            )
         self.reset()
 
     def reset(self) -> None:
@@ -97,7 +101,10 @@ class StreamingMetrics:
             DataError: for other shapes or values.
         """
         named = (("logits", logits), ("labels", labels), ("weights", weights))
-        found = {task: _sums(*(self._of(task, name, given) for name, given in named)) for task in self.tasks}
+        found = {
+            task: _sums(*(self._of(task, name, given) for name, given in named))
+            for task in self.tasks
+        }
         for task, sums in found.items():
             self._lifetime[task] += sums
             parts = self._parts[task]
@@ -110,7 +117,9 @@ class StreamingMetrics:
 
         NaN where there is nothing to say: no samples, or labels of one kind only.
         """
-        both = [(np.sum(np.stack(self._parts[task]), 0), self._lifetime[task]) for task in self.tasks]
+        both = [
+            (np.sum(np.stack(self._parts[task]), 0), self._lifetime[task]) for task in self.tasks
+        ]
         sums = torch.from_numpy(np.stack([each for pair in both for each in pair]))
         self._channel.all_reduce(sums)()
         figures = [_figures(each) for each in sums.numpy()]
@@ -123,10 +132,15 @@ class StreamingMetrics:
         """One task's part of what was given, ``[B]``."""
         if isinstance(given, Mapping):
             if task not in given:
-                raise DataError(f"{name} without task {task!r}", f"one for each of {list(self.tasks)}")
+                raise DataError(
+                    f"{name} without task {task!r}", f"one for each of {list(self.tasks)}"
+                )
             given = given[task]
         elif len(self.tasks) > 1 and name != "weights":
-            raise DataError(f"{name} that are a {type(given).__name__}", f"a dictionary by task: {list(self.tasks)}")
+            raise DataError(
+                f"{name} that are a {type(given).__name__}",
+                f"a dictionary by task: {list(self.tasks)}",
+            )
         if given is None:
             return None
         tensor = given.detach() if isinstance(given, Tensor) else torch.as_tensor(given)
@@ -145,31 +159,48 @@ def _sums(logits: Sums | None, labels: Sums | None, weights: Sums | None) -> Sum
     assert logits is not None and labels is not None
     weights = np.ones(len(logits)) if weights is None else weights
     if not len(logits) == len(labels) == len(weights):
-        raise DataError(f"{len(logits)} logits, {len(labels)} labels, {len(weights)} weights", "equally many")
+        raise DataError(
+            f"{len(logits)} logits, {len(labels)} labels, {len(weights)} weights", "equally many"
+        )
     if not (weights >= 0).all() or not np.isfinite(weights).all():
-        raise DataError("a weight below 0, or one that is no finite number", "finite weights of at least 0")
+        raise DataError(
+            "a weight below 0, or one that is no finite number", "finite weights of at least 0"
+        )
     logits, labels, weights = (each[weights > 0] for each in (logits, labels, weights))
     if not np.isfinite(logits).all() or not ((labels >= 0) & (labels <= 1)).all():
         raise DataError(
-            "a logit that is no finite number, or a label outside 0 to 1", "finite logits, labels of 0 to 1"
+            "a logit that is no finite number, or a label outside 0 to 1",
+            "finite logits, labels of 0 to 1",
         )
     positive, negative, sums = weights * labels, weights * (1 - labels), _nothing()
     losses = np.logaddexp(0.0, logits) - logits * labels
     predicted = np.exp(-np.logaddexp(0.0, -logits))
-    sums[:_NUM_SUMS] = len(logits), weights.sum(), weights @ losses, weights @ predicted, positive.sum()
+    sums[:_NUM_SUMS] = (
+        len(logits),
+        weights.sum(),
+        weights @ losses,
+        weights @ predicted,
+        positive.sum(),
+    )
     bins = np.clip((logits + LARGEST_LOGIT) * STEPS_PER_UNIT, 0, NUM_BINS - 1).astype(np.int64)
-    sums[_NUM_SUMS:] = np.concatenate([np.bincount(bins, each, NUM_BINS) for each in (negative, positive)])
+    sums[_NUM_SUMS:] = np.concatenate(
+        [np.bincount(bins, each, NUM_BINS) for each in (negative, positive)]
+    )
     return sums
 
 
 def _figures(sums: Sums) -> Metrics:
     weight, positive = sums[_WEIGHT], sums[_POSITIVE]
-    negatives, positives = (np.append(0.0, each[::-1].cumsum()) for each in sums[_NUM_SUMS:].reshape(2, NUM_BINS))
+    negatives, positives = (
+        np.append(0.0, each[::-1].cumsum()) for each in sums[_NUM_SUMS:].reshape(2, NUM_BINS)
+    )
     logloss = float(sums[_LOSS] / weight) if weight else math.nan
     return Metrics(
         auc=area_under_roc(negatives, positives),
         logloss=logloss,
-        normalized_entropy=logloss / binary_entropy(float(positive / weight)) if 0 < positive < weight else math.nan,
+        normalized_entropy=logloss / binary_entropy(float(positive / weight))
+        if 0 < positive < weight
+        else math.nan,
         calibration=float(sums[_PREDICTED] / positive) if positive else math.nan,
         num_samples=int(sums[_COUNT]),
     )

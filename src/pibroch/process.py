@@ -11,7 +11,10 @@ import sys
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 _TRIM_THRESHOLD_BYTES = 1 << 30
 _OBJECTS_BETWEEN_COLLECTIONS = 50_000
-_SPINS_ALONE, _SPINS_BESIDE_OTHERS = 10_000, 1_000  # of OpenMP's threads before they sleep, some 30 ns each
+_SPINS_ALONE, _SPINS_BESIDE_OTHERS = (
+    10_000,
+    1_000,
+)  # of OpenMP's threads before they sleep, some 30 ns each
 
 
 def num_processors() -> int:
@@ -47,7 +50,9 @@ def tune_process(is_alone: bool | None = None) -> None:
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
         is_alone = os.environ.get("LOCAL_WORLD_SIZE", "1") == "1" if is_alone is None else is_alone
-        os.environ.setdefault("GOMP_SPINCOUNT", str(_SPINS_ALONE if is_alone else _SPINS_BESIDE_OTHERS))
+        os.environ.setdefault(
+            "GOMP_SPINCOUNT", str(_SPINS_ALONE if is_alone else _SPINS_BESIDE_OTHERS)
+        )
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(_M_MMAP_MAX, 0)  # a threshold would do, but glibc accepts none above 32 MiB

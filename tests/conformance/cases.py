@@ -20,7 +20,12 @@ from pibroch.errors import NotAllowedError
 from pibroch.exchange.compression import exchange_compressed
 from pibroch.exchange.lookahead import reach as lookahead_reach
 from pibroch.exchange.lookahead import server_homes
-from pibroch.exchange.lookahead.announcement import Announcer, BytesByPurpose, Prepared, PreparedLane
+from pibroch.exchange.lookahead.announcement import (
+    Announcer,
+    BytesByPurpose,
+    Prepared,
+    PreparedLane,
+)
 from pibroch.kernels.varint import numba as varint
 
 OPTIMIZERS = {
@@ -48,7 +53,9 @@ SHAPES = {
         pb.Table("g", 7, 16, pooling="none"),
     ],
 }
-SHAPES["narrow"] = [  # weights of 16 bits, and others; an odd dim, whose last float holds one weight
+SHAPES[
+    "narrow"
+] = [  # weights of 16 bits, and others; an odd dim, whose last float holds one weight
     pb.Table("a", 9, 5, features=("x", "y"), dtype="bfloat16"),
     pb.Table("b", 30, 5, pooling="mean", dtype="bfloat16"),
     pb.Table("c", 40, 5),
@@ -60,7 +67,14 @@ OF_TABLE = {
     "f": pb.Adam(lr=0.05, weight_decay=0.1, decoupled=True, max_element=0.5),
 }
 MOST_IDS = 4  # in a bag
-SIZES = [8, 3, 1, 0, 13, 2]  # of global batches: the last of an epoch is ragged, and one may be empty
+SIZES = [
+    8,
+    3,
+    1,
+    0,
+    13,
+    2,
+]  # of global batches: the last of an epoch is ragged, and one may be empty
 
 
 def optimizers(name, shape):
@@ -72,7 +86,10 @@ def as_tensor(out):
     """All that a lookup gave, as one tensor with a row a sample; bags that are not pooled are padded."""
     if isinstance(out, torch.Tensor):
         return out
-    parts = [part if isinstance(part, torch.Tensor) else part.padded(MOST_IDS).flatten(1) for part in out.values()]
+    parts = [
+        part if isinstance(part, torch.Tensor) else part.padded(MOST_IDS).flatten(1)
+        for part in out.values()
+    ]
     return torch.cat(parts, 1)
 
 
@@ -81,25 +98,36 @@ def records_of(pieces, tables, optimizer):
     found, by_table = {}, optimizers_of(tables, optimizer)
     for table in tables:
         widths = {"weights": table.dim, **by_table[table.name].state_fields(table.dim)}
-        found[table.name] = {field: np.full((table.num_rows, width), np.nan) for field, width in widths.items()}
+        found[table.name] = {
+            field: np.full((table.num_rows, width), np.nan) for field, width in widths.items()
+        }
     for piece, weights, state in pieces:
         rows = ids_of(piece.rows)
         for field, numbers in {"weights": weights, **state}.items():
             target = found[piece.table.name][field]
             columns = (
-                slice(piece.columns.start, piece.columns.stop) if target.shape[1] == piece.table.dim else slice(None)
+                slice(piece.columns.start, piece.columns.stop)
+                if target.shape[1] == piece.table.dim
+                else slice(None)
             )
             before = target[rows, columns]
-            assert np.isnan(before).all() or np.array_equal(before, numbers), f"replicas of {piece.table.name} differ"
+            assert np.isnan(before).all() or np.array_equal(before, numbers), (
+                f"replicas of {piece.table.name} differ"
+            )
             target[rows, columns] = numbers
-    flat = np.concatenate([numbers.ravel() for fields in found.values() for numbers in fields.values()])
+    flat = np.concatenate(
+        [numbers.ravel() for fields in found.values() for numbers in fields.values()]
+    )
     assert not np.isnan(flat).any(), "rows that nobody holds"
     return flat
 
 
 def pieces_of(embeddings):
     """Copies of what is here."""
-    return [(v.piece, v.weights.copy(), {f: s.copy() for f, s in v.state.items()}) for v in embeddings.pieces()]
+    return [
+        (v.piece, v.weights.copy(), {f: s.copy() for f, s in v.state.items()})
+        for v in embeddings.pieces()
+    ]
 
 
 def ragged_batch(tables, size, seed, weighted=False, one_hot=False):
@@ -114,7 +142,9 @@ def ragged_batch(tables, size, seed, weighted=False, one_hot=False):
         lengths.append(counts)
         values.append((rng.random(counts.sum()) ** 3 * num_rows).astype(np.int64))
     values = torch.from_numpy(np.concatenate(values))
-    offsets = torch.from_numpy(np.concatenate([[0], np.concatenate(lengths).cumsum()]).astype(np.int64))
+    offsets = torch.from_numpy(
+        np.concatenate([[0], np.concatenate(lengths).cumsum()]).astype(np.int64)
+    )
     weights = torch.from_numpy(rng.random(len(values)).astype(np.float32)) if weighted else None
     keys = tuple(readers)
     batch = pb.JaggedBatch(torch.zeros(size, 0), keys, values, offsets, torch.zeros(size), weights)
@@ -130,12 +160,15 @@ def part_of(batch, first, last):
     """Samples ``first`` to ``last`` of a batch, as a rank gets them."""
     size, lengths = batch.batch_size, batch.lengths().view(len(batch.keys), -1)[:, first:last]
     spans = [
-        slice(int(batch.offsets[f * size + first]), int(batch.offsets[f * size + last])) for f in range(len(batch.keys))
+        slice(int(batch.offsets[f * size + first]), int(batch.offsets[f * size + last]))
+        for f in range(len(batch.keys))
     ]
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.reshape(-1).cumsum(0)])
     weights = None if batch.weights is None else torch.cat([batch.weights[span] for span in spans])
     values = torch.cat([batch.values[span] for span in spans])
-    return JaggedBatch(batch.dense[first:last], batch.keys, values, offsets, batch.labels[first:last], weights)
+    return JaggedBatch(
+        batch.dense[first:last], batch.keys, values, offsets, batch.labels[first:last], weights
+    )
 
 
 def loss_of(pooled, size=None, first=0):
@@ -143,7 +176,9 @@ def loss_of(pooled, size=None, first=0):
     pooled = as_tensor(pooled)
     size = len(pooled) if size is None else size
     shape = (size, *pooled.shape[1:])
-    mixer = torch.linspace(-1, 2, int(np.prod(shape)), dtype=pooled.dtype).reshape(shape)[first : first + len(pooled)]
+    mixer = torch.linspace(-1, 2, int(np.prod(shape)), dtype=pooled.dtype).reshape(shape)[
+        first : first + len(pooled)
+    ]
     return ((pooled - mixer) ** 2 * (1 + mixer**2)).mean() if pooled.numel() else pooled.sum()
 
 
@@ -154,7 +189,9 @@ def run_steps(channel, name, shape, kind, exchange="alltoall", **options):
     """
     rank, world = channel.ranks.rank, channel.ranks.world_size
     tables = SHAPES[shape]
-    embeddings = pb.Embeddings(tables, optimizers(name, shape), exchange=exchange, seed=3, channel=channel, **options)
+    embeddings = pb.Embeddings(
+        tables, optimizers(name, shape), exchange=exchange, seed=3, channel=channel, **options
+    )
     bounds = [[size * r // world for r in range(world + 1)] for size in SIZES]
     parts = [
         part_of(batch_of_kind(tables, size, step, kind), bounds[step][rank], bounds[step][rank + 1])
@@ -198,7 +235,10 @@ def announce(channel, num_rows):
     counting = SimpleNamespace(all_to_all=all_to_all, ranks=channel.ranks)
     announcer, is_right = Announcer(counting, True, BytesByPurpose()), True
     for number, of_rank in enumerate(num_rows):
-        rows = [np.unique(np.random.default_rng([number, r]).integers(1 << 40, size=of_rank[r])) for r in range(size)]
+        rows = [
+            np.unique(np.random.default_rng([number, r]).integers(1 << 40, size=of_rank[r]))
+            for r in range(size)
+        ]
         encoded = np.empty(varint.MAX_BYTES * len(rows[rank]), np.uint8)
         encoded = encoded[: varint.encode(rows[rank], encoded)]
         lane = PreparedLane(None, SimpleNamespace(rows=rows[rank]), None, encoded)
@@ -213,7 +253,9 @@ def announce(channel, num_rows):
 def meet_a_bad_batch(channel, bad_rank, exchange="alltoall", **options):
     """What a step says when one rank's batch holds an id outside its table; then a good step, and all pieces."""
     rank, tables = channel.ranks.rank, SHAPES["shared"]
-    embeddings = pb.Embeddings(tables, pb.SGD(lr=0.1), exchange=exchange, seed=3, channel=channel, **options)
+    embeddings = pb.Embeddings(
+        tables, pb.SGD(lr=0.1), exchange=exchange, seed=3, channel=channel, **options
+    )
     before = [view.weights.copy() for view in embeddings.pieces()]
     batch = ragged_batch(tables, 6, seed=rank, one_hot=True)
     good = int(batch.values[6 + 4])
@@ -224,10 +266,16 @@ def meet_a_bad_batch(channel, bad_rank, exchange="alltoall", **options):
         said = None
     except pb.errors.DataError as error:
         said = type(error).__name__, str(error)
-    unchanged = all(np.array_equal(a, view.weights) for a, view in zip(before, embeddings.pieces(), strict=True))
+    unchanged = all(
+        np.array_equal(a, view.weights) for a, view in zip(before, embeddings.pieces(), strict=True)
+    )
     batch.values[6 + 4] = good
     loss_of(embeddings(batch)).backward()
-    return said, unchanged, any((a != view.weights).any() for a, view in zip(before, embeddings.pieces(), strict=True))
+    return (
+        said,
+        unchanged,
+        any((a != view.weights).any() for a, view in zip(before, embeddings.pieces(), strict=True)),
+    )
 
 
 def lookup_twice_then_update_twice(channel, exchange="alltoall", **options):
@@ -237,7 +285,9 @@ def lookup_twice_then_update_twice(channel, exchange="alltoall", **options):
     listen = lambda record: said.append(record.msg)  # noqa: E731
     logger.addFilter(listen)
     for fed in (False, True):
-        embeddings = pb.Embeddings(tables, pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel, **options)
+        embeddings = pb.Embeddings(
+            tables, pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel, **options
+        )
         batches = [ragged_batch(tables, 5, seed=step + channel.ranks.rank) for step in range(6)]
         batches = iter(embeddings.feed(batches) if fed else batches)
         for first, second in zip(batches, batches, strict=True):
@@ -245,7 +295,9 @@ def lookup_twice_then_update_twice(channel, exchange="alltoall", **options):
             for loss in losses:
                 loss.backward()
         pieces.append([view.weights.copy() for view in embeddings.pieces()])
-        assert sum("embeddings.feed" in text for text in said) == embeddings.exchange.reads_ahead  # once, without feed
+        assert (
+            sum("embeddings.feed" in text for text in said) == embeddings.exchange.reads_ahead
+        )  # once, without feed
     logger.removeFilter(listen)
     return pieces
 
@@ -253,8 +305,13 @@ def lookup_twice_then_update_twice(channel, exchange="alltoall", **options):
 def run_out_of_batches(channel, num_batches, exchange="alltoall", **options):
     """Feed as many batches as ``num_batches`` says for this rank; returns their sizes as handed out, and the pieces."""
     tables = SHAPES["odd_dims"]
-    embeddings = pb.Embeddings(tables, pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel, **options)
-    batches = [ragged_batch(tables, 3 + i, seed=i + channel.ranks.rank) for i in range(num_batches[channel.ranks.rank])]
+    embeddings = pb.Embeddings(
+        tables, pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel, **options
+    )
+    batches = [
+        ragged_batch(tables, 3 + i, seed=i + channel.ranks.rank)
+        for i in range(num_batches[channel.ranks.rank])
+    ]
     sizes = []
     for batch in embeddings.feed(batches):
         sizes.append(batch.batch_size)
@@ -265,7 +322,9 @@ def run_out_of_batches(channel, num_batches, exchange="alltoall", **options):
 def read_ahead(channel, sizes, ahead_bytes, exchange="alltoall", **options):
     """Feed batches whose sizes on rank 1 are ``sizes``, small ones elsewhere; returns how many are read ahead, and pieces."""
     tables, rank = SHAPES["odd_dims"], channel.ranks.rank
-    embeddings = pb.Embeddings(tables, pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel, **options)
+    embeddings = pb.Embeddings(
+        tables, pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel, **options
+    )
     num_read, ahead, before = 0, [], lookahead_reach.AHEAD_BYTES
 
     def batches():
@@ -284,12 +343,16 @@ def read_ahead(channel, sizes, ahead_bytes, exchange="alltoall", **options):
     return ahead, [view.weights.copy() for view in embeddings.pieces()]
 
 
-def run_stream(channel, name, sizes, exchange="alltoall", look_at=(), forget_at=(), shape="odd_dims", **options):
+def run_stream(
+    channel, name, sizes, exchange="alltoall", look_at=(), forget_at=(), shape="odd_dims", **options
+):
     """Train on drawn global batches of ``sizes``, all fed; returns the pooled embeddings of each step, and the pieces.
 
     After the steps in ``look_at`` the pieces are looked at; after those in ``forget_at`` they are written anew.
     """
-    embeddings, pooled_of_step = _stream(channel, name, sizes, exchange, look_at, forget_at, shape, **options)
+    embeddings, pooled_of_step = _stream(
+        channel, name, sizes, exchange, look_at, forget_at, shape, **options
+    )
     return pooled_of_step, pieces_of(embeddings)
 
 
@@ -317,7 +380,12 @@ def gather_and_spread(channel, placement):
 
     def embeddings(seed):
         return pb.Embeddings(
-            tables, pb.Adam(lr=0.1), exchange="alltoall", seed=seed, channel=channel, placement=placement
+            tables,
+            pb.Adam(lr=0.1),
+            exchange="alltoall",
+            seed=seed,
+            channel=channel,
+            placement=placement,
         )
 
     trained, other = embeddings(3), embeddings(4)
@@ -336,9 +404,16 @@ def count_sent(channel, data, plan, replicas, steps, per_rank):
     dataset = EncodedDataset.open(data)
     tables = [pb.Table(name, rows, 8) for name, rows in dataset.num_rows.items()]
     embeddings = pb.Embeddings(
-        tables, pb.SGD(lr=0.1), "alltoall", channel=ranks.open_channel(), placement=plan, replicas=replicas
+        tables,
+        pb.SGD(lr=0.1),
+        "alltoall",
+        channel=ranks.open_channel(),
+        placement=plan,
+        replicas=replicas,
     )
-    loader = Loader(dataset.split("train"), per_rank * ranks.world_size, part=(ranks.rank, ranks.world_size))
+    loader = Loader(
+        dataset.split("train"), per_rank * ranks.world_size, part=(ranks.rank, ranks.world_size)
+    )
     embeddings.exchange.flush()
     before = dict(ranks.traffic.sent_to)
     for batch in islice(loader, steps):
@@ -347,14 +422,22 @@ def count_sent(channel, data, plan, replicas, steps, per_rank):
     return [ranks.traffic.sent_to[peer] - before.get(peer, 0) for peer in range(ranks.world_size)]
 
 
-def _stream(channel, name, sizes, exchange="alltoall", look_at=(), forget_at=(), shape="odd_dims", **options):
+def _stream(
+    channel, name, sizes, exchange="alltoall", look_at=(), forget_at=(), shape="odd_dims", **options
+):
     rank, world, tables = channel.ranks.rank, channel.ranks.world_size, SHAPES[shape]
-    embeddings = pb.Embeddings(tables, optimizers(name, shape), exchange=exchange, seed=3, channel=channel, **options)
+    embeddings = pb.Embeddings(
+        tables, optimizers(name, shape), exchange=exchange, seed=3, channel=channel, **options
+    )
     bounds = [[size * r // world for r in range(world + 1)] for size in sizes]
 
     def parts():
         for step, size in enumerate(sizes):
-            yield part_of(ragged_batch(tables, size, step, weighted=True), bounds[step][rank], bounds[step][rank + 1])
+            yield part_of(
+                ragged_batch(tables, size, step, weighted=True),
+                bounds[step][rank],
+                bounds[step][rank + 1],
+            )
 
     pooled_of_step = []
     for step, batch in enumerate(embeddings.feed(parts())):
@@ -390,7 +473,9 @@ def exchange_numbers(channel):
     for kind in range(5):
         arriving = [[np.empty_like(part) for part in numbers_between(p, here)[kind]] for p in ranks]
         before = traffic.sent
-        num_bytes = exchange_compressed(channel, [numbers_between(here, p)[kind] for p in ranks], arriving)
+        num_bytes = exchange_compressed(
+            channel, [numbers_between(here, p)[kind] for p in ranks], arriving
+        )
         came.append(arriving)
         said.append((num_bytes, traffic.sent - before))
     return came, said
@@ -420,7 +505,9 @@ def rows_of_largest_part(world, sizes):
 def stop_early_and_feed_again(channel, exchange="alltoall", **options):
     """Leave a feed in the middle, train on a batch that was not fed, feed again; returns the pieces."""
     tables, rank = SHAPES["odd_dims"], channel.ranks.rank
-    embeddings = pb.Embeddings(tables, pb.Adam(lr=0.1), exchange=exchange, seed=3, channel=channel, **options)
+    embeddings = pb.Embeddings(
+        tables, pb.Adam(lr=0.1), exchange=exchange, seed=3, channel=channel, **options
+    )
     batches = [ragged_batch(tables, 4 + i, seed=10 * i + rank) for i in range(12)]
     for i, batch in enumerate(embeddings.feed(batches)):
         loss_of(embeddings(batch)).backward()
@@ -436,9 +523,13 @@ def stop_early_and_feed_again(channel, exchange="alltoall", **options):
 def feed_two_at_once(channel, exchange="alltoall", **options):
     """Train in turn on two feeds of one module; returns the pieces."""
     tables, rank = SHAPES["odd_dims"], channel.ranks.rank
-    embeddings = pb.Embeddings(tables, pb.Adagrad(lr=0.1), exchange=exchange, seed=3, channel=channel, **options)
+    embeddings = pb.Embeddings(
+        tables, pb.Adagrad(lr=0.1), exchange=exchange, seed=3, channel=channel, **options
+    )
     feeds = [
-        embeddings.feed([ragged_batch(tables, 4, seed=100 * each + 10 * i + rank) for i in range(7)])
+        embeddings.feed(
+            [ragged_batch(tables, 4, seed=100 * each + 10 * i + rank) for i in range(7)]
+        )
         for each in range(2)
     ]
     for batches in zip(*feeds, strict=True):
@@ -450,7 +541,9 @@ def feed_two_at_once(channel, exchange="alltoall", **options):
 def meet_a_bad_batch_in_the_feed(channel, bad_rank, exchange="alltoall", **options):
     """The third of six fed batches has a bad id on one rank and is left out; returns what was said, and the pieces."""
     tables, rank = SHAPES["odd_dims"], channel.ranks.rank
-    embeddings = pb.Embeddings(tables, pb.Adagrad(lr=0.1), exchange=exchange, seed=3, channel=channel, **options)
+    embeddings = pb.Embeddings(
+        tables, pb.Adagrad(lr=0.1), exchange=exchange, seed=3, channel=channel, **options
+    )
     batches = [ragged_batch(tables, 5, seed=10 * i + rank, one_hot=True) for i in range(6)]
     if rank == bad_rank:
         batches[2].values[1] = 9
@@ -469,10 +562,19 @@ def overfill(channel, exchange="lookahead", **options):
     """A cache smaller than a batch; returns what is said, and the step it is said in."""
     tables, rank = SHAPES["odd_dims"], channel.ranks.rank
     embeddings = pb.Embeddings(
-        tables, pb.SGD(lr=0.1), exchange=exchange, seed=3, channel=channel, cache_rows=12, lookahead=2, **options
+        tables,
+        pb.SGD(lr=0.1),
+        exchange=exchange,
+        seed=3,
+        channel=channel,
+        cache_rows=12,
+        lookahead=2,
+        **options,
     )
     sizes = [2, 2, 2, 2, 2, 40, 2]
-    batches = [ragged_batch(tables, size, seed=10 * i + rank, one_hot=True) for i, size in enumerate(sizes)]
+    batches = [
+        ragged_batch(tables, size, seed=10 * i + rank, one_hot=True) for i, size in enumerate(sizes)
+    ]
     step = 0
     try:
         for batch in embeddings.feed(batches):
@@ -486,22 +588,33 @@ def overfill(channel, exchange="lookahead", **options):
 
 def look_up_averages(channel, exchange="alltoall", dtype="float32", **options):
     """Train with moving averages, look these up between steps; returns what was looked up, and the pieces' state."""
-    tables, rank, found = [replace(table, dtype=dtype) for table in SHAPES["odd_dims"]], channel.ranks.rank, []
+    tables, rank, found = (
+        [replace(table, dtype=dtype) for table in SHAPES["odd_dims"]],
+        channel.ranks.rank,
+        [],
+    )
     optimizer = pb.Adam(lr=0.1, average=0.9)
-    embeddings = pb.Embeddings(tables, optimizer, exchange=exchange, seed=3, channel=channel, **options)
+    embeddings = pb.Embeddings(
+        tables, optimizer, exchange=exchange, seed=3, channel=channel, **options
+    )
     batches = [ragged_batch(tables, 5, seed=10 * i + rank) for i in range(6)]
     for i, batch in enumerate(embeddings.feed(batches)):
         loss_of(embeddings(batch)).backward()
         if i % 2:
             with torch.no_grad(), embeddings.averaged():
                 found.append(embeddings(batches[0]).numpy())
-    return found, [{name: np.array(numbers) for name, numbers in view.state.items()} for view in embeddings.pieces()]
+    return found, [
+        {name: np.array(numbers) for name, numbers in view.state.items()}
+        for view in embeddings.pieces()
+    ]
 
 
 def refuse_other_tables(channel, exchange="lookahead", **options):
     """Ranks that want different seeds; what is said on each."""
     try:
-        pb.Embeddings(SHAPES["mean"], pb.SGD(lr=0.1), exchange, channel.ranks.rank, channel=channel, **options)
+        pb.Embeddings(
+            SHAPES["mean"], pb.SGD(lr=0.1), exchange, channel.ranks.rank, channel=channel, **options
+        )
     except pb.errors.ConfigError as error:
         return str(error)
 
@@ -526,7 +639,9 @@ def refuse_other_options(channel, exchange="lookahead", **options):
     """Ranks that look differently far ahead; what is said on each."""
     ahead = 3 + channel.ranks.rank
     try:
-        pb.Embeddings(SHAPES["mean"], pb.SGD(lr=0.1), exchange, channel=channel, lookahead=ahead, **options)
+        pb.Embeddings(
+            SHAPES["mean"], pb.SGD(lr=0.1), exchange, channel=channel, lookahead=ahead, **options
+        )
     except pb.errors.ConfigError as error:
         return str(error)
 
@@ -534,8 +649,12 @@ def refuse_other_options(channel, exchange="lookahead", **options):
 def count_bytes(channel, exchange="lookahead", **options):
     """Bytes by purpose of a short run."""
     tables = SHAPES["odd_dims"]
-    embeddings = pb.Embeddings(tables, pb.SGD(lr=0.1), exchange=exchange, channel=channel, lookahead=3, **options)
-    for batch in embeddings.feed([ragged_batch(tables, 5, seed=10 * i + channel.ranks.rank) for i in range(8)]):
+    embeddings = pb.Embeddings(
+        tables, pb.SGD(lr=0.1), exchange=exchange, channel=channel, lookahead=3, **options
+    )
+    for batch in embeddings.feed(
+        [ragged_batch(tables, 5, seed=10 * i + channel.ranks.rank) for i in range(8)]
+    ):
         loss_of(embeddings(batch)).backward()
     embeddings.exchange.flush()
     return embeddings.exchange.report().bytes_by_purpose
@@ -545,7 +664,9 @@ def refuse_other_wires(channel, exchange, option, values):
     """Ranks that want their numbers to travel differently; what is said on each."""
     options = {option: values[channel.ranks.rank]}
     try:
-        pb.Embeddings(SHAPES["odd_dims"], pb.SGD(lr=0.1), exchange=exchange, channel=channel, **options)
+        pb.Embeddings(
+            SHAPES["odd_dims"], pb.SGD(lr=0.1), exchange=exchange, channel=channel, **options
+        )
     except pb.errors.ConfigError as error:
         return str(error)
 
@@ -553,7 +674,9 @@ def refuse_other_wires(channel, exchange, option, values):
 def load_a_state_dict(channel, exchange, **options):
     """Load other weights in the middle of a feed; returns which batches found them, and whether the pieces hold them."""
     tables = SHAPES["odd_dims"]
-    embeddings = pb.Embeddings(tables, pb.SGD(lr=0.0), exchange=exchange, channel=channel, **options)
+    embeddings = pb.Embeddings(
+        tables, pb.SGD(lr=0.0), exchange=exchange, channel=channel, **options
+    )
     alone = pb.Embeddings(tables, pb.SGD(lr=0.0), seed=9)
     state, same = alone.state_dict(), []
     batches = [ragged_batch(tables, 5, seed=10 * i + channel.ranks.rank) for i in range(6)]
@@ -566,7 +689,9 @@ def load_a_state_dict(channel, exchange, **options):
     return same, all(
         np.array_equal(
             view.weights[:],
-            state[f"embedding_bags.{view.piece.table.name}.weight"][view.piece.rows][:, view.piece.columns],
+            state[f"embedding_bags.{view.piece.table.name}.weight"][view.piece.rows][
+                :, view.piece.columns
+            ],
         )
         for view in embeddings.pieces()
     )
@@ -574,7 +699,9 @@ def load_a_state_dict(channel, exchange, **options):
 
 def name_what_a_state_dict_lacks(channel, exchange, **options):
     """What ``state_dict`` says where tables lie on several ranks, and its shapes where each is whole."""
-    embeddings = pb.Embeddings(SHAPES["odd_dims"], pb.SGD(lr=0.1), exchange=exchange, channel=channel, **options)
+    embeddings = pb.Embeddings(
+        SHAPES["odd_dims"], pb.SGD(lr=0.1), exchange=exchange, channel=channel, **options
+    )
     try:
         return {name: list(tensor.shape) for name, tensor in embeddings.state_dict().items()}
     except pb.errors.ConfigError as error:
@@ -586,12 +713,20 @@ def train_two_modules(channel, num_batches, exchange, **options):
     tables = [pb.Table("a", 9, 4)], [pb.Table("b", 30, 8)]
     first, second = (
         pb.Embeddings(
-            each, pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel.ranks.open_channel(), **options
+            each,
+            pb.Adagrad(lr=0.5),
+            exchange=exchange,
+            seed=3,
+            channel=channel.ranks.open_channel(),
+            **options,
         )
         for each in tables
     )
     rank = channel.ranks.rank
-    batches = [ragged_batch([*tables[0], *tables[1]], 3 + i, seed=[i, rank]) for i in range(num_batches[rank])]
+    batches = [
+        ragged_batch([*tables[0], *tables[1]], 3 + i, seed=[i, rank])
+        for i in range(num_batches[rank])
+    ]
     said = None
     try:
         next(iter(first.feed(second.feed(batches))), None)
@@ -606,13 +741,17 @@ def train_two_modules(channel, num_batches, exchange, **options):
 def load_from_outside(channel, exchange="alltoall", **options):
     """Weights from outside in the middle of a run; returns what is read then, and the pieces after one more step."""
     tables = SHAPES["any"]
-    embeddings = pb.Embeddings(tables, optimizers("adam", "any"), exchange=exchange, seed=3, channel=channel, **options)
+    embeddings = pb.Embeddings(
+        tables, optimizers("adam", "any"), exchange=exchange, seed=3, channel=channel, **options
+    )
     batches = [ragged_batch(tables, 5, seed=10 * i + channel.ranks.rank) for i in range(6)]
     found = []
     for number, batch in enumerate(embeddings.feed(batches)):
         if number == 3:
             for table in tables[2:4]:
-                weights = np.random.default_rng(table.num_rows).normal(size=(table.num_rows, table.dim))
+                weights = np.random.default_rng(table.num_rows).normal(
+                    size=(table.num_rows, table.dim)
+                )
                 embeddings.load_weights(table.name, weights)
         out = embeddings(batch)
         found.append(as_tensor(out).detach())
@@ -626,7 +765,9 @@ def learn_weights(channel, exchange="alltoall", **options):
     embeddings = pb.Embeddings(
         tables, optimizers("adagrad", "any"), exchange=exchange, seed=3, channel=channel, **options
     )
-    batches = [ragged_batch(tables, 5, seed=10 * i + channel.ranks.rank, weighted=True) for i in range(6)]
+    batches = [
+        ragged_batch(tables, 5, seed=10 * i + channel.ranks.rank, weighted=True) for i in range(6)
+    ]
     found = []
     for batch in batches:
         batch.weights.requires_grad_()

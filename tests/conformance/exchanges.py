@@ -27,7 +27,9 @@ def placements_of(name):
     kinds = find_exchange(name).placements
     if name in SOME:
         return {words: MIXTURES[words] for words in SOME[name]}
-    mixtures = {words: mixture for words, mixture in MIXTURES.items() if set(mixture.values()) <= set(kinds)}
+    mixtures = {
+        words: mixture for words, mixture in MIXTURES.items() if set(mixture.values()) <= set(kinds)
+    }
     return {kind: kind for kind in kinds} | mixtures or {"its own": None}
 
 
@@ -47,8 +49,14 @@ def options_of(name, words, tables):
     placement = placements_of(name)[words]
     if isinstance(placement, dict):
         names = {table.name for table in tables}
-        placement = {table: kind for table, kind in placement.items() if table in names or not table}
-    return {"exchange": name} | HOSTS.get(name, {}) | ({} if placement is None else {"placement": placement})
+        placement = {
+            table: kind for table, kind in placement.items() if table in names or not table
+        }
+    return (
+        {"exchange": name}
+        | HOSTS.get(name, {})
+        | ({} if placement is None else {"placement": placement})
+    )
 
 
 def takes(name, option):

@@ -46,8 +46,13 @@ def past_the_room(channel, expects_first):
         if ranks.rank == 1:
             for wait, _ in reversed(messages):
                 wait()
-    wanted = [torch.arange(LARGE_ROWS) + i for i in range(PAST_ROOM)] + [torch.arange(LARGE_ROWS + 2), torch.arange(3)]
-    is_right = ranks.rank == 0 or all(torch.equal(came, want) for (_, came), want in zip(messages, wanted, strict=True))
+    wanted = [torch.arange(LARGE_ROWS) + i for i in range(PAST_ROOM)] + [
+        torch.arange(LARGE_ROWS + 2),
+        torch.arange(3),
+    ]
+    is_right = ranks.rank == 0 or all(
+        torch.equal(came, want) for (_, came), want in zip(messages, wanted, strict=True)
+    )
     deferred = sum(map(len, transport._going.values()))
     channel.barrier()
     transport.close()
@@ -56,12 +61,17 @@ def past_the_room(channel, expects_first):
 
 def few_slots(channel, num_slots, num_messages):
     """More messages under way than there are slots for; none is waited for before all were sent."""
-    kept, mailbox.Mailbox.__init__.__defaults__ = mailbox.Mailbox.__init__.__defaults__, (num_slots,)
+    kept, mailbox.Mailbox.__init__.__defaults__ = (
+        mailbox.Mailbox.__init__.__defaults__,
+        (num_slots,),
+    )
     transport, ranks = opened(channel), channel.ranks
     mailbox.Mailbox.__init__.__defaults__ = kept
     pairs = []
     for i in range(num_messages):
-        going = [torch.full((p + 1,), 100 * i + 10 * ranks.rank + p) for p in range(ranks.world_size)]
+        going = [
+            torch.full((p + 1,), 100 * i + 10 * ranks.rank + p) for p in range(ranks.world_size)
+        ]
         coming = [torch.zeros(ranks.rank + 1, dtype=torch.int64) for _ in going]
         pairs.append((transport.post(going, coming), coming))
     for wait, _ in reversed(pairs):
@@ -81,7 +91,9 @@ def mixed(channel):
     transport = opened(channel)
     os.environ.pop(channels.TRANSPORT_VARIABLE, None)
     came = [torch.zeros(70_000) for _ in range(ranks.world_size)]
-    transport.post([torch.full((70_000,), 10.0 * ranks.rank + p) for p in range(ranks.world_size)], came)()
+    transport.post(
+        [torch.full((70_000,), 10.0 * ranks.rank + p) for p in range(ranks.world_size)], came
+    )()
     near = sorted(getattr(transport, "_near", ()))
     transport.close()
     return near, [each.unique().tolist() for p, each in enumerate(came) if p != ranks.rank]
@@ -149,7 +161,11 @@ def several_threads(channel, num_threads, num_messages):
         total = 0
         for i in range(num_messages):
             size = mine.ranks.world_size
-            total += int(mine.all_to_all(torch.full((size, 1 + i), mine.ranks.rank + i), [1] * size, [1] * size).sum())
+            total += int(
+                mine.all_to_all(
+                    torch.full((size, 1 + i), mine.ranks.rank + i), [1] * size, [1] * size
+                ).sum()
+            )
         return total
 
     with ThreadPoolExecutor(num_threads) as pool:

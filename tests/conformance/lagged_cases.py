@@ -31,11 +31,17 @@ def store():
 
 def opened(channel, name, bound=1, num_streams=1, timeout_s=60.0):
     """``mixed`` are two hosts: the first rank is alone on one."""
-    options = BoundedLagOptions(transport="auto" if name == "mixed" else name, slot_bytes=SLOT_BYTES)
+    options = BoundedLagOptions(
+        transport="auto" if name == "mixed" else name, slot_bytes=SLOT_BYTES
+    )
     ranks, slots = channel.ranks, LagWindow(bound).num_slots
     host = f"host {min(ranks.rank, 1)}" if name == "mixed" else this_machine()
-    with mock.patch.object(rendezvous_module, "this_machine", lambda: host):  # the process goes on to other tests
-        return open_lagged_transport(store(), ranks.rank, ranks.members, slots, options, timeout_s, num_streams)
+    with mock.patch.object(
+        rendezvous_module, "this_machine", lambda: host
+    ):  # the process goes on to other tests
+        return open_lagged_transport(
+            store(), ranks.rank, ranks.members, slots, options, timeout_s, num_streams
+        )
 
 
 def message(number, sender, receiver, seed):
@@ -59,7 +65,10 @@ def exchanges(channel, name, bound, num_exchanges, seed=0, most_delay_s=0.0005):
                 came = outstanding.pop(each.number)
                 transport.take(Slot(0, each.number), RankParts.of(came))
                 for p in peers:
-                    assert came[p].tobytes() == message(each.number, p, here, seed).tobytes(), (each, p)
+                    assert came[p].tobytes() == message(each.number, p, here, seed).tobytes(), (
+                        each,
+                        p,
+                    )
             else:
                 transport.put(Slot(0, each.number), RankParts.of(going))
 
@@ -69,7 +78,8 @@ def exchanges(channel, name, bound, num_exchanges, seed=0, most_delay_s=0.0005):
         if delays.random() < 0.1:
             time.sleep(delays.random() * most_delay_s)
         outstanding[number] = [
-            np.empty(len(message(number, p, here, seed)) if p != here else 0, np.uint8) for p in range(size)
+            np.empty(len(message(number, p, here, seed)) if p != here else 0, np.uint8)
+            for p in range(size)
         ]
         carry_out(window.initiate(), [message(number, here, p, seed) for p in range(size)])
     carry_out(window.wait(num_exchanges - 1))
@@ -89,15 +99,22 @@ def views(channel, name):
     size, seen, found = channel.ranks.world_size, 0, []
     for number, stream in itertools.product(range(9), range(2)):
         slot = Slot(stream, number)
-        parts = [np.full(3 + 400 * (number % 4), 10 * here + p + stream, np.uint8) for p in range(size)]
+        parts = [
+            np.full(3 + 400 * (number % 4), 10 * here + p + stream, np.uint8) for p in range(size)
+        ]
         for p in reversed(transport.peers):
             transport.put(slot, RankParts.of(parts), only=p)
         while not all(transport.has_arrived(slot, p) for p in transport.peers):
             seen = transport.wait_for_news(seen, slot)
         for p in transport.peers:
             view = transport.view(slot, p)
-            found.append((view == 10 * p + here + stream).all() and len(view) == 3 + 400 * (number % 4))
-        assert not any(transport.has_arrived(Slot(stream, number + 1), p) and number == 8 for p in transport.peers)
+            found.append(
+                (view == 10 * p + here + stream).all() and len(view) == 3 + 400 * (number % 4)
+            )
+        assert not any(
+            transport.has_arrived(Slot(stream, number + 1), p) and number == 8
+            for p in transport.peers
+        )
     channel.barrier()
     transport.close()
     return all(found)
@@ -109,7 +126,10 @@ def wrong_size(channel, name):
     transport.put(Slot(0, 0), RankParts.of([np.zeros(5, np.uint8)] * channel.ranks.world_size))
     channel.barrier()
     try:
-        transport.take(Slot(0, 0), RankParts.of([np.zeros(5 + (here == 0), np.uint8)] * channel.ranks.world_size))
+        transport.take(
+            Slot(0, 0),
+            RankParts.of([np.zeros(5 + (here == 0), np.uint8)] * channel.ranks.world_size),
+        )
         return None
     except InputError as error:
         return str(error)

@@ -9,14 +9,18 @@ from cases import SHAPES, as_tensor, loss_of, optimizers, pieces_of, ragged_batc
 STEPS = 16
 
 
-def train_and_move(channel, name, shape, plans=(), at=(), rows_per_step=7, load_at=None, state_at=None, **options):
+def train_and_move(
+    channel, name, shape, plans=(), at=(), rows_per_step=7, load_at=None, state_at=None, **options
+):
     """Train, and begin to move to each plan after a step; what was read, records, steps at which rows were on their way.
 
     Weights are loaded after the step ``load_at``; after ``state_at`` training goes on in new embeddings from a state.
     """
     tables, rank, world = SHAPES[shape], channel.ranks.rank, channel.ranks.world_size
     embeddings = pb.Embeddings(tables, optimizers(name, shape), seed=3, channel=channel, **options)
-    batches = [ragged_batch(tables, (7 * step + 3 * rank) % 9, seed=[step, rank]) for step in range(STEPS)]
+    batches = [
+        ragged_batch(tables, (7 * step + 3 * rank) % 9, seed=[step, rank]) for step in range(STEPS)
+    ]
     found, moving, step, plans = [], [], 0, dict(zip(at, plans, strict=True))
     while step < STEPS:
         for batch in embeddings.feed(batches[step:]):
@@ -31,14 +35,18 @@ def train_and_move(channel, name, shape, plans=(), at=(), rows_per_step=7, load_
                 embeddings.move_rows(plans[step], rows_per_step)
             if step == load_at:
                 table = tables[-1]
-                embeddings.load_weights(table.name, np.arange(table.num_rows * table.dim).reshape(-1, table.dim) / 97)
+                embeddings.load_weights(
+                    table.name, np.arange(table.num_rows * table.dim).reshape(-1, table.dim) / 97
+                )
             step += 1
             if step - 1 == state_at:
                 break
         if step - 1 == state_at:
             state = embeddings.full_state_dict(row_state=True)
             number = embeddings.step
-            embeddings = pb.Embeddings(tables, optimizers(name, shape), seed=4, channel=channel, **options)
+            embeddings = pb.Embeddings(
+                tables, optimizers(name, shape), seed=4, channel=channel, **options
+            )
             embeddings.load_full_state_dict(state)
             embeddings.step = number
     return found, pieces_of(embeddings), moving, [len(view.weights) for view in embeddings.pieces()]
@@ -53,7 +61,9 @@ def look_ahead_and_move(channel, name, shape, plans, at, rows_per_step, midway, 
     embeddings = pb.Embeddings(
         tables, optimizers(name, shape), seed=3, channel=channel, exchange="lookahead", **options
     )
-    batches = [ragged_batch(tables, (7 * step + 3 * rank) % 9, seed=[step, rank]) for step in range(30)]
+    batches = [
+        ragged_batch(tables, (7 * step + 3 * rank) % 9, seed=[step, rank]) for step in range(30)
+    ]
     found, planned, moving, step = [], [], [], 0
     for feed in (batches[:18], batches[18 : 30 - rank]):
         for batch in embeddings.feed(feed):
@@ -73,8 +83,12 @@ def look_ahead_and_move(channel, name, shape, plans, at, rows_per_step, midway, 
 def stay(channel, name, shape, **options):
     """The feeds of :func:`look_ahead_and_move` by ``alltoall``."""
     tables, rank, world = SHAPES[shape], channel.ranks.rank, channel.ranks.world_size
-    embeddings = pb.Embeddings(tables, optimizers(name, shape), seed=3, channel=channel, exchange="alltoall", **options)
-    batches = [ragged_batch(tables, (7 * step + 3 * rank) % 9, seed=[step, rank]) for step in range(30)]
+    embeddings = pb.Embeddings(
+        tables, optimizers(name, shape), seed=3, channel=channel, exchange="alltoall", **options
+    )
+    batches = [
+        ragged_batch(tables, (7 * step + 3 * rank) % 9, seed=[step, rank]) for step in range(30)
+    ]
     found = []
     for feed in (batches[:18], batches[18 : 30 - rank]):
         for batch in embeddings.feed(feed):
@@ -91,7 +105,9 @@ def count_rows(channel, plan, exchange):
     of the move; whether rows still move, and bytes of each step.
     """
     table = pb.Table("a", 20_000, 16)
-    embeddings = pb.Embeddings([table], pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel)
+    embeddings = pb.Embeddings(
+        [table], pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel
+    )
     batches = [ragged_batch([table], 8, seed=[step, channel.ranks.rank]) for step in range(40)]
     sent, movement, traffic, moving, leaving = [], None, channel.ranks.traffic, [], 0
     for step, batch in enumerate(embeddings.feed(batches)):
@@ -112,7 +128,9 @@ def count_rows(channel, plan, exchange):
 
 def refuse_to_move(channel, exchange, plan, **options):
     """What is said to who asks for what cannot be."""
-    embeddings = pb.Embeddings(SHAPES["odd_dims"], pb.SGD(lr=0.1), exchange=exchange, channel=channel, **options)
+    embeddings = pb.Embeddings(
+        SHAPES["odd_dims"], pb.SGD(lr=0.1), exchange=exchange, channel=channel, **options
+    )
     try:
         embeddings.move_rows(plan)
     except pb.errors.ConfigError as error:

@@ -37,7 +37,13 @@ def run_program(channel, seed, exchange="alltoall", **options):
     """
     seen = []
     try:
-        _run(channel, np.random.default_rng(seed), seen, setting_of(seed), {"exchange": exchange} | options)
+        _run(
+            channel,
+            np.random.default_rng(seed),
+            seen,
+            setting_of(seed),
+            {"exchange": exchange} | options,
+        )
     except pb.errors.ConfigError as error:
         assert "room for the rows of one batch" in str(error)
         channel.ranks.communication.flush()  # batches are still announced; what comes next shares the channel
@@ -52,7 +58,11 @@ def _run(channel, rng, seen, setting, options):
 
     def draw_batch():
         """Another for each rank; one in fifteen has a bad id on one of them."""
-        sizes, number, bad_rank = rng.integers(0, MOST_SAMPLES + 1, world), rng.integers(1 << 30), rng.integers(world)
+        sizes, number, bad_rank = (
+            rng.integers(0, MOST_SAMPLES + 1, world),
+            rng.integers(1 << 30),
+            rng.integers(world),
+        )
         batch = ragged_batch(tables, int(sizes[rank]), [number, rank])
         if rng.random() < 1 / 15 and rank == bad_rank and len(batch.values):
             batch.values[len(batch.values) // 2] = 10**6
@@ -73,7 +83,9 @@ def _run(channel, rng, seen, setting, options):
 
     def look_at_pieces():
         views = embeddings.pieces()
-        seen.append([(v.piece, v.weights.copy(), {f: s.copy() for f, s in v.state.items()}) for v in views])
+        seen.append(
+            [(v.piece, v.weights.copy(), {f: s.copy() for f, s in v.state.items()}) for v in views]
+        )
         return views
 
     def act(action, batch, held):

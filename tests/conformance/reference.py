@@ -31,7 +31,10 @@ class Reference:
         found = []
         for table in self.tables:
             widths = [table.dim, *self.optimizers[table.name].state_fields(table.dim).values()]
-            found += [part.ravel() for part in np.split(self._records[table.name], np.cumsum(widths)[:-1], 1)]
+            found += [
+                part.ravel()
+                for part in np.split(self._records[table.name], np.cumsum(widths)[:-1], 1)
+            ]
         return np.concatenate(found)
 
     def adopt(self, records):
@@ -57,7 +60,10 @@ class Reference:
     def step(self, batch, loss_of):
         """One step on the batch; returns the embeddings before it: [B, F, D], or with a row a sample."""
         self.steps += 1
-        weights = {t.name: torch.tensor(self._records[t.name][:, : t.dim], requires_grad=True) for t in self.tables}
+        weights = {
+            t.name: torch.tensor(self._records[t.name][:, : t.dim], requires_grad=True)
+            for t in self.tables
+        }
         pooled, touched = self._pool(weights, batch)
         loss_of(pooled).backward()
         for table in self.tables:
@@ -66,7 +72,9 @@ class Reference:
                 continue
             hyper = optimizer.hyper(optimizer.lr, self.steps)
             for row in sorted(touched[table.name]):
-                gradient = np.zeros(table.dim) if all_of_table is None else all_of_table[row].numpy()
+                gradient = (
+                    np.zeros(table.dim) if all_of_table is None else all_of_table[row].numpy()
+                )
                 NAIVE[type(optimizer)](self._records[table.name][row], gradient, hyper)
         return pooled.detach()
 
@@ -82,10 +90,14 @@ class Reference:
                 scale = scale if batch.weights is None else batch.weights[begin:end].double()
                 scaled = weights[table.name][rows] * scale[:, None]
                 if table.pooling == "none":
-                    bags.append(torch.nn.functional.pad(scaled, (0, 0, 0, MOST_IDS - len(rows))).flatten())
+                    bags.append(
+                        torch.nn.functional.pad(scaled, (0, 0, 0, MOST_IDS - len(rows))).flatten()
+                    )
                     continue
                 total = scaled.sum(0)
                 bags.append(total / max(len(rows), 1) if table.pooling == "mean" else total)
             width = table.dim * (MOST_IDS if table.pooling == "none" else 1)
-            features.append(torch.stack(bags) if bags else weights[table.name][:0].reshape(0, width))
+            features.append(
+                torch.stack(bags) if bags else weights[table.name][:0].reshape(0, width)
+            )
         return torch.stack(features, 1) if self._is_tensor else torch.cat(features, 1), touched

@@ -21,7 +21,9 @@ def look_up(channel, shape, exchange="retrieve", dtype=None, seed=3, **options):
     with torch.no_grad():
         for step in range(4):
             size = (7 * step + 5 * rank) % 11
-            batch = ragged_batch(tables, size, seed=[step, rank], weighted=step == 1, one_hot=step == 2)
+            batch = ragged_batch(
+                tables, size, seed=[step, rank], weighted=step == 1, one_hot=step == 2
+            )
             found.append(as_tensor(embeddings(batch)))
     channel.barrier()  # others may still ask for rows of this rank
     return found
@@ -36,7 +38,9 @@ def read_averages(channel, hosts, exchange):
     )
     with embeddings.rewriting() as views:
         for view in views:
-            view.state["average"][:] = np.asarray(view.weights) + view.piece.rows[:][0] if len(view.piece.rows) else 0
+            view.state["average"][:] = (
+                np.asarray(view.weights) + view.piece.rows[:][0] if len(view.piece.rows) else 0
+            )
     with torch.no_grad(), embeddings.averaged():
         found = embeddings(ragged_batch(tables, 9, seed=channel.ranks.rank)).numpy()
     channel.barrier()
@@ -58,7 +62,13 @@ def look_up_while_tables_are_replaced(channel, hosts, holders, each_loads, copie
     partition = {name: np.arange(ROWS, dtype=np.uint16) % len(holders) for name in ("a", "b")}
     plan = pb.Plan.by_rows(Assignment(partition, np.array(holders, np.uint16), copies))
     embeddings = pb.Embeddings(
-        tables, pb.SGD(lr=1.0), exchange="retrieve", seed=3, channel=channel, hosts=hosts, placement=plan
+        tables,
+        pb.SGD(lr=1.0),
+        exchange="retrieve",
+        seed=3,
+        channel=channel,
+        hosts=hosts,
+        placement=plan,
     )
     ids = torch.from_numpy(np.random.default_rng(rank).integers(0, ROWS, (2, 4000)))
     batch = pb.JaggedBatch.from_one_hot(torch.zeros(4000, 0), ["a", "b"], ids, torch.zeros(4000))
@@ -91,7 +101,9 @@ def look_up_while_tables_are_replaced(channel, hosts, holders, each_loads, copie
 
 def look_up_before_loading(channel):
     """What is said to a rank that looks up rows of its own, and of one that has loaded them once more; and afterwards."""
-    embeddings = pb.Embeddings([pb.Table("a", 40, 16)], pb.SGD(lr=1.0), exchange="retrieve", channel=channel)
+    embeddings = pb.Embeddings(
+        [pb.Table("a", 40, 16)], pb.SGD(lr=1.0), exchange="retrieve", channel=channel
+    )
     batch, weights = ragged_batch(embeddings.tables, 30, seed=1), np.ones((40, 16), np.float32)
     if channel.ranks.rank == 1:
         embeddings.load_weights("a", weights)
@@ -116,7 +128,9 @@ _KEPT: dict = {}
 def prepare_alone(channel, **options):
     """Tables that later calls look up in, and their batch's embeddings by ``alltoall``; all ranks."""
     tables = SHAPES["any"]
-    right = pb.Embeddings(tables, optimizers("sgd", "any"), exchange="alltoall", seed=3, channel=channel)
+    right = pb.Embeddings(
+        tables, optimizers("sgd", "any"), exchange="alltoall", seed=3, channel=channel
+    )
     _KEPT["retrieve"] = pb.Embeddings(
         tables, optimizers("sgd", "any"), exchange="retrieve", seed=3, channel=channel, **options
     )
@@ -130,7 +144,9 @@ def look_up_alone(channel):
     traffic.sent_to.clear()
     traffic.received_from.clear()
     with torch.no_grad():
-        found = as_tensor(_KEPT["retrieve"](ragged_batch(SHAPES["any"], 20, seed=channel.ranks.rank)))
+        found = as_tensor(
+            _KEPT["retrieve"](ragged_batch(SHAPES["any"], 20, seed=channel.ranks.rank))
+        )
     return found, dict(traffic.sent_to), dict(traffic.received_from)
 
 
@@ -142,11 +158,15 @@ def interleave(channel, hosts):
     """Train with empty batches on some ranks, and look up between steps; the same by both exchanges."""
     tables, found = SHAPES["odd_dims"], []
     for exchange, options in (("alltoall", {}), ("retrieve", {"hosts": hosts})):
-        embeddings = pb.Embeddings(tables, pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel, **options)
+        embeddings = pb.Embeddings(
+            tables, pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel, **options
+        )
         seen, rank = [], channel.ranks.rank
         probe = ragged_batch(tables, 30, seed=99)
         for step in range(12):
-            batch = ragged_batch(tables, 6 if step % channel.ranks.world_size == rank else 0, seed=step)
+            batch = ragged_batch(
+                tables, 6 if step % channel.ranks.world_size == rank else 0, seed=step
+            )
             loss = loss_of(embeddings(batch))
             with torch.no_grad():
                 seen.append(as_tensor(embeddings(probe)))
@@ -161,7 +181,9 @@ def read_copies(channel, hosts):
     table, traffic = pb.Table("a", 40, 16), channel.ranks.traffic
     copies = np.zeros((2, 4), np.bool_)
     copies[0, [1, 2]] = copies[1, [0, 3]] = True
-    parts = Assignment({"a": np.arange(40, dtype=np.uint16) % 2}, np.array([0, 2], np.uint16), copies)
+    parts = Assignment(
+        {"a": np.arange(40, dtype=np.uint16) % 2}, np.array([0, 2], np.uint16), copies
+    )
     embeddings = pb.Embeddings(
         [table],
         pb.SGD(lr=1.0),

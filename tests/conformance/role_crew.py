@@ -24,7 +24,9 @@ class RoleCrew:
         for number in range(size):
             ours, theirs = context().Pipe()
             process = context().Process(
-                target=_serve, args=(theirs, serve, self.rendezvous, number, opens and number == 0), daemon=True
+                target=_serve,
+                args=(theirs, serve, self.rendezvous, number, opens and number == 0),
+                daemon=True,
             )
             process.start()
             theirs.close()

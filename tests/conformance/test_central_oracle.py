@@ -26,21 +26,31 @@ def test_same_bits_for_every_optimizer(worlds, run, size):
     for number, name in enumerate(OPTIMIZERS):
         lookahead, num_servers = (1, 7, 200)[(size + number) % 3], 2 * (number % 2)
         cache = ("lrpp", "partitioned", "replicated")[(number // 2 + size) % 3]
-        results = run(size, num_servers, cases.run_stream, name, SIZES, lookahead=lookahead, cache=cache)
+        results = run(
+            size, num_servers, cases.run_stream, name, SIZES, lookahead=lookahead, cache=cache
+        )
         check_same(results, stream_bits(worlds(size), name), name)
 
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_same_bits_with_a_cache_barely_large_enough(worlds, run, size):
     barely = cases.rows_of_largest_part(size, SIZES)
-    for lookahead, spare, delayed, num_servers in ((1, 0, True, 0), (7, 3, False, 2), (200, 0, True, 0)):
+    for lookahead, spare, delayed, num_servers in (
+        (1, 0, True, 0),
+        (7, 3, False, 2),
+        (200, 0, True, 0),
+    ):
         options = {"lookahead": lookahead, "cache_rows": barely + spare, "delayed_sync": delayed}
         results = run(size, num_servers, cases.run_stream, "adam", SIZES, **options)
         check_same(results, stream_bits(worlds(size), "adam"), "adam")
 
 
 def test_same_bits_with_lookups_between_a_lookup_and_its_update(worlds, run):
-    for name, shape, num_servers in (("row_wise_adagrad", "shared", 0), ("adam", "any", 0), ("adam", "any", 2)):
+    for name, shape, num_servers in (
+        ("row_wise_adagrad", "shared", 0),
+        ("adam", "any", 0),
+        ("adam", "any", 2),
+    ):
         results = run(2, num_servers, cases.run_steps, name, shape, KIND_OF[name], lookahead=3)
         check_same(results, bits(worlds(2), name, shape), name, shape)
 
@@ -74,7 +84,10 @@ def test_a_bad_batch_is_named_on_every_rank_and_left_out(worlds, run):
 def test_a_batch_that_fits_into_no_cache_ends_the_run_before_it_is_trained(run):
     for num_servers in (0, 2):
         for said, step in run(2, num_servers, cases.overfill):
-            assert "rows, and a cache of 12; need room for the rows of one batch; do: raise cache_rows" in said
+            assert (
+                "rows, and a cache of 12; need room for the rows of one batch; do: raise cache_rows"
+                in said
+            )
             assert step < 5
 
 
@@ -90,7 +103,9 @@ def test_ranks_tell_rows_to_the_oracle_alone(run, worlds):
     """Each rank sends its rows once, in place of once to every other one; it gets plans."""
     central, replicated = run(4, 0, cases.count_bytes), worlds(4).run(cases.count_bytes)
     for one, other in zip(central, replicated, strict=True):
-        assert 0 < 3 * one["ids"] <= other["ids"] < 4 * 3 * one["ids"]  # to three ranks, in messages with room to spare
+        assert (
+            0 < 3 * one["ids"] <= other["ids"] < 4 * 3 * one["ids"]
+        )  # to three ranks, in messages with room to spare
         assert one["plans"] > 0 and "plans" not in other
         assert {name: one[name] for name in other if name != "ids"} == {
             name: other[name] for name in other if name != "ids"
@@ -99,4 +114,6 @@ def test_ranks_tell_rows_to_the_oracle_alone(run, worlds):
 
 def test_an_oracle_runs_nothing_but_what_it_serves(run):
     for said in run(1, 0, cases.name_what_an_oracle_does_not_serve):
-        assert len(said) == 2 and all("of a module that is not allowed here" in text for text in said)
+        assert len(said) == 2 and all(
+            "of a module that is not allowed here" in text for text in said
+        )

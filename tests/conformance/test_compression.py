@@ -17,13 +17,23 @@ def test_numbers_arrive_in_fewer_bytes(worlds, size):
         for kind in range(5):
             for sender in range(size):
                 sent = cases.numbers_between(sender, rank)[kind]
-                assert all(np.array_equal(a, b) for a, b in zip(came[kind][sender], sent, strict=True))
+                assert all(
+                    np.array_equal(a, b) for a, b in zip(came[kind][sender], sent, strict=True)
+                )
         raw = [
-            sum(part.nbytes for p in range(size) if p != rank for part in cases.numbers_between(rank, p)[kind])
+            sum(
+                part.nbytes
+                for p in range(size)
+                if p != rank
+                for part in cases.numbers_between(rank, p)[kind]
+            )
             for kind in range(5)
         ]
         lengths = 8 * (size - 1)
-        assert all(num_bytes == counted <= most + lengths for (num_bytes, counted), most in zip(said, raw, strict=True))
+        assert all(
+            num_bytes == counted <= most + lengths
+            for (num_bytes, counted), most in zip(said, raw, strict=True)
+        )
         assert said[0][0] <= 0.85 * raw[0]
         assert said[1][0] == raw[1] + lengths  # noise travels as it is
 
@@ -34,19 +44,34 @@ def test_same_bits_with_and_without(worlds, size, wire):
     for name in ("row_wise_adagrad", "adam"):
         reference = worlds(size).run(run_stream, name, SIZES, wire=wire)
         expected = reference, whole_records(reference, SHAPES["odd_dims"], OPTIMIZERS[name])
-        runs = [{"placement": placement} for placement in ("row_wise", "table_wise_pooled", "replicated")]
+        runs = [
+            {"placement": placement}
+            for placement in ("row_wise", "table_wise_pooled", "replicated")
+        ]
         runs += [
-            {"exchange": "lookahead", "lookahead": 3, "cache": cache} for cache in ("lrpp", "partitioned", "replicated")
+            {"exchange": "lookahead", "lookahead": 3, "cache": cache}
+            for cache in ("lrpp", "partitioned", "replicated")
         ]
         for options in runs:
             if wire != "float32" and options.get("placement") == "table_wise_pooled":
                 continue  # sums of rounded rows are not rounded sums
-            check_same(worlds(size).run(run_stream, name, SIZES, wire=wire, compress=True, **options), expected, name)
+            check_same(
+                worlds(size).run(run_stream, name, SIZES, wire=wire, compress=True, **options),
+                expected,
+                name,
+            )
 
 
 def test_fewer_bytes_are_counted(worlds):
     plain, packed = (
-        worlds(2).run(cases.bytes_of_a_stream, "adam", SIZES, exchange="lookahead", lookahead=3, compress=compress)
+        worlds(2).run(
+            cases.bytes_of_a_stream,
+            "adam",
+            SIZES,
+            exchange="lookahead",
+            lookahead=3,
+            compress=compress,
+        )
         for compress in (False, True)
     )
     for before, after in zip(plain, packed, strict=True):
@@ -57,7 +82,11 @@ def test_fewer_bytes_are_counted(worlds):
 
 
 @pytest.mark.parametrize("exchange", ["alltoall", "lookahead"])
-@pytest.mark.parametrize(("option", "values"), [("compress", (True, False)), ("wire", ("float32", "bfloat16"))])
+@pytest.mark.parametrize(
+    ("option", "values"), [("compress", (True, False)), ("wire", ("float32", "bfloat16"))]
+)
 def test_ranks_that_want_different_wires_are_refused(worlds, exchange, option, values):
     for rank, said in enumerate(worlds(2).run(cases.refuse_other_wires, exchange, option, values)):
-        assert said.startswith(f"got {option} {values[rank]!r} on rank {rank}, {values[1 - rank]!r} on rank {1 - rank}")
+        assert said.startswith(
+            f"got {option} {values[rank]!r} on rank {rank}, {values[1 - rank]!r} on rank {1 - rank}"
+        )

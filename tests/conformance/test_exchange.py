@@ -13,7 +13,16 @@ from exchanges import EXCHANGES
 from reference import Reference
 
 import pibroch as pb
-from cases import OPTIMIZERS, SHAPES, as_tensor, loss_of, optimizers, pieces_of, ragged_batch, records_of
+from cases import (
+    OPTIMIZERS,
+    SHAPES,
+    as_tensor,
+    loss_of,
+    optimizers,
+    pieces_of,
+    ragged_batch,
+    records_of,
+)
 
 
 @pytest.fixture(params=EXCHANGES)
@@ -28,8 +37,12 @@ def test_steps_equal_the_reference(factory, name, shape, kind):
     tables = SHAPES[shape]
     embeddings = factory(tables, optimizers(name, shape))
     reference = Reference(embeddings)
-    for step, size in enumerate([8, 3, 1, 0, 13]):  # the last batch of an epoch is ragged, and one may be empty
-        batch = ragged_batch(tables, size, seed=step, weighted=kind == "weighted", one_hot=kind == "one_hot")
+    for step, size in enumerate(
+        [8, 3, 1, 0, 13]
+    ):  # the last batch of an epoch is ragged, and one may be empty
+        batch = ragged_batch(
+            tables, size, seed=step, weighted=kind == "weighted", one_hot=kind == "one_hot"
+        )
         pooled = embeddings(batch)
         expected = reference.step(batch, loss_of)
         torch.testing.assert_close(as_tensor(pooled).double(), expected, rtol=1e-4, atol=1e-5)
@@ -58,7 +71,9 @@ def test_keys_may_come_in_any_order_and_number(factory):
     tables = SHAPES["odd_dims"]
     embeddings = factory(tables, pb.SGD(lr=0.1)).eval()
     batch = ragged_batch(tables, 6, seed=1, weighted=True)
-    extra = pb.JaggedBatch.from_one_hot(torch.zeros(6, 0), ["z"], torch.zeros(1, 6, dtype=torch.int64), torch.zeros(6))
+    extra = pb.JaggedBatch.from_one_hot(
+        torch.zeros(6, 0), ["z"], torch.zeros(1, 6, dtype=torch.int64), torch.zeros(6)
+    )
     both = pb.JaggedBatch(
         batch.dense, (*batch.keys, "z"), torch.cat([batch.values, extra.values]),
         torch.cat([batch.offsets, batch.offsets[-1] + extra.offsets[1:]]), batch.labels,

@@ -23,7 +23,9 @@ def stream_bits(world, name, look_at=(), forget_at=(), shape="odd_dims"):
 def check_same(results, first, name, shape="odd_dims"):
     """Equal pooled embeddings on all ranks in all steps, and equal records."""
     reference, records = first
-    assert np.array_equal(whole_records(results, SHAPES[shape], cases.optimizers(name, shape)), records)
+    assert np.array_equal(
+        whole_records(results, SHAPES[shape], cases.optimizers(name, shape)), records
+    )
     for (mine, _), (other, _) in zip(results, reference, strict=True):
         assert len(mine) == len(other)
         assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
@@ -33,9 +35,14 @@ def check_same(results, first, name, shape="odd_dims"):
 @pytest.mark.parametrize("lookahead", [1, 2, 7, 200])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_same_bits_for_every_optimizer(worlds, size, lookahead, cache):
-    is_between = cache != "lrpp" and lookahead in (2, 7)  # one optimizer of each kind there: they take the same ways
+    is_between = cache != "lrpp" and lookahead in (
+        2,
+        7,
+    )  # one optimizer of each kind there: they take the same ways
     for name in ("row_wise_adagrad", "adam") if is_between else OPTIMIZERS:
-        results = worlds(size).run(run_stream, name, SIZES, exchange="lookahead", lookahead=lookahead, cache=cache)
+        results = worlds(size).run(
+            run_stream, name, SIZES, exchange="lookahead", lookahead=lookahead, cache=cache
+        )
         check_same(results, stream_bits(worlds(size), name), name)
 
 
@@ -43,14 +50,22 @@ def test_same_bits_for_every_optimizer(worlds, size, lookahead, cache):
 @pytest.mark.parametrize(("size", "lookahead"), [(1, 2), (2, 1), (2, 200), (3, 7), (4, 3)])
 def test_same_bits_for_tables_of_any_kind_in_one_window(worlds, size, lookahead, cache):
     for number, name in enumerate(("row_wise_adagrad", "adam")):
-        options = {"lookahead": lookahead, "cache": cache, "placement": ("row_wise", "table_wise")[number]}
-        how = {"wire": "bfloat16", "compress": True} if size == 3 else {"delayed_sync": bool(number)}
+        options = {
+            "lookahead": lookahead,
+            "cache": cache,
+            "placement": ("row_wise", "table_wise")[number],
+        }
+        how = (
+            {"wire": "bfloat16", "compress": True} if size == 3 else {"delayed_sync": bool(number)}
+        )
         if cache != "replicated":
             how["cache_rows"] = 60  # so few that some lanes are tight and others are not
         wire = {key: value for key, value in how.items() if key in ("wire", "compress")}
         expected = worlds(size).run(run_stream, name, SIZES, shape="any", **wire)
         records = whole_records(expected, SHAPES["any"], cases.optimizers(name, "any"))
-        results = worlds(size).run(run_stream, name, SIZES, exchange="lookahead", shape="any", **options, **how)
+        results = worlds(size).run(
+            run_stream, name, SIZES, exchange="lookahead", shape="any", **options, **how
+        )
         check_same(results, (expected, records), name, "any")
 
 
@@ -61,11 +76,24 @@ def test_same_bits_for_rows_of_16_bits(worlds, size, cache, wire):
         how = {"wire": wire, "compress": bool(number)}
         expected = worlds(size).run(run_stream, name, SIZES, look_at=(5,), shape="narrow", **how)
         records = whole_records(expected, SHAPES["narrow"], cases.optimizers(name, "narrow"))
-        options = {"lookahead": 2 + number, "cache": cache, "placement": ("row_wise", "table_wise")[number]}
+        options = {
+            "lookahead": 2 + number,
+            "cache": cache,
+            "placement": ("row_wise", "table_wise")[number],
+        }
         if cache != "replicated":
             options["cache_rows"] = 40
         run = worlds(size).run
-        results = run(run_stream, name, SIZES, look_at=(5,), exchange="lookahead", shape="narrow", **options, **how)
+        results = run(
+            run_stream,
+            name,
+            SIZES,
+            look_at=(5,),
+            exchange="lookahead",
+            shape="narrow",
+            **options,
+            **how,
+        )
         check_same(results, (expected, records), name, "narrow")
 
 
@@ -77,7 +105,14 @@ def test_a_narrow_wire_rounds_as_alltoalls_does(worlds, size, wire, cache):
     for name in ("adagrad", "adam"):
         reference = worlds(size).run(run_stream, name, SIZES, look_at=(5,), wire=wire)
         results = worlds(size).run(
-            run_stream, name, SIZES, look_at=(5,), exchange="lookahead", lookahead=4, cache=cache, wire=wire
+            run_stream,
+            name,
+            SIZES,
+            look_at=(5,),
+            exchange="lookahead",
+            lookahead=4,
+            cache=cache,
+            wire=wire,
         )
         records = whole_records(reference, SHAPES["odd_dims"], OPTIMIZERS[name])
         check_same(results, (reference, records), name)
@@ -102,21 +137,35 @@ def test_same_bits_with_lookups_between_a_lookup_and_its_update(worlds, shape):
     for number, name in enumerate(OPTIMIZERS):
         placement = ("row_wise", "table_wise")[number % 2]
         results = worlds(3).run(
-            run_steps, name, shape, KIND_OF[name], exchange="lookahead", lookahead=3, placement=placement
+            run_steps,
+            name,
+            shape,
+            KIND_OF[name],
+            exchange="lookahead",
+            lookahead=3,
+            placement=placement,
         )
         check_same(results, bits(worlds(3), name, shape), name, shape)
 
 
 def test_pieces_can_be_looked_at_and_written_between_steps(worlds):
     for at in ({"look_at": (0, 3, 4, 9)}, {"forget_at": (2, 10)}):
-        results = worlds(3).run(run_stream, "adagrad", SIZES, exchange="lookahead", lookahead=4, **at)
+        results = worlds(3).run(
+            run_stream, "adagrad", SIZES, exchange="lookahead", lookahead=4, **at
+        )
         check_same(results, stream_bits(worlds(3), "adagrad", **at), "adagrad")
 
 
 @pytest.mark.parametrize("lookahead", [1, 3, 50])
 def test_programs_that_leave_the_order_of_the_feed(worlds, lookahead):
-    for function in (cases.stop_early_and_feed_again, cases.feed_two_at_once, cases.lookup_twice_then_update_twice):
-        options = {} if function is cases.lookup_twice_then_update_twice else {"lookahead": lookahead}
+    for function in (
+        cases.stop_early_and_feed_again,
+        cases.feed_two_at_once,
+        cases.lookup_twice_then_update_twice,
+    ):
+        options = (
+            {} if function is cases.lookup_twice_then_update_twice else {"lookahead": lookahead}
+        )
         expected = worlds(2).run(function)
         found = worlds(2).run(function, exchange="lookahead", **options)
         for right, mine in zip(expected, found, strict=True):
@@ -124,7 +173,16 @@ def test_programs_that_leave_the_order_of_the_feed(worlds, lookahead):
 
 
 def test_a_batch_is_announced_in_one_message_unless_it_is_much_larger_than_the_one_before(worlds):
-    num_rows = [(9, 0, 5), (9, 0, 5), (0, 1, 0), (0, 0, 0), (0, 0, 0), (5000, 3, 5000), (5000, 3, 5000), (10, 4000, 9)]
+    num_rows = [
+        (9, 0, 5),
+        (9, 0, 5),
+        (0, 1, 0),
+        (0, 0, 0),
+        (0, 0, 0),
+        (5000, 3, 5000),
+        (5000, 3, 5000),
+        (10, 4000, 9),
+    ]
     for is_right, messages in worlds(3).run(cases.announce, num_rows):
         assert is_right
         assert messages == [2, 1, 2, 1, 1, 2, 1, 2]
@@ -134,7 +192,9 @@ def test_a_batch_is_announced_in_one_message_unless_it_is_much_larger_than_the_o
 def test_a_rank_may_run_out_long_after_the_window_is_full(worlds, lookahead):
     for num_batches in ([12, 9, 10], [8, 12, 12], [12, 1, 11]):
         expected = worlds(3).run(cases.run_out_of_batches, num_batches)
-        found = worlds(3).run(cases.run_out_of_batches, num_batches, exchange="lookahead", lookahead=lookahead)
+        found = worlds(3).run(
+            cases.run_out_of_batches, num_batches, exchange="lookahead", lookahead=lookahead
+        )
         np.testing.assert_equal(found, expected)
 
 
@@ -142,14 +202,19 @@ def test_a_rank_may_run_out_long_after_the_window_is_full(worlds, lookahead):
 def test_a_bad_batch_is_named_on_every_rank_and_left_out(worlds, lookahead):
     for bad_rank in range(3):
         expected = worlds(3).run(cases.meet_a_bad_batch_in_the_feed, bad_rank)
-        found = worlds(3).run(cases.meet_a_bad_batch_in_the_feed, bad_rank, exchange="lookahead", lookahead=lookahead)
+        found = worlds(3).run(
+            cases.meet_a_bad_batch_in_the_feed, bad_rank, exchange="lookahead", lookahead=lookahead
+        )
         np.testing.assert_equal(found, expected)
         assert [len(said) for said, _ in found] == [1, 1, 1]
 
 
 def test_a_batch_that_fits_into_no_cache_ends_the_run_before_it_is_trained(worlds):
     for said, step in worlds(2).run(cases.overfill):
-        assert "rows, and a cache of 12; need room for the rows of one batch; do: raise cache_rows" in said
+        assert (
+            "rows, and a cache of 12; need room for the rows of one batch; do: raise cache_rows"
+            in said
+        )
         assert step < 5
 
 

@@ -18,7 +18,8 @@ def check_same(results, expected, shape, name):
     optimizer = cases.optimizers(name, shape)
     tables = SHAPES[shape]
     records = [
-        whole_records([(None, pieces) for _, pieces, *_ in each], tables, optimizer) for each in (results, expected)
+        whole_records([(None, pieces) for _, pieces, *_ in each], tables, optimizer)
+        for each in (results, expected)
     ]
     assert np.array_equal(*records)
     for (mine, *_), (other, *_) in zip(results, expected, strict=True):
@@ -26,7 +27,8 @@ def check_same(results, expected, shape, name):
 
 
 @pytest.mark.parametrize(
-    ("kind", "size"), [("alltoall", 1), ("alltoall", 3), ("retrieve", 2), ("retrieve, two hosts", 4)]
+    ("kind", "size"),
+    [("alltoall", 1), ("alltoall", 3), ("retrieve", 2), ("retrieve, two hosts", 4)],
 )
 def test_no_update_is_lost(worlds, kind, size):
     options = {"exchange": kind.partition(",")[0], **EXCHANGES[kind]}
@@ -37,9 +39,13 @@ def test_no_update_is_lost(worlds, kind, size):
     ):
         if (number + size) % 2:
             continue
-        before, *plans = (random_plan(SHAPES[shape], size, seed + number, copies=size > 1) for seed in (0, 7, 11))
+        before, *plans = (
+            random_plan(SHAPES[shape], size, seed + number, copies=size > 1) for seed in (0, 7, 11)
+        )
         rows = (120, 3000)[number // 2 % 2]
-        expected = worlds(size).run(movement_cases.train_and_move, name, shape, exchange="alltoall", placement=before)
+        expected = worlds(size).run(
+            movement_cases.train_and_move, name, shape, exchange="alltoall", placement=before
+        )
         results = worlds(size).run(
             movement_cases.train_and_move, name, shape, plans, (1, 9), rows,
             placement=before, **options,
@@ -51,7 +57,12 @@ def test_no_update_is_lost(worlds, kind, size):
 
 def test_neither_by_loading_in_the_middle_nor_by_going_on_from_there(worlds):
     before, after = (random_plan(SHAPES["odd_dims"], 3, seed, copies=True) for seed in (1, 2))
-    run = lambda **more: worlds(3).run(movement_cases.train_and_move, "adam", "odd_dims", placement=before, **more)  # noqa: E731
+
+    def run(**more):
+        return worlds(3).run(
+            movement_cases.train_and_move, "adam", "odd_dims", placement=before, **more
+        )
+
     for more in ({"load_at": 6}, {"state_at": 6}):
         expected = run(exchange="alltoall", **more)
         for exchange in ("alltoall", "retrieve"):
@@ -66,7 +77,10 @@ def test_rows_are_sent_about_once_and_a_few_a_step(worlds, exchange):
     results = worlds(2).run(movement_cases.count_rows, plan, exchange)
     assert not any(is_moving for *_, is_moving, _ in results)
     assert 20_000 <= sum(rows for rows, *_ in results) <= 20_000 * 1.1
-    assert sum(nbytes for _, _, nbytes, *_ in results) <= 1.1 * sum(leaving for _, leaving, *_ in results) * 4 * 32
+    assert (
+        sum(nbytes for _, _, nbytes, *_ in results)
+        <= 1.1 * sum(leaving for _, leaving, *_ in results) * 4 * 32
+    )
     record = 4 * 32 + 8
     for *_, sent in results:
         assert max(sent[6:]) <= max(sent[:5]) + 550 * record
@@ -80,11 +94,21 @@ def test_rows_are_sent_about_once_and_a_few_a_step(worlds, exchange):
         ("sgd", "shared", (5, 12), 3000, True, {"lookahead": 2, "cache": "partitioned", "delayed_sync": False}),
     ],
 )  # fmt: skip
-def test_lookahead_drains_its_window_and_plans_on_over_the_new_homes(worlds, name, shape, at, rows, midway, options):
+def test_lookahead_drains_its_window_and_plans_on_over_the_new_homes(
+    worlds, name, shape, at, rows, midway, options
+):
     before, *plans = (random_plan(SHAPES[shape], 2, seed, copies=False) for seed in (0, 7, 11))
     expected = worlds(2).run(movement_cases.stay, name, shape, placement=before)
     results = worlds(2).run(
-        movement_cases.look_ahead_and_move, name, shape, plans, at, rows, midway, placement=before, **options
+        movement_cases.look_ahead_and_move,
+        name,
+        shape,
+        plans,
+        at,
+        rows,
+        midway,
+        placement=before,
+        **options,
     )
     check_same(results, expected, shape, name)
     for _, _, planned, moving in results:
@@ -104,4 +128,6 @@ def test_what_cannot_move_is_refused_with_the_reason(worlds):
     copies = random_plan(SHAPES["odd_dims"], 2, 1, copies=True)
     assert all("copies or pools rows" in text for text in refuse("lookahead", copies))
     assert all("3 shards" in text for text in refuse("alltoall", three))
-    assert all("owners pool" in text for text in refuse("alltoall", plan, placement="table_wise_pooled"))
+    assert all(
+        "owners pool" in text for text in refuse("alltoall", plan, placement="table_wise_pooled")
+    )

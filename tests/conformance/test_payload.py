@@ -18,7 +18,9 @@ STEPS, PER_RANK = 50, 64
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return make_dataset(tmp_path_factory.mktemp("data") / "small", num_samples=20_000, max_table_rows=300)
+    return make_dataset(
+        tmp_path_factory.mktemp("data") / "small", num_samples=20_000, max_table_rows=300
+    )
 
 
 @pytest.mark.parametrize("replicas", ["gather", "sparse"])

@@ -21,7 +21,9 @@ def check_same(seed, found, expected):
         is_cut = isinstance(mine[-1], str) and mine[-1] == programs.NO_ROOM
         assert len(mine) - is_cut <= len(other)
         assert len(mine) == len(found[0])
-        for place, (what, expected_one) in enumerate(zip(mine[: len(mine) - is_cut], other, strict=False)):
+        for place, (what, expected_one) in enumerate(
+            zip(mine[: len(mine) - is_cut], other, strict=False)
+        ):
             where = f"program {seed}, rank {rank}, at {place}: {[w for w in mine[: place + 1] if isinstance(w, str)]}"
             if isinstance(what, str):
                 assert what == expected_one, where
@@ -29,7 +31,11 @@ def check_same(seed, found, expected):
                 assert torch.equal(what, expected_one), where
             elif place not in whole:
                 whole[place] = [
-                    whole_records([(None, seen[place]) for seen in each], SHAPES[shape], cases.optimizers(name, shape))
+                    whole_records(
+                        [(None, seen[place]) for seen in each],
+                        SHAPES[shape],
+                        cases.optimizers(name, shape),
+                    )
                     for each in (found, expected)
                 ]
                 assert np.array_equal(*whole[place]), where
@@ -50,5 +56,7 @@ def test_servers_see_what_alltoall_sees(worlds, server_crew, size):
     for seed in range(4000 + 1000 * size, 4000 + 1000 * size + PROGRAMS_PER_TEST):
         options, run = programs.setting_of(seed)[2], programs.run_program
         expected = worlds(size).run(run, seed, wire=options["wire"])
-        found = worlds(size).run(on_servers.run, server_crew.rendezvous, 1 + seed % 3, run, seed, **options)
+        found = worlds(size).run(
+            on_servers.run, server_crew.rendezvous, 1 + seed % 3, run, seed, **options
+        )
         check_same(seed, found, expected)

@@ -35,9 +35,13 @@ def test_lookups_without_step_have_the_bits_of_alltoall(worlds, size):
 def test_copies_of_a_host_are_read_by_its_ranks(worlds, wire):
     for number, shape in enumerate(("any", "narrow")):
         plan = random_plan(SHAPES[shape], 4, number, copies=True, partial=True)
-        right = worlds(4).run(retrieve_cases.look_up, shape, exchange="alltoall", placement=plan, wire=wire)
+        right = worlds(4).run(
+            retrieve_cases.look_up, shape, exchange="alltoall", placement=plan, wire=wire
+        )
         for hosts in (HOSTS[4], [0, 1, 1, 1], [0, 1, 2, 3], None):
-            found = worlds(4).run(retrieve_cases.look_up, shape, hosts=hosts, placement=plan, wire=wire)
+            found = worlds(4).run(
+                retrieve_cases.look_up, shape, hosts=hosts, placement=plan, wire=wire
+            )
             for mine, other in zip(found, right, strict=True):
                 assert all(map(torch.equal, mine, other)), (shape, hosts)
 
@@ -87,19 +91,31 @@ def test_places_change_no_bit_of_rows_that_travel_narrow(worlds, wire):
 
 
 def test_moving_averages_are_read_too(worlds):
-    right, found = (worlds(4).run(retrieve_cases.read_averages, HOSTS[4], each) for each in ("alltoall", "retrieve"))
+    right, found = (
+        worlds(4).run(retrieve_cases.read_averages, HOSTS[4], each)
+        for each in ("alltoall", "retrieve")
+    )
     assert all(map(np.array_equal, right, found))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_training_has_the_bits_of_alltoall(worlds, size):
-    for seed, (name, shape) in enumerate(zip(OPTIMIZERS, ("any", "odd_dims", "shared", "any", "narrow"), strict=True)):
+    for seed, (name, shape) in enumerate(
+        zip(OPTIMIZERS, ("any", "odd_dims", "shared", "any", "narrow"), strict=True)
+    ):
         first, records = bits(worlds(size), name, shape)
         plan = random_plan(SHAPES[shape], size, seed, copies=size > 1)
         replicas = ("gather", "sparse", "dense")[(seed + size) % 3]
         hosts = (None, HOSTS[size])[seed % 2]
         results = worlds(size).run(
-            run_steps, name, shape, KIND_OF[name], exchange="retrieve", placement=plan, replicas=replicas, hosts=hosts
+            run_steps,
+            name,
+            shape,
+            KIND_OF[name],
+            exchange="retrieve",
+            placement=plan,
+            replicas=replicas,
+            hosts=hosts,
         )
         optimizer = cases.optimizers(name, shape)
         assert np.array_equal(whole_records(results, SHAPES[shape], optimizer), records), name
@@ -117,7 +133,9 @@ def test_a_rank_looks_up_while_all_others_sleep(worlds, hosts):
     world = worlds(4)
     prepared = world.run(retrieve_cases.prepare_alone, hosts=hosts)
     try:
-        for rank in range(4):  # the others wait for what they are to do next, in no call of pibroch's
+        for rank in range(
+            4
+        ):  # the others wait for what they are to do next, in no call of pibroch's
             world.ask_one(rank, retrieve_cases.look_up_alone)
             found, sent, received = world.answer(rank)
             assert torch.equal(found, prepared[rank][0])

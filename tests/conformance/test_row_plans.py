@@ -20,7 +20,9 @@ def test_alltoall_with_copies_gives_the_bits_of_row_wise_placement(worlds, size,
         first, records = bits(worlds(size), name, shape)
         plan = random_plan(SHAPES[shape], size, seed, copies=size > 1)
         replicas = ("gather", "sparse", "dense")[(seed + size) % 3]
-        results = worlds(size).run(run_steps, name, shape, KIND_OF[name], placement=plan, replicas=replicas)
+        results = worlds(size).run(
+            run_steps, name, shape, KIND_OF[name], placement=plan, replicas=replicas
+        )
         optimizer = cases.optimizers(name, shape)
         assert np.array_equal(whole_records(results, SHAPES[shape], optimizer), records), name
         for (mine, _), (other, _) in zip(results, first, strict=True):
@@ -36,8 +38,12 @@ def test_sums_of_whole_copied_tables_have_the_same_bits(worlds, size, placement,
             options = options_of("alltoall", placement, SHAPES[shape])
             expected = worlds(size).run(run_steps, name, shape, KIND_OF[name], **options)
             records = whole_records(expected, SHAPES[shape], cases.optimizers(name, shape))
-            results = worlds(size).run(run_steps, name, shape, KIND_OF[name], replicas=replicas, **options)
-            assert np.array_equal(whole_records(results, SHAPES[shape], cases.optimizers(name, shape)), records)
+            results = worlds(size).run(
+                run_steps, name, shape, KIND_OF[name], replicas=replicas, **options
+            )
+            assert np.array_equal(
+                whole_records(results, SHAPES[shape], cases.optimizers(name, shape)), records
+            )
             for (mine, _), (other, _) in zip(results, expected, strict=True):
                 assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
 
@@ -75,8 +81,12 @@ def test_tables_move_whole_and_from_outside(worlds):
         right = worlds(size).run(cases.load_from_outside)
         records = whole_records(right, SHAPES["any"], cases.optimizers("adam", "any"))
         results = worlds(size).run(cases.load_from_outside, placement=plan)
-        assert np.array_equal(whole_records(results, SHAPES["any"], cases.optimizers("adam", "any")), records)
-        assert_gathered_and_spread(worlds(size), random_plan(SHAPES["odd_dims"], size, 5, copies=True))
+        assert np.array_equal(
+            whole_records(results, SHAPES["any"], cases.optimizers("adam", "any")), records
+        )
+        assert_gathered_and_spread(
+            worlds(size), random_plan(SHAPES["odd_dims"], size, 5, copies=True)
+        )
 
 
 def assert_gathered_and_spread(world, plan):

@@ -16,7 +16,9 @@ def run(worlds, server_crew):
 
     def run_on(size, num_servers, function, *args, **options):
         world = worlds(size)
-        return world.run(on_servers.run, server_crew.rendezvous, num_servers, function.__name__, *args, **options)
+        return world.run(
+            on_servers.run, server_crew.rendezvous, num_servers, function.__name__, *args, **options
+        )
 
     return run_on
 
@@ -32,7 +34,9 @@ def test_same_bits_for_every_optimizer(worlds, run, size, cache):
         if (number + size + CACHES.index(cache)) % 2:
             continue
         lookahead, num_servers = (1, 2, 7, 200)[(size + number) % 4], 1 + (size + number) % 3
-        results = run(size, num_servers, cases.run_stream, name, SIZES, lookahead=lookahead, cache=cache)
+        results = run(
+            size, num_servers, cases.run_stream, name, SIZES, lookahead=lookahead, cache=cache
+        )
         check_same(results, stream_bits(worlds(size), name), name)
 
 
@@ -41,7 +45,9 @@ def test_same_bits_for_every_optimizer(worlds, run, size, cache):
 def test_same_bits_for_tables_of_any_kind(worlds, run, size, shape):
     for name in ("row_wise_adagrad", "adam"):
         at = {"look_at": (3,), "forget_at": (7,)} if shape == "narrow" else {}
-        results = run(size, size, cases.run_stream, name, SIZES, lookahead=3, cache_rows=60, shape=shape, **at)
+        results = run(
+            size, size, cases.run_stream, name, SIZES, lookahead=3, cache_rows=60, shape=shape, **at
+        )
         check_same(results, stream_bits(worlds(size), name, shape=shape, **at), name, shape)
 
 
@@ -58,9 +64,13 @@ def test_same_bits_with_a_cache_barely_large_enough(worlds, run, size, delayed):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_same_bits_with_lookups_between_a_lookup_and_its_update(worlds, run, shape):
     for (name, placement), size in zip(
-        (("row_wise_adagrad", "row_wise"), ("adam", "table_wise"), ("sgd", "row_wise")), (2, 2, 3), strict=True
+        (("row_wise_adagrad", "row_wise"), ("adam", "table_wise"), ("sgd", "row_wise")),
+        (2, 2, 3),
+        strict=True,
     ):
-        results = run(size, 2, cases.run_steps, name, shape, KIND_OF[name], lookahead=3, placement=placement)
+        results = run(
+            size, 2, cases.run_steps, name, shape, KIND_OF[name], lookahead=3, placement=placement
+        )
         check_same(results, bits(worlds(size), name, shape), name, shape)
 
 
@@ -68,7 +78,9 @@ def test_pieces_can_be_looked_at_and_written_between_steps(worlds, run):
     for at in ({"look_at": (0, 3, 4, 9)}, {"forget_at": (2, 10)}):
         results = run(2, 3, cases.run_stream, "adagrad", SIZES, lookahead=4, **at)
         check_same(results, stream_bits(worlds(2), "adagrad", **at), "adagrad")
-    results = run(2, 2, cases.run_stream_in_small_rounds, "adagrad", SIZES, lookahead=4, look_at=(0, 3, 4, 9))
+    results = run(
+        2, 2, cases.run_stream_in_small_rounds, "adagrad", SIZES, lookahead=4, look_at=(0, 3, 4, 9)
+    )
     check_same(results, stream_bits(worlds(2), "adagrad", look_at=(0, 3, 4, 9)), "adagrad")
 
 
@@ -99,7 +111,12 @@ def test_a_narrow_wire_gives_the_bits_of_alltoall_with_it(worlds, run, wire):
     name, shape = "sgd", "shared"
     results = worlds(2).run(cases.run_steps, name, shape, KIND_OF[name], wire=wire)
     mine = run(2, 2, cases.run_steps, name, shape, KIND_OF[name], wire=wire, lookahead=3)
-    check_same(mine, (results, whole_records(results, SHAPES[shape], cases.optimizers(name, shape))), name, shape)
+    check_same(
+        mine,
+        (results, whole_records(results, SHAPES[shape], cases.optimizers(name, shape))),
+        name,
+        shape,
+    )
 
 
 def test_a_rank_that_runs_out_of_batches_gets_empty_ones(worlds, run):
@@ -119,7 +136,10 @@ def test_a_bad_batch_is_named_on_every_rank_and_left_out(worlds, run):
 def test_a_batch_that_fits_into_no_cache_ends_the_run_before_it_is_trained(run):
     for size in (1, 2):
         for said, step in run(size, 2, cases.overfill):
-            assert "rows, and a cache of 12; need room for the rows of one batch; do: raise cache_rows" in said
+            assert (
+                "rows, and a cache of 12; need room for the rows of one batch; do: raise cache_rows"
+                in said
+            )
             assert step < 5
 
 
@@ -132,4 +152,6 @@ def test_trainers_that_want_different_things_are_refused(run):
 def test_servers_run_nothing_but_what_they_serve(run):
     """Whoever knows the job's secret cannot, say, write files there."""
     for said in run(1, 1, cases.name_what_servers_do_not_serve):
-        assert len(said) == 2 and all("of a module that is not allowed here" in text for text in said)
+        assert len(said) == 2 and all(
+            "of a module that is not allowed here" in text for text in said
+        )

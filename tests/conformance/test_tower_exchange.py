@@ -7,7 +7,9 @@ import torch
 import cases
 from cases import OPTIMIZERS, SHAPES, optimizers, records_of, run_steps
 
-KIND_OF = dict(zip(OPTIMIZERS, ("jagged", "weighted", "one_hot", "weighted", "jagged"), strict=True))
+KIND_OF = dict(
+    zip(OPTIMIZERS, ("jagged", "weighted", "one_hot", "weighted", "jagged"), strict=True)
+)
 HOSTS = {
     "2 x 2": (4, {"ranks_per_host": 2}),
     "4 x 1": (4, {"ranks_per_host": 1}),
@@ -18,7 +20,9 @@ HOSTS = {
 
 
 def whole_records(results, name, shape):
-    return records_of([piece for _, pieces in results for piece in pieces], SHAPES[shape], optimizers(name, shape))
+    return records_of(
+        [piece for _, pieces in results for piece in pieces], SHAPES[shape], optimizers(name, shape)
+    )
 
 
 def assert_same_bits(world, name, shape, **options):
@@ -26,7 +30,9 @@ def assert_same_bits(world, name, shape, **options):
     results = world.run(run_steps, name, shape, KIND_OF[name], exchange="towers", **options)
     for (mine, _), (other, _) in zip(results, right, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True)), name
-    assert np.array_equal(whole_records(results, name, shape), whole_records(right, name, shape)), name
+    assert np.array_equal(whole_records(results, name, shape), whole_records(right, name, shape)), (
+        name
+    )
 
 
 @pytest.mark.parametrize("placement", ["row_wise", "table_wise", "table_wise_pooled"])
@@ -43,14 +49,23 @@ def test_columns_of_a_table_may_lie_on_the_ranks_of_its_tower(worlds):
         assert_same_bits(worlds(4), name, "shared", placement="column_wise", ranks_per_host=2)
 
 
-@pytest.mark.parametrize("options", [HOSTS["1 x 4"], HOSTS["2 x 2"], HOSTS["2 + 1"]], ids=["1 x 4", "2 x 2", "2 + 1"])
+@pytest.mark.parametrize(
+    "options", [HOSTS["1 x 4"], HOSTS["2 x 2"], HOSTS["2 + 1"]], ids=["1 x 4", "2 x 2", "2 + 1"]
+)
 def test_bags_of_rows_on_several_ranks_may_be_reduced_and_scattered(worlds, options):
     """Forward within 1e-6 and records to rounding, as parts of a bag are added in another order."""
     (size, hosts) = options
-    for name, shape in (("sgd", "shared"), ("row_wise_adagrad", "mean"), ("adam", "any"), ("sgd", "odd_dims")):
+    for name, shape in (
+        ("sgd", "shared"),
+        ("row_wise_adagrad", "mean"),
+        ("adam", "any"),
+        ("sgd", "odd_dims"),
+    ):
         kind = KIND_OF[name]
         right = worlds(size).run(run_steps, name, shape, kind, placement="row_wise")
-        found = worlds(size).run(run_steps, name, shape, kind, exchange="towers", placement="row_wise_pooled", **hosts)
+        found = worlds(size).run(
+            run_steps, name, shape, kind, exchange="towers", placement="row_wise_pooled", **hosts
+        )
         for (mine, _), (other, _) in zip(found, right, strict=True):
             for a, b in zip(mine, other, strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
@@ -64,7 +79,14 @@ def test_it_has_the_bits_of_the_strong_baseline_on_the_same_wire(worlds, wire):
     options = {"placement": "table_wise_pooled", "wire": wire}
     right = worlds(4).run(run_steps, "adagrad", "odd_dims", "weighted", **options)
     found = worlds(4).run(
-        run_steps, "adagrad", "odd_dims", "weighted", exchange="towers", ranks_per_host=1, compress=True, **options
+        run_steps,
+        "adagrad",
+        "odd_dims",
+        "weighted",
+        exchange="towers",
+        ranks_per_host=1,
+        compress=True,
+        **options,
     )
     for (mine, _), (other, _) in zip(found, right, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
@@ -72,7 +94,9 @@ def test_it_has_the_bits_of_the_strong_baseline_on_the_same_wire(worlds, wire):
     assert np.array_equal(*records)
 
 
-@pytest.mark.parametrize("options", [{"ranks_per_host": 1}, {"ranks_per_host": 2}], ids=["3 x 1", "2 + 1"])
+@pytest.mark.parametrize(
+    "options", [{"ranks_per_host": 1}, {"ranks_per_host": 2}], ids=["3 x 1", "2 + 1"]
+)
 def test_a_bad_batch_is_named_on_every_rank_and_changes_nothing(worlds, options):
     for bad_rank in range(3):
         results = worlds(3).run(cases.meet_a_bad_batch, bad_rank, exchange="towers", **options)

@@ -8,7 +8,9 @@ from world import World
 from pibroch.collectives.channel import TRANSPORTS
 
 ON_CPU = sorted(TRANSPORTS.keys() - {"nccl"})  # which needs a GPU a rank
-OF_THE_HOUSE = sorted(set(ON_CPU) - {"store"})  # that of the example has no threads or sockets, and notices a loss late
+OF_THE_HOUSE = sorted(
+    set(ON_CPU) - {"store"}
+)  # that of the example has no threads or sockets, and notices a loss late
 SIZES = [2, 3, 4]
 SECONDS_TO_NOTICE = 30
 
@@ -18,9 +20,15 @@ by_those_of_the_house = pytest.mark.parametrize("name", OF_THE_HOUSE)
 
 def assert_pairs_came(came, rank, dtype, message=0):
     for p, rows in enumerate(came):
-        value = 7 if p == rank else 100 * message + 10 * p + rank  # what is for oneself is not touched
+        value = (
+            7 if p == rank else 100 * message + 10 * p + rank
+        )  # what is for oneself is not touched
         want = torch.tensor(value).to(dtype)
-        assert rows.dtype == dtype and rows.shape == (cases.rows_from_to(p, rank), 2) and (rows == want).all()
+        assert (
+            rows.dtype == dtype
+            and rows.shape == (cases.rows_from_to(p, rank), 2)
+            and (rows == want).all()
+        )
 
 
 @by_all
@@ -43,7 +51,9 @@ def test_a_message_waits_for_a_rank_that_is_late(worlds, size, name):
 @pytest.mark.parametrize("size", SIZES)
 def test_sums_are_made_in_place_with_the_same_bits_everywhere(worlds, size, name):
     results = worlds(size).run(cases.reduce, name)
-    parts = [torch.randn(1000, generator=torch.Generator().manual_seed(rank)) for rank in range(size)]
+    parts = [
+        torch.randn(1000, generator=torch.Generator().manual_seed(rank)) for rank in range(size)
+    ]
     for numbers, counts, nothing, wide in results:
         torch.testing.assert_close(numbers, torch.stack(parts).sum(0))
         assert torch.equal(numbers, results[0][0])
@@ -54,7 +64,14 @@ def test_sums_are_made_in_place_with_the_same_bits_everywhere(worlds, size, name
 @by_all
 @pytest.mark.parametrize(
     ("size", "partition"),
-    [(2, [[1, 0]]), (3, [[2, 0]]), (3, [[1, 2], [0]]), (4, [[0, 1], [2, 3]]), (4, [[3, 0], [1, 2]]), (4, [[3, 1, 0]])],
+    [
+        (2, [[1, 0]]),
+        (3, [[2, 0]]),
+        (3, [[1, 2], [0]]),
+        (4, [[0, 1], [2, 3]]),
+        (4, [[3, 0], [1, 2]]),
+        (4, [[3, 1, 0]]),
+    ],
 )
 def test_a_group_of_some_ranks_keeps_to_itself_and_to_its_order(worlds, size, partition, name):
     for rank, result in enumerate(worlds(size).run(cases.groups, name, partition)):
@@ -74,13 +91,18 @@ def test_overlapping_groups_and_groups_again(worlds, name):
     """A rank may be in more groups than another, and open one with the same members twice."""
     for partition in ([[0, 1]], [[0, 2]], [[1, 2]], [[0, 1]], [[0, 1, 2]]):
         results = worlds(3).run(cases.groups, name, partition)
-        assert [result is not None for result in results] == [rank in partition[0] for rank in range(3)]
+        assert [result is not None for result in results] == [
+            rank in partition[0] for rank in range(3)
+        ]
 
 
 @by_those_of_the_house
 def test_closing_leaves_neither_threads_nor_sockets(worlds, name):
     for before, opened, after, said in worlds(2).run(cases.close, name):
-        assert all(more >= less for more, less in zip(opened, before, strict=True)) and opened != before
+        assert (
+            all(more >= less for more, less in zip(opened, before, strict=True))
+            and opened != before
+        )
         assert after == before
         assert len(said) == 2 and all("closed" in text for text in said)
 

@@ -10,10 +10,21 @@ from reference import Reference
 
 import cases
 import pibroch as pb
-from cases import OPTIMIZERS, SHAPES, SIZES, batch_of_kind, loss_of, optimizers, records_of, run_steps
+from cases import (
+    OPTIMIZERS,
+    SHAPES,
+    SIZES,
+    batch_of_kind,
+    loss_of,
+    optimizers,
+    records_of,
+    run_steps,
+)
 
 ROW_WISE_OPTIMIZERS = ("row_wise_adagrad", "row_wise_adam")
-KIND_OF = dict(zip(OPTIMIZERS, ("jagged", "weighted", "one_hot", "weighted", "jagged"), strict=True))
+KIND_OF = dict(
+    zip(OPTIMIZERS, ("jagged", "weighted", "one_hot", "weighted", "jagged"), strict=True)
+)
 
 
 def whole_records(results, tables, optimizer):
@@ -60,9 +71,13 @@ def test_steps_equal_the_reference_and_each_other(worlds, size, exchange, placem
             np.testing.assert_allclose(records, reference_records, rtol=5e-4, atol=5e-5)
         chosen = options.get("placement", "")
         kinds = {chosen} if isinstance(chosen, str) else set(chosen.values())
-        is_rounded = "row_wise_pooled" in kinds or ("column_wise" in kinds and name in ROW_WISE_OPTIMIZERS)
+        is_rounded = "row_wise_pooled" in kinds or (
+            "column_wise" in kinds and name in ROW_WISE_OPTIMIZERS
+        )
         if not (is_rounded and size > 1):
-            assert np.array_equal(records, first_records), f"{name}: other bits than row-wise placement"
+            assert np.array_equal(records, first_records), (
+                f"{name}: other bits than row-wise placement"
+            )
             for (mine, _), (other, _) in zip(results, first, strict=True):
                 assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
 
@@ -74,7 +89,12 @@ def test_steps_of_narrow_rows_equal_the_reference_but_for_their_rounding(worlds,
     tables = SHAPES["narrow"]
     for name in OPTIMIZERS:
         results = worlds(size).run(
-            cases.watch_steps, name, "narrow", KIND_OF[name], exchange="alltoall", placement=placement
+            cases.watch_steps,
+            name,
+            "narrow",
+            KIND_OF[name],
+            exchange="alltoall",
+            placement=placement,
         )
         reference = Reference(pb.Embeddings(tables, optimizers(name, "narrow"), seed=3))
         for step, of_ranks in enumerate(zip(*results, strict=True)):
@@ -82,7 +102,9 @@ def test_steps_of_narrow_rows_equal_the_reference_but_for_their_rounding(worlds,
             pooled = torch.cat([pooled for pooled, _ in of_ranks])
             torch.testing.assert_close(pooled.double(), right, rtol=1e-4, atol=1e-5)
             records = records_of(
-                [piece for _, pieces in of_ranks for piece in pieces], tables, optimizers(name, "narrow")
+                [piece for _, pieces in of_ranks for piece in pieces],
+                tables,
+                optimizers(name, "narrow"),
             )
             reference.adopt(records)
             np.testing.assert_allclose(records, reference.records, rtol=5e-4, atol=5e-5)
@@ -124,30 +146,43 @@ def test_a_narrow_wire_is_near_and_the_same_for_every_placement(worlds, name, wi
     exact, _ = bits(worlds(2), "adagrad", "odd_dims")
     run = partial(worlds(2).run, run_steps, "adagrad", "odd_dims", "weighted", wire=wire)
     first = run(placement="row_wise")
-    kinds = [kind for kind in placements_of(name).values() if isinstance(kind, str) and "pooled" not in kind]
+    kinds = [
+        kind
+        for kind in placements_of(name).values()
+        if isinstance(kind, str) and "pooled" not in kind
+    ]
     for placement in kinds:
         for rank, (pooled_of_step, _) in enumerate(run(exchange=name, placement=placement)):
             for step, pooled in enumerate(pooled_of_step):
                 assert torch.equal(pooled, first[rank][0][step]), placement
-                torch.testing.assert_close(pooled, exact[rank][0][step], rtol=tolerance, atol=tolerance)
+                torch.testing.assert_close(
+                    pooled, exact[rank][0][step], rtol=tolerance, atol=tolerance
+                )
     assert not torch.equal(first[0][0][0], exact[0][0][0])
 
 
 def test_a_state_dict_never_has_a_part_under_a_whole_tables_name(worlds):
-    whole = {f"embedding_bags.{table.name}.weight": [table.num_rows, table.dim] for table in SHAPES["odd_dims"]}
+    whole = {
+        f"embedding_bags.{table.name}.weight": [table.num_rows, table.dim]
+        for table in SHAPES["odd_dims"]
+    }
     for exchange, placement in CASES:
         options = options_of(exchange, placement, SHAPES["odd_dims"])
         said = worlds(2).run(cases.name_what_a_state_dict_lacks, **options)
         if options.get("placement") == "replicated":
             assert said == [whole, whole]
         else:
-            assert all(each == whole or "on several ranks" in each or "shards" in each for each in said), said
+            assert all(
+                each == whole or "on several ranks" in each or "shards" in each for each in said
+            ), said
             assert said != [whole, whole]
 
 
 def test_whole_tables_load_wherever_their_parts_lie(worlds):
     for exchange, placement in EXACT:
-        results = worlds(2).run(cases.load_a_state_dict, **options_of(exchange, placement, SHAPES["odd_dims"]))
+        results = worlds(2).run(
+            cases.load_a_state_dict, **options_of(exchange, placement, SHAPES["odd_dims"])
+        )
         assert results == [([False] * 3 + [True] * 3, True)] * 2, (exchange, placement)
 
 
@@ -155,7 +190,11 @@ def test_of_two_modules_one_reads_ahead_and_ragged_ranks_take_every_step_of_both
     results = worlds(2).run(cases.train_two_modules, [5, 3], exchange=exchange)
     for said, steps, _ in results:
         assert steps == (5, 5)
-        assert (said is None) if exchange == "ask_first" else "got a feed of another module's feed" in said
+        assert (
+            (said is None)
+            if exchange == "ask_first"
+            else "got a feed of another module's feed" in said
+        )
     if exchange not in ("alltoall", "ask_first"):  # which holds other pieces
         for (*_, mine), (*_, right) in zip(
             results, worlds(2).run(cases.train_two_modules, [5, 3], "alltoall"), strict=True
@@ -168,8 +207,12 @@ def test_weights_from_outside_arrive_wherever_their_rows_lie(worlds):
     records = whole_records(right, SHAPES["any"], cases.optimizers("adam", "any"))
     for exchange, placement in EXACT:
         if placement != "row_wise":
-            results = worlds(3).run(cases.load_from_outside, **options_of(exchange, placement, SHAPES["any"]))
-            assert np.array_equal(whole_records(results, SHAPES["any"], cases.optimizers("adam", "any")), records)
+            results = worlds(3).run(
+                cases.load_from_outside, **options_of(exchange, placement, SHAPES["any"])
+            )
+            assert np.array_equal(
+                whole_records(results, SHAPES["any"], cases.optimizers("adam", "any")), records
+            )
             for (mine, _), (other, _) in zip(results, right, strict=True):
                 assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
 
@@ -188,6 +231,8 @@ def test_weights_that_are_learned_get_the_same_gradient_wherever_rows_lie(worlds
         ):  # of which some pool where rows are
             continue
         results = worlds(2).run(cases.learn_weights, **options)
-        assert np.array_equal(whole_records(results, SHAPES["any"], cases.optimizers("adagrad", "any")), records)
+        assert np.array_equal(
+            whole_records(results, SHAPES["any"], cases.optimizers("adagrad", "any")), records
+        )
         for (mine, _), (other, _) in zip(results, right, strict=True):
             assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))

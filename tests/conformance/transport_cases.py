@@ -9,7 +9,9 @@ import torch
 
 from pibroch.collectives.channel import TRANSPORTS
 
-runpy.run_path(str(Path(__file__).parents[2] / "examples" / "own_transport.py"))  # registers its own: "store"
+runpy.run_path(
+    str(Path(__file__).parents[2] / "examples" / "own_transport.py")
+)  # registers its own: "store"
 DTYPES = (torch.float32, torch.int64, torch.uint8, torch.bfloat16)
 LARGE = 300_000
 SECONDS_TO_END = 10.0
@@ -22,7 +24,10 @@ def rows_from_to(sender, receiver):
 def pairs(transport, ranks, dtype=torch.int64, message=0):
     """Rank s sends rows of the value ``100 m + 10 s + p`` to rank p; returns the wait and what comes, which is 7 before."""
     here, size = ranks.rank, ranks.world_size
-    going = [torch.full((rows_from_to(here, p), 2), 100 * message + 10 * here + p).to(dtype) for p in range(size)]
+    going = [
+        torch.full((rows_from_to(here, p), 2), 100 * message + 10 * here + p).to(dtype)
+        for p in range(size)
+    ]
     coming = [torch.full((rows_from_to(p, here), 2), 7).to(dtype) for p in range(size)]
     return transport.post(going, coming), coming
 
@@ -31,7 +36,9 @@ def exchange(channel, name, num_messages):
     """Messages of every type, all under way at once and waited for from the last to the first."""
     transport, found = TRANSPORTS[name](channel.ranks), []
     for dtype in DTYPES:
-        waits, came = zip(*(pairs(transport, channel.ranks, dtype, m) for m in range(num_messages)), strict=True)
+        waits, came = zip(
+            *(pairs(transport, channel.ranks, dtype, m) for m in range(num_messages)), strict=True
+        )
         for wait in reversed(waits):
             wait()
         found.append(came)
@@ -59,7 +66,12 @@ def large(channel, name):
 def reduce(channel, name):
     transport, rank = TRANSPORTS[name](channel.ranks), channel.ranks.rank
     generator = torch.Generator().manual_seed(rank)
-    tensors = [torch.randn(1000, generator=generator), torch.arange(5) + rank, torch.zeros(0), torch.ones(3).double()]
+    tensors = [
+        torch.randn(1000, generator=generator),
+        torch.arange(5) + rank,
+        torch.zeros(0),
+        torch.ones(3).double(),
+    ]
     for wait in [transport.reduce(tensor) for tensor in tensors]:
         wait()
     transport.close()

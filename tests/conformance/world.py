@@ -87,7 +87,12 @@ class Worlds:
 
 
 def _serve(pipe, rank, size, port):
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+    }
     import importlib
 
     import torch
@@ -104,8 +109,13 @@ def _serve(pipe, rank, size, port):
         except EOFError:
             os._exit(0)
         try:
-            result, trace = getattr(importlib.import_module(module), name)(channel, *args, **kwargs), None
+            result, trace = (
+                getattr(importlib.import_module(module), name)(channel, *args, **kwargs),
+                None,
+            )
         except Exception:
             result, trace = None, traceback.format_exc()
         answer = result, trace, len(os.listdir("/proc/self/task"))
-        pipe.send_bytes(pickle.dumps(answer))  # send() would share each tensor's memory: a descriptor stays open for it
+        pipe.send_bytes(
+            pickle.dumps(answer)
+        )  # send() would share each tensor's memory: a descriptor stays open for it

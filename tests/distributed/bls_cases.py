@@ -20,7 +20,11 @@ def group_of(bound, backend="bls", transport=None):
     """One for all tests of a world."""
     key = backend, bound, transport
     if key not in _groups:
-        options = pibroch.BoundedLagOptions(bound=bound, transport=transport) if backend == "bls" else None
+        options = (
+            pibroch.BoundedLagOptions(bound=bound, transport=transport)
+            if backend == "bls"
+            else None
+        )
         _groups[key] = dist.new_group(backend=backend, pg_options=options)
     return _groups[key]
 
@@ -53,7 +57,9 @@ def beside_gloo(channel, bound, transport=None):
     generator, checked = torch.Generator().manual_seed(here), 0
     for dtype, tail in itertools.product(DTYPES, [(), (3,), (20_000,)]):
         equal = random_of(dtype, 2 * size, *tail, generator=generator)
-        ragged = random_of(dtype, sum(rows(here, p) for p in range(size)), *tail, generator=generator)
+        ragged = random_of(
+            dtype, sum(rows(here, p) for p in range(size)), *tail, generator=generator
+        )
         splits = [rows(here, p) for p in range(size)]
         coming = [rows(p, here) for p in range(size)]
         results = []
@@ -77,7 +83,9 @@ def beside_gloo(channel, bound, transport=None):
                 found[2:] = found[1].split(coming)
             results.append([each.to(dtype) for each in found] if wide else found)
         for mine, theirs in zip(*results, strict=True):
-            assert torch.equal(mine.contiguous().view(torch.uint8), theirs.contiguous().view(torch.uint8)), (
+            assert torch.equal(
+                mine.contiguous().view(torch.uint8), theirs.contiguous().view(torch.uint8)
+            ), (
                 dtype,
                 tail,
             )
@@ -103,8 +111,13 @@ def asynchronous(channel, bound):
     dist.all_to_all_single(mixed, one, group=group)
     assert mixed.tolist() == list(range(size)) and torch.equal(outputs[11], wanted[11])
     strided = [torch.zeros(3, 2).t() for _ in range(size)]
-    work = dist.all_to_all(strided, [torch.arange(6.0).view(2, 3) + p for p in range(size)], group=group, async_op=True)
-    assert torch.equal(work.result()[0], torch.arange(6.0).view(2, 3) + here) and work.get_future().done()
+    work = dist.all_to_all(
+        strided, [torch.arange(6.0).view(2, 3) + p for p in range(size)], group=group, async_op=True
+    )
+    assert (
+        torch.equal(work.result()[0], torch.arange(6.0).view(2, 3) + here)
+        and work.get_future().done()
+    )
     return works[11].is_completed()
 
 
@@ -113,12 +126,24 @@ def errors(channel):
     size, found = channel.ranks.world_size, []
     ones = [1] * size
     bad = [
-        lambda group: dist.all_to_all_single(torch.zeros(2 * size), torch.zeros(2 * size), ones, ones, group=group),
-        lambda group: dist.all_to_all_single(torch.zeros(size), torch.zeros(size), [1] * (size + 1), ones, group=group),
-        lambda group: dist.all_to_all_single(torch.zeros(2 * size), torch.zeros(2 * size + 1), group=group),
-        lambda group: dist.all_to_all_single(torch.zeros(size), torch.zeros(size).double(), group=group),
-        lambda group: dist.all_to_all_single(torch.zeros(size, 3), torch.zeros(3, size).t(), group=group),
-        lambda group: dist.all_to_all([torch.zeros(1)] * (size - 1), [torch.zeros(1)] * size, group=group),
+        lambda group: dist.all_to_all_single(
+            torch.zeros(2 * size), torch.zeros(2 * size), ones, ones, group=group
+        ),
+        lambda group: dist.all_to_all_single(
+            torch.zeros(size), torch.zeros(size), [1] * (size + 1), ones, group=group
+        ),
+        lambda group: dist.all_to_all_single(
+            torch.zeros(2 * size), torch.zeros(2 * size + 1), group=group
+        ),
+        lambda group: dist.all_to_all_single(
+            torch.zeros(size), torch.zeros(size).double(), group=group
+        ),
+        lambda group: dist.all_to_all_single(
+            torch.zeros(size, 3), torch.zeros(3, size).t(), group=group
+        ),
+        lambda group: dist.all_to_all(
+            [torch.zeros(1)] * (size - 1), [torch.zeros(1)] * size, group=group
+        ),
     ]
     for call in bad:
         texts = []
@@ -141,7 +166,10 @@ def all_else(channel):
     objects = [None] * size
     dist.all_gather_object(objects, {"rank": here}, group=group)
     ring = torch.tensor([here])
-    works = [dist.isend(ring, (here + 1) % size, group=group), dist.irecv(got := torch.zeros_like(ring), group=group)]
+    works = [
+        dist.isend(ring, (here + 1) % size, group=group),
+        dist.irecv(got := torch.zeros_like(ring), group=group),
+    ]
     for work in works:
         work.wait()
     model = torch.nn.Linear(2, 1)
@@ -150,7 +178,14 @@ def all_else(channel):
     parallel(torch.full((1, 2), float(here + 1))).sum().backward()
     traded = functional.all_to_all_single(torch.full((size,), here), None, None, group)
     traded = functional.wait_tensor(traded) if hasattr(functional, "wait_tensor") else traded
-    return total.item(), objects, got.item(), model.weight.grad.tolist(), traded.tolist(), dist.get_backend(group)
+    return (
+        total.item(),
+        objects,
+        got.item(),
+        model.weight.grad.tolist(),
+        traded.tolist(),
+        dist.get_backend(group),
+    )
 
 
 def by_environment(channel, value):
@@ -183,7 +218,9 @@ def destroyed(channel, transport):
     for _ in range(2):  # the first one leaves what torch keeps for all groups
         channel.barrier()
         counts = [files_and_threads()]
-        group = dist.new_group(backend="bls", pg_options=pibroch.BoundedLagOptions(transport=transport))
+        group = dist.new_group(
+            backend="bls", pg_options=pibroch.BoundedLagOptions(transport=transport)
+        )
         dist.all_to_all_single(torch.zeros(4), torch.zeros(4), group=group)
         counts.append(files_and_threads())
         channel.barrier()

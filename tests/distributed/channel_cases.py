@@ -25,7 +25,9 @@ def all_to_all(channel):
     rank, size = channel.ranks.rank, channel.ranks.world_size
     send_counts = [rows_from_to(rank, p) for p in range(size)]
     receive_counts = [rows_from_to(p, rank) for p in range(size)]
-    values = torch.repeat_interleave(torch.tensor([10 * rank + p for p in range(size)]), torch.tensor(send_counts))
+    values = torch.repeat_interleave(
+        torch.tensor([10 * rank + p for p in range(size)]), torch.tensor(send_counts)
+    )
     rows = values[:, None].repeat(1, 2)
     return [channel.all_to_all(rows.to(dtype), send_counts, receive_counts) for dtype in DTYPES]
 
@@ -47,7 +49,9 @@ def counts(channel):
 def gathered(channel):
     rank = channel.ranks.rank
     channel.barrier()
-    values = channel.gather({"rank": rank, "name": "ü" * (rank * 3), "none": None, "list": [rank] * rank})
+    values = channel.gather(
+        {"rank": rank, "name": "ü" * (rank * 3), "none": None, "list": [rank] * rank}
+    )
     return values, channel.gather_tensors(torch.full((2 * rank, 3), float(rank)))
 
 
@@ -91,7 +95,9 @@ def traffic(channel):
 
     send_counts = [rows_from_to(rank, p) for p in range(size)]
     receive_counts = [rows_from_to(p, rank) for p in range(size)]
-    rows = measure(lambda: mine.all_to_all(torch.zeros(sum(send_counts), 2), send_counts, receive_counts))
+    rows = measure(
+        lambda: mine.all_to_all(torch.zeros(sum(send_counts), 2), send_counts, receive_counts)
+    )
     total = measure(lambda: mine.all_reduce(torch.zeros(12, dtype=torch.float64))())
     measure(lambda: mine.exchange_counts(torch.zeros(size, 3, dtype=torch.int64)))
     mine.close()
@@ -114,7 +120,8 @@ def groups(channel):
         mine.close()
     inner = tower.group([1])  # ranks of a group are numbered within it
     shared = all(
-        (each.traffic, each.communication, each.explain) == (run.traffic, run.communication, run.explain)
+        (each.traffic, each.communication, each.explain)
+        == (run.traffic, run.communication, run.explain)
         for each in (tower, peers, patient)
     )
     limits = tower.timeout_s, peers.timeout_s, patient.timeout_s
@@ -182,4 +189,6 @@ def join_again(rank, port):
         gc.collect()
         deadline = time.monotonic() + 10.0
         while gloo_threads():
-            assert time.monotonic() < deadline  # the system still shows a thread that has just been joined
+            assert (
+                time.monotonic() < deadline
+            )  # the system still shows a thread that has just been joined

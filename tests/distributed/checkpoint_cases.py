@@ -34,19 +34,44 @@ MIXED = {"C1": "column_wise", "C2": "replicated", "C3": "table_wise", "": "row_w
 class Run:
     """One rank's part of a run with its checkpoints."""
 
-    def __init__(self, channel, data, folder, optimizer="adagrad", placement="row_wise", full_every=1, keep=9, seed=5):
+    def __init__(
+        self,
+        channel,
+        data,
+        folder,
+        optimizer="adagrad",
+        placement="row_wise",
+        full_every=1,
+        keep=9,
+        seed=5,
+    ):
         dataset = EncodedDataset.open(Path(data))
         tables = tables_of(data)
-        exchange = {"exchange": "alltoall", "placement": placement, "channel": channel.ranks.open_channel()}
+        exchange = {
+            "exchange": "alltoall",
+            "placement": placement,
+            "channel": channel.ranks.open_channel(),
+        }
         embeddings = pb.Embeddings(tables, OPTIMIZERS[optimizer], seed=seed, **exchange)
         torch.manual_seed(seed)
-        model = build_model("dlrm", len(dataset.schema.dense), len(tables), dim=4, bottom=(8,), top=(8,))
+        model = build_model(
+            "dlrm", len(dataset.schema.dense), len(tables), dim=4, bottom=(8,), top=(8,)
+        )
         model = data_parallel(model, channel.ranks)
         dense_optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         self.session = Session(
-            make_config(data), dataset, embeddings, model, dense_optimizer, averages=None, world=None
+            make_config(data),
+            dataset,
+            embeddings,
+            model,
+            dense_optimizer,
+            averages=None,
+            world=None,
         )
-        self.channel, self.folder = channel, CheckpointFolder(Path(folder), keep, full_every, channel)
+        self.channel, self.folder = (
+            channel,
+            CheckpointFolder(Path(folder), keep, full_every, channel),
+        )
 
     def train(self, first, last):
         """Steps ``first`` to ``last``, this one included, of the same batches at every number of ranks."""
@@ -65,8 +90,13 @@ class Run:
 
     def numbers(self):
         """This rank's pieces, and the dense weights."""
-        pieces = [(v.piece, {"weight": v.weights.copy(), **copies(v.state)}) for v in self.session.embeddings.pieces()]
-        return pieces, {name: tensor.numpy().copy() for name, tensor in self.session.model.state_dict().items()}
+        pieces = [
+            (v.piece, {"weight": v.weights.copy(), **copies(v.state)})
+            for v in self.session.embeddings.pieces()
+        ]
+        return pieces, {
+            name: tensor.numpy().copy() for name, tensor in self.session.model.state_dict().items()
+        }
 
 
 def copies(arrays):
@@ -94,7 +124,9 @@ def move_and_go_on(channel, data, folder, options):
 
 
 def tables_of(data):
-    return [pb.Table(name, rows, 4) for name, rows in EncodedDataset.open(Path(data)).num_rows.items()]
+    return [
+        pb.Table(name, rows, 4) for name, rows in EncodedDataset.open(Path(data)).num_rows.items()
+    ]
 
 
 def load_and_save(channel, data, folder, target, options):
@@ -217,7 +249,11 @@ def work_together(channel, bad_rank, kind):
         said = None
     except Exception as error:
         said = type(error).__name__, str(error)
-    return said, together(channel, lambda: channel.ranks.rank), on_first(channel, lambda: channel.ranks.rank + 7)
+    return (
+        said,
+        together(channel, lambda: channel.ranks.rank),
+        on_first(channel, lambda: channel.ranks.rank + 7),
+    )
 
 
 def begin_where_others_do_not_look(channel, data, folder):

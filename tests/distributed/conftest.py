@@ -19,7 +19,11 @@ def expected(worlds, data, tmp_path_factory):
     from small_run import make_config
 
     folder = tmp_path_factory.mktemp("expected") / "run"
-    worlds(2).run(cases.train, make_config(data, *COMMON, "embedding.exchange=alltoall").model_dump(), str(folder))
+    worlds(2).run(
+        cases.train,
+        make_config(data, *COMMON, "embedding.exchange=alltoall").model_dump(),
+        str(folder),
+    )
     return folder
 
 

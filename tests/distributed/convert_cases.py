@@ -27,8 +27,13 @@ def cut(table, kind):
 def write(channel, model, folder, kind):
     """``model.pt``, whole, as each rank's file and as a folder of DCP, in nested dictionaries with an optimizer's state."""
     state = torch.load(model, weights_only=True)
-    mine = {name: cut(tensor, kind) if "embedding_bags" in name else tensor for name, tensor in state.items()}
-    moments = {f"{name}.momentum1": tensor for name, tensor in mine.items() if "embedding_bags" in name}
+    mine = {
+        name: cut(tensor, kind) if "embedding_bags" in name else tensor
+        for name, tensor in state.items()
+    }
+    moments = {
+        f"{name}.momentum1": tensor for name, tensor in mine.items() if "embedding_bags" in name
+    }
     nested = {"app": {"model": mine, "optimizer": {"state": moments, "lr": 0.5}, "epoch": 3}}
     dcp.save(nested, checkpoint_id=folder / "dcp")
     if kind != "dtensor":

@@ -18,7 +18,11 @@ class Forked:
 
     def __init__(self, *arguments):
         self._program = Program("-m", "pibroch", *arguments, leads_session=True)
-        self.pid, self.poll, self.close = self._program.pid, self._program.poll, self._program.__exit__
+        self.pid, self.poll, self.close = (
+            self._program.pid,
+            self._program.poll,
+            self._program.__exit__,
+        )
 
     @property
     def returncode(self):

@@ -15,7 +15,14 @@ from pibroch.models import BatchNorm, build_model, set_place
 NUM_STEPS = 3
 PARTS = {1: (9,), 2: (8, 1), 3: (6, 0, 3), 4: (0, 1, 7, 1)}
 """Samples of each rank: ragged, one and none."""
-OPTIONS = {"dim": 3, "bottom": (8,), "top": (9, 7), "dropout": 0.2, "embedding_dropout": 0.1, "batch_norm": True}
+OPTIONS = {
+    "dim": 3,
+    "bottom": (8,),
+    "top": (9, 7),
+    "dropout": 0.2,
+    "embedding_dropout": 0.1,
+    "batch_norm": True,
+}
 
 
 def batch(name, step):
@@ -23,7 +30,11 @@ def batch(name, step):
     generator = torch.Generator().manual_seed(step)
     width = 3 + (name in ("deepfm", "wide_deep"))
     embedded = torch.randn(9, 5, width, generator=generator)
-    return torch.randn(9, 4, generator=generator), embedded, torch.rand(9, generator=generator).round()
+    return (
+        torch.randn(9, 4, generator=generator),
+        embedded,
+        torch.rand(9, generator=generator).round(),
+    )
 
 
 def train(name, ranks, part):
@@ -64,7 +75,11 @@ class Odd(nn.Module):
 
     def forward(self, x, rare):
         x = self.frozen(self.first(x)).tanh()
-        x = self.tied(self.later_frozen(x)) + self.narrow(x.bfloat16()).float() + self.wide(x.double()).float()
+        x = (
+            self.tied(self.later_frozen(x))
+            + self.narrow(x.bfloat16()).float()
+            + self.wide(x.double()).float()
+        )
         return self.rare(x) if rare else x
 
 
@@ -84,9 +99,15 @@ def odd_gradients(ranks, sizes, part):
             model.zero_grad(set_to_none=clearing)
         for step in range(2 if clearing is None else 1):
             loss = model(x[step, mine], part == 0).square().sum(1).mean()
-            loss = loss if sizes[part] else loss + sum((p * torch.nan).sum() for p in model.first.parameters())
+            loss = (
+                loss
+                if sizes[part]
+                else loss + sum((p * torch.nan).sum() for p in model.first.parameters())
+            )
             loss.backward()
-        found.append({n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()})
+        found.append(
+            {n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
+        )
     return found
 
 
@@ -107,7 +128,9 @@ def start(channel):
     """What a model holds after it was joined: numbers of all types, from rank 0, bit for bit."""
     torch.manual_seed(channel.ranks.rank)
     model = nn.Module()
-    for place, dtype in enumerate((torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool)):
+    for place, dtype in enumerate(
+        (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool)
+    ):
         model.register_buffer(f"buffer_{place}", (torch.randn(3, 2) * 9).to(dtype))
     model.register_buffer("scalar", torch.tensor(float(channel.ranks.rank) - 0.0), persistent=False)
     model.register_buffer("nothing", torch.empty(0))
@@ -137,7 +160,9 @@ def order_of_events(channel):
     ranks.events = []
     model = data_parallel(build_model("dlrm", 13, 26, dim=64), ranks)
     for name, parameter in model.named_parameters():
-        parameter.register_post_accumulate_grad_hook(lambda _, name=name: ranks.events.append(name.split(".")[0]))
+        parameter.register_post_accumulate_grad_hook(
+            lambda _, name=name: ranks.events.append(name.split(".")[0])
+        )
     model(torch.randn(4, 13), torch.randn(4, 26, 64)).sum().backward()
     return ranks.events
 
@@ -145,7 +170,9 @@ def order_of_events(channel):
 def copies(channel):
     """A copy of the model goes its own way, and neither evaluation nor a failed backward confuses the next step."""
     torch.manual_seed(0)
-    model = data_parallel(nn.Sequential(nn.Linear(4, 4), BatchNorm(4), nn.Linear(4, 1)), channel.ranks)
+    model = data_parallel(
+        nn.Sequential(nn.Linear(4, 4), BatchNorm(4), nn.Linear(4, 1)), channel.ranks
+    )
     x = torch.randn(5, 4) + channel.ranks.rank
     other = copy.deepcopy(model).eval()
     model.eval()
@@ -158,7 +185,9 @@ def copies(channel):
     with contextlib.suppress(ValueError):
         out.sum().backward()
     model(x).mean().backward()
-    return [parameter.grad for parameter in model.parameters()], [parameter.grad for parameter in other.parameters()]
+    return [parameter.grad for parameter in model.parameters()], [
+        parameter.grad for parameter in other.parameters()
+    ]
 
 
 def _fail(gradient):
@@ -169,7 +198,9 @@ def far_from_zero(channel):
     """Columns with means a thousand times their deviation, and what the norm makes of them."""
     size, rank = channel.ranks.world_size, channel.ranks.rank
     norm = data_parallel(BatchNorm(3), channel.ranks)
-    x = torch.randn(4 * size, 3, generator=torch.Generator().manual_seed(1)) + torch.tensor([0.0, 1e3, -3e3])
+    x = torch.randn(4 * size, 3, generator=torch.Generator().manual_seed(1)) + torch.tensor(
+        [0.0, 1e3, -3e3]
+    )
     return x, norm(x[4 * rank : 4 * rank + 4]).detach()
 
 

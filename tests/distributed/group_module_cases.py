@@ -28,12 +28,18 @@ class Towers(nn.Module):
         super().__init__()
         self.bottom, self.top = nn.Linear(4, 3), nn.Linear(7, 1)
         self.towers = nn.ModuleDict(
-            {str(t): nn.Sequential(nn.Linear(3, 5), BatchNorm(5), nn.Tanh(), nn.Linear(5, 2)) for t in held}
+            {
+                str(t): nn.Sequential(nn.Linear(3, 5), BatchNorm(5), nn.Tanh(), nn.Linear(5, 2))
+                for t in held
+            }
         )
 
     def forward(self, dense, blocks, route):
         low = self.bottom(dense).tanh()
-        outputs = [back(self.towers[str(t)](rows)) if t is not None else back(rows) for t, rows, back in route(blocks)]
+        outputs = [
+            back(self.towers[str(t)](rows)) if t is not None else back(rows)
+            for t, rows, back in route(blocks)
+        ]
         return self.top(torch.cat([low, *outputs], 1)).squeeze(1)
 
 
@@ -59,12 +65,18 @@ class Rows(torch.autograd.Function):
 
 def route_over(channel, tower, sizes):
     """The tower of this rank gets its block of the samples of every second rank; its outputs go where these came from."""
-    rank, size, groups = channel.ranks.rank, channel.ranks.world_size, GROUPS[channel.ranks.world_size]
+    rank, size, groups = (
+        channel.ranks.rank,
+        channel.ranks.world_size,
+        GROUPS[channel.ranks.world_size],
+    )
     takers = [members[rank % len(members)] for members in groups]
     going = [sizes[rank] if p in takers else 0 for p in range(size)]
     my_group = groups[tower]
     coming = [sizes[p] if my_group[p % len(my_group)] == rank else 0 for p in range(size)]
-    order = sorted(range(2), key=lambda t: takers[t])  # towers in the order in which their ranks stand
+    order = sorted(
+        range(2), key=lambda t: takers[t]
+    )  # towers in the order in which their ranks stand
 
     def route(blocks):
         send = torch.cat([blocks[:, t] for t in order])
@@ -72,7 +84,9 @@ def route_over(channel, tower, sizes):
 
         def back(outputs):
             came = Rows.apply(outputs, channel, coming, going, sizes[rank] / max(1, sum(sizes)))
-            parts = dict(zip(order, came.split(sizes[rank]) if sizes[rank] else [came, came], strict=True))
+            parts = dict(
+                zip(order, came.split(sizes[rank]) if sizes[rank] else [came, came], strict=True)
+            )
             return torch.cat([parts[t] for t in range(2)], 1)
 
         yield tower, rows, back
@@ -111,14 +125,19 @@ class Training:
         self.channel, ranks = channel, channel.ranks
         self.model, self.tower = build(ranks)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.05, eps=1e-3)
-        self.averages = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+        self.averages = AveragedModel(
+            self.model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True
+        )
 
     def step(self, step):
         """Gradients before they were clipped, those of the blocks, and the norm."""
         size, rank, total = self.channel.ranks.world_size, self.channel.ranks.rank, sum(STEPS[step])
         sizes = [sum(STEPS[step][p * 4 // size : (p + 1) * 4 // size]) for p in range(size)]
         generator = torch.Generator().manual_seed(step)
-        whole = [torch.randn(total, 4, generator=generator), torch.randn(total, 2, 3, generator=generator)]
+        whole = [
+            torch.randn(total, 4, generator=generator),
+            torch.randn(total, 2, 3, generator=generator),
+        ]
         whole.append(torch.rand(total, generator=generator).round())
         dense, blocks, labels = (each[sum(sizes[:rank]) : sum(sizes[: rank + 1])] for each in whole)
         blocks = blocks.clone().requires_grad_()
@@ -128,9 +147,13 @@ class Training:
         bce = functional.binary_cross_entropy_with_logits
         loss = bce(logits, labels) if len(labels) else logits.sum()
         loss.backward()
-        gradients = {name: parameter.grad.clone() for name, parameter in self.model.named_parameters()}
+        gradients = {
+            name: parameter.grad.clone() for name, parameter in self.model.named_parameters()
+        }
         norm = clip_grad_norm(self.model, CLIP, self.channel)
-        clipped = {name: parameter.grad.clone() for name, parameter in self.model.named_parameters()}
+        clipped = {
+            name: parameter.grad.clone() for name, parameter in self.model.named_parameters()
+        }
         self.optimizer.step()
         self.averages.update_parameters(self.model)
         return gradients, blocks.grad, clipped, norm.item()
@@ -139,9 +162,16 @@ class Training:
         """Model, averages and the optimizer's state by names."""
         names = [name for name, _ in self.model.named_parameters()]
         fields = self.optimizer.state_dict()["state"].items()
-        state = {f"state {names[i]} {field}": value for i, named in fields for field, value in named.items()}
+        state = {
+            f"state {names[i]} {field}": value
+            for i, named in fields
+            for field, value in named.items()
+        }
         averages = {f"average {name}": value for name, value in self.averages.state_dict().items()}
-        return {name: value.clone() for name, value in {**self.model.state_dict(), **averages, **state}.items()}
+        return {
+            name: value.clone()
+            for name, value in {**self.model.state_dict(), **averages, **state}.items()
+        }
 
 
 def train(channel):
@@ -202,7 +232,9 @@ def wrong_parts(channel, how):
         model["tower"] = nn.Linear(2, 2)
         ownership.assign(model["tower"], (0, 1))
     elif how == "held by all elsewhere":
-        model["tower"] = nn.Linear(2, 2) if ranks.rank else data_parallel(nn.Linear(2, 2), ranks.group([0]))
+        model["tower"] = (
+            nn.Linear(2, 2) if ranks.rank else data_parallel(nn.Linear(2, 2), ranks.group([0]))
+        )
     try:
         data_parallel(model, ranks)
     except ConfigError as error:

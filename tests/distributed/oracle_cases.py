@@ -16,7 +16,9 @@ def problem_of_loss(channel, rendezvous, oracle):
     try:
         settings = [[[0, 10]], [10], 1, 1, "lrpp", True]
         thread = TaskThread("pibroch-planner")
-        planner = remote_planner.RemotePlanner(thread, ORACLE_NAME, channel, settings, lambda purpose, size: None)
+        planner = remote_planner.RemotePlanner(
+            thread, ORACLE_NAME, channel, settings, lambda purpose, size: None
+        )
         opening = planner.open(1, 1)
         os.kill(oracle, signal.SIGKILL)
         opening.result(60)

@@ -20,7 +20,12 @@ PLACEMENTS = {
     "table_wise": "table_wise",
     "pooled": "table_wise_pooled",
     "column_wise": "column_wise",
-    "mixed": {"red": "replicated", "green": "table_wise_pooled", "blue": "column_wise", "": "row_wise"},
+    "mixed": {
+        "red": "replicated",
+        "green": "table_wise_pooled",
+        "blue": "column_wise",
+        "": "row_wise",
+    },
 }
 
 
@@ -33,7 +38,9 @@ def plan_by_rows(num_shards):
     }
     copies = np.zeros((6, num_shards), np.bool_)
     copies[0] = True
-    return pb.Plan.by_rows(Assignment(parts, draw.integers(0, num_shards, 6).astype(np.uint16), copies))
+    return pb.Plan.by_rows(
+        Assignment(parts, draw.integers(0, num_shards, 6).astype(np.uint16), copies)
+    )
 
 
 def make(channel, placement, dims=(8, 8, 8, 8), **options):
@@ -73,7 +80,12 @@ def make_batch(rank, number, weighted=False, size=None):
     values = (torch.rand(int(offsets[-1]), generator=choices) * limits).long()
     weights = torch.rand(len(values), generator=choices) if weighted else None
     return pb.JaggedBatch(
-        torch.randn(size, NUM_DENSE, generator=choices), FEATURES, values, offsets, torch.zeros(size), weights=weights
+        torch.randn(size, NUM_DENSE, generator=choices),
+        FEATURES,
+        values,
+        offsets,
+        torch.zeros(size),
+        weights=weights,
     )
 
 
@@ -108,7 +120,9 @@ def predictions(channel, placement, bounds, transport, dims=(8, 8, 8, 8), **opti
             assert number + 1 - len(done) <= bound
         done += pipeline.drain()
         same = [torch.equal(each.logits, logits) for each, logits in zip(done, wanted, strict=True)]
-        ids = [each.request_id for each in done] == [f"request {number}" for number in range(len(batches))]
+        ids = [each.request_id for each in done] == [
+            f"request {number}" for number in range(len(batches))
+        ]
         channel.barrier()
         pipeline.close()
         per_batch = pipeline.num_messages / len(batches) / max(1, size - 1)
@@ -131,7 +145,11 @@ def unequal(channel, bound):
     for _ in range(2):
         done = list(pipeline.run(batches))
         results.append([each.request_id for each in done] == list(range(len(batches))))
-        results.append(all(torch.equal(each.logits, logits) for each, logits in zip(done, wanted, strict=False)))
+        results.append(
+            all(
+                torch.equal(each.logits, logits) for each, logits in zip(done, wanted, strict=False)
+            )
+        )
     channel.barrier()
     pipeline.close()
     return all(results)
@@ -146,14 +164,22 @@ def bad_batches(channel, bound):
     if rank == 0:
         values = batches[3].values.clone()
         values[2] = 10**6
-        batches[3] = pb.JaggedBatch(batches[3].dense, FEATURES, values, batches[3].offsets, batches[3].labels)
+        batches[3] = pb.JaggedBatch(
+            batches[3].dense, FEATURES, values, batches[3].offsets, batches[3].labels
+        )
         kept = batches[5]
-        batches[5] = pb.JaggedBatch(kept.dense[:, 1:], FEATURES, kept.values, kept.offsets, kept.labels)
+        batches[5] = pb.JaggedBatch(
+            kept.dense[:, 1:], FEATURES, kept.values, kept.offsets, kept.labels
+        )
     pipeline = pb.BoundedLagPipeline(model, embeddings, bound)
     done = list(pipeline.run(batches))
     channel.barrier()
     pipeline.close()
-    errors = {each.request_id: f"{type(each.error).__name__}: {each.error}" for each in done if each.error is not None}
+    errors = {
+        each.request_id: f"{type(each.error).__name__}: {each.error}"
+        for each in done
+        if each.error is not None
+    }
     for each in done:
         if each.error is None:
             assert torch.equal(each.logits, wanted[each.request_id]) and len(each.scores()) == 6

@@ -14,6 +14,12 @@ def score(channel, run, data, split, out, bound):
     steps = []
     torch.set_num_threads(1)
     done = score_split_by_ranks(
-        Path(run), EncodedDataset.open(Path(data)), split, Path(out), World(channel.ranks, channel), bound, steps.append
+        Path(run),
+        EncodedDataset.open(Path(data)),
+        split,
+        Path(out),
+        World(channel.ranks, channel),
+        bound,
+        steps.append,
     )
     return done, sum(steps), channel.ranks.rank

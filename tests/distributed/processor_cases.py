@@ -18,7 +18,8 @@ def same_batches(channel, rendezvous, path, split, batch_size, shuffle, part, sk
     """Whether two epochs from processors are those of the loader, in every field; and the most bytes of a batch."""
     dataset = EncodedDataset.open(path)
     here, wanted = (
-        Loader(dataset.split(split), batch_size, shuffle=shuffle, seed=7, part=tuple(part)) for _ in range(2)
+        Loader(dataset.split(split), batch_size, shuffle=shuffle, seed=7, part=tuple(part))
+        for _ in range(2)
     )
     client.MOST_BYTES = most_bytes
     processors = Processors(join(rendezvous, {DATA_PROCESSOR: 2}, 0)[DATA_PROCESSOR], channel.ranks)
@@ -40,7 +41,9 @@ def same_batches(channel, rendezvous, path, split, batch_size, shuffle, part, sk
 def assert_same(batch, expected):
     for name in ("dense", "values", "offsets", "labels"):
         ours, theirs = getattr(batch, name), getattr(expected, name)
-        assert ours.dtype == theirs.dtype and ours.shape == theirs.shape and torch.equal(ours, theirs), name
+        assert (
+            ours.dtype == theirs.dtype and ours.shape == theirs.shape and torch.equal(ours, theirs)
+        ), name
     for name in ("keys", "weights", "position", "first_sample"):
         assert getattr(batch, name) == getattr(expected, name), name
     batch.validate()
@@ -52,7 +55,9 @@ def problem_of(channel, rendezvous, path, told_path, told_digest, num_processors
     loader = Loader(dataset.split("train"), 10)
     dataset.path = type(dataset.path)(told_path or path)
     dataset.digest = told_digest or dataset.digest
-    processors = Processors(join(rendezvous, {DATA_PROCESSOR: num_processors}, 0)[DATA_PROCESSOR], channel.ranks)
+    processors = Processors(
+        join(rendezvous, {DATA_PROCESSOR: num_processors}, 0)[DATA_PROCESSOR], channel.ranks
+    )
     try:
         next(processors.batches(dataset, loader, 3))
     except PibrochError as error:
@@ -65,7 +70,9 @@ def problem_of_loss(channel, rendezvous, path, processes):
     """What is raised when processors are killed in the middle of an epoch, and nobody takes their place."""
     client.COME_BACK_S = 0.5
     dataset = EncodedDataset.open(path)
-    processors = Processors(join(rendezvous, {DATA_PROCESSOR: len(processes)}, 0)[DATA_PROCESSOR], channel.ranks)
+    processors = Processors(
+        join(rendezvous, {DATA_PROCESSOR: len(processes)}, 0)[DATA_PROCESSOR], channel.ranks
+    )
     try:
         batches = processors.batches(dataset, Loader(dataset.split("train"), 10), 200)
         next(batches)

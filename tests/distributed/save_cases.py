@@ -37,15 +37,21 @@ class Program:
         self.channel = channel
         ranks = channel.ranks
         several = exchange != "local"
-        options |= {"exchange": exchange, "seed": seed} | ({"channel": ranks.open_channel()} if several else {})
+        options |= {"exchange": exchange, "seed": seed} | (
+            {"channel": ranks.open_channel()} if several else {}
+        )
         self.embeddings = pb.Embeddings(TABLES, OPTIMIZERS, **options)
         torch.manual_seed(seed + ranks.rank)
-        self.model = nn.Sequential(nn.Linear(8 + 8 + 16 + 4 + 8 + 1, 16), nn.Dropout(0.3), nn.Linear(16, 1))
+        self.model = nn.Sequential(
+            nn.Linear(8 + 8 + 16 + 4 + 8 + 1, 16), nn.Dropout(0.3), nn.Linear(16, 1)
+        )
         self.model = pb.data_parallel(self.model, ranks) if several else self.model
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
         self.scheduler = {
             "dense": torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 0.02, total_steps=20),
-            "rows": torch.optim.lr_scheduler.StepLR(self.embeddings.fused_optimizer, step_size=2, gamma=0.5),
+            "rows": torch.optim.lr_scheduler.StepLR(
+                self.embeddings.fused_optimizer, step_size=2, gamma=0.5
+            ),
         }
 
     @property
@@ -88,7 +94,11 @@ class Program:
                 )  # fmt: skip
         dense = {name: tensor.numpy().copy() for name, tensor in self.model.state_dict().items()}
         rates = [*self.scheduler["dense"].get_last_lr(), *self.scheduler["rows"].get_last_lr()]
-        return whole, dense, [*rates, *self.embeddings.fused_optimizer.learning_rates, self.embeddings.step]
+        return (
+            whole,
+            dense,
+            [*rates, *self.embeddings.fused_optimizer.learning_rates, self.embeddings.step],
+        )
 
 
 def batch_of(step, first, last):
@@ -100,12 +110,16 @@ def batch_of(step, first, last):
         counts = rng.integers(0, 4, SIZE)
         ids = rng.integers(0, limit[feature], counts.sum())
         ends = counts.cumsum()
-        values.append(ids[ends[first] - counts[first] : ends[last - 1]] if last > first else ids[:0])
+        values.append(
+            ids[ends[first] - counts[first] : ends[last - 1]] if last > first else ids[:0]
+        )
         lengths.append(counts[first:last])
     labels = torch.from_numpy(rng.integers(0, 2, SIZE)[first:last].astype(np.float32))
     offsets = np.concatenate([[0], np.concatenate(lengths).cumsum()]).astype(np.int64)
     ids = torch.from_numpy(np.concatenate(values).astype(np.int64))
-    return pb.JaggedBatch(torch.zeros(last - first, 0), FEATURES, ids, torch.from_numpy(offsets), labels)
+    return pb.JaggedBatch(
+        torch.zeros(last - first, 0), FEATURES, ids, torch.from_numpy(offsets), labels
+    )
 
 
 def undisturbed(channel, last, dropout=True, **options):
@@ -123,7 +137,11 @@ def save_and_die(channel, folder, last, die_in, dropout=True, **options):
         if step == die_in:
             os.kill(os.getpid(), signal.SIGKILL)
         if step % 2 == 0:
-            program.save(folder, extra={"step": step, "seen": (1, float("inf"))}, position={"epoch": 0, "sample": step})
+            program.save(
+                folder,
+                extra={"step": step, "seen": (1, float("inf"))},
+                position={"epoch": 0, "sample": step},
+            )
     return program.numbers()
 
 
@@ -192,7 +210,12 @@ def dcp_parts(program):
     """As torch's own tools put models and optimizers into DCP's checkpoints, and the tables beside them."""
     model, optimizer = get_state_dict(program.model, program.optimizer)
     schedulers = {name: each.state_dict() for name, each in program.scheduler.items()}
-    return {"rows": program.embeddings.stateful(), "model": model, "optimizer": optimizer, "schedulers": schedulers}
+    return {
+        "rows": program.embeddings.stateful(),
+        "model": model,
+        "optimizer": optimizer,
+        "schedulers": schedulers,
+    }
 
 
 def dcp_save(channel, folder, last, dropout=False, **options):
@@ -208,7 +231,10 @@ def dcp_resume(channel, folder, last, dropout=False, **options):
     parts = dcp_parts(program)
     dcp.load(parts, checkpoint_id=folder)
     set_state_dict(
-        program.model, program.optimizer, model_state_dict=parts["model"], optim_state_dict=parts["optimizer"]
+        program.model,
+        program.optimizer,
+        model_state_dict=parts["model"],
+        optim_state_dict=parts["optimizer"],
     )
     for name, each in program.scheduler.items():
         each.load_state_dict(parts["schedulers"][name])
@@ -230,10 +256,17 @@ def fill_whole(channel, state, by_table, **options):
     program = Program(channel, seed=8, **options)
     state = {name: torch.from_numpy(array) for name, array in state.items()}
     for table in TABLES if by_table else [None]:
-        some = {name: each for name, each in state.items() if table is None or f".{table.name}." in name}
-        program.embeddings.load_full_state_dict(some if channel.ranks.rank == 0 else {}, strict=not by_table)
+        some = {
+            name: each for name, each in state.items() if table is None or f".{table.name}." in name
+        }
+        program.embeddings.load_full_state_dict(
+            some if channel.ranks.rank == 0 else {}, strict=not by_table
+        )
     one = program.embeddings.full_state_dict(["item"], on_all_ranks=True)
-    assert torch.equal(one.pop("embedding_bags.item.weight"), state["embedding_bags.item.weight"]) and not one
+    assert (
+        torch.equal(one.pop("embedding_bags.item.weight"), state["embedding_bags.item.weight"])
+        and not one
+    )
     return program.numbers()
 
 
@@ -241,7 +274,11 @@ def fill_badly(channel, state, **options):
     program, said = Program(channel, **options), []
     state = {name: torch.from_numpy(array) for name, array in state.items()}
     first = next(iter(state))
-    for bad in ({**state, first: state[first][1:]}, {**state, "other": state[first]}, {first: state[first]}):
+    for bad in (
+        {**state, first: state[first][1:]},
+        {**state, "other": state[first]},
+        {first: state[first]},
+    ):
         try:
             program.embeddings.load_full_state_dict(bad if channel.ranks.rank == 0 else {})
         except pb.errors.CheckpointError as error:
@@ -253,7 +290,10 @@ def read_ahead(channel, folder, last, save_after, load_after=None, **options):
     """Batches come through a feed that reads ahead, which saving and loading interrupt; the numbers at the end."""
     program = Program(channel, **options)
     rank, size = channel.ranks.rank, channel.ranks.world_size
-    batches = (batch_of(step, SIZE * rank // size, SIZE * (rank + 1) // size) for step in range(1, last + 1))
+    batches = (
+        batch_of(step, SIZE * rank // size, SIZE * (rank + 1) // size)
+        for step in range(1, last + 1)
+    )
     program.model.train(False)
     for batch in program.embeddings.feed(batches):
         program.step(batch)
@@ -302,7 +342,9 @@ def towers(channel, folder, do):
         pb.data_parallel(model.towers[str(ranks.rank)], group, reduction="sum")
         pb.data_parallel(model, ranks, reduction="sum")
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    options = {"exchange": "alltoall", "channel": ranks.open_channel()} if ranks.world_size > 1 else {}
+    options = (
+        {"exchange": "alltoall", "channel": ranks.open_channel()} if ranks.world_size > 1 else {}
+    )
     embeddings = pb.Embeddings(TABLES, OPTIMIZERS, **options)
     if do == "save":
         for name, parameter in model.named_parameters():
@@ -314,7 +356,9 @@ def towers(channel, folder, do):
     names = [name for name, _ in model.named_parameters()]
     found = {name: tensor.detach().numpy().copy() for name, tensor in model.state_dict().items()}
     for place, fields in optimizer.state_dict()["state"].items():
-        found |= {f"{names[place]}/{field}": value.numpy().copy() for field, value in fields.items()}
+        found |= {
+            f"{names[place]}/{field}": value.numpy().copy() for field, value in fields.items()
+        }
     return found
 
 

@@ -30,7 +30,9 @@ SETTING = topic.Setting("zipf", HOSTS, 4, ("200mbit",))
 @pytest.fixture
 def case(tmp_path):
     """Three tables, dim 4, four global batches of 2 x 32; of so many rows that TorchRec's planner does not replicate them."""
-    workload = Workload("zipf", num_batches=4, batch_size=HOSTS * BATCH_SIZE, num_tables=3, num_rows=20_000)
+    workload = Workload(
+        "zipf", num_batches=4, batch_size=HOSTS * BATCH_SIZE, num_tables=3, num_rows=20_000
+    )
     path = workload.write(tmp_path)
     return Case(str(path), 4, BATCH_SIZE, 3, 20_000, sparse_optimizer="rowwise_adagrad", threads=1)
 
@@ -38,7 +40,9 @@ def case(tmp_path):
 @pytest.fixture
 def specs():
     here = {OURS: "distributed_pibroch", **topic.IDEAL_FORMS}
-    return Lineup.of(here, {PIPELINED: topic.TORCHREC_FORMS[PIPELINED]}).specs  # without TorchRec where it is absent
+    return Lineup.of(
+        here, {PIPELINED: topic.TORCHREC_FORMS[PIPELINED]}
+    ).specs  # without TorchRec where it is absent
 
 
 @pytest.mark.slow
@@ -62,7 +66,11 @@ def check_measurement(lab, running, case):
         assert agreements[0].contenders == (OURS, PIPELINED)
         assert 0 < agreements[0].largest["loss"] < 1e-5
     outcome = topic.measure_at("100mbit", lab, running, SHORT)
-    check_rows(topic.case_rows(SETTING, outcome, {team.spec.label: team.memory()["peak"] for team in running}))
+    check_rows(
+        topic.case_rows(
+            SETTING, outcome, {team.spec.label: team.memory()["peak"] for team in running}
+        )
+    )
     assert "the ideal's" in topic.headline(SETTING, outcome)
 
 
@@ -84,7 +92,9 @@ def check_rows(rows):
     assert by_label[OURS]["sent_mb_per_step"] > dense_mb
     for row in rows:
         assert 0 < row["p20_ms"] <= row["p50_ms"] <= row["p80_ms"]
-        assert row["p50_ms"] > 0.5 * dense_mb * 8 / 100 * 1e3, "a link of 100 Mbit/s cannot be so quick"
+        assert row["p50_ms"] > 0.5 * dense_mb * 8 / 100 * 1e3, (
+            "a link of 100 Mbit/s cannot be so quick"
+        )
         assert row["peak_mb"] > 100
         assert (row["of_torchrec"] is None) == (PIPELINED not in by_label)
     assert by_label[topic.IDEAL]["of_ideal"] == 1.0

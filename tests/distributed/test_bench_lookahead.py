@@ -7,7 +7,15 @@ from benchmarks.breakdown import DENSE, DENSE_WAIT, LOOKUP, UPDATE, parts_ms
 from benchmarks.cases import Case
 from benchmarks.hosts import IDEAL, measure_at
 from benchmarks.lab import Lab, obstacle
-from benchmarks.lookahead_lineups import ALLTOALL, LOOKAHEAD, TORCHREC, Entry, Setting, lineup_of, ours
+from benchmarks.lookahead_lineups import (
+    ALLTOALL,
+    LOOKAHEAD,
+    TORCHREC,
+    Entry,
+    Setting,
+    lineup_of,
+    ours,
+)
 from benchmarks.lookahead_sections import MODELS
 from benchmarks.loss_curves import check_equal, train_in_turns
 from benchmarks.runner import Schedule
@@ -32,9 +40,19 @@ def case(tmp_path):
 
     Of so many rows that TorchRec's planner does not replicate them.
     """
-    path = Workload("zipf", num_batches=8, batch_size=64, num_tables=3, num_rows=20_000).write(tmp_path)
+    path = Workload("zipf", num_batches=8, batch_size=64, num_tables=3, num_rows=20_000).write(
+        tmp_path
+    )
     return Case(
-        str(path), 8, 32, 3, 20_000, sparse_optimizer="rowwise_adagrad", threads=1, model="deepfm", is_told=True
+        str(path),
+        8,
+        32,
+        3,
+        20_000,
+        sparse_optimizer="rowwise_adagrad",
+        threads=1,
+        model="deepfm",
+        is_told=True,
     )
 
 
@@ -50,7 +68,8 @@ def test_a_line_up_is_checked_and_measured(case):
         before = {team.spec.label: team.counts() for team in running}
         outcome = measure_at("100mbit", lab, running, SHORT)
         counted = {
-            team.spec.label: topic.figures_of_exchange(before[team.spec.label], team, SETTING) for team in running
+            team.spec.label: topic.figures_of_exchange(before[team.spec.label], team, SETTING)
+            for team in running
         }
         check_losses([team for team in running if team.spec.label in (LOOKAHEAD, ALLTOALL)])
     labels = [entry.label for entry in ENTRIES if entry.label in outcome.times]
@@ -88,6 +107,8 @@ def check_parts(label, times):
 def check_counts(row):
     by_purpose = {purpose: row[f"{purpose}_mb_per_step"] for purpose in topic.PURPOSES}
     assert all(value > 0 for value in by_purpose.values()), by_purpose
-    assert sum(by_purpose.values()) < row["sent_mb_per_step"], "the link carries dense gradients and headers as well"
+    assert sum(by_purpose.values()) < row["sent_mb_per_step"], (
+        "the link carries dense gradients and headers as well"
+    )
     assert 0 < row["prefetched_rows"] <= row["fetched_rows"] <= row["read_rows"] < 3 * 32
     assert 0 < row["slots"] < 3 * 20_000

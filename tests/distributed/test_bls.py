@@ -40,8 +40,12 @@ def test_bad_arguments_raise_what_gloo_raises(worlds):
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_all_else_is_gloos(worlds, size):
-    for rank, (total, objects, got, gradient, traded, name) in enumerate(worlds(size).run(cases.all_else)):
-        assert total == size * (size - 1) / 2 and objects == [{"rank": each} for each in range(size)]
+    for rank, (total, objects, got, gradient, traded, name) in enumerate(
+        worlds(size).run(cases.all_else)
+    ):
+        assert total == size * (size - 1) / 2 and objects == [
+            {"rank": each} for each in range(size)
+        ]
         assert got == (rank - 1) % size and gradient == [[(size + 1) / 2] * 2]
         assert traded == list(range(size)) and name == "bls"
 
@@ -82,7 +86,9 @@ print(0)
 
 @pytest.mark.parametrize("program", [FIRST, LATER], ids=["first", "later"])
 def test_importing_pibroch_is_enough_before_or_after_torch(program):
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr == ""
 

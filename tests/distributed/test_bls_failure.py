@@ -23,7 +23,11 @@ def programs():
     started = []
 
     def start(*arguments):
-        variables = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(SIZE)}
+        variables = os.environ | {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "WORLD_SIZE": str(SIZE),
+        }
         path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
         for rank in range(SIZE):
             environment = variables | {"RANK": str(rank), "PYTHONPATH": path}
@@ -39,7 +43,9 @@ def output(program):
     return Path(program._folder.name, "stdout").read_text()
 
 
-@pytest.mark.parametrize(("how", "transport"), [("killed", "auto"), ("stopped", "auto"), ("killed", "stream")])
+@pytest.mark.parametrize(
+    ("how", "transport"), [("killed", "auto"), ("stopped", "auto"), ("killed", "stream")]
+)
 def test_all_others_name_the_rank_that_is_lost_and_end(programs, how, transport):
     before = set(os.listdir("/dev/shm"))
     ranks = programs(3, transport, 10**9)

@@ -35,7 +35,11 @@ ONE_SERVER_ALONE = [
 @pytest.fixture
 def recipe(data, tmp_path):
     path = tmp_path / "roles.toml"
-    lookahead = ["embedding.exchange=lookahead", "embedding.lookahead=5", "embedding.oracle=central"]
+    lookahead = [
+        "embedding.exchange=lookahead",
+        "embedding.lookahead=5",
+        "embedding.oracle=central",
+    ]
     own = [*lookahead, "embedding.servers=2", "data.processors=1"]
     path.write_text(to_toml(make_config(data, *RAGGED, *own).model_dump()))
     return path
@@ -65,8 +69,22 @@ def test_all_roles_end_with_the_same_bits(recipe, expected, tmp_path):
 def test_a_killed_server_ends_the_run(recipe, tmp_path):
     """Under a launcher that is not torchrun."""
     run = tmp_path / "run"
-    arguments = ["train", recipe, "--run-dir", run, "--by-role", "--set", "train.epochs=1000", *ONE_SERVER_ALONE]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    arguments = [
+        "train",
+        recipe,
+        "--run-dir",
+        run,
+        "--by-role",
+        "--set",
+        "train.epochs=1000",
+        *ONE_SERVER_ALONE,
+    ]
+    place = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
     with (
         start_command(*arguments, env=place | {"RANK": "0", "LOCAL_RANK": "0"}) as trainer,
         start_command(*arguments, env=place | {"RANK": "1", "LOCAL_RANK": "1"}) as server,
@@ -80,7 +98,9 @@ def test_a_killed_server_ends_the_run(recipe, tmp_path):
 def test_torchrun_starts_roles(recipe, tmp_path):
     """A trainer and a server, of which nothing is forked."""
     run = tmp_path / "run"
-    with Program(*TORCHRUN, "train", recipe, "--run-dir", run, "--by-role", *ONE_SERVER_ALONE) as torchrun:
+    with Program(
+        *TORCHRUN, "train", recipe, "--run-dir", run, "--by-role", *ONE_SERVER_ALONE
+    ) as torchrun:
         ended = torchrun.end()
     output = ended.stdout + ended.stderr
     assert ended.returncode == 0, output
@@ -88,7 +108,9 @@ def test_torchrun_starts_roles(recipe, tmp_path):
     assert output.count("test AUC") == 1 and "stopped" not in output, output
 
 
-@pytest.mark.skipif(obstacle() is not None or shutil.which("openssl") is None, reason="needs a lab, and openssl")
+@pytest.mark.skipif(
+    obstacle() is not None or shutil.which("openssl") is None, reason="needs a lab, and openssl"
+)
 @pytest.mark.alone  # a lab
 def test_roles_on_two_hosts_meet_by_secret_and_tls(recipe, expected, tmp_path):
     """Trainers on one host, most of those who serve them on the other."""
@@ -119,7 +141,16 @@ def test_a_link_that_is_down_for_a_while_is_waited_for(data, expected, tmp_path,
     served = exchange == "lookahead"
     own = [f"embedding.exchange={exchange}", *(roles if served else [])]
     recipe.write_text(to_toml(make_config(data, *RAGGED, *own).model_dump()))
-    command = [sys.executable, "-m", "pibroch", "train", str(recipe), "--run-dir", str(run), *(["--by-role"] * served)]
+    command = [
+        sys.executable,
+        "-m",
+        "pibroch",
+        "train",
+        str(recipe),
+        "--run-dir",
+        str(run),
+        *(["--by-role"] * served),
+    ]
     before = []
 
     def pull():

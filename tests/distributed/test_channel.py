@@ -50,7 +50,9 @@ def test_plain_values_and_ragged_tensors_are_gathered(worlds, size):
 
 def test_sums_have_the_same_bits_everywhere(worlds, size):
     results = worlds(size).run(cases.reduced)
-    parts = [torch.randn(1000, generator=torch.Generator().manual_seed(rank)) for rank in range(size)]
+    parts = [
+        torch.randn(1000, generator=torch.Generator().manual_seed(rank)) for rank in range(size)
+    ]
     for sums in results:
         torch.testing.assert_close(sums[0], torch.stack(parts).sum(0))
         assert sums[1].tolist() == [size * i + size * (size - 1) // 2 for i in range(5)]
@@ -65,7 +67,9 @@ def test_channels_overlap(worlds, size):
 
 
 def test_traffic_counts_what_goes_to_others(worlds, size):
-    for rank, ((rows, reduced, counts), by_rows, by_sum) in enumerate(worlds(size).run(cases.traffic)):
+    for rank, ((rows, reduced, counts), by_rows, by_sum) in enumerate(
+        worlds(size).run(cases.traffic)
+    ):
         others = [p for p in range(size) if p != rank]
         assert rows == (
             8 * sum(cases.rows_from_to(rank, p) for p in others),
@@ -85,7 +89,12 @@ def test_groups_share_one_account_of_traffic_and_keep_their_order(worlds):
     for rank, (told, shared, limits, members, sent_to, received_from, totals) in enumerate(results):
         tower, peers = ((0, 1) if rank < 2 else (3, 2)), ((0, 2) if rank % 2 == 0 else (1, 3))
         assert shared and limits == (300.0, 300.0, 7.0)
-        assert members == [tower, peers, (1,) if rank == 1 else None, (tower[1],) if rank == tower[1] else None]
+        assert members == [
+            tower,
+            peers,
+            (1,) if rank == 1 else None,
+            (tower[1],) if rank == tower[1] else None,
+        ]
         for group, who, total in zip((tower, peers, range(4)), told[::2], told[1::2], strict=True):
             assert who == [[place, member, len(group) == 4] for place, member in enumerate(group)]
             assert total == [sum(group)] * 4
@@ -158,10 +167,18 @@ print("the end")
 
 def test_a_program_may_end_right_after_backward():
     """Its last gradients still travel then, and no thread may come back into an interpreter that is gone."""
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    place = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": "2",
+        "OMP_NUM_THREADS": "1",
+    }
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     program = [sys.executable, "-c", ENDS_AFTER_BACKWARD]
-    ranks = [subprocess.Popen(program, env=os.environ | place | {"RANK": str(rank)}, **pipes) for rank in range(2)]
+    ranks = [
+        subprocess.Popen(program, env=os.environ | place | {"RANK": str(rank)}, **pipes)
+        for rank in range(2)
+    ]
     try:
         said = [rank.communicate(timeout=120) for rank in ranks]
         assert [rank.returncode for rank in ranks] == [0, 0], said

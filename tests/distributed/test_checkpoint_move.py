@@ -27,13 +27,23 @@ def whole(results):
         for piece, fields in pieces:
             rows = ids_of(piece.rows)
             for name, numbers in fields.items():
-                per_column = name == "weight" or numbers.shape[1] == len(piece.columns) > 1 or piece.table.dim == 1
+                per_column = (
+                    name == "weight"
+                    or numbers.shape[1] == len(piece.columns) > 1
+                    or piece.table.dim == 1
+                )
                 width = piece.table.dim if per_column else numbers.shape[1]
                 key = (piece.table.name, name)
-                table = tables.setdefault(key, np.full((piece.table.num_rows, width), np.nan, np.float32))
-                columns = slice(piece.columns.start, piece.columns.stop) if per_column else slice(None)
+                table = tables.setdefault(
+                    key, np.full((piece.table.num_rows, width), np.nan, np.float32)
+                )
+                columns = (
+                    slice(piece.columns.start, piece.columns.stop) if per_column else slice(None)
+                )
                 seen = table[rows][:, columns]
-                assert np.isnan(seen).all() or np.array_equal(seen, numbers), f"replicas of {key} differ"
+                assert np.isnan(seen).all() or np.array_equal(seen, numbers), (
+                    f"replicas of {key} differ"
+                )
                 table[rows, columns] = numbers
     return {"/".join(key): table for key, table in tables.items()} | results[0][1]
 
@@ -54,7 +64,9 @@ def test_saved_by_four_row_wise_and_loaded_by_others(worlds, data, tmp_path, opt
     saved, expected = (whole([result[i] for result in results]) for i in (0, 1))
     assert any((saved[name] != expected[name]).any() for name in saved)
     for ranks, placement in PLACEMENTS:
-        results = worlds(ranks).run(cases.move_and_go_on, data, tmp_path, {**options, "placement": placement})
+        results = worlds(ranks).run(
+            cases.move_and_go_on, data, tmp_path, {**options, "placement": placement}
+        )
         loaded, went_on = (whole([result[i] for result in results]) for i in (0, 1))
         compare(loaded, saved, True, f"loaded by {ranks}, {placement}")
         compare(went_on, expected, ranks == 4, f"after going on with {ranks}, {placement}")
@@ -68,20 +80,35 @@ def test_saved_under_plans_of_rows_and_loaded_row_wise_and_back(worlds, data, tm
     numbers = whole(worlds(4).run(cases.save_every_step, data, tmp_path, 2, options))
     assert read_manifest(CheckpointFolder(tmp_path, 2).latest()).increments == 1
     right = whole(
-        worlds(4).run(cases.save_every_step, data, tmp_path / "row_wise", 2, options | {"placement": "row_wise"})
+        worlds(4).run(
+            cases.save_every_step,
+            data,
+            tmp_path / "row_wise",
+            2,
+            options | {"placement": "row_wise"},
+        )
     )
     compare(numbers, right, True, "under the plan")
     for ranks in (1, 2, 3):
-        moved = worlds(ranks).run(cases.load_and_save, data, tmp_path, tmp_path / str(ranks), {"optimizer": "averaged"})
+        moved = worlds(ranks).run(
+            cases.load_and_save, data, tmp_path, tmp_path / str(ranks), {"optimizer": "averaged"}
+        )
         compare(whole(moved), numbers, True, f"loaded row-wise by {ranks}")
         again = {"optimizer": "averaged", "placement": random_plan(tables, 4, ranks, copies=True)}
         back = worlds(4).run(cases.move_and_go_on, data, tmp_path / str(ranks), again)
-        compare(whole([loaded for loaded, _ in back]), numbers, True, f"of {ranks}, loaded under another plan")
+        compare(
+            whole([loaded for loaded, _ in back]),
+            numbers,
+            True,
+            f"of {ranks}, loaded under another plan",
+        )
 
 
 def test_incremental_checkpoints_and_a_resumed_run_s_bytes(worlds, data, tmp_path):
     options = {"full_every": 3, "placement": cases.MIXED, "keep": 2}
-    numbers = whole(worlds(2).run(cases.save_every_step, data, tmp_path / "undisturbed", 5, options))
+    numbers = whole(
+        worlds(2).run(cases.save_every_step, data, tmp_path / "undisturbed", 5, options)
+    )
     for last in (1, 3, 5):  # stops after an incremental and after a full one
         worlds(2).run(cases.save_every_step, data, tmp_path / "resumed", last, options)
     assert files_below(tmp_path / "resumed") == files_below(tmp_path / "undisturbed")
@@ -96,27 +123,47 @@ def test_incremental_checkpoints_and_a_resumed_run_s_bytes(worlds, data, tmp_pat
     assert deltas and all(manifests[1].files[file].size_bytes > 0 for file in deltas)
 
     for ranks, placement in ((1, "row_wise"), (3, "column_wise")):
-        moved = worlds(ranks).run(cases.move_and_go_on, data, folder.folder, {"placement": placement})
-        compare(whole([loaded for loaded, _ in moved]), numbers, True, f"loaded by {ranks}, {placement}")
+        moved = worlds(ranks).run(
+            cases.move_and_go_on, data, folder.folder, {"placement": placement}
+        )
+        compare(
+            whole([loaded for loaded, _ in moved]), numbers, True, f"loaded by {ranks}, {placement}"
+        )
 
 
 def test_a_byte_flipped_in_any_file_is_found_and_named(worlds, data, tmp_path):
-    worlds(2).run(cases.save_every_step, data, tmp_path, 2, {"full_every": 2, "placement": cases.MIXED})
+    worlds(2).run(
+        cases.save_every_step, data, tmp_path, 2, {"full_every": 2, "placement": cases.MIXED}
+    )
     checkpoint = CheckpointFolder(tmp_path, 2).latest()
     files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file()]
-    kinds = {"manifest", "dense.", "dense_optimizer", "random", "C1@0-of-2.", "C2.", "C4@1-of-2@delta"}
+    kinds = {
+        "manifest",
+        "dense.",
+        "dense_optimizer",
+        "random",
+        "C1@0-of-2.",
+        "C2.",
+        "C4@1-of-2@delta",
+    }
     assert all(any(path.name.startswith(kind) for path in files) for kind in kinds)
-    for said_of_file in worlds(2).run(cases.try_to_resume_with_each_file_damaged, data, tmp_path, files):
+    for said_of_file in worlds(2).run(
+        cases.try_to_resume_with_each_file_damaged, data, tmp_path, files
+    ):
         for path, said in zip(files, said_of_file, strict=True):
             assert said is not None and path.name in said, f"{path.name}: {said}"
             lies_in_both = (
                 tmp_path / "step-00000001" / path.relative_to(checkpoint)
             ).exists() and "tables" in path.parts
-            assert ("no undamaged checkpoint" if lies_in_both else "the run goes on from step 1") in said, path.name
+            assert (
+                "no undamaged checkpoint" if lies_in_both else "the run goes on from step 1"
+            ) in said, path.name
     assert worlds(2).run(cases.try_to_resume, data, tmp_path) == [None, None]
 
 
-@pytest.mark.parametrize(("how", "error"), [("nan", "TrainingError"), ("full disk", "StorageError")])
+@pytest.mark.parametrize(
+    ("how", "error"), [("nan", "TrainingError"), ("full disk", "StorageError")]
+)
 @pytest.mark.parametrize("bad_rank", [0, 2])
 def test_a_failure_on_one_rank_is_an_error_on_all(worlds, data, tmp_path, how, error, bad_rank):
     results = worlds(3).run(cases.fail_to_save, data, tmp_path, how, bad_rank)
@@ -129,7 +176,9 @@ def test_a_failure_on_one_rank_is_an_error_on_all(worlds, data, tmp_path, how, e
 
 
 @pytest.mark.parametrize(("rank", "where"), [(1, 3), (0, 30)])
-def test_a_rank_killed_while_saving_leaves_the_checkpoint_before(worlds, data, tmp_path, rank, where):
+def test_a_rank_killed_while_saving_leaves_the_checkpoint_before(
+    worlds, data, tmp_path, rank, where
+):
     """Rank 1 dies in the middle of its tables, rank 0 with the manifest written and only the rename to come."""
     world = World(2)
     try:
@@ -150,13 +199,21 @@ def test_what_fails_on_one_rank_fails_on_all(worlds, bad_rank):
         ("pibroch", "DataError", "DataError"),
         ("bug", "ZeroDivisionError", "RankFailedError"),
     ):
-        for rank, (said, values, first) in enumerate(worlds(3).run(cases.work_together, bad_rank, kind)):
+        for rank, (said, values, first) in enumerate(
+            worlds(3).run(cases.work_together, bad_rank, kind)
+        ):
             assert said[0] == (own if rank == bad_rank else others)
             assert rank == bad_rank or f"rank {bad_rank}" in said[1]
             assert (values, first) == ([0, 1, 2], 7)
 
 
 def test_a_disk_that_is_not_shared_is_an_error(worlds, data, tmp_path):
-    for rank, (kind, said) in enumerate(worlds(2).run(cases.begin_where_others_do_not_look, data, tmp_path)):
-        assert kind == "StorageError" and "shared file system" in said and ("on rank 1" in said) == (rank == 0)
+    for rank, (kind, said) in enumerate(
+        worlds(2).run(cases.begin_where_others_do_not_look, data, tmp_path)
+    ):
+        assert (
+            kind == "StorageError"
+            and "shared file system" in said
+            and ("on rank 1" in said) == (rank == 0)
+        )
     assert not list((tmp_path / "run").iterdir())

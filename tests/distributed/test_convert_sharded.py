@@ -46,7 +46,14 @@ def test_convert_from_dcp_and_from_files_of_ranks(worlds, data, model, tmp_path)
     worlds(2).run(cases.write, model[1], tmp_path, "rows")
     recipe = model[0].path / "config.toml"
     ended = run_command(
-        "checkpoint", "convert", tmp_path / "dcp", tmp_path / "run", "--from", "torchrec", "--recipe", recipe
+        "checkpoint",
+        "convert",
+        tmp_path / "dcp",
+        tmp_path / "run",
+        "--from",
+        "torchrec",
+        "--recipe",
+        recipe,
     )
     assert ended.returncode == 0, ended.stderr
     config = make_config(data, *PLAIN)
@@ -59,9 +66,13 @@ def test_convert_from_dcp_and_from_files_of_ranks(worlds, data, model, tmp_path)
             for folder in (ours, theirs):
                 with TensorFile(folder / file) as tensors:
                     rows = range(tensors.shape(WEIGHT)[0])
-                    weights.append(np.concatenate([chunk.copy() for _, chunk in tensors.chunks(WEIGHT, rows)]))
+                    weights.append(
+                        np.concatenate([chunk.copy() for _, chunk in tensors.chunks(WEIGHT, rows)])
+                    )
             assert np.array_equal(*weights)
-        assert (ours / "dense.safetensors").read_bytes() == (theirs / "dense.safetensors").read_bytes()
+        assert (ours / "dense.safetensors").read_bytes() == (
+            theirs / "dense.safetensors"
+        ).read_bytes()
 
 
 class Evil:
@@ -73,7 +84,8 @@ def test_what_is_not_whole_or_not_plain_is_refused(worlds, data, model, tmp_path
     worlds(2).run(cases.write, model[1], tmp_path, "rows")
     files, folder = tmp_path / "files", tmp_path / "dcp"
     with pytest.raises(
-        CheckpointError, match=r"of the .* numbers of .* cut over ranks.*folder with the file of each rank"
+        CheckpointError,
+        match=r"of the .* numbers of .* cut over ranks.*folder with the file of each rank",
     ):
         read_source(files / "rank1.pt")
     shutil.copy(folder / ".metadata", tmp_path / "index")
@@ -92,7 +104,13 @@ def test_what_is_not_whole_or_not_plain_is_refused(worlds, data, model, tmp_path
     state = torch.load(model[1], weights_only=True)
     torch.save({"model": state, "ema": state}, tmp_path / "two.pt")
     config = make_config(data, *PLAIN)
-    with pytest.raises(CheckpointError, match=r"tables under 'ema\.' and 'model\.'; need those of one model"):
+    with pytest.raises(
+        CheckpointError, match=r"tables under 'ema\.' and 'model\.'; need those of one model"
+    ):
         import_checkpoint(
-            tmp_path / "two.pt", RunDirectory(tmp_path / "r"), "torchrec", config, EncodedDataset.open(data)
+            tmp_path / "two.pt",
+            RunDirectory(tmp_path / "r"),
+            "torchrec",
+            config,
+            EncodedDataset.open(data),
         )

@@ -26,14 +26,22 @@ def test_models_learn_what_one_process_learns(worlds, size, name):
     for step, (logits, embedded, gradients) in enumerate(want_steps):
         got = [steps[step] for steps, _ in results]
         assert_same_bits([part[2] for part in got])
-        torch.testing.assert_close(torch.cat([part[0] for part in got]), logits, rtol=1e-3, atol=1e-5)
-        torch.testing.assert_close(torch.cat([part[1] for part in got]), embedded, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(
+            torch.cat([part[0] for part in got]), logits, rtol=1e-3, atol=1e-5
+        )
+        torch.testing.assert_close(
+            torch.cat([part[1] for part in got]), embedded, rtol=1e-3, atol=1e-6
+        )
         for key, gradient in gradients.items():
-            torch.testing.assert_close(got[0][2][key], gradient, rtol=1e-3, atol=1e-6, msg=lambda m, k=key: f"{k}: {m}")
+            torch.testing.assert_close(
+                got[0][2][key], gradient, rtol=1e-3, atol=1e-6, msg=lambda m, k=key: f"{k}: {m}"
+            )
     state = results[0][1]
     assert state.keys() == want_state.keys()
     for key, value in want_state.items():
-        torch.testing.assert_close(state[key], value, rtol=1e-3, atol=1e-5, msg=lambda m, k=key: f"{k}: {m}")
+        torch.testing.assert_close(
+            state[key], value, rtol=1e-3, atol=1e-5, msg=lambda m, k=key: f"{k}: {m}"
+        )
 
 
 @pytest.mark.parametrize("sizes", [(4, 1), (3, 0), (2, 0, 5)])
@@ -42,13 +50,21 @@ def test_odd_modules_get_the_weighted_mean_of_what_each_part_gives_alone(worlds,
     results = worlds(len(sizes)).run(cases.odd, sizes)
     shares = {part: size / sum(sizes) for part, size in enumerate(sizes) if size}
     alone = {part: cases.odd_gradients(Ranks.alone(), sizes, part) for part in shares}
-    untouched = {f"{layer}.{kind}" for layer in ("frozen", "unused", "later_frozen") for kind in ("weight", "bias")}
+    untouched = {
+        f"{layer}.{kind}"
+        for layer in ("frozen", "unused", "later_frozen")
+        for kind in ("weight", "bias")
+    }
     for moment in range(3):
         gradients = results[0][moment]
         assert_same_bits([result[moment] for result in results])
         assert {name for name, gradient in gradients.items() if gradient is None} == untouched
         for name in gradients.keys() - untouched:
-            parts = {part: found[moment][name] for part, found in alone.items() if found[moment][name] is not None}
+            parts = {
+                part: found[moment][name]
+                for part, found in alone.items()
+                if found[moment][name] is not None
+            }
             want = sum(shares[part] * gradient.double() for part, gradient in parts.items())
             assert gradients[name].dtype == parts[0].dtype
             rounding = 1e-2 if gradients[name].dtype == torch.bfloat16 else 1e-5
@@ -87,13 +103,17 @@ def test_moments_are_sound_far_from_zero(worlds):
     results = worlds(3).run(cases.far_from_zero)
     x = results[0][0].double()
     want = (x - x.mean(0)) / (x.var(0, correction=0) + 1e-5).sqrt()
-    torch.testing.assert_close(torch.cat([out for _, out in results]).double(), want, rtol=1e-3, atol=2e-3)
+    torch.testing.assert_close(
+        torch.cat([out for _, out in results]).double(), want, rtol=1e-3, atol=2e-3
+    )
 
 
 @pytest.mark.parametrize("num_samples", [0, 1])
 def test_a_global_batch_without_variance_passes_by(worlds, num_samples):
     for rank, (out, state) in enumerate(worlds(2).run(cases.few_samples, num_samples)):
-        assert out.tolist() == [pytest.approx([2.0] * 3, rel=1e-4)] * (num_samples if rank == 1 else 0)
+        assert out.tolist() == [pytest.approx([2.0] * 3, rel=1e-4)] * (
+            num_samples if rank == 1 else 0
+        )
         assert int(state["num_batches_tracked"]) == 0
 
 

@@ -21,7 +21,12 @@ from pibroch.ports import free_port
 from pibroch.train.checkpoint_folder import CheckpointFolder
 from small_run import files_below, make_config
 
-SETTINGS = ["train.epochs=3", "train.evaluate_every=15", "train.average=0.9", "train.full_checkpoint_every=3"]
+SETTINGS = [
+    "train.epochs=3",
+    "train.evaluate_every=15",
+    "train.average=0.9",
+    "train.full_checkpoint_every=3",
+]
 ENDS_S = 30.0
 
 
@@ -35,11 +40,16 @@ def kill(crew, run, rank, step):
     assert crew.end() == 128 + signal.SIGKILL
     assert time.monotonic() - start < ENDS_S
     wait_until(crew.is_gone, ENDS_S)
-    logs = {other: (run / "ranks" / f"rank-{other}.log").read_text() for other in (1, 2, 3) if other != rank}
+    logs = {
+        other: (run / "ranks" / f"rank-{other}.log").read_text()
+        for other in (1, 2, 3)
+        if other != rank
+    }
     if rank != 0:
         logs[0] = crew.output
     failures = [
-        re.findall(rf"rank {rank} failed in step (\d+): its process ended", text)[-1:] for text in logs.values()
+        re.findall(rf"rank {rank} failed in step (\d+): its process ended", text)[-1:]
+        for text in logs.values()
     ]
     assert len(failures) == 3 and all(failures), (crew.output, logs)
     named = {int(found[0]) for found in failures}
@@ -47,14 +57,26 @@ def kill(crew, run, rank, step):
     assert f"rank {rank} ended with signal SIGKILL" in crew.output
 
 
-def test_killed_ranks_are_named_and_the_run_ends_with_the_bits_of_an_undisturbed_one(worlds, data, tmp_path):
+def test_killed_ranks_are_named_and_the_run_ends_with_the_bits_of_an_undisturbed_one(
+    worlds, data, tmp_path
+):
     config = make_config(data, *SETTINGS)
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(to_toml(config.model_dump()))
     run = tmp_path / "killed"
-    arguments = ["--run-dir", run, "--ranks", 4, "--resume"]  # --resume without a checkpoint starts anew
+    arguments = [
+        "--run-dir",
+        run,
+        "--ranks",
+        4,
+        "--resume",
+    ]  # --resume without a checkpoint starts anew
     chance = random.SystemRandom()
-    victim, first, second = chance.randrange(1, 4), chance.randrange(2, 25), chance.randrange(26, 40)
+    victim, first, second = (
+        chance.randrange(1, 4),
+        chance.randrange(2, 25),
+        chance.randrange(26, 40),
+    )
     with Crew(recipe, *arguments) as crew:
         kill(crew, run, victim, first)
     with Crew(*arguments) as crew:
@@ -72,10 +94,17 @@ def three_ranks(program):
     """Processes that run a file beside this one as the ranks of a run."""
     place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     command = [sys.executable, Path(__file__).with_name(program)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
     with ExitStack() as stack:
         ranks = [
-            stack.enter_context(subprocess.Popen(command, env={**os.environ, **place, "RANK": str(rank)}, **pipes))
+            stack.enter_context(
+                subprocess.Popen(command, env={**os.environ, **place, "RANK": str(rank)}, **pipes)
+            )
             for rank in range(3)
         ]
         try:
@@ -97,7 +126,10 @@ def test_a_rank_that_waits_for_a_living_one_gives_up():
         go_on(ranks[1])
         for rank in (0, 2):
             errors = ranks[rank].communicate(timeout=ENDS_S)[1]
-            assert ranks[rank].returncode == 1 and "rank 1 failed in step 3: its process ended" in errors, errors
+            assert (
+                ranks[rank].returncode == 1
+                and "rank 1 failed in step 3: its process ended" in errors
+            ), errors
         assert time.monotonic() - start < ENDS_S
 
 
@@ -111,9 +143,7 @@ def test_a_stopped_rank_is_named_when_the_others_have_waited_in_vain():
             go_on(process)
         for process in others:
             errors = process.communicate(timeout=ENDS_S)[1]
-            named = (
-                rf"RankFailedError: got rank {stopped} failed in step 3: it was waited for in vain.*stopped, or hangs"
-            )
+            named = rf"RankFailedError: got rank {stopped} failed in step 3: it was waited for in vain.*stopped, or hangs"
             assert process.returncode == 1 and re.search(named, errors), errors
 
 
@@ -149,4 +179,6 @@ def test_the_error_of_one_rank_is_named_by_all(damaged, tmp_path, what):
     for text in texts:
         assert "Traceback" not in text
         assert re.search(rf"got: +{own}|rank \d( failed in step \d+)?: (got )?{reason}", text), text
-    assert any(re.search(rf"rank \d( failed in step \d+)?: (got )?{reason}", text) for text in texts), texts
+    assert any(
+        re.search(rf"rank \d( failed in step \d+)?: (got )?{reason}", text) for text in texts
+    ), texts

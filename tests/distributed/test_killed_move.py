@@ -43,7 +43,9 @@ def saved(run, data):
     tables = build_tables(manifest.config, EncodedDataset.open(data).num_rows)
     embeddings = pb.Embeddings(tables, pb.Adam(lr=0.01), exchange="local")
     load_tables(folder, manifest.tables, embeddings.pieces())
-    files = {name: content for name, content in files_below(folder).items() if "tables/" not in name}
+    files = {
+        name: content for name, content in files_below(folder).items() if "tables/" not in name
+    }
     del files["manifest.json"]
     return folder.name, files, [shard.records for shard in embeddings.exchange.shards]
 
@@ -57,14 +59,22 @@ def check_same(run, expected, data):
 
 
 @pytest.mark.parametrize("exchange", ["retrieve"])
-def test_killed_in_the_middle_of_a_move_and_resumed_to_the_bits_of_a_run_that_never_moved(worlds, tmp_path, exchange):
+def test_killed_in_the_middle_of_a_move_and_resumed_to_the_bits_of_a_run_that_never_moved(
+    worlds, tmp_path, exchange
+):
     data = make_dataset(tmp_path / "data", max_table_rows=5000)
-    plan, expected, run = make_plan_file(data, tmp_path / "plan.json", 3), tmp_path / "expected", tmp_path / "run"
+    plan, expected, run = (
+        make_plan_file(data, tmp_path / "plan.json", 3),
+        tmp_path / "expected",
+        tmp_path / "run",
+    )
     settings = [*SETTINGS, f"embedding.exchange.plan={plan}"]
     config = make_config(data, "embedding.exchange=alltoall", *settings)
     worlds(3).run(cases.train, config.model_dump(), str(expected))
     recipe = tmp_path / "recipe.toml"
-    config = make_config(data, f"embedding.exchange={exchange}", "train.replan_above=1.1", *settings)
+    config = make_config(
+        data, f"embedding.exchange={exchange}", "train.replan_above=1.1", *settings
+    )
     recipe.write_text(to_toml(config.model_dump()))
 
     def is_on_its_way():

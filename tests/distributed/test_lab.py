@@ -82,9 +82,19 @@ def test_each_rank_has_its_place_and_its_host():
         inside = {os.readlink("/proc/self/ns/net")}
         again = lab.run(["readlink", "/proc/self/ns/net"], timeout_s=TIMEOUT_S).check().outputs
     shown = [json.loads(output) for output in outputs]
-    places = [[env[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")] for env, _ in shown]
-    assert places == [["0", "0", "4", "2"], ["1", "1", "4", "2"], ["2", "0", "4", "2"], ["3", "1", "4", "2"]]
-    assert {(env["MASTER_ADDR"], env["OMP_NUM_THREADS"], env["MINE"]) for env, _ in shown} == {("10.77.0.1", "3", "x")}
+    places = [
+        [env[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")]
+        for env, _ in shown
+    ]
+    assert places == [
+        ["0", "0", "4", "2"],
+        ["1", "1", "4", "2"],
+        ["2", "0", "4", "2"],
+        ["3", "1", "4", "2"],
+    ]
+    assert {(env["MASTER_ADDR"], env["OMP_NUM_THREADS"], env["MINE"]) for env, _ in shown} == {
+        ("10.77.0.1", "3", "x")
+    }
     assert all(set(interfaces) == {"lo", env["GLOO_SOCKET_IFNAME"]} for env, interfaces in shown)
     assert again[0] == again[1] != again[2] == again[3]
     assert not inside & {output.strip() for output in again}
@@ -95,7 +105,9 @@ def test_a_link_is_as_slow_as_asked_and_its_bytes_are_counted():
         slow = lab.run(python(RECEIVE), timeout_s=TIMEOUT_S).check()
         lab.network.shape(None)
         quick = lab.run(python(RECEIVE), timeout_s=TIMEOUT_S).check()
-    (received, slow_s), (_, quick_s) = (tuple(map(float, run.outputs[0].split())) for run in (slow, quick))
+    (received, slow_s), (_, quick_s) = (
+        tuple(map(float, run.outputs[0].split())) for run in (slow, quick)
+    )
     assert received == 4_000_000
     assert slow_s > 0.9 * (received - 300_000) * 8 / 50e6, "faster than the link, its bucket aside"
     assert quick_s < slow_s / 2
@@ -143,7 +155,17 @@ def test_nothing_stays_behind_after_an_error():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_killed_lab_takes_everything_with_it(number):
-    run = lab_command("run", "--hosts", "2", "--timeout", str(TIMEOUT_S), "--", "bash", "-c", "echo $$; sleep 1000")
+    run = lab_command(
+        "run",
+        "--hosts",
+        "2",
+        "--timeout",
+        str(TIMEOUT_S),
+        "--",
+        "bash",
+        "-c",
+        "echo $$; sleep 1000",
+    )
     with Lab(hosts=1) as other, started(run) as owner:
         pids = [int(owner.stdout.readline().split()[1]) for _ in range(2)]
         (name,) = (name for name in labs() if name.startswith(f"{owner.pid}."))
@@ -160,7 +182,9 @@ def test_a_killed_lab_takes_everything_with_it(number):
 
 @contextmanager
 def started(command):
-    process = subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        command, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     try:
         yield process
     finally:
@@ -175,7 +199,9 @@ def test_a_standing_lab_outlives_its_maker_until_it_is_taken_down():
     try:
         assert up.returncode == 0, up.stderr
         assert name not in sweep()
-        done = command_line("run", "--lab", name, "--ranks-per-host", "2", "--", "bash", "-c", "echo hello $RANK")
+        done = command_line(
+            "run", "--lab", name, "--ranks-per-host", "2", "--", "bash", "-c", "echo hello $RANK"
+        )
         assert sorted(done.stdout.splitlines()) == [f"[{rank}] hello {rank}" for rank in range(4)]
         assert "host 1: " in done.stderr
         failed = command_line("run", "--lab", name, "--", "false")
@@ -202,10 +228,16 @@ def test_two_hosts_end_with_the_bits_of_two_ranks_on_loopback():
 
 def on_loopback(program, world_size):
     """Outputs of the ranks as processes of this host, without a lab."""
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
+    place = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(world_size),
+    }
     environments = [os.environ | place | {"RANK": str(rank)} for rank in range(world_size)]
     ranks = [
-        subprocess.Popen(program, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            program, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         for env in environments
     ]
     try:

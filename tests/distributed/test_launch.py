@@ -13,7 +13,16 @@ from pibroch.config import to_toml
 from small_run import command, files_below, make_config, run_command
 
 STOP_S = 60.0
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "pibroch"]
+TORCHRUN = [
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc-per-node",
+    "2",
+    "-m",
+    "pibroch",
+]
 
 
 @pytest.fixture
@@ -23,13 +32,21 @@ def recipe(data, tmp_path):
 
 def written(folder, data, *more):
     path = folder / "recipe.toml"
-    path.write_text(to_toml(make_config(data, "train.steps=12", "train.evaluate_every=6", *more).model_dump()))
+    path.write_text(
+        to_toml(make_config(data, "train.steps=12", "train.evaluate_every=6", *more).model_dump())
+    )
     return path
 
 
 def test_ranks_and_torchrun_end_with_the_same_bits(data, tmp_path):
     """Nothing is forked here, embedding servers included."""
-    recipe = written(tmp_path, data, "embedding.exchange=lookahead", "embedding.lookahead=2", "embedding.servers=1")
+    recipe = written(
+        tmp_path,
+        data,
+        "embedding.exchange=lookahead",
+        "embedding.lookahead=2",
+        "embedding.servers=1",
+    )
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     with (
         Crew(recipe, "--run-dir", ours, "--ranks", 2, program=command()) as crew,
@@ -41,11 +58,18 @@ def test_ranks_and_torchrun_end_with_the_same_bits(data, tmp_path):
     summary = json.loads((ours / "summary.json").read_text())
     assert summary["world_size"] == 2 and summary["bytes_sent"] == summary["bytes_received"] > 0
     for text in (crew.output, other.output):
-        assert text.count(f"test AUC {summary['auc']:.4f}") == 1 and text.count("best so far") <= 3, "one rank speaks"
+        assert (
+            text.count(f"test AUC {summary['auc']:.4f}") == 1 and text.count("best so far") <= 3
+        ), "one rank speaks"
     for run in (ours, theirs):
         assert "validation: AUC" in (run / "ranks" / "rank-1.log").read_text()
-        records = [json.loads(line) for line in (run / "ranks" / "metrics-1.jsonl").read_text().splitlines()]
-        assert [record["step"] for record in records if record["kind"] == "training"] == list(range(1, 13))
+        records = [
+            json.loads(line)
+            for line in (run / "ranks" / "metrics-1.jsonl").read_text().splitlines()
+        ]
+        assert [record["step"] for record in records if record["kind"] == "training"] == list(
+            range(1, 13)
+        )
 
 
 @pytest.mark.parametrize("how", ["launcher SIGTERM", "terminal SIGINT", "launcher SIGKILL"])
@@ -68,7 +92,11 @@ def test_all_end_together_and_leave_nothing_behind(recipe, tmp_path, how):
         return
     assert code == 128 + number
     assert crew.output.count("--resume") == 1 and "Traceback" not in crew.output
-    assert not [path for path in (run / "checkpoints").iterdir() if path.name.startswith(".") or path.suffix == ".new"]
+    assert not [
+        path
+        for path in (run / "checkpoints").iterdir()
+        if path.name.startswith(".") or path.suffix == ".new"
+    ]
     if Path("/dev/shm").exists():
         assert set(Path("/dev/shm").iterdir()) <= shared_memory
     assert not set(ports) & listening_anywhere()
@@ -76,7 +104,9 @@ def test_all_end_together_and_leave_nothing_behind(recipe, tmp_path, how):
 
 def test_what_rank_0_refuses_is_said_once(recipe, tmp_path):
     for arguments in (["--data", tmp_path / "none"], ["--set", "model.dim=0"]):
-        ended = run_command("train", recipe, "--run-dir", tmp_path / "run", "--ranks", 2, *arguments)
+        ended = run_command(
+            "train", recipe, "--run-dir", tmp_path / "run", "--ranks", 2, *arguments
+        )
         assert ended.returncode == 2, ended.stderr
         assert ended.stderr.count("got:") == 1, ended.stderr
 

@@ -52,8 +52,12 @@ def curve(folder):
 def test_real_ranks_killed_and_resumed_end_with_the_files_of_alltoall(data, tmp_path):
     recipes = {}
     for exchange in ("alltoall", "lookahead"):
-        more = ["embedding.lookahead=5", "embedding.compress=true"] if exchange == "lookahead" else []
-        config = make_config(data, *COMMON, "train.epochs=4", f"embedding.exchange={exchange}", *more)
+        more = (
+            ["embedding.lookahead=5", "embedding.compress=true"] if exchange == "lookahead" else []
+        )
+        config = make_config(
+            data, *COMMON, "train.epochs=4", f"embedding.exchange={exchange}", *more
+        )
         recipes[exchange] = tmp_path / f"{exchange}.toml"
         recipes[exchange].write_text(to_toml(config.model_dump()))
     expected, folder = tmp_path / "expected", tmp_path / "killed"
@@ -78,19 +82,35 @@ def test_real_ranks_killed_and_resumed_end_with_the_files_of_alltoall(data, tmp_
 def check_summary(summary):
     assert summary["exchange"] == "lookahead" and 0 < summary["cache_hit_rate"] < 1
     assert 4 < summary["lookahead"] <= 5
-    assert set(summary["bytes_by_purpose"]) == PURPOSES and min(summary["bytes_by_purpose"].values()) > 0
+    assert (
+        set(summary["bytes_by_purpose"]) == PURPOSES
+        and min(summary["bytes_by_purpose"].values()) > 0
+    )
     assert sum(summary["bytes_by_purpose"].values()) == summary["bytes_sent"]
 
 
 def check_trace(events, rank, num_steps):
-    assert [event["args"]["name"] for event in events if event["name"] == "process_name"] == [f"rank {rank}"]
-    threads = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert [event["args"]["name"] for event in events if event["name"] == "process_name"] == [
+        f"rank {rank}"
+    ]
+    threads = {
+        event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"
+    }
     spans = [event for event in events if event["ph"] == "X"]
     assert all(event["dur"] >= 0 for event in spans)
     names = {
-        thread: {event["name"] for event in spans if threads[event["tid"]] == thread} for thread in threads.values()
+        thread: {event["name"] for event in spans if threads[event["tid"]] == thread}
+        for thread in threads.values()
     }
-    loop = {"read batch", "forward", "backward", "dense optimizer", "evaluate", "checkpoint", "wait for rows"}
+    loop = {
+        "read batch",
+        "forward",
+        "backward",
+        "dense optimizer",
+        "evaluate",
+        "checkpoint",
+        "wait for rows",
+    }
     assert names["MainThread"] >= loop
     assert names["pibroch-communication"] >= {"critical gradients", "carry critical", "announce"}
     assert names["pibroch-planner"] >= {"plan", "group"}
@@ -101,7 +121,10 @@ def check_trace(events, rank, num_steps):
 
 
 def _is_within(inner, outer):
-    return outer["ts"] <= inner["ts"] and inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"] + 1e-3
+    return (
+        outer["ts"] <= inner["ts"]
+        and inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"] + 1e-3
+    )
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -110,7 +133,9 @@ def test_the_same_files_as_alltoall(worlds, data, tmp_path, name):
     results = {}
     for exchange, more in (("alltoall", []), ("lookahead", own)):
         config = make_config(data, *COMMON, *both, f"embedding.exchange={exchange}", *more)
-        results[exchange] = worlds(size).run(cases.train, config.model_dump(), str(tmp_path / exchange))
+        results[exchange] = worlds(size).run(
+            cases.train, config.model_dump(), str(tmp_path / exchange)
+        )
     check_same_files(tmp_path / "lookahead", tmp_path / "alltoall")
     assert curve(tmp_path / "lookahead") == curve(tmp_path / "alltoall")
     for mine, other in zip(results["lookahead"], results["alltoall"], strict=True):
@@ -158,38 +183,54 @@ def test_incremental_checkpoints_resume_to_the_same_bits_with_any_exchange(
     with_increments(resumed, second, 42)
     steps = CheckpointFolder(resumed / "checkpoints", 99).steps()
     assert steps == [6, 12, 18, 24, 30, 36, 42]
-    increments = [len(list((resumed / "checkpoints").glob(f"step-{step:08d}/tables/*delta*"))) for step in steps]
+    increments = [
+        len(list((resumed / "checkpoints").glob(f"step-{step:08d}/tables/*delta*")))
+        for step in steps
+    ]
     assert [number > 0 for number in increments] == [False, True, True, False, True, True, False]
     last = [files_below(folder / "checkpoints" / "step-00000042") for folder in (resumed, whole)]
-    assert [name for name in last[1] if last[0][name] != last[1][name] and name != "manifest.json"] == []
+    assert [
+        name for name in last[1] if last[0][name] != last[1][name] and name != "manifest.json"
+    ] == []
 
 
 def test_the_hit_rate_is_that_of_the_samples(worlds, data, tmp_path):
     """A partitioned cache keeps nothing of other homes: only rows of this rank's home need not be fetched."""
     rates = {}
     for cache in ("partitioned", "lrpp"):
-        config = make_config(data, *COMMON, "embedding.exchange=lookahead", f"embedding.cache={cache}")
+        config = make_config(
+            data, *COMMON, "embedding.exchange=lookahead", f"embedding.cache={cache}"
+        )
         result = worlds(2).run(cases.train, config.model_dump(), str(tmp_path / cache))[0]
         rates[cache] = result["summary"].cache_hit_rate
     read, home = 0, 0
     split = EncodedDataset.open(data).split("train")
     for rank in range(2):
-        loader = Loader(split, config.train.batch_size, shuffle=True, seed=config.seed, part=(rank, 2))
+        loader = Loader(
+            split, config.train.batch_size, shuffle=True, seed=config.seed, part=(rank, 2)
+        )
         for _ in range(config.train.epochs):
             for batch in loader:
                 ids = batch.values.numpy()
-                feature = np.repeat(np.arange(len(batch.keys)), np.diff(batch.offsets.numpy()[:: batch.batch_size]))
+                feature = np.repeat(
+                    np.arange(len(batch.keys)), np.diff(batch.offsets.numpy()[:: batch.batch_size])
+                )
                 rows = np.unique(np.stack([feature, ids]), axis=1)[1]
                 read, home = read + len(rows), home + int((rows % 2 == rank).sum())
     assert rates["partitioned"] == pytest.approx(home / read, abs=1e-9)
     assert rates["lrpp"] > rates["partitioned"]
-    records = [json.loads(line) for line in (tmp_path / "partitioned" / "metrics.jsonl").read_text().splitlines()]
+    records = [
+        json.loads(line)
+        for line in (tmp_path / "partitioned" / "metrics.jsonl").read_text().splitlines()
+    ]
     of_steps = [r["cache_hit_rate"] for r in records if r["kind"] == "training"]
     assert len(of_steps) == 42 and all(0 < rate < 1 for rate in of_steps)
     assert [r["lookahead"] for r in records if r["kind"] == "training"][-2:] == [1, 1]
 
 
 def test_one_rank_hits_always(worlds, data, tmp_path):
-    config = make_config(data, *COMMON, "train.steps=12", "embedding.exchange=lookahead", "embedding.cache_rows=0")
+    config = make_config(
+        data, *COMMON, "train.steps=12", "embedding.exchange=lookahead", "embedding.cache_rows=0"
+    )
     result = worlds(1).run(cases.train, config.model_dump(), str(tmp_path / "run"))[0]
     assert result["summary"].cache_hit_rate == 1 and result["summary"].exchange == "lookahead"

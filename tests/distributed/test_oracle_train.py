@@ -49,7 +49,10 @@ def test_a_stopped_oracle_is_waited_for_and_a_killed_one_is_replaced(data, expec
     check_same_files(run, expected)
     assert curve(run) == curve(expected)
     summary = json.loads((run / "summary.json").read_text())
-    assert set(summary["bytes_by_purpose"]) == {*PURPOSES, "plans"} and min(summary["bytes_by_purpose"].values()) > 0
+    assert (
+        set(summary["bytes_by_purpose"]) == {*PURPOSES, "plans"}
+        and min(summary["bytes_by_purpose"].values()) > 0
+    )
     assert sum(summary["bytes_by_purpose"].values()) == summary["bytes_sent"]
 
 
@@ -85,7 +88,11 @@ def test_the_loss_of_an_oracle_in_whose_place_none_comes_is_an_error_that_names_
     beside = RoleCrew(1, serve_plans)
     (problem,) = worlds(1).run(oracle_cases.problem_of_loss, beside.rendezvous, beside.pids[0])
     beside.close()
-    assert problem[0] == "TrainingError" and "oracle 'oracle0' out of reach" in problem[1] and problem[2]
+    assert (
+        problem[0] == "TrainingError"
+        and "oracle 'oracle0' out of reach" in problem[1]
+        and problem[2]
+    )
 
 
 def test_an_oracle_that_is_not_there_is_said():

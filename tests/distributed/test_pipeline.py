@@ -29,7 +29,9 @@ def test_and_over_every_transport(worlds, size, transport):
 
 @pytest.mark.parametrize("wire", ["bfloat16", "float16"])
 def test_and_for_tables_of_several_dims_on_a_narrow_wire(worlds, wire):
-    for found in worlds(2).run(cases.predictions, "mixed", (0, 3), "auto", (8, 4, 12, 8), wire=wire):
+    for found in worlds(2).run(
+        cases.predictions, "mixed", (0, 3), "auto", (8, 4, 12, 8), wire=wire
+    ):
         assert found == [(True, 2.0)] * 2
 
 
@@ -42,7 +44,12 @@ def test_ranks_may_have_any_number_of_batches(worlds, bound):
 def test_a_bad_batch_fails_alone(worlds, bound):
     first, second = worlds(2).run(cases.bad_batches, bound)
     assert second == {}
-    assert sorted(first) == [3, 5] and "RowIdError" in first[3] and "1000000" in first[3] and "dense" in first[5]
+    assert (
+        sorted(first) == [3, 5]
+        and "RowIdError" in first[3]
+        and "1000000" in first[3]
+        and "dense" in first[5]
+    )
 
 
 def test_other_exchanges_and_bounds_are_refused(worlds):

@@ -27,25 +27,52 @@ def test_what_a_run_sent_stands_beside_what_was_predicted(data, tmp_path, pibroc
     config = make_config(data, "train.epochs=4", f"embedding.plan='{tmp_path / 'plan'}'")
     recipe, run = tmp_path / "recipe.toml", tmp_path / "run"
     recipe.write_text(to_toml(config.model_dump()))
-    made = "--data", data, "--recipe", recipe, "--shards", 2, "--mode", "training", "--batch-size", 50
+    made = (
+        "--data",
+        data,
+        "--recipe",
+        recipe,
+        "--shards",
+        2,
+        "--mode",
+        "training",
+        "--batch-size",
+        50,
+    )
     assert pibroch("plan", *made, "--out", tmp_path / "plan")[0] == 0
     with Crew(recipe, "--run-dir", run, "--ranks", 2) as crew:
         assert crew.end() == 0, crew.output
     summary = json.loads((run / "summary.json").read_text())
-    counted, predicted = np.array(summary["bytes_by_link"]), np.array(load_plan(tmp_path / "plan")[1].payload_bytes)
-    assert (np.diag(counted) == 0).all() and counted.sum() * summary["steps"] < summary["bytes_sent"] / 1.2
-    np.testing.assert_allclose(counted, predicted, rtol=0.04)  # few steps, and each learns whether others go on
+    counted, predicted = (
+        np.array(summary["bytes_by_link"]),
+        np.array(load_plan(tmp_path / "plan")[1].payload_bytes),
+    )
+    assert (np.diag(counted) == 0).all() and counted.sum() * summary["steps"] < summary[
+        "bytes_sent"
+    ] / 1.2
+    np.testing.assert_allclose(
+        counted, predicted, rtol=0.04
+    )  # few steps, and each learns whether others go on
 
-    code, said, notes = pibroch("plan", "explain", tmp_path / "plan", "--run", run, "--html", tmp_path / "page.html")
+    code, said, notes = pibroch(
+        "plan", "explain", tmp_path / "plan", "--run", run, "--html", tmp_path / "page.html"
+    )
     assert code == 0 and "note:" not in notes
-    shares = [float(line.split()[-1]) for line in said.splitlines() if line.startswith(("all links", "rank "))]
+    shares = [
+        float(line.split()[-1])
+        for line in said.splitlines()
+        if line.startswith(("all links", "rank "))
+    ]
     assert len(shares) == 5 and shares == pytest.approx([1.0] * 5, abs=0.04)
     assert "Measured payload" in (tmp_path / "page.html").read_text()
 
     other = "--data", data, "--shards", 2, "--mode", "training", "--out", tmp_path / "other"
     assert pibroch("plan", *other)[0] == 0
     _, _, notes = pibroch("plan", "explain", tmp_path / "other", "--run", run)
-    assert f"placed by {tmp_path / 'plan'}" in notes and "50 samples a rank, predicted are 1024" in notes
+    assert (
+        f"placed by {tmp_path / 'plan'}" in notes
+        and "50 samples a rank, predicted are 1024" in notes
+    )
     three = "--data", data, "--shards", 3, "--mode", "training", "--out", tmp_path / "three"
     assert pibroch("plan", *three)[0] == 0
     code, _, notes = pibroch("plan", "explain", tmp_path / "three", "--run", run)

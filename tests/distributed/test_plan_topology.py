@@ -12,7 +12,10 @@ def test_links_are_measured_on_running_ranks(tmp_path):
     found = ClusterTopology.load(out)
     assert found.host_of_rank == (0, 0, 0)
     others = ~np.eye(3, dtype=bool)
-    assert found.cost[others].min() == 1.0 and (np.diag(found.cost)[:, None] < found.cost)[others].all()
+    assert (
+        found.cost[others].min() == 1.0
+        and (np.diag(found.cost)[:, None] < found.cost)[others].all()
+    )
     assert 1e6 < found.p2p_bandwidth < 1e12 and 1e6 < found.all_reduce_bandwidth < 1e12
     assert "rank 2 reads at" in ended.stdout
     there = run_command("plan", "topology", "--out", tmp_path / "no" / "topology.json")

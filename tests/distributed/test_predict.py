@@ -23,7 +23,9 @@ def case(request, data, tmp_path_factory):
     if request.param == "bf16=true":
         data = folder / "bags"
         synthesize(SyntheticOptions(num_samples=1500, max_table_rows=40, multi_hot=True), data)
-    config = make_config(data, "train.steps=12", f"train.{request.param}", "train.evaluate_batch_size=16")
+    config = make_config(
+        data, "train.steps=12", f"train.{request.param}", "train.evaluate_batch_size=16"
+    )
     return train_here(config, folder / "run")[0].path, data
 
 
@@ -33,19 +35,25 @@ def alone(run, data, out, split="test", advance=lambda _: None):
     return score_split(predictor, folder, EncodedDataset.open(data), split, out, advance)
 
 
-@pytest.mark.parametrize(("size", "bound", "name"), [(2, None, "scores.csv"), (3, 0, "scores.parquet")])
+@pytest.mark.parametrize(
+    ("size", "bound", "name"), [(2, None, "scores.csv"), (3, 0, "scores.parquet")]
+)
 def test_many_ranks_write_the_bytes_of_one(worlds, case, tmp_path, size, bound, name):
     run, data = case
     expected, again = tmp_path / f"one-{name}", tmp_path / f"evaluated-{name}"
     alone(run, data, expected)
     evaluate_checkpoint(run, EncodedDataset.open(data), "test", again)
-    for done, progress, rank in worlds(size).run(cases.score, str(run), str(data), "test", str(tmp_path / name), bound):
+    for done, progress, rank in worlds(size).run(
+        cases.score, str(run), str(data), "test", str(tmp_path / name), bound
+    ):
         assert (done.num_samples, done.num_kept) == (EncodedDataset.open(data).samples["test"], 0)
         assert progress == (done.num_samples if rank == 0 else 0)
     read = pl.read_parquet if name.endswith("parquet") else pl.read_csv
     assert read(tmp_path / name).equals(read(expected)) and read(again).equals(read(expected))
     assert (tmp_path / name).read_bytes() == expected.read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, expected.name, again.name])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [name, expected.name, again.name]
+    )
 
 
 def test_ranks_go_on_with_what_one_process_left_and_the_other_way_round(worlds, case, tmp_path):
@@ -69,13 +77,24 @@ def test_ranks_go_on_with_what_one_process_left_and_the_other_way_round(worlds, 
 @pytest.mark.parametrize("case", ["average=0.9"], indirect=True)
 def test_the_command_goes_on_after_a_rank_was_killed(case, tmp_path):
     run, data = case
-    out, arguments = tmp_path / "scores.csv", ("--checkpoint", run, "--data", data, "--split", "train")
+    out, arguments = (
+        tmp_path / "scores.csv",
+        ("--checkpoint", run, "--data", data, "--split", "train"),
+    )
     parts = ScoreParts(out, EncodedDataset.open(data).samples["train"], 16)
     with Crew(*arguments, "--out", out, "--ranks", 2, command="predict") as crew:
-        wait_until(lambda: len(crew.pids()) == 2 and parts.folder.exists() and len(parts.missing()) < len(parts))
+        wait_until(
+            lambda: (
+                len(crew.pids()) == 2
+                and parts.folder.exists()
+                and len(parts.missing()) < len(parts)
+            )
+        )
         os.kill(crew.pids()[1], signal.SIGKILL)
         assert crew.end() == 128 + signal.SIGKILL, crew.output
-    assert "rank 1 ended with signal SIGKILL" in crew.output and "rank 1 failed" in crew.output, crew.output
+    assert "rank 1 ended with signal SIGKILL" in crew.output and "rank 1 failed" in crew.output, (
+        crew.output
+    )
     assert not out.exists()
     left = len(parts) - len(parts.missing())
     ended = run_command("predict", *arguments, "--out", out, "--ranks", 2)
@@ -88,9 +107,27 @@ def test_the_command_goes_on_after_a_rank_was_killed(case, tmp_path):
 @pytest.mark.parametrize("case", ["average=0.9"], indirect=True)
 def test_what_cannot_be_done_is_said_once(case, tmp_path):
     run, data = case
-    ended = run_command("predict", "--checkpoint", run, "--data", data, "--out", tmp_path / "scores.txt", "--ranks", 2)
+    ended = run_command(
+        "predict",
+        "--checkpoint",
+        run,
+        "--data",
+        data,
+        "--out",
+        tmp_path / "scores.txt",
+        "--ranks",
+        2,
+    )
     assert ended.returncode == 2 and ended.stderr.count("got:") == 1, ended.stderr
     ended = run_command(
-        "predict", "--checkpoint", tmp_path, "--data", data, "--out", tmp_path / "scores.csv", "--ranks", 2
+        "predict",
+        "--checkpoint",
+        tmp_path,
+        "--data",
+        data,
+        "--out",
+        tmp_path / "scores.csv",
+        "--ranks",
+        2,
     )
     assert ended.returncode == 2 and ended.stderr.count("got:") == 1, ended.stderr

@@ -60,7 +60,9 @@ def test_runs_are_those_of_the_loader_in_the_trainer(
     worlds, data, processors, expected, tmp_path, num_ranks, num_processors
 ):
     own = [f"data.processors={num_processors}", f"data.rendezvous='{processors.rendezvous}'"]
-    told = worlds(num_ranks).run(cases.train, make_config(data, *RAGGED, *own).model_dump(), str(tmp_path / "run"))
+    told = worlds(num_ranks).run(
+        cases.train, make_config(data, *RAGGED, *own).model_dump(), str(tmp_path / "run")
+    )
     check_same_run(tmp_path / "run", expected[num_ranks])
     summary = told[0]["summary"]
     records = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
@@ -73,10 +75,19 @@ def test_runs_are_those_of_the_loader_in_the_trainer(
 def test_servers_and_processors_are_one_group(worlds, data, server_crew, expected, tmp_path):
     beside = RoleCrew(1, serve, server_crew.rendezvous)
     try:
-        own = ["embedding.exchange=lookahead", "embedding.lookahead=5", "embedding.servers=2", "data.processors=1"]
-        rendezvous = [f"{table}.rendezvous='{server_crew.rendezvous}'" for table in ("embedding", "data")]
+        own = [
+            "embedding.exchange=lookahead",
+            "embedding.lookahead=5",
+            "embedding.servers=2",
+            "data.processors=1",
+        ]
+        rendezvous = [
+            f"{table}.rendezvous='{server_crew.rendezvous}'" for table in ("embedding", "data")
+        ]
         told = worlds(2).run(
-            cases.train, make_config(data, *RAGGED, *own, *rendezvous).model_dump(), str(tmp_path / "run")
+            cases.train,
+            make_config(data, *RAGGED, *own, *rendezvous).model_dump(),
+            str(tmp_path / "run"),
         )
     finally:
         beside.close()
@@ -93,7 +104,10 @@ def test_batches_are_the_loaders_bag_by_bag(
     worlds, multi_hot, processors, split, batch_size, shuffle, part, skip, most_bytes
 ):
     own = (split, batch_size, shuffle, part, skip, most_bytes)
-    assert worlds(1).run(processor_cases.same_batches, processors.rendezvous, str(multi_hot), *own)[0] >= 0
+    assert (
+        worlds(1).run(processor_cases.same_batches, processors.rendezvous, str(multi_hot), *own)[0]
+        >= 0
+    )
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +119,9 @@ def multi_hot(tmp_path_factory):
 
 def test_data_that_are_not_there_or_others_are_refused(worlds, data, processors, tmp_path):
     def problem(path, digest):
-        return worlds(1).run(processor_cases.problem_of, processors.rendezvous, str(data), path, digest)[0]
+        return worlds(1).run(
+            processor_cases.problem_of, processors.rendezvous, str(data), path, digest
+        )[0]
 
     kind, text = problem(str(tmp_path / "none"), None)
     assert kind == "DataError" and "none, which has no" in text
@@ -118,19 +134,27 @@ def test_the_command_reads_data_where_it_is_told(worlds, data, server_crew, tmp_
     told = str(data), str(tmp_path / "nowhere"), None
     alone = ["--rendezvous", rendezvous, "--number", 0, "--data", data]
     beside = ["--rendezvous", server_crew.rendezvous, "--number", 0, "--with-servers"]
-    with start_command("data-processor", *alone) as program, start_command("data-processor", *beside) as other:
+    with (
+        start_command("data-processor", *alone) as program,
+        start_command("data-processor", *beside) as other,
+    ):
         assert worlds(1).run(processor_cases.problem_of, rendezvous, *told, 1) == [None]
         (problem,) = worlds(1).run(processor_cases.problem_of, server_crew.rendezvous, *told, 1)
         assert problem[0] == "DataError", problem
         for each in (program, other):
             each.send_signal(signal.SIGTERM)
             ended = each.end()
-            assert ended.returncode == 128 + signal.SIGTERM and "processor0 is ready at" in ended.stdout, ended
+            assert (
+                ended.returncode == 128 + signal.SIGTERM
+                and "processor0 is ready at" in ended.stdout
+            ), ended
 
 
 @pytest.mark.parametrize("how", ["killed", "left"])
 def test_a_processor_that_is_gone_is_waited_for_not_met(worlds, server_crew, how):
-    beside = RoleCrew(1, serve if how == "killed" else processor_cases.serve_and_leave, server_crew.rendezvous)
+    beside = RoleCrew(
+        1, serve if how == "killed" else processor_cases.serve_and_leave, server_crew.rendezvous
+    )
     beside.close()
     (problem,) = worlds(1).run(processor_cases.problem_of_joining, server_crew.rendezvous)
     assert problem[0] == "TrainingError" and "no data processor 0" in problem[1], problem
@@ -138,9 +162,15 @@ def test_a_processor_that_is_gone_is_waited_for_not_met(worlds, server_crew, how
 
 def test_the_loss_of_all_processors_is_an_error_that_names_one(worlds, data, server_crew):
     beside = RoleCrew(1, serve, server_crew.rendezvous)
-    (problem,) = worlds(1).run(processor_cases.problem_of_loss, server_crew.rendezvous, str(data), beside.pids)
+    (problem,) = worlds(1).run(
+        processor_cases.problem_of_loss, server_crew.rendezvous, str(data), beside.pids
+    )
     beside.close()
-    assert problem[0] == "TrainingError" and "data processor 'processor0' out of reach" in problem[1] and problem[2]
+    assert (
+        problem[0] == "TrainingError"
+        and "data processor 'processor0' out of reach" in problem[1]
+        and problem[2]
+    )
 
 
 def test_a_processor_runs_its_own_functions_only(worlds, processors):
@@ -170,11 +200,16 @@ def test_a_stopped_processor_is_waited_for_and_killed_ones_are_started_again(dat
         wait_until(lambda: not any(map(lives, last.values())), 60)
     assert "data processor 1 ended with signal SIGKILL: it is started again" in crew.output
     for text in (crew.output, (endless / "ranks" / "rank-1.log").read_text()):
-        assert "data processor 'processor1' is lost" in text and "data processor 'processor1' is back" in text, text
+        assert (
+            "data processor 'processor1' is lost" in text
+            and "data processor 'processor1' is back" in text
+        ), text
         assert "Traceback" not in text and "a bug" not in text
 
 
 def successors(rank, before):
     """Processes of the same numbers, 0 where there is none but the one before."""
     now = processes_of(rank, "data-processor")
-    return [now[number] if now.get(number) not in (None, pid) else 0 for number, pid in before.items()]
+    return [
+        now[number] if now.get(number) not in (None, pid) else 0 for number, pid in before.items()
+    ]

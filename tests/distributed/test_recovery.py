@@ -21,7 +21,12 @@ from small_run import make_config, run_command
 
 KILLS = int(os.environ.get("PIBROCH_SOAK_KILLS", "0"))
 SEED = int(os.environ.get("PIBROCH_SOAK_SEED", random.SystemRandom().randrange(1 << 30)))
-COMMON = ["train.epochs=10", "train.checkpoint_every=50", "train.evaluate_every=150", "train.keep=1"]
+COMMON = [
+    "train.epochs=10",
+    "train.checkpoint_every=50",
+    "train.evaluate_every=150",
+    "train.keep=1",
+]
 ALL_ROLES = [
     "embedding.exchange=lookahead", "embedding.lookahead=3", "embedding.exchange.servers=2",
     "embedding.exchange.oracle=central",
@@ -47,7 +52,11 @@ LOST = {
 @pytest.fixture(scope="module")
 def expected(worlds, data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("expected") / "run"
-    worlds(2).run(cases.train, make_config(data, *COMMON, "train.checkpoint_every_seconds=0").model_dump(), str(folder))
+    worlds(2).run(
+        cases.train,
+        make_config(data, *COMMON, "train.checkpoint_every_seconds=0").model_dump(),
+        str(folder),
+    )
     return folder
 
 
@@ -73,7 +82,9 @@ def from_checkpoints(run):
 def start(data, folder, source, *settings):
     recipe = folder / "recipe.toml"
     recipe.write_text(to_toml(make_config(data, *COMMON, *settings).model_dump()))
-    return Crew(recipe, "--run-dir", folder / "run", "--ranks", 2, "--restarts", 1000, *FROM[source])
+    return Crew(
+        recipe, "--run-dir", folder / "run", "--ranks", 2, "--restarts", 1000, *FROM[source]
+    )
 
 
 @pytest.mark.parametrize("source", ["memory", "disk"])
@@ -84,7 +95,10 @@ def test_whatever_is_killed_the_run_goes_on_to_the_same_bits(data, expected, tmp
         for number, victim in enumerate(["data-processor 1", "oracle 0"]):
             os.kill(everyone(crew)[victim], signal.SIGKILL)
             wait_until(lambda: len(restarts(run)) > number or crew.process.poll() is not None, 60)  # noqa: B023
-            assert restarts(run)[number]["reason"] == f"{victim.replace('-', ' ')} ended with signal SIGKILL"
+            assert (
+                restarts(run)[number]["reason"]
+                == f"{victim.replace('-', ' ')} ended with signal SIGKILL"
+            )
             assert not from_checkpoints(run), "nothing is trained again"
         for number, victims in enumerate(
             [["embedding-server 1"], ["rank 1", "oracle 0"], ["rank 0", "data-processor 0"]], 1
@@ -93,11 +107,16 @@ def test_whatever_is_killed_the_run_goes_on_to_the_same_bits(data, expected, tmp
             wait_until(lambda: len(everyone(crew)) == 7 and steps(run) > before + 5, 120)  # noqa: B023
             known = everyone(crew)
             seen |= set(known.values())
-            if "rank 0" in victims:  # what it started does not outlive it, not even when it reads nothing
+            if (
+                "rank 0" in victims
+            ):  # what it started does not outlive it, not even when it reads nothing
                 os.kill(known["embedding-server 0"], signal.SIGSTOP)
             for victim in victims:
                 os.kill(known[victim], signal.SIGKILL)
-            wait_until(lambda: len(from_checkpoints(run)) == number or crew.process.poll() is not None, 60)  # noqa: B023
+            wait_until(
+                lambda n=number: len(from_checkpoints(run)) == n or crew.process.poll() is not None,
+                60,
+            )
             reason = from_checkpoints(run)[-1]["reason"]
             assert re.search(LOST[victims[0].split()[0]], reason), (restarts(run), crew.output)
         assert crew.end() == 0, crew.output
@@ -117,13 +136,23 @@ def test_restarts_are_used_up_and_wrong_input_uses_none(data, tmp_path):
     with Crew(recipe, "--run-dir", run, "--ranks", 1, "--restarts", 1) as crew:
         for number in range(2):
             crew.wait_for_step(run, 3)
-            wait_until(lambda: len(crew.pids()) == 1 and (number == 0 or len(restarts(run)) == 1), 60)  # noqa: B023
+            wait_until(
+                lambda n=number: len(crew.pids()) == 1 and (n == 0 or len(restarts(run)) == 1), 60
+            )
             os.kill(crew.pids()[0], signal.SIGKILL)
             wait_until(lambda: len(restarts(run)) == 1, 60)
         assert crew.end() == 128 + signal.SIGKILL
     assert "1 restarts within an hour are used up" in crew.output
     with Crew(
-        recipe, "--run-dir", tmp_path / "other", "--ranks", 2, "--restarts", 9, "--set", "embedding.optimizer.lr=1e30"
+        recipe,
+        "--run-dir",
+        tmp_path / "other",
+        "--ranks",
+        2,
+        "--restarts",
+        9,
+        "--set",
+        "embedding.optimizer.lr=1e30",
     ) as crew:
         assert crew.end() == 1, crew.output
     assert "NaN" in crew.output or "nan" in crew.output
@@ -156,7 +185,16 @@ def test_fewer_ranks_go_on_where_more_get_no_further(data, tmp_path):
     assert json.loads((run / "summary.json").read_text())["world_size"] == 1
 
 
-ELASTIC = ["--nnodes", "1:2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--max-restarts", "9"]
+ELASTIC = [
+    "--nnodes",
+    "1:2",
+    "--nproc-per-node",
+    "1",
+    "--rdzv-backend",
+    "c10d",
+    "--max-restarts",
+    "9",
+]
 
 
 @pytest.mark.alone  # agents that do not hear of each other for three seconds take each other for lost
@@ -169,7 +207,9 @@ def test_machines_leave_and_join_under_torchrun(data, tmp_path):
         "train.log_every=5",
         "train.checkpoint_every=100000",
     ]
-    recipe.write_text(to_toml(make_config(data, *often, "train.evaluate_every=1000000").model_dump()))
+    recipe.write_text(
+        to_toml(make_config(data, *often, "train.evaluate_every=1000000").model_dump())
+    )
     environment = os.environ | {
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "GLOO_SOCKET_IFNAME": "lo",
@@ -177,9 +217,28 @@ def test_machines_leave_and_join_under_torchrun(data, tmp_path):
     }
 
     def agent(is_host):
-        short = f"is_host={is_host},last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3"
-        where = ["--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf", short, "--monitor-interval", "0.1"]
-        command = [sys.executable, "-m", "torch.distributed.run", *ELASTIC, *where, "-m", "pibroch", "train", recipe]
+        short = (
+            f"is_host={is_host},last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3"
+        )
+        where = [
+            "--rdzv-endpoint",
+            f"127.0.0.1:{port}",
+            "--rdzv-conf",
+            short,
+            "--monitor-interval",
+            "0.1",
+        ]
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            *ELASTIC,
+            *where,
+            "-m",
+            "pibroch",
+            "train",
+            recipe,
+        ]
         return subprocess.Popen(
             [*command, "--run-dir", run, "--resume"], env=environment, start_new_session=True,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -209,7 +268,9 @@ def test_machines_leave_and_join_under_torchrun(data, tmp_path):
 
 
 @pytest.mark.parametrize("exchange", ["alltoall", "retrieve", "lookahead"])
-def test_cuts_in_memory_have_the_marks_of_checkpoints_that_hold_what_changed(worlds, data, tmp_path, exchange):
+def test_cuts_in_memory_have_the_marks_of_checkpoints_that_hold_what_changed(
+    worlds, data, tmp_path, exchange
+):
     """Incremental checkpoints, averages and rows of 16 bits: after deaths the files of a run that nothing happened to."""
     settings = [
         "train.epochs=6", "train.checkpoint_every=20", "train.full_checkpoint_every=3", "train.keep=9",
@@ -220,7 +281,16 @@ def test_cuts_in_memory_have_the_marks_of_checkpoints_that_hold_what_changed(wor
     recipe, run = tmp_path / "recipe.toml", tmp_path / "run"
     recipe.write_text(to_toml(config))
     with Crew(
-        recipe, "--run-dir", run, "--ranks", 2, "--restarts", 9, "--set", "train.cut_every_seconds=0.01", *OFTEN
+        recipe,
+        "--run-dir",
+        run,
+        "--ranks",
+        2,
+        "--restarts",
+        9,
+        "--set",
+        "train.cut_every_seconds=0.01",
+        *OFTEN,
     ) as crew:
         for number, rank in enumerate((1, 0), 1):
             before = steps(run)
@@ -255,7 +325,9 @@ def test_random_kills(data, expected, tmp_path, exchange, source):
                 with suppress(AssertionError):
                     wait_until(lambda: crew.process.poll() is not None, pause)
                 known = everyone(crew)
-                for victim in chance.sample(sorted(known), min(len(known), chance.choice([1, 1, 2]))):
+                for victim in chance.sample(
+                    sorted(known), min(len(known), chance.choice([1, 1, 2]))
+                ):
                     with suppress(ProcessLookupError):
                         if chance.random() < 0.1:
                             os.kill(known[victim], signal.SIGSTOP)

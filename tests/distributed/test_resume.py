@@ -12,7 +12,10 @@ from pibroch.train.checkpoint_folder import CheckpointFolder
 from small_run import files_below, make_config, run_command, start_command, train_here
 
 CASES = {
-    "sgd": ["embedding.optimizer={name='sgd', lr=0.5}", "optimizer={name='sgd', lr=0.1, momentum=0.9}"],
+    "sgd": [
+        "embedding.optimizer={name='sgd', lr=0.5}",
+        "optimizer={name='sgd', lr=0.1, momentum=0.9}",
+    ],
     "adagrad": [
         "embedding.optimizer={name='adagrad', lr=0.1}",
         "optimizer={name='adagrad', lr=0.05}",
@@ -30,7 +33,11 @@ CASES = {
         "train.clip_norm=1.0",
         "train.full_checkpoint_every=2",
     ],
-    "rowwise_adam": ["embedding.optimizer={name='rowwise_adam', lr=0.01}", "train.threads=2", "model.name=dcnv2"],
+    "rowwise_adam": [
+        "embedding.optimizer={name='rowwise_adam', lr=0.01}",
+        "train.threads=2",
+        "model.name=dcnv2",
+    ],
 }
 TIMEOUT_SECONDS = 120
 

@@ -20,7 +20,9 @@ from small_run import make_config
 
 def test_the_same_files_as_alltoall_whoever_shares_memory(worlds, data, expected, tmp_path):
     for hosts in ("[0,0]", "[0,1]"):
-        config = make_config(data, *COMMON, "embedding.exchange=retrieve", f"embedding.exchange.hosts={hosts}")
+        config = make_config(
+            data, *COMMON, "embedding.exchange=retrieve", f"embedding.exchange.hosts={hosts}"
+        )
         folder = tmp_path / hosts
         results = worlds(2).run(cases.train, config.model_dump(), str(folder))
         check_same_files(folder, expected)
@@ -32,9 +34,14 @@ def make_plan_file(data, path, num_ranks=3):
     """A plan for rows that are read in another way than these data read them: all of a table's hot rows lie together."""
     dataset = EncodedDataset.open(data)
     tables = [TableSize(name, rows, 4 * 8, 4 * 4) for name, rows in dataset.num_rows.items()]
-    counts = {name: np.arange(rows, 0, -1).astype(np.int64) for name, rows in dataset.num_rows.items()}
+    counts = {
+        name: np.arange(rows, 0, -1).astype(np.int64) for name, rows in dataset.num_rows.items()
+    }
     profile = AccessProfile(
-        {name: TableCounts(each, np.minimum(each, 50).astype(np.int32)) for name, each in counts.items()},
+        {
+            name: TableCounts(each, np.minimum(each, 50).astype(np.int32))
+            for name, each in counts.items()
+        },
         2500,
         50,
         50,
@@ -42,7 +49,9 @@ def make_plan_file(data, path, num_ranks=3):
     )
     options = PlanOptions(extra=0.0, mode="training", steps=False)
     assignment, prediction = make_plan(tables, profile, ClusterTopology.uniform(num_ranks), options)
-    lopsided = Assignment(assignment.partition_of, np.zeros_like(assignment.home), assignment.copies)  # all on one rank
+    lopsided = Assignment(
+        assignment.partition_of, np.zeros_like(assignment.home), assignment.copies
+    )  # all on one rank
     save_plan(path, lopsided, prediction)
     return path
 
@@ -69,5 +78,7 @@ def test_rows_that_follow_the_data_leave_the_numbers_of_those_that_stay(worlds, 
         assert CheckpointFolder(folders[name] / "checkpoints", 9).steps() == steps
         assert "of a fresh one" in write_report(folders[name], tmp_path / "report.html").read_text()
     config = make_config(data, *COMMON, "train.epochs=3", "embedding.exchange=alltoall")
-    results = [worlds(2).run(cases.train, config.model_dump(), str(folder)) for folder in folders.values()]
+    results = [
+        worlds(2).run(cases.train, config.model_dump(), str(folder)) for folder in folders.values()
+    ]
     assert results[0][0]["losses"] == results[1][0]["losses"] == results[2][0]["losses"]

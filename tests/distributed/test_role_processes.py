@@ -26,11 +26,15 @@ def test_a_process_that_ended_before_trainers_joined_is_lost_and_not_waited_for(
         os.kill(server, signal.SIGKILL)
         wait_until(lambda: not Path(f"/proc/{server}").exists())
         start = time.monotonic()
-        with pytest.raises(TrainingError, match="embedding server 0, which ended with signal SIGKILL") as found:
+        with pytest.raises(
+            TrainingError, match="embedding server 0, which ended with signal SIGKILL"
+        ) as found:
             join(rendezvous, {EMBEDDING_SERVER: 1}, 0)
         assert time.monotonic() - start < 10
         assert found.value.is_loss
     with started([Share(EMBEDDING_SERVER, 1, tmp_path)], 1) as rendezvous:
         say_lost(rendezvous, EMBEDDING_SERVER, 0, "ended long ago")
-        assert join(rendezvous, {EMBEDDING_SERVER: 1}, 0) == {EMBEDDING_SERVER: ("embedding0",)}  # as another is there
+        assert join(rendezvous, {EMBEDDING_SERVER: 1}, 0) == {
+            EMBEDDING_SERVER: ("embedding0",)
+        }  # as another is there
         leave()

@@ -26,11 +26,20 @@ def killed(tmp_path_factory):
     """The folder of a program of two processes of its own that killed themselves in step 7."""
     folder = tmp_path_factory.mktemp("killed")
     here = Path(cases.__file__)
-    paths = os.pathsep.join([str(here.parent), str(here.parents[1]), os.environ.get("PYTHONPATH", "")])
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    paths = os.pathsep.join(
+        [str(here.parent), str(here.parents[1]), os.environ.get("PYTHONPATH", "")]
+    )
+    common = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": "2",
+    }
     with ExitStack() as stack:
         ranks = [
-            stack.enter_context(Program(here, folder, 7, env={**common, "PYTHONPATH": paths, "RANK": str(rank)}))
+            stack.enter_context(
+                Program(here, folder, 7, env={**common, "PYTHONPATH": paths, "RANK": str(rank)})
+            )
             for rank in range(2)
         ]
         ended = [each.end(200) for each in ranks]
@@ -40,16 +49,26 @@ def killed(tmp_path_factory):
 
 def numbers_of(results):
     """All rows and dense weights from all ranks' pieces, then rates and step, which all ranks have in common."""
-    pieces = [([(piece, {field: array}) for (_, field, *_), (piece, array) in r[0].items()], r[1]) for r in results]
+    pieces = [
+        ([(piece, {field: array}) for (_, field, *_), (piece, array) in r[0].items()], r[1])
+        for r in results
+    ]
     assert all(result[2] == results[0][2] for result in results)
     return whole(pieces) | {"rates": np.array(results[0][2])}
 
 
 def test_a_killed_program_goes_on_to_the_same_bits(worlds, killed):
-    assert [path.name for path in sorted(killed.glob("step-*"))] == ["step-00000004", "step-00000006"]
+    assert [path.name for path in sorted(killed.glob("step-*"))] == [
+        "step-00000004",
+        "step-00000006",
+    ]
     expected = numbers_of(worlds(2).run(cases.undisturbed, LAST))
     results = worlds(2).run(cases.resume, killed, LAST)
-    assert results[0][0] == (6, pb.data.LoaderPosition(0, 6), {"step": 6, "seen": (1, float("inf"))})
+    assert results[0][0] == (
+        6,
+        pb.data.LoaderPosition(0, 6),
+        {"step": 6, "seen": (1, float("inf"))},
+    )
     compare(numbers_of([result[2] for result in results]), expected, same_bits=True)
 
 
@@ -72,7 +91,10 @@ def test_any_number_of_ranks_and_any_exchange_loads_it(worlds, killed, ranks, op
 
 def test_a_lost_newest_one_falls_back_and_the_next_takes_its_place(worlds, tmp_path, caplog):
     assert worlds(2).run(cases.save_damage_and_load, tmp_path) == [(4, "damaged (no")] * 2
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000004", "step-00000006.aside"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-00000004",
+        "step-00000006.aside",
+    ]
     channel = Ranks.alone().open_channel()
     with caplog.at_level(logging.INFO):
         got = cases.resume(channel, tmp_path, 4, exchange="local")
@@ -101,7 +123,11 @@ MIXED = {"user": "column_wise", "item": "replicated", "word": "table_wise", "": 
 def test_through_torch_distributed_checkpoint(worlds, tmp_path):
     saved = numbers_of(worlds(2).run(cases.dcp_save, tmp_path, 4, placement=MIXED))
     expected = numbers_of(worlds(2).run(cases.undisturbed, LAST, dropout=False, placement=MIXED))
-    elsewhere = [(2, {"placement": MIXED}), (3, {"placement": "table_wise"}), (1, {"exchange": "local"})]
+    elsewhere = [
+        (2, {"placement": MIXED}),
+        (3, {"placement": "table_wise"}),
+        (1, {"exchange": "local"}),
+    ]
     for ranks, options in elsewhere:
         results = worlds(ranks).run(cases.dcp_resume, tmp_path, LAST, **options)
         compare(numbers_of([result[0] for result in results]), saved, same_bits=True)
@@ -113,7 +139,10 @@ def test_whole_tables_are_gathered_and_spread(worlds, on_all_ranks):
     results = worlds(2).run(cases.gather_whole, on_all_ranks, placement=MIXED)
     numbers = numbers_of([result[1] for result in results])
     state = results[0][0]
-    tables = {name.removeprefix("embedding_bags.").replace(".", "/"): array for name, array in state.items()}
+    tables = {
+        name.removeprefix("embedding_bags.").replace(".", "/"): array
+        for name, array in state.items()
+    }
     assert tables.keys() == {name for name in numbers if "/" in name}
     for name, array in tables.items():
         np.testing.assert_array_equal(array, numbers[name])
@@ -140,17 +169,23 @@ def test_saving_and_loading_interrupt_what_reads_ahead(worlds, tmp_path):
     results = worlds(2).run(cases.resume, tmp_path, LAST, False, exchange="lookahead")
     compare(numbers_of([result[2] for result in results]), expected, same_bits=True)
 
-    results = worlds(2).run(cases.read_ahead, tmp_path, LAST, None, 7, **options)  # steps 8 and 9 follow on step 5
+    results = worlds(2).run(
+        cases.read_ahead, tmp_path, LAST, None, 7, **options
+    )  # steps 8 and 9 follow on step 5
     again = worlds(2).run(cases.steps_after_load, tmp_path, [8, 9])
     compare(numbers_of(results), numbers_of(again), same_bits=True)
 
 
 def test_rows_on_servers(worlds, server_crew, killed, tmp_path):
     expected = numbers_of(worlds(2).run(cases.undisturbed_from, killed, LAST))
-    results = worlds(2).run(role_crew.run, server_crew.rendezvous, 2, cases.resume_and_save, killed, LAST, tmp_path)
+    results = worlds(2).run(
+        role_crew.run, server_crew.rendezvous, 2, cases.resume_and_save, killed, LAST, tmp_path
+    )
     compare(numbers_of([result[1] for result in results]), expected, same_bits=True)
     for name, array in results[0][0].items():  # whole tables
-        np.testing.assert_array_equal(array, expected[name.removeprefix("embedding_bags.").replace(".", "/")])
+        np.testing.assert_array_equal(
+            array, expected[name.removeprefix("embedding_bags.").replace(".", "/")]
+        )
     loaded = cases.resume(Ranks.alone().open_channel(), tmp_path, LAST, exchange="local")
     compare(numbers_of([loaded[1]]), expected, same_bits=True)
 

@@ -58,10 +58,15 @@ def test_a_stopped_server_is_waited_for_and_a_killed_one_is_named_by_all(data, e
 
 def test_servers_outlive_trainers_that_are_killed_and_resume(data, expected, tmp_path):
     rendezvous = f"tcp://127.0.0.1:{free_port()}"
-    recipe, run = recipe_of(data, tmp_path, f"embedding.rendezvous='{rendezvous}'"), tmp_path / "run"
+    recipe, run = (
+        recipe_of(data, tmp_path, f"embedding.rendezvous='{rendezvous}'"),
+        tmp_path / "run",
+    )
     with ExitStack() as stack:
         servers = [
-            stack.enter_context(start_command("embedding-server", "--rendezvous", rendezvous, "--number", number))
+            stack.enter_context(
+                start_command("embedding-server", "--rendezvous", rendezvous, "--number", number)
+            )
             for number in (1, 0)
         ]
         with Crew(recipe, "--run-dir", run, "--ranks", 2) as crew:
@@ -79,11 +84,16 @@ def test_servers_outlive_trainers_that_are_killed_and_resume(data, expected, tmp
     check_same_files(run, expected)
     assert curve(run) == curve(expected)
     summary = json.loads((run / "summary.json").read_text())
-    assert set(summary["bytes_by_purpose"]) == PURPOSES and min(summary["bytes_by_purpose"].values()) > 0
+    assert (
+        set(summary["bytes_by_purpose"]) == PURPOSES
+        and min(summary["bytes_by_purpose"].values()) > 0
+    )
     assert sum(summary["bytes_by_purpose"].values()) == summary["bytes_sent"]
 
 
-def test_incremental_checkpoints_and_averages_are_those_of_alltoall(worlds, server_crew, data, tmp_path):
+def test_incremental_checkpoints_and_averages_are_those_of_alltoall(
+    worlds, server_crew, data, tmp_path
+):
     """Step 18 is saved with the second incremental checkpoint in a row, step 42 with a full one."""
 
     def train(folder, size, num_steps, *more):
@@ -94,26 +104,44 @@ def test_incremental_checkpoints_and_averages_are_those_of_alltoall(worlds, serv
         return worlds(size).run(cases.train, config.model_dump(), str(tmp_path / folder))
 
     train("whole", 2, 42, "embedding.exchange=alltoall")
-    train("resumed", 2, 18, *SERVERS, "embedding.servers=3", f"embedding.rendezvous='{server_crew.rendezvous}'")
+    train(
+        "resumed",
+        2,
+        18,
+        *SERVERS,
+        "embedding.servers=3",
+        f"embedding.rendezvous='{server_crew.rendezvous}'",
+    )
     train("resumed", 2, 42, *SERVERS, "embedding.cache=partitioned")
-    last = [files_below(tmp_path / folder / "checkpoints" / "step-00000042") for folder in ("resumed", "whole")]
+    last = [
+        files_below(tmp_path / folder / "checkpoints" / "step-00000042")
+        for folder in ("resumed", "whole")
+    ]
     assert sorted(last[0]) == sorted(last[1])
     increments = sorted(tmp_path.glob("resumed/checkpoints/step-*/tables/*delta*"))
     assert {path.parent.parent.name for path in increments} >= {"step-00000012", "step-00000018"}
-    assert [name for name in last[1] if last[0][name] != last[1][name] and name != "manifest.json"] == []
+    assert [
+        name for name in last[1] if last[0][name] != last[1][name] and name != "manifest.json"
+    ] == []
 
 
 def test_what_cannot_be_met_is_said(data, tmp_path):
-    with start_command("embedding-server", "--rendezvous", "http://localhost", "--number", 0) as program:
+    with start_command(
+        "embedding-server", "--rendezvous", "http://localhost", "--number", 0
+    ) as program:
         ended = program.end()
     assert (
-        ended.returncode == 2 and "rendezvous 'http://localhost'" in ended.stderr and "tcp://HOST:PORT" in ended.stderr
+        ended.returncode == 2
+        and "rendezvous 'http://localhost'" in ended.stderr
+        and "tcp://HOST:PORT" in ended.stderr
     )
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         rendezvous = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        with start_command("embedding-server", "--rendezvous", rendezvous, "--number", 0) as program:
+        with start_command(
+            "embedding-server", "--rendezvous", rendezvous, "--number", 0
+        ) as program:
             ended = program.end()
     assert ended.returncode == 2 and "where embedding server 0 cannot listen" in ended.stderr, ended
     with pytest.raises(

@@ -51,7 +51,9 @@ def test_a_killed_run_goes_on_from_what_was_written_beside_it(worlds, data, tmp_
     recipe, run = tmp_path / "recipe.toml", tmp_path / "run"
     recipe.write_text(to_toml(config.model_dump()))
     often = ["--set", "train.checkpoint_every_seconds=0.02"]
-    for _ in range(5):  # on a busy machine the next checkpoint of its own may come before the signal
+    for _ in range(
+        5
+    ):  # on a busy machine the next checkpoint of its own may come before the signal
         shutil.rmtree(run, ignore_errors=True)
         with Crew(recipe, "--run-dir", run, "--ranks", 2, *often) as crew:
             wait_until(lambda: newest(run) > 14 or crew.process.poll() is not None, 120)

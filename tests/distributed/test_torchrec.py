@@ -11,7 +11,8 @@ SIZES = {  # of each rank's batches
 
 
 @pytest.mark.parametrize(
-    "exchange", [{"exchange": "alltoall"}, {"exchange": "lookahead", "lookahead": 2, "cache_rows": 90}]
+    "exchange",
+    [{"exchange": "alltoall"}, {"exchange": "lookahead", "lookahead": 2, "cache_rows": 90}],
 )
 @pytest.mark.parametrize("sizes", SIZES)
 def test_ranks_learn_what_one_process_learns(worlds, exchange, sizes):
@@ -27,12 +28,18 @@ def test_ranks_learn_what_one_process_learns(worlds, exchange, sizes):
         assert len(losses) == steps
         for table, (rows, weights) in pieces.items():
             np.testing.assert_allclose(
-                weights, want_pieces[table][1][rows.start : rows.stop : rows.step], rtol=1e-5, atol=1e-6
+                weights,
+                want_pieces[table][1][rows.start : rows.stop : rows.step],
+                rtol=1e-5,
+                atol=1e-6,
             )
         for found, want in zip(parameters, want_parameters, strict=True):
             np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
         want = want_metrics["label"].lifetime
-        assert (metrics.num_samples, metrics.auc) == (want.num_samples, pytest.approx(want.auc, abs=1e-6))
+        assert (metrics.num_samples, metrics.auc) == (
+            want.num_samples,
+            pytest.approx(want.auc, abs=1e-6),
+        )
         assert metrics.normalized_entropy == pytest.approx(want.normalized_entropy, rel=1e-5)
     summed = np.add(results[0][1], results[1][1])
     np.testing.assert_allclose(summed, want_losses, rtol=1e-5)

@@ -22,9 +22,12 @@ MOST_LINES, TIMEOUT_S = 10, 300
 @pytest.mark.parametrize("name", NAMES)
 def test_few_lines_change(name):
     theirs, ours = (
-        PROGRAMS.joinpath(f"{name}_{system}.py").read_text().splitlines() for system in ("torchrec", "pibroch")
+        PROGRAMS.joinpath(f"{name}_{system}.py").read_text().splitlines()
+        for system in ("torchrec", "pibroch")
     )
-    changed = [line for line in difflib.ndiff(theirs, ours) if line.startswith("+ ") and line.strip("+ ")]
+    changed = [
+        line for line in difflib.ndiff(theirs, ours) if line.startswith("+ ") and line.strip("+ ")
+    ]
     assert 0 < len(changed) <= MOST_LINES, changed
 
 
@@ -36,7 +39,11 @@ def start(python, system, world, folder, *packages):
         "WORLD_SIZE": str(world),
         "OMP_NUM_THREADS": "1",
     }
-    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH" or system == "pibroch"}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name != "PYTHONPATH" or system == "pibroch"
+    }
     command = [python, "-W", "ignore", PROGRAMS / "run.py", folder, system, *packages]
     return [
         subprocess.Popen(
@@ -74,10 +81,14 @@ def losses(tmp_path_factory):
             "print(torch.__version__, *sys.version_info[:2], sysconfig.get_path('purelib'), sep='|')",
         ]
     )
-    ran = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True, timeout=120)
+    ran = subprocess.run(
+        [python, "-c", asked], capture_output=True, text=True, check=True, timeout=120
+    )
     *theirs, packages = ran.stdout.strip().split("|")
     if theirs != [torch.__version__, *map(str, sys.version_info[:2])]:
-        pytest.skip(f"TorchRec's models need the torch and the Python of their own environment, {theirs}")
+        pytest.skip(
+            f"TorchRec's models need the torch and the Python of their own environment, {theirs}"
+        )
     folder = tmp_path_factory.mktemp("ports")
     end(start(python, "torchrec", 1, folder), folder)  # writes the weights with which all start
     others = start(python, "torchrec", 2, folder)
@@ -86,7 +97,10 @@ def losses(tmp_path_factory):
     end(others, folder)
 
     def read(name, system, world):
-        return np.mean([torch.load(folder / f"{name}-{system}-{world}-{rank}.pt") for rank in range(world)], axis=0)
+        return np.mean(
+            [torch.load(folder / f"{name}-{system}-{world}-{rank}.pt") for rank in range(world)],
+            axis=0,
+        )
 
     return read
 
@@ -97,7 +111,9 @@ def test_the_same_program_has_the_same_losses(losses, name):
     want = losses(name, "torchrec", 1)
     assert len(want) == 20 and np.ptp(want) > 0.01
     for system, world in (("torchrec", 2), ("pibroch", 1), ("pibroch", 2)):
-        np.testing.assert_allclose(losses(name, system, world), want, rtol=1e-6, err_msg=f"{system}, {world} ranks")
+        np.testing.assert_allclose(
+            losses(name, system, world), want, rtol=1e-6, err_msg=f"{system}, {world} ranks"
+        )
 
 
 @pytest.mark.slow

@@ -24,7 +24,9 @@ def rows_of(results):
     for *_, pieces in results:
         for name, rows, columns, weights in pieces:
             table = found.setdefault(name, np.full((30, cases.DIM), np.nan))
-            table[np.arange(30)[rows.start : rows.stop : rows.step][:, None], list(columns)] = weights
+            table[np.arange(30)[rows.start : rows.stop : rows.step][:, None], list(columns)] = (
+                weights
+            )
     return found
 
 
@@ -35,16 +37,24 @@ NUM_STEPS = 30  # every third with a rank that has no samples
 def of_alltoall(worlds):
     """``of_alltoall(size, name)``: what training by alltoall gives, once for all that are compared with it."""
     return cache(
-        lambda size, name: worlds(size).run(cases.train, NUM_STEPS, name, exchange="alltoall", placement="table_wise")
+        lambda size, name: worlds(size).run(
+            cases.train, NUM_STEPS, name, exchange="alltoall", placement="table_wise"
+        )
     )
 
 
-@pytest.mark.parametrize(("hosts", "name"), [*((hosts, "tower_dlrm") for hosts in HOSTS), ("2 x 2", "tower_dcn")])
+@pytest.mark.parametrize(
+    ("hosts", "name"), [*((hosts, "tower_dlrm") for hosts in HOSTS), ("2 x 2", "tower_dcn")]
+)
 def test_with_modules_it_trains_the_model_of_alltoall(worlds, of_alltoall, hosts, name):
     size, options = HOSTS[hosts]
     right = of_alltoall(size, name)
-    found = worlds(size).run(cases.train, NUM_STEPS, name, exchange="towers", placement="table_wise", **options)
-    for (logits, losses, state, _), (other_logits, other_losses, other_state, _) in zip(found, right, strict=True):
+    found = worlds(size).run(
+        cases.train, NUM_STEPS, name, exchange="towers", placement="table_wise", **options
+    )
+    for (logits, losses, state, _), (other_logits, other_losses, other_state, _) in zip(
+        found, right, strict=True
+    ):
         for mine, other in zip(logits[:3], other_logits[:3], strict=True):
             torch.testing.assert_close(mine, other, rtol=0, atol=1e-6)
         torch.testing.assert_close(logits[3], other_logits[3], rtol=0, atol=1e-5)
@@ -52,7 +62,9 @@ def test_with_modules_it_trains_the_model_of_alltoall(worlds, of_alltoall, hosts
         for key, tensor in state.items():
             torch.testing.assert_close(tensor, other_state[key], rtol=1e-4, atol=1e-5)
     held = [{key for key in state if "towers.towers" in key} for _, _, state, _ in found]
-    assert held[0] != held[-1] and set().union(*held) == {key for key in right[0][2] if "towers.towers" in key}
+    assert held[0] != held[-1] and set().union(*held) == {
+        key for key in right[0][2] if "towers.towers" in key
+    }
     rows, other_rows = rows_of(found), rows_of(right)
     for table, weights in rows.items():
         np.testing.assert_allclose(weights, other_rows[table], rtol=1e-4, atol=1e-5)
@@ -72,7 +84,9 @@ def test_what_crosses_hosts_is_what_towers_give(worlds, ranks_per_host):
             cases.traffic, batch_size, ranks_per_host, exchange="towers", ranks_per_host=ranks_per_host, groups=groups,
             width=width, combined=0, dim=dim, dense=False, placement="table_wise_pooled",
         )  # fmt: skip
-        expected = 4 * 2 * batch_size * len(cases.FEATURES) * (1 - 1 / num_hosts) * 4 * dim / compression
+        expected = (
+            4 * 2 * batch_size * len(cases.FEATURES) * (1 - 1 / num_hosts) * 4 * dim / compression
+        )
         ids = sum(purposes["ids"] for _, purposes, _ in results)
         counted = sum(purposes["embeddings"] + purposes["gradients"] for _, purposes, _ in results)
         assert counted == expected
@@ -97,12 +111,21 @@ def test_dense_bytes_fall_by_those_of_the_tower_modules(worlds):
     for exchange, more in (("alltoall", {}), ("towers", {"ranks_per_host": 1})):
         for dense in (True, False):
             sent[exchange, dense] = worlds(4).run(
-                cases.traffic, 8, exchange=exchange, groups=groups, dense=dense, placement="table_wise", **more
+                cases.traffic,
+                8,
+                exchange=exchange,
+                groups=groups,
+                dense=dense,
+                placement="table_wise",
+                **more,
             )
     parameters = sent["alltoall", True][0][2]
     modules = [count for name, count in parameters.items() if "towers.towers" in name]
     for rank in range(4):
-        dense = {name: sent[name, True][rank][0] - sent[name, False][rank][0] for name in ("alltoall", "towers")}
+        dense = {
+            name: sent[name, True][rank][0] - sent[name, False][rank][0]
+            for name in ("alltoall", "towers")
+        }
         assert dense["alltoall"] - dense["towers"] == 2 * 3 / 4 * 4 * (sum(modules) + len(modules))
 
 
@@ -110,7 +133,15 @@ def test_one_feature_a_tower_and_more_towers_than_hosts(worlds):
     """Six towers of a feature each on three ranks, and a group of them on each."""
     singles = [[feature] for feature in cases.FEATURES]
     both = [
-        worlds(3).run(cases.train, 6, "tower_dcn", exchange=exchange, groups=singles, placement="row_wise", **more)
+        worlds(3).run(
+            cases.train,
+            6,
+            "tower_dcn",
+            exchange=exchange,
+            groups=singles,
+            placement="row_wise",
+            **more,
+        )
         for exchange, more in (("alltoall", {}), ("towers", {"ranks_per_host": 1}))
     ]
     for (right, *_), (found, _, state, _) in zip(*both, strict=True):
@@ -142,7 +173,14 @@ def test_what_cannot_be_is_said_on_all_ranks(worlds, what):
 
 def test_a_plan_may_say_where_tables_lie_inside_their_towers(worlds):
     tables = [pb.Table(feature, 30, cases.DIM) for feature in cases.FEATURES]
-    own = {"a": 0, "b": 1, "c": 1, "d": 0, "e": 1, "f": 2}  # of groups of ranks 0 and 1, and of rank 2
+    own = {
+        "a": 0,
+        "b": 1,
+        "c": 1,
+        "d": 0,
+        "e": 1,
+        "f": 2,
+    }  # of groups of ranks 0 and 1, and of rank 2
     placements = {name: Placement(kind="table_wise", shards=(rank,)) for name, rank in own.items()}
     plan = Plan(num_shards=3, placements=placements)
     plan.check(tables)

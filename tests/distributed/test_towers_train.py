@@ -25,7 +25,9 @@ def train(world, config, folder):
     return world.run(cases.train, config.model_dump(), str(folder))
 
 
-def test_real_ranks_killed_and_resumed_end_with_the_files_of_a_run_that_was_not(data, worlds, tmp_path):
+def test_real_ranks_killed_and_resumed_end_with_the_files_of_a_run_that_was_not(
+    data, worlds, tmp_path
+):
     config = make_config(data, *TOWERS, *HOSTS)
     recipe, folder = tmp_path / "towers.toml", tmp_path / "killed"
     recipe.write_text(to_toml(config.model_dump()))

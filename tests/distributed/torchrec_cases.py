@@ -19,9 +19,13 @@ from pibroch.torchrec import (
 KEYS = ["user", "item", "seen"]
 BAGS = [
     EmbeddingBagConfig(num_embeddings=40, embedding_dim=8, name="users", feature_names=["user"]),
-    EmbeddingBagConfig(num_embeddings=60, embedding_dim=16, name="items", feature_names=["item", "seen"]),
+    EmbeddingBagConfig(
+        num_embeddings=60, embedding_dim=16, name="items", feature_names=["item", "seen"]
+    ),
 ]
-SEQUENCES = [EmbeddingConfig(num_embeddings=60, embedding_dim=4, name="places", feature_names=["seen"])]
+SEQUENCES = [
+    EmbeddingConfig(num_embeddings=60, embedding_dim=4, name="places", feature_names=["seen"])
+]
 OPTIMIZER = pb.Adagrad(lr=0.3)
 
 
@@ -42,7 +46,9 @@ class Model(nn.Module):
         super().__init__()
         torch.manual_seed(1)
         self.bags = EmbeddingBagCollection(tables=BAGS, optimizer=OPTIMIZER, seed=3, **options)
-        self.sequences = EmbeddingCollection(tables=SEQUENCES, optimizer=OPTIMIZER, seed=3, **options)
+        self.sequences = EmbeddingCollection(
+            tables=SEQUENCES, optimizer=OPTIMIZER, seed=3, **options
+        )
         self.top = nn.Sequential(nn.Linear(2 + 40 + 12, 8), nn.ReLU(), nn.Linear(8, 1))
 
     def forward(self, batch):
@@ -66,7 +72,9 @@ def joined(parts):
     ids = {key: [part.ids[key] for part in parts] for key in KEYS}
     values = torch.cat([part.values() for key in KEYS for part in ids[key]])
     lengths = torch.cat([part.lengths() for key in KEYS for part in ids[key]])
-    dense, labels = (torch.cat([getattr(part, name) for part in parts]) for name in ("dense", "labels"))
+    dense, labels = (
+        torch.cat([getattr(part, name) for part in parts]) for name in ("dense", "labels")
+    )
     return Batch(dense, KeyedJaggedTensor(KEYS, values, lengths=lengths), labels)
 
 
@@ -81,11 +89,15 @@ def pieces_of(model):
 def train(channel, sizes, copies=False, empty=None, **options):
     """Returns what each step's batch was, the summed losses, rows, dense parameters, and the metrics of all ranks."""
     model = Model(**options)
-    step_of = pb.data_parallel(model, num_samples=(lambda batch: len(batch.labels)) if copies else None)
+    step_of = pb.data_parallel(
+        model, num_samples=(lambda batch: len(batch.labels)) if copies else None
+    )
     dense = torch.optim.SGD(model.parameters(), lr=0.1)
     metrics, kinds, losses = StreamingMetrics(), [], []
     given = {"empty": lambda batch: make_batch(0, 0)} if empty else {}
-    for batch in model.bags.feed(batches_of(channel.ranks.rank, sizes), key=lambda batch: batch.ids, **given):
+    for batch in model.bags.feed(
+        batches_of(channel.ranks.rank, sizes), key=lambda batch: batch.ids, **given
+    ):
         kinds.append((type(batch).__name__, len(batch.labels), batch.ids.stride()))
         batch = batch.to("cpu") if copies else batch
         logits = step_of(batch)
@@ -101,7 +113,11 @@ def train(channel, sizes, copies=False, empty=None, **options):
 
 def train_alone(sizes):
     """The same over the global batches, in one process and with torch alone but for the tables."""
-    model, losses, metrics = Model(exchange="local"), [], StreamingMetrics(ranks=pb.collectives.Ranks.alone())
+    model, losses, metrics = (
+        Model(exchange="local"),
+        [],
+        StreamingMetrics(ranks=pb.collectives.Ranks.alone()),
+    )
     dense = torch.optim.SGD(model.parameters(), lr=0.1)
     parts = [batches_of(rank, sizes) for rank in range(len(sizes))]
     for step in range(max(map(len, parts))):
@@ -113,4 +129,9 @@ def train_alone(sizes):
         loss.backward()
         dense.step()
         metrics.add(logits, batch.labels)
-    return losses, pieces_of(model), [each.detach().numpy() for each in model.parameters()], metrics.compute()
+    return (
+        losses,
+        pieces_of(model),
+        [each.detach().numpy() for each in model.parameters()],
+        metrics.compute(),
+    )

@@ -39,14 +39,33 @@ def batch_of(step, size, world, rank, one_hot=False):
 class Job:
     """A model, its tables, and plain SGD for both."""
 
-    def __init__(self, channel, name="tower_dlrm", groups=GROUPS, width=4, dim=DIM, combined=1, dense=True, **options):
+    def __init__(
+        self,
+        channel,
+        name="tower_dlrm",
+        groups=GROUPS,
+        width=4,
+        dim=DIM,
+        combined=1,
+        dense=True,
+        **options,
+    ):
         self.channel, ranks = channel, channel.ranks
         options |= {"groups": groups} if options["exchange"] == "towers" else {}
         tables = [pb.Table(feature, 30, dim, initializer=pb.Normal(0.3)) for feature in FEATURES]
-        self.embeddings = pb.Embeddings(tables, pb.SGD(lr=0.05), seed=1, channel=ranks.open_channel(), **options)
+        self.embeddings = pb.Embeddings(
+            tables, pb.SGD(lr=0.05), seed=1, channel=ranks.open_channel(), **options
+        )
         torch.manual_seed(2)
-        towers = {"groups": groups, "width": width, "combined": combined, "pass_through": width is None}
-        self.model = build_model(name, 3, len(FEATURES), FEATURES, dim=dim, bottom=(8,), top=(8,), towers=towers)
+        towers = {
+            "groups": groups,
+            "width": width,
+            "combined": combined,
+            "pass_through": width is None,
+        }
+        self.model = build_model(
+            name, 3, len(FEATURES), FEATURES, dim=dim, bottom=(8,), top=(8,), towers=towers
+        )
         self.model = place_towers(self.model, self.embeddings)
         if dense:
             self.model = data_parallel(self.model, ranks)
@@ -66,7 +85,10 @@ class Job:
         return logits.detach(), loss.item() * batch.batch_size
 
     def rows(self):
-        return [(v.piece.table.name, v.piece.rows, v.piece.columns, v.weights.copy()) for v in self.embeddings.pieces()]
+        return [
+            (v.piece.table.name, v.piece.rows, v.piece.columns, v.weights.copy())
+            for v in self.embeddings.pieces()
+        ]
 
 
 def train(channel, num_steps, name, **options):
@@ -78,7 +100,12 @@ def train(channel, num_steps, name, **options):
         losses.append(loss)
     with torch.no_grad():  # evaluation between steps
         logits.append(job.model.eval()(job.part(5).dense, lambda: job.embeddings(job.part(5))))
-    return logits, losses, {name: t.clone() for name, t in job.model.state_dict().items()}, job.rows()
+    return (
+        logits,
+        losses,
+        {name: t.clone() for name, t in job.model.state_dict().items()},
+        job.rows(),
+    )
 
 
 def traffic(channel, batch_size, per_host=1, **options):
@@ -104,10 +131,17 @@ def wrong(channel, exchange_groups=None, tables=None, **options):
         elif exchange_groups is not None:
             made = [pb.Table(feature, 30, DIM) for feature in FEATURES]
             embeddings = pb.Embeddings(
-                made, pb.SGD(lr=0.1), channel=channel.ranks.open_channel(), groups=exchange_groups, **options
+                made,
+                pb.SGD(lr=0.1),
+                channel=channel.ranks.open_channel(),
+                groups=exchange_groups,
+                **options,
             )
             towers = {"groups": GROUPS}
-            place_towers(build_model("tower_dlrm", 3, len(FEATURES), FEATURES, dim=DIM, towers=towers), embeddings)
+            place_towers(
+                build_model("tower_dlrm", 3, len(FEATURES), FEATURES, dim=DIM, towers=towers),
+                embeddings,
+            )
         else:
             Job(channel, **options)
     except ConfigError as error:

@@ -21,7 +21,11 @@ def train(channel, config, folder):
     channel.barrier()
     sent = channel.ranks.traffic.sent
     result = run_training(
-        config, open_dataset(config.data), run, lambda total_steps: FanOut([]), World(channel.ranks, channel)
+        config,
+        open_dataset(config.data),
+        run,
+        lambda total_steps: FanOut([]),
+        World(channel.ranks, channel),
     )
     evaluations = [
         [record[name] for name in ("step", "auc", "logloss", "is_best")]

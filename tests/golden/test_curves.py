@@ -19,13 +19,20 @@ ROUNDING = 2e-3  # processors differ in the order of sums within a dense layer
 def measure(data, folder, name):
     from small_run import make_config, train_here
 
-    settings = [f"model.name={name}", "train.average=0.95", "train.log_every=10", "schedule.warmup_steps=5"]
+    settings = [
+        f"model.name={name}",
+        "train.average=0.95",
+        "train.log_every=10",
+        "schedule.warmup_steps=5",
+    ]
     settings += ["model.batch_norm=false"]  # with Adam it makes rounding grow beyond the tolerance
     run, result = train_here(make_config(data, *settings, "train.evaluate_every=20"), folder)
     records = run.metrics()
     return {
         "loss": [round(r["loss"], 6) for r in records if r["kind"] == "training"],
-        "validation_logloss": [round(r["logloss"], 6) for r in records if r.get("split") == "validation"],
+        "validation_logloss": [
+            round(r["logloss"], 6) for r in records if r.get("split") == "validation"
+        ],
         "test_auc": round(result.summary.auc, 6),
         "best_possible_auc": round(result.best_possible_auc, 6),
     }
@@ -51,7 +58,11 @@ def test_the_planted_truth_is_learned(tmp_path, monkeypatch):
     from small_run import train_here
 
     monkeypatch.setenv("PIBROCH_CACHE", str(tmp_path / "cache"))
-    overrides = ["data.synthesize={rows=200_000, max_table_rows=1000}", "train.average=0.99", "train.threads=1"]
+    overrides = [
+        "data.synthesize={rows=200_000, max_table_rows=1000}",
+        "train.average=0.99",
+        "train.threads=1",
+    ]
     _, result = train_here(load_recipe("synthetic_small", overrides), tmp_path / "run")
     assert result.best_possible_auc - 0.03 < result.summary.auc < result.best_possible_auc
 

@@ -47,7 +47,9 @@ def take_away(modules: tuple[str, ...] = ()) -> None:
             vars(module).pop(name, None)
     for name in modules:
         sys.modules[name] = None  # type: ignore[assignment]
-    os.environ.setdefault("USERNAME", "tester")  # as on Windows; without it torch asks for the user's number
+    os.environ.setdefault(
+        "USERNAME", "tester"
+    )  # as on Windows; without it torch asks for the user's number
     look = os.stat
 
     def stat(path, *args, **options):
@@ -55,7 +57,11 @@ def take_away(modules: tuple[str, ...] = ()) -> None:
         return look(path, *args, **options)
 
     os.stat = stat
-    sys.addaudithook(lambda event, args: _refuse(args[0]) if event in ("open", "os.listdir", "os.scandir") else None)
+    sys.addaudithook(
+        lambda event, args: (
+            _refuse(args[0]) if event in ("open", "os.listdir", "os.scandir") else None
+        )
+    )
 
 
 def _refuse(path):
@@ -104,7 +110,13 @@ def train_run(folder: Path) -> None:
 
     data, run = folder / "data", folder / "run"
     synthesize_command(samples=3000, out=data, max_table_rows=50)
-    small = ["model.dim=4", "model.bottom=[8]", "model.top=[8]", "train.batch_size=200", "train.average=0.9"]
+    small = [
+        "model.dim=4",
+        "model.bottom=[8]",
+        "model.top=[8]",
+        "train.batch_size=200",
+        "train.average=0.9",
+    ]
     saved = ["train.checkpoint_every=4", "train.full_checkpoint_every=2"]
     train("synthetic_small", data, [*small, *saved, "train.steps=8"], run)
     train(None, None, ["train.steps=10"], run, resume=True)

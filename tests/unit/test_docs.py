@@ -22,7 +22,17 @@ EXCERPTS = {
 }
 """Pages whose Python is an example's, which a test runs: word for word."""
 LANGUAGES = {"python", "console", "toml", "json", "text"}
-CODE = ("import ", "from pibroch", "pibroch ", "torchrun ", "$ ", "def ", "class ", "[embedding", "{")
+CODE = (
+    "import ",
+    "from pibroch",
+    "pibroch ",
+    "torchrun ",
+    "$ ",
+    "def ",
+    "class ",
+    "[embedding",
+    "{",
+)
 NO_CODE = {"docs/rpc.md": "from torch.distributed import rpc   "}
 """Of `text` that looks like code, and is a table of it."""
 
@@ -75,7 +85,9 @@ def test_toml_is_a_recipe_or_what_the_page_says(block, tmp_path):
 def test_commands_are_there_and_take_what_they_are_given(block, tmp_path, monkeypatch):
     """By the command line's own parser, and recipes with what is set in them. Nothing is started."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "groups.json").write_text('{"towers": [["C1"], ["C2"]]}')  # as if `pibroch plan towers` had run before
+    (tmp_path / "groups.json").write_text(
+        '{"towers": [["C1"], ["C2"]]}'
+    )  # as if `pibroch plan towers` had run before
     told = block.text.replace("\\\n", " ").splitlines()
     if any(line.startswith("$ ") for line in told):
         told = [line[2:] for line in told if line.startswith("$ ")]  # the rest is what was answered
@@ -114,15 +126,24 @@ def check_program(words):
     elif program in ("python", "pytest") or "/" in program:
         assert (ROOT / (program if "/" in program else rest[0])).exists(), words
     else:
-        assert program in {"export", "pip", "zcat", "tail", "curl", "jq"}, f"an unknown program: {words}"
+        assert program in {"export", "pip", "zcat", "tail", "curl", "jq"}, (
+            f"an unknown program: {words}"
+        )
 
 
 def check_command(words):
     found = {tuple(name.split()[1:]): command for name, command, _ in commands()}
     path = max((path for path in found if tuple(words[: len(path)]) == path), key=len)
-    arguments = ["3" if word == "N" else "synthetic_small" if word == "RECIPE" else word for word in words[len(path) :]]
+    arguments = [
+        "3" if word == "N" else "synthetic_small" if word == "RECIPE" else word
+        for word in words[len(path) :]
+    ]
     context = found[path].make_context(" ".join(path), arguments)
-    settings = [each for each in context.params.get("set_") or context.params.get("overrides") or () if each != "a.b=v"]
+    settings = [
+        each
+        for each in context.params.get("set_") or context.params.get("overrides") or ()
+        if each != "a.b=v"
+    ]
     if path == ("train",) and settings:
         load_recipe(context.params["recipe"] or "synthetic_small", settings)
 
@@ -142,7 +163,14 @@ def describe_commands_module():
 
 def test_every_command_is_described():
     page = describe_commands_module().describe_commands()
-    for words in ("train", "data prepare", "plan diff", "checkpoint convert", "embedding-server", "bench"):
+    for words in (
+        "train",
+        "data prepare",
+        "plan diff",
+        "checkpoint convert",
+        "embedding-server",
+        "bench",
+    ):
         assert f"## pibroch {words}\n" in page
     assert "`--resume`" in page
 
@@ -158,13 +186,18 @@ def test_the_front_page_leads_to_each_guide_with_one_click():
         (row,) = [line for line in page.splitlines() if f"**{words}**" in line]
         assert f"({guide}.md)" in row
     for path in (ROOT / "docs").glob("*.md"):
-        assert path.stem == "index" or f"\n{path.stem}\n" in page, f"{path.name} is in no table of contents"
+        assert path.stem == "index" or f"\n{path.stem}\n" in page, (
+            f"{path.name} is in no table of contents"
+        )
 
 
 @pytest.mark.skipif(
-    not all(map(find_spec, ("sphinx", "myst_parser", "furo"))), reason="the tools of `make docs` are absent"
+    not all(map(find_spec, ("sphinx", "myst_parser", "furo"))),
+    reason="the tools of `make docs` are absent",
 )
 def test_the_site_builds_without_a_warning(tmp_path):
-    with Program("-m", "sphinx", "-q", "-W", "--keep-going", "-b", "dummy", ROOT / "docs", tmp_path) as sphinx:
+    with Program(
+        "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "dummy", ROOT / "docs", tmp_path
+    ) as sphinx:
         ran = sphinx.end(200)
     assert ran.returncode == 0, ran.stderr

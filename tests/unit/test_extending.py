@@ -33,9 +33,13 @@ def test_the_optimizer_s_kernel_is_its_formula(lion):
     optimizer = lion["Lion"](lr=0.1, weight_decay=0.2, decoupled=True, betas=(0.8, 0.9))
     embeddings = pb.Embeddings([pb.Table("item", 6, 5)], optimizer)
     names = [f"embedding_bags.item.{name}" for name in ("weight", "exp_avg")]
-    weights, momentum = (embeddings.full_state_dict(row_state=True)[name].double().numpy().copy() for name in names)
+    weights, momentum = (
+        embeddings.full_state_dict(row_state=True)[name].double().numpy().copy() for name in names
+    )
     for ids in ([0, 1, 1, 4], [4, 4, 0, 0], [1, 2, 3, 4]):
-        batch = pb.JaggedBatch.from_one_hot(torch.zeros(4, 0), ["item"], torch.tensor([ids]), torch.zeros(4))
+        batch = pb.JaggedBatch.from_one_hot(
+            torch.zeros(4, 0), ["item"], torch.tensor([ids]), torch.zeros(4)
+        )
         factors = torch.randn(4, 5)
         (embeddings(batch)[:, 0] * factors).sum().backward()
         for row in set(ids):
@@ -61,7 +65,11 @@ def test_the_data_source_becomes_a_dataset(tmp_path, capsys):
     source = example["JsonLines"](tmp_path / "clicks.jsonl", ("clicked", "shop"))
     whole = [piece for piece in source.pieces(example["Place"](), 1 << 30)]
     pieces = list(source.pieces(example["Place"](), 1000))
-    assert len(whole) == 1 and len(pieces) > 100 and b"".join(piece.text for piece in pieces) == whole[0].text
+    assert (
+        len(whole) == 1
+        and len(pieces) > 100
+        and b"".join(piece.text for piece in pieces) == whole[0].text
+    )
     again = list(source.pieces(pieces[6].end, 1000))
     assert [piece.text for piece in again] == [piece.text for piece in pieces[7:]]
 
@@ -76,8 +84,13 @@ def test_the_data_source_names_a_line_that_is_not_json(tmp_path):
 
 def test_the_transport_carries_a_channel():
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    programs = [Program(EXAMPLES / "own_transport.py", env={**os.environ, **place, "RANK": str(r)}) for r in range(2)]
+    programs = [
+        Program(EXAMPLES / "own_transport.py", env={**os.environ, **place, "RANK": str(r)})
+        for r in range(2)
+    ]
     with programs[0], programs[1]:
         ran = [program.end() for program in programs]
     assert [each.returncode for each in ran] == [0, 0], ran
-    assert [each.stdout for each in ran] == [f"rank {r} of [0, 1]: sum [0.0, 3.0, 6.0, 9.0]\n" for r in range(2)]
+    assert [each.stdout for each in ran] == [
+        f"rank {r} of [0, 1]: sum [0.0, 3.0, 6.0, 9.0]\n" for r in range(2)
+    ]

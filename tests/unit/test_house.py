@@ -46,17 +46,28 @@ def test_any_is_for_boundaries():
 
 def test_types_are_said():
     text = "".join(path.read_text() for path in FILES)
-    assert sum(times_any(path) for path in FILES) <= text.count("\n") * MOST_ANY_PER_1000_LINES_OF_ROOMS / 1000
+    assert (
+        sum(times_any(path) for path in FILES)
+        <= text.count("\n") * MOST_ANY_PER_1000_LINES_OF_ROOMS / 1000
+    )
     kinds = re.findall(r"# type: ignore(.*)", text)
-    assert all(kind.startswith("[") and kind[1 : kind.index("]")] in IGNORES for kind in kinds), kinds
+    assert all(kind.startswith("[") and kind[1 : kind.index("]")] in IGNORES for kind in kinds), (
+        kinds
+    )
 
 
 def test_words_of_a_private_dialect_do_not_come_back():
     """Words that a stranger had to ask about, see style: names."""
-    dialect = re.compile(r"\b(courier|clerk|errand|parcel|holdings|lifeline|said|told)s?\b", re.IGNORECASE)
+    dialect = re.compile(
+        r"\b(courier|clerk|errand|parcel|holdings|lifeline|said|told)s?\b", re.IGNORECASE
+    )
     for path in FILES:
-        names = {node.id for node in each(ast.Name, path)} | {node.name for node in each(ast.ClassDef, path)}
-        names |= {node.name for node in each(ast.FunctionDef, path)} | {node.attr for node in each(ast.Attribute, path)}
+        names = {node.id for node in each(ast.Name, path)} | {
+            node.name for node in each(ast.ClassDef, path)
+        }
+        names |= {node.name for node in each(ast.FunctionDef, path)} | {
+            node.attr for node in each(ast.Attribute, path)
+        }
         assert not [name for name in names if dialect.search(name.replace("_", " "))], path
 
 
@@ -94,7 +105,9 @@ def is_for_types(node):
 
 def circles(at_load):
     """Modules that import each other, by whatever way around."""
-    named = {name: {each for each in modules_named(name, at_load) if each in MODULES} for name in MODULES}
+    named = {
+        name: {each for each in modules_named(name, at_load) if each in MODULES} for name in MODULES
+    }
     reached = {name: reach(name, named) for name in named}
     together = defaultdict(set)
     for name in named:
@@ -128,7 +141,11 @@ def test_a_room_has_a_readme_of_one_screen_that_names_its_files(room):
     text = (PACKAGE / room / "README.md").read_text()
     assert text.startswith("# ") and text.count("\n") <= 60
     said = set(re.findall(r"`(?:\w+/)*(\w+\.py)`", text))
-    there = {path.name for folder in (PACKAGE, Path(__file__).parents[1]) for path in folder.rglob("*.py")}
+    there = {
+        path.name
+        for folder in (PACKAGE, Path(__file__).parents[1])
+        for path in folder.rglob("*.py")
+    }
     assert said <= there, f"names files that are not there: {said - there}"
     for target in re.findall(r"\]\((\.[^)#]*)", text):
         assert (PACKAGE / room / target).exists(), target

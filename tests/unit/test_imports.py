@@ -49,7 +49,9 @@ def test_every_room_has_its_place():
 def test_imports_point_down(path):
     room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     for other, line in rooms_imported(path):
-        assert LEVEL[other] <= LEVEL[room], f"{path}:{line}: {room} imports {other}, which stands above it"
+        assert LEVEL[other] <= LEVEL[room], (
+            f"{path}:{line}: {room} imports {other}, which stands above it"
+        )
 
 
 PURE = [
@@ -94,7 +96,9 @@ def test_pure_cores_know_no_sockets_threads_clocks_or_process_groups(name):
             continue
         seen.add(module)
         for imported in modules_imported(module):
-            assert not {imported, imported.partition(".")[0]} & IMPURE, f"{module} imports {imported}"
+            assert not {imported, imported.partition(".")[0]} & IMPURE, (
+                f"{module} imports {imported}"
+            )
             if imported.startswith("pibroch.") and is_module(imported):
                 left.append(imported)
 
@@ -104,7 +108,11 @@ EXCHANGE_PACKAGES = sorted(path.parent for path in (PACKAGE / "exchange").glob("
 
 @pytest.mark.parametrize("package", EXCHANGE_PACKAGES, ids=lambda path: path.name)
 def test_what_an_exchange_says_of_itself_loads_nothing_of_it(package):
-    imported = {name for name in modules_imported(f"pibroch.exchange.{package.name}") if name.startswith("pibroch")}
+    imported = {
+        name
+        for name in modules_imported(f"pibroch.exchange.{package.name}")
+        if name.startswith("pibroch")
+    }
     assert {".".join(name.split(".")[:2]) for name in imported} == {"pibroch.config"}
 
 
@@ -145,5 +153,7 @@ def test_one_process_trains_without_rpc_servers_roles_and_processors():
 
 
 def test_the_command_line_trains_in_one_process_without_rpc(tmp_path):
-    said = run_without(["rpc", "servers", "processors", "lookahead"], TRAIN.format(run=str(tmp_path / "run")))
+    said = run_without(
+        ["rpc", "servers", "processors", "lookahead"], TRAIN.format(run=str(tmp_path / "run"))
+    )
     assert "AUC" in said

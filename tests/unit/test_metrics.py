@@ -48,7 +48,11 @@ def test_the_window_holds_the_latest_samples():
         if place >= 15:
             assert 7000 <= found.window.num_samples <= 8000
             latest = batches[place + 1 - found.window.num_samples // 500 : place + 1]
-            assert_same(found.window, exact(*(torch.cat(each) for each in zip(*latest, strict=True))), auc=1e-4)
+            assert_same(
+                found.window,
+                exact(*(torch.cat(each) for each in zip(*latest, strict=True))),
+                auc=1e-4,
+            )
     metrics.reset()
     assert metrics.compute()["label"].lifetime.num_samples == 0
 
@@ -60,7 +64,9 @@ def test_tasks_have_their_own_samples():
     labels_with_gaps = torch.where(mask, others[1], torch.nan)
     metrics = StreamingMetrics(["click", "buy"])
     weights = {"click": None, "buy": mask.float()}
-    metrics.add({"click": logits, "buy": others[0]}, {"click": labels, "buy": labels_with_gaps}, weights)
+    metrics.add(
+        {"click": logits, "buy": others[0]}, {"click": labels, "buy": labels_with_gaps}, weights
+    )
     found = metrics.compute()
     assert_same(found["click"].lifetime, exact(logits, labels), auc=1e-3)
     assert_same(found["buy"].lifetime, exact(others[0][mask], others[1][mask]), auc=1e-3)
@@ -73,7 +79,9 @@ def test_a_weight_of_two_is_a_sample_twice():
     twice.add(torch.cat([logits, logits]), torch.cat([labels, labels]))
     one, other = weighted.compute()["label"].lifetime, twice.compute()["label"].lifetime
     assert one.num_samples == 200 and other.num_samples == 400
-    assert (one.auc, one.logloss, one.calibration) == pytest.approx((other.auc, other.logloss, other.calibration))
+    assert (one.auc, one.logloss, one.calibration) == pytest.approx(
+        (other.auc, other.logloss, other.calibration)
+    )
 
 
 def test_nothing_and_one_kind_only_are_nan():
@@ -83,7 +91,11 @@ def test_nothing_and_one_kind_only_are_nan():
     metrics.add(torch.zeros(0), torch.zeros(0))
     metrics.add([100.0, -100.0, 0.0], [0, 0, 0])  # outside the bins, too
     found = metrics.compute()["label"].lifetime
-    assert math.isnan(found.auc) and math.isnan(found.normalized_entropy) and math.isnan(found.calibration)
+    assert (
+        math.isnan(found.auc)
+        and math.isnan(found.normalized_entropy)
+        and math.isnan(found.calibration)
+    )
     assert found.logloss == pytest.approx((100 + math.log(2)) / 3)
 
 

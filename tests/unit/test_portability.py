@@ -11,7 +11,9 @@ PROGRAM = Path(__file__).with_name("one_process.py")
 def run(*arguments):
     command = [sys.executable, str(PROGRAM), *map(str, arguments)]
     environment = os.environ | {"PIBROCH_CACHE": str(arguments[-1])}
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False, env=environment)
+    ran = subprocess.run(
+        command, capture_output=True, text=True, timeout=250, check=False, env=environment
+    )
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert ran.stdout.endswith("done\n")
 

@@ -25,7 +25,11 @@ print(min(page_faults_of_a_large_array() for _ in range(5)))
 @pytest.mark.skipif(sys.platform != "linux", reason="tunes glibc")
 def test_large_arrays_of_a_tuned_process_are_not_faulted_in_again():
     faults = {
-        how: int(subprocess.run([sys.executable, "-c", REPEAT, how], capture_output=True, text=True, check=True).stdout)
+        how: int(
+            subprocess.run(
+                [sys.executable, "-c", REPEAT, how], capture_output=True, text=True, check=True
+            ).stdout
+        )
         for how in ("tuned", "as it is")
     }
     assert faults["tuned"] < 8 < faults["as it is"]

@@ -48,5 +48,7 @@ def test_names_and_signatures():
     found = {name: getattr(pibroch, name) for name in pibroch.__all__}
     callables = {name: thing for name, thing in found.items() if callable(thing)}
     assert set(found) - set(callables) == {"__version__", "errors", "metrics", "torchrec"}
-    signatures = {name: str(inspect.signature(thing)).replace("'", "") for name, thing in callables.items()}
+    signatures = {
+        name: str(inspect.signature(thing)).replace("'", "") for name, thing in callables.items()
+    }
     assert signatures == SNAPSHOT

@@ -18,22 +18,31 @@ from pibroch.cli.console import console, results
 from pibroch.errors import MissingDependencyError, StorageError
 
 app = typer.Typer(
-    invoke_without_command=True, context_settings={"allow_interspersed_args": True}, subcommand_metavar=""
+    invoke_without_command=True,
+    context_settings={"allow_interspersed_args": True},
+    subcommand_metavar="",
 )
 
 MARK = Path("benchmarks") / "registry.py"
 
 Name = Annotated[str | None, typer.Argument(help="The topic; lists them when absent.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Fewer settings and rounds: under a minute on two quiet cores.")]
+Quick = Annotated[
+    bool,
+    typer.Option("--quick", help="Fewer settings and rounds: under a minute on two quiet cores."),
+]
 Only = Annotated[
     list[str] | None,
     typer.Option(
-        "--only", metavar="SECTION", help="Measure this section of the topic alone, keep the others' files; repeatable."
+        "--only",
+        metavar="SECTION",
+        help="Measure this section of the topic alone, keep the others' files; repeatable.",
     ),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(help="Where CSV, table and plot go; benchmarks/results/NAME when absent, runs/bench/NAME if --quick."),
+    typer.Option(
+        help="Where CSV, table and plot go; benchmarks/results/NAME when absent, runs/bench/NAME if --quick."
+    ),
 ]
 
 
@@ -52,7 +61,9 @@ def bench(name: Name = None, quick: Quick = False, only: Only = None, out: Out =
     written = _load("benchmarks.results", checkout)
     with tempfile.TemporaryDirectory(prefix="pibroch-bench-") as scratch, _progress(name) as say:
         options = registry.Options(quick=quick, scratch=Path(scratch), say=say)
-        for section in sections or ("",):  # written one by one: what is measured stays, whatever comes next
+        for section in sections or (
+            "",
+        ):  # written one by one: what is measured stays, whatever comes next
             report = topic.run(replace(options, section=section))
             _tell(written, report, written.write(report, folder / section))
             if section:
@@ -64,7 +75,9 @@ def _tell(written: Any, report: Any, paths: list[Path]) -> None:
     results.print(written.table(report), markup=False)
     for note in report.notes:
         console.print(f"- {note}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"written: {', '.join(str(path) for path in paths)}", highlight=False, soft_wrap=True)
+    console.print(
+        f"written: {', '.join(str(path) for path in paths)}", highlight=False, soft_wrap=True
+    )
 
 
 def find_checkout() -> Path:
@@ -107,7 +120,10 @@ def _list(topics: Any) -> None:
         if topic.sections:
             table.add_row("", f"--only {', '.join(topic.sections)}")
     results.print(table)
-    results.print("run one with `pibroch bench NAME`, or `pibroch bench NAME --quick` for a first look", markup=False)
+    results.print(
+        "run one with `pibroch bench NAME`, or `pibroch bench NAME --quick` for a first look",
+        markup=False,
+    )
 
 
 @contextmanager

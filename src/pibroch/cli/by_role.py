@@ -29,7 +29,9 @@ def split_of(config: RunConfig, num_ranks: int) -> RankSplit:
     from pibroch.train.roles import rendezvous_of_roles, wanted
 
     places = rendezvous_of_roles(config)
-    return RankSplit.of(num_ranks, {role: count for role, count in wanted(config).items() if places[role] is None})
+    return RankSplit.of(
+        num_ranks, {role: count for role, count in wanted(config).items() if places[role] is None}
+    )
 
 
 @contextmanager
@@ -67,7 +69,9 @@ def _led(launcher: Launcher, begin: Callable[[], Begun]) -> Iterator[tuple[RankL
     except BaseException:
         launcher.give_up()
         raise
-    place = next((place for place in rendezvous_of_roles(config).values() if place is not None), None)
+    place = next(
+        (place for place in rendezvous_of_roles(config).values() if place is not None), None
+    )
     with launcher.leading(split, place, str(folder)) as layout:
         yield layout, (config, folder)
 

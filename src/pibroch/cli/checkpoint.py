@@ -20,9 +20,15 @@ from pibroch.errors import CheckpointError, ConfigError
 from pibroch.train.checkpoint_folder import find_checkpoint
 from pibroch.train.manifest import Manifest, read_manifest
 
-app = typer.Typer(help="Inspect, verify and convert checkpoints.", no_args_is_help=True, rich_markup_mode="markdown")
+app = typer.Typer(
+    help="Inspect, verify and convert checkpoints.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
 
-Source = Annotated[Path, typer.Argument(metavar="DIR", help="A checkpoint; a run or a folder for its best one.")]
+Source = Annotated[
+    Path, typer.Argument(metavar="DIR", help="A checkpoint; a run or a folder for its best one.")
+]
 
 
 class System(StrEnum):
@@ -37,7 +43,11 @@ def inspect_command(path: Source) -> None:
     """Show what a checkpoint holds: tables, parts, optimizer state, sizes, and where the run was."""
     folder = find_checkpoint(path)
     manifest = read_manifest(folder)
-    kind = f"incremental, {manifest.increments} after the last full one" if manifest.increments else "full"
+    kind = (
+        f"incremental, {manifest.increments} after the last full one"
+        if manifest.increments
+        else "full"
+    )
     table = Table("table", "rows", "dim", "optimizer state", "parts", "size")
     for column in table.columns[1:3] + table.columns[4:]:
         column.justify = "right"
@@ -47,18 +57,24 @@ def inspect_command(path: Source) -> None:
         whole = sum(not part.is_delta for part in saved.parts)
         touched = len(saved.parts) - whole
         parts = f"{whole} + {touched} touched" if touched else str(whole)
-        table.add_row(name, f"{saved.num_rows:,}", str(saved.dim), state or "none", parts, decimal(size))
+        table.add_row(
+            name, f"{saved.num_rows:,}", str(saved.dim), state or "none", parts, decimal(size)
+        )
     results.print(f"{folder}: step {manifest.progress.step}, {kind}")
     Console().print(table)
     total = sum(digest.size_bytes for digest in manifest.files.values())
     data = "a program of one's own, saved by pibroch.save"
     if manifest.program is None:
         config = manifest.config
-        results.print(f"model {config.model.name}, sparse optimizer {config.embedding.optimizer.name}")
+        results.print(
+            f"model {config.model.name}, sparse optimizer {config.embedding.optimizer.name}"
+        )
         data = f"dataset {manifest.dataset_fingerprint[:12]}"
     else:
         parts = ", ".join(["tables", *manifest.program.parts])
-        results.print(f"{parts}; position {manifest.progress.loader or 'not saved'}", soft_wrap=True)
+        results.print(
+            f"{parts}; position {manifest.progress.loader or 'not saved'}", soft_wrap=True
+        )
     rates = ", ".join(f"{name} {rate:g}" for name, rate in manifest.learning_rates.items())
     results.print(f"learning rates: {rates}", soft_wrap=True)
     results.print(f"{data}, {len(manifest.files) + 1} files, {decimal(total)}")
@@ -91,13 +107,29 @@ def verify_command(path: Source) -> None:
 
 @app.command("convert")
 def convert_command(
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="A checkpoint or run; with --from, what others wrote.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; with --from, a new run directory.")],
-    to: Annotated[System | None, typer.Option("--to", help="Export under this system's names.")] = None,
-    from_: Annotated[System | None, typer.Option("--from", help="Import from this system's names.")] = None,
-    recipe: Annotated[str | None, typer.Option(help="With --from: the recipe whose model is in the file.")] = None,
-    data: Annotated[Path | None, typer.Option(help="With --from: an encoded dataset, instead of the recipe's.")] = None,
-    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="With --from.")] = None,
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="SRC", help="A checkpoint or run; with --from, what others wrote."),
+    ],
+    out: Annotated[
+        Path,
+        typer.Argument(metavar="OUT", help="The file to write; with --from, a new run directory."),
+    ],
+    to: Annotated[
+        System | None, typer.Option("--to", help="Export under this system's names.")
+    ] = None,
+    from_: Annotated[
+        System | None, typer.Option("--from", help="Import from this system's names.")
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="With --from: the recipe whose model is in the file.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="With --from: an encoded dataset, instead of the recipe's.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="With --from.")
+    ] = None,
 ) -> None:
     """Write a checkpoint's weights for TorchRec's or the reference DLRM, or begin a run with theirs.
 
@@ -126,9 +158,17 @@ def convert_command(
         results.print(f"{out}: the weights of {folder} under the names of {to}")
         return
     if recipe is None:
-        raise ConfigError("--from without --recipe", "the recipe whose model is in the file", "add --recipe FILE")
+        raise ConfigError(
+            "--from without --recipe", "the recipe whose model is in the file", "add --recipe FILE"
+        )
     assert from_ is not None, "one of the two was given"
-    _import(source, out, from_, recipe, [*(overrides or []), *([f"data.dir={str(data)!r}"] if data else [])])
+    _import(
+        source,
+        out,
+        from_,
+        recipe,
+        [*(overrides or []), *([f"data.dir={str(data)!r}"] if data else [])],
+    )
     results.print(f"{out}: a run that begins with the weights of {source}; train it with --resume")
 
 
@@ -145,9 +185,18 @@ def _import(source: Path, out: Path, system: System, recipe: str, changes: list[
 @contextmanager
 def _progress(manifest: Manifest) -> Iterator[Callable[[str], None]]:
     """A bar over the bytes of a checkpoint's files; the function inside is told each file that is done."""
-    columns = (TextColumn("{task.description:>10}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("checking", total=sum(digest.size_bytes for digest in manifest.files.values()))
+    columns = (
+        TextColumn("{task.description:>10}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, disable=not console.is_terminal, transient=True
+    ) as bar:
+        task = bar.add_task(
+            "checking", total=sum(digest.size_bytes for digest in manifest.files.values())
+        )
 
         def advance(name: str) -> None:
             if name in manifest.files:

@@ -48,7 +48,9 @@ def show_error(error: PibrochError) -> None:
 
 def leave(exit_code: int) -> NoReturn:
     """End the process, now if it is one of several ranks: their threads may hang in a broken process group for minutes."""
-    is_joined = getattr(sys.modules.get("torch.distributed"), "is_initialized", None)  # it may be half imported
+    is_joined = getattr(
+        sys.modules.get("torch.distributed"), "is_initialized", None
+    )  # it may be half imported
     if is_joined is None or not is_joined():
         sys.exit(exit_code)
     logging.shutdown()

@@ -55,7 +55,8 @@ class RawFormat(StrEnum):
 VocabulariesOf = Annotated[
     Path | None,
     typer.Option(
-        metavar="FROM", help="Encode with those of a dataset, a checkpoint, a run or an export, and its schema."
+        metavar="FROM",
+        help="Encode with those of a dataset, a checkpoint, a run or an export, and its schema.",
     ),
 ]
 SplitBy = Annotated[
@@ -68,25 +69,43 @@ SplitBy = Annotated[
 
 @app.command("prepare")
 def prepare_command(
-    format_: Annotated[RawFormat, typer.Argument(metavar="FORMAT", help="criteo, avazu, csv or parquet.")],
-    sources: Annotated[list[Path], typer.Argument(metavar="SRC...", help="Files in time order: plain, gzip or zstd.")],
+    format_: Annotated[
+        RawFormat, typer.Argument(metavar="FORMAT", help="criteo, avazu, csv or parquet.")
+    ],
+    sources: Annotated[
+        list[Path],
+        typer.Argument(metavar="SRC...", help="Files in time order: plain, gzip or zstd."),
+    ],
     out: Annotated[Path, typer.Option(help="Folder of the dataset.")],
     schema: Annotated[
-        Path | None, typer.Option(help="TOML schema; needed for csv and parquet, else replaces the inferred one.")
+        Path | None,
+        typer.Option(
+            help="TOML schema; needed for csv and parquet, else replaces the inferred one."
+        ),
     ] = None,
     min_count: Annotated[
-        int | None, typer.Option(min=1, help="Values seen less often in the training split are unknown.")
+        int | None,
+        typer.Option(min=1, help="Values seen less often in the training split are unknown."),
     ] = None,
     hash_: Annotated[
-        list[str] | None, typer.Option("--hash", metavar="NAME=BUCKETS", help="Hash this feature; may be repeated.")
+        list[str] | None,
+        typer.Option("--hash", metavar="NAME=BUCKETS", help="Hash this feature; may be repeated."),
     ] = None,
-    bins: Annotated[bool, typer.Option(help="criteo: also use the 13 integers as binned categories.")] = True,
+    bins: Annotated[
+        bool, typer.Option(help="criteo: also use the 13 integers as binned categories.")
+    ] = True,
     vocabularies: VocabulariesOf = None,
     split: SplitBy = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the hash split.")] = 0,
-    max_bad_fraction: Annotated[float, typer.Option(min=0, max=1, help="Malformed lines that are tolerated.")] = 1e-4,
-    overwrite: Annotated[bool, typer.Option(help="Replace a dataset that is already at --out.")] = False,
-    piece_mb: Annotated[int, typer.Option(min=1, max=512, help="MB of text in memory at once.")] = 32,
+    max_bad_fraction: Annotated[
+        float, typer.Option(min=0, max=1, help="Malformed lines that are tolerated.")
+    ] = 1e-4,
+    overwrite: Annotated[
+        bool, typer.Option(help="Replace a dataset that is already at --out.")
+    ] = False,
+    piece_mb: Annotated[
+        int, typer.Option(min=1, max=512, help="MB of text in memory at once.")
+    ] = 32,
 ) -> None:
     """Encode raw click logs, whatever their size, in bounded memory.
 
@@ -113,7 +132,9 @@ def prepare_command(
         from pibroch.serve.vocabularies import find_vocabularies  # with torch, for checkpoints
 
         known = find_vocabularies(vocabularies)
-    found, opened = _sources(format_, sources, schema, bins, None if known is None else known.schema)
+    found, opened = _sources(
+        format_, sources, schema, bins, None if known is None else known.schema
+    )
     found = found.with_changes(min_count, _buckets(hash_ or [])) if known is None else found
     split = split or ("time:0.7/0.15/0.15" if known is None else "test")
     rule = SplitRule.parse(split, seed)
@@ -125,18 +146,33 @@ def prepare_command(
 
 @app.command("synthesize")
 def synthesize_command(
-    samples: Annotated[int, typer.Option("--samples", "--rows", min=1, help="Samples over all splits.")],
+    samples: Annotated[
+        int, typer.Option("--samples", "--rows", min=1, help="Samples over all splits.")
+    ],
     out: Annotated[Path, typer.Option(help="Folder of the dataset.")],
     seed: Annotated[int, typer.Option(min=0, help="The same options give the same data.")] = 0,
-    multi_hot: Annotated[bool, typer.Option(help="Every third category holds zero to several ids.")] = False,
+    multi_hot: Annotated[
+        bool, typer.Option(help="Every third category holds zero to several ids.")
+    ] = False,
     groups: Annotated[
         int,
-        typer.Option(min=0, help="Groups of features that interact with each other alone, as towers might find them."),
+        typer.Option(
+            min=0,
+            help="Groups of features that interact with each other alone, as towers might find them.",
+        ),
     ] = 0,
-    max_table_rows: Annotated[int, typer.Option(min=1, help="Criteo's tables, none larger than this.")] = 10_000,
-    table_rows: Annotated[int | None, typer.Option(min=1, help="Instead, all 26 tables of this size.")] = None,
-    split: Annotated[str, typer.Option(help="time:A/B/C, hash:A/B/C or none.")] = "time:0.7/0.15/0.15",
-    overwrite: Annotated[bool, typer.Option(help="Replace a dataset that is already at --out.")] = False,
+    max_table_rows: Annotated[
+        int, typer.Option(min=1, help="Criteo's tables, none larger than this.")
+    ] = 10_000,
+    table_rows: Annotated[
+        int | None, typer.Option(min=1, help="Instead, all 26 tables of this size.")
+    ] = None,
+    split: Annotated[
+        str, typer.Option(help="time:A/B/C, hash:A/B/C or none.")
+    ] = "time:0.7/0.15/0.15",
+    overwrite: Annotated[
+        bool, typer.Option(help="Replace a dataset that is already at --out.")
+    ] = False,
 ) -> None:
     """Generate Criteo-shaped data: as skewed as the real log, labels from a planted model.
 
@@ -153,17 +189,25 @@ def synthesize_command(
     options = SyntheticOptions(samples, seed, max_table_rows, table_rows, multi_hot, rule, groups)
     with _progress() as progress:
         truth = synthesize(options, out, overwrite=overwrite, progress=progress)
-    table = Table("split", "click rate", "best AUC", "best logloss", title=f"{samples:,} samples in {out}")
+    table = Table(
+        "split", "click rate", "best AUC", "best logloss", title=f"{samples:,} samples in {out}"
+    )
     for name, best in truth.items():
-        table.add_row(name, f"{best['click_rate']:.4f}", f"{best['auc']:.4f}", f"{best['logloss']:.4f}")
+        table.add_row(
+            name, f"{best['click_rate']:.4f}", f"{best['auc']:.4f}", f"{best['logloss']:.4f}"
+        )
     Console().print(table)
 
 
 @app.command("describe")
 def describe_command(
     path: Annotated[Path, typer.Argument(metavar="DIR", help="An encoded dataset.")],
-    verify: Annotated[bool, typer.Option(help="Also compare all contents with their checksums.")] = False,
-    as_toml: Annotated[bool, typer.Option("--schema", help="Print the schema as TOML, to edit and reuse.")] = False,
+    verify: Annotated[
+        bool, typer.Option(help="Also compare all contents with their checksums.")
+    ] = False,
+    as_toml: Annotated[
+        bool, typer.Option("--schema", help="Print the schema as TOML, to edit and reuse.")
+    ] = False,
 ) -> None:
     """Show what an encoded dataset holds: samples, click rates, tables, how skewed their accesses are, what ids are lost."""
     dataset = EncodedDataset.open(path)
@@ -173,7 +217,9 @@ def describe_command(
         typer.echo(dataset.schema.to_toml(), nl=False)
         return
     splits = ", ".join(f"{name} {count:,}" for name, count in dataset.samples.items())
-    table = Table("table", "rows", "top 1 % of rows take", "unknown", "missing", title=f"{path}: {splits}")
+    table = Table(
+        "table", "rows", "top 1 % of rows take", "unknown", "missing", title=f"{path}: {splits}"
+    )
     for feature, rows in dataset.num_rows.items():
         counts = dataset.access_counts(feature)
         top = sorted(counts.tolist(), reverse=True)[: max(1, round(rows / 100))]
@@ -183,17 +229,25 @@ def describe_command(
     console = Console()
     console.print(table)
     rates = health.click_rates(dataset).items()
-    console.print("click rate: " + ", ".join(f"{name} {rate:.4f}" for name, rate in rates if rate is not None))
+    console.print(
+        "click rate: " + ", ".join(f"{name} {rate:.4f}" for name, rate in rates if rate is not None)
+    )
     for warning in health.warnings(dataset):
         console.print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"{len(dataset.schema.dense)} dense features, {sum(dataset.num_rows.values()):,} rows in all tables")
+    console.print(
+        f"{len(dataset.schema.dense)} dense features, {sum(dataset.num_rows.values()):,} rows in all tables"
+    )
     if dataset.best_possible_auc:
         best = ", ".join(f"{name} {auc:.4f}" for name, auc in dataset.best_possible_auc.items())
         console.print(f"best possible AUC: {best}")
 
 
 def _sources(
-    format_: RawFormat, paths: list[Path], schema_path: Path | None, bins: bool, known: Schema | None
+    format_: RawFormat,
+    paths: list[Path],
+    schema_path: Path | None,
+    bins: bool,
+    known: Schema | None,
 ) -> tuple[Schema, list[RawSource]]:
     """The schema, known, given or inferred, and the opened files."""
     schema = known if schema_path is None else Schema.load(schema_path)
@@ -210,7 +264,9 @@ def _sources(
         )
     if format_ is RawFormat.PARQUET:
         return schema, [ParquetSource(path, schema) for path in paths]
-    return schema, [TextSource(path, schema.separator, schema.quotes, schema.columns) for path in paths]
+    return schema, [
+        TextSource(path, schema.separator, schema.quotes, schema.columns) for path in paths
+    ]
 
 
 def _buckets(texts: list[str]) -> Mapping[str, int]:
@@ -218,7 +274,11 @@ def _buckets(texts: list[str]) -> Mapping[str, int]:
     for text in texts:
         name, _, number = text.partition("=")
         if not number.isdigit() or not int(number):
-            raise ConfigError(f"--hash {text}", "NAME=BUCKETS with a whole number", "for example --hash C3=1000000")
+            raise ConfigError(
+                f"--hash {text}",
+                "NAME=BUCKETS with a whole number",
+                "for example --hash C3=1000000",
+            )
         buckets[name] = int(number)
     return buckets
 
@@ -231,8 +291,12 @@ def _show_report(report: PrepareReport, out: Path, seconds: float) -> None:
     console.print(f"{len(report.num_rows)} tables with {sum(report.num_rows.values()):,} rows")
     if report.unknown:
         by_count = sorted(report.unknown.items(), key=lambda item: -item[1][0])
-        total_unknown, num_ids = (sum(pair[place] for pair in report.unknown.values()) for place in (0, 1))
-        most = ", ".join(f"{name} {count:,} of {total:,}" for name, (count, total) in by_count[:5] if count)
+        total_unknown, num_ids = (
+            sum(pair[place] for pair in report.unknown.values()) for place in (0, 1)
+        )
+        most = ", ".join(
+            f"{name} {count:,} of {total:,}" for name, (count, total) in by_count[:5] if count
+        )
         console.print(
             f"{total_unknown:,} of {num_ids:,} ids are unknown to the vocabularies{': ' + most if most else ''}"
         )

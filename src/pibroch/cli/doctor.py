@@ -48,7 +48,12 @@ def _hardware() -> Iterator[tuple[str, str]]:
     yield "SIMD", " ".join(flag for flag in _SIMD if flag in flags) or "unknown"
     yield "memory", f"{_memory()}, limit of this process group {_memory_limit()}"
     yield "free disk here", f"{shutil.disk_usage('.').free / 2**30:.1f} GiB"
-    yield "shared memory", f"{shutil.disk_usage('/dev/shm').free / 2**30:.1f} GiB" if Path("/dev/shm").exists() else _NO
+    yield (
+        "shared memory",
+        f"{shutil.disk_usage('/dev/shm').free / 2**30:.1f} GiB"
+        if Path("/dev/shm").exists()
+        else _NO,
+    )
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     yield "GPU", ", ".join(gpus) or _NO
 
@@ -62,8 +67,14 @@ def _exchanges() -> Iterator[tuple[str, str]]:
 
 def _optional_parts() -> Iterator[tuple[str, str]]:
     yield "triton (GPU kernels)", _version_of("triton") or _NO
-    yield "TensorBoard", _version_of("tensorboard") or f"{_NO}  pip install 'pibroch\\[tensorboard]'"
-    yield "network namespaces (lab of several hosts)", _OK if _can_make_namespaces() else f"{_NO}  needs root"
+    yield (
+        "TensorBoard",
+        _version_of("tensorboard") or f"{_NO}  pip install 'pibroch\\[tensorboard]'",
+    )
+    yield (
+        "network namespaces (lab of several hosts)",
+        _OK if _can_make_namespaces() else f"{_NO}  needs root",
+    )
 
 
 def _check_kernels() -> tuple[bool, str]:
@@ -100,5 +111,7 @@ def _can_make_namespaces() -> bool:
     unshare = shutil.which("unshare")
     if unshare is None:
         return False
-    attempt = subprocess.run([unshare, "--net", "true"], capture_output=True, timeout=10, check=False)
+    attempt = subprocess.run(
+        [unshare, "--net", "true"], capture_output=True, timeout=10, check=False
+    )
     return attempt.returncode == 0

@@ -35,9 +35,14 @@ class Dtype(StrEnum):
 
 def export(
     checkpoint: Annotated[
-        Path, typer.Argument(help="A checkpoint, or a run directory for its best one; for --onnx alone an export, too.")
+        Path,
+        typer.Argument(
+            help="A checkpoint, or a run directory for its best one; for --onnx alone an export, too."
+        ),
     ],
-    out: Annotated[Path | None, typer.Option(help="The folder to write; may be left out with --onnx.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder to write; may be left out with --onnx.")
+    ] = None,
     dtype: Annotated[
         Dtype | None,
         typer.Option(
@@ -46,7 +51,9 @@ def export(
     ] = None,
     since: Annotated[
         Path | None,
-        typer.Option(help="An export or a delta: write only the rows that changed since, and the dense layers."),
+        typer.Option(
+            help="An export or a delta: write only the rows that changed since, and the dense layers."
+        ),
     ] = None,
     onnx: Annotated[
         Path | None,
@@ -56,11 +63,19 @@ def export(
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="The dataset it was trained on, if moved; the AUC before and after is printed, too."),
+        typer.Option(
+            help="The dataset it was trained on, if moved; the AUC before and after is printed, too."
+        ),
     ] = None,
-    split: Annotated[str, typer.Option(help="Of --data, for the AUC: train, validation or test.")] = "test",
-    version: Annotated[str | None, typer.Option(help="A name for these weights; step and checksum by default.")] = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace what is already at --out and --onnx.")] = False,
+    split: Annotated[
+        str, typer.Option(help="Of --data, for the AUC: train, validation or test.")
+    ] = "test",
+    version: Annotated[
+        str | None, typer.Option(help="A name for these weights; step and checksum by default.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option(help="Replace what is already at --out and --onnx.")
+    ] = False,
 ) -> None:
     """Write all that serving needs into one folder: tables, dense layers, the schema and its dictionaries.
 
@@ -72,7 +87,9 @@ def export(
         raise ConfigError("neither --out nor --onnx", "at least one of them", "pass --out DIR")
     if out is None and (since, dtype, data, version) != (None, None, None, None):
         raise ConfigError(
-            "--since, --dtype, --data or --version without --out", "the folder to write", "pass --out DIR"
+            "--since, --dtype, --data or --version without --out",
+            "the folder to write",
+            "pass --out DIR",
         )
     tune_process()
     if onnx is not None:
@@ -110,7 +127,11 @@ def _export(
     from pibroch.train.scoring import opened_split
 
     if since is not None and dtype is not None:
-        raise ConfigError("--dtype with --since", "one of them: a delta has its export's type", "leave out --dtype")
+        raise ConfigError(
+            "--dtype with --since",
+            "one of them: a delta has its export's type",
+            "leave out --dtype",
+        )
     refuse_taken(out, overwrite)
     dataset = None if data is None else EncodedDataset.open(data)
     if dataset is not None:
@@ -135,7 +156,8 @@ def _export(
     if dataset is not None:
         base = None if since is None else Predictor.open(since)
         before, after = (
-            _auc(predictor, dataset, split) for predictor in (Predictor.open(folder), Predictor.open(out, beside=base))
+            _auc(predictor, dataset, split)
+            for predictor in (Predictor.open(folder), Predictor.open(out, beside=base))
         )
         results.print(f"{split} AUC {before:.6f} before, {after:.6f} after ({after - before:+.6f})")
 

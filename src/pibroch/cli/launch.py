@@ -102,7 +102,9 @@ class Crew:
             self._processes.append(self._start(environment | place, f"rank {rank}"))
         return self
 
-    def _start(self, environment: Mapping[str, str], name: str) -> subprocess.Popen[bytes] | ForkedProcess:
+    def _start(
+        self, environment: Mapping[str, str], name: str
+    ) -> subprocess.Popen[bytes] | ForkedProcess:
         if self._server is not None:
             return self._server.fork([*sys.argv[1:], *self._arguments], environment, name)
         command = [sys.executable, *sys.orig_argv[1:], *self._arguments]
@@ -168,8 +170,18 @@ class Crew:
         master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         threads = os.environ.get("OMP_NUM_THREADS", str(threads_of_rank(self._num_ranks)))
         interfaces = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
-        loopback = {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", interfaces[0])} if interfaces else {}
-        return {**size, **master, **loopback, "OMP_NUM_THREADS": threads, LAUNCHER: str(os.getpid())}
+        loopback = (
+            {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", interfaces[0])}
+            if interfaces
+            else {}
+        )
+        return {
+            **size,
+            **master,
+            **loopback,
+            "OMP_NUM_THREADS": threads,
+            LAUNCHER: str(os.getpid()),
+        }
 
 
 def redirect_output(path: Path) -> None:

@@ -79,16 +79,24 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _common(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
+        ),
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks. Works anywhere on the line.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks. Works anywhere on the line.")
+    ] = False,
 ) -> None:
     """Options of all commands; `main` and `_print_version` act on them."""
 
 
 def main() -> NoReturn:
     """Run the command line and exit: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted."""
-    debug, arguments = "--debug" in sys.argv, [argument for argument in sys.argv[1:] if argument != "--debug"]
+    debug, arguments = (
+        "--debug" in sys.argv,
+        [argument for argument in sys.argv[1:] if argument != "--debug"],
+    )
     set_up_logging()
     _add_groups(arguments)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -111,8 +119,12 @@ def main() -> NoReturn:
     except Exception as error:
         if debug:
             console.print_exception()
-        console.print(f"{type(error).__name__}: {error}", style="red", markup=False, highlight=False)
-        console.print("This is a bug in pibroch or in its surroundings. Run again with --debug for the traceback.")
+        console.print(
+            f"{type(error).__name__}: {error}", style="red", markup=False, highlight=False
+        )
+        console.print(
+            "This is a bug in pibroch or in its surroundings. Run again with --debug for the traceback."
+        )
         leave(1)
     leave(0)
 
@@ -129,13 +141,19 @@ def _how_to_go_on(arguments: Sequence[str]) -> str:
     named = [argument for argument in arguments if not argument.startswith("-")]
     if named[:2] == ["data", "prepare"] or named[:1] == ["predict"]:
         return "stopped; the same command goes on where it was"
-    return "stopped" if named and named[0] in _ENDED_FOR_GOOD else "stopped; a training run goes on with --resume"
+    return (
+        "stopped"
+        if named and named[0] in _ENDED_FOR_GOOD
+        else "stopped; a training run goes on with --resume"
+    )
 
 
 def _add_groups(arguments: Sequence[str]) -> None:
     named = next((argument for argument in arguments if not argument.startswith("-")), None)
     for name, text in _GROUPS.items():
-        group = import_module(f"pibroch.cli.{name}").app if name == named else typer.Typer(help=text)
+        group = (
+            import_module(f"pibroch.cli.{name}").app if name == named else typer.Typer(help=text)
+        )
         app.add_typer(group, name=name)
 
 
@@ -150,7 +168,10 @@ def _show_flags_bare(command: Any) -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    for later in (signal.SIGINT, signal.SIGTERM):  # a terminal and a launcher both send one: let what ends end
+    for later in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # a terminal and a launcher both send one: let what ends end
         signal.signal(later, lambda *_: None)
     raise _Stopped(number)
 

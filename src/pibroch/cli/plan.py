@@ -75,24 +75,45 @@ PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan made by p
 
 ProfileFile = Annotated[Path | None, typer.Option(help="A profile made by pibroch profile.")]
 Data = Annotated[
-    Path | None, typer.Option(help="The dataset that the plan is for: the profile must be of it, or is made of it.")
+    Path | None,
+    typer.Option(
+        help="The dataset that the plan is for: the profile must be of it, or is made of it."
+    ),
 ]
 Out = Annotated[Path | None, typer.Option(help="The plan to write; its prediction goes beside it.")]
-TopologyFile = Annotated[Path | None, typer.Option(help="TOML or JSON: hosts, memory, costs of links.")]
-Shards = Annotated[int | None, typer.Option(min=1, help="Without a topology: this many ranks, equal links.")]
-Recipe = Annotated[str | None, typer.Option(help="Widths, types and optimizer of the tables from a recipe.")]
+TopologyFile = Annotated[
+    Path | None, typer.Option(help="TOML or JSON: hosts, memory, costs of links.")
+]
+Shards = Annotated[
+    int | None, typer.Option(min=1, help="Without a topology: this many ranks, equal links.")
+]
+Recipe = Annotated[
+    str | None, typer.Option(help="Widths, types and optimizer of the tables from a recipe.")
+]
 Dim = Annotated[int, typer.Option(min=1, help="Without a recipe: width of all tables.")]
 TableDims = Annotated[
-    list[str] | None, typer.Option("--table-dim", metavar="TABLE=DIM", help="Another width; repeatable.")
+    list[str] | None,
+    typer.Option("--table-dim", metavar="TABLE=DIM", help="Another width; repeatable."),
 ]
-OptimizerName = Annotated[str, typer.Option(help="Without a recipe: whose state lies beside the weights in training.")]
+OptimizerName = Annotated[
+    str, typer.Option(help="Without a recipe: whose state lies beside the weights in training.")
+]
 ForMode = Annotated[Mode, typer.Option(help="Copies must be kept equal in training.")]
-ByPolicy = Annotated[Policy | None, typer.Option(help="links for inference, safe for training, when absent.")]
-ExtraPercent = Annotated[float, typer.Option(min=0, help="Memory for copies, in per cent of the tables.")]
-ForObjective = Annotated[Objective, typer.Option(help="Charge links for distinct rows or for accesses.")]
-BatchSize = Annotated[int | None, typer.Option(min=1, help="Of a rank; that of the profile when absent.")]
+ByPolicy = Annotated[
+    Policy | None, typer.Option(help="links for inference, safe for training, when absent.")
+]
+ExtraPercent = Annotated[
+    float, typer.Option(min=0, help="Memory for copies, in per cent of the tables.")
+]
+ForObjective = Annotated[
+    Objective, typer.Option(help="Charge links for distinct rows or for accesses.")
+]
+BatchSize = Annotated[
+    int | None, typer.Option(min=1, help="Of a rank; that of the profile when absent.")
+]
 ThresholdPercent = Annotated[
-    float | None, typer.Option(help="Most accesses and memory of a partition, in per cent; found when absent.")
+    float | None,
+    typer.Option(help="Most accesses and memory of a partition, in per cent; found when absent."),
 ]
 Page = Annotated[Path | None, typer.Option(help="Also write the page of `plan explain`.")]
 
@@ -153,7 +174,9 @@ def plan(
         tables, sparse = _tables(counts, recipe, dim, table_dim or (), optimizer)
         sizes = sizes_of(tables, sparse if mode is Mode.TRAINING else None)
         fingerprint = None if dataset is None else dataset.digest
-        assignment, prediction = make_plan(sizes, counts, ranks, options, fingerprint, shards, progress)
+        assignment, prediction = make_plan(
+            sizes, counts, ranks, options, fingerprint, shards, progress
+        )
         prediction = save_plan(out, assignment, prediction, tables, counts)
     _show(prediction, str(out))
     if html is not None:
@@ -163,8 +186,12 @@ def plan(
 @app.command("explain")
 def explain_command(
     path: PlanFile,
-    run: Annotated[Path | None, typer.Option(help="A run trained under it: predicted bytes beside measured.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Also write one self-contained page with plots.")] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="A run trained under it: predicted bytes beside measured.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write one self-contained page with plots.")
+    ] = None,
 ) -> None:
     """Show what a plan decided and what it predicts: shards, balance, links, what each per cent of memory buys."""
     _, prediction = load_plan(path)
@@ -196,7 +223,9 @@ def diff_command(
             cells = (table.num_rows, table.moved, table.copies_added, table.copies_dropped)
             grid.add_row(name, *(f"{cell:,}" for cell in cells))
     results.print(grid)
-    results.print(f"{changes.moved:,} of {then.num_rows:,} rows move, {int(changes.rows_sent.sum()):,} are sent in all")
+    results.print(
+        f"{changes.moved:,} of {then.num_rows:,} rows move, {int(changes.rows_sent.sum()):,} are sent in all"
+    )
     beside = _grid("", "old", "new")
     now = dict(headlines(then))
     for label, value in headlines(predicted):
@@ -208,7 +237,9 @@ def _topology(path: Path | None, shards: int | None) -> ClusterTopology:
     if path is not None:
         return ClusterTopology.load(path)
     if shards is None:
-        raise ConfigError("neither --topology nor --shards", "one of them", "e.g. --shards 8 for equal links")
+        raise ConfigError(
+            "neither --topology nor --shards", "one of them", "e.g. --shards 8 for equal links"
+        )
     return ClusterTopology.uniform(shards)
 
 
@@ -266,7 +297,9 @@ def _dims(texts: Sequence[str], counts: AccessProfile) -> dict[str, int]:
     for text in texts:
         name, _, number = text.partition("=")
         if name not in counts.tables or not number.isdigit() or not int(number):
-            raise ConfigError(f"--table-dim {text}", f"TABLE=DIM with a table of {', '.join(counts.tables)}")
+            raise ConfigError(
+                f"--table-dim {text}", f"TABLE=DIM with a table of {', '.join(counts.tables)}"
+            )
         found[name] = int(number)
     return found
 
@@ -291,7 +324,9 @@ def _show(prediction: PlanPrediction, name: str) -> None:
     for label, value in headlines(prediction):
         results.print(f"{label}: {value}", markup=False)
     reads = sum(sum(row) for row in prediction.read_bytes["transfers"])
-    results.print(f"read a step, each distinct row of a rank once: {megabytes(reads)}", markup=False)
+    results.print(
+        f"read a step, each distinct row of a rank once: {megabytes(reads)}", markup=False
+    )
 
 
 def _grid(*columns: str, title: str | None = None) -> Grid:

@@ -16,8 +16,12 @@ from pibroch.process import tune_process
 
 
 def plan_topology(
-    out: Annotated[Path, typer.Option(help="The file to write, for `pibroch plan --topology`: .json.")],
-    ranks: Annotated[int, typer.Option(min=1, help="So many ranks on this machine; torchrun says it otherwise.")] = 1,
+    out: Annotated[
+        Path, typer.Option(help="The file to write, for `pibroch plan --topology`: .json.")
+    ],
+    ranks: Annotated[
+        int, typer.Option(min=1, help="So many ranks on this machine; torchrun says it otherwise.")
+    ] = 1,
 ) -> None:
     """Measure the links between ranks: own memory, a neighbour's, another host's, and the sum over all.
 
@@ -38,7 +42,9 @@ def plan_topology(
     with world_of_environment(leave_with) as world:
         size = world.ranks.world_size
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("pairs"))
-        with Progress(*columns, console=console, disable=not (world.is_first and console.is_terminal)) as bar:
+        with Progress(
+            *columns, console=console, disable=not (world.is_first and console.is_terminal)
+        ) as bar:
             task = bar.add_task("", total=size * (size - 1) // 2)
             found = measure(world.control, lambda: bar.advance(task)).content()
         if not world.is_first:
@@ -47,7 +53,12 @@ def plan_topology(
         try:
             out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         except OSError as error:
-            raise StorageError(f"{error.strerror} while writing {out}", "a place to write to") from error
+            raise StorageError(
+                f"{error.strerror} while writing {out}", "a place to write to"
+            ) from error
         for number, row in enumerate(found["cost"]):  # type: ignore[arg-type, var-annotated]
-            results.print(f"rank {number} reads at " + "  ".join(f"{cost:>7g}" for cost in row), highlight=False)
+            results.print(
+                f"rank {number} reads at " + "  ".join(f"{cost:>7g}" for cost in row),
+                highlight=False,
+            )
         results.print(f"wrote {out}")

@@ -28,30 +28,45 @@ class Weight(StrEnum):
 
 
 def plan_towers(
-    checkpoint: Annotated[Path, typer.Option(help="A checkpoint, or a run directory for its best one.")],
+    checkpoint: Annotated[
+        Path, typer.Option(help="A checkpoint, or a run directory for its best one.")
+    ],
     data: Annotated[Path, typer.Option(help="The encoded dataset that it was trained on.")],
-    out: Annotated[Path, typer.Option(help="The file for the groups, for `--set model.towers.groups=FILE`.")],
+    out: Annotated[
+        Path, typer.Option(help="The file for the groups, for `--set model.towers.groups=FILE`.")
+    ],
     towers: Annotated[int, typer.Option(min=1, help="How many, such as one for each host.")] = 2,
     strategy: Annotated[
-        Strategy, typer.Option(help="Features that are alike share a tower, or features that are not; try both.")
+        Strategy,
+        typer.Option(
+            help="Features that are alike share a tower, or features that are not; try both."
+        ),
     ] = Strategy.COHERENT,
     balance: Annotated[
         Weight, typer.Option(help="What towers are to have about the same of, besides features.")
     ] = Weight.BYTES,
-    size_ratio: Annotated[float, typer.Option(min=1.0, help="Most features of a tower by the fewest of one.")] = 1.5,
+    size_ratio: Annotated[
+        float, typer.Option(min=1.0, help="Most features of a tower by the fewest of one.")
+    ] = 1.5,
     categories: Annotated[
         Path | None,
-        typer.Option(help="A TOML file of lists of features, such as user = [...]: towers do not mix them."),
+        typer.Option(
+            help="A TOML file of lists of features, such as user = [...]: towers do not mix them."
+        ),
     ] = None,
     centred: Annotated[
         bool,
         typer.Option(
-            "--centred", help="Compare embeddings less their feature's mean; sharper after a model such as deepfm."
+            "--centred",
+            help="Compare embeddings less their feature's mean; sharper after a model such as deepfm.",
         ),
     ] = False,
-    samples: Annotated[int, typer.Option(min=1, help="So many samples of the training split are looked at.")] = 20_000,
+    samples: Annotated[
+        int, typer.Option(min=1, help="So many samples of the training split are looked at.")
+    ] = 20_000,
     page: Annotated[
-        Path | None, typer.Option(help="A page with the map of features, which needs no other file.")
+        Path | None,
+        typer.Option(help="A page with the map of features, which needs no other file."),
     ] = None,
 ) -> None:
     """Group features into towers by how alike their learned embeddings are (DMT, Sec. 3.3).
@@ -82,5 +97,10 @@ def plan_towers(
     if page is not None:
         write_map(page, found)
     for number, group in enumerate(found.groups):
-        results.print(f"tower {number}: {found.bytes_of(group) / 2**20:,.1f} MiB  {', '.join(group)}", soft_wrap=True)
-    results.print(f"similarity inside towers {found.inside:.3f}, between them {found.between:.3f}; wrote {out}")
+        results.print(
+            f"tower {number}: {found.bytes_of(group) / 2**20:,.1f} MiB  {', '.join(group)}",
+            soft_wrap=True,
+        )
+    results.print(
+        f"similarity inside towers {found.inside:.3f}, between them {found.between:.3f}; wrote {out}"
+    )

@@ -14,15 +14,22 @@ from pibroch.cli.profile import SplitChoice
 def plan_watch(
     path: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan made by pibroch plan.")],
     data: Annotated[Path, typer.Option(help="The dataset whose samples come, in their order.")],
-    topology: Annotated[Path | None, typer.Option(help="Of the plan: TOML or JSON; equal links when absent.")] = None,
+    topology: Annotated[
+        Path | None, typer.Option(help="Of the plan: TOML or JSON; equal links when absent.")
+    ] = None,
     split: Annotated[SplitChoice, typer.Option(help="Of the dataset.")] = SplitChoice.TRAIN,
     dim: Annotated[int, typer.Option(min=1, help="Width of all tables.")] = 16,
     every: Annotated[int, typer.Option(min=2, help="Batches between two looks.")] = 50,
     threshold: Annotated[
-        float, typer.Option(min=1, help="Say so where the plan costs this many times a fresh one's.")
+        float,
+        typer.Option(min=1, help="Say so where the plan costs this many times a fresh one's."),
     ] = 1.2,
-    half_life: Annotated[float, typer.Option(min=1, help="Batches after which one counts half.")] = 25.0,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Of a rank; that of the plan when absent.")] = None,
+    half_life: Annotated[
+        float, typer.Option(min=1, help="Batches after which one counts half.")
+    ] = 25.0,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Of a rank; that of the plan when absent.")
+    ] = None,
 ) -> None:
     """Read samples as they come, and compare the plan now and then with one made for what was read lately.
 
@@ -41,12 +48,29 @@ def plan_watch(
     from pibroch.planner.watch import watch_dataset
 
     assignment, prediction = load_plan(path)
-    ranks = ClusterTopology.uniform(assignment.num_shards) if topology is None else ClusterTopology.load(topology)
-    options = PlanOptions(extra=prediction.extra, mode=as_mode(prediction.mode), policy=as_policy(prediction.policy))
+    ranks = (
+        ClusterTopology.uniform(assignment.num_shards)
+        if topology is None
+        else ClusterTopology.load(topology)
+    )
+    options = PlanOptions(
+        extra=prediction.extra, mode=as_mode(prediction.mode), policy=as_policy(prediction.policy)
+    )
     dataset = EncodedDataset.open(data)
-    tables = [TableSize(name, len(rows), 4 * dim, 4 * dim) for name, rows in assignment.partition_of.items()]
+    tables = [
+        TableSize(name, len(rows), 4 * dim, 4 * dim)
+        for name, rows in assignment.partition_of.items()
+    ]
     looks = watch_dataset(
-        dataset, split.value, assignment, tables, ranks, options, batch_size or prediction.batch_size, every, half_life
+        dataset,
+        split.value,
+        assignment,
+        tables,
+        ranks,
+        options,
+        batch_size or prediction.batch_size,
+        every,
+        half_life,
     )
     most = 0.0
     for decay in looks:
@@ -54,4 +78,6 @@ def plan_watch(
         note = "  decayed: plan anew" if decay.ratio > threshold else ""
         text = f"batch {decay.batches}: {decay.current:,.0f}, a fresh plan {decay.fresh:,.0f}, {decay.ratio:.2f} times{note}"
         results.print(text, markup=False, highlight=False)
-    results.print(f"at most {most:.2f} times the cost of a fresh plan", markup=False, highlight=False)
+    results.print(
+        f"at most {most:.2f} times the cost of a fresh plan", markup=False, highlight=False
+    )

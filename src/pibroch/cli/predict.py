@@ -22,18 +22,24 @@ if TYPE_CHECKING:
 
 
 def predict(
-    checkpoint: Annotated[Path, typer.Option(help="A checkpoint, or a run directory for its best one.")],
+    checkpoint: Annotated[
+        Path, typer.Option(help="A checkpoint, or a run directory for its best one.")
+    ],
     data: Annotated[Path, typer.Option(help="An encoded dataset.")],
     out: Annotated[Path, typer.Option(help="The file for the scores: .parquet or .csv.")],
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     ranks: Annotated[
         int,
-        typer.Option(min=1, help="Processes on this machine that share the tables; on several machines use torchrun."),
+        typer.Option(
+            min=1,
+            help="Processes on this machine that share the tables; on several machines use torchrun.",
+        ),
     ] = 1,
     bound: Annotated[
         int | None,
         typer.Option(
-            min=0, help="With ranks: batches that one may be ahead of others; chosen by measurement when absent."
+            min=0,
+            help="With ranks: batches that one may be ahead of others; chosen by measurement when absent.",
         ),
     ] = None,
 ) -> None:
@@ -104,7 +110,9 @@ def _launch(num_ranks: int) -> int:
 @contextmanager
 def _bar(total: int) -> Iterator[Callable[[int], None]]:
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("samples"), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal or console.quiet) as bar:
+    with Progress(
+        *columns, console=console, disable=not console.is_terminal or console.quiet
+    ) as bar:
         task = bar.add_task("", total=total)
         yield lambda count: bar.advance(task, count)
 

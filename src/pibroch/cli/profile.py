@@ -20,20 +20,33 @@ class SplitChoice(StrEnum):
 
 
 def profile(
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="A dataset, a trace (one index a line), or a profile.")],
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="SRC", help="A dataset, a trace (one index a line), or a profile."),
+    ],
     out: Annotated[Path, typer.Option(help="The profile to write.")],
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a rank's batch: rows travel once a batch.")] = 1024,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Samples of a rank's batch: rows travel once a batch.")
+    ] = 1024,
     split: Annotated[SplitChoice, typer.Option(help="Of the dataset.")] = SplitChoice.TRAIN,
-    first: Annotated[int | None, typer.Option(min=1, help="Count this many samples alone, from the first on.")] = None,
-    shuffle: Annotated[bool, typer.Option("--shuffle", help="Make batches in the order of training.")] = False,
+    first: Annotated[
+        int | None, typer.Option(min=1, help="Count this many samples alone, from the first on.")
+    ] = None,
+    shuffle: Annotated[
+        bool, typer.Option("--shuffle", help="Make batches in the order of training.")
+    ] = False,
     rows: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="[TABLE=]N", help="Rows of a trace's table; with --to-samples, of a table then; repeatable."
+            metavar="[TABLE=]N",
+            help="Rows of a trace's table; with --to-samples, of a table then; repeatable.",
         ),
     ] = None,
     to_samples: Annotated[
-        int | None, typer.Option(min=1, help="Extrapolate to this many samples: thinning gives back what was counted.")
+        int | None,
+        typer.Option(
+            min=1, help="Extrapolate to this many samples: thinning gives back what was counted."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the extrapolation.")] = 0,
 ) -> None:

@@ -14,7 +14,11 @@ from pibroch.planner.trace import count_trace
 
 
 def make_profile(
-    source: Path, options: CountOptions, rows: Mapping[str, int], to_samples: int | None, progress: Progress
+    source: Path,
+    options: CountOptions,
+    rows: Mapping[str, int],
+    to_samples: int | None,
+    progress: Progress,
 ) -> AccessProfile:
     """The profile of a source, extrapolated if that is asked for.
 
@@ -24,20 +28,31 @@ def make_profile(
     """
     if source.is_dir():
         if rows and to_samples is None:
-            raise ConfigError("--rows for a dataset", "no --rows: a dataset knows its tables", "leave it out")
+            raise ConfigError(
+                "--rows for a dataset", "no --rows: a dataset knows its tables", "leave it out"
+            )
         made = count_dataset(EncodedDataset.open(source), options, progress=progress)
     elif not source.exists():
-        raise DataError(f"{source}, which is not there", "a dataset, a trace or a profile", "check the path")
+        raise DataError(
+            f"{source}, which is not there", "a dataset, a trace or a profile", "check the path"
+        )
     elif is_profile(source):
         made = AccessProfile.load(source)
     else:
-        made = count_trace(source, rows.get("") if to_samples is None else None, options.batch_size, progress=progress)
+        made = count_trace(
+            source,
+            rows.get("") if to_samples is None else None,
+            options.batch_size,
+            progress=progress,
+        )
     if to_samples is None:
         return made
     only = next(iter(made.tables))
     wanted = {name or only: number for name, number in rows.items()}
     if "" in rows and len(made.tables) > 1:
-        raise ConfigError(f"--rows {rows['']} for {len(made.tables)} tables", "TABLE=N", "name the table")
+        raise ConfigError(
+            f"--rows {rows['']} for {len(made.tables)} tables", "TABLE=N", "name the table"
+        )
     progress("extrapolating", 0.0)
     return extrapolate(made, to_samples, wanted, options.seed)
 
@@ -54,6 +69,10 @@ def name_rows(texts: Sequence[str]) -> dict[str, int]:
     for text in texts:
         name, _, number = text.rpartition("=")
         if not number.isdigit() or not int(number):
-            raise ConfigError(f"--rows {text}", "N or TABLE=N with a whole number", "for example --rows C3=10131227")
+            raise ConfigError(
+                f"--rows {text}",
+                "N or TABLE=N with a whole number",
+                "for example --rows C3=10131227",
+            )
         found[name] = int(number)
     return found

@@ -12,7 +12,9 @@ from pibroch.cli.console import results
 
 def report(
     run_dir: Annotated[Path, typer.Argument(help="A run directory.")],
-    out: Annotated[Path | None, typer.Option(help="The page to write; report.html in the run when absent.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The page to write; report.html in the run when absent.")
+    ] = None,
 ) -> None:
     """Write one self-contained HTML page with the plots of a run."""
     from pibroch.observability.report import write_report

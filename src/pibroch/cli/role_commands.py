@@ -33,7 +33,13 @@ def command_of(role: Role) -> Callable[..., None]:
         _tune(1 if role.is_one else threads, until_input_ends)
         from pibroch.roles.serving import serve_as
 
-        serve_as(role, rendezvous, number, opens=number == 0 and not until_input_ends and not with_servers, **own)
+        serve_as(
+            role,
+            rendezvous,
+            number,
+            opens=number == 0 and not until_input_ends and not with_servers,
+            **own,
+        )
         _stay(f"{role.name(number)} is ready at {rendezvous}", until_input_ends)
 
     parameters = _parameters(role)
@@ -50,11 +56,16 @@ def _parameters(role: Role) -> list[Parameter]:
     options: dict[str, tuple[object, Any]] = {
         "rendezvous": (
             str,
-            typer.Option(..., help=f"tcp://HOST:PORT, the same for all. {host}, as all others reach it."),
+            typer.Option(
+                ..., help=f"tcp://HOST:PORT, the same for all. {host}, as all others reach it."
+            ),
         ),
         "number": (int, _number(word, one)),
     }
-    options |= {name: (own.kind, typer.Option(own.default, help=own.help)) for name, own in role.options.items()}
+    options |= {
+        name: (own.kind, typer.Option(own.default, help=own.help))
+        for name, own in role.options.items()
+    }
     if role.first is not None:
         said = f"Meet where {role.first} opens the rendezvous."
         options["with_servers"] = bool, typer.Option(False, "--with-servers", help=said)
@@ -62,13 +73,18 @@ def _parameters(role: Role) -> list[Parameter]:
     options["threads"] = int | None, typer.Option(None, min=1, hidden=one, help=said)
     said = "For a program that starts this process, opens the rendezvous, and ends it."
     options["until_input_ends"] = bool, typer.Option(False, "--until-input-ends", help=said)
-    return [Parameter(name, _KEYWORD, default=default, annotation=kind) for name, (kind, default) in options.items()]
+    return [
+        Parameter(name, _KEYWORD, default=default, annotation=kind)
+        for name, (kind, default) in options.items()
+    ]
 
 
 def _number(word: str, one: bool) -> Any:
     if one:
         return typer.Option(0, min=0, max=0, hidden=True)
-    return typer.Option(..., min=0, help=f"Of this {word}: 0, 1, 2, ... Number 0 opens the rendezvous.")
+    return typer.Option(
+        ..., min=0, help=f"Of this {word}: 0, 1, 2, ... Number 0 opens the rendezvous."
+    )
 
 
 def _tune(threads: int | None, until_input_ends: bool) -> None:

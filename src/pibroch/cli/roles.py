@@ -32,7 +32,10 @@ def layout(config: RunConfig, ranks: int, by_role: bool = False) -> Table:
         size = split.num_trainers
         starter = f"the launcher: {_ranks(range(size))}"
         starters = {role: f"the launcher: {_ranks(split.ranks(role))}" for role in roles()}
-    rows = [("trainer", str(size), starter, _of_trainer(config, size)), *_beside(config, size, starters)]
+    rows = [
+        ("trainer", str(size), starter, _of_trainer(config, size)),
+        *_beside(config, size, starters),
+    ]
     table = Table("role", "processes", "started by", "does", box=None, pad_edge=False)
     for row in rows:
         table.add_row(*row)
@@ -56,12 +59,20 @@ def memory(config: RunConfig, ranks: int, is_kept: bool) -> str | None:
     optimizer = build_sparse_optimizer(config.embedding.optimizer, config.train.average)
     tables = build_tables(config, EncodedDataset.open(config.data.dir).num_rows)
     num_rows = sum(table.num_rows for table in tables)
-    num_bytes = sum(4 * table.num_rows * optimizer.record_width(table.dim, table.dtype) for table in tables)
-    holders = max(ranks, config.embedding.exchange.for_ranks(ranks).helpers().get(EMBEDDING_SERVER.command, 0))
-    parts = [f"{num_rows:,} rows with their optimizer state: {num_bytes / 1e9:.2f} GB, over {holders} processes"]
+    num_bytes = sum(
+        4 * table.num_rows * optimizer.record_width(table.dim, table.dtype) for table in tables
+    )
+    holders = max(
+        ranks, config.embedding.exchange.for_ranks(ranks).helpers().get(EMBEDDING_SERVER.command, 0)
+    )
+    parts = [
+        f"{num_rows:,} rows with their optimizer state: {num_bytes / 1e9:.2f} GB, over {holders} processes"
+    ]
     if is_kept and config.train.cut_every_seconds != 0:
         cached = (
-            " and twice what is in caches" if config.embedding.exchange.for_ranks(ranks).name == "lookahead" else ""
+            " and twice what is in caches"
+            if config.embedding.exchange.for_ranks(ranks).name == "lookahead"
+            else ""
         )
         parts.append(
             f"as much again on this machine for cuts in memory, up to as much once more for what changes between two{cached}; "
@@ -82,7 +93,9 @@ def _of_trainer(config: RunConfig, size: int) -> str:
     return f"trains {config.model.name}, {homes}; exchange {exchange.name}"
 
 
-def _beside(config: RunConfig, size: int, starters: dict[Role, str]) -> list[tuple[str, str, str, str]]:
+def _beside(
+    config: RunConfig, size: int, starters: dict[Role, str]
+) -> list[tuple[str, str, str, str]]:
     """Who is beside the trainers, started by whom where nobody is met elsewhere."""
     inside, rows = "in each trainer" if size > 1 else "in the trainer", []
     for role in reversed(roles()):

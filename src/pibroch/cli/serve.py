@@ -34,43 +34,75 @@ Model = Annotated[
     ),
 ]
 Host = Annotated[
-    str, typer.Option(rich_help_panel=_ADDRESS, help="Address to listen at; 0.0.0.0 for other machines to ask.")
+    str,
+    typer.Option(
+        rich_help_panel=_ADDRESS, help="Address to listen at; 0.0.0.0 for other machines to ask."
+    ),
 ]
-Port = Annotated[int, typer.Option(rich_help_panel=_ADDRESS, min=0, max=65535, help="0 for any that is free.")]
+Port = Annotated[
+    int, typer.Option(rich_help_panel=_ADDRESS, min=0, max=65535, help="0 for any that is free.")
+]
 Name = Annotated[
-    str | None, typer.Option(rich_help_panel=_MODEL, help="Of the model in URLs; the folder's when absent.")
+    str | None,
+    typer.Option(rich_help_panel=_MODEL, help="Of the model in URLs; the folder's when absent."),
 ]
 Data = Annotated[
-    Path | None, typer.Option(rich_help_panel=_MODEL, help="A checkpoint's dataset, whose dictionaries raw rows need.")
+    Path | None,
+    typer.Option(
+        rich_help_panel=_MODEL, help="A checkpoint's dataset, whose dictionaries raw rows need."
+    ),
 ]
 TokenFile = Annotated[
     Path | None,
-    typer.Option(rich_help_panel=_ACCESS, help=f"Holds the token that requests must bear; or set {TOKEN}."),
+    typer.Option(
+        rich_help_panel=_ACCESS, help=f"Holds the token that requests must bear; or set {TOKEN}."
+    ),
 ]
-Certificate = Annotated[Path | None, typer.Option(rich_help_panel=_ACCESS, help="Certificate chain (PEM), for HTTPS.")]
+Certificate = Annotated[
+    Path | None, typer.Option(rich_help_panel=_ACCESS, help="Certificate chain (PEM), for HTTPS.")
+]
 Key = Annotated[Path | None, typer.Option(rich_help_panel=_ACCESS, help="Its key (PEM).")]
 BatchDelay = Annotated[
     float,
     typer.Option(
-        rich_help_panel=_LIMITS, min=0, max=1000, help="How long a request may wait for others to be computed with."
+        rich_help_panel=_LIMITS,
+        min=0,
+        max=1000,
+        help="How long a request may wait for others to be computed with.",
     ),
 ]
-MaxRows = Annotated[int, typer.Option(rich_help_panel=_LIMITS, min=1, help="Of a request; more are answered with 400.")]
+MaxRows = Annotated[
+    int,
+    typer.Option(rich_help_panel=_LIMITS, min=1, help="Of a request; more are answered with 400."),
+]
 MaxBody = Annotated[
-    float, typer.Option(rich_help_panel=_LIMITS, min=0.001, help="Of a request; more is answered with 413.")
+    float,
+    typer.Option(
+        rich_help_panel=_LIMITS, min=0.001, help="Of a request; more is answered with 413."
+    ),
 ]
 MaxQueueRows = Annotated[
     int, typer.Option(rich_help_panel=_LIMITS, min=1, help="That wait; more are answered with 429.")
 ]
 BodyTimeout = Annotated[
-    float, typer.Option(rich_help_panel=_LIMITS, min=0.1, help="Seconds for a request's body to arrive; 408 then.")
+    float,
+    typer.Option(
+        rich_help_panel=_LIMITS, min=0.1, help="Seconds for a request's body to arrive; 408 then."
+    ),
 ]
 ReloadEvery = Annotated[
-    float, typer.Option(rich_help_panel=_MODEL, min=0, help="Seconds between looks for a new version; 0 for never.")
+    float,
+    typer.Option(
+        rich_help_panel=_MODEL, min=0, help="Seconds between looks for a new version; 0 for never."
+    ),
 ]
 Drain = Annotated[
     float,
-    typer.Option(rich_help_panel=_PROCESSES, min=0, help="Seconds to go on answering after SIGTERM, as not ready."),
+    typer.Option(
+        rich_help_panel=_PROCESSES,
+        min=0,
+        help="Seconds to go on answering after SIGTERM, as not ready.",
+    ),
 ]
 PartText = Annotated[
     str | None,
@@ -86,9 +118,12 @@ RowsAt = Annotated[
         help="URL of the host with part 1 of the rows; again for each part in order, this host's own too.",
     ),
 ]
-Workers = Annotated[int, typer.Option(rich_help_panel=_PROCESSES, min=1, max=256, help="Processes at the port.")]
+Workers = Annotated[
+    int, typer.Option(rich_help_panel=_PROCESSES, min=1, max=256, help="Processes at the port.")
+]
 Threads = Annotated[
-    int | None, typer.Option(rich_help_panel=_PROCESSES, min=1, help="Of each worker, that compute a batch.")
+    int | None,
+    typer.Option(rich_help_panel=_PROCESSES, min=1, help="Of each worker, that compute a batch."),
 ]
 
 
@@ -133,9 +168,13 @@ def serve(
     tls, token = _tls(tls_cert, tls_key), _token(token_file)
     options = ServerOptions(host, port, limits, token, tls, reload_s=reload_every, drain_s=drain)
     if not options.is_local and token is None:
-        logger.warning("anybody who reaches %s may ask: no token is set (--token-file, or %s)", host, TOKEN)
+        logger.warning(
+            "anybody who reaches %s may ask: no token is set (--token-file, or %s)", host, TOKEN
+        )
     num_threads = threads or max(1, num_processors() // workers)
-    torch.set_num_threads(num_threads if workers == 1 else 1)  # one that forks must have no other thread
+    torch.set_num_threads(
+        num_threads if workers == 1 else 1
+    )  # one that forks must have no other thread
     _run(
         ModelStore(path or newest_run(), data, name, _split(part, rows_at or [], token, workers)),
         options, workers, num_threads,
@@ -165,7 +204,12 @@ def _run(store: ModelStore, options: ServerOptions, workers: int, num_threads: i
         die_with(launcher)
         torch.set_num_threads(num_threads)
         store.refresh()
-        run_server(store, replace(options, port=shared_port, shares_port=True), announce, place.open_metrics())
+        run_server(
+            store,
+            replace(options, port=shared_port, shares_port=True),
+            announce,
+            place.open_metrics(),
+        )
 
     launcher = os.getpid()
     run_workers(work, workers, options, results.print)
@@ -182,7 +226,9 @@ def _check_extra() -> None:
     for module in ("fastapi", "uvicorn", "httptools"):
         if find_spec(module) is None:
             raise MissingDependencyError(
-                f"pibroch serve without {module}", "the extra `serve`", "pip install 'pibroch[serve]'"
+                f"pibroch serve without {module}",
+                "the extra `serve`",
+                "pip install 'pibroch[serve]'",
             )
 
 
@@ -193,7 +239,9 @@ def _split(part: str | None, rows_at: list[str], token: str | None, workers: int
     from pibroch.serve.split_rows import RowSplit
 
     if (part is not None or rows_at) and workers > 1:
-        raise ConfigError(f"--part or --rows-at with --workers {workers}", "one worker", "give it --threads")
+        raise ConfigError(
+            f"--part or --rows-at with --workers {workers}", "one worker", "give it --threads"
+        )
     if len(rows_at) > MOST_PARTS:
         raise ConfigError(f"{len(rows_at)} of --rows-at", f"at most {MOST_PARTS}")
     return RowSplit(None if part is None else Part.parse(part), row_hosts(rows_at, token))
@@ -206,7 +254,11 @@ def _token(file: Path | None) -> str | None:
     try:
         token = file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeError) as error:
-        raise ConfigError(f"--token-file {file}, unreadable: {error}", "a text file that holds the token") from error
+        raise ConfigError(
+            f"--token-file {file}, unreadable: {error}", "a text file that holds the token"
+        ) from error
     if not token:
-        raise ConfigError(f"--token-file {file}, which is empty", "a text file that holds the token")
+        raise ConfigError(
+            f"--token-file {file}, which is empty", "a text file that holds the token"
+        )
     return token

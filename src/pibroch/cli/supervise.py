@@ -76,13 +76,17 @@ def supervise(num_ranks: int, folder: Path, restarts: int, least_ranks: int | No
     least_ranks = least_ranks or num_ranks
     if not can_fork():
         return _supervise(num_ranks, folder, restarts, least_ranks, None)
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads_of_rank(num_ranks)))  # before torch's threads are known
+    os.environ.setdefault(
+        "OMP_NUM_THREADS", str(threads_of_rank(num_ranks))
+    )  # before torch's threads are known
     with ForkServer(_command_line, _compiled_kernels) as server:
         server.preload(PRELOADED)
         return _supervise(num_ranks, folder, restarts, least_ranks, server)
 
 
-def _supervise(num_ranks: int, folder: Path, restarts: int, least_ranks: int, server: ForkServer | None) -> int:
+def _supervise(
+    num_ranks: int, folder: Path, restarts: int, least_ranks: int, server: ForkServer | None
+) -> int:
     from pibroch.train.run_directory import RunDirectory
 
     budget, more = RestartBudget(restarts), list[str]()
@@ -108,7 +112,9 @@ def _supervise(num_ranks: int, folder: Path, restarts: int, least_ranks: int, se
         _say(f"{reason}: starting again from step {step}" + (f" in {pause:g} s" if pause else ""))
         if budget.vain >= VAIN_RESTARTS and num_ranks > least_ranks:
             num_ranks = max(least_ranks, num_ranks - 1)
-            _say(f"going on with {num_ranks} ranks, as {budget.vain + 1} starts in turn got no further (--least-ranks)")
+            _say(
+                f"going on with {num_ranks} ranks, as {budget.vain + 1} starts in turn got no further (--least-ranks)"
+            )
             if server is not None:
                 server.forget()  # what the ranks of before have kept are other rows
         time.sleep(pause)
@@ -132,7 +138,11 @@ def _compiled_kernels() -> Iterator[None]:
 
 def newest_step(folder: Path) -> int:
     """Of the checkpoints of a run, 0 for none."""
-    names = [path.name for place in ("checkpoints", "recovery") for path in (folder / place).glob("step-*")]
+    names = [
+        path.name
+        for place in ("checkpoints", "recovery")
+        for path in (folder / place).glob("step-*")
+    ]
     return max((int(name[5:]) for name in names if name[5:].isdecimal()), default=0)
 
 
@@ -155,7 +165,11 @@ def _reason(failed: tuple[int, int], words: Path) -> str:
     rank, code = failed
     if code < 0:
         return f"rank {rank} ended with signal {signal.Signals(-code).name}"
-    return words.read_text(encoding="utf-8") if words.exists() else f"rank {rank} ended with exit code {code}"
+    return (
+        words.read_text(encoding="utf-8")
+        if words.exists()
+        else f"rank {rank} ended with exit code {code}"
+    )
 
 
 def _exit_code(failed: tuple[int, int], folder: Path) -> int:
@@ -165,7 +179,11 @@ def _exit_code(failed: tuple[int, int], folder: Path) -> int:
     rank, code = failed
     log = RunDirectory(folder).log_path(rank or 1)  # when rank 0 was killed, the others know
     if code < 0 or (rank > 0 and log.exists()):  # else rank 0 has said why
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {1 if code == LOST else code}"
+        how = (
+            f"signal {signal.Signals(-code).name}"
+            if code < 0
+            else f"exit code {1 if code == LOST else code}"
+        )
         _say(f"rank {rank} ended with {how}; the end of {log}:")
         _say(tail(log))
     if code == LOST:

@@ -26,19 +26,32 @@ if TYPE_CHECKING:
 DEFAULT_RECIPE = "synthetic_small"
 logger = logging.getLogger(__name__)
 
-Recipe = Annotated[str | None, typer.Argument(help="A recipe's file or name; `synthetic_small` when absent.")]
+Recipe = Annotated[
+    str | None, typer.Argument(help="A recipe's file or name; `synthetic_small` when absent.")
+]
 Data = Annotated[Path | None, typer.Option(help="An encoded dataset, instead of the recipe's.")]
-Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe's value.")]
-RunDir = Annotated[Path | None, typer.Option(help="Where the run is kept; `runs/<recipe>-<time>` when absent.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --run-dir, if any.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe's value.")
+]
+RunDir = Annotated[
+    Path | None, typer.Option(help="Where the run is kept; `runs/<recipe>-<time>` when absent.")
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on from the last checkpoint in --run-dir, if any.")
+]
 Ranks = Annotated[
-    int, typer.Option(min=1, help="Processes on this machine that train together; on several machines use torchrun.")
+    int,
+    typer.Option(
+        min=1,
+        help="Processes on this machine that train together; on several machines use torchrun.",
+    ),
 ]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")]
 Trace = Annotated[
     bool,
     typer.Option(
-        "--trace", help="Write what each rank did when in some steps, for Perfetto or Chrome, to RUN_DIR/trace/."
+        "--trace",
+        help="Write what each rank did when in some steps, for Perfetto or Chrome, to RUN_DIR/trace/.",
     ),
 ]
 
@@ -50,7 +63,10 @@ ByRole = Annotated[
     ),
 ]
 Roles = Annotated[
-    bool, typer.Option("--roles", help="Only show which processes the run would have, and what each would do.")
+    bool,
+    typer.Option(
+        "--roles", help="Only show which processes the run would have, and what each would do."
+    ),
 ]
 
 Restarts = Annotated[
@@ -99,7 +115,13 @@ def train(
         with as_trainer(begin) as trainer:
             if trainer is not None:
                 rendezvous, begun = trainer
-                _join_and_train(begin if begun is None else lambda: begun, resume, tensorboard, trace, rendezvous)
+                _join_and_train(
+                    begin if begun is None else lambda: begun,
+                    resume,
+                    tensorboard,
+                    trace,
+                    rendezvous,
+                )
         return
     known = None if is_rank() else begin()  # before what takes seconds to import
     if known is not None and (ranks > 1 or restarts):
@@ -110,7 +132,9 @@ def train(
     _join_and_train(begin if known is None else lambda: known, resume, tensorboard, trace)
 
 
-def _show_roles(recipe: str | None, changes: list[str], ranks: int, by_role: bool, is_kept: bool) -> None:
+def _show_roles(
+    recipe: str | None, changes: list[str], ranks: int, by_role: bool, is_kept: bool
+) -> None:
     from pibroch.cli.roles import layout, memory
     from pibroch.config import load_recipe
     from pibroch.forkserver import can_fork
@@ -153,7 +177,13 @@ def _train(
         console.quiet = False
     console.print(f"run directory: {run.path}", highlight=False, soft_wrap=True)
     result = run_training(
-        config, dataset, run, lambda total_steps: _sink(run, total_steps, tensorboard), world, trace, rendezvous
+        config,
+        dataset,
+        run,
+        lambda total_steps: _sink(run, total_steps, tensorboard),
+        world,
+        trace,
+        rendezvous,
     )
     if not world.is_first:
         return
@@ -161,7 +191,11 @@ def _train(
     if not dataset.samples["test"]:
         results.print(f"no test samples  {throughput}")
         return
-    best = "" if result.best_possible_auc is None else f"  best possible AUC {result.best_possible_auc:.4f}"
+    best = (
+        ""
+        if result.best_possible_auc is None
+        else f"  best possible AUC {result.best_possible_auc:.4f}"
+    )
     results.print(
         f"test AUC {_number(summary.auc)}  logloss {_number(summary.logloss)}  NE {_number(summary.normalized_entropy)}"
         f"  {throughput}{best}"
@@ -169,7 +203,9 @@ def _train(
 
 
 def evaluate(
-    checkpoint: Annotated[Path, typer.Option(help="A checkpoint, or a run directory for its best one.")],
+    checkpoint: Annotated[
+        Path, typer.Option(help="A checkpoint, or a run directory for its best one.")
+    ],
     data: Annotated[Path, typer.Option(help="An encoded dataset.")],
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     predictions: Annotated[
@@ -189,7 +225,9 @@ def evaluate(
     )
 
 
-def _begin(recipe: str | None, changes: list[str], run_dir: Path | None, resume: bool) -> tuple[RunConfig, Path]:
+def _begin(
+    recipe: str | None, changes: list[str], run_dir: Path | None, resume: bool
+) -> tuple[RunConfig, Path]:
     """The configuration and the folder of a run that begins or goes on."""
     from pibroch.config import load_recipe
     from pibroch.config.differences import differences, spelled
@@ -198,9 +236,15 @@ def _begin(recipe: str | None, changes: list[str], run_dir: Path | None, resume:
     from pibroch.train.run_directory import RunDirectory
 
     if resume and run_dir is None:
-        raise ConfigError("--resume without --run-dir", "the directory of the run to go on with", "add --run-dir DIR")
+        raise ConfigError(
+            "--resume without --run-dir",
+            "the directory of the run to go on with",
+            "add --run-dir DIR",
+        )
     name = recipe or DEFAULT_RECIPE
-    run = RunDirectory(run_dir or Path("runs") / f"{Path(name).stem}-{time.strftime('%Y%m%d-%H%M%S')}")
+    run = RunDirectory(
+        run_dir or Path("runs") / f"{Path(name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    )
     begun = _begun(run) if resume else None
     if begun is None:
         return load_recipe(name, changes), run.must_be_new().path
@@ -227,7 +271,10 @@ def _begun(run: RunDirectory) -> RunConfig | None:
 
     config = newest_config(run.checkpoints_path)
     if config is not None:
-        logger.warning("no config.toml in %s: going on with the configuration in its newest checkpoint", run.path)
+        logger.warning(
+            "no config.toml in %s: going on with the configuration in its newest checkpoint",
+            run.path,
+        )
         return config
     try:
         run.must_be_new()
@@ -275,7 +322,9 @@ def _sink(run: RunDirectory, total_steps: int, tensorboard: bool) -> Sink:
     from pibroch.observability.records import FanOut
     from pibroch.observability.sinks import TensorBoard as TensorBoardSink
 
-    sinks: list[Sink] = [TensorBoardSink(run.path / "tensorboard")] if tensorboard and run.rank == 0 else []
+    sinks: list[Sink] = (
+        [TensorBoardSink(run.path / "tensorboard")] if tensorboard and run.rank == 0 else []
+    )
     return FanOut([*sinks, progress_sink(console, total_steps)])
 
 

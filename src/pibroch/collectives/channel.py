@@ -38,12 +38,16 @@ def open_host_transport(ranks: Ranks, choice_when_absent: str = "auto") -> Trans
     Raises:
         ConfigError: for a transport in the environment that is not known.
     """
-    from pibroch.collectives.bounded_lag.rendezvous import rendezvous_on_host  # one process needs none of these
+    from pibroch.collectives.bounded_lag.rendezvous import (
+        rendezvous_on_host,
+    )  # one process needs none of these
     from pibroch.kernels.atomics import FUTEX_CALL
 
     choice = os.environ.get(TRANSPORT_VARIABLE) or choice_when_absent
     if choice not in CHOICES:
-        raise ConfigError(f"{TRANSPORT_VARIABLE}={choice} in the environment", f"one of {', '.join(CHOICES)}")
+        raise ConfigError(
+            f"{TRANSPORT_VARIABLE}={choice} in the environment", f"one of {', '.join(CHOICES)}"
+        )
     network = GlooTransport(ranks)
     shares_memory = choice == "auto" and FUTEX_CALL is not None
     links = rendezvous_on_host(
@@ -51,7 +55,9 @@ def open_host_transport(ranks: Ranks, choice_when_absent: str = "auto") -> Trans
     )
     if not links:
         return network
-    from pibroch.collectives.host_transport import HostTransport  # nor do systems without shared memory
+    from pibroch.collectives.host_transport import (
+        HostTransport,
+    )  # nor do systems without shared memory
     from pibroch.collectives.mailbox import Mailbox
 
     mailbox = Mailbox(links, ranks.rank, ranks.world_size, ranks.timeout_s)
@@ -104,7 +110,11 @@ class Channel:
                 self._transport = open_transport(ranks)
 
     def all_to_all(
-        self, send: Tensor, send_counts: Sequence[int], receive_counts: Sequence[int], out: Tensor | None = None
+        self,
+        send: Tensor,
+        send_counts: Sequence[int],
+        receive_counts: Sequence[int],
+        out: Tensor | None = None,
     ) -> Tensor:
         """Send ``send_counts[p]`` consecutive rows of ``send`` to each rank p; returns what came, in rank order.
 
@@ -191,7 +201,11 @@ class Channel:
         size = self.ranks.world_size
         if size == 1:
             return [tensor]
-        counts = self.exchange_counts(torch.full((size, 1), len(tensor), dtype=torch.int64)).flatten().tolist()
+        counts = (
+            self.exchange_counts(torch.full((size, 1), len(tensor), dtype=torch.int64))
+            .flatten()
+            .tolist()
+        )
         send = tensor.repeat(size, *([1] * (tensor.ndim - 1)))
         return list(self.all_to_all(send, [len(tensor)] * size, counts).split(counts))
 
@@ -208,7 +222,10 @@ class Channel:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except (RuntimeError, OSError) as error:  # torch.distributed's, timeouts included, and those of sockets
+        except (
+            RuntimeError,
+            OSError,
+        ) as error:  # torch.distributed's, timeouts included, and those of sockets
             if self.ranks.explain is None:
                 raise
             raise self.ranks.explain(error) from error

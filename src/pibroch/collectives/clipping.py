@@ -29,8 +29,12 @@ def clip_grad_norm(model: nn.Module, max_norm: float, channel: Channel) -> Tenso
         return torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     led = [part for part, members in parts.items() if min(members) == here]
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    shared = torch.nn.utils.get_total_norm([g for name, g in gradients.items() if not is_within(name, parts)])
-    own = torch.nn.utils.get_total_norm([g for name, g in gradients.items() if is_within(name, led)])
+    shared = torch.nn.utils.get_total_norm(
+        [g for name, g in gradients.items() if not is_within(name, parts)]
+    )
+    own = torch.nn.utils.get_total_norm(
+        [g for name, g in gradients.items() if is_within(name, led)]
+    )
     norm: Tensor = torch.linalg.vector_norm(
         torch.cat([shared.cpu().view(1), *channel.gather_tensors(own.cpu().view(1))])
     )

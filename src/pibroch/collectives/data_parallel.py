@@ -28,7 +28,10 @@ Reduction = Literal["mean", "sum"]
 
 
 def data_parallel(
-    model: M, ranks: Ranks | None = None, reduction: Reduction = "mean", num_samples: Callable[..., int] | None = None
+    model: M,
+    ranks: Ranks | None = None,
+    reduction: Reduction = "mean",
+    num_samples: Callable[..., int] | None = None,
 ) -> M:
     """Make ``model`` one model of all ranks; returns it, with hooks attached and nothing renamed.
 
@@ -72,7 +75,11 @@ def data_parallel(
     ownership.note_parts(model, _check_same(channel, model, parts))
     _broadcast(channel, [tensor for _, tensor in _tensors(model, parts)])
     _share_moments(model, ranks, parts, is_mean=reduction == "mean")
-    parameters = [p for name, p in model.named_parameters() if p.requires_grad and not ownership.is_within(name, parts)]
+    parameters = [
+        p
+        for name, p in model.named_parameters()
+        if p.requires_grad and not ownership.is_within(name, parts)
+    ]
     counted = samples_of if num_samples is None else num_samples
     gradients = GradientReducer(channel, parameters, is_mean=reduction == "mean")
     if reduction == "mean":
@@ -86,20 +93,37 @@ def data_parallel(
 def _tensors(model: nn.Module, parts: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
     """Parameters and buffers by name, without those of parts."""
     for named in (model.named_parameters(), model.named_buffers()):
-        yield from ((name, tensor) for name, tensor in named if not ownership.is_within(name, parts))
+        yield from (
+            (name, tensor) for name, tensor in named if not ownership.is_within(name, parts)
+        )
 
 
 def _check_same(channel: Channel, model: nn.Module, parts: ownership.Parts) -> ownership.Parts:
     """Returns the parts that groups hold on any rank."""
-    shapes = {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in _tensors(model, parts)}
+    shapes = {
+        name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in _tensors(model, parts)
+    }
     found: list[Mapping[str, str | list[int]]] = channel.gather({**shapes, **parts})
-    held = {name: tuple(there) for other in found for name, there in other.items() if not isinstance(there, str)}
+    held = {
+        name: tuple(there)
+        for other in found
+        for name, there in other.items()
+        if not isinstance(there, str)
+    }
     for rank, other in enumerate(found):
         for name in sorted(found[0].keys() | other.keys() | held.keys()):
-            here, there, members = found[0].get(name, "absent"), other.get(name, "absent"), held.get(name)
+            here, there, members = (
+                found[0].get(name, "absent"),
+                other.get(name, "absent"),
+                held.get(name),
+            )
             if members is None and here != there:
-                raise ConfigError(f"{name}, on rank 0 {here} and on rank {rank} {there}", "one model on all ranks")
-            if members is not None and there != ([*members] if channel.ranks.members[rank] in members else "absent"):
+                raise ConfigError(
+                    f"{name}, on rank 0 {here} and on rank {rank} {there}", "one model on all ranks"
+                )
+            if members is not None and there != (
+                [*members] if channel.ranks.members[rank] in members else "absent"
+            ):
                 raise ConfigError(
                     f"{name}, which belongs to ranks {[*members]}, on rank {rank}: {there}",
                     "each part of a model on its group's ranks alone", "give parts of different groups different names",
@@ -124,7 +148,11 @@ def _broadcast(channel: Channel, tensors: Iterable[Tensor]) -> None:
 
 
 def _share_moments(model: nn.Module, ranks: Ranks, parts: Iterable[str], is_mean: bool) -> None:
-    modules = [module for name, module in model.named_modules() if not ownership.is_within(f"{name}.", parts)]
+    modules = [
+        module
+        for name, module in model.named_modules()
+        if not ownership.is_within(f"{name}.", parts)
+    ]
     norms = [module for module in modules if isinstance(module, BatchNorm)]
     if norms:
         channel, ones = ranks.open_channel(), [1] * ranks.world_size
@@ -133,7 +161,9 @@ def _share_moments(model: nn.Module, ranks: Ranks, parts: Iterable[str], is_mean
             norm.gather = lambda vector: channel.all_to_all(
                 vector.expand(ranks.world_size, -1).contiguous(), ones, ones
             )
-    if any(isinstance(module, _BatchNorm) and not isinstance(module, BatchNorm) for module in modules):
+    if any(
+        isinstance(module, _BatchNorm) and not isinstance(module, BatchNorm) for module in modules
+    ):
         logger.warning(
             "torch's batch norm in the model takes the moments of each rank's own samples; "
             "pibroch.models.BatchNorm takes those of the global batch"

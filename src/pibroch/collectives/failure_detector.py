@@ -73,7 +73,9 @@ class FailureDetector:
         on_stuck: called, on the detector's thread, when a rank failed and this process does not come back to close it.
     """
 
-    def __init__(self, rank: int, links: dict[int, PeerLink], on_stuck: OnStuck | None = None) -> None:
+    def __init__(
+        self, rank: int, links: dict[int, PeerLink], on_stuck: OnStuck | None = None
+    ) -> None:
         self.rank, self._links, self._on_stuck = rank, links, on_stuck
         self._steps: dict[int, int] = {}
         self._ended: set[int] = set()
@@ -82,7 +84,9 @@ class FailureDetector:
         self._failure: RankFailure | None = None
         self._telling, self._has_failure = threading.Lock(), threading.Event()
         self._wake, self._woken = socket.socketpair()
-        self._thread = threading.Thread(target=self._listen, name="pibroch-failure-detector", daemon=True)
+        self._thread = threading.Thread(
+            target=self._listen, name="pibroch-failure-detector", daemon=True
+        )
         self._thread.start()
 
     @classmethod
@@ -127,7 +131,9 @@ class FailureDetector:
         """
         failure = self.failure(REASON_TIMEOUT_S)
         if failure is None and self._call_roll() and self.rank != 0:
-            self._has_failure.wait(REASON_TIMEOUT_S + ROLL_S)  # rank 0 is there, and asks the others
+            self._has_failure.wait(
+                REASON_TIMEOUT_S + ROLL_S
+            )  # rank 0 is there, and asks the others
         failure = self.failure()
         if failure is not None:
             return failure.error()
@@ -167,9 +173,15 @@ class FailureDetector:
         if failure is not None:
             return failure.error() if stopped and not failure.stopped else None
         exit_code = error.exit_code if isinstance(error, PibrochError) else 1
-        reason = "it was told to stop" if stopped else f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
+        reason = (
+            "it was told to stop"
+            if stopped
+            else f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
+        )
         is_loss = isinstance(error, PibrochError) and error.is_loss
-        self._tell(RankFailure(self.rank, self._steps.get(self.rank), reason, exit_code, stopped, is_loss))
+        self._tell(
+            RankFailure(self.rank, self._steps.get(self.rank), reason, exit_code, stopped, is_loss)
+        )
         return None
 
     def close(self) -> None:
@@ -187,7 +199,9 @@ class FailureDetector:
             selector.register(self._woken, selectors.EVENT_READ)
             for rank, link in self._links.items():
                 selector.register(link, selectors.EVENT_READ, rank)
-            stuck_at: float | None = None  # when to give up on the other threads, once there was a failure
+            stuck_at: float | None = (
+                None  # when to give up on the other threads, once there was a failure
+            )
             while self._on_stuck is not None or stuck_at is None:
                 timeout_s = None if stuck_at is None else max(0.0, stuck_at - time.monotonic())
                 ready = selector.select(timeout_s)
@@ -260,7 +274,9 @@ def _admit(server: socket.socket, token: str, size: int) -> dict[int, PeerLink]:
             link = PeerLink(server.accept()[0])
         except TimeoutError as error:
             absent = sorted(set(range(1, size)) - set(links))
-            raise TimeoutError(f"ranks {absent} did not come within {_OPEN_TIMEOUT_S:.0f} s") from error
+            raise TimeoutError(
+                f"ranks {absent} did not come within {_OPEN_TIMEOUT_S:.0f} s"
+            ) from error
         rank = _hello(link, token)
         if rank is None or rank in links or not 0 < rank < size:
             link.close()

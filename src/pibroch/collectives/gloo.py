@@ -35,7 +35,9 @@ class _GlooGroup(Protocol):
     def allreduce(self, tensors: list[Tensor], /) -> dist.Work: ...
 
 
-_NUM_KEPT = 16  # sums, which gloo's threads let go in any order, and late when they do not get a processor
+_NUM_KEPT = (
+    16  # sums, which gloo's threads let go in any order, and late when they do not get a processor
+)
 
 
 @dataclass(slots=True)
@@ -73,16 +75,24 @@ class GlooTransport(PairTransport):
     """
 
     def __init__(self, ranks: Ranks) -> None:
-        from torch.distributed.distributed_c10d import PrefixStore, _get_default_store  # not in every build of torch
+        from torch.distributed.distributed_c10d import (
+            PrefixStore,
+            _get_default_store,
+        )  # not in every build of torch
 
         world = dist.group.WORLD
         assert world is not None
         self._opened = _OPENED.setdefault(world, _Opened())
         self._opened.count[ranks.members] += 1
         name = f"pibroch/{sha256(repr(ranks.members).encode()).hexdigest()}/{self._opened.count[ranks.members]}"
-        self.store, timeout = PrefixStore(name, _get_default_store()), timedelta(seconds=ranks.timeout_s)
+        self.store, timeout = (
+            PrefixStore(name, _get_default_store()),
+            timedelta(seconds=ranks.timeout_s),
+        )
         self._others = [rank for rank in range(ranks.world_size) if rank != ranks.rank]
-        group = cast(_GlooGroup, dist.ProcessGroupGloo(self.store, ranks.rank, ranks.world_size, timeout))
+        group = cast(
+            _GlooGroup, dist.ProcessGroupGloo(self.store, ranks.rank, ranks.world_size, timeout)
+        )
         self._group: _GlooGroup | None = group
         self._last_sums = self._opened.groups[group] = deque[dist.Work](maxlen=_NUM_KEPT)
         _TRANSPORTS.add(self)
@@ -120,7 +130,10 @@ class GlooTransport(PairTransport):
         """
         work = self._open_group().allreduce([tensor])
         self._last_sums.append(work)
-        with span("sum dense gradients"), suppress(RuntimeError):  # whoever wants the sum is told what went wrong
+        with (
+            span("sum dense gradients"),
+            suppress(RuntimeError),
+        ):  # whoever wants the sum is told what went wrong
             work.wait(timedelta(seconds=COURTESY_S))
 
         def wait() -> None:

@@ -30,7 +30,9 @@ class GradientReducer:
         is_mean: whether :meth:`count` says before each backward how much this rank's gradients weigh.
     """
 
-    def __init__(self, channel: Channel, parameters: list[nn.Parameter], is_mean: bool = True) -> None:
+    def __init__(
+        self, channel: Channel, parameters: list[nn.Parameter], is_mean: bool = True
+    ) -> None:
         self.channel, self.is_mean = channel, is_mean
         self.buckets = [_Bucket(group) for group in _groups(parameters)]
         self.num_samples = None if is_mean else 1
@@ -40,7 +42,9 @@ class GradientReducer:
             for parameter in bucket.parameters:
                 parameter.register_post_accumulate_grad_hook(_arrival(self, bucket))
 
-    def count(self, samples: Callable[..., int], args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+    def count(
+        self, samples: Callable[..., int], args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> None:
         """Note the samples of a forward pass, as ``samples`` gives them; evaluation does not count."""
         if torch.is_grad_enabled():
             self.num_samples = int(samples(*args, **kwargs))
@@ -73,7 +77,9 @@ class GradientReducer:
     def _send_rest(self) -> None:
         while self._num_sent < len(self.buckets):
             self._send()
-        Variable._execution_engine.queue_callback(self._receive)  # last: what others start now runs beside the waiting
+        Variable._execution_engine.queue_callback(
+            self._receive
+        )  # last: what others start now runs beside the waiting
 
     def _receive(self) -> None:
         for bucket in self.buckets:
@@ -87,11 +93,16 @@ def _arrival(gradients: GradientReducer, bucket: _Bucket) -> Callable[[nn.Parame
 
 def _groups(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
     """From the last parameter to the first, groups of one device and type of at least BUCKET_BYTES where they can be."""
-    for _, alike in groupby(reversed(parameters), key=lambda parameter: (parameter.device, _wire_dtype(parameter))):
+    for _, alike in groupby(
+        reversed(parameters), key=lambda parameter: (parameter.device, _wire_dtype(parameter))
+    ):
         group: list[nn.Parameter] = []
         for parameter in alike:
             group.append(parameter)
-            if sum(each.numel() for each in group) * _wire_dtype(parameter).itemsize >= BUCKET_BYTES:
+            if (
+                sum(each.numel() for each in group) * _wire_dtype(parameter).itemsize
+                >= BUCKET_BYTES
+            ):
                 yield group
                 group = []
         if group:
@@ -113,10 +124,14 @@ class _Bucket:
         self.parameters, self.reached = parameters, set[nn.Parameter]()
         sizes = [parameter.numel() for parameter in parameters]
         count, first = len(parameters), parameters[0]
-        self.flat = torch.zeros(sum(sizes) + count + 1, dtype=_wire_dtype(first), device=first.device)
+        self.flat = torch.zeros(
+            sum(sizes) + count + 1, dtype=_wire_dtype(first), device=first.device
+        )
         self._gradients, self._tail = self.flat[: sum(sizes)], self.flat[sum(sizes) :]
         views = self._gradients.split(sizes)
-        self._views = [view.view_as(parameter) for view, parameter in zip(views, parameters, strict=True)]
+        self._views = [
+            view.view_as(parameter) for view, parameter in zip(views, parameters, strict=True)
+        ]
         self._wait: Callable[[], None] = lambda: None
 
     @property

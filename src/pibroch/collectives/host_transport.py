@@ -53,7 +53,12 @@ class HostTransport(Transport):
     """
 
     def __init__(
-        self, network: PairTransport, mailbox: Mailbox, members: Sequence[int], rank: int, timeout_s: float
+        self,
+        network: PairTransport,
+        mailbox: Mailbox,
+        members: Sequence[int],
+        rank: int,
+        timeout_s: float,
     ) -> None:
         self._network, self._members, self._timeout_s = network, members, timeout_s
         self._mailbox: Mailbox | None = mailbox
@@ -79,7 +84,9 @@ class HostTransport(Transport):
                     work.append(self._network.receive(coming[p], p, IN_TURN))
             near = [p for p in self._others if going[p].numel() and self._is_near(p, going[p])]
             work += [
-                self._network.send(going[p], p, IN_TURN) for p in self._others if going[p].numel() and p not in near
+                self._network.send(going[p], p, IN_TURN)
+                for p in self._others
+                if going[p].numel() and p not in near
             ]
             for p in near:
                 if self._going[p] or not mailbox.put(p, going[p].data_ptr(), going[p].nbytes):
@@ -175,9 +182,13 @@ class HostTransport(Transport):
 
     def _give_up(self, lost: Sequence[int], missing: Sequence[int]) -> None:
         if lost:
-            raise RuntimeError(f"the process of rank {self._members[lost[0]]} has ended, or closed this channel")
+            raise RuntimeError(
+                f"the process of rank {self._members[lost[0]]} has ended, or closed this channel"
+            )
         names = [self._members[p] for p in missing]
-        raise RuntimeError(f"nothing of ranks {names} in {self._timeout_s:g} s, though their processes live")
+        raise RuntimeError(
+            f"nothing of ranks {names} in {self._timeout_s:g} s, though their processes live"
+        )
 
     def _open_mailbox(self) -> Mailbox:
         if self._mailbox is None:

@@ -92,14 +92,21 @@ class Mailbox:
     """
 
     def __init__(
-        self, links: dict[int, socket.socket], rank: int, world_size: int, timeout_s: float, num_slots: int = NUM_SLOTS
+        self,
+        links: dict[int, socket.socket],
+        rank: int,
+        world_size: int,
+        timeout_s: float,
+        num_slots: int = NUM_SLOTS,
     ) -> None:
         self._links, self.peers = links, tuple(links)
         slots = COUNTERS + -(-world_size * LINE // 4096) * 4096
         self._room = -(-(slots + num_slots * queue.SLOT_BYTES) // 4096) * 4096
         self._own = OwnSegment.create(self._room + ROOM_BYTES)
         self.bell = self._own.address
-        self._free_slots = [slots + each * queue.SLOT_BYTES for each in reversed(range(world_size, num_slots))]
+        self._free_slots = [
+            slots + each * queue.SLOT_BYTES for each in reversed(range(world_size, num_slots))
+        ]
         self._arena = Arena()
         self._arena.add_segment(0, ROOM_BYTES)
         self._head, self._effort = np.zeros(3, np.int64), np.array(EFFORT, np.int64)
@@ -183,12 +190,16 @@ class Mailbox:
         """Give sockets back; others still take what was left for them. Memory goes with this object."""
         for link in self._links.values():
             with suppress(OSError):
-                link.shutdown(socket.SHUT_RDWR)  # a process that this one has forked may have the socket, too
+                link.shutdown(
+                    socket.SHUT_RDWR
+                )  # a process that this one has forked may have the socket, too
             link.close()
 
     def _leave(self, p: int, place: int, address: int, nbytes: int) -> None:
         queues, following = self._queues[p], self._free_slots.pop()
-        queue.leave(self.bell, queues.slot, following, place, address, nbytes, queues.memory.address)
+        queue.leave(
+            self.bell, queues.slot, following, place, address, nbytes, queues.memory.address
+        )
         queues.left.append((queues.slot, place))
         queues.slot = following
         queues.num_left += 1

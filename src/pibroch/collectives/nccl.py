@@ -27,8 +27,12 @@ class NcclTransport(Transport):
         if ranks.are_all:
             self._group = dist.new_group(timeout=timeout)
         else:
-            self._group = dist.new_group(list(ranks.members), timeout=timeout, use_local_synchronization=True)
-        self._order = [ranks.members.index(member) for member in sorted(ranks.members)]  # torch sorts them
+            self._group = dist.new_group(
+                list(ranks.members), timeout=timeout, use_local_synchronization=True
+            )
+        self._order = [
+            ranks.members.index(member) for member in sorted(ranks.members)
+        ]  # torch sorts them
         self.device = torch.device("cuda", torch.cuda.current_device())
 
     def post(self, going: Sequence[Tensor], coming: Sequence[Tensor]) -> Wait:

@@ -79,7 +79,11 @@ class Ranks:
     """
 
     def __init__(
-        self, rank: int, world_size: int, timeout_s: float = DEFAULT_TIMEOUT_S, explain: Explain | None = None
+        self,
+        rank: int,
+        world_size: int,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        explain: Explain | None = None,
     ) -> None:
         self.rank, self.world_size, self.timeout_s = rank, world_size, timeout_s
         self.members = tuple(range(world_size))
@@ -123,9 +127,14 @@ class Ranks:
         """The one of several disjoint groups that this rank is in, ``None`` if in none; see :meth:`group`."""
         partition = [list(members) for members in partition]
         named = [rank for members in partition for rank in members]
-        if len(set(named)) < len(named) or not set(named) <= set(range(self.world_size)) or not all(partition):
+        if (
+            len(set(named)) < len(named)
+            or not set(named) <= set(range(self.world_size))
+            or not all(partition)
+        ):
             raise ConfigError(
-                f"groups {partition} of {self.world_size} ranks", f"each of 0 to {self.world_size - 1} once at most"
+                f"groups {partition} of {self.world_size} ranks",
+                f"each of 0 to {self.world_size - 1} once at most",
             )
         for members in partition:
             if self.rank in members:

@@ -35,7 +35,11 @@ def samples_of(*args: object, **kwargs: object) -> int:
             )  # fmt: skip
         if found:
             return found[0]
-    raise ConfigError("a data-parallel model called without a tensor", "samples along a tensor's first dimension", _DO)
+    raise ConfigError(
+        "a data-parallel model called without a tensor",
+        "samples along a tensor's first dimension",
+        _DO,
+    )
 
 
 def _counts(thing: object, seen: set[int]) -> Iterator[int]:

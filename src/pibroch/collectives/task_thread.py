@@ -62,7 +62,9 @@ _RUNNING: weakref.WeakSet[TaskThread] = weakref.WeakSet()
 def _finish() -> None:
     """A thread that comes back from torch's C++ while the interpreter goes down aborts the process, and peers miss rows."""
     deadline = time.monotonic() + END_S
-    running = [each for each in _RUNNING if each.thread.is_alive()]  # not those of who forked this process
+    running = [
+        each for each in _RUNNING if each.thread.is_alive()
+    ]  # not those of who forked this process
     for _ in range(2):  # tasks of one lead to some of another
         wait([each.submit(lambda: None) for each in running], max(0.0, deadline - time.monotonic()))
     for each in running:

@@ -70,7 +70,9 @@ class Topology:
     def peers(self) -> tuple[tuple[int, ...], ...]:
         """For each local rank, the ranks that have it, by host."""
         most = max(map(len, self.ranks_by_host), default=0)
-        return tuple(tuple(ranks[i] for ranks in self.ranks_by_host if i < len(ranks)) for i in range(most))
+        return tuple(
+            tuple(ranks[i] for ranks in self.ranks_by_host if i < len(ranks)) for i in range(most)
+        )
 
     def peer_order(self) -> tuple[int, ...]:
         """All ranks by (local rank, host); with L consecutive ranks a host these are DMT's (rank mod L, rank div L)."""

@@ -73,7 +73,9 @@ def world_of_environment(on_stuck: OnStuck | None = None) -> Iterator[World]:
     """
     rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
     if not 0 <= rank < size:
-        raise ConfigError(f"RANK {rank} and WORLD_SIZE {size}", "a rank from 0 to WORLD_SIZE - 1", "use torchrun")
+        raise ConfigError(
+            f"RANK {rank} and WORLD_SIZE {size}", "a rank from 0 to WORLD_SIZE - 1", "use torchrun"
+        )
     if size == 1:
         yield World.alone()
         return
@@ -99,14 +101,23 @@ def _join(on_stuck: OnStuck | None) -> tuple[World, FailureDetector]:
             dist.init_process_group("gloo", timeout=timeout)
         else:
             rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+            dist.init_process_group(
+                "gloo", store=store, rank=rank, world_size=size, timeout=timeout
+            )
         ranks = Ranks.joined()
         control = ranks.patient(CONTROL_TIMEOUT_S).open_channel()
         detector = FailureDetector.over(control, on_stuck)
     except PibrochError:
         raise
-    except (RuntimeError, ValueError, OSError) as error:  # what torch.distributed raises, and sockets
-        where = ":".join(os.environ.get(variable, f"(no {variable})") for variable in ("MASTER_ADDR", "MASTER_PORT"))
+    except (
+        RuntimeError,
+        ValueError,
+        OSError,
+    ) as error:  # what torch.distributed raises, and sockets
+        where = ":".join(
+            os.environ.get(variable, f"(no {variable})")
+            for variable in ("MASTER_ADDR", "MASTER_PORT")
+        )
         raise TrainingError(
             f"no meeting of {os.environ['WORLD_SIZE']} ranks at {where}: {error}",
             "all ranks started, each reaching that address", "check MASTER_ADDR, MASTER_PORT and the logs of all ranks",
@@ -132,5 +143,9 @@ def _store_of_attempt(timeout: timedelta) -> PrefixStore | None:
 def _number(variable: str, default: int) -> int:
     text = os.environ.get(variable, str(default))
     if not text.isdecimal():
-        raise ConfigError(f"{variable}={text} in the environment", "a number", "start ranks with --ranks or torchrun")
+        raise ConfigError(
+            f"{variable}={text} in the environment",
+            "a number",
+            "start ranks with --ranks or torchrun",
+        )
     return int(text)

@@ -41,7 +41,9 @@ class DataConfig(Section):
     prepare: str | None = None
     synthesize: SynthesizeConfig | None = None
     processors: int = Field(default=0, ge=0)
-    rendezvous: str | None = Field(default=None, validation_alias=AliasChoices("rendezvous", "meet"))  # its name before
+    rendezvous: str | None = Field(
+        default=None, validation_alias=AliasChoices("rendezvous", "meet")
+    )  # its name before
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -52,5 +54,7 @@ class DataConfig(Section):
     @model_validator(mode="after")
     def _somebody_there(self) -> Self:
         if self.rendezvous is not None and not self.processors:
-            raise ValueError("takes `rendezvous` with `processors`, the number of those that meet there")
+            raise ValueError(
+                "takes `rendezvous` with `processors`, the number of those that meet there"
+            )
         return self

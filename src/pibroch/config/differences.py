@@ -15,7 +15,9 @@ def differences(before: RunConfig, after: RunConfig) -> dict[str, tuple[object, 
     {'seed': (1, 2)}
     """
     old, new = (dict(_settings(config.model_dump(mode="json"), "")) for config in (before, after))
-    return {key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)}
+    return {
+        key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)
+    }
 
 
 def spelled(changes: Mapping[str, object]) -> str:
@@ -24,7 +26,9 @@ def spelled(changes: Mapping[str, object]) -> str:
     >>> spelled({"seed": 2, "model.name": "dlrm"})
     "`seed = 2`, `model.name = 'dlrm'`"
     """
-    return ", ".join(f"no `{key}`" if value is None else f"`{key} = {value!r}`" for key, value in changes.items())
+    return ", ".join(
+        f"no `{key}`" if value is None else f"`{key} = {value!r}`" for key, value in changes.items()
+    )
 
 
 def _settings(table: Mapping[str, object], prefix: str) -> Iterator[tuple[str, object]]:

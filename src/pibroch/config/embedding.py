@@ -36,7 +36,9 @@ class ZerosConfig(Section):
     name: Literal["zeros"]
 
 
-InitializerConfig = Annotated[UniformConfig | NormalConfig | ZerosConfig, Field(discriminator="name")]
+InitializerConfig = Annotated[
+    UniformConfig | NormalConfig | ZerosConfig, Field(discriminator="name")
+]
 
 
 if TYPE_CHECKING:
@@ -70,7 +72,9 @@ class EmbeddingSection(Section):
     init: InitializerConfig = NormalConfig(name="normal", std=0.01)
     dtype: Literal["float32", "bfloat16"] = "float32"
     optimizer: SparseOptimizerConfig = SparseAdamConfig(name="adam", lr=1e-3)
-    exchange: SerializeAsAny[ExchangeConfig] = Field(default={"name": "auto"}, validate_default=True)
+    exchange: SerializeAsAny[ExchangeConfig] = Field(
+        default={"name": "auto"}, validate_default=True
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -116,4 +120,6 @@ def _known(name: str, moved: Mapping[str, object]) -> dict[str, object]:
 
 @lru_cache
 def _warn_of_moved(key: str) -> None:
-    logger.warning("the recipe key `embedding.%s` is `embedding.exchange.%s` now; it is still read", key, key)
+    logger.warning(
+        "the recipe key `embedding.%s` is `embedding.exchange.%s` now; it is still read", key, key
+    )

@@ -20,7 +20,9 @@ from pydantic import ValidationInfo, field_validator, model_validator
 from pibroch.config.base import Section
 from pibroch.errors import ConfigError
 
-PlacementKind = Literal["table_wise", "table_wise_pooled", "row_wise", "row_wise_pooled", "column_wise", "replicated"]
+PlacementKind = Literal[
+    "table_wise", "table_wise_pooled", "row_wise", "row_wise_pooled", "column_wise", "replicated"
+]
 PLACEMENTS: tuple[str, ...] = get_args(PlacementKind)
 OWNERS_POOL = ("table_wise_pooled", "row_wise_pooled")
 """Placements under which bags and vectors travel, and not rows."""
@@ -102,7 +104,9 @@ class PlacedSection(ExchangeSection):
         kinds = set(value.values()) if isinstance(value, dict) else {value}
         known = find_exchange(info.data["name"]).placements if "name" in info.data else PLACEMENTS
         if not kinds.issubset(known):
-            raise ValueError(f"{' or '.join(known)} with `embedding.exchange = {info.data['name']!r}`")
+            raise ValueError(
+                f"{' or '.join(known)} with `embedding.exchange = {info.data['name']!r}`"
+            )
         return value
 
     def placed(self) -> str:
@@ -172,7 +176,9 @@ def exchanges() -> dict[str, ExchangeSpec]:
 
 def names_for_ranks() -> list[str]:
     """Those that several ranks can use."""
-    return [name for name, spec in exchanges().items() if spec.most_ranks is None and name != "auto"]
+    return [
+        name for name, spec in exchanges().items() if spec.most_ranks is None and name != "auto"
+    ]
 
 
 @lru_cache(maxsize=1)

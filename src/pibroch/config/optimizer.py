@@ -93,10 +93,16 @@ class AdamWConfig(_Adam):
 
 
 SparseOptimizerConfig = Annotated[
-    SparseSGDConfig | SparseAdagradConfig | RowWiseAdagradConfig | SparseAdamConfig | RowWiseAdamConfig,
+    SparseSGDConfig
+    | SparseAdagradConfig
+    | RowWiseAdagradConfig
+    | SparseAdamConfig
+    | RowWiseAdamConfig,
     Field(discriminator="name"),
 ]
-DenseOptimizerConfig = Annotated[SGDConfig | AdagradConfig | AdamConfig | AdamWConfig, Field(discriminator="name")]
+DenseOptimizerConfig = Annotated[
+    SGDConfig | AdagradConfig | AdamConfig | AdamWConfig, Field(discriminator="name")
+]
 
 
 class ScheduleConfig(Section):

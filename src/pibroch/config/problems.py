@@ -17,7 +17,9 @@ _SECTIONS = {
 """What helps where a whole table is missing or says too little: no single value can stand for it."""
 
 
-def config_error(error: ValidationError, raw: Mapping[str, object], model: type[BaseModel], source: str) -> ConfigError:
+def config_error(
+    error: ValidationError, raw: Mapping[str, object], model: type[BaseModel], source: str
+) -> ConfigError:
     """The error for the first problem of a recipe.
 
     Args:
@@ -33,24 +35,37 @@ def config_error(error: ValidationError, raw: Mapping[str, object], model: type[
     if problem["type"] == "extra_forbidden":
         known = sorted(_fields_at(model, path[:-1], raw))
         return ConfigError(
-            f"unknown key `{key}` in {source}{tail}", f"one of {', '.join(known)}", _suggestion(path, known, key)
+            f"unknown key `{key}` in {source}{tail}",
+            f"one of {', '.join(known)}",
+            _suggestion(path, known, key),
         )
     if problem["type"] == "missing":
         do = _SECTIONS.get(key, f"add it, or pass --set {key}=VALUE")
         return ConfigError(f"no `{key}` in {source}{tail}", "a value for it", do)
     if problem["type"].startswith("union_tag"):
         got = problem["input"]
-        name = f"`{key}.name = {got.get('name')!r}`" if isinstance(got, Mapping) else f"`{key} = {_shorten(got)}`"
+        name = (
+            f"`{key}.name = {got.get('name')!r}`"
+            if isinstance(got, Mapping)
+            else f"`{key} = {_shorten(got)}`"
+        )
         known_names = problem.get("ctx", {}).get("expected_tags", "a name")
         return ConfigError(f"{name} in {source}{tail}", known_names, "choose one by `name`")
-    need = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ").removeprefix("needs ")
+    need = (
+        problem["msg"]
+        .removeprefix("Value error, ")
+        .removeprefix("Input should be ")
+        .removeprefix("needs ")
+    )
     if problem["type"].startswith("model_"):
         need = f"a table, [{key}]"
     is_section = problem["type"].startswith("model_") or isinstance(problem["input"], Mapping)
     where = f"`{key} = {_shorten(problem['input'])}`" if key else "a recipe"
     setting = (f"{key}.KEY" if is_section else key) if key else "KEY"
     advice = _SECTIONS.get(key) if is_section else None
-    return ConfigError(f"{where} in {source}{tail}", need, advice or f"change it, or pass --set {setting}=VALUE")
+    return ConfigError(
+        f"{where} in {source}{tail}", need, advice or f"change it, or pass --set {setting}=VALUE"
+    )
 
 
 def recipe_path(loc: tuple[int | str, ...], raw: Mapping[str, object]) -> tuple[str, ...]:
@@ -78,16 +93,24 @@ def _suggestion(path: tuple[str, ...], known: list[str], key: str) -> str:
     return f"did you mean `{'.'.join([*path[:-1], close[0]])}`?" if close else f"remove `{key}`"
 
 
-def _fields_at(model: type[BaseModel], path: tuple[str, ...], raw: Mapping[str, object]) -> set[str]:
+def _fields_at(
+    model: type[BaseModel], path: tuple[str, ...], raw: Mapping[str, object]
+) -> set[str]:
     """Field names of the section at ``path``, of the variant that ``raw`` chose there."""
     sections = [model]
     at: object = raw
     for part in path:
         at = at.get(part) if isinstance(at, Mapping) else None
-        fields = [section.model_fields[part] for section in sections if part in section.model_fields]
+        fields = [
+            section.model_fields[part] for section in sections if part in section.model_fields
+        ]
         sections = [found for field in fields for found in _sections_in(field.annotation)]
     tag = at.get("name") if isinstance(at, Mapping) else None
-    chosen = [s for s in sections if "name" in s.model_fields and tag in get_args(s.model_fields["name"].annotation)]
+    chosen = [
+        s
+        for s in sections
+        if "name" in s.model_fields and tag in get_args(s.model_fields["name"].annotation)
+    ]
     return {name for section in chosen or sections for name in section.model_fields}
 
 

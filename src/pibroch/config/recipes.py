@@ -72,7 +72,10 @@ def check_config(raw: Mapping[str, object], source: str) -> RunConfig:
     """Turn a merged recipe into a RunConfig; ``source`` names it in errors."""
     raw = _with_default_names(raw, RunConfig)
     if isinstance(embedding := raw.get("embedding"), Mapping):
-        raw = {**raw, "embedding": with_exchange_section(_with_default_names(embedding, EmbeddingSection))}
+        raw = {
+            **raw,
+            "embedding": with_exchange_section(_with_default_names(embedding, EmbeddingSection)),
+        }
     try:
         return RunConfig.model_validate(raw)
     except ValidationError as error:
@@ -90,7 +93,9 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, object]:
         key, separator, value = text.partition("=")
         if not separator or not all(key.strip().split(".")):
             raise ConfigError(
-                f"--set {text}", "KEY=VALUE, with dots in KEY for nested tables", "try --set train.epochs=2"
+                f"--set {text}",
+                "KEY=VALUE, with dots in KEY for nested tables",
+                "try --set train.epochs=2",
             )
         nested: Any = _toml_value(value.strip())
         for part in reversed(key.strip().split(".")):
@@ -120,7 +125,9 @@ def merge(base: Mapping[str, object], change: Mapping[str, object]) -> dict[str,
         if key in _VARIANTS and isinstance(value, str) and isinstance(old, Mapping):
             value = {"name": value}
         if isinstance(old, Mapping) and isinstance(value, Mapping):
-            is_other_variant = key in _VARIANTS and value.get("name", old.get("name")) != old.get("name")
+            is_other_variant = key in _VARIANTS and value.get("name", old.get("name")) != old.get(
+                "name"
+            )
             if is_other_variant and key == "exchange" and value["name"] in exchanges():
                 shared = exchanges()[value["name"]].section.model_fields.keys() & old.keys()
                 value = {name: old[name] for name in shared} | dict(value)
@@ -135,25 +142,39 @@ def _with_default_names(raw: Mapping[str, object], section: type[Section]) -> di
     result = dict(raw)
     for key in _VARIANTS:
         default = section.model_fields[key].default if key in section.model_fields else None
-        if isinstance(default, Section) and isinstance(settings := raw.get(key), Mapping) and "name" not in settings:
+        if (
+            isinstance(default, Section)
+            and isinstance(settings := raw.get(key), Mapping)
+            and "name" not in settings
+        ):
             result[key] = {**default.model_dump(mode="json", exclude_unset=True), **settings}
     return result
 
 
 def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, object]:
     if path.resolve() in seen:
-        raise ConfigError(f"{path}, which extends itself", "a chain of recipes that ends", "remove one `extends`")
+        raise ConfigError(
+            f"{path}, which extends itself", "a chain of recipes that ends", "remove one `extends`"
+        )
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", "a readable recipe", "check the path") from error
+        raise ConfigError(
+            f"{path}: {error.strerror}", "a readable recipe", "check the path"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}, which is no TOML: {error}", "a TOML file", "correct that line") from error
+        raise ConfigError(
+            f"{path}, which is no TOML: {error}", "a TOML file", "correct that line"
+        ) from error
     parent = raw.pop("extends", None)
     if parent is None:
         return raw
     if not isinstance(parent, str):
-        raise ConfigError(f"extends = {parent!r} in {path}", "the path of one recipe", 'write extends = "base.toml"')
+        raise ConfigError(
+            f"extends = {parent!r} in {path}",
+            "the path of one recipe",
+            'write extends = "base.toml"',
+        )
     beside = path.parent / parent
     base = beside if beside.is_file() else find_recipe(parent)
     return merge(_read(base, (*seen, path.resolve())), raw)

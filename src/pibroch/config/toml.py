@@ -19,7 +19,11 @@ def to_toml(tables: Mapping[str, object]) -> str:
 
 
 def _lines(table: Mapping[str, object], path: tuple[str, ...]) -> Iterator[str]:
-    values = {key: value for key, value in table.items() if value is not None and not isinstance(value, Mapping)}
+    values = {
+        key: value
+        for key, value in table.items()
+        if value is not None and not isinstance(value, Mapping)
+    }
     if path and (values or not table):
         yield f"\n[{'.'.join(path)}]"
     yield from (f"{_key(key)} = {_value(value)}" for key, value in values.items())
@@ -30,7 +34,9 @@ def _lines(table: Mapping[str, object], path: tuple[str, ...]) -> Iterator[str]:
 
 def _key(name: str) -> str:
     """A key as TOML writes it: bare where it may be, else as a string."""
-    is_bare = name and all(character.isascii() and (character.isalnum() or character in "-_") for character in name)
+    is_bare = name and all(
+        character.isascii() and (character.isalnum() or character in "-_") for character in name
+    )
     return name if is_bare else json.dumps(name, ensure_ascii=False)
 
 

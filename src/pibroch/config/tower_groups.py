@@ -21,7 +21,9 @@ def read_groups(path: Path) -> list[list[str]]:
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
         towers = content["towers"]
-        if not isinstance(towers, list) or not all(isinstance(name, str) for tower in towers for name in tower):
+        if not isinstance(towers, list) or not all(
+            isinstance(name, str) for tower in towers for name in tower
+        ):
             raise TypeError("no lists of names")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
@@ -30,7 +32,9 @@ def read_groups(path: Path) -> list[list[str]]:
     return [list(tower) for tower in towers]
 
 
-def groups_of(features: Sequence[str], count: int, groups: Sequence[Sequence[str]] | None) -> list[list[int]]:
+def groups_of(
+    features: Sequence[str], count: int, groups: Sequence[Sequence[str]] | None
+) -> list[list[int]]:
     """The numbers of the features of each tower.
 
     >>> groups_of(["a", "b", "c"], 2, None), groups_of(["a", "b", "c"], 9, [["c"], ["a", "b"]])
@@ -46,11 +50,15 @@ def groups_of(features: Sequence[str], count: int, groups: Sequence[Sequence[str
     named = [name for group in groups for name in group]
     unknown = [name for name in named if name not in features]
     if unknown:
-        raise ConfigError(f"feature {unknown[0]!r} in a tower", f"one of {', '.join(features)}", _DO)
+        raise ConfigError(
+            f"feature {unknown[0]!r} in a tower", f"one of {', '.join(features)}", _DO
+        )
     twice = [name for number, name in enumerate(named) if name in named[:number]]
     if twice or not all(groups):
         raise ConfigError(
-            f"feature {twice[0]!r} in two towers" if twice else "a tower without features", "each in one", _DO
+            f"feature {twice[0]!r} in two towers" if twice else "a tower without features",
+            "each in one",
+            _DO,
         )
     missing = [name for name in features if name not in named]
     if missing:

@@ -95,15 +95,26 @@ class JaggedBatch:
         if keys == self.keys:
             return self
         size, index = self.batch_size, _places(tuple(self.keys), tuple(keys))
-        if self.weights is None and self.offsets.data_ptr() == one_hot_offsets(self.offsets.numel() - 1).data_ptr():
-            ids_FB, first, count = self.values.view(len(self.keys), size), min(index, default=0), len(index)
+        if (
+            self.weights is None
+            and self.offsets.data_ptr() == one_hot_offsets(self.offsets.numel() - 1).data_ptr()
+        ):
+            ids_FB, first, count = (
+                self.values.view(len(self.keys), size),
+                min(index, default=0),
+                len(index),
+            )
             is_span = index == (*range(first, first + count),)  # no copy then
             values = (ids_FB.narrow(0, first, count) if is_span else ids_FB[list(index)]).view(-1)
             return self._with_parts(keys, values, one_hot_offsets(values.numel()), None)
         spans = [(int(self.offsets[i * size]), int(self.offsets[(i + 1) * size])) for i in index]
         offsets = self.offsets_of(keys)
         values = torch.cat([self.values[begin:end] for begin, end in spans])
-        weights = None if self.weights is None else torch.cat([self.weights[begin:end] for begin, end in spans])
+        weights = (
+            None
+            if self.weights is None
+            else torch.cat([self.weights[begin:end] for begin, end in spans])
+        )
         return self._with_parts(keys, values, offsets, weights)
 
     def offsets_of(self, keys: tuple[str, ...]) -> Tensor:
@@ -130,7 +141,12 @@ class JaggedBatch:
         made = object.__new__(JaggedBatch)
         for name in self.__slots__:
             object.__setattr__(made, name, getattr(self, name))
-        for name, part in (("keys", keys), ("values", values), ("offsets", offsets), ("weights", weights)):
+        for name, part in (
+            ("keys", keys),
+            ("values", values),
+            ("offsets", offsets),
+            ("weights", weights),
+        ):
             object.__setattr__(made, name, part)
         return made
 
@@ -154,8 +170,20 @@ class JaggedBatch:
             DataError: for ids that do not have one row a key.
         """
         if ids_FB.ndim != 2 or len(ids_FB) != len(keys):
-            raise DataError(f"ids {list(ids_FB.shape)} for {len(keys)} keys", "ids [F, B], one row a key", "transpose")
-        return cls(dense, tuple(keys), ids_FB.reshape(-1), one_hot_offsets(ids_FB.numel()), labels, None, position)
+            raise DataError(
+                f"ids {list(ids_FB.shape)} for {len(keys)} keys",
+                "ids [F, B], one row a key",
+                "transpose",
+            )
+        return cls(
+            dense,
+            tuple(keys),
+            ids_FB.reshape(-1),
+            one_hot_offsets(ids_FB.numel()),
+            labels,
+            None,
+            position,
+        )
 
     @classmethod
     def from_keyed_jagged(

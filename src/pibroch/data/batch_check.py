@@ -82,14 +82,25 @@ def _check_weights(weights: Any, num_values: int) -> None:
     as_float = weights.detach().float()
     if not bool(torch.isfinite(as_float.sum(dtype=torch.float64))):
         place = int((~torch.isfinite(as_float)).nonzero()[0])
-        _refuse(f"weight {float(weights[place])} of value {place}", "finite weights, within the range of float32")
+        _refuse(
+            f"weight {float(weights[place])} of value {place}",
+            "finite weights, within the range of float32",
+        )
 
 
 def _check_tensor(name: str, tensor: object) -> None:
     if not isinstance(tensor, Tensor):
-        _refuse(f"{name} that are a {type(tensor).__name__}", "a torch tensor", "convert it, e.g. by torch.from_numpy")
+        _refuse(
+            f"{name} that are a {type(tensor).__name__}",
+            "a torch tensor",
+            "convert it, e.g. by torch.from_numpy",
+        )
     if tensor.device != _CPU or tensor.layout != torch.strided:
-        _refuse(f"{name} that are {tensor.layout} on {tensor.device}", "a dense tensor on the CPU", "call .cpu()")
+        _refuse(
+            f"{name} that are {tensor.layout} on {tensor.device}",
+            "a dense tensor on the CPU",
+            "call .cpu()",
+        )
 
 
 def _check_keys(keys: object) -> None:
@@ -98,7 +109,9 @@ def _check_keys(keys: object) -> None:
     if not keys:
         _refuse("no keys", "at least one feature")
     if len(set(keys)) < len(keys):
-        _refuse(f"key {next(key for key in keys if keys.count(key) > 1)!r} twice", "each feature once")
+        _refuse(
+            f"key {next(key for key in keys if keys.count(key) > 1)!r} twice", "each feature once"
+        )
 
 
 def check_keyed(jagged: Any, keys: Sequence[str], values: Any, lengths: Any) -> None:
@@ -114,7 +127,9 @@ def check_keyed(jagged: Any, keys: Sequence[str], values: Any, lengths: Any) -> 
         _check_tensor(name, tensor)
         if tensor.dtype not in _INTEGERS or tensor.ndim != 1:
             _refuse(
-                f"{name} {_shown(tensor)}", "one dimension of whole numbers", "call .long(), where that loses nothing"
+                f"{name} {_shown(tensor)}",
+                "one dimension of whole numbers",
+                "call .long(), where that loses nothing",
             )
     sizes = _call(jagged, "stride_per_key")
     varies = len(set(sizes)) > 1 if sizes else bool(_call(jagged, "variable_stride_per_key"))
@@ -125,9 +140,16 @@ def check_keyed(jagged: Any, keys: Sequence[str], values: Any, lengths: Any) -> 
             "build it without stride_per_key_per_rank: a sample without ids of a key has length 0 there",
         )
     size = _call(jagged, "stride")
-    if not keys or len(lengths) % len(keys) or (size is not None and size * len(keys) != len(lengths)):
+    if (
+        not keys
+        or len(lengths) % len(keys)
+        or (size is not None and size * len(keys) != len(lengths))
+    ):
         samples = "" if size is None else f" and {size} samples"
-        _refuse(f"{len(lengths)} lengths for {len(keys)} keys{samples}", "the same number of samples for each key")
+        _refuse(
+            f"{len(lengths)} lengths for {len(keys)} keys{samples}",
+            "the same number of samples for each key",
+        )
 
 
 def _call(thing: object, name: str) -> Any:

@@ -65,7 +65,10 @@ class CodeCounter:
 
     def _spill(self) -> None:
         codes, counts = self._parts[0]
-        paths = self._folder / f"run-{len(self._runs)}.codes", self._folder / f"run-{len(self._runs)}.counts"
+        paths = (
+            self._folder / f"run-{len(self._runs)}.codes",
+            self._folder / f"run-{len(self._runs)}.counts",
+        )
         with storage_errors(paths[0]):
             codes.tofile(paths[0])
             counts.tofile(paths[1])
@@ -76,12 +79,19 @@ class CodeCounter:
         """The runs, cut at the same codes into ranges that fit in memory; views of mapped files."""
         if self._parts:
             self._parts = [_merged(self._parts)]
-        runs = [(np.memmap(a, np.uint64, "r"), np.memmap(b, np.int64, "r")) for a, b in self._runs] + self._parts
+        runs = [
+            (np.memmap(a, np.uint64, "r"), np.memmap(b, np.int64, "r")) for a, b in self._runs
+        ] + self._parts
         num_ranges = -(-sum(len(codes) for codes, _ in runs) // self._memory_codes)
-        borders = np.array([_UINT64_RANGE * i // num_ranges for i in range(1, num_ranges)], np.uint64)
+        borders = np.array(
+            [_UINT64_RANGE * i // num_ranges for i in range(1, num_ranges)], np.uint64
+        )
         cuts = [[0, *np.searchsorted(codes, borders).tolist(), len(codes)] for codes, _ in runs]
         return [
-            [(codes[c[i] : c[i + 1]], counts[c[i] : c[i + 1]]) for (codes, counts), c in zip(runs, cuts, strict=True)]
+            [
+                (codes[c[i] : c[i + 1]], counts[c[i] : c[i + 1]])
+                for (codes, counts), c in zip(runs, cuts, strict=True)
+            ]
             for i in range(num_ranges)
         ]
 

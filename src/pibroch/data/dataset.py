@@ -96,7 +96,10 @@ class EncodedDataset:
             DataError: when there is none, or it is damaged or of another version.
         """
         path = Path(path)
-        need, do = "a dataset made by `pibroch data prepare` or `synthesize`", "check the path, or prepare it"
+        need, do = (
+            "a dataset made by `pibroch data prepare` or `synthesize`",
+            "check the path, or prepare it",
+        )
         try:
             manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         except FileNotFoundError as error:
@@ -106,7 +109,9 @@ class EncodedDataset:
         if not isinstance(manifest, dict) or manifest.get("format") != "pibroch-dataset":
             raise DataError(f"{path / MANIFEST} of another kind", need, do)
         if manifest["version"] != FORMAT_VERSION:
-            raise DataError(f"{path} of format version {manifest['version']}", f"version {FORMAT_VERSION}", _DO)
+            raise DataError(
+                f"{path} of format version {manifest['version']}", f"version {FORMAT_VERSION}", _DO
+            )
         try:
             dataset = cls(path, manifest)
         except (KeyError, ValueError, PibrochError) as error:
@@ -145,31 +150,45 @@ class EncodedDataset:
     def access_counts(self, feature: str) -> NDArray[np.int64]:
         """How often training reads each row of a feature's table, int64 ``[num_rows]``."""
         if feature not in self.num_rows:
-            raise DataError(f"feature `{feature}`", f"one of {', '.join(self.num_rows)}", "correct the name")
-        counts: NDArray[np.int64] = self._map(f"tables/{feature}.counts.i64", "<i8", (self.num_rows[feature],))
+            raise DataError(
+                f"feature `{feature}`", f"one of {', '.join(self.num_rows)}", "correct the name"
+            )
+        counts: NDArray[np.int64] = self._map(
+            f"tables/{feature}.counts.i64", "<i8", (self.num_rows[feature],)
+        )
         return counts
 
     @cached_property
     def encoders(self) -> dict[str, FeatureEncoder]:
         """For each feature what turns raw values into rows, for serving."""
         return {
-            feature.name: FeatureEncoder(feature, None if feature.fixed_num_rows else self.codes(feature.name))
+            feature.name: FeatureEncoder(
+                feature, None if feature.fixed_num_rows else self.codes(feature.name)
+            )
             for feature in self.schema.categorical
         }
 
     def codes(self, feature: str) -> NDArray[np.uint64]:
         """The codes of rows 2, 3, ... of a feature that has a vocabulary, uint64 ``[num_rows - 2]``."""
-        return np.array(self._map(f"tables/{feature}.codes.u64", "<u8", (self.num_rows[feature] - FIRST_ROW,)))
+        return np.array(
+            self._map(f"tables/{feature}.codes.u64", "<u8", (self.num_rows[feature] - FIRST_ROW,))
+        )
 
     @cached_property
     def digest(self) -> str:
         """A hash over all contents, by the checksums in the manifest: two copies of a dataset have the same."""
-        return hashlib.sha256(json.dumps([self.fingerprint, self._files], sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(
+            json.dumps([self.fingerprint, self._files], sort_keys=True).encode()
+        ).hexdigest()
 
     @property
     def best_possible_auc(self) -> dict[str, float] | None:
         """AUC per split of the true probabilities of generated data, which no model can beat but by luck; else ``None``."""
-        return None if self.truth is None else {split: values["auc"] for split, values in self.truth.items()}
+        return (
+            None
+            if self.truth is None
+            else {split: values["auc"] for split, values in self.truth.items()}
+        )
 
     def verify(self) -> None:
         """Compare all contents with their checksums; reads the whole dataset.
@@ -179,7 +198,11 @@ class EncodedDataset:
         """
         for name, (_, expected) in self._files.items():
             if checksum(self.path / name) != expected:
-                raise DataError(f"{self.path / name}, whose contents have changed", "the bytes that were written", _DO)
+                raise DataError(
+                    f"{self.path / name}, whose contents have changed",
+                    "the bytes that were written",
+                    _DO,
+                )
 
     def _check_sizes(self) -> None:
         for name, (size, _) in self._files.items():
@@ -190,10 +213,14 @@ class EncodedDataset:
                 raise DataError(f"{path}, {got}", f"{size:,} bytes", _DO)
             self._opened[name] = found
 
-    def _map(self, name: str, dtype: str, shape: Sequence[int], files: MappedFiles | None = None) -> Array:
+    def _map(
+        self, name: str, dtype: str, shape: Sequence[int], files: MappedFiles | None = None
+    ) -> Array:
         path, shape = self.path / name, tuple(shape)
         num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
         if name not in self._files or self._files[name][0] != num_bytes:
-            raise DataError(f"{path} that does not fit the manifest", f"an array of shape {list(shape)}", _DO)
+            raise DataError(
+                f"{path} that does not fit the manifest", f"an array of shape {list(shape)}", _DO
+            )
         files = files or MappedFiles(self.path, self._opened)
         return files.map(name, dtype, shape) if num_bytes else np.empty(shape, dtype)

@@ -40,7 +40,11 @@ class FeatureEncoder:
         self._slots = slots
         self._vocabulary = vocabulary
         fixed = feature.fixed_num_rows
-        self.num_rows: int = fixed if fixed is not None else FIRST_ROW + (0 if vocabulary is None else len(vocabulary))
+        self.num_rows: int = (
+            fixed
+            if fixed is not None
+            else FIRST_ROW + (0 if vocabulary is None else len(vocabulary))
+        )
         if fixed is None and vocabulary is None:
             raise DataError(
                 f"no vocabulary for `{feature.name}`",
@@ -61,7 +65,9 @@ class FeatureEncoder:
         rows_found: NDArray[np.int32] = _look_up(codes, self._vocabulary, self._slots, EMPTY_CODE)
         return rows_found
 
-    def encode(self, values: Iterable[object]) -> tuple[NDArray[np.int32], NDArray[np.int64] | None]:
+    def encode(
+        self, values: Iterable[object]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64] | None]:
         """Rows of raw values, and ids per value where the feature is multi-hot (else ``None``).
 
         ``None`` and the empty string are missing. A multi-hot value is a list, whose items are taken as they are, or text with
@@ -76,7 +82,9 @@ class FeatureEncoder:
             return self.rows(item_codes(self.feature, fields_of(self.feature.column, values))), None
         bags = [_items(value, self.feature.delimiter) for value in values]
         fields = fields_of(self.feature.column, [item for bag in bags for item in bag])
-        return self.rows(item_codes(self.feature, fields)), np.array([len(bag) for bag in bags], np.int64)
+        return self.rows(item_codes(self.feature, fields)), np.array(
+            [len(bag) for bag in bags], np.int64
+        )
 
 
 class Encoders(dict[str, FeatureEncoder]):
@@ -89,7 +97,9 @@ class Encoders(dict[str, FeatureEncoder]):
     def stacked(self) -> StackedVocabularies:
         """The small dictionaries, one behind the other."""
         found = {
-            name: encoder._vocabulary for name, encoder in self.items() if encoder.feature.encoding == "vocabulary"
+            name: encoder._vocabulary
+            for name, encoder in self.items()
+            if encoder.feature.encoding == "vocabulary"
         }
         return StackedVocabularies({
             name: codes for name, codes in found.items() if codes is not None and codes.nbytes <= STACKED_BYTES // len(found)
@@ -114,7 +124,9 @@ class StackedVocabularies:
         """Rows of codes ``[F, B]`` of some features, as of :meth:`FeatureEncoder.rows`."""
         places = np.array([self._place[name] for name in names], np.int64)
         bounds = self._first_code, self._first_slot
-        found: NDArray[np.int64] = _look_up_stacked(codes, places, self._codes, self._slots, *bounds, EMPTY_CODE)
+        found: NDArray[np.int64] = _look_up_stacked(
+            codes, places, self._codes, self._slots, *bounds, EMPTY_CODE
+        )
         return found
 
 
@@ -142,7 +154,9 @@ def fields_of(column: str, values: Iterable[object]) -> Fields:
     values = list(values)
     if lists := [place for place, value in enumerate(values) if isinstance(value, LISTS)]:
         need = "one value a sample, or `multi_hot = true` in the schema"
-        raise DataError(f"a list as {column} of sample {lists[0]}", need, "correct the value or the schema")
+        raise DataError(
+            f"a list as {column} of sample {lists[0]}", need, "correct the value or the schema"
+        )
     texts = [raw_text(value) for value in values]
     borders = np.concatenate([[0], np.cumsum([len(text) for text in texts])]).astype(np.int64)
     return np.frombuffer(b"".join(texts) or b" ", np.uint8), borders[:-1], borders[1:]
@@ -172,8 +186,12 @@ def raw_text(value: object) -> bytes:
         return b"1" if value else b"0"
     try:
         return str(value).encode()
-    except ValueError as error:  # half a character of UTF-16, or a whole number of thousands of digits
-        raise DataError(f"a value that is no text: {error}", "UTF-8", "correct the value") from error
+    except (
+        ValueError
+    ) as error:  # half a character of UTF-16, or a whole number of thousands of digits
+        raise DataError(
+            f"a value that is no text: {error}", "UTF-8", "correct the value"
+        ) from error
 
 
 def index_of(vocabulary: NDArray[np.uint64]) -> NDArray[np.int32]:
@@ -201,7 +219,10 @@ def _hash_table(vocabulary: NDArray[np.uint64], num_slots: int) -> NDArray[np.in
 
 @kernel
 def _look_up(
-    codes: NDArray[np.uint64], vocabulary: NDArray[np.uint64], slots: NDArray[np.int32], missing: np.uint64
+    codes: NDArray[np.uint64],
+    vocabulary: NDArray[np.uint64],
+    slots: NDArray[np.int32],
+    missing: np.uint64,
 ) -> NDArray[np.int32]:
     rows = np.empty(len(codes), np.int32)
     mask = np.uint64(len(slots) - 1)
@@ -234,6 +255,8 @@ def _look_up_stacked(
     for feature in range(len(places)):
         place = places[feature]
         vocabulary = vocabularies[first_code[place] : first_code[place + 1]]
-        found = _look_up(codes[feature], vocabulary, slots[first_slot[place] : first_slot[place + 1]], missing)
+        found = _look_up(
+            codes[feature], vocabulary, slots[first_slot[place] : first_slot[place + 1]], missing
+        )
         rows[feature] = found
     return rows

@@ -45,7 +45,10 @@ def unknown_ids(dataset: EncodedDataset) -> dict[str, tuple[int, int]]:
     for name in SPLITS:
         split = dataset.split(name)  # type: ignore[arg-type]  # a tuple of these names
         arrays = {feature: split.ids[:, place] for place, feature in enumerate(one_hot)}
-        for feature, ids in {**arrays, **{key: bags.values for key, bags in split.bags.items()}}.items():
+        for feature, ids in {
+            **arrays,
+            **{key: bags.values for key, bags in split.bags.items()},
+        }.items():
             unknown, total = counts[feature]
             counts[feature] = unknown + int((ids == UNKNOWN_ROW).sum()), total + len(ids)
     return counts
@@ -62,10 +65,16 @@ def click_rates(dataset: EncodedDataset) -> dict[str, float | None]:
 
 def warnings(dataset: EncodedDataset) -> list[str]:
     """What is probably not meant so, a sentence each with what to do about it."""
-    found = [warning for f in dataset.schema.categorical if (warning := _warning(f, shares(dataset, f.name)))]
+    found = [
+        warning
+        for f in dataset.schema.categorical
+        if (warning := _warning(f, shares(dataset, f.name)))
+    ]
     for split, rate in click_rates(dataset).items():
         if rate in (0.0, 1.0) and (split == "train" or dataset.samples[split] >= _TELLING_SAMPLES):
-            found.append(f"all labels of the {split} split are {rate:.0f}: check the column `{dataset.schema.label}`")
+            found.append(
+                f"all labels of the {split} split are {rate:.0f}: check the column `{dataset.schema.label}`"
+            )
     return found if dataset.samples["train"] else []
 
 
@@ -75,7 +84,11 @@ def _warning(feature: CategoricalFeature, of: Shares) -> str | None:
         return f"{where}no training sample has an id: check the column `{feature.column}`"
     if of.missing >= _MOST_MISSING:
         return f"{where}{of.missing:.1%} of its training ids are missing: check the column `{feature.column}`"
-    if feature.encoding == "integer" and feature.binning is None and of.unknown >= _MOST_UNKNOWN_INTEGERS:
+    if (
+        feature.encoding == "integer"
+        and feature.binning is None
+        and of.unknown >= _MOST_UNKNOWN_INTEGERS
+    ):
         last = (feature.num_buckets or 0) - 1
         return (
             f"{where}{of.unknown:.1%} of its training ids are no whole numbers from 0 to {last} and share the row of unknown "

@@ -34,7 +34,9 @@ def shown(text: str, limit: int = 40) -> str:
     >>> print(shown("a\n\x1b[1mb"), shown("abcdef", 5))
     a\n\x1b[1mb ab...
     """
-    printable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: 2 * limit])
+    printable = "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: 2 * limit]
+    )
     return printable if len(printable) <= limit else printable[: limit - 3] + "..."
 
 
@@ -46,7 +48,9 @@ def hint_for_header(columns: Iterable[str], separator: str, needed: Iterable[str
     """
     header = separator.join(columns)
     for other in _SEPARATORS:
-        if other != separator and set(needed) <= {name.strip('" \r') for name in header.split(other)}:
+        if other != separator and set(needed) <= {
+            name.strip('" \r') for name in header.split(other)
+        }:
             return f"set `separator = {_as_toml(other)}` in the schema: with it the header has these columns"
     return None
 

@@ -52,7 +52,9 @@ class Loader:
         if batch_size < 1:
             raise ConfigError(f"batch size {batch_size}", "at least 1", "choose a larger one")
         if not 0 <= part[0] < part[1]:
-            raise ConfigError(f"rank {part[0]} of {part[1]}", "a rank from 0 to the number of ranks - 1")
+            raise ConfigError(
+                f"rank {part[0]} of {part[1]}", "a rank from 0 to the number of ranks - 1"
+            )
         self.split, self.batch_size, self.shuffle, self.seed = split, batch_size, shuffle, seed
         self.part = part
         self._position = LoaderPosition(0, 0)
@@ -79,15 +81,25 @@ class Loader:
         """Where the batch that begins at a position ends."""
         stop = position.sample + self.batch_size
         is_last = stop >= len(self.split)
-        return LoaderPosition(position.epoch + 1, 0) if is_last else LoaderPosition(position.epoch, stop)
+        return (
+            LoaderPosition(position.epoch + 1, 0)
+            if is_last
+            else LoaderPosition(position.epoch, stop)
+        )
 
     def batch_at(self, position: LoaderPosition) -> JaggedBatch:
         """The batch that begins at a position, wherever the loader stands; quickest where it goes on in order."""
         start, (rank, size) = position.sample, self.part
         stop = min(start + self.batch_size, len(self.split))
         first, after = (start + (stop - start) * place // size for place in (rank, rank + 1))
-        samples = self._order_of(position.epoch).take(first, after) if self.shuffle else np.arange(first, after)
-        return replace(batch_of(self.split, samples, self.after(position)), first_sample=first - start)
+        samples = (
+            self._order_of(position.epoch).take(first, after)
+            if self.shuffle
+            else np.arange(first, after)
+        )
+        return replace(
+            batch_of(self.split, samples, self.after(position)), first_sample=first - start
+        )
 
     def _order_of(self, epoch: int) -> EpochOrder:
         if self._order is None or self._order[0] != epoch:
@@ -125,7 +137,9 @@ class Loader:
         self._position = LoaderPosition(int(state["epoch"]), int(state["sample"]))
 
 
-def batch_of(split: Split, samples: NDArray[np.int64], position: LoaderPosition | None = None) -> JaggedBatch:
+def batch_of(
+    split: Split, samples: NDArray[np.int64], position: LoaderPosition | None = None
+) -> JaggedBatch:
     """The batch of chosen samples ``[B]``; cost linear in their ids.
 
     Raises:
@@ -140,10 +154,18 @@ def batch_of(split: Split, samples: NDArray[np.int64], position: LoaderPosition 
     _gather(samples, split.labels, split.dense, split.ids, labels, dense, ids_FB)
     features = torch.from_numpy(dense), torch.from_numpy(labels)
     if not split.bags:
-        return JaggedBatch.from_one_hot(features[0], split.keys, torch.from_numpy(ids_FB), features[1], position)
+        return JaggedBatch.from_one_hot(
+            features[0], split.keys, torch.from_numpy(ids_FB), features[1], position
+        )
     values, offsets = _mixed(split, samples, ids_FB)
     return JaggedBatch(
-        features[0], split.keys, torch.from_numpy(values), torch.from_numpy(offsets), features[1], None, position
+        features[0],
+        split.keys,
+        torch.from_numpy(values),
+        torch.from_numpy(offsets),
+        features[1],
+        None,
+        position,
     )
 
 
@@ -196,7 +218,10 @@ def _gather(
 
 @kernel
 def _gather_bags(
-    samples: NDArray[np.int64], values: NDArray[np.int32], offsets: NDArray[np.int64], out: NDArray[np.int64]
+    samples: NDArray[np.int64],
+    values: NDArray[np.int32],
+    offsets: NDArray[np.int64],
+    out: NDArray[np.int64],
 ) -> None:
     place = 0
     for sample in samples:

@@ -65,7 +65,9 @@ class MappedFiles:
             array: Array = np.memmap(path, dtype, "r", shape=tuple(shape))
         except (OSError, ValueError) as error:
             raise _changed(path, opened, FileIdentity.of(path)) from error
-        if (now := FileIdentity.of(path)) != opened:  # after it was mapped: now it is known which file that was
+        if (
+            now := FileIdentity.of(path)
+        ) != opened:  # after it was mapped: now it is known which file that was
             raise _changed(path, opened, now)
         self._mapped.append((path, opened))
         return array

@@ -37,7 +37,11 @@ class EpochOrder:
         block_samples: int = BLOCK_SAMPLES,
         group_blocks: int = GROUP_BLOCKS,
     ) -> None:
-        self._num_samples, self._key, self._block_samples = num_samples, (seed, epoch), block_samples
+        self._num_samples, self._key, self._block_samples = (
+            num_samples,
+            (seed, epoch),
+            block_samples,
+        )
         num_blocks = -(-num_samples // block_samples)
         blocks = np.random.default_rng([*self._key, 0]).permutation(num_blocks)
         self._groups = [blocks[i : i + group_blocks] for i in range(0, num_blocks, group_blocks)]
@@ -64,7 +68,10 @@ class EpochOrder:
         if self._shuffled[0] != group_id:
             blocks = self._groups[group_id]
             stops = self._stops(blocks)
-            runs = [np.arange(b * self._block_samples, stop) for b, stop in zip(blocks, stops, strict=True)]
+            runs = [
+                np.arange(b * self._block_samples, stop)
+                for b, stop in zip(blocks, stops, strict=True)
+            ]
             samples = np.concatenate(runs)
             np.random.default_rng([*self._key, 1, group_id]).shuffle(samples)
             self._shuffled = (group_id, samples)

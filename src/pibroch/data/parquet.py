@@ -41,14 +41,22 @@ class ParquetSource:
         except _ERRORS as error:
             raise _no_parquet(path, error) from error
         if not self._num_rows:
-            raise DataError(f"{path}, which has no rows", "at least one record", "check how the file was made")
+            raise DataError(
+                f"{path}, which has no rows", "at least one record", "check how the file was made"
+            )
         is_whole = set(schema.used_columns()) <= set(types)
         kinds = {column: types[column] for column in schema.used_columns()} if is_whole else {}
-        self.columns = tuple(kinds) if is_whole else tuple(types)  # the parser names what is missing
-        self._lists = [column for column, kind in kinds.items() if isinstance(kind, pl.List | pl.Array)]
+        self.columns = (
+            tuple(kinds) if is_whole else tuple(types)
+        )  # the parser names what is missing
+        self._lists = [
+            column for column, kind in kinds.items() if isinstance(kind, pl.List | pl.Array)
+        ]
         self.layout = Layout(_SEPARATOR, True, "row", frozenset(self._lists))
         self._expressions = [self._as_text(column, kind, schema) for column, kind in kinds.items()]
-        self._expressions += [_has_item_end(column, kinds[column]).alias(_CHECK + column) for column in self._lists]
+        self._expressions += [
+            _has_item_end(column, kinds[column]).alias(_CHECK + column) for column in self._lists
+        ]
 
     def pieces(self, start: Place, piece_bytes: int) -> Iterator[TextPiece]:
         """See :class:`Source`; rows that follow each other are read together, about ``piece_bytes`` of text.
@@ -61,9 +69,15 @@ class ParquetSource:
             need = min(num_rows, self._num_rows - row)
             try:
                 batch = self._frame.slice(row, need).select(self._expressions).collect()
-                text = batch.select(self.columns).write_csv(separator=_SEPARATOR, include_header=False).encode()
+                text = (
+                    batch.select(self.columns)
+                    .write_csv(separator=_SEPARATOR, include_header=False)
+                    .encode()
+                )
             except _ERRORS as error:
-                raise _no_parquet(self.path, error, f" in rows {row + 1:,} to {row + need:,}") from error
+                raise _no_parquet(
+                    self.path, error, f" in rows {row + 1:,} to {row + need:,}"
+                ) from error
             if batch.height != need:
                 raise DataError(
                     f"{batch.height:,} rows from row {row + 1:,} on of {self.path}",
@@ -105,7 +119,11 @@ class ParquetSource:
                 "correct the schema or the file",
             )
         if is_list:
-            return _items(name, kind).list.eval(pl.concat_str([pl.element(), pl.lit(ITEM_END)])).list.join("")
+            return (
+                _items(name, kind)
+                .list.eval(pl.concat_str([pl.element(), pl.lit(ITEM_END)]))
+                .list.join("")
+            )
         return _as_string(column, kind) if kind in (pl.Boolean, pl.Binary) else column
 
 
@@ -117,7 +135,9 @@ def _items(name: str, kind: DataType) -> pl.Expr:
 
 
 def _has_item_end(name: str, kind: DataType) -> pl.Expr:
-    return _items(name, kind).list.eval(pl.element().str.contains(ITEM_END, literal=True)).list.any()
+    return (
+        _items(name, kind).list.eval(pl.element().str.contains(ITEM_END, literal=True)).list.any()
+    )
 
 
 def _as_string(column: pl.Expr, kind: DataType | DataTypeClass) -> pl.Expr:
@@ -127,5 +147,7 @@ def _as_string(column: pl.Expr, kind: DataType | DataTypeClass) -> pl.Expr:
 def _no_parquet(path: Path, error: BaseException, where: str = "") -> DataError:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     return DataError(
-        f"{path}{where}: {reason}", "a sound Parquet file", "check the file and the format given to `data prepare`"
+        f"{path}{where}: {reason}",
+        "a sound Parquet file",
+        "check the file and the format given to `data prepare`",
     )

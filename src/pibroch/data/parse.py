@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +16,22 @@ from numpy.typing import NDArray
 from pibroch.data.layout import ITEM_END, Layout, hint_for_header, hint_for_record, shown
 from pibroch.data.quotes import find_swallowed
 from pibroch.data.schema import CategoricalFeature, Schema
-from pibroch.data.text import RECORD_ITEMS, Bytes, Positions, find_fields, hash_fields, parse_numbers, split_items
-from pibroch.data.transform import FIRST_ROW, MISSING_ROW, UNKNOWN_ROW, log_bin_rows, transform_dense
+from pibroch.data.text import (
+    RECORD_ITEMS,
+    Bytes,
+    Positions,
+    find_fields,
+    hash_fields,
+    parse_numbers,
+    split_items,
+)
+from pibroch.data.transform import (
+    FIRST_ROW,
+    MISSING_ROW,
+    UNKNOWN_ROW,
+    log_bin_rows,
+    transform_dense,
+)
 from pibroch.errors import DataError
 
 _SHOWN_BAD_RECORDS = 5
@@ -65,15 +80,21 @@ class PieceParser:
         DataError: when the source lacks a column, or has two of that name.
     """
 
-    def __init__(self, schema: Schema, columns: tuple[str, ...], layout: Layout | None = None) -> None:
+    def __init__(
+        self, schema: Schema, columns: tuple[str, ...], layout: Layout | None = None
+    ) -> None:
         self._layout = layout or Layout(schema.separator, schema.quotes)
         used = schema.used_columns()
         got = f"the columns {shown(', '.join(columns), 160)}"
         if missing := [column for column in used if column not in columns]:
             hint = hint_for_header(columns, self._layout.separator, used)
-            raise DataError(got, f"a column `{missing[0]}`", hint or "correct the schema or the file")
+            raise DataError(
+                got, f"a column `{missing[0]}`", hint or "correct the schema or the file"
+            )
         if twice := [column for column in used if columns.count(column) > 1]:
-            raise DataError(got, f"one column `{twice[0]}`, not {columns.count(twice[0])}", "rename the others")
+            raise DataError(
+                got, f"one column `{twice[0]}`, not {columns.count(twice[0])}", "rename the others"
+            )
         self._schema, self._columns = schema, columns
         self._place = {column: place for place, column in enumerate(used)}
         self._wanted = np.array([self._place.get(column, -1) for column in columns], np.int64)
@@ -107,11 +128,17 @@ class PieceParser:
             for i in bad[:_SHOWN_BAD_RECORDS]
         )
         if len(bad):
-            bounds, numbers = bounds[good], {column: values[good] for column, values in numbers.items()}
+            bounds, numbers = (
+                bounds[good],
+                {column: values[good] for column, values in numbers.items()},
+            )
         schema = self._schema
         return ParsedPiece(
             numbers[schema.label].astype(np.uint8),
-            tuple(transform_dense(numbers[feature.column], feature.transform) for feature in schema.dense),
+            tuple(
+                transform_dense(numbers[feature.column], feature.transform)
+                for feature in schema.dense
+            ),
             tuple(self._codes(feature, buffer, bounds, numbers) for feature in schema.categorical),
             int(num_inside[bad].sum()),
             kept,
@@ -131,6 +158,9 @@ class PieceParser:
             start, end = bounds[i, self._place[column]]
             return f"`{shown(buffer[start : min(end, start + 80)].tobytes().decode('utf-8', 'replace'))}` as {column}"
 
+        def problem(column: str, need: str, i: int) -> str:
+            return f"{value(i, column)}, {need}"
+
         def hint(i: int) -> str:
             record = buffer[records[i, 0] : records[i, 1]].tobytes().decode("utf-8", "replace")
             return hint_for_record(record, self._layout.separator, need)
@@ -140,13 +170,17 @@ class PieceParser:
             values[column], good = parse_numbers(buffer, bounds[:, place, 0], bounds[:, place, 1])
             if column == self._schema.label:
                 is_label = good & ((values[column] == 0) | (values[column] == 1))
-                checks.append((is_label, lambda i, c=column: f"{value(i, c)}, a label must be 0 or 1"))  # type: ignore[misc]
+                checks.append((is_label, partial(problem, column, "a label must be 0 or 1")))
             else:
-                checks.append((good, lambda i, c=column: f"{value(i, c)}, a finite number is needed"))  # type: ignore[misc]
+                checks.append((good, partial(problem, column, "a finite number is needed")))
         return values, checks
 
     def _codes(
-        self, feature: CategoricalFeature, buffer: Bytes, bounds: Positions, numbers: dict[str, NDArray[np.float64]]
+        self,
+        feature: CategoricalFeature,
+        buffer: Bytes,
+        bounds: Positions,
+        numbers: dict[str, NDArray[np.float64]],
     ) -> Codes:
         if feature.binning == "log":
             return Codes(log_bin_rows(numbers[feature.column]).astype(np.uint64))
@@ -165,7 +199,9 @@ def field_codes(feature: CategoricalFeature, fields: Fields, is_list: bool = Fal
     """
     if not feature.multi_hot:
         return Codes(item_codes(feature, fields))
-    lengths, starts, ends = split_items(*fields, ord(ITEM_END if is_list else feature.delimiter), is_list)
+    lengths, starts, ends = split_items(
+        *fields, ord(ITEM_END if is_list else feature.delimiter), is_list
+    )
     return Codes(item_codes(feature, (fields[0], starts, ends)), lengths)
 
 
@@ -181,8 +217,12 @@ def item_codes(feature: CategoricalFeature, items: Fields) -> NDArray[np.uint64]
     return codes
 
 
-def _integer_rows(feature: CategoricalFeature, text: Bytes, starts: Positions, ends: Positions) -> NDArray[np.uint64]:
+def _integer_rows(
+    feature: CategoricalFeature, text: Bytes, starts: Positions, ends: Positions
+) -> NDArray[np.uint64]:
     values, good = parse_numbers(text, starts, ends)
-    inside = good & (values >= 0) & (values < (feature.num_buckets or 0)) & (values == np.floor(values))
+    inside = (
+        good & (values >= 0) & (values < (feature.num_buckets or 0)) & (values == np.floor(values))
+    )
     rows = np.where(inside, FIRST_ROW + np.where(inside, values, 0), UNKNOWN_ROW)
     return np.where(np.isnan(values), MISSING_ROW, rows).astype(np.uint64)

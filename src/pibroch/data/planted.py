@@ -73,7 +73,17 @@ class Planted:
         """
         linear, pairs = np.empty(len(dense)), np.empty(len(dense))
         standard = (dense - self.dense_mean) * self.dense_scale
-        _parts(standard, ids, starts, self.first_row, self.effects, self.bag_scale, self.dense_effects, linear, pairs)
+        _parts(
+            standard,
+            ids,
+            starts,
+            self.first_row,
+            self.effects,
+            self.bag_scale,
+            self.dense_effects,
+            linear,
+            pairs,
+        )
         return linear, pairs
 
     def logits(
@@ -85,7 +95,10 @@ class Planted:
 
 
 def draw_effects(
-    probabilities: NDArray[np.float64], in_pairs: bool, rng: np.random.Generator, group: tuple[int, int] | None = None
+    probabilities: NDArray[np.float64],
+    in_pairs: bool,
+    rng: np.random.Generator,
+    group: tuple[int, int] | None = None,
 ) -> NDArray[np.float32]:
     """Effects of one table's rows with these access probabilities, float32 ``[rows, 1 + K]``; u = 0 unless ``in_pairs``.
 
@@ -98,7 +111,9 @@ def draw_effects(
     """
     expected = probabilities * _LEARNABLE_SAMPLES
     shrinkage = expected / (expected + _HALF_EFFECT_COUNT)
-    drawn: NDArray[np.float64] = rng.standard_normal((len(probabilities), 1 + NUM_FACTORS)) * shrinkage[:, None]
+    drawn: NDArray[np.float64] = (
+        rng.standard_normal((len(probabilities), 1 + NUM_FACTORS)) * shrinkage[:, None]
+    )
     if group is None:
         return (drawn if in_pairs else drawn * [1.0, *[0.0] * NUM_FACTORS]).astype(np.float32)
     number, count = group
@@ -110,7 +125,9 @@ def draw_effects(
 
 
 def calibrated(
-    linear: NDArray[np.float64], pairs: NDArray[np.float64], deviations: tuple[float, float] = DEVIATIONS
+    linear: NDArray[np.float64],
+    pairs: NDArray[np.float64],
+    deviations: tuple[float, float] = DEVIATIONS,
 ) -> tuple[float, float, float]:
     """Scales that give the linear and the pair part these deviations, and the bias of the click rate, from those of a pilot."""
     linear_scale, pair_scale = (

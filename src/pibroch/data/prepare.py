@@ -102,9 +102,15 @@ def prepare(
     options = options or PrepareOptions()
     known = {} if options.vocabularies is None else options.vocabularies.codes
     if options.vocabularies is not None and schema != options.vocabularies.schema:
-        raise DataError("another schema than that of the vocabularies", "theirs", "pass vocabularies.schema")
+        raise DataError(
+            "another schema than that of the vocabularies", "theirs", "pass vocabularies.schema"
+        )
     if not options.split.fractions[TRAIN] and options.vocabularies is None:
-        raise DataError("no training samples", "some, from which vocabularies are counted", "pass --vocabularies FROM")
+        raise DataError(
+            "no training samples",
+            "some, from which vocabularies are counted",
+            "pass --vocabularies FROM",
+        )
     refuse_existing(out, options.overwrite)
     work = out.with_name(out.name + ".partial")
     with work_folder(work, _signature(sources, schema, options)):
@@ -129,12 +135,18 @@ def prepare(
     for warning in warnings:
         logger.warning(warning)
     unknown = {} if options.vocabularies is None else health.unknown_ids(dataset)
-    return PrepareReport(dict(writer.totals.samples), num_rows, spool.num_bad, bad, warnings, unknown)
+    return PrepareReport(
+        dict(writer.totals.samples), num_rows, spool.num_bad, bad, warnings, unknown
+    )
 
 
-def _signature(sources: Sequence[RawSource], schema: Schema, options: PrepareOptions) -> dict[str, object]:
+def _signature(
+    sources: Sequence[RawSource], schema: Schema, options: PrepareOptions
+) -> dict[str, object]:
     """What must be the same for an interrupted run to go on."""
-    files = [[str(s.path.resolve()), s.path.stat().st_size, s.path.stat().st_mtime_ns] for s in sources]
+    files = [
+        [str(s.path.resolve()), s.path.stat().st_size, s.path.stat().st_mtime_ns] for s in sources
+    ]
     return {
         "version": __version__,
         "sources": files,
@@ -146,7 +158,11 @@ def _signature(sources: Sequence[RawSource], schema: Schema, options: PrepareOpt
 
 
 def _parse(
-    sources: Sequence[RawSource], schema: Schema, spool: Spool, options: PrepareOptions, progress: Progress
+    sources: Sequence[RawSource],
+    schema: Schema,
+    spool: Spool,
+    options: PrepareOptions,
+    progress: Progress,
 ) -> None:
     last = spool.pieces[-1] if spool.pieces else None
     for number, source in enumerate(sources):
@@ -161,7 +177,11 @@ def _parse(
                 _refuse_bad(spool, options.max_bad_fraction)
             progress("parse", (number + piece.fraction) / len(sources))
     if not spool.num_records and not spool.num_bad:
-        raise DataError(f"no records in {', '.join(str(s.path) for s in sources)}", "at least one", "check the files")
+        raise DataError(
+            f"no records in {', '.join(str(s.path) for s in sources)}",
+            "at least one",
+            "check the files",
+        )
 
 
 def _refuse_bad(spool: Spool, max_bad_fraction: float) -> None:
@@ -175,12 +195,16 @@ def _refuse_bad(spool: Spool, max_bad_fraction: float) -> None:
         )
 
 
-def _encode(spool: Spool, schema: Schema, work: Path, options: PrepareOptions, progress: Progress) -> DatasetWriter:
+def _encode(
+    spool: Spool, schema: Schema, work: Path, options: PrepareOptions, progress: Progress
+) -> DatasetWriter:
     """Write the splits; a line in ``encoded.jsonl`` after each piece says how far."""
     done_path = work / "dataset" / _DONE
     done = read_json_lines(done_path)
     writer = DatasetWriter(work / "dataset", schema, Totals(**done[-1]) if done else None)
-    encoders = [FeatureEncoder(feature, _codes_of(work, feature.name)) for feature in schema.categorical]
+    encoders = [
+        FeatureEncoder(feature, _codes_of(work, feature.name)) for feature in schema.categorical
+    ]
     first = sum(piece.num_records for piece in spool.pieces[: len(done)])
     for number in range(len(done), len(spool.pieces)):
         rows = encode_piece(spool.read(number), encoders)

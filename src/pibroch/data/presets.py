@@ -21,7 +21,11 @@ def criteo_schema(*, bins: bool = True, min_count: int = 2) -> Schema:
     integers = [f"I{i}" for i in range(1, NUM_CRITEO_DENSE + 1)]
     categories = [f"C{i}" for i in range(1, NUM_CRITEO_CATEGORICAL + 1)]
     plain = [CategoricalFeature(name=name, column=name, min_count=min_count) for name in categories]
-    binned = [CategoricalFeature(name=f"{name}_bin", column=name, binning="log") for name in integers if bins]
+    binned = [
+        CategoricalFeature(name=f"{name}_bin", column=name, binning="log")
+        for name in integers
+        if bins
+    ]
     return Schema(
         label="label",
         columns=("label", *integers, *categories),
@@ -32,7 +36,9 @@ def criteo_schema(*, bins: bool = True, min_count: int = 2) -> Schema:
     )
 
 
-def avazu_schema(header: Sequence[str], first_record: Sequence[str], *, min_count: int = 2) -> Schema:
+def avazu_schema(
+    header: Sequence[str], first_record: Sequence[str], *, min_count: int = 2
+) -> Schema:
     """The Avazu log: everything but the label ``click`` and the unique ``id`` is a category, there are no dense features.
 
     Args:
@@ -49,12 +55,17 @@ def avazu_schema(header: Sequence[str], first_record: Sequence[str], *, min_coun
             "Avazu's header with `click` and `hour`",
             "use `pibroch data prepare csv --schema FILE`",
         )
-    long_hour = len(dict(zip(header, first_record, strict=False)).get("hour", "")) == len("yymmddhh")
+    long_hour = len(dict(zip(header, first_record, strict=False)).get("hour", "")) == len(
+        "yymmddhh"
+    )
 
     def feature(column: str) -> CategoricalFeature:
         characters = (6, 8) if column == "hour" and long_hour else None
-        return CategoricalFeature(name=column, column=column, min_count=min_count, characters=characters)
+        return CategoricalFeature(
+            name=column, column=column, min_count=min_count, characters=characters
+        )
 
     return Schema(
-        label="click", categorical=tuple(feature(column) for column in header if column not in ("click", "id"))
+        label="click",
+        categorical=tuple(feature(column) for column in header if column not in ("click", "id")),
     )

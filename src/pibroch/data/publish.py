@@ -24,9 +24,15 @@ def refuse_existing(out: Path, overwrite: bool) -> None:
     if not out.exists():
         return
     if not (out / MANIFEST).exists() and (not out.is_dir() or any(out.iterdir())):
-        raise DataError(f"--out {out}, which exists and is no dataset", "a new folder", "choose another --out")
+        raise DataError(
+            f"--out {out}, which exists and is no dataset", "a new folder", "choose another --out"
+        )
     if (out / MANIFEST).exists() and not overwrite:
-        raise DataError(f"--out {out}, which already holds a dataset", "a new folder", "pass --overwrite to replace it")
+        raise DataError(
+            f"--out {out}, which already holds a dataset",
+            "a new folder",
+            "pass --overwrite to replace it",
+        )
 
 
 def publish(folder: Path, out: Path) -> None:
@@ -51,7 +57,9 @@ def work_folder(work: Path, signature: dict[str, Any] | None) -> Iterator[None]:
         try:
             _take(lock)
         except OSError as error:
-            raise DataError(f"{work}, in which another process works", "one at a time", "wait for it") from error
+            raise DataError(
+                f"{work}, in which another process works", "one at a time", "wait for it"
+            ) from error
         if signature is None or read_json_lines(plan) != [signature]:
             for path in work.iterdir():
                 if path.is_dir():
@@ -77,7 +85,9 @@ def clear(work: Path) -> None:
                 shutil.rmtree(path)
             elif path.name != _LOCK:
                 path.unlink()
-        if sys.platform != "win32":  # where an open file cannot be removed: the folder goes when its lock is closed
+        if (
+            sys.platform != "win32"
+        ):  # where an open file cannot be removed: the folder goes when its lock is closed
             shutil.rmtree(work)
 
 

@@ -14,7 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.data.text import NOT_CLOSED, RECORD_ITEMS, TEXT_AFTER_QUOTE, Positions, find_fields, parse_numbers
+from pibroch.data.text import (
+    NOT_CLOSED,
+    RECORD_ITEMS,
+    TEXT_AFTER_QUOTE,
+    Positions,
+    find_fields,
+    parse_numbers,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +82,10 @@ def _lines(
     raw = [text[first:end] for first, end in records[:, :2].tolist()]
     buffer = np.frombuffer(b"\n".join(raw), np.uint8)
     capacity = int(records[:, 4].sum())
-    bounds, lines = np.zeros((capacity, len(numeric), 2), np.int64), np.empty((capacity, RECORD_ITEMS), np.int64)
+    bounds, lines = (
+        np.zeros((capacity, len(numeric), 2), np.int64),
+        np.empty((capacity, RECORD_ITEMS), np.int64),
+    )
     wanted = np.full(num_columns, -1, np.int64)
     wanted[list(numeric)] = np.arange(len(numeric))
     count = find_fields(buffer.copy(), separator, False, wanted, bounds, lines)

@@ -33,22 +33,32 @@ def batch_from_raw(
     lengths = {len(values) for values in columns.values()}
     needed = [column for column in schema.used_columns() if column != schema.label]
     if missing := [column for column in needed if column not in columns]:
-        raise DataError(f"no column `{missing[0]}`", f"the columns {', '.join(needed)[:160]}", "send None for missing")
+        raise DataError(
+            f"no column `{missing[0]}`",
+            f"the columns {', '.join(needed)[:160]}",
+            "send None for missing",
+        )
     if len(lengths) != 1:
         raise DataError(
-            f"columns of {sorted(lengths)} values", "one value per sample in each column", "fill up with None"
+            f"columns of {sorted(lengths)} values",
+            "one value per sample in each column",
+            "fill up with None",
         )
     size = lengths.pop()
     fields = RawFields(columns, [column for column in schema.used_columns() if column in columns])
     numbers = fields.numbers([f.column for f in schema.dense] + [f.column for f in _binned(schema)])
     dense = np.empty((size, len(schema.dense)), np.float32)
     for transform in {feature.transform for feature in schema.dense}:
-        places = [place for place, feature in enumerate(schema.dense) if feature.transform == transform]
+        places = [
+            place for place, feature in enumerate(schema.dense) if feature.transform == transform
+        ]
         given = np.stack([numbers[schema.dense[place].column] for place in places])
         dense[:, places] = transform_dense(given, transform).T
     values, bag_lengths = _rows(schema, encoders, columns, fields, numbers)
     ids = np.concatenate(values)
-    labels = fields.numbers([schema.label])[schema.label] if schema.label in columns else np.zeros(size)
+    labels = (
+        fields.numbers([schema.label])[schema.label] if schema.label in columns else np.zeros(size)
+    )
     offsets = one_hot_offsets(len(ids)) if bag_lengths is None else _offsets(bag_lengths)
     return JaggedBatch(
         torch.from_numpy(dense),
@@ -137,7 +147,9 @@ class RawFields:
 
     def _plain(self, wanted: Sequence[str]) -> tuple[bytes, list[int]] | None:
         """All texts joined, and their lengths, where all values are ASCII or missing, as they mostly are."""
-        values = ["" if value is None else value for column in wanted for value in self._columns[column]]
+        values = [
+            "" if value is None else value for column in wanted for value in self._columns[column]
+        ]
         try:
             whole = "".join(values)  # type: ignore[arg-type]  # which is found out here
         except TypeError:
@@ -155,7 +167,10 @@ class RawFields:
             if any(isinstance(value, LISTS) for value in values if type(value) is not str):
                 continue  # of a multi-hot feature, which is encoded by itself, or wrong, which is found when it is read
             self._place[column] = len(self._place)
-            texts += [value.encode() if type(value) is str and value.isascii() else raw_text(value) for value in values]
+            texts += [
+                value.encode() if type(value) is str and value.isascii() else raw_text(value)
+                for value in values
+            ]
         return b"".join(texts), list(map(len, texts))
 
     def numbers(self, columns: Sequence[str]) -> dict[str, NDArray[np.float64]]:
@@ -177,7 +192,9 @@ class RawFields:
         """Codes of the values of some columns, uint64 ``[columns, B]``."""
         return hash_fields(*self._of(columns)).reshape(len(columns), self.num_samples)
 
-    def _of(self, columns: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+    def _of(
+        self, columns: Sequence[str]
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
         for column in columns:
             if column not in self._place:
                 fields_of(column, self._columns[column])  # which says that it has a list

@@ -39,7 +39,9 @@ def stream_keys(seed: int, count: int) -> NDArray[np.uint64]:
 
 
 @kernel
-def alias_table(probabilities: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
+def alias_table(
+    probabilities: NDArray[np.float64],
+) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
     """Walker's tables: the chance to keep a drawn cell ``[rows]`` and the row taken otherwise ``[rows]``."""
     count = len(probabilities)
     keep, alias = np.ones(count), np.arange(count).astype(np.int32)

@@ -89,7 +89,11 @@ class CategoricalFeature(Section):
         """Rows of the table where the schema alone decides it, else ``None`` (a vocabulary)."""
         if self.binning is not None:
             return NUM_LOG_BIN_ROWS
-        return None if self.num_buckets is None or self.encoding == "vocabulary" else self.num_buckets + FIRST_ROW
+        return (
+            None
+            if self.num_buckets is None or self.encoding == "vocabulary"
+            else self.num_buckets + FIRST_ROW
+        )
 
 
 class Schema(Section):
@@ -115,7 +119,9 @@ class Schema(Section):
     def _names(self) -> Self:
         for kind, names in (("dense", self.dense_names), ("categorical", self.keys)):
             if twice := {name for name in names if names.count(name) > 1}:
-                raise ValueError(f"different names, `{min(twice)}` is the name of two {kind} features")
+                raise ValueError(
+                    f"different names, `{min(twice)}` is the name of two {kind} features"
+                )
             if odd := [name for name in names if not _NAME.fullmatch(name)]:
                 raise ValueError(
                     f"feature names of letters, digits, _ and -, not `{odd[0]}` (`column` may be any text)"
@@ -136,10 +142,14 @@ class Schema(Section):
 
     def used_columns(self) -> tuple[str, ...]:
         """The columns that are read, each once, the label first."""
-        dense, categorical = ([f.column for f in features] for features in (self.dense, self.categorical))
+        dense, categorical = (
+            [f.column for f in features] for features in (self.dense, self.categorical)
+        )
         return tuple(dict.fromkeys([self.label, *dense, *categorical]))
 
-    def with_changes(self, min_count: int | None = None, hash_buckets: Mapping[str, int] | None = None) -> Schema:
+    def with_changes(
+        self, min_count: int | None = None, hash_buckets: Mapping[str, int] | None = None
+    ) -> Schema:
         """A copy with another frequency cut for all vocabularies and some features hashed.
 
         Raises:
@@ -148,16 +158,26 @@ class Schema(Section):
         hashed = dict(hash_buckets or {})
         if unknown := set(hashed) - set(self.keys):
             raise ConfigError(
-                f"no categorical feature `{min(unknown)}` to hash", f"one of {', '.join(self.keys)}", "correct the name"
+                f"no categorical feature `{min(unknown)}` to hash",
+                f"one of {', '.join(self.keys)}",
+                "correct the name",
             )
 
         def changed(feature: CategoricalFeature) -> CategoricalFeature:
             changes: dict[str, object] = {} if min_count is None else {"min_count": min_count}
             if feature.name in hashed:
-                changes |= {"encoding": "hash", "num_buckets": hashed[feature.name], "binning": None}
-            return _checked(CategoricalFeature, feature.model_dump() | changes, "the changed schema")
+                changes |= {
+                    "encoding": "hash",
+                    "num_buckets": hashed[feature.name],
+                    "binning": None,
+                }
+            return _checked(
+                CategoricalFeature, feature.model_dump() | changes, "the changed schema"
+            )
 
-        return self.model_copy(update={"categorical": tuple(changed(feature) for feature in self.categorical)})
+        return self.model_copy(
+            update={"categorical": tuple(changed(feature) for feature in self.categorical)}
+        )
 
     def to_toml(self) -> str:
         """The schema as TOML text; :meth:`from_toml` reads it back."""
@@ -176,9 +196,13 @@ class Schema(Section):
         try:
             raw = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{source}, which is no TOML: {error}", "a schema", "see docs/data.md") from error
+            raise ConfigError(
+                f"{source}, which is no TOML: {error}", "a schema", "see docs/data.md"
+            ) from error
         kinds = (("dense", DenseFeature), ("categorical", CategoricalFeature))
-        features = {kind: list(_features(model, kind, raw.get(kind, {}), source)) for kind, model in kinds}
+        features = {
+            kind: list(_features(model, kind, raw.get(kind, {}), source)) for kind, model in kinds
+        }
         return _checked(cls, raw | features, source)
 
     @classmethod
@@ -191,17 +215,25 @@ class Schema(Section):
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"schema {path}: {error}", "a readable TOML file", "see docs/data.md") from error
+            raise ConfigError(
+                f"schema {path}: {error}", "a readable TOML file", "see docs/data.md"
+            ) from error
         return cls.from_toml(text, str(path))
 
 
 def _features(model: type[_S], kind: str, tables: object, source: str) -> Iterator[_S]:
-    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+    if not isinstance(tables, dict) or not all(
+        isinstance(table, dict) for table in tables.values()
+    ):
         raise ConfigError(
-            f"`{kind}` in {source} that holds no tables", f"one table a feature, as [{kind}.NAME]", "see docs/data.md"
+            f"`{kind}` in {source} that holds no tables",
+            f"one table a feature, as [{kind}.NAME]",
+            "see docs/data.md",
         )
     for name, table in tables.items():
-        yield _checked(model, {"name": name, "column": name} | table, f"[{kind}.{name}] of {source}")
+        yield _checked(
+            model, {"name": name, "column": name} | table, f"[{kind}.{name}] of {source}"
+        )
 
 
 def _checked(model: type[_S], raw: dict[str, Any], source: str) -> _S:
@@ -213,7 +245,11 @@ def _checked(model: type[_S], raw: dict[str, Any], source: str) -> _S:
         if problem["type"] == "extra_forbidden":
             close = difflib.get_close_matches(key, known, n=1)
             do = f"did you mean `{close[0]}`?" if close else "remove it"
-            raise ConfigError(f"unknown key `{key}` in {source}", f"one of {', '.join(known)}", do) from error
+            raise ConfigError(
+                f"unknown key `{key}` in {source}", f"one of {', '.join(known)}", do
+            ) from error
         got = f"`{key} = {problem['input']!r}` in {source}" if key in raw else source
         where = f" for `{key}`" if key else ""
-        raise ConfigError(got, problem["msg"].removeprefix("Value error, ") + where, "see docs/data.md") from error
+        raise ConfigError(
+            got, problem["msg"].removeprefix("Value error, ") + where, "see docs/data.md"
+        ) from error

@@ -91,7 +91,9 @@ class TextSource:
         DataError: when the file is missing, a folder, empty, damaged, or no text.
     """
 
-    def __init__(self, path: Path, separator: str, quotes: bool, columns: tuple[str, ...] | None = None) -> None:
+    def __init__(
+        self, path: Path, separator: str, quotes: bool, columns: tuple[str, ...] | None = None
+    ) -> None:
         self.path, self.layout = path, Layout(separator, quotes)
         self._size = existing(path).stat().st_size
         self._start = Place()
@@ -105,7 +107,10 @@ class TextSource:
 
     def first_records(self, count: int) -> list[list[str]]:
         """The fields of the first lines, the header's among them (for inference; quoted newlines are not honoured)."""
-        return [split_record(line, self.layout.separator, self.layout.quotes) for line in self._lines(count)]
+        return [
+            split_record(line, self.layout.separator, self.layout.quotes)
+            for line in self._lines(count)
+        ]
 
     def pieces(self, start: Place, piece_bytes: int) -> Iterator[TextPiece]:
         """See :class:`RawSource`. Going on in a compressed file reads it from its start without parsing.
@@ -131,7 +136,9 @@ class TextSource:
                 if end:
                     text, rest = data[:end], data[end:]
                     next_place = Place(start.offset + end, start.line + text.count(b"\n"))
-                    yield TextPiece(text, start, next_place, min(1.0, file.tell() / max(1, self._size)))
+                    yield TextPiece(
+                        text, start, next_place, min(1.0, file.tell() / max(1, self._size))
+                    )
                     start = next_place
                 else:
                     rest = data
@@ -140,7 +147,9 @@ class TextSource:
 
     def _records_end(self, data: bytes) -> int:
         if self.layout.quotes and b'"' in data:
-            return int(complete_records_end(np.frombuffer(data, np.uint8), ord(self.layout.separator)))
+            return int(
+                complete_records_end(np.frombuffer(data, np.uint8), ord(self.layout.separator))
+            )
         return data.rfind(b"\n") + 1
 
     def _refuse_other_formats(self) -> None:
@@ -148,7 +157,9 @@ class TextSource:
             begin = _Stream(file, self.path).read(_READ_BYTES)
         for magic, (kind, do) in _OTHER_FORMATS.items():
             if begin.startswith(magic):
-                raise DataError(f"{self.path}, which is {kind}", "delimited text, plain or by gzip or zstd", do)
+                raise DataError(
+                    f"{self.path}, which is {kind}", "delimited text, plain or by gzip or zstd", do
+                )
         if b"\0" in begin.partition(b"\n")[0]:
             raise DataError(
                 f"{self.path}, which has zero bytes in its first line",
@@ -161,7 +172,9 @@ class TextSource:
             stream = _Stream(file, self.path)
             data = stream.read(_READ_BYTES)
         if not data.strip():
-            raise DataError(f"{self.path}, which is empty", "at least one record", "check how the file was made")
+            raise DataError(
+                f"{self.path}, which is empty", "at least one record", "check how the file was made"
+            )
         yield from data.splitlines(keepends=True)[:count]
 
 
@@ -185,7 +198,9 @@ class _Stream:
             self._new_decoder = _new_gzip_decoder
         elif magic == _ZSTD:
             self._new_decoder = _new_zstd_decoder
-        self._blocks = self._plain() if self._new_decoder is None else self._decoded(self._new_decoder)
+        self._blocks = (
+            self._plain() if self._new_decoder is None else self._decoded(self._new_decoder)
+        )
         self._left = next(self._blocks, b"").removeprefix(_BYTE_ORDER_MARK)
 
     def skip(self, num_bytes: int) -> None:
@@ -220,7 +235,9 @@ class _Stream:
                 try:
                     yield decoder.decompress(block)
                 except (zlib.error, zstandard.ZstdError) as error:
-                    raise self._damaged(f"damaged near byte {self._file.tell():,}: {error}") from error
+                    raise self._damaged(
+                        f"damaged near byte {self._file.tell():,}: {error}"
+                    ) from error
                 block = decoder.unused_data
                 if decoder.eof:
                     decoder = None
@@ -228,7 +245,9 @@ class _Stream:
             raise self._damaged(f"which ends too early, after {self._file.tell():,} bytes")
 
     def _damaged(self, what: str) -> DataError:
-        return DataError(f"{self._path}, {what}", "a complete compressed file", "copy or download it again")
+        return DataError(
+            f"{self._path}, {what}", "a complete compressed file", "copy or download it again"
+        )
 
 
 def _new_gzip_decoder() -> _Decoder:

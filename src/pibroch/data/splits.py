@@ -57,7 +57,9 @@ class SplitRule:
             raise ConfigError(f"split `{text}`", need, do) from error
         first, second, third = fractions or cls().fractions
         if abs(first + second + third - 1) > 1e-6 or first <= 0:
-            raise ConfigError(f"split `{text}` whose parts sum to {first + second + third:g}", need, do)
+            raise ConfigError(
+                f"split `{text}` whose parts sum to {first + second + third:g}", need, do
+            )
         return cls("hash" if match[1] == "hash" else "time", (first, second, third), seed)
 
     def assign(self, first: int, count: int, total: int) -> NDArray[np.uint8]:
@@ -69,10 +71,16 @@ class SplitRule:
         numbers = np.arange(first, first + count)
         if self.kind == "time":
             where = numbers
-            borders = [round(total * self.fractions[0]), round(total * (self.fractions[0] + self.fractions[1]))]
+            borders = [
+                round(total * self.fractions[0]),
+                round(total * (self.fractions[0] + self.fractions[1])),
+            ]
         else:
             where = (mixed(numbers.astype(np.uint64), self.seed) >> np.uint64(11)).astype(np.int64)
-            borders = [round(2**53 * self.fractions[0]), round(2**53 * (self.fractions[0] + self.fractions[1]))]
+            borders = [
+                round(2**53 * self.fractions[0]),
+                round(2**53 * (self.fractions[0] + self.fractions[1])),
+            ]
         return np.searchsorted(np.array(borders), where, side="right").astype(np.uint8)
 
 

@@ -41,7 +41,9 @@ class ArrayFile:
         self.path, self._dtype = path, np.dtype(dtype).newbyteorder("<")
         with storage_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
+            self._descriptor = os.open(
+                path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644
+            )
 
     def write_at(self, position: int, values: Array) -> None:
         """Write items from item ``position`` on."""

@@ -15,7 +15,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.data.planted import DEVIATIONS, GROUPED_DEVIATIONS, Planted, calibrated, draw_effects, sigmoid
+from pibroch.data.planted import (
+    DEVIATIONS,
+    GROUPED_DEVIATIONS,
+    Planted,
+    calibrated,
+    draw_effects,
+    sigmoid,
+)
 from pibroch.data.publish import clear, publish, refuse_existing, work_folder
 from pibroch.data.sampling import alias_table, draw_ids, stream_keys, uniform
 from pibroch.data.schema import CategoricalFeature, DenseFeature, Schema
@@ -35,7 +42,21 @@ _BAG_LENGTHS = (3, 2, 8, 1, 5)
 _MULTI_HOT_EVERY = 3
 # Mean of log(1 + x) and share of missing values of I1 to I13 in the Criteo sample.
 _DENSE_MEANS = (0.87, 2.03, 2.15, 1.70, 7.28, 3.40, 1.64, 2.04, 3.54, 0.40, 0.93, 0.29, 1.73)
-_DENSE_MISSING = (0.451, 0.0, 0.213, 0.214, 0.026, 0.223, 0.043, 0.001, 0.043, 0.451, 0.043, 0.765, 0.214)
+_DENSE_MISSING = (
+    0.451,
+    0.0,
+    0.213,
+    0.214,
+    0.026,
+    0.223,
+    0.043,
+    0.001,
+    0.043,
+    0.451,
+    0.043,
+    0.765,
+    0.214,
+)
 _LARGEST_PAIRED = 60
 """Criteo tables of up to this many values interact: their pairs are seen often enough to be learned."""
 _LONGEST_BAG = 2 * max(_BAG_LENGTHS)
@@ -70,8 +91,13 @@ def planted_groups(options: SyntheticOptions) -> list[list[str]]:
     >>> planted_groups(SyntheticOptions(1, groups=9))[0]
     ['C25', 'C3', 'C21']
     """
-    order = np.random.default_rng([options.seed, options.groups]).permutation(len(CRITEO_SKEW)).tolist()
-    return [[f"C{number + 1}" for number in order[first :: options.groups]] for first in range(options.groups)]
+    order = (
+        np.random.default_rng([options.seed, options.groups]).permutation(len(CRITEO_SKEW)).tolist()
+    )
+    return [
+        [f"C{number + 1}" for number in order[first :: options.groups]]
+        for first in range(options.groups)
+    ]
 
 
 def synthesize(
@@ -127,19 +153,29 @@ class Generator:
     def __init__(self, options: SyntheticOptions) -> None:
         if options.num_samples < 1 or options.max_table_rows < 1 or (options.table_rows or 1) < 1:
             raise ConfigError(
-                f"{options.num_samples} samples, tables of {options.max_table_rows} rows", "at least 1", "raise them"
+                f"{options.num_samples} samples, tables of {options.max_table_rows} rows",
+                "at least 1",
+                "raise them",
             )
         if not 0 <= options.groups <= len(CRITEO_SKEW):
-            raise ConfigError(f"{options.groups} planted groups", f"at most {len(CRITEO_SKEW)}, the number of features")
+            raise ConfigError(
+                f"{options.groups} planted groups",
+                f"at most {len(CRITEO_SKEW)}, the number of features",
+            )
         self._options = options
-        sizes = [options.table_rows or min(skew.num_values, options.max_table_rows) for skew in CRITEO_SKEW]
+        sizes = [
+            options.table_rows or min(skew.num_values, options.max_table_rows)
+            for skew in CRITEO_SKEW
+        ]
         self.schema = _schema(sizes, options.multi_hot)
         self.num_rows = {f.name: f.fixed_num_rows or 0 for f in self.schema.categorical}
         self.counts = {name: np.zeros(rows, np.int64) for name, rows in self.num_rows.items()}
         bag_lengths = cycle(_BAG_LENGTHS)
         self._lengths = [next(bag_lengths) if f.multi_hot else 0 for f in self.schema.categorical]
         self._keys = stream_keys(options.seed, 2 * len(sizes) + 2 * len(_DENSE_MEANS) + 1)
-        probabilities = [rank_probabilities(skew, size) for skew, size in zip(CRITEO_SKEW, sizes, strict=True)]
+        probabilities = [
+            rank_probabilities(skew, size) for skew, size in zip(CRITEO_SKEW, sizes, strict=True)
+        ]
         self._aliases = [alias_table(p) for p in probabilities]
         self._planted = self._plant(probabilities, np.random.default_rng(options.seed))
 
@@ -150,7 +186,11 @@ class Generator:
         labels = (uniform(self._keys[-1], first, count) < sigmoid(logits)).astype(np.uint8)
         names = self.schema.keys
         one_hot = [FIRST_ROW + ids for lengths, ids in bags if lengths is None]
-        jagged = {names[i]: (lengths, FIRST_ROW + ids) for i, (lengths, ids) in enumerate(bags) if lengths is not None}
+        jagged = {
+            names[i]: (lengths, FIRST_ROW + ids)
+            for i, (lengths, ids) in enumerate(bags)
+            if lengths is not None
+        }
         return EncodedRows(labels, dense, np.stack(one_hot, 1), jagged), logits
 
     def count(self, rows: EncodedRows) -> None:
@@ -162,7 +202,11 @@ class Generator:
 
     def _plant(self, probabilities: list[NDArray[np.float64]], rng: np.random.Generator) -> Planted:
         """Draw the effects, then set scales and bias by a pilot of samples."""
-        sizes, names, groups = [len(p) for p in probabilities], self.schema.keys, planted_groups(self._options)
+        sizes, names, groups = (
+            [len(p) for p in probabilities],
+            self.schema.keys,
+            planted_groups(self._options),
+        )
         paired = [skew.num_values <= _LARGEST_PAIRED for skew in CRITEO_SKEW]
         group_of: dict[str, tuple[int, int]] = {}
         if groups:
@@ -198,15 +242,21 @@ class Generator:
             columns.append(np.where(uniform(keys[2 * i + 1], first, count) < missing, 0.0, values))
         return np.stack(columns, 1).astype(np.float32)
 
-    def _bags(self, first: int, count: int) -> list[tuple[NDArray[np.int64] | None, NDArray[np.int32]]]:
+    def _bags(
+        self, first: int, count: int
+    ) -> list[tuple[NDArray[np.int64] | None, NDArray[np.int32]]]:
         """For each feature the lengths (``None``: one id each) and the ids, from 0 on."""
         bags: list[tuple[NDArray[np.int64] | None, NDArray[np.int32]]] = []
         for i, (length, (keep, alias)) in enumerate(zip(self._lengths, self._aliases, strict=True)):
             if not length:
                 bags.append((None, draw_ids(self._keys[2 * i], first, count, keep, alias)))
                 continue
-            lengths = np.floor(uniform(self._keys[2 * i + 1], first, count) * (2 * length + 1)).astype(np.int64)
-            all_ids = draw_ids(self._keys[2 * i], first * _LONGEST_BAG, count * _LONGEST_BAG, keep, alias)
+            lengths = np.floor(
+                uniform(self._keys[2 * i + 1], first, count) * (2 * length + 1)
+            ).astype(np.int64)
+            all_ids = draw_ids(
+                self._keys[2 * i], first * _LONGEST_BAG, count * _LONGEST_BAG, keep, alias
+            )
             used = np.arange(_LONGEST_BAG) < lengths[:, None]
             bags.append((lengths, all_ids.reshape(count, _LONGEST_BAG)[used]))
         return bags
@@ -215,7 +265,9 @@ class Generator:
 def _schema(sizes: list[int], multi_hot: bool) -> Schema:
     return Schema(
         label="label",
-        dense=tuple(DenseFeature(name=f"I{i + 1}", column=f"I{i + 1}") for i in range(len(_DENSE_MEANS))),
+        dense=tuple(
+            DenseFeature(name=f"I{i + 1}", column=f"I{i + 1}") for i in range(len(_DENSE_MEANS))
+        ),
         categorical=tuple(
             CategoricalFeature(
                 name=f"C{i + 1}",

@@ -59,7 +59,12 @@ def complete_records_end(text: Bytes, separator: int) -> int:
 
 @kernel
 def find_fields(
-    text: Bytes, separator: int, quotes: bool, wanted: Positions, bounds: Positions, records: Positions
+    text: Bytes,
+    separator: int,
+    quotes: bool,
+    wanted: Positions,
+    bounds: Positions,
+    records: Positions,
 ) -> int:
     """Find the wanted fields of each record; quoted fields are unescaped in place. Blank lines are skipped.
 
@@ -85,7 +90,11 @@ def find_fields(
                 end, position, line, found = _quoted_field(text, position, separator, line)
                 problem = problem or found
             else:
-                while position < len(text) and text[position] != separator and text[position] != NEWLINE:
+                while (
+                    position < len(text)
+                    and text[position] != separator
+                    and text[position] != NEWLINE
+                ):
                     position += 1
                 end = position
             is_last = position >= len(text) or text[position] == NEWLINE
@@ -108,7 +117,9 @@ def find_fields(
 
 
 @kernel
-def _quoted_field(text: Bytes, position: int, separator: int, line: int) -> tuple[int, int, int, int]:
+def _quoted_field(
+    text: Bytes, position: int, separator: int, line: int
+) -> tuple[int, int, int, int]:
     """Unescape the quoted field that opens at ``position``.
 
     Returns:
@@ -157,7 +168,9 @@ def hash_fields(text: Bytes, starts: Positions, ends: Positions) -> NDArray[np.u
 
 
 @kernel
-def split_items(text: Bytes, starts: Positions, ends: Positions, delimiter: int, ended: bool) -> tuple[Any, Any, Any]:
+def split_items(
+    text: Bytes, starts: Positions, ends: Positions, delimiter: int, ended: bool
+) -> tuple[Any, Any, Any]:
     """Split fields into items: items per field ``[R]``, starts and ends of all items ``[V]``.
 
     Args:
@@ -189,7 +202,9 @@ def split_items(text: Bytes, starts: Positions, ends: Positions, delimiter: int,
 
 
 @kernel
-def parse_numbers(text: Bytes, starts: Positions, ends: Positions) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def parse_numbers(
+    text: Bytes, starts: Positions, ends: Positions
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Read decimal numbers: values ``[R]``, NaN for an empty field, and whether each is a finite number or empty ``[R]``.
 
     Exact (correctly rounded) for up to 15 digits and exponents up to 22.

@@ -25,7 +25,9 @@ NUM_LOG_BIN_ROWS = FIRST_ROW + _NEGATIVE_BINS + 2 + _HIGHEST_LOG_BIN + 1
 """Rows of a table whose ids are logarithmic bins."""
 
 
-def transform_dense(values: NDArray[np.float64], transform: Transform = "log") -> NDArray[np.float32]:
+def transform_dense(
+    values: NDArray[np.float64], transform: Transform = "log"
+) -> NDArray[np.float32]:
     """What a model reads for dense values; NaN means missing.
 
     ``log`` is ``sign(x) * log1p(|x|)``: monotonic, odd, and linear near zero. Missing becomes 0, infinities the nearest

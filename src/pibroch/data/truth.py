@@ -24,7 +24,9 @@ class TruthMeter:
 
     def add(self, logits: NDArray[np.float64], labels: NDArray[np.uint8]) -> None:
         """Count samples with true logits ``[R]`` and drawn labels ``[R]``."""
-        bins = np.clip((logits + _LIMIT) * (_NUM_BINS / (2 * _LIMIT)), 0, _NUM_BINS - 1).astype(np.int64)
+        bins = np.clip((logits + _LIMIT) * (_NUM_BINS / (2 * _LIMIT)), 0, _NUM_BINS - 1).astype(
+            np.int64
+        )
         probabilities = 1.0 / (1.0 + np.exp(-logits))
         for total, weights in (
             (self._clicks, labels),

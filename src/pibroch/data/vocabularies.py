@@ -36,7 +36,9 @@ class Vocabularies:
         Raises:
             DataError: when its files do not fit its manifest.
         """
-        counted = [feature for feature in dataset.schema.categorical if feature.fixed_num_rows is None]
+        counted = [
+            feature for feature in dataset.schema.categorical if feature.fixed_num_rows is None
+        ]
         codes = {feature.name: dataset.codes(feature.name) for feature in counted}
         return cls(dataset.schema, dataset.fingerprint, codes)
 

@@ -44,12 +44,19 @@ def count_table(
     if not path.exists():
         pieces = _train_codes(spool, feature_id, split)
         if known is not None:
-            write_table(work / "dataset", feature.name, _row_counts(FeatureEncoder(feature, known), pieces), known)
+            write_table(
+                work / "dataset",
+                feature.name,
+                _row_counts(FeatureEncoder(feature, known), pieces),
+                known,
+            )
         elif feature.fixed_num_rows is None:
             codes, counts = _vocabulary(feature, pieces, CodeCounter(work / "runs", memory_codes))
             write_table(work / "dataset", feature.name, counts, codes)
         else:
-            write_table(work / "dataset", feature.name, _row_counts(FeatureEncoder(feature), pieces))
+            write_table(
+                work / "dataset", feature.name, _row_counts(FeatureEncoder(feature), pieces)
+            )
     return path.stat().st_size // np.dtype(np.int64).itemsize
 
 
@@ -61,7 +68,9 @@ def _train_codes(spool: Spool, feature_id: int, split: SplitRule) -> Iterator[ND
         first += piece.num_records
         if in_train.any():
             codes = spool.codes_of(number, feature_id)
-            yield codes.values[in_train if codes.lengths is None else np.repeat(in_train, codes.lengths)]
+            yield codes.values[
+                in_train if codes.lengths is None else np.repeat(in_train, codes.lengths)
+            ]
 
 
 def _vocabulary(

@@ -50,7 +50,8 @@ class EncodedRows:
     def chosen(self, mask: NDArray[np.bool_]) -> EncodedRows:
         """The samples where ``mask [R]`` holds."""
         bags = {
-            name: (lengths[mask], values[np.repeat(mask, lengths)]) for name, (lengths, values) in self.bags.items()
+            name: (lengths[mask], values[np.repeat(mask, lengths)])
+            for name, (lengths, values) in self.bags.items()
         }
         return EncodedRows(self.labels[mask], self.dense[mask], self.ids[mask], bags)
 
@@ -98,21 +99,34 @@ class DatasetWriter:
             StorageError: when the disk refuses.
         """
         first = self.totals.samples[split]
-        arrays: dict[str, Array] = {"labels.u8": rows.labels, "dense.f32": rows.dense, "ids.i32": rows.ids}
+        arrays: dict[str, Array] = {
+            "labels.u8": rows.labels,
+            "dense.f32": rows.dense,
+            "ids.i32": rows.ids,
+        }
         for name, array in arrays.items():
             self._files[f"{split}/{name}"].write_at(first * self._widths[name], array)
         for feature, (lengths, values) in rows.bags.items():
             start = self.totals.items[split][feature]
             self._files[f"{split}/{feature}.values.i32"].write_at(start, values)
-            self._files[f"{split}/{feature}.offsets.i64"].write_at(first + 1, start + np.cumsum(lengths))
+            self._files[f"{split}/{feature}.offsets.i64"].write_at(
+                first + 1, start + np.cumsum(lengths)
+            )
             self.totals.items[split][feature] = start + len(values)
         self.totals.samples[split] = first + len(rows.labels)
 
-    def write_table(self, feature: str, counts: NDArray[np.int64], codes: NDArray[np.uint64] | None = None) -> None:
+    def write_table(
+        self, feature: str, counts: NDArray[np.int64], codes: NDArray[np.uint64] | None = None
+    ) -> None:
         """Write what is known of one table: accesses of each row in training and, for a vocabulary, its codes."""
         write_table(self.folder, feature, counts, codes)
 
-    def finish(self, num_rows: dict[str, int], provenance: dict[str, Any], truth: dict[str, Any] | None = None) -> None:
+    def finish(
+        self,
+        num_rows: dict[str, int],
+        provenance: dict[str, Any],
+        truth: dict[str, Any] | None = None,
+    ) -> None:
         """Close the arrays and write the manifest with their sizes and checksums.
 
         Args:
@@ -123,7 +137,10 @@ class DatasetWriter:
         for name, file in self._files.items():
             file.close(self._num_items(name))
         paths = sorted(path for path in self.folder.glob("*/*") if path.is_file())
-        files = {str(path.relative_to(self.folder)): [path.stat().st_size, checksum(path)] for path in paths}
+        files = {
+            str(path.relative_to(self.folder)): [path.stat().st_size, checksum(path)]
+            for path in paths
+        }
         manifest = {
             "format": "pibroch-dataset",
             "version": FORMAT_VERSION,
@@ -147,10 +164,16 @@ class DatasetWriter:
         if array in self._widths:
             return self.totals.samples[split] * self._widths[array]
         feature, kind, _ = array.split(".")
-        return self.totals.items[split][feature] if kind == "values" else self.totals.samples[split] + 1
+        return (
+            self.totals.items[split][feature]
+            if kind == "values"
+            else self.totals.samples[split] + 1
+        )
 
 
-def write_table(folder: Path, feature: str, counts: NDArray[np.int64], codes: NDArray[np.uint64] | None = None) -> None:
+def write_table(
+    folder: Path, feature: str, counts: NDArray[np.int64], codes: NDArray[np.uint64] | None = None
+) -> None:
     """Write ``tables/<feature>.*``; the counts come last and say that the table is whole."""
     arrays = [("codes.u64", codes), ("counts.i64", counts)]
     for kind, array in arrays:

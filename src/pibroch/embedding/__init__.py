@@ -1,8 +1,22 @@
 """Tables, their row spaces, records and optimizers."""
 
-from pibroch.embedding.groups import Optimizers, TableGroup, group_tables, names_of_readers, optimizers_of
+from pibroch.embedding.groups import (
+    Optimizers,
+    TableGroup,
+    group_tables,
+    names_of_readers,
+    optimizers_of,
+)
 from pibroch.embedding.initializers import Initializer, Normal, Uniform, Zeros
-from pibroch.embedding.optimizers import SGD, Adagrad, Adam, Frozen, RowWiseAdagrad, RowWiseAdam, SparseOptimizer
+from pibroch.embedding.optimizers import (
+    SGD,
+    Adagrad,
+    Adam,
+    Frozen,
+    RowWiseAdagrad,
+    RowWiseAdam,
+    SparseOptimizer,
+)
 from pibroch.embedding.piece import KeptShard, Piece, PieceView, RowArray, Shard
 from pibroch.embedding.row_space import RowSpace
 from pibroch.embedding.shard import MemoryShard

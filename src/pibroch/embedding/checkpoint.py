@@ -31,7 +31,9 @@ from pibroch.embedding.table import Table
 from pibroch.errors import CheckpointError
 
 FOLDER = "tables"
-AVERAGING_BYTES = 256 << 20  # of weights with what their averages need, while averages are worked out
+AVERAGING_BYTES = (
+    256 << 20
+)  # of weights with what their averages need, while averages are worked out
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +87,13 @@ class Extent(NamedTuple):
 
 def saved_tables(tables: Sequence[Table], optimizer: Optimizers) -> dict[str, SavedTable]:
     """How tables are saved, still without parts; ``optimizer`` of all tables, or by table name."""
-    state = {table.name: optimizers_of(tables, optimizer)[table.name].state_fields(table.dim) for table in tables}
-    return {table.name: SavedTable(table.num_rows, table.dim, state[table.name]) for table in tables}
+    state = {
+        table.name: optimizers_of(tables, optimizer)[table.name].state_fields(table.dim)
+        for table in tables
+    }
+    return {
+        table.name: SavedTable(table.num_rows, table.dim, state[table.name]) for table in tables
+    }
 
 
 def part_names(extents: Iterable[Extent], tables: Mapping[str, SavedTable]) -> dict[Extent, str]:
@@ -99,20 +106,32 @@ def part_names(extents: Iterable[Extent], tables: Mapping[str, SavedTable]) -> d
         tables: by name.
     """
     extents = list(extents)
-    totals, seen, cells = Counter(extent.table for extent in extents), Counter[str](), Counter[str]()
+    totals, seen, cells = (
+        Counter(extent.table for extent in extents),
+        Counter[str](),
+        Counter[str](),
+    )
     names = {}
     for extent in extents:
         number, total = seen[extent.table], totals[extent.table]
         seen[extent.table] += 1
         cells[extent.table] += extent.num_cells
-        names[extent] = quote(extent.table, safe=" ") + ("" if total == 1 else f"@{number}-of-{total}")
+        names[extent] = quote(extent.table, safe=" ") + (
+            "" if total == 1 else f"@{number}-of-{total}"
+        )
     for name, table in tables.items():
-        assert cells[name] == table.num_rows * table.dim, f"the pieces of {name!r} are not the whole table"
+        assert cells[name] == table.num_rows * table.dim, (
+            f"the pieces of {name!r} are not the whole table"
+        )
     return names
 
 
 def save_tables(
-    folder: Path, views: Sequence[PieceView], names: Mapping[Extent, str], *, only_touched: bool = False
+    folder: Path,
+    views: Sequence[PieceView],
+    names: Mapping[Extent, str],
+    *,
+    only_touched: bool = False,
 ) -> list[WrittenPart]:
     """Write this process's primary pieces into the checkpoint ``folder``, a file each.
 
@@ -157,7 +176,11 @@ def load_tables(folder: Path, saved: Mapping[str, SavedTable], views: Sequence[P
 
 
 def load_averages(
-    folder: Path, saved: Mapping[str, SavedTable], views: Sequence[PieceView], decay: float, step: int
+    folder: Path,
+    saved: Mapping[str, SavedTable],
+    views: Sequence[PieceView],
+    decay: float,
+    step: int,
 ) -> None:
     """As :func:`load_tables`, but give the pieces the moving averages of their weights as of ``step``, and no state.
 
@@ -212,12 +235,18 @@ def check_tables_match(
     for name in [*wanted, *saved]:
         if name not in saved or name not in wanted:
             got, need = (
-                (f"no table {name!r}", f"{wanted[name]}") if name in wanted else (f"table {name!r}", "no such table")
+                (f"no table {name!r}", f"{wanted[name]}")
+                if name in wanted
+                else (f"table {name!r}", "no such table")
             )
             raise CheckpointError(f"{got} in the checkpoint", need, do)
         have, need_table = saved[name], wanted[name]
         if (have.num_rows, have.dim) != (need_table.num_rows, need_table.dim):
-            raise CheckpointError(f"table {name!r} with {have} in the checkpoint", f"{need_table}, as this run has", do)
+            raise CheckpointError(
+                f"table {name!r} with {have} in the checkpoint",
+                f"{need_table}, as this run has",
+                do,
+            )
         found = have.state.items() if same_state else have.state.items() & need_table.state.items()
         if set(found) != set(need_table.state.items()):
             raise CheckpointError(

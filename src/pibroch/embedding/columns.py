@@ -52,7 +52,9 @@ class Columns:
 
     def part(self, places: Sequence[int], first_columns: Sequence[int], dim: int) -> Columns:
         """Of the readers at these places a block of columns each: those from ``first_columns`` of the table on."""
-        return Columns(self.width, dim, self.first[list(places)] + np.array(first_columns, np.int64))
+        return Columns(
+            self.width, dim, self.first[list(places)] + np.array(first_columns, np.int64)
+        )
 
 
 @lru_cache(maxsize=64)

@@ -100,7 +100,9 @@ def merge(chain: Chain, source: Path, folder: Path, file: str) -> WrittenPart:
         streams = {ROW_IDS: Stream.of(union)}
         for name in sorted(files[0].names - {ROW_IDS}):
             shape = (len(union), *files[0].shape(name)[1:])
-            streams[name] = Stream(np.dtype(np.float32), shape, _newest(files, name, ids, union, owner, shape[1:]))
+            streams[name] = Stream(
+                np.dtype(np.float32), shape, _newest(files, name, ids, union, owner, shape[1:])
+            )
         digest = write_tensors(folder / file, streams)
     part = SavedPart(file, chain.parts[0].columns, None, is_delta=True)
     return WrittenPart(chain.table, part, digest)
@@ -113,12 +115,20 @@ def _all_ids(file: TensorFile) -> Ints:
 
 
 def _newest(
-    files: Sequence[TensorFile], name: str, ids: Sequence[Ints], union: Ints, owner: Array, width: tuple[int, ...]
+    files: Sequence[TensorFile],
+    name: str,
+    ids: Sequence[Ints],
+    union: Ints,
+    owner: Array,
+    width: tuple[int, ...],
 ) -> Iterator[Array]:
     """A tensor's rows of the union, each from the file that owns it. Rows rise in all files, so that each is read once."""
     rows_per_chunk = rows_that_fit(4 * int(np.prod(width, dtype=np.int64)))
     for start in range(0, len(union), rows_per_chunk):
-        wanted, owners = union[start : start + rows_per_chunk], owner[start : start + rows_per_chunk]
+        wanted, owners = (
+            union[start : start + rows_per_chunk],
+            owner[start : start + rows_per_chunk],
+        )
         out = np.empty((len(wanted), *width), np.float32)
         for number, (file, own) in enumerate(zip(files, ids, strict=True)):
             first, after = np.searchsorted(own, [wanted[0], wanted[-1] + 1]).tolist()

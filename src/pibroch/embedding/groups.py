@@ -53,7 +53,9 @@ def optimizers_of(tables: Sequence[Table], optimizer: Optimizers) -> dict[str, S
     names = [table.name for table in tables]
     odd = [name for name in chosen if name and name not in names]
     if odd:
-        raise ConfigError(f"an optimizer for table {odd[0]!r}", f"one of the tables {sorted(names)}")
+        raise ConfigError(
+            f"an optimizer for table {odd[0]!r}", f"one of the tables {sorted(names)}"
+        )
     without = [name for name in names if name not in chosen]
     if without and "" not in chosen:
         raise ConfigError(
@@ -85,7 +87,11 @@ def group_tables(tables: Sequence[Table], optimizer: Optimizers) -> tuple[TableG
     alike: dict[object, list[Table]] = {}
     for table in tables:
         chosen = optimizers[table.name]
-        if table.dtype != "float32" and chosen.narrow_kernel is None and not isinstance(chosen, Frozen):
+        if (
+            table.dtype != "float32"
+            and chosen.narrow_kernel is None
+            and not isinstance(chosen, Frozen)
+        ):
             raise ConfigError(
                 f"table {table.name!r} of {table.dtype} with {type(chosen).__name__}, which has no narrow_kernel",
                 "a table of float32, or another optimizer",
@@ -93,14 +99,18 @@ def group_tables(tables: Sequence[Table], optimizer: Optimizers) -> tuple[TableG
         kind = table.dim, table.pooling == "none", table.dtype, chosen
         alike.setdefault(kind, []).append(table)
     readers = [table for table in tables for _ in table.features]
-    width, first = side_by_side({place: table.dim for place, table in enumerate(readers) if table.pooling != "none"})
+    width, first = side_by_side(
+        {place: table.dim for place, table in enumerate(readers) if table.pooling != "none"}
+    )
     groups = []
     for members in alike.values():
         names = {table.name for table in members}
         places = tuple(place for place, table in enumerate(readers) if table.name in names)
         space, columns = RowSpace(members), None
         if space.is_pooled:
-            columns = Columns(width, space.dim, np.array([first[place] for place in places], np.int64))
+            columns = Columns(
+                width, space.dim, np.array([first[place] for place in places], np.int64)
+            )
         groups.append(TableGroup(space, optimizers[members[0].name], places, columns))
     return tuple(groups)
 
@@ -114,4 +124,6 @@ def names_of_readers(tables: Sequence[Table]) -> tuple[str, ...]:
     """
     readers = [(feature, table.name) for table in tables for feature in table.features]
     features = [feature for feature, _ in readers]
-    return tuple(name if features.count(name) == 1 else f"{name}@{table}" for name, table in readers)
+    return tuple(
+        name if features.count(name) == 1 else f"{name}@{table}" for name, table in readers
+    )

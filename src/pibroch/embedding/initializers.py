@@ -53,8 +53,12 @@ class Uniform:
     def fill(self, weights: Weights, rows: Ints, key: int) -> None:
         """See :class:`Initializer`."""
         if self.bound is None:
-            raise ConfigError("Uniform without a bound", "a bound", "let Table.resolved_initializer() set it")
-        parallel.run(fill_uniform, len(weights), weights, rows, np.uint64(key), np.float32(self.bound))
+            raise ConfigError(
+                "Uniform without a bound", "a bound", "let Table.resolved_initializer() set it"
+            )
+        parallel.run(
+            fill_uniform, len(weights), weights, rows, np.uint64(key), np.float32(self.bound)
+        )
         if self.center:
             weights += np.float32(self.center)
 

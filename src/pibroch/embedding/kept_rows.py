@@ -76,7 +76,9 @@ class KeptRows:
         self._head = memory[:HEAD_BYTES].view(np.int64)
         sizes = np.cumsum([HEAD_BYTES, *self._sizes(num_rows, width)]).tolist()
         parts = [memory[begin:end] for begin, end in pairwise(sizes)]
-        self._copy, self._journal = (part.view(np.float32).reshape(num_rows, width) for part in parts[:2])
+        self._copy, self._journal = (
+            part.view(np.float32).reshape(num_rows, width) for part in parts[:2]
+        )
         self._journal_rows: Ints = parts[2].view(np.int64)
         self._marks = parts[3].view(np.bool_).reshape(2, 2, num_rows)
 
@@ -93,7 +95,9 @@ class KeptRows:
         if link is None:
             return None
         num_rows, width = shard.records.shape
-        memory = link.keep(key, f"{tag} {num_rows} x {width}", HEAD_BYTES + sum(cls._sizes(num_rows, width))).memory
+        memory = link.keep(
+            key, f"{tag} {num_rows} x {width}", HEAD_BYTES + sum(cls._sizes(num_rows, width))
+        ).memory
         return cls(shard, np.frombuffer(memory, np.uint8))
 
     @staticmethod
@@ -155,9 +159,13 @@ class KeptRows:
             self._head[JOURNAL] = 0
         _copy(self._copy, self._shard.records)
         steps = self._head[MARKS]
-        steps[steps != step + 1] = 0  # of a cut that was cut short: it would count as the newer one of two
+        steps[steps != step + 1] = (
+            0  # of a cut that was cut short: it would count as the newer one of two
+        )
         (slot,) = np.flatnonzero(steps)[:1]
-        for marks, kept in zip((self._shard.changed, self._shard.touched), self._marks[slot], strict=True):
+        for marks, kept in zip(
+            (self._shard.changed, self._shard.touched), self._marks[slot], strict=True
+        ):
             if marks is not None:
                 marks[: len(kept)] = kept
 
@@ -175,7 +183,9 @@ class KeptRows:
         others = self._head[MARKS]
         slot = int(np.argmin(others))
         others[slot] = 0
-        for marks, kept in zip((self._shard.changed, self._shard.touched), self._marks[slot], strict=True):
+        for marks, kept in zip(
+            (self._shard.changed, self._shard.touched), self._marks[slot], strict=True
+        ):
             if marks is not None:
                 kept[:] = marks[: len(kept)]
         if self._shard.changed is not None:

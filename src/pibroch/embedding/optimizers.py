@@ -47,14 +47,20 @@ class SparseOptimizer(ABC):
         for name in self.__dataclass_fields__:
             value = getattr(self, name)
             if isinstance(value, int | float) and not 0 <= value < float("inf"):
-                raise ConfigError(f"{type(self).__name__} with {name} {value}", "a finite number of at least 0")
+                raise ConfigError(
+                    f"{type(self).__name__} with {name} {value}", "a finite number of at least 0"
+                )
         if self.average is not None and self.average >= 1:
             raise ConfigError(
-                f"{type(self).__name__} with average {self.average}", "a decay from 0 to below 1, or None"
+                f"{type(self).__name__} with average {self.average}",
+                "a decay from 0 to below 1, or None",
             )
         for name in ("max_row_norm", "max_element"):
             if getattr(self, name) == 0:
-                raise ConfigError(f"{type(self).__name__} with {name} 0", "a positive bound, or None for no clipping")
+                raise ConfigError(
+                    f"{type(self).__name__} with {name} 0",
+                    "a positive bound, or None for no clipping",
+                )
 
     @abstractmethod
     def moments(self, dim: int) -> dict[str, int]:
@@ -62,11 +68,17 @@ class SparseOptimizer(ABC):
 
     def state_fields(self, dim: int) -> dict[str, int]:
         """Floats that each state field takes in a record: the moments, then the moving average and its step."""
-        return self.moments(dim) | ({"average": dim, "averaged_at": 1} if self.average is not None else {})
+        return self.moments(dim) | (
+            {"average": dim, "averaged_at": 1} if self.average is not None else {}
+        )
 
     def hyper(self, learning_rate: float, step: int) -> Hyper:
         """What the kernel needs in update number ``step`` (from 1)."""
-        decay, shrink = (0.0, 1.0 - learning_rate * self.weight_decay) if self.decoupled else (self.weight_decay, 1.0)
+        decay, shrink = (
+            (0.0, 1.0 - learning_rate * self.weight_decay)
+            if self.decoupled
+            else (self.weight_decay, 1.0)
+        )
         clip, clip_element = self.max_row_norm or 0.0, self.max_element or 0.0
         return Hyper(learning_rate, decay, clip, max_element=clip_element, shrink=shrink)
 
@@ -132,7 +144,9 @@ class RowWiseAdagrad(Adagrad):
     """Adagrad with one accumulator a row."""
 
     kernel: ClassVar[Callable[..., Any]] = staticmethod(kernels.row_wise_adagrad)
-    narrow_kernel: ClassVar[Callable[..., Any] | None] = staticmethod(narrow_kernels.row_wise_adagrad)
+    narrow_kernel: ClassVar[Callable[..., Any] | None] = staticmethod(
+        narrow_kernels.row_wise_adagrad
+    )
 
     def moments(self, dim: int) -> dict[str, int]:
         """See :class:`SparseOptimizer`."""
@@ -152,7 +166,9 @@ class Adam(SparseOptimizer):
     def __post_init__(self) -> None:
         super(Adam, self).__post_init__()
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ConfigError(f"{type(self).__name__} with betas {self.betas}", "two numbers from 0 to below 1")
+            raise ConfigError(
+                f"{type(self).__name__} with betas {self.betas}", "two numbers from 0 to below 1"
+            )
 
     def moments(self, dim: int) -> dict[str, int]:
         """See :class:`SparseOptimizer`."""
@@ -164,7 +180,13 @@ class Adam(SparseOptimizer):
         return (
             super(Adam, self)
             .hyper(learning_rate, step)
-            ._replace(eps=self.eps, beta1=beta1, beta2=beta2, correction1=1 - beta1**step, correction2=1 - beta2**step)
+            ._replace(
+                eps=self.eps,
+                beta1=beta1,
+                beta2=beta2,
+                correction1=1 - beta1**step,
+                correction2=1 - beta2**step,
+            )
         )
 
 

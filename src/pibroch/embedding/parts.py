@@ -14,7 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.embedding.piece import Piece, PieceView, RowArray
-from pibroch.embedding.row_set import ListedRows, RowSet, as_slice, common, ids_of, places, places_of
+from pibroch.embedding.row_set import (
+    ListedRows,
+    RowSet,
+    as_slice,
+    common,
+    ids_of,
+    places,
+    places_of,
+)
 from pibroch.embedding.storage import FileDigest
 from pibroch.embedding.tensor_file import Stream, TensorFile, rows_that_fit, write_tensors
 from pibroch.errors import CheckpointError
@@ -75,7 +83,9 @@ def write_touched(folder: Path, file: str, view: PieceView) -> WrittenPart | Non
         TrainingError: when a number is NaN or infinite.
         OSError: when the disk refuses.
     """
-    assert view.touched is not None, "rows are tracked from the start of a run with incremental checkpoints"
+    assert view.touched is not None, (
+        "rows are tracked from the start of a run with incremental checkpoints"
+    )
     touched: NDArray[np.bool_] = np.asarray(view.touched)
     num_rows = int(np.count_nonzero(touched))
     if num_rows == 0:
@@ -83,9 +93,13 @@ def write_touched(folder: Path, file: str, view: PieceView) -> WrittenPart | Non
     piece, tensors = view.piece, {WEIGHT: view.weights, **view.state}
     streams = {ROW_IDS: Stream(np.dtype(np.int64), (num_rows,), _touched_ids(piece, touched))}
     for name, array in tensors.items():
-        streams[name] = Stream(array.dtype, (num_rows, *array.shape[1:]), _touched_rows(array, touched))
+        streams[name] = Stream(
+            array.dtype, (num_rows, *array.shape[1:]), _touched_rows(array, touched)
+        )
     digest = write_tensors(folder / file, streams)
-    return WrittenPart(piece.table.name, SavedPart(file, _bounds(piece), None, is_delta=True), digest)
+    return WrittenPart(
+        piece.table.name, SavedPart(file, _bounds(piece), None, is_delta=True), digest
+    )
 
 
 def read_part(folder: Path, part: SavedPart, by_columns: Collection[str], view: PieceView) -> None:
@@ -108,16 +122,28 @@ def read_part(folder: Path, part: SavedPart, by_columns: Collection[str], view: 
         for name, target in {WEIGHT: view.weights, **view.state}.items():
             source_columns = target_columns = slice(None)
             if name in by_columns:
-                source_columns = slice(columns.start - part.columns[0], columns.stop - part.columns[0])
-                target_columns = slice(columns.start - piece.columns.start, columns.stop - piece.columns.start)
-            _check_width(file, name, part.columns[1] - part.columns[0] if name in by_columns else target.shape[1])
+                source_columns = slice(
+                    columns.start - part.columns[0], columns.stop - part.columns[0]
+                )
+                target_columns = slice(
+                    columns.start - piece.columns.start, columns.stop - piece.columns.start
+                )
+            _check_width(
+                file,
+                name,
+                part.columns[1] - part.columns[0] if name in by_columns else target.shape[1],
+            )
             for rows, chunk in _wanted_rows(file, name, part, piece.rows):
                 target[rows, target_columns] = chunk[:, source_columns]
 
 
 def mark_touched(folder: Path, part: SavedPart, view: PieceView) -> None:
     """Mark the rows of a piece that a part of touched rows lists."""
-    if part.is_delta and view.touched is not None and common(range(*part.columns), view.piece.columns):
+    if (
+        part.is_delta
+        and view.touched is not None
+        and common(range(*part.columns), view.piece.columns)
+    ):
         with TensorFile(folder / part.file) as file:
             for rows, _ in _wanted_rows(file, ROW_IDS, part, view.piece.rows):
                 view.touched[rows] = True
@@ -129,7 +155,9 @@ def _may_meet(part: range, wanted: RowSet) -> bool:
     return len(wanted) > 0 and part.start <= wanted[-1] and part.stop > wanted[0]
 
 
-def _wanted_rows(file: TensorFile, name: str, part: SavedPart, wanted: RowSet) -> Iterator[tuple[Rows, Array]]:
+def _wanted_rows(
+    file: TensorFile, name: str, part: SavedPart, wanted: RowSet
+) -> Iterator[tuple[Rows, Array]]:
     """The rows of a tensor that lie in ``wanted``, piece by piece, each with its places there."""
     if part.rows is None:
         yield from _listed_rows(file, name, wanted)
@@ -141,21 +169,30 @@ def _wanted_rows(file: TensorFile, name: str, part: SavedPart, wanted: RowSet) -
             yield _chosen(here[first : first + len(chunk)], wanted, chunk)
 
 
-def _spaced_rows(file: TensorFile, name: str, here: range, wanted: range) -> Iterator[tuple[Rows, Array]]:
+def _spaced_rows(
+    file: TensorFile, name: str, here: range, wanted: range
+) -> Iterator[tuple[Rows, Array]]:
     both = common(here, wanted)
     stored, held = places(both, here), places(both, wanted)
     for first, chunk in file.chunks(name, range(stored[0], stored[-1] + 1)):
-        begin, end = (-(-(bound - stored.start) // stored.step) for bound in (first, first + len(chunk)))
+        begin, end = (
+            -(-(bound - stored.start) // stored.step) for bound in (first, first + len(chunk))
+        )
         if begin < end:
             inside = stored[begin:end]
-            yield as_slice(held[begin:end]), chunk[inside[0] - first : inside[-1] - first + 1 : inside.step]
+            yield (
+                as_slice(held[begin:end]),
+                chunk[inside[0] - first : inside[-1] - first + 1 : inside.step],
+            )
 
 
 def _listed_rows(file: TensorFile, name: str, wanted: RowSet) -> Iterator[tuple[Rows, Array]]:
     shape = file.shape(name)
     everything, rows_per_chunk = range(shape[0]), rows_that_fit(8 * math.prod(shape[1:]))
     chunks = file.chunks(name, everything, rows_per_chunk)
-    for (_, ids), (_, chunk) in zip(file.chunks(ROW_IDS, everything, rows_per_chunk), chunks, strict=True):
+    for (_, ids), (_, chunk) in zip(
+        file.chunks(ROW_IDS, everything, rows_per_chunk), chunks, strict=True
+    ):
         yield _chosen(ListedRows.of(ids), wanted, chunk)
 
 

@@ -104,7 +104,9 @@ class _Frame:
         odd = [place for place, length in enumerate(lengths) if length != self.shape[1]]
         if odd:
             where = f"row {start + odd[0]} of column {self.columns[0]!r}"
-            raise DataError(f"a list of {lengths[odd[0]]} numbers in {where}", f"{self.shape[1]} in each row")
+            raise DataError(
+                f"a list of {lengths[odd[0]]} numbers in {where}", f"{self.shape[1]} in each row"
+            )
         return np.asarray(lists.explode().to_numpy()).reshape(-1, self.shape[1])
 
 
@@ -135,20 +137,31 @@ def load_weights(
     matrix, rows = _open(source, table, tensor, ids)
     num_rows = matrix.shape[0]
     if len(matrix.shape) != 2 or matrix.shape[1] != table.dim:
-        raise DataError(f"weights {list(matrix.shape)} for table {table.name!r}", f"[rows, {table.dim}]")
+        raise DataError(
+            f"weights {list(matrix.shape)} for table {table.name!r}", f"[rows, {table.dim}]"
+        )
     if rows is None and num_rows != table.num_rows:
         raise DataError(
-            f"{num_rows:,} rows for table {table.name!r}", f"{table.num_rows:,}", "say by ids which rows they are"
+            f"{num_rows:,} rows for table {table.name!r}",
+            f"{table.num_rows:,}",
+            "say by ids which rows they are",
         )
     if rows is not None:
         _check_ids(rows, num_rows, table)
     for start, weights in _chunks(matrix):
         bad = np.flatnonzero(~np.isfinite(weights).all(1))
         if len(bad):
-            raise DataError(f"NaN or an infinite number in row {start + int(bad[0])} of the weights", "finite numbers")
+            raise DataError(
+                f"NaN or an infinite number in row {start + int(bad[0])} of the weights",
+                "finite numbers",
+            )
     mine = [view for view in views if view.piece.table.name == table.name]
     for start, weights in _chunks(matrix):
-        here = np.arange(start, start + len(weights)) if rows is None else rows[start : start + len(weights)]
+        here = (
+            np.arange(start, start + len(weights))
+            if rows is None
+            else rows[start : start + len(weights)]
+        )
         for view in mine:
             _write(view, here, weights, step)
 
@@ -178,7 +191,8 @@ def _chunks(matrix: _Matrix) -> Iterator[tuple[int, Records]]:
 def _check_ids(rows: Ints, num_rows: int, table: Table) -> None:
     if rows.shape != (num_rows,) or rows.dtype.kind not in "iu":
         raise DataError(
-            f"ids {list(rows.shape)} of type {rows.dtype}", f"{num_rows} whole numbers, one a row of the weights"
+            f"ids {list(rows.shape)} of type {rows.dtype}",
+            f"{num_rows} whole numbers, one a row of the weights",
         )
     bad = np.flatnonzero((rows < 0) | (rows >= table.num_rows))
     if len(bad):
@@ -187,10 +201,14 @@ def _check_ids(rows: Ints, num_rows: int, table: Table) -> None:
             f"an id from 0 to {table.num_rows - 1}",
         )
     if len(np.unique(rows)) < len(rows):
-        raise DataError(f"an id twice among those of the weights for table {table.name!r}", "each row once")
+        raise DataError(
+            f"an id twice among those of the weights for table {table.name!r}", "each row once"
+        )
 
 
-def _open(source: object, table: Table, tensor: str | None, ids: object) -> tuple[_Matrix, Ints | None]:
+def _open(
+    source: object, table: Table, tensor: str | None, ids: object
+) -> tuple[_Matrix, Ints | None]:
     rows = None if ids is None or isinstance(ids, str) else np.asarray(ids)
     if isinstance(source, torch.Tensor):
         source = source.detach().cpu()
@@ -200,7 +218,9 @@ def _open(source: object, table: Table, tensor: str | None, ids: object) -> tupl
     path = Path(source)
     opener = _OPENERS.get(path.suffix)
     if opener is None:
-        raise DataError(f"{path} as weights", f"a file that ends in {', '.join(_OPENERS)}, or an array")
+        raise DataError(
+            f"{path} as weights", f"a file that ends in {', '.join(_OPENERS)}, or an array"
+        )
     if not path.is_file():
         raise DataError(f"{path}, which is not there", "a file of weights")
     try:
@@ -208,7 +228,9 @@ def _open(source: object, table: Table, tensor: str | None, ids: object) -> tupl
     except DataError:
         raise
     except Exception as error:  # of three libraries, which do not say what they raise
-        raise DataError(f"{path}, which cannot be read: {error}", f"a {path.suffix} file of weights") from error
+        raise DataError(
+            f"{path}, which cannot be read: {error}", f"a {path.suffix} file of weights"
+        ) from error
 
 
 def _open_npy(
@@ -239,7 +261,9 @@ def _open_parquet(
     lists = [name for name, kind in types.items() if isinstance(kind, pl.List | pl.Array)]
     if tensor is None and not lists:
         return _Frame(frame, list(types), (num_rows, len(types))), rows
-    return _Frame(frame, [_one_of(lists, tensor, f"column of lists of {path}")], (num_rows, table.dim)), rows
+    return _Frame(
+        frame, [_one_of(lists, tensor, f"column of lists of {path}")], (num_rows, table.dim)
+    ), rows
 
 
 def _one_of(names: Sequence[str], wanted: str | None, what: str) -> str:
@@ -247,7 +271,9 @@ def _one_of(names: Sequence[str], wanted: str | None, what: str) -> str:
         return names[0]
     if wanted is None or wanted not in names:
         got = "none named" if wanted is None else repr(wanted)
-        raise DataError(f"{got} as {what}", f"one of {', '.join(names) or 'those that there are: none'}")
+        raise DataError(
+            f"{got} as {what}", f"one of {', '.join(names) or 'those that there are: none'}"
+        )
     return wanted
 
 

@@ -106,7 +106,10 @@ def those_within(rows: RowSet, block: range) -> Ints:
     if isinstance(rows, ListedRows):
         first, after = np.searchsorted(rows.ids, [block.start, block.stop])
         return rows.ids[first:after]
-    first, after = (min(len(rows), max(0, -(-(end - rows.start) // rows.step))) for end in (block.start, block.stop))
+    first, after = (
+        min(len(rows), max(0, -(-(end - rows.start) // rows.step)))
+        for end in (block.start, block.stop)
+    )
     return ids_of(rows, slice(first, after))
 
 
@@ -119,7 +122,9 @@ def common(left: range, right: range) -> range:
     [9, 21, 33, 45]
     """
     skipped = max(0, -(-(right.start - left.start) // left.step))
-    first = next((number for number in left[skipped : skipped + right.step] if number in right), None)
+    first = next(
+        (number for number in left[skipped : skipped + right.step] if number in right), None
+    )
     if first is None:
         return range(0)
     return range(first, min(left.stop, right.stop), math.lcm(left.step, right.step))

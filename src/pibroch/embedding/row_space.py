@@ -41,11 +41,15 @@ class RowSpace:
         self.tables = tuple(tables)
         self.dim, self.is_pooled, self.dtype = kinds[0][0], not kinds[0][1], kinds[0][2]
         bounds = np.cumsum([0, *(table.num_rows for table in tables)])
-        self.first_row = {table.name: int(first) for table, first in zip(tables, bounds, strict=False)}
+        self.first_row = {
+            table.name: int(first) for table, first in zip(tables, bounds, strict=False)
+        }
         self.num_rows = int(bounds[-1])
         readers = [(feature, table) for table in tables for feature in table.features]
         self.features = tuple(feature for feature, _ in readers)
-        self.first_row_of_feature = np.array([self.first_row[table.name] for _, table in readers], np.int64)
+        self.first_row_of_feature = np.array(
+            [self.first_row[table.name] for _, table in readers], np.int64
+        )
         self.num_rows_of_feature = np.array([table.num_rows for _, table in readers], np.int64)
         self.mean_of_feature = np.array([table.pooling == "mean" for _, table in readers], np.bool_)
         self.shares_tables = len(readers) > len(tables)

@@ -20,7 +20,9 @@ from pibroch.kernels.scatter_update.hyper import Hyper
 from pibroch.kernels.scatter_update.narrow import Rounding
 from pibroch.kernels.scatter_update.numba import Grouped
 
-ROUNDS_STOCHASTICALLY = True  # bfloat16 weights in updates; False, for comparisons alone, to the nearest
+ROUNDS_STOCHASTICALLY = (
+    True  # bfloat16 weights in updates; False, for comparisons alone, to the nearest
+)
 ROUNDING_SEED = 0x5EED
 ROWS_PER_THREAD = 128  # rows below which a further thread is not worth waking
 NO_SCALE: NDArray[np.float32] = np.empty(0, np.float32)
@@ -29,7 +31,11 @@ NO_SCALE: NDArray[np.float32] = np.empty(0, np.float32)
 def group_rows(row_ids: NDArray[np.int64]) -> Grouped:
     """Group rows that came in some order; position v's gradient is row v of the gradients."""
     num_ids = len(row_ids)
-    rows, order, segments = np.empty(num_ids, np.int64), np.empty(num_ids, np.int32), np.empty(num_ids + 1, np.int32)
+    rows, order, segments = (
+        np.empty(num_ids, np.int64),
+        np.empty(num_ids, np.int32),
+        np.empty(num_ids + 1, np.int32),
+    )
     count = grouping.dedupe(row_ids, rising(num_ids), rows, segments, order, 0, num_ids)
     segments[count] = num_ids
     return Grouped(rows[:count], segments[: count + 1], order, rising(num_ids), NO_SCALE)
@@ -73,12 +79,19 @@ def read_rows(
         parallel.run(routing.gather_rows, len(row_ids), shard.stored, row_ids, out)
     else:
         how = shard.column("average"), optimizer.average, averaged_at
-        parallel.run(averaging.averaged_rows, len(row_ids), shard.records, shard.stored, row_ids, *how, out)
+        parallel.run(
+            averaging.averaged_rows, len(row_ids), shard.records, shard.stored, row_ids, *how, out
+        )
     return out
 
 
 def update_rows(
-    shard: MemoryShard, optimizer: SparseOptimizer, grouped: Grouped, gradients: Records, hyper: Hyper, step: int
+    shard: MemoryShard,
+    optimizer: SparseOptimizer,
+    grouped: Grouped,
+    gradients: Records,
+    hyper: Hyper,
+    step: int,
 ) -> None:
     """Apply the optimizer once to each distinct row, with its moving average where one is kept.
 
@@ -100,12 +113,17 @@ def update_rows(
     else:
         kernel = type(optimizer).narrow_kernel
         assert kernel is not None, "see group_tables"
-        spaces, rounding = (shard.space, shard.stored_space), _rounding(shard, optimizer, grouped.rows, step)
+        spaces, rounding = (
+            (shard.space, shard.stored_space),
+            _rounding(shard, optimizer, grouped.rows, step),
+        )
         parallel.run_ranges(kernel, even_bounds(grouped), *spaces, *how, rounding)
     shard.mark(grouped.rows)
 
 
-def _rounding(shard: MemoryShard, optimizer: SparseOptimizer, rows: NDArray[np.int64], step: int) -> Rounding:
+def _rounding(
+    shard: MemoryShard, optimizer: SparseOptimizer, rows: NDArray[np.int64], step: int
+) -> Rounding:
     """How the weights of a step's rows are rounded: by numbers that depend on the step and on columns of whole tables."""
     first_columns = shard.first_columns(rows)
     num_columns = shard.dim + int(first_columns.max(initial=0))
@@ -117,7 +135,9 @@ def _rounding(shard: MemoryShard, optimizer: SparseOptimizer, rows: NDArray[np.i
     return Rounding(keys, first_columns, average_at, decay or 0.0, step)
 
 
-def _advance_averages(shard: MemoryShard, optimizer: SparseOptimizer, rows: NDArray[np.int64], step: int) -> None:
+def _advance_averages(
+    shard: MemoryShard, optimizer: SparseOptimizer, rows: NDArray[np.int64], step: int
+) -> None:
     """Bring the moving averages of the rows to ``step``, where averages are kept."""
     decay = optimizer.average
     if decay is not None:

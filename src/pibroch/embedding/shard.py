@@ -58,9 +58,14 @@ class MemoryShard:
         self.fields = optimizer.state_fields(dim)
         self._width = weight_floats(dim, dtype)
         self._bounds = np.cumsum([0, *(len(piece.rows) for piece in pieces)]).tolist()
-        self.space: Records = make_room(self._bounds[-1] + spare_rows, optimizer.record_width(dim, dtype))
+        self.space: Records = make_room(
+            self._bounds[-1] + spare_rows, optimizer.record_width(dim, dtype)
+        )
         self.stored_space: Stored = self.space if dtype == "float32" else self.space.view(np.uint16)
-        self.records, self.stored = self.space[: self._bounds[-1]], self.stored_space[: self._bounds[-1]]
+        self.records, self.stored = (
+            self.space[: self._bounds[-1]],
+            self.stored_space[: self._bounds[-1]],
+        )
         self.touched: NDArray[np.bool_] | None = None
         self.progress: NDArray[np.uint8] | None = None
         self.changed: NDArray[np.bool_] | None = None
@@ -86,7 +91,9 @@ class MemoryShard:
             self.records[:, end + dim] = 0
 
     @classmethod
-    def whole(cls, tables: Sequence[Table], optimizer: SparseOptimizer, seed: int | None) -> MemoryShard:
+    def whole(
+        cls, tables: Sequence[Table], optimizer: SparseOptimizer, seed: int | None
+    ) -> MemoryShard:
         """All rows of all tables."""
         pieces = [Piece(table, range(table.num_rows), range(table.dim)) for table in tables]
         return cls(pieces, tables[0].dim, optimizer, seed, dtype=tables[0].dtype)
@@ -168,7 +175,9 @@ class MemoryShard:
         bounds = np.searchsorted(rows, self._bounds).tolist()
         other.pieces = tuple(
             replace(piece, rows=ListedRows.of(ids_at(piece.rows, rows[begin:end] - first)))
-            for piece, first, (begin, end) in zip(self.pieces, self._bounds, pairwise(bounds), strict=False)
+            for piece, first, (begin, end) in zip(
+                self.pieces, self._bounds, pairwise(bounds), strict=False
+            )
         )
         other._bounds, other.touched, other.changed, other.recent = bounds, None, None, None
         other.space = np.empty((len(rows), self.space.shape[1]), np.float32)
@@ -216,7 +225,9 @@ class MemoryShard:
         return self._fields_in(everything)[field] if field else self._weights_in(everything)
 
     def _rows_of(self, table: str) -> slice:
-        number = next(number for number, piece in enumerate(self.pieces) if piece.table.name == table)
+        number = next(
+            number for number, piece in enumerate(self.pieces) if piece.table.name == table
+        )
         return slice(self._bounds[number], self._bounds[number + 1])
 
     def _weights_in(self, rows: slice) -> RowArray:
@@ -227,4 +238,7 @@ class MemoryShard:
 
     def _fields_in(self, rows: slice) -> dict[str, Records]:
         records = self.records[rows]
-        return {name: records[:, self.column(name) : self.column(name) + width] for name, width in self.fields.items()}
+        return {
+            name: records[:, self.column(name) : self.column(name) + width]
+            for name, width in self.fields.items()
+        }

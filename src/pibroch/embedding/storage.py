@@ -84,9 +84,13 @@ def verify_file(path: Path, digest: FileDigest) -> None:
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise DamagedCheckpointError(f"{path}, unreadable: {error.strerror}", "a readable file", do) from error
+        raise DamagedCheckpointError(
+            f"{path}, unreadable: {error.strerror}", "a readable file", do
+        ) from error
     if sha256 != digest.sha256:
-        raise DamagedCheckpointError(f"{path}, whose bytes changed since it was saved", "an undamaged file", do)
+        raise DamagedCheckpointError(
+            f"{path}, whose bytes changed since it was saved", "an undamaged file", do
+        )
 
 
 def flush_to_disk(path: Path) -> None:
@@ -94,7 +98,9 @@ def flush_to_disk(path: Path) -> None:
     is_windows = sys.platform == "win32"
     if is_windows and path.is_dir():
         return
-    descriptor = os.open(path, os.O_RDWR if is_windows else os.O_RDONLY)  # Windows flushes what may be written to
+    descriptor = os.open(
+        path, os.O_RDWR if is_windows else os.O_RDONLY
+    )  # Windows flushes what may be written to
     try:
         os.fsync(descriptor)
     finally:

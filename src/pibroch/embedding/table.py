@@ -42,10 +42,17 @@ class Table:
     def __post_init__(self) -> None:
         for label, number in (("num_rows", self.num_rows), ("dim", self.dim)):
             if not isinstance(number, int) or number < 1:
-                raise ConfigError(f"table {self.name!r} with {label} {number!r}", "a whole number of at least 1")
-        for label, value, known in (("pooling", self.pooling, Pooling), ("dtype", self.dtype, Dtype)):
+                raise ConfigError(
+                    f"table {self.name!r} with {label} {number!r}", "a whole number of at least 1"
+                )
+        for label, value, known in (
+            ("pooling", self.pooling, Pooling),
+            ("dtype", self.dtype, Dtype),
+        ):
             if value not in get_args(known):
-                raise ConfigError(f"table {self.name!r} with {label} {value!r}", f"one of {get_args(known)}")
+                raise ConfigError(
+                    f"table {self.name!r} with {label} {value!r}", f"one of {get_args(known)}"
+                )
         object.__setattr__(self, "features", tuple(self.features) or (self.name,))
 
     @classmethod

@@ -51,7 +51,9 @@ class Stream:
         return cls(array.dtype, array.shape, _chunks(array))
 
 
-def write_tensors(path: Path, tensors: Mapping[str, RowArray | Stream], unchecked: Collection[str] = ()) -> FileDigest:
+def write_tensors(
+    path: Path, tensors: Mapping[str, RowArray | Stream], unchecked: Collection[str] = ()
+) -> FileDigest:
     """Write a safetensors file; arrays may be strided views and are never copied whole.
 
     Args:
@@ -63,7 +65,9 @@ def write_tensors(path: Path, tensors: Mapping[str, RowArray | Stream], unchecke
         TrainingError: when a number is NaN or infinite.
         OSError: when the disk refuses.
     """
-    streams = {name: one if isinstance(one, Stream) else Stream.of(one) for name, one in tensors.items()}
+    streams = {
+        name: one if isinstance(one, Stream) else Stream.of(one) for name, one in tensors.items()
+    }
     checksum, size = hashlib.sha256(), 0
     with path.open("wb") as file:
         for piece in _file_pieces(streams, path, unchecked):
@@ -72,7 +76,9 @@ def write_tensors(path: Path, tensors: Mapping[str, RowArray | Stream], unchecke
     return FileDigest(size, checksum.hexdigest())
 
 
-def _file_pieces(streams: Mapping[str, Stream], path: Path, unchecked: Collection[str]) -> Iterator[bytes | memoryview]:
+def _file_pieces(
+    streams: Mapping[str, Stream], path: Path, unchecked: Collection[str]
+) -> Iterator[bytes | memoryview]:
     header, end = {}, 0
     for name, stream in streams.items():
         start, end = end, end + int(np.prod(stream.shape, dtype=np.int64)) * stream.dtype.itemsize
@@ -103,7 +109,9 @@ class TensorFile:
         size = int.from_bytes(self._file.read(8), "little")
         entries = json.loads(self._file.read(size))
         if not isinstance(entries, dict):
-            raise CheckpointError(f"{path}, which begins as no safetensors file does", "a safetensors file")
+            raise CheckpointError(
+                f"{path}, which begins as no safetensors file does", "a safetensors file"
+            )
         self._entries: dict[str, Any] = entries
         self._entries.pop("__metadata__", None)
         self._data_start = 8 + size
@@ -112,7 +120,10 @@ class TensorFile:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._file.close()
 
@@ -129,7 +140,9 @@ class TensorFile:
         """
         return tuple(self._entry(name)["shape"])
 
-    def chunks(self, name: str, rows: range, rows_per_chunk: int | None = None) -> Iterator[tuple[int, Array]]:
+    def chunks(
+        self, name: str, rows: range, rows_per_chunk: int | None = None
+    ) -> Iterator[tuple[int, Array]]:
         """Consecutive rows of a tensor from ``rows.start`` to ``rows.stop``, in pieces that fit the buffer.
 
         Yields:
@@ -142,12 +155,16 @@ class TensorFile:
         dtype, shape = _TYPES[entry["dtype"]], tuple(entry["shape"][1:])
         row_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         step = rows_per_chunk or rows_that_fit(row_bytes)
-        buffer = memoryview(bytearray(max(1, min(step, len(range(rows.start, rows.stop)))) * row_bytes))
+        buffer = memoryview(
+            bytearray(max(1, min(step, len(range(rows.start, rows.stop)))) * row_bytes)
+        )
         for first in range(rows.start, rows.stop, step):
             part = buffer[: (min(first + step, rows.stop) - first) * row_bytes]
             self._file.seek(self._data_start + entry["data_offsets"][0] + first * row_bytes)
             if self._file.readinto(part) != len(part):
-                raise CheckpointError(f"{self.path}, which ends in the middle of {name!r}", "a whole file")
+                raise CheckpointError(
+                    f"{self.path}, which ends in the middle of {name!r}", "a whole file"
+                )
             yield first, np.frombuffer(part, dtype).reshape(-1, *shape)
 
     def mapped(self, name: str) -> Array:
@@ -157,17 +174,25 @@ class TensorFile:
             CheckpointError: when there is no such tensor, or the file ends early.
         """
         entry = self._entry(name)
-        dtype, shape, start = _TYPES[entry["dtype"]], tuple(entry["shape"]), self._data_start + entry["data_offsets"][0]
+        dtype, shape, start = (
+            _TYPES[entry["dtype"]],
+            tuple(entry["shape"]),
+            self._data_start + entry["data_offsets"][0],
+        )
         num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if start + num_bytes > self.path.stat().st_size or start < 0 or num_bytes < 0:
-            raise CheckpointError(f"{self.path}, which ends in the middle of {name!r}", "a whole file")
+            raise CheckpointError(
+                f"{self.path}, which ends in the middle of {name!r}", "a whole file"
+            )
         if not num_bytes:
             return np.empty(shape, dtype)
         return np.asarray(np.memmap(self._file, dtype, "c", start, shape))
 
     def _entry(self, name: str) -> dict[str, Any]:
         if name not in self._entries:
-            raise CheckpointError(f"no {name!r} in {self.path}", "a file of this model", "use another checkpoint")
+            raise CheckpointError(
+                f"no {name!r} in {self.path}", "a file of this model", "use another checkpoint"
+            )
         entry: dict[str, Any] = self._entries[name]
         return entry
 

@@ -22,7 +22,11 @@ _REFUSED = {
     "total_num_buckets": (None, "buckets of ids", _FIXED),
     "input_dim": (None, "a number of ids besides that of the rows", "give num_embeddings alone"),
     "enable_embedding_update": (False, "rows written from outside", "leave it out"),
-    "stash_weights": (False, "stashed weights", "leave it out: rows lie in the CPU's memory in any case"),
+    "stash_weights": (
+        False,
+        "stashed weights",
+        "leave it out: rows lie in the CPU's memory in any case",
+    ),
     "has_feature_processor": (False, "feature processors", "weigh the ids in the batch"),
 }
 _TAKEN = {
@@ -52,18 +56,28 @@ def refuse_unsupported(config: Any) -> None:
     data_type = _data_type(config)
     if data_type not in _DTYPES:
         raise ConfigError(
-            f"{where} of {data_type}", "FP32 or BF16, of weights; optimizer state is float32", "choose one of them"
+            f"{where} of {data_type}",
+            "FP32 or BF16, of weights; optimizer state is float32",
+            "choose one of them",
         )
     for field, (usual, what, do) in _REFUSED.items():
         if (value := getattr(config, field, usual)) != usual:
-            raise ConfigError(f"{where} with {field} {value!r}", f"{usual}: there is no support for {what}", do)
+            raise ConfigError(
+                f"{where} with {field} {value!r}", f"{usual}: there is no support for {what}", do
+            )
     for each in fields(config) if is_dataclass(config) else ():
         default = each.default_factory() if each.default_factory is not MISSING else each.default
         is_known = each.name in _TAKEN or each.name in _REFUSED
         if not is_known and each.init and (value := getattr(config, each.name)) != default:
-            raise ConfigError(f"{where} with {each.name} {value!r}", "fields that a table knows", "leave it as it is")
+            raise ConfigError(
+                f"{where} with {each.name} {value!r}",
+                "fields that a table knows",
+                "leave it as it is",
+            )
     if not config.name:
-        raise ConfigError(f"a {type(config).__name__} without a name", "one of its own for each table")
+        raise ConfigError(
+            f"a {type(config).__name__} without a name", "one of its own for each table"
+        )
 
 
 def initializer_of(config: Any) -> Initializer:
@@ -81,7 +95,11 @@ def initializer_of(config: Any) -> Initializer:
     function = function.func if isinstance(function, partial) and not function.args else function
     if function is torch.nn.init.uniform_ and set(options) <= {"a", "b"}:
         return _uniform(options.get("a", 0.0), options.get("b", 1.0), config)
-    if function is torch.nn.init.normal_ and set(options) <= {"mean", "std"} and not options.get("mean"):
+    if (
+        function is torch.nn.init.normal_
+        and set(options) <= {"mean", "std"}
+        and not options.get("mean")
+    ):
         return Normal(options.get("std", 1.0))
     if function is torch.nn.init.zeros_ and not options:
         return Zeros()
@@ -101,7 +119,9 @@ def _bound(config: object, end: str) -> float | None:
 
 def _uniform(low: float, high: float, config: Any) -> Initializer:
     if not (math.isfinite(low) and math.isfinite(high) and low <= high):
-        raise ConfigError(f"weights from {low} to {high} in {config.name!r}", "finite bounds, the lower one first")
+        raise ConfigError(
+            f"weights from {low} to {high} in {config.name!r}", "finite bounds, the lower one first"
+        )
     usual = config.num_embeddings**-0.5
     if math.isclose(low, -usual) and math.isclose(high, usual):
         return Uniform()

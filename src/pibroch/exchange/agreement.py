@@ -27,7 +27,9 @@ def bad_batch(channel: Channel, problem: RowIdError | None) -> DataError | None:
     problems: list[str | None] = channel.gather(None if problem is None else str(problem))
     if problem is not None:
         return problem
-    rank, text = next(((rank, text) for rank, text in enumerate(problems) if text is not None), (None, None))
+    rank, text = next(
+        ((rank, text) for rank, text in enumerate(problems) if text is not None), (None, None)
+    )
     need = "ids inside their tables on every rank"
     return None if rank is None else DataError(f"a bad batch on rank {rank}: {text}", need)
 
@@ -44,10 +46,14 @@ def check_on_all(channel: Channel, check: Callable[[], None]) -> None:
         raise problem
     for rank, text in enumerate(problems):
         if text is not None:
-            raise CheckpointError(f"a bad state on rank {rank}: {text}", "one that fits on every rank")
+            raise CheckpointError(
+                f"a bad state on rank {rank}: {text}", "one that fits on every rank"
+            )
 
 
-def and_then_fillers(batches: Iterable[JaggedBatch], keys: tuple[str, ...]) -> Iterator[tuple[JaggedBatch, bool]]:
+def and_then_fillers(
+    batches: Iterable[JaggedBatch], keys: tuple[str, ...]
+) -> Iterator[tuple[JaggedBatch, bool]]:
     """The batches, each paired with True, then fillers without end, each paired with False."""
     width = 0
     for batch in batches:

@@ -111,7 +111,9 @@ class Exchange(ABC, Generic[Handle]):
     reads_ahead: bool = False
 
     @abstractmethod
-    def lookup(self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None) -> tuple[list[Tensor], Handle]:
+    def lookup(
+        self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None
+    ) -> tuple[list[Tensor], Handle]:
         """Embeddings of each group of tables, and what :meth:`update` will need to know of this batch.
 
         Pooled ones are float32 ``[B, S]``, one tensor for all groups, in which each has its ``columns``; so it is there once a
@@ -160,7 +162,8 @@ class Exchange(ABC, Generic[Handle]):
             ConfigError: where rows do not move.
         """
         raise ConfigError(
-            f"rows that are to move under {type(self).__name__}", "the exchange alltoall, retrieve or lookahead"
+            f"rows that are to move under {type(self).__name__}",
+            "the exchange alltoall, retrieve or lookahead",
         )
 
     @property
@@ -197,6 +200,7 @@ def options_of(kind: type[O], exchange: str, given: Mapping[str, object]) -> O:
     for name in given:
         if name not in known:
             raise ConfigError(
-                f"option {name!r} of exchange {exchange!r}", f"one of {', '.join(known)}" if known else "none"
+                f"option {name!r} of exchange {exchange!r}",
+                f"one of {', '.join(known)}" if known else "none",
             )
     return kind(**given)

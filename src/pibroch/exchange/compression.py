@@ -43,7 +43,9 @@ def exchange_compressed(
     here = channel.ranks.rank
     for source, target in zip(sending[here], arriving[here], strict=True):
         target[:] = source
-    sending, arriving = ([[] if p == here else parts for p, parts in enumerate(each)] for each in (sending, arriving))
+    sending, arriving = (
+        [[] if p == here else parts for p, parts in enumerate(each)] for each in (sending, arriving)
+    )
     low, room = [_low_of(parts) for parts in sending], [_low_of(parts) for parts in arriving]
     tops = [_split(parts, each) for parts, each in zip(sending, low, strict=True)]
     finish = [channel.begin_all_to_all(_heads(low), _heads(room))]  # flies while codes are made
@@ -52,17 +54,27 @@ def exchange_compressed(
     lengths = torch.tensor([len(code) for code in codes])
     their_lengths = torch.empty_like(lengths)
     tell = channel.begin_all_to_all(lengths.split(1), their_lengths.split(1))
-    finish.append(channel.begin_all_to_all(_tails(low), _tails(room)))  # flies while lengths are told
+    finish.append(
+        channel.begin_all_to_all(_tails(low), _tails(room))
+    )  # flies while lengths are told
     tell()
     num_tops = [sum(map(len, parts)) for parts in arriving]
     received = _rooms(their_lengths.tolist(), num_tops)
-    finish.append(channel.begin_all_to_all([*map(torch.from_numpy, codes)], [*map(torch.from_numpy, received)]))
+    finish.append(
+        channel.begin_all_to_all(
+            [*map(torch.from_numpy, codes)], [*map(torch.from_numpy, received)]
+        )
+    )
     for each in finish:
         each()
     with span("decompress"):
         for parts, lower, code, length in zip(arriving, room, received, num_tops, strict=True):
             _join(parts, lower, _decompressed(code, length))
-    return sum(each.nbytes for each in low) + sum(map(len, codes)) + (len(codes) - 1) * lengths.itemsize
+    return (
+        sum(each.nbytes for each in low)
+        + sum(map(len, codes))
+        + (len(codes) - 1) * lengths.itemsize
+    )
 
 
 def _heads(low: Sequence[Bytes]) -> list[Tensor]:
@@ -86,11 +98,17 @@ def _join(parts: Sequence[Numbers], low: Bytes, top: Bytes) -> None:
         planes.join(lower, highest, numbers)
 
 
-def _planes(parts: Sequence[Numbers], low: Bytes, top: Bytes) -> Iterator[tuple[Numbers, Bytes, Bytes]]:
+def _planes(
+    parts: Sequence[Numbers], low: Bytes, top: Bytes
+) -> Iterator[tuple[Numbers, Bytes, Bytes]]:
     first_low = first = 0
     for numbers in parts:
         end_low, end = first_low + (numbers.itemsize - 1) * len(numbers), first + len(numbers)
-        yield numbers, low[first_low:end_low].reshape(numbers.itemsize - 1, len(numbers)), top[first:end]
+        yield (
+            numbers,
+            low[first_low:end_low].reshape(numbers.itemsize - 1, len(numbers)),
+            top[first:end],
+        )
         first_low, first = end_low, end
 
 
@@ -121,5 +139,7 @@ def _decompressed(code: Bytes, length: int) -> Bytes:
         return code
     top = np.empty(length, np.uint8)
     if huffman.decode(code, top) != len(code):
-        raise ProtocolError(f"{len(code)} bytes that are no codes of {length} numbers", "what another rank sent")
+        raise ProtocolError(
+            f"{len(code)} bytes that are no codes of {length} numbers", "what another rank sent"
+        )
     return top

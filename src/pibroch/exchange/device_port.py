@@ -32,7 +32,11 @@ class DevicePort:
         self.device = torch.device(device)
         self._stream: torch.Stream | None = None
         if self.device.type != _HOST.type:
-            found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+            found = (
+                torch.accelerator.current_accelerator()
+                if torch.accelerator.is_available()
+                else None
+            )
             if found is None or found.type != self.device.type:
                 raise ConfigError(
                     f"device {device!s}",
@@ -46,7 +50,9 @@ class DevicePort:
             return tuple(tensor.to(self.device, copy=True) for tensor in tensors)
         current = torch.accelerator.current_stream(self.device)
         with self._stream:
-            copies = tuple(tensor.pin_memory().to(self.device, non_blocking=True) for tensor in tensors)
+            copies = tuple(
+                tensor.pin_memory().to(self.device, non_blocking=True) for tensor in tensors
+            )
         current.wait_stream(self._stream)
         for copy in copies:
             copy.record_stream(current)
@@ -73,7 +79,12 @@ class DevicePort:
         ):
             return batch
         kept = {"keys": list(batch.keys())}
-        for name in ("stride", "stride_per_key", "variable_stride_per_key", "inverse_indices_or_none"):
+        for name in (
+            "stride",
+            "stride_per_key",
+            "variable_stride_per_key",
+            "inverse_indices_or_none",
+        ):
             method = getattr(batch, name, None)
             if callable(method):
                 kept[name] = method()
@@ -81,7 +92,10 @@ class DevicePort:
         moved = {"values": batch.values(), "lengths": batch.lengths()}
         if callable(weights_or_none) and (weights := weights_or_none()) is not None:
             moved["weights_or_none"] = weights
-        here = {name: tensor.to(_HOST) if isinstance(tensor, Tensor) else tensor for name, tensor in moved.items()}
+        here = {
+            name: tensor.to(_HOST) if isinstance(tensor, Tensor) else tensor
+            for name, tensor in moved.items()
+        }
         return SimpleNamespace(**{name: _giving(value) for name, value in (kept | here).items()})
 
 

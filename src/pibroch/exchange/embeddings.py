@@ -85,7 +85,9 @@ class Embeddings(TableStates):
         self.tables = tuple(tables)
         self.optimizers = optimizers_of(tables, optimizer)
         self.groups = group_tables(tables, optimizer)
-        self.features = tuple(dict.fromkeys(feature for table in tables for feature in table.features))
+        self.features = tuple(
+            dict.fromkeys(feature for table in tables for feature in table.features)
+        )
         setup = Setup(self.groups, seed, channel)
         self.exchange: Exchange[Any] = spec.build(setup, **options)
         self.ranks = setup.ranks
@@ -95,9 +97,13 @@ class Embeddings(TableStates):
         self._port = None if device is None else DevicePort(device)
         self._averaged = self._is_frozen = False
         self._absent: set[str] = set()
-        self._handed_out: deque[tuple[Any, JaggedBatch]] = deque(maxlen=4)  # by feed: what is asked for, as it is known
+        self._handed_out: deque[tuple[Any, JaggedBatch]] = deque(
+            maxlen=4
+        )  # by feed: what is asked for, as it is known
         self._warned_of_waiting = False
-        self._anchor = torch.zeros((), requires_grad=True)  # makes autograd call the update; never a parameter
+        self._anchor = torch.zeros(
+            (), requires_grad=True
+        )  # makes autograd call the update; never a parameter
 
     @property
     def row_space(self) -> RowSpace:
@@ -107,7 +113,11 @@ class Embeddings(TableStates):
             ConfigError: when they have several row spaces.
         """
         if len(self.groups) > 1:
-            raise ConfigError(f"the row space of {len(self.groups)} groups of tables", "one group", "look at groups")
+            raise ConfigError(
+                f"the row space of {len(self.groups)} groups of tables",
+                "one group",
+                "look at groups",
+            )
         return self.groups[0].space
 
     @property
@@ -127,7 +137,9 @@ class Embeddings(TableStates):
         for shard in self.exchange.shards:
             shard.track_touched()
 
-    def load_weights(self, table: str, source: object, *, tensor: str | None = None, ids: object = None) -> None:
+    def load_weights(
+        self, table: str, source: object, *, tensor: str | None = None, ids: object = None
+    ) -> None:
         """Give a table weights from outside, see :func:`pibroch.embedding.pretrained.load_weights`.
 
         Between ranks every rank calls it, with the same source; each takes what it holds.
@@ -139,7 +151,9 @@ class Embeddings(TableStates):
         known = {each.name: each for each in self.tables}
         if table not in known:
             raise ConfigError(f"weights for table {table!r}", f"one of the tables {sorted(known)}")
-        from pibroch.embedding.pretrained import load_weights  # with a library for tables, which few programs need
+        from pibroch.embedding.pretrained import (
+            load_weights,
+        )  # with a library for tables, which few programs need
 
         with self.rewriting() as views:
             load_weights(views, known[table], source, tensor=tensor, ids=ids, step=self.step)
@@ -154,7 +168,9 @@ class Embeddings(TableStates):
         self.exchange.flush()
         if len(self.exchange.shards) != 1 or not isinstance(self.exchange.shards[0], MemoryShard):
             raise ConfigError(
-                f"{len(self.exchange.shards)} shards, or one on a server", "one shard in this process", "use pieces()"
+                f"{len(self.exchange.shards)} shards, or one on a server",
+                "one shard in this process",
+                "use pieces()",
             )
         return self.exchange.shards[0]
 
@@ -164,7 +180,10 @@ class Embeddings(TableStates):
         return sum(shard.num_bytes for shard in self.exchange.shards)
 
     def feed(
-        self, batches: Iterable[B], key: Callable[[B], Any] | None = None, empty: Callable[[B], B] | None = None
+        self,
+        batches: Iterable[B],
+        key: Callable[[B], Any] | None = None,
+        empty: Callable[[B], B] | None = None,
     ) -> Iterator[B]:
         """Iterate over ``batches`` as the exchange wants it: strategies read ahead, so that ids and rows travel early.
 
@@ -185,7 +204,10 @@ class Embeddings(TableStates):
             ConfigError: for the feed of another module, where both would read ahead; for a batch of which no empty one can be
                 made, and where a rank with a ``key`` has no batch at all.
         """
-        if self.exchange.reads_ahead and getattr(batches, "gi_code", None) is Embeddings.feed.__code__:
+        if (
+            self.exchange.reads_ahead
+            and getattr(batches, "gi_code", None) is Embeddings.feed.__code__
+        ):
             raise ConfigError(
                 "a feed of another module's feed", "one module that reads ahead",
                 "feed the one with the most bytes, and call the others with its batches",
@@ -199,7 +221,9 @@ class Embeddings(TableStates):
                 yield self._prepare(asked)
 
         filler: Filler[B] = Filler(key, empty)
-        for known in self.exchange.feed(prepared(), self.training and torch.is_grad_enabled() and not self._is_frozen):
+        for known in self.exchange.feed(
+            prepared(), self.training and torch.is_grad_enabled() and not self._is_frozen
+        ):
             batch, asked = filler.follow(*read.popleft(), known) if read else filler.make(known)
             self._handed_out.append((asked, known))
             yield batch
@@ -245,7 +269,9 @@ class Embeddings(TableStates):
 
     def _known(self, batch: object) -> tuple[JaggedBatch, bool]:
         """The batch as the exchange knows it, and whether it came through :meth:`feed`."""
-        fed = next((known for asked, known in reversed(self._handed_out) if is_same(asked, batch)), None)
+        fed = next(
+            (known for asked, known in reversed(self._handed_out) if is_same(asked, batch)), None
+        )
         return (self._prepare(batch), False) if fed is None else (fed, True)
 
     def _prepare(self, batch: object) -> JaggedBatch:
@@ -253,7 +279,9 @@ class Embeddings(TableStates):
         batch = batch if self._port is None else self._port.batch_to_host(batch)
         known = batch if isinstance(batch, JaggedBatch) else JaggedBatch.from_keyed_jagged(batch)
         absent = tuple(feature for feature in self.features if feature not in known.keys)
-        is_filler = known.batch_size == 0  # perhaps of another module's feed, which knows its own features
+        is_filler = (
+            known.batch_size == 0
+        )  # perhaps of another module's feed, which knows its own features
         if absent and (is_filler or len(absent) < len(self.features)):
             if not is_filler:
                 self._warn_of(absent)
@@ -263,7 +291,10 @@ class Embeddings(TableStates):
     def _warn_of(self, absent: tuple[str, ...]) -> None:
         new = sorted(set(absent) - self._absent)
         if new:
-            logger.warning("features absent from a batch count as empty bags, from now on silently: %s", ", ".join(new))
+            logger.warning(
+                "features absent from a batch count as empty bags, from now on silently: %s",
+                ", ".join(new),
+            )
             self._absent |= set(new)
 
     def _warn_of_waiting(self) -> None:
@@ -281,7 +312,10 @@ class Embeddings(TableStates):
             ConfigError: when the optimizer keeps none.
         """
         if all(each.optimizer.average is None for each in self.groups):
-            raise ConfigError("averaged() with an optimizer that keeps no average", "e.g. Adagrad(..., average=0.999)")
+            raise ConfigError(
+                "averaged() with an optimizer that keeps no average",
+                "e.g. Adagrad(..., average=0.999)",
+            )
         self._averaged = True
         try:
             yield
@@ -315,7 +349,9 @@ class _Lookup(torch.autograd.Function):
     """Forward looks rows up; backward updates them."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, embeddings: Embeddings, batch: JaggedBatch) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, anchor: Tensor, embeddings: Embeddings, batch: JaggedBatch
+    ) -> tuple[Tensor, ...]:
         found, handle = embeddings.exchange.lookup(batch, True)
         ctx.embeddings, ctx.handle, ctx.batch = embeddings, handle, batch
         return there(embeddings._port, embeddings._output.joined(batch, found))

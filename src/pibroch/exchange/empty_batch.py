@@ -65,7 +65,9 @@ def is_same(one: Any, other: Any) -> bool:
     if type(one) is not type(other) or isinstance(one, JaggedBatch) or not hasattr(one, "lengths"):
         return False
     names = ("values", "lengths", "weights_or_none")
-    return list(one.keys()) == list(other.keys()) and all(_given(one, name) is _given(other, name) for name in names)
+    return list(one.keys()) == list(other.keys()) and all(
+        _given(one, name) is _given(other, name) for name in names
+    )
 
 
 def _given(ragged: object, name: str) -> object:
@@ -109,7 +111,9 @@ def without_samples(batch: object, num_samples: int) -> Any:
 def _without_values(ragged: Any) -> Any:
     values, lengths = ragged.values()[:0], ragged.lengths()[:0]
     weights = getattr(ragged, "weights_or_none", lambda: None)()
-    named = {"values": values, "lengths": lengths} | ({} if weights is None else {"weights": weights[:0]})
+    named = {"values": values, "lengths": lengths} | (
+        {} if weights is None else {"weights": weights[:0]}
+    )
     if callable(getattr(ragged, "keys", None)):
         named["keys"] = ragged.keys()
     try:
@@ -122,10 +126,16 @@ def _without_values(ragged: Any) -> Any:
 
 
 def _with_parts(batch: object, num_samples: int) -> Any:
-    names = [each.name for each in fields(batch)] if is_dataclass(batch) else list(getattr(batch, "__dict__", ()))
+    names = (
+        [each.name for each in fields(batch)]
+        if is_dataclass(batch)
+        else list(getattr(batch, "__dict__", ()))
+    )
     if not names or isinstance(batch, type | torch.nn.Module):
         return batch
     made = copy(batch)
     for name in names:
-        object.__setattr__(made, name, without_samples(getattr(batch, name), num_samples))  # frozen ones too
+        object.__setattr__(
+            made, name, without_samples(getattr(batch, name), num_samples)
+        )  # frozen ones too
     return made

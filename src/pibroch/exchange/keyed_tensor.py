@@ -34,7 +34,11 @@ class KeyedTensor:
 
     def __init__(self, keys: Sequence[str], length_per_key: Sequence[int], values: Tensor) -> None:
         self._keys, self._lengths, self._values = list(keys), list(length_per_key), values
-        if len(self._keys) != len(self._lengths) or values.ndim != 2 or sum(self._lengths) != values.shape[1]:
+        if (
+            len(self._keys) != len(self._lengths)
+            or values.ndim != 2
+            or sum(self._lengths) != values.shape[1]
+        ):
             raise ConfigError(
                 f"values {list(values.shape)} for {len(self._keys)} keys of widths {self._lengths}",
                 "[B, sum of the widths], a width for each key",
@@ -85,10 +89,14 @@ class KeyedTensor:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedTensor:
         """On another device; gradients come back from it."""
-        return KeyedTensor(self._keys, self._lengths, self._values.to(device, non_blocking=non_blocking))
+        return KeyedTensor(
+            self._keys, self._lengths, self._values.to(device, non_blocking=non_blocking)
+        )
 
     @staticmethod
-    def regroup(keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]]) -> list[Tensor]:
+    def regroup(
+        keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]]
+    ) -> list[Tensor]:
         """For each group of keys their parts side by side, ``[B, sum of D_k]``; of a key in several tensors the last one's.
 
         Raises:

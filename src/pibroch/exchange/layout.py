@@ -93,7 +93,9 @@ class LaneLayout:
         return sum(self.num_features_of_shard) > len(self.features)
 
 
-def plan_for(tables: Sequence[Table], placement: str | Mapping[str, str] | Plan, num_shards: int, what: str) -> Plan:
+def plan_for(
+    tables: Sequence[Table], placement: str | Mapping[str, str] | Plan, num_shards: int, what: str
+) -> Plan:
     """The plan that a placement means.
 
     Args:
@@ -108,7 +110,9 @@ def plan_for(tables: Sequence[Table], placement: str | Mapping[str, str] | Plan,
     plan = placement if isinstance(placement, Plan) else Plan.of(tables, num_shards, placement)
     plan.check(tables)
     if plan.num_shards != num_shards:
-        raise ConfigError(f"a plan for {plan.num_shards} shards", f"one for {num_shards}, the number of {what}")
+        raise ConfigError(
+            f"a plan for {plan.num_shards} shards", f"one for {num_shards}, the number of {what}"
+        )
     return plan
 
 
@@ -118,7 +122,9 @@ def behind(plan: Plan, num_trainers: int) -> Plan:
         name: Placement(kind=each.kind, shards=tuple(shard + num_trainers for shard in each.shards))
         for name, each in plan.placements.items()
     }
-    return plan.model_copy(update={"num_shards": num_trainers + plan.num_shards, "placements": placements})
+    return plan.model_copy(
+        update={"num_shards": num_trainers + plan.num_shards, "placements": placements}
+    )
 
 
 def lay_out(space: RowSpace, plan: Plan, rank: int) -> list[LaneLayout]:
@@ -139,7 +145,9 @@ def _blocks(table: Table, plan: Plan) -> list[Block]:
     owner_pools = kind in OWNERS_POOL and table.pooling != "none"
     row_map = plan.row_map if kind == "rows" else None
     shards = plan.placements[table.name].shards
-    return [Block(table, range(table.dim), tuple(homes), tuple(copies), owner_pools, row_map, shards)]
+    return [
+        Block(table, range(table.dim), tuple(homes), tuple(copies), owner_pools, row_map, shards)
+    ]
 
 
 def _lane(space: RowSpace, blocks: list[Block], num_shards: int, rank: int) -> LaneLayout:
@@ -159,13 +167,21 @@ def _lane(space: RowSpace, blocks: list[Block], num_shards: int, rank: int) -> L
         blocks = sorted(blocks, key=lambda block: block.homes[0][0])
     readers = [(feature, block) for block in blocks for feature in block.table.features]
     first_place = dict(
-        zip(space.first_row, np.cumsum([0, *(len(table.features) for table in space.tables)]), strict=False)
+        zip(
+            space.first_row,
+            np.cumsum([0, *(len(table.features) for table in space.tables)]),
+            strict=False,
+        )
     )
     return LaneLayout(
         width=len(blocks[0].columns),
         dtype=space.dtype,
         features=tuple(feature for feature, _ in readers),
-        places=tuple(first_place[b.table.name] + place for b in blocks for place in range(len(b.table.features))),
+        places=tuple(
+            first_place[b.table.name] + place
+            for b in blocks
+            for place in range(len(b.table.features))
+        ),
         first_columns=tuple(block.columns.start for _, block in readers),
         readers=Readers(
             len(readers),
@@ -185,7 +201,9 @@ def _lane(space: RowSpace, blocks: list[Block], num_shards: int, rank: int) -> L
     )
 
 
-def _homes(blocks: Sequence[Block], address: Mapping[tuple[tuple[str, int], int, bool], int], rank: int) -> Homes:
+def _homes(
+    blocks: Sequence[Block], address: Mapping[tuple[tuple[str, int], int, bool], int], rank: int
+) -> Homes:
     """Where the rows of each reader's block lie for a rank; its own copy is the home of a row that every shard holds."""
     first_addresses, mapped = [], next((block.row_map for block in blocks if block.row_map), None)
     for block in blocks:
@@ -200,7 +218,10 @@ def _homes(blocks: Sequence[Block], address: Mapping[tuple[tuple[str, int], int,
         np.array([block.table.num_rows for block in blocks], np.int64),
         np.array([len(firsts) for firsts in first_addresses], np.uint32),
         np.array([[*firsts, *[0] * (most - len(firsts))] for firsts in first_addresses], np.int64),
-        np.array([-1 if b.row_map is None else b.row_map.first_row(b.table.name) for b in blocks], np.int64),
+        np.array(
+            [-1 if b.row_map is None else b.row_map.first_row(b.table.name) for b in blocks],
+            np.int64,
+        ),
         np.empty(0, np.uint16) if mapped is None else mapped.partition,
         np.empty(0, np.uint32) if mapped is None else mapped.index,
         np.empty(0, np.int64) if mapped is None else mapped.place_of,

@@ -14,11 +14,15 @@ from pibroch.embedding import RowSpace, TableGroup
 
 def by_id_where_learned(batch: JaggedBatch) -> JaggedBatch:
     """The batch, with rows wanted id by id if its weights want a gradient."""
-    is_learned = batch.weights is not None and batch.weights.requires_grad and torch.is_grad_enabled()
+    is_learned = (
+        batch.weights is not None and batch.weights.requires_grad and torch.is_grad_enabled()
+    )
     return replace(batch, by_id=True) if is_learned else batch
 
 
-def pool_by_weights(groups: Sequence[TableGroup], batch: JaggedBatch, found: Sequence[Tensor]) -> list[Tensor]:
+def pool_by_weights(
+    groups: Sequence[TableGroup], batch: JaggedBatch, found: Sequence[Tensor]
+) -> list[Tensor]:
     """Embeddings of each group, ``[B, F, D]`` or ``[V, D]``, from the rows ``[V, D]`` of all its ids.
 
     Args:
@@ -27,7 +31,8 @@ def pool_by_weights(groups: Sequence[TableGroup], batch: JaggedBatch, found: Seq
         found: for each group.
     """
     return [
-        _pooled(group.space, batch.pick(group.space.features), rows) for group, rows in zip(groups, found, strict=True)
+        _pooled(group.space, batch.pick(group.space.features), rows)
+        for group, rows in zip(groups, found, strict=True)
     ]
 
 

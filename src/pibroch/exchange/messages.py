@@ -96,7 +96,9 @@ def together(wire: RowWire, talks: Sequence[Talk[T]]) -> list[T]:
         for number in range(len(talks)):
             go_on(number, None)
         while waiting:
-            kind = next(kind for kind in _KINDS if any(isinstance(each, kind) for each in waiting.values()))
+            kind = next(
+                kind for kind in _KINDS if any(isinstance(each, kind) for each in waiting.values())
+            )
             chosen = [number for number in sorted(waiting) if isinstance(waiting[number], kind)]
             answers = _carried(wire, [waiting[number] for number in chosen])
             for number, came in zip(chosen, answers, strict=True):
@@ -126,9 +128,14 @@ def _carried(wire: RowWire, messages: Sequence[Message]) -> list[Came]:
         mixed = [message for message in messages if isinstance(message, MixedRows)]
         tensors = _mixed(wire, mixed)
         here = wire.channel.ranks.rank
-        weights = [sum(map(sum, message.send_spans)) - sum(message.send_spans[here]) for message in mixed]
+        weights = [
+            sum(map(sum, message.send_spans)) - sum(message.send_spans[here]) for message in mixed
+        ]
     sent, total = wire.sent - before, max(1, sum(weights))
-    return [Came(tensor, round(sent * weight / total)) for tensor, weight in zip(tensors, weights, strict=True)]
+    return [
+        Came(tensor, round(sent * weight / total))
+        for tensor, weight in zip(tensors, weights, strict=True)
+    ]
 
 
 def _floats_to_others(wire: RowWire, values: Tensor, send_counts: Sequence[int]) -> int:
@@ -139,10 +146,17 @@ def _floats_to_others(wire: RowWire, values: Tensor, send_counts: Sequence[int])
 def _values(wire: RowWire, messages: Sequence[Values]) -> list[Came]:
     channel = wire.channel
     if len(messages) == 1 or channel.ranks.world_size == 1:
-        return [Came(channel.all_to_all(each.values, each.send_counts, each.receive_counts)) for each in messages]
+        return [
+            Came(channel.all_to_all(each.values, each.send_counts, each.receive_counts))
+            for each in messages
+        ]
     values, outs = [each.values for each in messages], [_room_for(each) for each in messages]
-    flat = [[each.numpy().reshape(-1).view(np.uint8) for each in tensors] for tensors in (values, outs)]
-    for mine, place in _exchanged(channel.ranks.rank, messages, flat[0], flat[1], channel.all_to_all):
+    flat = [
+        [each.numpy().reshape(-1).view(np.uint8) for each in tensors] for tensors in (values, outs)
+    ]
+    for mine, place in _exchanged(
+        channel.ranks.rank, messages, flat[0], flat[1], channel.all_to_all
+    ):
         place[:] = mine
     return [Came(each) for each in outs]
 
@@ -150,7 +164,10 @@ def _values(wire: RowWire, messages: Sequence[Values]) -> list[Came]:
 def _rows(wire: RowWire, messages: Sequence[Rows]) -> list[Tensor]:
     ranks = wire.channel.ranks
     if len(messages) == 1 or ranks.world_size == 1:
-        return [wire.carry(each.values, each.send_counts, each.receive_counts, each.out) for each in messages]
+        return [
+            wire.carry(each.values, each.send_counts, each.receive_counts, each.out)
+            for each in messages
+        ]
     values = [each.values for each in messages]
     outs = [_room_for(each) if each.out is None else each.out for each in messages]
     flat = [[each.numpy().reshape(-1) for each in tensors] for tensors in (values, outs)]
@@ -208,7 +225,10 @@ def _mixed(wire: RowWire, messages: Sequence[MixedRows]) -> list[Tensor]:
     sent = np.concatenate(_spans_by_rank([(each.message, each.send_spans) for each in messages]))
     places = _spans_by_rank([(each.received, each.receive_spans) for each in messages])
     received = np.empty(sum(map(len, places)), np.float32)
-    spans = [_span_sums([each.send_spans for each in messages]), _span_sums([each.receive_spans for each in messages])]
+    spans = [
+        _span_sums([each.send_spans for each in messages]),
+        _span_sums([each.receive_spans for each in messages]),
+    ]
     wire.carry_mixed(sent, spans[0], received, spans[1])
     _fill(places, received)
     return [torch.from_numpy(each.received) for each in messages]
@@ -222,5 +242,6 @@ def _spans_by_rank(floats: Sequence[tuple[Records, Spans]]) -> list[Records]:
 
 def _span_sums(spans: Sequence[Spans]) -> Spans:
     return [
-        (sum(whole for whole, _ in of_rank), sum(lent for _, lent in of_rank)) for of_rank in zip(*spans, strict=True)
+        (sum(whole for whole, _ in of_rank), sum(lent for _, lent in of_rank))
+        for of_rank in zip(*spans, strict=True)
     ]

@@ -81,7 +81,10 @@ class EmbeddingOutput(Mapping[str, "Tensor | JaggedEmbeddings"]):
     """
 
     def __init__(
-        self, places: Mapping[str, ReaderPlace], groups: Sequence[Tensor], offsets: Sequence[Tensor | None]
+        self,
+        places: Mapping[str, ReaderPlace],
+        groups: Sequence[Tensor],
+        offsets: Sequence[Tensor | None],
     ) -> None:
         self._places, self._groups, self._offsets = places, groups, offsets
 
@@ -110,7 +113,9 @@ class EmbeddingOutput(Mapping[str, "Tensor | JaggedEmbeddings"]):
         """
         pooled = self._pooled()
         if not pooled:
-            raise ConfigError("cat() of embeddings that are not pooled", "pooled ones", "take each by its name")
+            raise ConfigError(
+                "cat() of embeddings that are not pooled", "pooled ones", "take each by its name"
+            )
         return self._groups[next(iter(pooled.values())).group]
 
     def keyed_tensor(self) -> KeyedTensor:
@@ -119,18 +124,28 @@ class EmbeddingOutput(Mapping[str, "Tensor | JaggedEmbeddings"]):
         return KeyedTensor(list(pooled), [place.dim for place in pooled.values()], self.cat())
 
     def _pooled(self) -> dict[str, ReaderPlace]:
-        return {name: place for name, place in self._places.items() if self._offsets[place.group] is None}
+        return {
+            name: place
+            for name, place in self._places.items()
+            if self._offsets[place.group] is None
+        }
 
     @cached_property
     def _parts(self) -> dict[str, Tensor | JaggedEmbeddings]:
         """Of all readers; taken apart at once, so that a backward pass puts their gradients together at once."""
         found: dict[str, Tensor | JaggedEmbeddings] = {}
         pooled = self._pooled()
-        if len(pooled) == 1:  # one alone is no part, whose gradient would be copied into one of the whole
+        if (
+            len(pooled) == 1
+        ):  # one alone is no part, whose gradient would be copied into one of the whole
             found |= dict.fromkeys(pooled, self.cat())
         elif pooled:
-            found |= zip(pooled, self.cat().split([place.dim for place in pooled.values()], 1), strict=True)
-        for number, (embeddings, offsets) in enumerate(zip(self._groups, self._offsets, strict=True)):
+            found |= zip(
+                pooled, self.cat().split([place.dim for place in pooled.values()], 1), strict=True
+            )
+        for number, (embeddings, offsets) in enumerate(
+            zip(self._groups, self._offsets, strict=True)
+        ):
             if offsets is not None:
                 names = [name for name, where in self._places.items() if where.group == number]
                 found |= zip(names, _jagged(embeddings, offsets, len(names)), strict=True)
@@ -154,8 +169,14 @@ class OutputForm:
         self._dim = tables[0].dim
         others = count(int(any(pooled)))
         self._tensor_of_group = [0 if is_pooled else next(others) for is_pooled in pooled]
-        of_reader = {place: ReaderPlace(n, each.space.dim) for n, each in enumerate(groups) for place in each.places}
-        self._places = {name: of_reader[number] for number, name in enumerate(names_of_readers(tables))}
+        of_reader = {
+            place: ReaderPlace(n, each.space.dim)
+            for n, each in enumerate(groups)
+            for place in each.places
+        }
+        self._places = {
+            name: of_reader[number] for number, name in enumerate(names_of_readers(tables))
+        }
 
     def joined(self, batch: JaggedBatch, found: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """What leaves a lookup: each tensor once, as ``[B, F, D]`` where that is all."""
@@ -164,7 +185,9 @@ class OutputForm:
     def _joined(self, found: Sequence[Tensor]) -> tuple[Tensor, ...]:
         if self.is_tensor:
             return (found[0].unflatten(1, (-1, self._dim)),)
-        return tuple(dict(sorted(zip(self._tensor_of_group, found, strict=True), key=itemgetter(0))).values())
+        return tuple(
+            dict(sorted(zip(self._tensor_of_group, found, strict=True), key=itemgetter(0))).values()
+        )
 
     def gradients(self, batch: JaggedBatch, gradients: Sequence[Tensor]) -> list[Tensor]:
         """The inverse, as the exchange wants them."""
@@ -180,8 +203,12 @@ class OutputForm:
         if self.is_tensor:
             return found[0]
         spaces = [each.space for each in self._groups]
-        offsets = [None if space.is_pooled else batch.offsets_of(space.features) for space in spaces]
-        return EmbeddingOutput(self._places, [found[number] for number in self._tensor_of_group], offsets)
+        offsets = [
+            None if space.is_pooled else batch.offsets_of(space.features) for space in spaces
+        ]
+        return EmbeddingOutput(
+            self._places, [found[number] for number in self._tensor_of_group], offsets
+        )
 
     def _side_by_side(self, found: Sequence[Tensor]) -> list[Tensor]:
         """Embeddings of each group, ``[B, F, D]`` of those that are pooled, as an exchange gives them."""
@@ -199,7 +226,11 @@ class OutputForm:
 def _jagged(values: Tensor, offsets: Tensor, num_readers: int) -> list[JaggedEmbeddings]:
     size = (len(offsets) - 1) // num_readers
     ends = offsets[::size].tolist() if size else [0] * (num_readers + 1)
-    parts = values.split([end - start for start, end in pairwise(ends)]) if num_readers > 1 else (values,)
+    parts = (
+        values.split([end - start for start, end in pairwise(ends)])
+        if num_readers > 1
+        else (values,)
+    )
     return [
         JaggedEmbeddings(part, offsets[number * size : (number + 1) * size + 1] - start)
         for number, (part, start) in enumerate(zip(parts, ends[:-1], strict=True))

@@ -69,7 +69,11 @@ class PrefetchingExchange(Exchange[Handle], Generic[Handle, R, F]):
         before: PendingBatch[R, F] | None = None
         try:
             for batch, is_real in and_then_fillers(batches, self.features):
-                if before is not None and not before.is_real and not self._is_real_elsewhere(before):
+                if (
+                    before is not None
+                    and not before.is_real
+                    and not self._is_real_elsewhere(before)
+                ):
                     return
                 pending = self.announce(batch, is_real)
                 mine = [*mine[-1:], pending]

@@ -78,20 +78,29 @@ class RowBlocks:
         self._channel = channel
         here = channel.ranks.rank
         self._places: list[list[_Place]] = []
-        for rank, pieces in enumerate(channel.gather([[*Extent.of(v.piece), v.piece.is_primary] for v in views])):
+        for rank, pieces in enumerate(
+            channel.gather([[*Extent.of(v.piece), v.piece.is_primary] for v in views])
+        ):
             found = []
             for number, (table, rows, columns, num_listed, is_primary) in enumerate(pieces):
                 view = views[number] if rank == here else None
-                found.append(_Place(Extent(table, tuple(rows), tuple(columns), num_listed), is_primary, view))
+                found.append(
+                    _Place(Extent(table, tuple(rows), tuple(columns), num_listed), is_primary, view)
+                )
             self._places.append(found)
 
-    def collect(self, table: Table, saved: SavedTable, fields: Sequence[str], blocks: Blocks) -> dict[str, Records]:
+    def collect(
+        self, table: Table, saved: SavedTable, fields: Sequence[str], blocks: Blocks
+    ) -> dict[str, Records]:
         """This rank's block of a table: of each field float32 ``[rows, floats]``. Blocks until it is there.
 
         Beside it, memory is that of a small buffer.
         """
         rank, widths = self._channel.ranks.rank, _widths(saved, fields)
-        out = {field: np.empty((len(blocks[rank]), width), np.float32) for field, width in widths.items()}
+        out = {
+            field: np.empty((len(blocks[rank]), width), np.float32)
+            for field, width in widths.items()
+        }
         for chunks in _rounds(blocks, sum(widths.values())):
             meetings = self._overlaps(table, chunks, only_primary=True)
             send: list[list[Records]] = [[] for _ in blocks]
@@ -111,7 +120,9 @@ class RowBlocks:
                     out[field][rows - blocks[rank].start, as_slice(columns)] = numbers
         return out
 
-    def spread(self, table: Table, saved: SavedTable, numbers: Mapping[str, Records], blocks: Blocks) -> None:
+    def spread(
+        self, table: Table, saved: SavedTable, numbers: Mapping[str, Records], blocks: Blocks
+    ) -> None:
         """The reverse: write this rank's block of a table into all pieces that have some of its rows, replicas included."""
         rank, fields = self._channel.ranks.rank, list(numbers)
         for chunks in _rounds(blocks, sum(_widths(saved, fields).values())):
@@ -130,9 +141,13 @@ class RowBlocks:
             for (to, place, source), rows in meetings.items():
                 for field in fields if to == rank else ():
                     shape = len(rows), len(_columns(place, saved, field))
-                    place.numbers(field)[place.span_of(rows), slice(None)] = came[source].take(shape)
+                    place.numbers(field)[place.span_of(rows), slice(None)] = came[source].take(
+                        shape
+                    )
 
-    def _overlaps(self, table: Table, chunks: Blocks, *, only_primary: bool) -> dict[_Overlap, Ints]:
+    def _overlaps(
+        self, table: Table, chunks: Blocks, *, only_primary: bool
+    ) -> dict[_Overlap, Ints]:
         """What pieces and blocks on either side of this rank have in common: who holds the piece, it, whose block; the rows."""
         rank, found, unknown = self._channel.ranks.rank, dict[_Overlap, Ints](), list[_Overlap]()
         for holder, place in self._of(table, only_primary=only_primary):
@@ -146,14 +161,18 @@ class RowBlocks:
             found |= self._ask(found, unknown)
         return {meeting: rows for meeting, rows in found.items() if len(rows)}
 
-    def _ask(self, known: Mapping[_Overlap, Ints], unknown: Sequence[_Overlap]) -> dict[_Overlap, Ints]:
+    def _ask(
+        self, known: Mapping[_Overlap, Ints], unknown: Sequence[_Overlap]
+    ) -> dict[_Overlap, Ints]:
         """Which rows other ranks' pieces of chosen rows have of this rank's block; they learn of this rank's likewise."""
         ranks = self._channel.ranks
         asked: list[list[Ints]] = [[] for _ in range(ranks.world_size)]
         for (holder, place, owner), rows in known.items():
             if place.extent.num_listed and holder == ranks.rank != owner:
                 asked[owner].append(rows)
-        lengths: list[list[list[int]]] = self._channel.gather([[len(rows) for rows in each] for each in asked])
+        lengths: list[list[list[int]]] = self._channel.gather(
+            [[len(rows) for rows in each] for each in asked]
+        )
         flat = [rows for each in asked for rows in each]
         coming = [lengths[rank][ranks.rank] for rank in range(ranks.world_size)]
         came = self._channel.all_to_all(
@@ -172,7 +191,9 @@ class RowBlocks:
     def _exchange(self, send: Sequence[Sequence[Records]], counts: Sequence[int]) -> list[_Arrived]:
         flat = [part.reshape(-1) for parts in send for part in parts]
         going = torch.from_numpy(np.concatenate(flat) if flat else np.empty(0, np.float32))
-        came = self._channel.all_to_all(going, [sum(part.size for part in parts) for parts in send], counts)
+        came = self._channel.all_to_all(
+            going, [sum(part.size for part in parts) for parts in send], counts
+        )
         return [_Arrived(part.numpy()) for part in came.split(list(counts))]
 
 

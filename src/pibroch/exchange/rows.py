@@ -73,7 +73,9 @@ class BatchIds:
     columns: Columns | None = None
 
     @classmethod
-    def of(cls, row_ids: Ints, batch: JaggedBatch, readers: Readers, columns: Columns | None) -> BatchIds:
+    def of(
+        cls, row_ids: Ints, batch: JaggedBatch, readers: Readers, columns: Columns | None
+    ) -> BatchIds:
         """Of a batch whose ids were resolved to rows."""
         scale = NO_SCALE if batch.by_id else pooling_scale(batch, readers.mean)
         num_ids, offsets = len(row_ids), batch.offsets.numpy()
@@ -81,7 +83,9 @@ class BatchIds:
             is_one, shares = is_one_hot(batch), readers.shares_tables
             return cls(row_ids, offsets, scale, is_one, readers.num_features, shares, None, columns)
         each = np.arange(num_ids + 1)
-        return cls(row_ids, each, scale, True, 1, readers.shares_tables, (offsets, readers.num_features))
+        return cls(
+            row_ids, each, scale, True, 1, readers.shares_tables, (offsets, readers.num_features)
+        )
 
     @property
     def num_samples(self) -> int:
@@ -90,7 +94,9 @@ class BatchIds:
 
     def gradient_rows(self, gradient: Tensor) -> Records:
         """The gradient of what :func:`pool` gave as rows, among which :func:`group` says each position's."""
-        return gradient.numpy().reshape(-1, gradient.shape[-1] if self.columns is None else self.columns.unit)
+        return gradient.numpy().reshape(
+            -1, gradient.shape[-1] if self.columns is None else self.columns.unit
+        )
 
 
 def resolve(of_tables: TableGroup, batch: JaggedBatch) -> tuple[BatchIds, RowIdError | None]:
@@ -105,11 +111,15 @@ def resolve(of_tables: TableGroup, batch: JaggedBatch) -> tuple[BatchIds, RowIdE
     if max(bad) >= 0:
         first_bad = min(position for position in bad if position >= 0)
         problem = row_id_error(space.features, space.num_rows_of_feature, batch, first_bad)
-    readers = Readers(len(space.features), space.mean_of_feature, space.is_pooled, space.shares_tables)
+    readers = Readers(
+        len(space.features), space.mean_of_feature, space.is_pooled, space.shares_tables
+    )
     return BatchIds.of(row_ids, batch, readers, of_tables.columns), problem
 
 
-def row_id_error(features: tuple[str, ...], num_rows: Ints, batch: JaggedBatch, position: int) -> RowIdError:
+def row_id_error(
+    features: tuple[str, ...], num_rows: Ints, batch: JaggedBatch, position: int
+) -> RowIdError:
     """The error for the id at ``position`` of the batch's values; ``num_rows`` ``[F]`` of the features' tables."""
     bag = int(np.searchsorted(batch.offsets.numpy(), position, side="right")) - 1
     feature, sample = divmod(bag, batch.batch_size)
@@ -127,7 +137,11 @@ def room_for(groups: Sequence[TableGroup], batch: JaggedBatch) -> Tensor | None:
 
 
 def pool(
-    ids: BatchIds, records: Stored, rows: NDArray[np.signedinteger], dim: int, room_BS: Tensor | None = None
+    ids: BatchIds,
+    records: Stored,
+    rows: NDArray[np.signedinteger],
+    dim: int,
+    room_BS: Tensor | None = None,
 ) -> Tensor:
     """Pool records in the type of their weights, position v's ``rows[v]``.
 
@@ -141,7 +155,9 @@ def pool(
     assert room_BS is not None, "see room_for"
     out, bags = room_BS.numpy(), (ids.offsets, ids.scale)
     stream = columns.unit % FLOATS_PER_LINE == 0 and can_stream(out)
-    parallel.run(pooling.gather_pool, num_bags, records, rows, *bags, columns.first, dim, out, stream)
+    parallel.run(
+        pooling.gather_pool, num_bags, records, rows, *bags, columns.first, dim, out, stream
+    )
     return room_BS
 
 
@@ -149,7 +165,9 @@ def pooling_scale(batch: JaggedBatch, mean_of_feature: NDArray[np.bool_]) -> Rec
     """Factor of each id in its bag's sum, or empty when all are 1."""
     if batch.weights is None and not mean_of_feature.any():
         return NO_SCALE
-    weights = NO_SCALE if batch.weights is None else batch.weights.detach().contiguous().float().numpy()
+    weights = (
+        NO_SCALE if batch.weights is None else batch.weights.detach().contiguous().float().numpy()
+    )
     scale = np.empty(batch.values.numel(), np.float32)
     pooling.pooling_scale(batch.offsets.numpy(), weights, mean_of_feature, scale)
     return scale
@@ -169,8 +187,14 @@ def group(ids: BatchIds, bounds: list[int] | None = None) -> Grouped:
         grouping.sample_major_sequence(*(ids.bags or (ids.offsets, ids.num_features)), sequence)
     else:
         sequence = rising(num_ids)
-    rows, order, segments = np.empty(num_ids, np.int64), np.empty(num_ids, np.int32), np.empty(num_ids + 1, np.int32)
-    counts = parallel.run_ranges(grouping.dedupe, bounds, ids.row_ids, sequence, rows, segments, order)
+    rows, order, segments = (
+        np.empty(num_ids, np.int64),
+        np.empty(num_ids, np.int32),
+        np.empty(num_ids + 1, np.int32),
+    )
+    counts = parallel.run_ranges(
+        grouping.dedupe, bounds, ids.row_ids, sequence, rows, segments, order
+    )
     num_rows = 0
     for start, count in zip(bounds, counts, strict=False):
         for found in (rows, segments):
@@ -217,14 +241,18 @@ class DistinctRows:
         gradients = self.ids.gradient_rows(gradient)
         dim = gradients.shape[1] * self.grouped.rows_per_gradient
         totals = np.empty((len(self.grouped.rows), dim), np.float32)
-        parallel.run(updating.sum_gradients, len(totals), self.grouped, gradients, np.float32(share), totals)
+        parallel.run(
+            updating.sum_gradients, len(totals), self.grouped, gradients, np.float32(share), totals
+        )
         return totals
 
 
 def table_bounds(ids: BatchIds) -> list[int]:
     """Bounds of positions for each thread to group: whole tables, about as many ids each."""
     num_ids = len(ids.row_ids)
-    parts = 1 if ids.shares_tables else max(1, min(parallel.num_threads(), num_ids // IDS_PER_THREAD))
+    parts = (
+        1 if ids.shares_tables else max(1, min(parallel.num_threads(), num_ids // IDS_PER_THREAD))
+    )
     if parts == 1:
         return [0, num_ids]
     targets = [num_ids * part // parts for part in range(1, parts)]

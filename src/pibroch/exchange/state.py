@@ -14,7 +14,9 @@ from pibroch.errors import ConfigError
 from pibroch.kernels.arrays import Ints
 
 
-def whole_tables(tables: Sequence[Table], shards: Sequence[Shard], prefix: str) -> dict[str, Tensor]:
+def whole_tables(
+    tables: Sequence[Table], shards: Sequence[Shard], prefix: str
+) -> dict[str, Tensor]:
     """The weights of all tables by name, views into the records, of the tables' types.
 
     Args:
@@ -55,7 +57,9 @@ def load_tables(
         if name not in state:
             continue
         if tuple(state[name].shape) != (table.num_rows, table.dim):
-            errors.append(f"{name}: got {list(state[name].shape)}, need {[table.num_rows, table.dim]}")
+            errors.append(
+                f"{name}: got {list(state[name].shape)}, need {[table.num_rows, table.dim]}"
+            )
             continue
         weights = state[name].detach().float().cpu().numpy()
         for view in views:

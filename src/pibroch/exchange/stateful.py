@@ -58,10 +58,17 @@ class EmbeddingState:
             saved = self._saved[table.name]
             cut = even_blocks(table.num_rows, embeddings.ranks.world_size)
             for field, numbers in blocks.collect(table, saved, [WEIGHT, *saved.state], cut).items():
-                state[name_of(self._embeddings, table, field)] = _distributed(table.num_rows, numbers, mesh)
-        rates = {table: group["lr"] for group in embeddings.fused_optimizer.param_groups for table in group["tables"]}
+                state[name_of(self._embeddings, table, field)] = _distributed(
+                    table.num_rows, numbers, mesh
+                )
+        rates = {
+            table: group["lr"]
+            for group in embeddings.fused_optimizer.param_groups
+            for table in group["tables"]
+        }
         state |= {
-            f"learning_rates.{table}": torch.tensor(float(rate), dtype=torch.float64) for table, rate in rates.items()
+            f"learning_rates.{table}": torch.tensor(float(rate), dtype=torch.float64)
+            for table, rate in rates.items()
         }
         return state | {STEP: torch.tensor(embeddings.step)}
 
@@ -78,7 +85,8 @@ class EmbeddingState:
             for table in embeddings.tables:
                 cut = even_blocks(table.num_rows, embeddings.ranks.world_size)
                 numbers = {
-                    field: _local(state_dict[name_of(self._embeddings, table, field)]) for field in self._fields(table)
+                    field: _local(state_dict[name_of(self._embeddings, table, field)])
+                    for field in self._fields(table)
                 }
                 blocks.spread(table, self._saved[table.name], numbers, cut)
             for view in views:
@@ -122,7 +130,12 @@ def _distributed(num_rows: int, block: Records, mesh: DeviceMesh | None) -> Tens
 
     width = local.shape[1]
     return DTensor.from_local(
-        local, mesh, [Shard(0)], run_check=False, shape=torch.Size((num_rows, width)), stride=(width, 1)
+        local,
+        mesh,
+        [Shard(0)],
+        run_check=False,
+        shape=torch.Size((num_rows, width)),
+        stride=(width, 1),
     )
 
 

@@ -90,7 +90,11 @@ class TableStates(nn.Module):
         return self.exchange.is_moving
 
     def full_state_dict(
-        self, tables: Sequence[str] | None = None, *, on_all_ranks: bool = False, row_state: bool = False
+        self,
+        tables: Sequence[str] | None = None,
+        *,
+        on_all_ranks: bool = False,
+        row_state: bool = False,
     ) -> dict[str, Tensor]:
         """Copies of whole tables, named as in ``state_dict``, on rank 0 or on all; the other ranks get none. All ranks call it.
 
@@ -127,7 +131,9 @@ class TableStates(nn.Module):
         """The tables as ``torch.distributed.checkpoint`` takes them, see :class:`~pibroch.exchange.stateful.EmbeddingState`."""
         return EmbeddingState(self)
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
         """TorchRec's names; the tensors are views into the records, not copies.
 
         Raises:
@@ -135,7 +141,9 @@ class TableStates(nn.Module):
         """
         if not self._is_left_out:
             self.exchange.flush()
-            destination.update(whole_tables(self.tables, self.exchange.shards, f"{prefix}{self.kind_in_state}."))
+            destination.update(
+                whole_tables(self.tables, self.exchange.shards, f"{prefix}{self.kind_in_state}.")
+            )
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, object], prefix: str, metadata: object, strict: bool, missing: list[str],

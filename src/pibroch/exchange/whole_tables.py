@@ -40,7 +40,10 @@ def gather_tables(
         wanted = [everything if on_all_ranks or rank == 0 else nothing for rank in range(size)]
         numbers = blocks.collect(table, saved, fields, wanted)
         if wanted[channel.ranks.rank]:
-            found |= {name_of(embeddings, table, field): torch.from_numpy(array) for field, array in numbers.items()}
+            found |= {
+                name_of(embeddings, table, field): torch.from_numpy(array)
+                for field, array in numbers.items()
+            }
     return found
 
 
@@ -54,15 +57,30 @@ def fill_tables(embeddings: TableStates, state: Mapping[str, Tensor], strict: bo
         blocks = RowBlocks(channel, views)
         for table in (each for each in embeddings.tables if name_of(embeddings, each) in given[0]):
             fields = [
-                field for field in (WEIGHT, *saved[table.name].state) if name_of(embeddings, table, field) in given[0]
+                field
+                for field in (WEIGHT, *saved[table.name].state)
+                if name_of(embeddings, table, field) in given[0]
             ]
-            numbers = {field: _array(state[name_of(embeddings, table, field)]) for field in fields} if is_first else {}
+            numbers = (
+                {field: _array(state[name_of(embeddings, table, field)]) for field in fields}
+                if is_first
+                else {}
+            )
             empty = {field: np.empty((0, 0), np.float32) for field in fields}
-            held = [range(table.num_rows) if rank == 0 else range(0) for rank in range(channel.ranks.world_size)]
+            held = [
+                range(table.num_rows) if rank == 0 else range(0)
+                for rank in range(channel.ranks.world_size)
+            ]
             blocks.spread(table, saved[table.name], numbers or empty, held)
         for view in (each for each in views if name_of(embeddings, each.piece.table) in given[0]):
-            if "average" in view.state and name_of(embeddings, view.piece.table, "average") not in given[0]:
-                view.state["average"][:], view.state["averaged_at"][:] = view.weights, embeddings.step
+            if (
+                "average" in view.state
+                and name_of(embeddings, view.piece.table, "average") not in given[0]
+            ):
+                view.state["average"][:], view.state["averaged_at"][:] = (
+                    view.weights,
+                    embeddings.step,
+                )
             if view.touched is not None:
                 view.touched[:] = True
 
@@ -76,11 +94,16 @@ def _check(embeddings: TableStates, state: Mapping[str, Tensor], strict: bool) -
     known: dict[str, list[int]] = {}
     for table in embeddings.tables:
         widths = {WEIGHT: table.dim, **saved[table.name].state}
-        known |= {name_of(embeddings, table, field): [table.num_rows, width] for field, width in widths.items()}
+        known |= {
+            name_of(embeddings, table, field): [table.num_rows, width]
+            for field, width in widths.items()
+        }
         if name_of(embeddings, table) not in state and (
             strict or any(name_of(embeddings, table, field) in state for field in widths)
         ):
-            raise CheckpointError(f"no {name_of(embeddings, table)!r} in the state", "the weights of all tables", _DO)
+            raise CheckpointError(
+                f"no {name_of(embeddings, table)!r} in the state", "the weights of all tables", _DO
+            )
     for name, tensor in state.items():
         if name not in known:
             raise CheckpointError(f"{name!r} in the state", f"one of {', '.join(known)}", _DO)

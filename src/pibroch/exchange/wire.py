@@ -54,7 +54,11 @@ class RowWire:
         return result
 
     def carry(
-        self, rows: Tensor, send_counts: Sequence[int], receive_counts: Sequence[int], out: Tensor | None = None
+        self,
+        rows: Tensor,
+        send_counts: Sequence[int],
+        receive_counts: Sequence[int],
+        out: Tensor | None = None,
     ) -> Tensor:
         """Send ``send_counts[p]`` consecutive ones of float32 ``rows`` to each rank p; returns what comes, in rank order.
 
@@ -67,17 +71,28 @@ class RowWire:
         ranks = self.channel.ranks
         if ranks.world_size == 1 or not self.compress:
             narrow = rows.to(self.dtype)
-            self.sent += (sum(send_counts) - send_counts[ranks.rank]) * self.dtype.itemsize * math.prod(rows.shape[1:])
-            received = self.channel.all_to_all(narrow, send_counts, receive_counts, out if self.is_exact else None)
+            self.sent += (
+                (sum(send_counts) - send_counts[ranks.rank])
+                * self.dtype.itemsize
+                * math.prod(rows.shape[1:])
+            )
+            received = self.channel.all_to_all(
+                narrow, send_counts, receive_counts, out if self.is_exact else None
+            )
             return received.float() if out is None or received is out else out.copy_(received)
         if out is None:
             out = torch.empty(sum(receive_counts), *rows.shape[1:])
         width = math.prod(rows.shape[1:])
-        spans = [(0, width * count) for count in send_counts], [(0, width * count) for count in receive_counts]
+        spans = (
+            [(0, width * count) for count in send_counts],
+            [(0, width * count) for count in receive_counts],
+        )
         self.carry_mixed(rows.numpy().reshape(-1), spans[0], out.numpy().reshape(-1), spans[1])
         return out
 
-    def carry_mixed(self, message: Records, send_counts: Spans, received: Records, receive_counts: Spans) -> None:
+    def carry_mixed(
+        self, message: Records, send_counts: Spans, received: Records, receive_counts: Spans
+    ) -> None:
         """Send records, which stay float32, and weights, which are of the wire's type, and fill ``received`` with others'.
 
         Args:
@@ -94,7 +109,10 @@ class RowWire:
                 torch.from_numpy(received),
             )
             return
-        sending = [[whole.view(np.uint32), self._narrowed(lent)] for whole, lent in _split(message, send_counts)]
+        sending = [
+            [whole.view(np.uint32), self._narrowed(lent)]
+            for whole, lent in _split(message, send_counts)
+        ]
         places = _split(received, receive_counts)
         arriving = [[whole.view(np.uint32), self._room_for(lent)] for whole, lent in places]
         # spans of all parts are known on both sides, so they lie behind each other without a word about them
@@ -104,12 +122,16 @@ class RowWire:
             self._exchange(sending, arriving)
         if not self.is_exact:
             for (_, lent), (_, narrow) in zip(places, arriving, strict=True):
-                torch.from_numpy(lent).copy_(torch.from_numpy(narrow.view(np.int16)).view(self.dtype))
+                torch.from_numpy(lent).copy_(
+                    torch.from_numpy(narrow.view(np.int16)).view(self.dtype)
+                )
 
     def _narrowed(self, weights: Records) -> Numbers:
         if self.is_exact:
             return weights.view(np.uint32)
-        narrow: Numbers = torch.from_numpy(weights).to(self.dtype).view(torch.int16).numpy().view(np.uint16)
+        narrow: Numbers = (
+            torch.from_numpy(weights).to(self.dtype).view(torch.int16).numpy().view(np.uint16)
+        )
         return narrow
 
     def _room_for(self, weights: Records) -> Numbers:
@@ -121,7 +143,10 @@ class RowWire:
         )
         message = np.concatenate([part.view(np.uint8) for parts in sending for part in parts])
         self.sent += sum(send_counts) - send_counts[self.channel.ranks.rank]
-        received, first = self.channel.all_to_all(torch.from_numpy(message), send_counts, receive_counts).numpy(), 0
+        received, first = (
+            self.channel.all_to_all(torch.from_numpy(message), send_counts, receive_counts).numpy(),
+            0,
+        )
         for part in (part for parts in arriving for part in parts):
             part.view(np.uint8)[:] = received[first : first + part.nbytes]
             first += part.nbytes

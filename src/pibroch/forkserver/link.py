@@ -97,9 +97,13 @@ class Link:
         self._link, self._lock, self._found = link, threading.Lock(), frozenset(sys.modules)
         link.settimeout(_TIMEOUT_S)
 
-    def start(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> StartedProcess:
+    def start(
+        self, arguments: Sequence[str], environment: Mapping[str, str], log: Path
+    ) -> StartedProcess:
         """Another process of pibroch, which ends with this one."""
-        answer, (stdin, stdout) = self.ask(StartProcess(list(arguments), dict(environment), str(log)))
+        answer, (stdin, stdout) = self.ask(
+            StartProcess(list(arguments), dict(environment), str(log))
+        )
         assert isinstance(answer, Started)
         return StartedProcess(self, answer.pid, open(stdin, "wb"), open(stdout, "rb"))
 
@@ -116,7 +120,12 @@ class Link:
     def say_loaded(self) -> None:
         """Have processes to come find loaded what this one has loaded."""
         with self._lock:
-            send(self._link, Loaded([name for name in sys.modules if name not in self._found and name != "__main__"]))
+            send(
+                self._link,
+                Loaded(
+                    [name for name in sys.modules if name not in self._found and name != "__main__"]
+                ),
+            )
 
     def ask(self, request: Request) -> tuple[Answer, list[int]]:
         """What the server answers.
@@ -129,7 +138,9 @@ class Link:
                 send(self._link, request)
                 return receive_answer(self._link)
         except OSError as error:
-            raise ProtocolError(f"no answer of the process that started this one: {error}", "it alive") from error
+            raise ProtocolError(
+                f"no answer of the process that started this one: {error}", "it alive"
+            ) from error
 
     def _keep(self, request: Keep) -> KeptMemory | None:
         answer, descriptors = self.ask(request)
@@ -137,7 +148,9 @@ class Link:
         if not answer.num_bytes:
             return None
         try:
-            return KeptMemory(mmap.mmap(descriptors[0], answer.num_bytes), answer.is_new, answer.tag)
+            return KeptMemory(
+                mmap.mmap(descriptors[0], answer.num_bytes), answer.is_new, answer.tag
+            )
         finally:
             os.close(descriptors[0])
 

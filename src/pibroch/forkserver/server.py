@@ -67,7 +67,9 @@ class ForkServer:
         prepare: what else children should find done once modules are imported, step by step.
     """
 
-    def __init__(self, program: Callable[[], NoReturn], prepare: Callable[[], Iterator[None]]) -> None:
+    def __init__(
+        self, program: Callable[[], NoReturn], prepare: Callable[[], Iterator[None]]
+    ) -> None:
         self._program, self._prepare = program, prepare
         self._children: list[_Child] = []
         self._memories: dict[str, _Memory] = {}
@@ -103,7 +105,9 @@ class ForkServer:
             yield
         yield from self._prepare()
 
-    def fork(self, arguments: Sequence[str], environment: Mapping[str, str], name: str) -> ForkedProcess:
+    def fork(
+        self, arguments: Sequence[str], environment: Mapping[str, str], name: str
+    ) -> ForkedProcess:
         """A child with this process's output and no input, which may ask this server for things."""
         nothing = os.open(_DEV_NULL, os.O_RDONLY)
         try:
@@ -175,7 +179,9 @@ class ForkServer:
         try:
             streams = {0: theirs_in, 1: theirs_out, 2: log}
             name = name_of(request.arguments)
-            started = self._fork(request.arguments, request.environment, name, streams, (ours_in, ours_out))
+            started = self._fork(
+                request.arguments, request.environment, name, streams, (ours_in, ours_out)
+            )
             child.started[started.process.pid] = started
             send(link, Started(started.process.pid), [ours_in, ours_out])
         finally:
@@ -184,12 +190,16 @@ class ForkServer:
 
     def _keep(self, link: socket.socket, request: Keep) -> None:
         found, is_new = self._memories.get(request.key), False
-        if request.num_bytes and (found is None or (found.tag, found.num_bytes) != (request.tag, request.num_bytes)):
+        if request.num_bytes and (
+            found is None or (found.tag, found.num_bytes) != (request.tag, request.num_bytes)
+        ):
             if found is not None:
                 os.close(found.descriptor)
             descriptor = os.memfd_create(f"pibroch {request.key}", os.MFD_CLOEXEC)
             os.ftruncate(descriptor, request.num_bytes)
-            found = self._memories[request.key] = _Memory(descriptor, request.tag, request.num_bytes)
+            found = self._memories[request.key] = _Memory(
+                descriptor, request.tag, request.num_bytes
+            )
             is_new = True
         if found is None:
             send(link, KeptDescriptor(0, False, ""))

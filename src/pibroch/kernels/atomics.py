@@ -24,7 +24,9 @@ from pibroch.kernels.llvm import Builder, Context, Intrinsic, Kind, Signature, V
 
 FUTEX_CALL = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
 """The number of Linux's system call, ``None`` where it is not known; then nothing of this module that sleeps may be used."""
-_PAUSE = {"x86_64": ("llvm.x86.sse2.pause", []), "aarch64": ("llvm.aarch64.hint", [1])}.get(platform.machine())
+_PAUSE = {"x86_64": ("llvm.x86.sse2.pause", []), "aarch64": ("llvm.aarch64.hint", [1])}.get(
+    platform.machine()
+)
 _WAIT, _WAKE = 0, 1
 _MONOTONIC = 1
 LINE_BYTES = 64
@@ -107,7 +109,10 @@ def _pause(typingctx: Context) -> Intrinsic:
         if _PAUSE is not None:
             name, numbers = _PAUSE
             kind = ir.FunctionType(ir.VoidType(), [_INT32] * len(numbers))
-            builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [_INT32(each) for each in numbers])
+            builder.call(
+                cgutils.get_or_insert_function(builder.module, kind, name),
+                [_INT32(each) for each in numbers],
+            )
         return context.get_dummy_value()
 
     return types.void(), generate
@@ -117,7 +122,9 @@ def _give_way(typingctx: Context) -> Intrinsic:
     """Typing and code of :func:`give_way`."""
 
     def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
-        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_INT32, []), "sched_yield")
+        function = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(_INT32, []), "sched_yield"
+        )
         builder.call(function, [])
         return context.get_dummy_value()
 
@@ -130,8 +137,13 @@ def _nanoseconds(typingctx: Context) -> Intrinsic:
     def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
         room = cgutils.alloca_once(builder, ir.ArrayType(_INT64, 2))
         kind = ir.FunctionType(_INT32, [_INT32, room.type])
-        builder.call(cgutils.get_or_insert_function(builder.module, kind, "clock_gettime"), [_INT32(_MONOTONIC), room])
-        seconds, rest = (builder.load(builder.gep(room, [_INT32(0), _INT32(place)])) for place in (0, 1))
+        builder.call(
+            cgutils.get_or_insert_function(builder.module, kind, "clock_gettime"),
+            [_INT32(_MONOTONIC), room],
+        )
+        seconds, rest = (
+            builder.load(builder.gep(room, [_INT32(0), _INT32(place)])) for place in (0, 1)
+        )
         return builder.add(builder.mul(seconds, _INT64(1_000_000_000)), rest)
 
     return types.int64(), generate
@@ -140,7 +152,10 @@ def _nanoseconds(typingctx: Context) -> Intrinsic:
 def _futex(builder: Builder, address: Value, operation: int, value: Value, time: Value) -> None:
     kind = ir.FunctionType(_INT64, [_INT64], var_arg=True)
     function = cgutils.get_or_insert_function(builder.module, kind, "syscall")
-    builder.call(function, [_INT64(FUTEX_CALL or 0), address, _INT64(operation), value, time, _INT64(0), _INT64(0)])
+    builder.call(
+        function,
+        [_INT64(FUTEX_CALL or 0), address, _INT64(operation), value, time, _INT64(0), _INT64(0)],
+    )
 
 
 def _sleep_on(typingctx: Context, address: Kind, value: Kind, microseconds: Kind) -> Intrinsic:

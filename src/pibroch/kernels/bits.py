@@ -53,14 +53,18 @@ def _widened(typingctx: Context, number: Kind) -> Intrinsic | None:
     def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
         if signature.args[0] == types.float32:
             return args[0]
-        return builder.bitcast(builder.shl(builder.zext(args[0], _INT32), _INT32(16)), ir.FloatType())
+        return builder.bitcast(
+            builder.shl(builder.zext(args[0], _INT32), _INT32(16)), ir.FloatType()
+        )
 
     return (types.float32(number), generate) if number in (types.float32, types.uint16) else None
 
 
 def _widened_one(number: Number) -> np.float32:
     """Stand-in when kernels run uncompiled."""
-    return np.uint32(int(number) << 16).view(np.float32) if isinstance(number, np.uint16) else number
+    return (
+        np.uint32(int(number) << 16).view(np.float32) if isinstance(number, np.uint16) else number
+    )
 
 
 def _half_widened(typingctx: Context, number: Kind) -> Intrinsic | None:
@@ -89,14 +93,20 @@ def _cut_for(typingctx: Context, numbers: Kind, number: Kind) -> Intrinsic | Non
     def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
         if signature.return_type == types.float32:
             return args[1]
-        return builder.trunc(builder.lshr(builder.bitcast(args[1], _INT32), _INT32(16)), ir.IntType(16))
+        return builder.trunc(
+            builder.lshr(builder.bitcast(args[1], _INT32), _INT32(16)), ir.IntType(16)
+        )
 
     return (numbers.dtype(numbers, number), generate) if number == types.float32 else None
 
 
 def _cut_for_one(numbers: Stored, number: np.float32) -> Number:
     """Stand-in when kernels run uncompiled."""
-    return number if numbers.dtype == np.float32 else np.uint16(int(np.float32(number).view(np.uint32)) >> 16)
+    return (
+        number
+        if numbers.dtype == np.float32
+        else np.uint16(int(np.float32(number).view(np.uint32)) >> 16)
+    )
 
 
 lowest: Callable[..., int] = _lowest_of

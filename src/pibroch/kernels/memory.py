@@ -42,7 +42,9 @@ def _prefetch(typingctx: Context, numbers: Kind, place: Kind) -> Intrinsic:
     return types.void(numbers, types.int64), generate
 
 
-def _prefetch_row(typingctx: Context, records: Kind, row: Kind, width: Kind, is_long: Kind) -> Intrinsic:
+def _prefetch_row(
+    typingctx: Context, records: Kind, row: Kind, width: Kind, is_long: Kind
+) -> Intrinsic:
     """Typing and code of :func:`prefetch_row`: one ``llvm.prefetch`` a cache line, and one for the last float."""
 
     def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
@@ -70,7 +72,9 @@ def _prefetch_row(typingctx: Context, records: Kind, row: Kind, width: Kind, is_
     return types.void(records, types.int64, types.int64, types.boolean), generate
 
 
-def _stream_line(typingctx: Context, source: Kind, start: Kind, target: Kind, place: Kind) -> Intrinsic:
+def _stream_line(
+    typingctx: Context, source: Kind, start: Kind, target: Kind, place: Kind
+) -> Intrinsic:
     """Typing and code of :func:`stream_line`."""
 
     def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
@@ -154,5 +158,9 @@ float_at: Callable[..., np.float32] = _flat
 goes on in the next ones.
 """
 if not config.DISABLE_JIT:  # type: ignore[attr-defined]
-    prefetch, prefetch_row, stream_line = intrinsic(_prefetch), intrinsic(_prefetch_row), intrinsic(_stream_line)
+    prefetch, prefetch_row, stream_line = (
+        intrinsic(_prefetch),
+        intrinsic(_prefetch_row),
+        intrinsic(_stream_line),
+    )
     float_at = intrinsic(_float_at)

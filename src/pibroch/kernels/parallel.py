@@ -34,7 +34,9 @@ def _pool(num_workers: int, process_id: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(num_workers, thread_name_prefix="pibroch-kernel")
 
 
-def run(kernel: Callable[..., object], num_items: int, *args: object, grain: int = MIN_ITEMS_PER_THREAD) -> list[Any]:
+def run(
+    kernel: Callable[..., object], num_items: int, *args: object, grain: int = MIN_ITEMS_PER_THREAD
+) -> list[Any]:
     """Call ``kernel(*args, start, stop)`` for disjoint ranges that cover ``range(num_items)``; blocks until all are done.
 
     Args:
@@ -69,9 +71,13 @@ def run_ranges(kernel: Callable[..., object], bounds: list[int], *args: object) 
 
 def _run_on_pool(kernel: Callable[..., T], bounds: list[int], *args: object) -> list[T]:
     pool = _pool(num_threads() - 1, os.getpid())
-    pending: list[Future[T]] = [pool.submit(kernel, *args, start, stop) for start, stop in pairwise(bounds[1:])]
+    pending: list[Future[T]] = [
+        pool.submit(kernel, *args, start, stop) for start, stop in pairwise(bounds[1:])
+    ]
     try:
         first = kernel(*args, bounds[0], bounds[1])
     finally:
-        others_results = [future.result() for future in pending]  # bounded: a kernel's range is finite
+        others_results = [
+            future.result() for future in pending
+        ]  # bounded: a kernel's range is finite
     return [first, *others_results]

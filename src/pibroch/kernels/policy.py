@@ -19,7 +19,9 @@ _KERNELS: list[Any] = []
 
 def kernel(function: Callable[..., T]) -> Callable[..., T]:
     """Compile ``function`` on first use by the policy above."""
-    compiled: Callable[..., T] = njit(nogil=True, cache=True, fastmath=FASTMATH, error_model="numpy")(function)
+    compiled: Callable[..., T] = njit(
+        nogil=True, cache=True, fastmath=FASTMATH, error_model="numpy"
+    )(function)
     _KERNELS.append(compiled)
     return compiled
 
@@ -31,9 +33,13 @@ def load_compiled() -> Iterator[None]:
     """
     for kernel in _KERNELS:
         cache = getattr(kernel, "_cache", None)
-        if cache is None or not hasattr(cache, "_cache_file"):  # uncompiled, or not numba's as it was
+        if cache is None or not hasattr(
+            cache, "_cache_file"
+        ):  # uncompiled, or not numba's as it was
             return
-        with suppress(Exception):  # what cannot be read now is read, or made anew, when the kernel is called
+        with suppress(
+            Exception
+        ):  # what cannot be read now is read, or made anew, when the kernel is called
             codegen = kernel.targetctx.codegen()
             for key in cache._cache_file._load_index():
                 if key not in kernel.overloads and key == cache._index_key(key[0], codegen):

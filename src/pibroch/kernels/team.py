@@ -51,7 +51,9 @@ def is_there() -> bool:
     """Whether torch's threads can be had; makes their entry points known to compiled code."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
-        found = {name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in ENTRIES}
+        found = {
+            name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in ENTRIES
+        }
     except (OSError, AttributeError):
         return False  # not Linux, or a build without OpenMP
     for name, address in found.items():
@@ -112,7 +114,9 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
     os.register_at_fork(after_in_child=_lose)
 
 
-def _run_on_team(typingctx: Any, kernel: Any, bounds: Any, results: Any, num_threads: Any, args: Any) -> Any:
+def _run_on_team(
+    typingctx: Any, kernel: Any, bounds: Any, results: Any, num_threads: Any, args: Any
+) -> Any:
     """Typing and code of :func:`run_on_team`."""
     called = kernel.get_call_type(typingctx, (*args.types, types.intp, types.intp), {})
     if called.return_type not in (types.none, types.int64):
@@ -124,11 +128,15 @@ def _run_on_team(typingctx: Any, kernel: Any, bounds: Any, results: Any, num_thr
         bound_array = context.make_array(bounds)(context, builder, values[1])
         result_array = context.make_array(results)(context, builder, values[2])
         num_ranges = cgutils.unpack_tuple(builder, result_array.shape)[0]
-        shared = cgutils.pack_struct(builder, [num_ranges, bound_array.data, result_array.data, values[4]])
+        shared = cgutils.pack_struct(
+            builder, [num_ranges, bound_array.data, result_array.data, values[4]]
+        )
         place = cgutils.alloca_once_value(builder, shared)
 
         region = ir.Function(
-            builder.module, ir.FunctionType(ir.VoidType(), [_ADDRESS]), f"{builder.function.name}.region"
+            builder.module,
+            ir.FunctionType(ir.VoidType(), [_ADDRESS]),
+            f"{builder.function.name}.region",
         )
         region.linkage = "internal"
         inner = ir.IRBuilder(region.append_basic_block())
@@ -136,15 +144,26 @@ def _run_on_team(typingctx: Any, kernel: Any, bounds: Any, results: Any, num_thr
         count, all_bounds, all_results, packed = (inner.extract_value(here, i) for i in range(4))
         mine, team = (inner.zext(_call(inner, name, _INT32, []), _INT64) for name in ENTRIES[1:])
         with cgutils.for_range_slice(inner, mine, count, team, _INT64) as (i, _):
-            ends = [inner.load(inner.gep(all_bounds, [inner.add(i, _INT64(after))])) for after in (0, 1)]
+            ends = [
+                inner.load(inner.gep(all_bounds, [inner.add(i, _INT64(after))])) for after in (0, 1)
+            ]
             theirs = [inner.extract_value(packed, index) for index in range(len(args.types))]
-            status, value = context.call_internal_no_propagate(inner, machine_code.fndesc, called, theirs + ends)
+            status, value = context.call_internal_no_propagate(
+                inner, machine_code.fndesc, called, theirs + ends
+            )
             returned = _INT64(0) if called.return_type == types.none else value
-            inner.store(inner.select(status.is_error, _INT64(FAILED), returned), inner.gep(all_results, [i]))
+            inner.store(
+                inner.select(status.is_error, _INT64(FAILED), returned), inner.gep(all_results, [i])
+            )
         inner.ret_void()
 
         threads = builder.trunc(values[3], _INT32)
-        _call(builder, ENTRIES[0], ir.VoidType(), [region, builder.bitcast(place, _ADDRESS), threads, _INT32(0)])
+        _call(
+            builder,
+            ENTRIES[0],
+            ir.VoidType(),
+            [region, builder.bitcast(place, _ADDRESS), threads, _INT32(0)],
+        )
         return context.get_dummy_value()
 
     return types.void(kernel, bounds, results, types.int64, args), generate
@@ -155,4 +174,6 @@ def _call(builder: Any, name: str, returns: Any, values: list[Any]) -> Any:
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, PREFIX + name), values)
 
 
-run_on_team: Callable[..., None] = intrinsic(_run_on_team)  # (kernel, bounds, results, num_threads, args)
+run_on_team: Callable[..., None] = intrinsic(
+    _run_on_team
+)  # (kernel, bounds, results, num_threads, args)

@@ -5,4 +5,13 @@ from pibroch.lookahead.joint import JointOracle
 from pibroch.lookahead.oracle import DESIGNS, Opening, Oracle, StepPlan
 from pibroch.lookahead.requests import PlanQueue, PlanRequest
 
-__all__ = ["DESIGNS", "JointOracle", "Opening", "Oracle", "PlanQueue", "PlanRequest", "StepPlan", "early_steps"]
+__all__ = [
+    "DESIGNS",
+    "JointOracle",
+    "Opening",
+    "Oracle",
+    "PlanQueue",
+    "PlanRequest",
+    "StepPlan",
+    "early_steps",
+]

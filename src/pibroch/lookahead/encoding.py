@@ -80,7 +80,9 @@ def _encode_plan(plan: StepPlan) -> Parts:
     numbers = [plan.number, plan.is_tight, plan.lookahead, len(plan.evicted), has_prefetch]
     transfers = [plan.next_step, *plan.evicted, *([] if plan.prefetch is None else [plan.prefetch])]
     gradients = [plan.critical, plan.deferred, plan.local]
-    return _pack(numbers, [*_flat(transfers), *_flat(gradients), plan.places, plan.used, plan.early])
+    return _pack(
+        numbers, [*_flat(transfers), *_flat(gradients), plan.places, plan.used, plan.early]
+    )
 
 
 def decode_plan(parts: Parts) -> StepPlan:

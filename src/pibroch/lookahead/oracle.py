@@ -109,7 +109,11 @@ class Oracle:
         self, bounds: Ints, rank: int, lookahead: int, capacity: int, design: str = "lrpp", delayed: bool = True,
         num_trainers: int | None = None, most_rows_in_full: int = MOST_ROWS_IN_FULL,
     ) -> None:  # fmt: skip
-        num_rows, num_ranks, num_home = int(bounds[-1]), len(bounds) - 1, int(bounds[rank + 1] - bounds[rank])
+        num_rows, num_ranks, num_home = (
+            int(bounds[-1]),
+            len(bounds) - 1,
+            int(bounds[rank + 1] - bounds[rank]),
+        )
         if lookahead < 1:
             raise ConfigError(f"lookahead {lookahead}", "at least 1 step")
         if capacity < 0:
@@ -117,20 +121,34 @@ class Oracle:
         if design not in DESIGNS:
             raise ConfigError(f"cache design {design!r}", f"one of {', '.join(DESIGNS)}")
         if num_ranks > MAX_RANKS:
-            raise ConfigError(f"{num_ranks} ranks and servers", f"at most {MAX_RANKS}", "use exchange='alltoall'")
+            raise ConfigError(
+                f"{num_ranks} ranks and servers", f"at most {MAX_RANKS}", "use exchange='alltoall'"
+            )
         if num_home + capacity >= 1 << 31:
-            raise ConfigError(f"{num_home + capacity:,} rows on one rank", "fewer than 2**31", "use more ranks")
+            raise ConfigError(
+                f"{num_home + capacity:,} rows on one rank", "fewer than 2**31", "use more ranks"
+            )
         self.lookahead, self.capacity, self.delayed = lookahead, capacity, delayed
         self.step = 0
         """Number of the step that is planned next."""
         self.in_force = lookahead
         self._early_steps = early_steps(lookahead)
-        self._site = Site(bounds, rank, DESIGNS[design], num_home, num_ranks if num_trainers is None else num_trainers)
+        self._site = Site(
+            bounds,
+            rank,
+            DESIGNS[design],
+            num_home,
+            num_ranks if num_trainers is None else num_trainers,
+        )
         self._row_type = np.dtype(np.int32 if num_rows < 1 << 31 else np.int64)
         self._num_ranks = num_ranks
-        self._states = RowStates(num_rows, num_rows <= most_rows_in_full, self._row_type, rank_type(num_ranks))
+        self._states = RowStates(
+            num_rows, num_rows <= most_rows_in_full, self._row_type, rank_type(num_ranks)
+        )
         self._window = self._ring(_FIRST_TOUCHES)
-        self._slots = Slots(np.empty(capacity + 1, np.int32), np.zeros(1, np.int64), np.zeros(num_ranks, np.int64))
+        self._slots = Slots(
+            np.empty(capacity + 1, np.int32), np.zeros(1, np.int64), np.zeros(num_ranks, np.int64)
+        )
         self._steps: deque[WindowStep] = deque()  # from ``step`` on, as many as are in force
         self._outside: deque[Sequence[RowIds]] = deque()  # rows of the known steps after these
         self._free_all()
@@ -163,7 +181,9 @@ class Oracle:
                 end = kernels.enter(self._window, rows, numbers, rank, begin, end, touches[rank])
             gap = number - self._steps[-1].number if self._steps else 0
             fresh, again = kernels.split(self._window, begin, end, gap)
-            self._steps.append(WindowStep(number, begin, end, touches[self._site.rank], fresh, again))
+            self._steps.append(
+                WindowStep(number, begin, end, touches[self._site.rank], fresh, again)
+            )
 
     def check_fits(self, rows_of_rank: Sequence[RowIds]) -> None:
         """Raise ConfigError when no cache of this capacity could hold what one rank reads in a step with these addresses."""
@@ -175,7 +195,10 @@ class Oracle:
         elif site.design == PARTITIONED and site.num_trainers < len(site.bounds) - 1:
             everything = np.concatenate(rows_of_rank)
             owner = everything % site.num_trainers
-            read = [np.concatenate([rows, everything[owner == rank]]) for rank, rows in enumerate(rows_of_rank)]
+            read = [
+                np.concatenate([rows, everything[owner == rank]])
+                for rank, rows in enumerate(rows_of_rank)
+            ]
         if max(map(len, read)) <= self.capacity:
             return
         counts = [len(np.unique(rows)) for rows in read]
@@ -297,7 +320,11 @@ class Oracle:
         return places
 
     def _free_all(self) -> None:
-        self._slots.depth[0], self._slots.used[:], self._num_unfilled = self.capacity, 0, self.capacity
+        self._slots.depth[0], self._slots.used[:], self._num_unfilled = (
+            self.capacity,
+            0,
+            self.capacity,
+        )
 
     def _fill_free(self, num_taken: int) -> None:
         """Write as much of the stack of free slots as may be taken now: what is never used of it takes no memory."""
@@ -311,9 +338,15 @@ class Oracle:
         """The number of the first of so many touches that lie side by side; the ring grows where there is no room."""
         size = len(self._window.row)
         oldest = self._steps[0].number if self._steps else 0
-        number = self._steps[-1].number + self._steps[-1].end - self._steps[-1].begin if self._steps else 0
+        number = (
+            self._steps[-1].number + self._steps[-1].end - self._steps[-1].begin
+            if self._steps
+            else 0
+        )
         while True:
-            begin = number if (number & (size - 1)) + num_touches <= size else -(-number // size) * size
+            begin = (
+                number if (number & (size - 1)) + num_touches <= size else -(-number // size) * size
+            )
             if begin + num_touches - oldest <= size:
                 break
             size *= 2
@@ -331,7 +364,11 @@ class Oracle:
 
     def _ring(self, size: int) -> Window:
         words, masks = words_for(self._num_ranks), mask_type(self._num_ranks)
-        row, owner, states = np.empty(size, self._row_type), np.empty(size, rank_type(self._num_ranks)), self._states
+        row, owner, states = (
+            np.empty(size, self._row_type),
+            np.empty(size, rank_type(self._num_ranks)),
+            self._states,
+        )
         readers, then, lent = (np.empty((len(words), size), masks) for _ in range(3))
         number, behind, place = (np.empty(size, np.int32) for _ in range(3))
         return Window(

@@ -55,7 +55,9 @@ class PlanQueue:
     def __init__(self, oracle: JointOracle) -> None:
         self._oracle = oracle
         self._feed = self._num_known = self._num_steps = 0
-        self._known: deque[tuple[int, Sequence[Sequence[RowIds]]]] = deque()  # those that the oracle has not heard of
+        self._known: deque[tuple[int, Sequence[Sequence[RowIds]]]] = (
+            deque()
+        )  # those that the oracle has not heard of
         self._waiting: dict[int, PlanRequest] = {}
         self._number = 0
         self._refused_after = 0
@@ -111,7 +113,9 @@ class PlanQueue:
         """
         newest = self._known[-1][0] if self._known else self._feed
         if request.feed != newest:
-            raise TrainingError(f"a request about feed {request.feed} in feed {newest}", "one about this feed")
+            raise TrainingError(
+                f"a request about feed {request.feed} in feed {newest}", "one about this feed"
+            )
         while self._num_steps < request.num_steps:
             self._tell()
         if self._refusal is not None and request.num_steps > self._refused_after:

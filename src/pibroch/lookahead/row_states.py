@@ -40,7 +40,11 @@ class RowStates:
     """
 
     def __init__(
-        self, num_rows: int, is_full: bool, row_type: np.dtype[Any], rank_type: np.dtype[Any] = np.dtype(np.int8)
+        self,
+        num_rows: int,
+        is_full: bool,
+        row_type: np.dtype[Any],
+        rank_type: np.dtype[Any] = np.dtype(np.int8),
     ) -> None:
         self.is_full = is_full
         num_places = PLACES_PER_ADDRESS if is_full else _FIRST_PLACES

@@ -46,7 +46,9 @@ class BatchNorm(nn.BatchNorm1d):
         if self.gather is None:
             return super().forward(x) if len(x) > 1 else self._by_running_statistics(x)
         if x.ndim != 2:
-            raise DataError(f"{list(x.shape)} for a batch norm over ranks", "[B, C]", "flatten it before")
+            raise DataError(
+                f"{list(x.shape)} for a batch norm over ranks", "[B, C]", "flatten it before"
+            )
         count, mean, squares = _combine(self.gather(_moments(x)))
         if count < 2:
             return self._by_running_statistics(x)
@@ -59,10 +61,16 @@ class BatchNorm(nn.BatchNorm1d):
         return out
 
     def _by_running_statistics(self, x: Tensor) -> Tensor:
-        return functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        return functional.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+        )
 
     def _update_running_statistics(self, mean: Tensor, variance: Tensor) -> None:
-        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+        if (
+            self.running_mean is None
+            or self.running_var is None
+            or self.num_batches_tracked is None
+        ):
             return
         self.num_batches_tracked.add_(1)
         factor = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
@@ -118,10 +126,31 @@ class _Normalise(torch.autograd.Function):
         wide_grad, x_hat = grad.float(), normalised.float()
         product = wide_grad * x_hat
         grad_bias, grad_weight = wide_grad.sum(0), product.sum(0)
-        share, of_samples = (1.0, ctx.count) if ctx.is_weighted else (len(grad) / ctx.count, max(1, len(grad)))
-        sums = ctx.gather(torch.cat([grad_bias, grad_weight]).double().cpu() * share).sum(0).to(grad.device)
+        share, of_samples = (
+            (1.0, ctx.count) if ctx.is_weighted else (len(grad) / ctx.count, max(1, len(grad)))
+        )
+        sums = (
+            ctx.gather(torch.cat([grad_bias, grad_weight]).double().cpu() * share)
+            .sum(0)
+            .to(grad.device)
+        )
         by_sample, by_value = (sums / of_samples).float().chunk(2)
         scale = (inverse_std if weight is None else inverse_std * weight).float()
-        grad_x = torch.mul(x_hat, by_value, out=product).add_(by_sample).sub_(wide_grad).mul_(-scale).to(grad.dtype)
+        grad_x = (
+            torch.mul(x_hat, by_value, out=product)
+            .add_(by_sample)
+            .sub_(wide_grad)
+            .mul_(-scale)
+            .to(grad.dtype)
+        )
         needs = ctx.needs_input_grad
-        return grad_x, grad_weight if needs[1] else None, grad_bias if needs[2] else None, None, None, None, None, None
+        return (
+            grad_x,
+            grad_weight if needs[1] else None,
+            grad_bias if needs[2] else None,
+            None,
+            None,
+            None,
+            None,
+            None,
+        )

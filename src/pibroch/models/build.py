@@ -26,7 +26,11 @@ MODELS: dict[str, type[Model]] = {
 
 
 def build_model(
-    config: ModelConfig | str, num_dense: int, num_features: int, features: Sequence[str] = (), **options: object
+    config: ModelConfig | str,
+    num_dense: int,
+    num_features: int,
+    features: Sequence[str] = (),
+    **options: object,
 ) -> Model:
     """A freshly initialised model; torch's seed decides its weights.
 
@@ -48,7 +52,9 @@ def build_model(
             raise config_error(error, raw, ModelConfig, "the options of build_model") from error
     elif options:
         raise ConfigError(
-            f"a ModelConfig and {sorted(options)}", "one or the other", "use config.model_copy(update=...)"
+            f"a ModelConfig and {sorted(options)}",
+            "one or the other",
+            "use config.model_copy(update=...)",
         )
     kind = MODELS[config.name]
     if features and issubclass(kind, TowerModel):

@@ -64,7 +64,9 @@ def set_place(model: nn.Module, seed: int, step: int, first_sample: int = 0) -> 
         step: any number that differs from step to step.
         first_sample: place of this rank's first sample in the global batch.
     """
-    for layer, module in enumerate(module for module in model.modules() if isinstance(module, Dropout)):
+    for layer, module in enumerate(
+        module for module in model.modules() if isinstance(module, Dropout)
+    ):
         digest = hashlib.blake2b(f"dropout {seed} {step} {layer}".encode(), digest_size=8).digest()
         module._key, module._first_sample = int.from_bytes(digest, "little"), first_sample
 

@@ -26,9 +26,15 @@ def training_flops(model: Model) -> int:
         products.append((3 if wanted else 2) * output.numel() * module.in_features // num_samples)
 
     num_samples, config = 2, model.config
-    hooks = [module.register_forward_hook(count) for module in model.modules() if isinstance(module, nn.Linear)]
+    hooks = [
+        module.register_forward_hook(count)
+        for module in model.modules()
+        if isinstance(module, nn.Linear)
+    ]
     try:
-        embedded = torch.zeros(num_samples, model.num_features, model.table_dim(config.dim), requires_grad=True)
+        embedded = torch.zeros(
+            num_samples, model.num_features, model.table_dim(config.dim), requires_grad=True
+        )
         with torch.enable_grad():
             model(torch.zeros(num_samples, model.num_dense), embedded)
     finally:

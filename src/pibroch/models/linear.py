@@ -34,7 +34,11 @@ class Linear(nn.Linear):
         """``[B, I]`` to ``[B, O]``. In oneDNN: float32 on CPU outside autocast, but for :attr:`few_samples`."""
         out: Tensor
         computes_gradients = torch.is_grad_enabled()
-        if not computes_gradients and len(x) <= self.few_samples and not torch.compiler.is_compiling():
+        if (
+            not computes_gradients
+            and len(x) <= self.few_samples
+            and not torch.compiler.is_compiling()
+        ):
             out = functional.linear(x, self.weight, self.bias)
             return out.relu_() if relu else out
         if _runs_in_onednn(x, self.weight):
@@ -81,9 +85,15 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    def backward(
+        ctx: Any, grad: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         x, weight, rectified = ctx.saved_tensors
-        grad = grad.contiguous() if rectified is None else torch.ops.aten.threshold_backward(grad, rectified, 0)
+        grad = (
+            grad.contiguous()
+            if rectified is None
+            else torch.ops.aten.threshold_backward(grad, rectified, 0)
+        )
         needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
         grad_x = _multiply(grad, weight.t()) if needs_x else None
         grad_weight = _grad_weight(grad, x) if needs_weight else None

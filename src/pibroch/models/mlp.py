@@ -51,7 +51,10 @@ class MLP(nn.Module):
     """
 
     def __init__(
-        self, widths: Sequence[int], options: HiddenOptions = HiddenOptions(), last_is_hidden: bool = False
+        self,
+        widths: Sequence[int],
+        options: HiddenOptions = HiddenOptions(),
+        last_is_hidden: bool = False,
     ) -> None:
         super().__init__()
         self.options = options
@@ -63,7 +66,11 @@ class MLP(nn.Module):
             Linear(width_in, width_out, bias=i >= num_without_bias)
             for i, (width_in, width_out) in enumerate(pairwise(widths))
         )
-        norms = [BatchNorm(width) for width in widths[1 : 1 + self.num_hidden]] if options.batch_norm else []
+        norms = (
+            [BatchNorm(width) for width in widths[1 : 1 + self.num_hidden]]
+            if options.batch_norm
+            else []
+        )
         self.norms = nn.ModuleList(norms)
         self.dropouts = nn.ModuleList(Dropout(options.dropout) for _ in range(self.num_hidden))
 

@@ -61,10 +61,16 @@ class LinearTower(TowerModule):
         projected: vectors of each embedding (``p``).
     """
 
-    def __init__(self, num_features: int, dim: int, width: int, combined: int, projected: int) -> None:
+    def __init__(
+        self, num_features: int, dim: int, width: int, combined: int, projected: int
+    ) -> None:
         super().__init__()
         if not combined and not projected:
-            raise ConfigError("towers that give nothing", "combined or projected vectors", "set one of them above 0")
+            raise ConfigError(
+                "towers that give nothing",
+                "combined or projected vectors",
+                "set one of them above 0",
+            )
         self.width, self.combined, self.projected = width, combined, projected
         self.combine = Linear(num_features * dim, combined * width) if combined else None
         self.project = Linear(dim, projected * width) if projected else None
@@ -74,7 +80,9 @@ class LinearTower(TowerModule):
         """See :class:`TowerModule`."""
         num_samples, parts = len(embedded), []
         if self.combine is not None:
-            parts.append(self.combine(embedded.flatten(1)).view(num_samples, self.combined, self.width))
+            parts.append(
+                self.combine(embedded.flatten(1)).view(num_samples, self.combined, self.width)
+            )
         if self.project is not None:
             flat = self.project(embedded.reshape(-1, embedded.shape[2]))
             parts.append(flat.view(num_samples, self.projected * embedded.shape[1], self.width))
@@ -118,8 +126,12 @@ class Towers(nn.Module):
         super().__init__()
         self.groups = [list(group) for group in groups]
         self.towers = nn.ModuleList(make(len(group)) for group in self.groups)
-        self.num_outputs = sum(tower.num_outputs for tower in self.towers if isinstance(tower, TowerModule))
-        self._is_in_order = [number for group in self.groups for number in group] == list(range(sum(map(len, groups))))
+        self.num_outputs = sum(
+            tower.num_outputs for tower in self.towers if isinstance(tower, TowerModule)
+        )
+        self._is_in_order = [number for group in self.groups for number in group] == list(
+            range(sum(map(len, groups)))
+        )
 
     def forward(self, embedded: Tensor) -> Tensor:
         """``[B, F, N]`` to ``[B, G, D]``."""
@@ -141,7 +153,11 @@ class TowerModel(Model):
     """
 
     def __init__(
-        self, num_dense: int, num_features: int, config: ModelConfig, groups: Sequence[Sequence[int]] | None = None
+        self,
+        num_dense: int,
+        num_features: int,
+        config: ModelConfig,
+        groups: Sequence[Sequence[int]] | None = None,
     ) -> None:
         super().__init__(num_dense, num_features, config)
         if groups is None:
@@ -151,22 +167,32 @@ class TowerModel(Model):
         self.towers = Towers(groups, lambda count: self._tower(count, config.towers))
         self.bottom: MLP | None = None
         if num_dense:
-            self.bottom = MLP((num_dense, *config.bottom, self.width), HiddenOptions(config.activation), True)
+            self.bottom = MLP(
+                (num_dense, *config.bottom, self.width), HiddenOptions(config.activation), True
+            )
         else:
             self.constant = nn.Parameter(torch.randn(self.width) / self.width**0.5)
 
     def _embeddings(self, embedded: Embedded, num_samples: int) -> Tensor:
         if isinstance(self.towers, Towers):
             return super()._embeddings(embedded, num_samples)
-        return embedded if isinstance(embedded, Tensor) else embedded()  # of other samples, see place_towers
+        return (
+            embedded if isinstance(embedded, Tensor) else embedded()
+        )  # of other samples, see place_towers
 
     def bottom_vector(self, dense: Tensor) -> Tensor:
         """``[B, D]`` of the dense features, or learned where there are none."""
-        out: Tensor = self.constant.expand(dense.shape[0], -1) if self.bottom is None else self.bottom(dense)
+        out: Tensor = (
+            self.constant.expand(dense.shape[0], -1) if self.bottom is None else self.bottom(dense)
+        )
         return out
 
     def _tower(self, num_features: int, towers: TowersConfig) -> TowerModule:
-        return PassThrough(num_features) if towers.pass_through else self.make_tower(num_features, towers)
+        return (
+            PassThrough(num_features)
+            if towers.pass_through
+            else self.make_tower(num_features, towers)
+        )
 
     @abstractmethod
     def make_tower(self, num_features: int, towers: TowersConfig) -> TowerModule:
@@ -182,7 +208,11 @@ class TowerDLRM(TowerModel):
     """DLRM on towers: dot products of all pairs of what they give and the bottom vector, of width D too."""
 
     def __init__(
-        self, num_dense: int, num_features: int, config: ModelConfig, groups: Sequence[Sequence[int]] | None = None
+        self,
+        num_dense: int,
+        num_features: int,
+        config: ModelConfig,
+        groups: Sequence[Sequence[int]] | None = None,
     ) -> None:
         super().__init__(num_dense, num_features, config, groups)
         num_pairs = self.towers.num_outputs * (self.towers.num_outputs + 1) // 2
@@ -190,7 +220,9 @@ class TowerDLRM(TowerModel):
 
     def make_tower(self, num_features: int, towers: TowersConfig) -> TowerModule:
         """See :class:`TowerModel`."""
-        return LinearTower(num_features, self.config.dim, self.width, towers.combined, towers.projected)
+        return LinearTower(
+            num_features, self.config.dim, self.width, towers.combined, towers.projected
+        )
 
     def logits(self, dense: Tensor, embeddings: Callable[[], Tensor]) -> Tensor:  # noqa: D102
         bottom = self.bottom_vector(dense)
@@ -202,7 +234,11 @@ class TowerDCN(TowerModel):
     """DCN on towers: crosses over the vectors of all towers and the bottom one, and a deep network on them."""
 
     def __init__(
-        self, num_dense: int, num_features: int, config: ModelConfig, groups: Sequence[Sequence[int]] | None = None
+        self,
+        num_dense: int,
+        num_features: int,
+        config: ModelConfig,
+        groups: Sequence[Sequence[int]] | None = None,
     ) -> None:
         super().__init__(num_dense, num_features, config, groups)
         width = (self.towers.num_outputs + 1) * self.width
@@ -215,5 +251,7 @@ class TowerDCN(TowerModel):
 
     def logits(self, dense: Tensor, embeddings: Callable[[], Tensor]) -> Tensor:  # noqa: D102
         bottom = self.bottom_vector(dense)
-        out: Tensor = self.top(self.cross(torch.cat([bottom, self.towers(embeddings()).flatten(1)], 1)))
+        out: Tensor = self.top(
+            self.cross(torch.cat([bottom, self.towers(embeddings()).flatten(1)], 1))
+        )
         return out.squeeze(1)

@@ -22,7 +22,9 @@ class WideAndDeep(Model):
     def __init__(self, num_dense: int, num_features: int, config: ModelConfig) -> None:
         super().__init__(num_dense, num_features, config)
         self.linear = Linear(num_dense, 1) if num_dense else None
-        self.deep = MLP((num_features * config.dim + num_dense, *config.top, 1), HiddenOptions.of(config))
+        self.deep = MLP(
+            (num_features * config.dim + num_dense, *config.top, 1), HiddenOptions.of(config)
+        )
 
     @classmethod
     def table_dim(cls, dim: int) -> int:

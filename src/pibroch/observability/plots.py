@@ -32,19 +32,36 @@ def loss_plot(training: Records, evaluations: Records) -> str:
     steps, losses = _series(training, "loss")
     axes.plot(steps, losses, color=BLUE, alpha=0.3, linewidth=0.9)
     axes.plot(steps, _smoothed(losses), color=BLUE, label="training, smoothed")
-    axes.plot(*_series(evaluations, "logloss"), color=ORANGE, marker="o", markersize=4, label="validation")
+    axes.plot(
+        *_series(evaluations, "logloss"), color=ORANGE, marker="o", markersize=4, label="validation"
+    )
     return to_svg(figure, axes)
 
 
 def auc_plot(evaluations: Records, best_possible: float | None) -> str:
     """Validation AUC over steps, below the best possible one where that is known."""
     figure, axes = new_axes("step", "AUC")
-    axes.plot(*_series(evaluations, "auc"), color=ORANGE, marker="o", markersize=4, label="validation")
+    axes.plot(
+        *_series(evaluations, "auc"), color=ORANGE, marker="o", markersize=4, label="validation"
+    )
     best = [record for record in evaluations if record["is_best"] and record["auc"] is not None]
     if best:
-        axes.plot(best[-1]["step"], best[-1]["auc"], "o", color=GREEN, markersize=9, fillstyle="none", label="kept")
+        axes.plot(
+            best[-1]["step"],
+            best[-1]["auc"],
+            "o",
+            color=GREEN,
+            markersize=9,
+            fillstyle="none",
+            label="kept",
+        )
     if best_possible is not None:
-        axes.axhline(best_possible, color=MUTED, linestyle="--", label=f"best possible on test, {best_possible:.4f}")
+        axes.axhline(
+            best_possible,
+            color=MUTED,
+            linestyle="--",
+            label=f"best possible on test, {best_possible:.4f}",
+        )
     return to_svg(figure, axes)
 
 
@@ -61,7 +78,13 @@ def roc_plot(curves: dict[str, list[float]], auc: float | None) -> str:
     """The ROC curve on the test split."""
     figure, axes = new_axes("false positive rate", "true positive rate")
     label = "test" if auc is None else f"test, AUC {auc:.4f}"
-    axes.fill_between(curves["false_positive_rate"], curves["true_positive_rate"], color=BLUE, alpha=0.08, linewidth=0)
+    axes.fill_between(
+        curves["false_positive_rate"],
+        curves["true_positive_rate"],
+        color=BLUE,
+        alpha=0.08,
+        linewidth=0,
+    )
     axes.plot(curves["false_positive_rate"], curves["true_positive_rate"], color=BLUE, label=label)
     axes.plot([0, 1], [0, 1], color=MUTED, linestyle="--", label="chance")
     return to_svg(figure, axes)
@@ -85,10 +108,19 @@ def access_skew_plot(skew: dict[str, list[float]]) -> str:
     axes.set_xscale("log")
     axes.set_ylim(0, 1.02)
     for share in (0.001, 0.01, 0.1):
-        reached = [a for r, a in zip(skew["row_share"], skew["access_share"], strict=True) if r <= share]
+        reached = [
+            a for r, a in zip(skew["row_share"], skew["access_share"], strict=True) if r <= share
+        ]
         if reached:
             note = f"{share:.1%} of rows: {reached[-1]:.0%}".replace(".0%", "%")
-            axes.annotate(note, (share, reached[-1]), (-6, 4), textcoords="offset points", ha="right", fontsize=8.5)
+            axes.annotate(
+                note,
+                (share, reached[-1]),
+                (-6, 4),
+                textcoords="offset points",
+                ha="right",
+                fontsize=8.5,
+            )
             axes.plot(share, reached[-1], "o", color=BLUE, markersize=4)
     return to_svg(figure, axes)
 
@@ -124,9 +156,13 @@ def to_svg(figure: Figure, axes: Axes) -> str:
         axes.legend(frameon=False, fontsize=8.5)
     text = io.StringIO()
     with rc_context(_STYLE):
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+        figure.savefig(
+            text, format="svg", metadata={"Date": None, "Creator": None}, transparent=True
+        )
     svg = text.getvalue()
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)  # it only links to vocabularies on the web
+    svg = re.sub(
+        r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL
+    )  # it only links to vocabularies on the web
     return svg[svg.index("<svg") :]
 
 

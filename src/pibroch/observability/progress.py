@@ -16,7 +16,11 @@ SECONDS_BETWEEN_LINES = 5.0
 
 def progress_sink(console: Console, total_steps: int) -> Sink:
     """The display that suits the console."""
-    return TerminalProgress(console, total_steps) if console.is_terminal else LoggedProgress(total_steps)
+    return (
+        TerminalProgress(console, total_steps)
+        if console.is_terminal
+        else LoggedProgress(total_steps)
+    )
 
 
 class TerminalProgress:
@@ -36,7 +40,9 @@ class TerminalProgress:
 
     def training(self, record: TrainingRecord) -> None:
         """See `Sink`."""
-        self._progress.update(self._task, completed=record.step, description=_figures(record) + self._auc)
+        self._progress.update(
+            self._task, completed=record.step, description=_figures(record) + self._auc
+        )
 
     def evaluation(self, record: EvaluationRecord) -> None:
         """See `Sink`."""

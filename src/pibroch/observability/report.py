@@ -48,12 +48,16 @@ def read_run(folder: Path) -> RunRecords:
         InputError: when it is none, or when one of its files is damaged.
     """
     if not (folder / "config.toml").is_file():
-        raise InputError(f"{folder}, which holds no run", "a run directory", "name one that pibroch train made")
+        raise InputError(
+            f"{folder}, which holds no run", "a run directory", "name one that pibroch train made"
+        )
     try:
         records, restarts = _lines(folder / "metrics.jsonl"), _lines(folder / "restarts.jsonl")
         summary, evaluation = _json(folder / "summary.json"), _json(folder / "evaluation.json")
         versions, decay_path = _json(folder / "versions.json") or {}, folder / "plan_decay.json"
-        plan_decay = json.loads(decay_path.read_text(encoding="utf-8")) if decay_path.is_file() else []
+        plan_decay = (
+            json.loads(decay_path.read_text(encoding="utf-8")) if decay_path.is_file() else []
+        )
     except ValueError as error:
         raise InputError(
             f"a damaged file in {folder}: {error}", "the files as they were written", "train again"
@@ -63,7 +67,9 @@ def read_run(folder: Path) -> RunRecords:
         config=(folder / "config.toml").read_text(encoding="utf-8"),
         versions=versions,
         training=[record for record in records if record["kind"] == "training"],
-        evaluations=[r for r in records if r["kind"] == "evaluation" and r["split"] == "validation"],
+        evaluations=[
+            r for r in records if r["kind"] == "evaluation" and r["split"] == "validation"
+        ],
         restarts=restarts,
         summary=summary,
         evaluation=evaluation,
@@ -87,13 +93,17 @@ def write_report(folder: Path, out: Path) -> Path:
         lstrip_blocks=True,
     )
     environment.filters["figure"] = _figure
-    page = environment.get_template("report.html").render(run=run, tiles=_tiles(run), figures=_figures(run))
+    page = environment.get_template("report.html").render(
+        run=run, tiles=_tiles(run), figures=_figures(run)
+    )
     temporary = out.with_name(f".{out.name}.new")
     try:
         temporary.write_text(page, encoding="utf-8")
         os.replace(temporary, out)
     except OSError as error:
-        raise StorageError(f"{error.strerror} while writing {out}", "a place to write to", "pass --out FILE") from error
+        raise StorageError(
+            f"{error.strerror} while writing {out}", "a place to write to", "pass --out FILE"
+        ) from error
     return out
 
 
@@ -103,14 +113,36 @@ def _figures(run: RunRecords) -> list[tuple[str, str, Markup]]:
     best_possible, curves = evaluation.get("best_possible_auc"), evaluation.get("curves")
     found: list[tuple[str, str, str]] = []
     if run.training:
-        found.append(("Loss", "mean binary cross-entropy, nats", plots.loss_plot(run.training, run.evaluations)))
+        found.append(
+            (
+                "Loss",
+                "mean binary cross-entropy, nats",
+                plots.loss_plot(run.training, run.evaluations),
+            )
+        )
     if run.evaluations:
-        found.append(("AUC", "of the validation split", plots.auc_plot(run.evaluations, best_possible)))
+        found.append(
+            ("AUC", "of the validation split", plots.auc_plot(run.evaluations, best_possible))
+        )
     if run.training:
-        found.append(("Throughput", "of training steps, evaluation left out", plots.throughput_plot(run.training)))
+        found.append(
+            (
+                "Throughput",
+                "of training steps, evaluation left out",
+                plots.throughput_plot(run.training),
+            )
+        )
     if curves:
-        found.append(("ROC", "of the best model on the test split", plots.roc_plot(curves, evaluation["auc"])))
-        found.append(("Calibration", "points on the line are calibrated", plots.calibration_plot(curves)))
+        found.append(
+            (
+                "ROC",
+                "of the best model on the test split",
+                plots.roc_plot(curves, evaluation["auc"]),
+            )
+        )
+        found.append(
+            ("Calibration", "points on the line are calibrated", plots.calibration_plot(curves))
+        )
     if evaluation.get("access_skew", {}).get("row_share"):
         skew = plots.access_skew_plot(evaluation["access_skew"])
         found.append(("Access skew", "of the training split, over all tables", skew))

@@ -41,7 +41,9 @@ class JsonLines:
             self._file.write(json.dumps(record) + "\n")
         except OSError as error:
             raise StorageError(
-                f"{error.strerror} while writing {self._path}", "a disk with room", "free some space, then use --resume"
+                f"{error.strerror} while writing {self._path}",
+                "a disk with room",
+                "free some space, then use --resume",
             ) from error
 
 
@@ -57,13 +59,22 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise MissingDependencyError(
-                "--tensorboard without tensorboard", "the extra `tensorboard`", "pip install 'pibroch[tensorboard]'"
+                "--tensorboard without tensorboard",
+                "the extra `tensorboard`",
+                "pip install 'pibroch[tensorboard]'",
             ) from error
         self._writer = SummaryWriter(str(folder))
 
     def training(self, record: TrainingRecord) -> None:
         """See `Sink`."""
-        for name in ("loss", "samples_per_second", "learning_rate", "rss_bytes", "cache_hit_rate", "lookahead"):
+        for name in (
+            "loss",
+            "samples_per_second",
+            "learning_rate",
+            "rss_bytes",
+            "cache_hit_rate",
+            "lookahead",
+        ):
             self._add(f"training/{name}", getattr(record, name), record.step)
 
     def evaluation(self, record: EvaluationRecord) -> None:

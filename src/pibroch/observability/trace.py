@@ -51,7 +51,13 @@ class Trace:
         ]
         for thread, name in threads.items():
             events.append(
-                {"ph": "M", "name": "thread_name", "pid": process, "tid": numbers[thread], "args": {"name": name}}
+                {
+                    "ph": "M",
+                    "name": "thread_name",
+                    "pid": process,
+                    "tid": numbers[thread],
+                    "args": {"name": name},
+                }
             )
         for name, thread, start, end in spans:
             events.append({

@@ -50,8 +50,19 @@ def place_homes(
     misfits = 0
     for kind in (SOME, NONE):
         members = order[layer[order] == kind]
-        misfits += kernels.place(members, weight, memory, by_memory, limit, np.zeros(num_shards), used, home)
+        misfits += kernels.place(
+            members, weight, memory, by_memory, limit, np.zeros(num_shards), used, home
+        )
     spread = np.full(num_shards, np.inf)
     members, nothing = order[everywhere[order]], np.zeros(len(weight))
-    kernels.place(members, memory, nothing, ~everywhere, spread, np.zeros(num_shards), np.zeros(num_shards), home)
+    kernels.place(
+        members,
+        memory,
+        nothing,
+        ~everywhere,
+        spread,
+        np.zeros(num_shards),
+        np.zeros(num_shards),
+        home,
+    )
     return home, misfits

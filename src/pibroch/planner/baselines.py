@@ -48,18 +48,25 @@ class Baseline:
 
 
 def baselines(
-    tables: Sequence[TableSize], profile: AccessProfile, num_shards: int, batch_size: int | None = None
+    tables: Sequence[TableSize],
+    profile: AccessProfile,
+    num_shards: int,
+    batch_size: int | None = None,
 ) -> dict[str, Baseline]:
     """All of them by name; O(N log N) in the rows for ``access_greedy``, O(N) for the others."""
     profile.check(tables)
     homes: dict[str, Callable[[TableSize, TableCounts], NDArray[np.integer] | None]] = {
-        "memory_greedy": lambda table, counts: np.arange(table.num_rows) * num_shards // table.num_rows,
+        "memory_greedy": lambda table, counts: (
+            np.arange(table.num_rows) * num_shards // table.num_rows
+        ),
         "row_wise": lambda table, counts: np.arange(table.num_rows) % num_shards,
         "column_wise": lambda table, counts: None,
     }
     by_table = _table_wise(tables, num_shards)
     homes["table_wise"] = lambda table, counts: np.full(table.num_rows, by_table[table.name])
-    found = {name: _sum(tables, profile, num_shards, batch_size, home) for name, home in homes.items()}
+    found = {
+        name: _sum(tables, profile, num_shards, batch_size, home) for name, home in homes.items()
+    }
     found["access_greedy"] = _access_greedy(tables, profile, num_shards, batch_size)
     return found
 
@@ -84,7 +91,9 @@ def _amounts(
     exponent = batch / min(profile.batch_size, profile.num_samples)
     if exponent != 1:
         share = distinct(share, exponent)
-    return accesses * table.weight_bytes, np.asarray(np.minimum(share, accesses) * table.weight_bytes)
+    return accesses * table.weight_bytes, np.asarray(
+        np.minimum(share, accesses) * table.weight_bytes
+    )
 
 
 def _sum(
@@ -115,7 +124,9 @@ def _access_greedy(
 ) -> Baseline:
     amounts = [_amounts(table, profile.tables[table.name], profile, batch_size) for table in tables]
     reads, transfers = (np.concatenate(parts) for parts in zip(*amounts, strict=True))
-    memory = np.repeat([float(table.record_bytes) for table in tables], [table.num_rows for table in tables])
+    memory = np.repeat(
+        [float(table.record_bytes) for table in tables], [table.num_rows for table in tables]
+    )
     order = np.argsort(-reads, kind="stable")
     sums = np.zeros((3, num_shards))
     _to_least_read(order, reads, transfers, memory, sums)
@@ -123,7 +134,9 @@ def _access_greedy(
 
 
 @kernel
-def _to_least_read(order: NDArray[np.int64], reads: Floats, transfers: Floats, memory: Floats, sums: Floats) -> None:
+def _to_least_read(
+    order: NDArray[np.int64], reads: Floats, transfers: Floats, memory: Floats, sums: Floats
+) -> None:
     """Add each row to the shard with the fewest reads so far; the first of equals."""
     for place in range(len(order)):
         row = order[place]

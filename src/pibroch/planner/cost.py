@@ -35,7 +35,9 @@ def holders(home: NDArray[np.integer], copies: NDArray[np.bool_]) -> NDArray[np.
     return np.asarray(held, np.bool_)
 
 
-def sources(home: NDArray[np.integer], copies: NDArray[np.bool_], cost: Floats) -> NDArray[np.int64]:
+def sources(
+    home: NDArray[np.integer], copies: NDArray[np.bool_], cost: Floats
+) -> NDArray[np.int64]:
     """The shard from which each reads a partition, int64 ``[P, W]``: ``comm_path`` in the paper.
 
     One rule for planner and exchange, so that a plan need not store paths: its own memory where it holds the partition; else

@@ -32,10 +32,14 @@ class CountOptions:
     def __post_init__(self) -> None:
         if self.batch_size < 1 or (self.first is not None and self.first < 1):
             raise ConfigError(
-                f"batch size {self.batch_size}, first {self.first}", "at least 1 each", "choose larger ones"
+                f"batch size {self.batch_size}, first {self.first}",
+                "at least 1 each",
+                "choose larger ones",
             )
         if self.shuffle and self.first is not None:
-            raise ConfigError("first samples of a shuffled split", "one of the two", "leave one of them out")
+            raise ConfigError(
+                "first samples of a shuffled split", "one of the two", "leave one of them out"
+            )
 
 
 def count_dataset(
@@ -61,12 +65,17 @@ def count_dataset(
     for table, features in features_of.items():
         missing = [feature for feature in features if feature not in dataset.num_rows]
         if missing:
-            raise DataError(f"feature {missing[0]!r} of table {table!r}", f"one of {', '.join(dataset.num_rows)}")
+            raise DataError(
+                f"feature {missing[0]!r} of table {table!r}",
+                f"one of {', '.join(dataset.num_rows)}",
+            )
         num_rows[table] = max(dataset.num_rows[feature] for feature in features)
     split = dataset.split(options.split)
     total = min(len(split), options.first or len(split))
     if not total:
-        raise DataError(f"split {options.split} without samples", "at least one sample", "choose another split")
+        raise DataError(
+            f"split {options.split} without samples", "at least one sample", "choose another split"
+        )
     counter, loader = ProfileCounter(num_rows), Loader(
         split, min(options.batch_size, total), shuffle=options.shuffle, seed=options.seed
     )  # fmt: skip
@@ -75,10 +84,16 @@ def count_dataset(
         values, offsets, size = batch.values.numpy(), batch.offsets.numpy(), batch.batch_size
         place = {key: i for i, key in enumerate(batch.keys)}
         bounds = {key: (offsets[i * size], offsets[i * size + take]) for key, i in place.items()}
-        ids = {t: [values[slice(*bounds[feature])] for feature in fs] for t, fs in features_of.items()}
+        ids = {
+            t: [values[slice(*bounds[feature])] for feature in fs] for t, fs in features_of.items()
+        }
         counter.add(ids, take)
         progress("counting", counter.num_samples / total)
         if counter.num_samples >= total:
             break
-    origin = {"split": options.split, "order": "shuffled" if options.shuffle else "as stored", "first": options.first}
+    origin = {
+        "split": options.split,
+        "order": "shuffled" if options.shuffle else "as stored",
+        "first": options.first,
+    }
     return counter.profile(options.batch_size, dataset.digest, origin)

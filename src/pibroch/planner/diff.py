@@ -51,18 +51,27 @@ def diff(old: Assignment, new: Assignment) -> PlanDiff:
     sizes = [{name: len(rows) for name, rows in plan.partition_of.items()} for plan in (old, new)]
     if sizes[0] != sizes[1] or old.num_shards != new.num_shards:
         odd = sorted(set(sizes[0].items()) ^ set(sizes[1].items()))[:1]
-        got = f"plans that differ in table {odd[0][0]!r}" if odd else f"{old.num_shards} and {new.num_shards} shards"
+        got = (
+            f"plans that differ in table {odd[0][0]!r}"
+            if odd
+            else f"{old.num_shards} and {new.num_shards} shards"
+        )
         raise DataError(got, "plans for the same tables and as many shards", "compare other plans")
     held = [holders(plan.home, plan.copies) for plan in (old, new)]
     tables, sent = {}, np.zeros((old.num_shards, old.num_shards), np.int64)
     for name, rows in old.partition_of.items():
-        pairs, counts = np.unique(rows.astype(np.uint32) << 16 | new.partition_of[name], return_counts=True)
+        pairs, counts = np.unique(
+            rows.astype(np.uint32) << 16 | new.partition_of[name], return_counts=True
+        )
         before, after = pairs >> 16, pairs & 0xFFFF
         fresh = held[1][after] & ~held[0][before]
         gone = held[0][before] & ~held[1][after]
         moved = old.home[before] != new.home[after]
         tables[name] = TableDiff(
-            len(rows), int(counts[moved].sum()), int(counts @ fresh.sum(axis=1)), int(counts @ gone.sum(axis=1))
+            len(rows),
+            int(counts[moved].sum()),
+            int(counts @ fresh.sum(axis=1)),
+            int(counts @ gone.sum(axis=1)),
         )
         for shard in range(old.num_shards):
             sent[shard] += (counts[:, None] * fresh)[old.home[before] == shard].sum(axis=0)

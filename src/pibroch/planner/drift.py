@@ -26,7 +26,11 @@ Floats = NDArray[np.float64]
 
 
 def worst_link(
-    assignment: Assignment, profile: AccessProfile, tables: Sequence[TableSize], topology: ClusterTopology, mode: Mode
+    assignment: Assignment,
+    profile: AccessProfile,
+    tables: Sequence[TableSize],
+    topology: ClusterTopology,
+    mode: Mode,
 ) -> float:
     """Cost a step of the dearest pair of shards, distinct rows of a batch once; gradients and sums too for training.
 
@@ -42,7 +46,9 @@ def worst_link(
         share = profile.tables[table.name].batches / profile.num_batches
         partition = assignment.partition_of[table.name]
         reads += np.bincount(partition, table.weight_bytes * share, num_partitions)
-        summed += np.bincount(partition, table.weight_bytes * costs.distinct(share, num_shards), num_partitions)
+        summed += np.bincount(
+            partition, table.weight_bytes * costs.distinct(share, num_shards), num_partitions
+        )
     home, everywhere = assignment.home.astype(np.int64), assignment.is_everywhere
     if mode == "training":
         source = np.where(everywhere[:, None], np.arange(num_shards), home[:, None])
@@ -52,8 +58,12 @@ def worst_link(
         source = costs.sources(home, assignment.copies, topology.cost)
     bytes_got = costs.traffic(reads, source, num_shards)
     if mode == "training":
-        gradients, sums = (np.bincount(home, each, num_shards) for each in (reads, summed * everywhere))
-        bytes_got = bytes_got + gradients[:, None] + sums[None, :]  # a home gets the ones, and gives the others to all
+        gradients, sums = (
+            np.bincount(home, each, num_shards) for each in (reads, summed * everywhere)
+        )
+        bytes_got = (
+            bytes_got + gradients[:, None] + sums[None, :]
+        )  # a home gets the ones, and gives the others to all
     links = costs.links(bytes_got * topology.cost)
     return float(links.max(initial=0.0))
 
@@ -77,7 +87,11 @@ class Decay:
     @property
     def ratio(self) -> float:
         """Current over fresh; 1 where nothing crosses."""
-        return self.current / self.fresh if self.fresh > 0 else (1.0 if self.current == 0 else float("inf"))
+        return (
+            self.current / self.fresh
+            if self.fresh > 0
+            else (1.0 if self.current == 0 else float("inf"))
+        )
 
 
 class DriftWatch:
@@ -102,10 +116,14 @@ class DriftWatch:
     ) -> None:  # fmt: skip
         if assignment.num_shards != topology.num_ranks:
             raise ConfigError(
-                f"a plan for {assignment.num_shards} shards and a topology of {topology.num_ranks} ranks", "one of each"
+                f"a plan for {assignment.num_shards} shards and a topology of {topology.num_ranks} ranks",
+                "one of each",
             )
         self.assignment, self._tables, self._topology = assignment, list(tables), topology
-        self._options, self._batch_size = replace(options, steps=False, batch_size=batch_size), batch_size
+        self._options, self._batch_size = (
+            replace(options, steps=False, batch_size=batch_size),
+            batch_size,
+        )
         num_rows = {table.name: table.num_rows for table in tables}
         self._sketches = [DecayingSketch(num_rows, capacity, half_life / 2) for _ in range(2)]
         self.num_batches = 0
@@ -122,7 +140,9 @@ class DriftWatch:
             ConfigError: before two batches.
         """
         if self.num_batches < 2:
-            raise ConfigError(f"{self.num_batches} batches", "at least two", "look at a plan after some batches")
+            raise ConfigError(
+                f"{self.num_batches} batches", "at least two", "look at a plan after some batches"
+            )
         made_from, charged_by = (sketch.profile(self._batch_size) for sketch in self._sketches)
         return made_from, charged_by
 

@@ -44,10 +44,14 @@ class Case:
 
     def __post_init__(self) -> None:
         if len(self.room) > MAX_SHARDS:
-            raise ConfigError(f"{len(self.room)} shards", f"at most {MAX_SHARDS} for a bound", "use fewer shards")
+            raise ConfigError(
+                f"{len(self.room)} shards", f"at most {MAX_SHARDS} for a bound", "use fewer shards"
+            )
         if self.memory.sum() > self.room.sum():
             raise ConfigError(
-                f"{self.room.sum():,.0f} bytes of room", f"{self.memory.sum():,.0f}", "give the shards more room"
+                f"{self.room.sum():,.0f} bytes of room",
+                f"{self.memory.sum():,.0f}",
+                "give the shards more room",
             )
 
 
@@ -100,7 +104,9 @@ def lower_bound(case: Case, num_groups: int = 48) -> float:
     memory = np.add.reduceat(case.memory[order], edges)
     grouped = Case(weight, memory, case.cost, case.room)
     goal, less, equal, room = _program(grouped)
-    found = linprog(goal, less, room, equal, np.ones(equal.shape[0]), bounds=(0, None), method="highs")
+    found = linprog(
+        goal, less, room, equal, np.ones(equal.shape[0]), bounds=(0, None), method="highs"
+    )
     num_links = len(case.room) * (len(case.room) - 1)
     duals = -np.minimum(found.ineqlin.marginals, 0.0)
     prices = np.zeros_like(case.cost)
@@ -110,7 +116,9 @@ def lower_bound(case: Case, num_groups: int = 48) -> float:
     if not holding.any():
         return dual_bound(case, prices, holding)
     best = minimize_scalar(
-        lambda level: -dual_bound(case, prices, level * holding), bounds=(0.2, 3.0), method="bounded"
+        lambda level: -dual_bound(case, prices, level * holding),
+        bounds=(0.2, 3.0),
+        method="bounded",
     )
     return max(-float(best.fun), dual_bound(case, prices, holding))
 
@@ -121,7 +129,9 @@ def dual_bound(case: Case, link_prices: Floats, memory_prices: Floats) -> float:
     price = link_prices * case.cost
     np.fill_diagonal(price, 0.0)
     sets = (np.arange(1, 1 << num_shards)[:, None] >> np.arange(num_shards)) & 1 == 1
-    reading = np.stack([np.where(sets, price[reader], np.inf).min(axis=1) for reader in range(num_shards)]).sum(axis=0)
+    reading = np.stack(
+        [np.where(sets, price[reader], np.inf).min(axis=1) for reader in range(num_shards)]
+    ).sum(axis=0)
     holding = sets @ memory_prices
     best = np.full(len(case.weight), np.inf)
     for number in _undominated(reading, holding):
@@ -141,7 +151,9 @@ def _undominated(reading: Floats, holding: Floats) -> list[int]:
 def _group_edges(case: Case, order: NDArray[np.int64], num_groups: int) -> NDArray[np.int64]:
     """Where groups begin: half of them by equal weight, half by equal memory."""
     half = np.linspace(0, 1, num_groups // 2, endpoint=False)
-    by_weight = np.searchsorted(np.cumsum(case.weight[order]) / max(case.weight.sum(), 1e-300), half)
+    by_weight = np.searchsorted(
+        np.cumsum(case.weight[order]) / max(case.weight.sum(), 1e-300), half
+    )
     by_memory = np.searchsorted(np.cumsum(case.memory[order]) / case.memory.sum(), half)
     edges = np.concatenate([[0], by_weight, by_memory]).astype(np.int64)
     return edges[edges < len(order)]
@@ -161,7 +173,9 @@ def _program(case: Case) -> tuple[Floats, csr_array, csr_array, Floats]:
     num_items, num_shards = len(case.weight), len(case.room)
     num_x = num_items * num_shards * num_shards
     num_y = num_items * num_shards
-    items, readers, shards = np.meshgrid(np.arange(num_items), *[np.arange(num_shards)] * 2, indexing="ij")
+    items, readers, shards = np.meshgrid(
+        np.arange(num_items), *[np.arange(num_shards)] * 2, indexing="ij"
+    )
     x = np.arange(num_x).reshape(items.shape)
     y = num_x + np.arange(num_y).reshape(num_items, num_shards)
     is_link = readers != shards
@@ -171,7 +185,11 @@ def _program(case: Case) -> tuple[Floats, csr_array, csr_array, Floats]:
     num_links = int(off.sum())
     amounts = case.weight[:, None, None] * case.cost / _scale(case)
     parts = [
-        (number_of[readers, shards][is_link], x[is_link], np.broadcast_to(amounts, x.shape)[is_link]),
+        (
+            number_of[readers, shards][is_link],
+            x[is_link],
+            np.broadcast_to(amounts, x.shape)[is_link],
+        ),
         (np.arange(num_links), np.full(num_links, num_x + num_y), np.full(num_links, -1.0)),
         (num_links + x.ravel(), x.ravel(), np.ones(num_x)),
         (num_links + x.ravel(), y[items, shards].ravel(), np.full(num_x, -1.0)),
@@ -185,7 +203,16 @@ def _program(case: Case) -> tuple[Floats, csr_array, csr_array, Floats]:
     shape = (num_links + num_x + num_shards, num_x + num_y + 1)
     less = csr_array(coo_array((values, (rows, columns)), shape=shape))
     one = np.arange(num_items * num_shards)
-    equal = csr_array(coo_array((np.ones(num_x), (np.repeat(one, num_shards), x.ravel())), shape=(len(one), shape[1])))
+    equal = csr_array(
+        coo_array(
+            (np.ones(num_x), (np.repeat(one, num_shards), x.ravel())), shape=(len(one), shape[1])
+        )
+    )
     goal = np.zeros(shape[1])
     goal[-1] = 1.0
-    return goal, less, equal, np.concatenate([np.zeros(num_links + num_x), case.room / _memory_scale(case)])
+    return (
+        goal,
+        less,
+        equal,
+        np.concatenate([np.zeros(num_links + num_x), case.room / _memory_scale(case)]),
+    )

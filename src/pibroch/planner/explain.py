@@ -38,7 +38,10 @@ def headlines(prediction: PlanPrediction) -> list[tuple[str, str]]:
         ("crossing accesses", f"{prediction.crossing['accesses']:.2%}"),
         ("at least, by any choice of copies", f"{prediction.least_crossing:.2%}"),
         ("crossing transfers", f"{prediction.crossing['transfers']:.2%}"),
-        ("worst link over mean", f"{cost.max() / cost.mean():.3f}" if len(cost) and cost.mean() else "no traffic"),
+        (
+            "worst link over mean",
+            f"{cost.max() / cost.mean():.3f}" if len(cost) and cost.mean() else "no traffic",
+        ),
     ]
     if bound:
         lines.append(("worst link over its lower bound", f"{cost.max() / bound:.4f}"))
@@ -68,7 +71,10 @@ def sentences(prediction: PlanPrediction) -> list[str]:
         f"{p.copied_rows:,} rows have copies, {p.copies:,} in all ({p.hot_share:.2%} of the rows)",
     ]
     if p.mode == "training":
-        forward, sync = links(np.array(p.read_bytes["transfers"])).sum(), links(np.array(p.sync_bytes)).sum()
+        forward, sync = (
+            links(np.array(p.read_bytes["transfers"])).sum(),
+            links(np.array(p.sync_bytes)).sum(),
+        )
         said.append(
             f"a step moves {megabytes(forward)} of rows, and {megabytes(sync)} of gradients and sums, ids not counted"
         )
@@ -92,7 +98,16 @@ def shard_rows(prediction: PlanPrediction) -> list[Row]:
     return out
 
 
-SHARD_COLUMNS = ("shard", "host", "memory", "lookups", "looked up", "gets", "gives", "dearest peer (cost)")
+SHARD_COLUMNS = (
+    "shard",
+    "host",
+    "memory",
+    "lookups",
+    "looked up",
+    "gets",
+    "gives",
+    "dearest peer (cost)",
+)
 STEP_COLUMNS = ("extra memory", "crossing accesses", "mean link", "worst link", "mean of none")
 
 
@@ -106,7 +121,14 @@ def step_rows(prediction: PlanPrediction) -> list[Row]:
     ]  # fmt: skip
 
 
-POLICY_COLUMNS = ("policy", "copied rows", "mean link", "worst link", "rows cross", "gradients and sums cross")
+POLICY_COLUMNS = (
+    "policy",
+    "copied rows",
+    "mean link",
+    "worst link",
+    "rows cross",
+    "gradients and sums cross",
+)
 
 
 def policy_rows(prediction: PlanPrediction) -> list[Row]:
@@ -118,7 +140,9 @@ def policy_rows(prediction: PlanPrediction) -> list[Row]:
     ]  # fmt: skip
 
 
-def write_page(prediction: PlanPrediction, name: str, out: Path, measured: Floats | None = None) -> Path:
+def write_page(
+    prediction: PlanPrediction, name: str, out: Path, measured: Floats | None = None
+) -> Path:
     """Write a page that needs no other file and asks the network for nothing.
 
     Args:
@@ -142,7 +166,11 @@ def write_page(prediction: PlanPrediction, name: str, out: Path, measured: Float
         tiles=headlines(prediction),
         sentences=sentences(prediction),
         figures=[(title, note, Markup(svg)) for title, note, svg in _figures(prediction, measured)],
-        tables=([] if measured is None else [("Measured", MEASURED_COLUMNS, measured_rows(prediction, measured))])
+        tables=(
+            []
+            if measured is None
+            else [("Measured", MEASURED_COLUMNS, measured_rows(prediction, measured))]
+        )
         + [("Shards", SHARD_COLUMNS, shard_rows(prediction))]
         + ([("Budgets", STEP_COLUMNS, step_rows(prediction))] if prediction.steps else [])
         + ([("Policies", POLICY_COLUMNS, policy_rows(prediction))] if prediction.policies else []),
@@ -173,16 +201,30 @@ def _figures(prediction: PlanPrediction, measured: Floats | None) -> list[tuple[
         ("Access curve", "rows left of the line have copies", plots.access_curve(p.curve, p.hot_share)),
     ]  # fmt: skip
     if any(any(row) for row in p.sync_bytes):
-        found.append(("Gradients and sums", "bytes that a shard (row) sends another", plots.heat_map(p.sync_bytes)))
+        found.append(
+            (
+                "Gradients and sums",
+                "bytes that a shard (row) sends another",
+                plots.heat_map(p.sync_bytes),
+            )
+        )
     if measured is not None and p.payload_bytes is not None:
         note = "all bytes that a rank (row) sends another a training step"
         found.append(("Predicted payload", note, plots.heat_map(p.payload_bytes)))
         found.append(("Measured payload", note, plots.heat_map(measured.tolist())))
     if p.steps:
         series = [(step.extra, step.mean_link, step.worst_link) for step in p.steps]
-        found.append(("Extra memory", "cost of links that each per cent buys", plots.budget_curve(series, p.extra)))
+        found.append(
+            (
+                "Extra memory",
+                "cost of links that each per cent buys",
+                plots.budget_curve(series, p.extra),
+            )
+        )
     return found
 
 
 def _off_diagonal(matrix: list[list[float]]) -> list[list[float]]:
-    return [[0.0 if i == j else value for j, value in enumerate(row)] for i, row in enumerate(matrix)]
+    return [
+        [0.0 if i == j else value for j, value in enumerate(row)] for i, row in enumerate(matrix)
+    ]

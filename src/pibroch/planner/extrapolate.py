@@ -25,7 +25,10 @@ Floats = NDArray[np.float64]
 
 
 def extrapolate(
-    profile: AccessProfile, num_samples: int, num_rows: Mapping[str, int] | None = None, seed: int = 0
+    profile: AccessProfile,
+    num_samples: int,
+    num_rows: Mapping[str, int] | None = None,
+    seed: int = 0,
 ) -> AccessProfile:
     """The profile that ``num_samples`` samples would have; O(rows).
 
@@ -40,7 +43,9 @@ def extrapolate(
     """
     if num_samples < profile.num_samples:
         raise ConfigError(
-            f"{num_samples:,} samples", f"at least the profile's {profile.num_samples:,}", "choose a larger number"
+            f"{num_samples:,} samples",
+            f"at least the profile's {profile.num_samples:,}",
+            "choose a larger number",
         )
     wanted = dict(num_rows or {})
     unknown = [name for name in wanted if name not in profile.tables]
@@ -51,11 +56,17 @@ def extrapolate(
     for name, counts in profile.tables.items():
         rows, seen = wanted.get(name, len(counts.accesses)), counts.accesses[counts.accesses > 0]
         if rows < len(seen):
-            raise ConfigError(f"{rows:,} rows for table {name!r}", f"at least the {len(seen):,} that were seen")
+            raise ConfigError(
+                f"{rows:,} rows for table {name!r}", f"at least the {len(seen):,} that were seen"
+            )
         accesses = rng.permutation(_counts(seen, rows, profile.num_samples / num_samples, rng))
-        tables[name] = TableCounts(accesses, _batches(accesses, num_samples, num_batches, profile.batch_size, rng))
+        tables[name] = TableCounts(
+            accesses, _batches(accesses, num_samples, num_batches, profile.batch_size, rng)
+        )
     origin = dict(profile.origin) | {"extrapolated_from_samples": profile.num_samples, "seed": seed}
-    return AccessProfile(tables, num_samples, num_batches, profile.batch_size, profile.fingerprint, origin)
+    return AccessProfile(
+        tables, num_samples, num_batches, profile.batch_size, profile.fingerprint, origin
+    )
 
 
 def thin(profile: AccessProfile, share: float, seed: int = 0) -> dict[str, NDArray[np.int64]]:
@@ -64,7 +75,9 @@ def thin(profile: AccessProfile, share: float, seed: int = 0) -> dict[str, NDArr
     return {name: rng.binomial(counts.accesses, share) for name, counts in profile.tables.items()}
 
 
-def _counts(seen: NDArray[np.int64], num_rows: int, share: float, rng: np.random.Generator) -> NDArray[np.int64]:
+def _counts(
+    seen: NDArray[np.int64], num_rows: int, share: float, rng: np.random.Generator
+) -> NDArray[np.int64]:
     """Counts of all rows: those seen often by their rank, the others from the mixture."""
     if share >= 1:
         return np.concatenate([seen, np.zeros(num_rows - len(seen), np.int64)])
@@ -99,7 +112,11 @@ def _mixture(histogram: Floats, rates: Floats) -> Floats:
 
 
 def _batches(
-    accesses: NDArray[np.int64], num_samples: int, num_batches: int, batch_size: int, rng: np.random.Generator
+    accesses: NDArray[np.int64],
+    num_samples: int,
+    num_batches: int,
+    batch_size: int,
+    rng: np.random.Generator,
 ) -> NDArray[np.int32]:
     """Batches in which rows occur, when accesses are spread by chance; rounded so that sums stay right."""
     share = np.minimum(accesses / num_samples, 1.0)

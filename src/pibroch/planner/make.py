@@ -60,10 +60,14 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         if not 0 <= self.extra < 1000:
-            raise ConfigError(f"{self.extra:.0%} of extra memory", "at least 0 %", "correct --extra")
+            raise ConfigError(
+                f"{self.extra:.0%} of extra memory", "at least 0 %", "correct --extra"
+            )
         if self.mode not in POLICIES or self.chosen_policy not in POLICIES[self.mode]:
             known = "; ".join(f"{mode}: {', '.join(names)}" for mode, names in POLICIES.items())
-            raise ConfigError(f"policy {self.policy!r} for {self.mode}", known, "choose another policy")
+            raise ConfigError(
+                f"policy {self.policy!r} for {self.mode}", known, "choose another policy"
+            )
         if self.objective not in ("accesses", "transfers"):
             raise ConfigError(f"objective {self.objective!r}", "accesses or transfers")
         if self.threshold is not None and not 0 <= self.threshold <= 1:
@@ -127,7 +131,12 @@ def make_plan(
     prediction = predict(partitions, found.placed, topology, options, profile, room)
     bound = _bound(partitions, topology, room, options)
     policies = _policies(partitions, topology, room, options) if options.steps else []
-    changes = {"threshold": trial.threshold, "steps": steps, "policies": policies, "worst_link_bound": bound}
+    changes = {
+        "threshold": trial.threshold,
+        "steps": steps,
+        "policies": policies,
+        "worst_link_bound": bound,
+    }
     return assignment, prediction.model_copy(update=changes)
 
 
@@ -142,14 +151,20 @@ def predict(
     """What a placement of partitions costs a step."""
     num_shards, memory = topology.num_ranks, partitions.memory_bytes
     forms: tuple[Form, Form] = ("accesses", "transfers")
-    reads = {form: costs.traffic(partitions.weight(form), placed.source, num_shards) for form in forms}
+    reads = {
+        form: costs.traffic(partitions.weight(form), placed.source, num_shards) for form in forms
+    }
     lookups = costs.served(partitions.accesses, placed.source, num_shards)
     used = costs.memory(memory, placed.home, placed.copies)
     work = costs.workload(partitions.weight("accesses"), placed.source, topology.cost)
     link_cost = reads[options.objective] * topology.cost
     copies = placed.held.sum(axis=1) - 1
     is_training = options.mode == "training"
-    sync = synchronisation(partitions, placed, num_shards) if is_training else np.zeros((num_shards,) * 2)
+    sync = (
+        synchronisation(partitions, placed, num_shards)
+        if is_training
+        else np.zeros((num_shards,) * 2)
+    )
     total, num_rows = float(memory.sum()), int(partitions.num_rows.sum())
     return PlanPrediction(
         mode=options.mode,
@@ -166,7 +181,9 @@ def predict(
         memory_bytes=used.tolist(),
         room_bytes=room.tolist(),
         lookups=lookups.tolist(),
-        lookup_bytes=costs.served(partitions.weight("accesses"), placed.source, num_shards).tolist(),
+        lookup_bytes=costs.served(
+            partitions.weight("accesses"), placed.source, num_shards
+        ).tolist(),
         read_bytes={form: matrix.tolist() for form, matrix in reads.items()},
         link_cost=link_cost.tolist(),
         sync_bytes=sync.tolist(),
@@ -177,7 +194,9 @@ def predict(
         balance={
             "memory": costs.degree_of_balance(used),
             "workload": costs.degree_of_balance(work),
-            "communication": costs.degree_of_balance(costs.links(link_cost)) if num_shards > 1 else 1.0,
+            "communication": costs.degree_of_balance(costs.links(link_cost))
+            if num_shards > 1
+            else 1.0,
         },
         curve=_curve(partitions),
         hot_share=float(partitions.num_rows[copies > 0].sum()) / num_rows,
@@ -186,10 +205,14 @@ def predict(
     )
 
 
-def _warnings(partitions: Partitions, reads: Floats, sync: Floats, options: PlanOptions) -> list[str]:
+def _warnings(
+    partitions: Partitions, reads: Floats, sync: Floats, options: PlanOptions
+) -> list[str]:
     """What a reader should know before using a plan."""
     found = []
-    unread = float(partitions.num_rows[partitions.accesses == 0].sum()) / max(1, partitions.num_rows.sum())
+    unread = float(partitions.num_rows[partitions.accesses == 0].sum()) / max(
+        1, partitions.num_rows.sum()
+    )
     if unread > UNREAD_SHARE:
         found.append(
             f"{unread:.0%} of the rows are never read in the profile: if it is of a sample, extrapolate it first "
@@ -200,7 +223,9 @@ def _warnings(partitions: Partitions, reads: Floats, sync: Floats, options: Plan
         without = 2 * weight * (len(reads) - 1)
         more = (costs.links(reads).sum() + costs.links(sync).sum()) / max(without, 1e-300) - 1
         if more > 1e-9:
-            found.append(f"a step sends {more:.1%} more bytes than without copies: policy safe adds none")
+            found.append(
+                f"a step sends {more:.1%} more bytes than without copies: policy safe adds none"
+            )
     return found
 
 
@@ -220,7 +245,11 @@ def least_crossing(partitions: Partitions, extra_bytes: float, num_shards: int) 
 
 
 def _backtrack(
-    partitioner: Partitioner, topology: ClusterTopology, room: Floats, options: PlanOptions, progress: Progress
+    partitioner: Partitioner,
+    topology: ClusterTopology,
+    room: Floats,
+    options: PlanOptions,
+    progress: Progress,
 ) -> _Trial:
     """Cut finer until the plan is good enough or nothing finer can be numbered; the best that was found."""
     thresholds: Sequence[float] = THRESHOLDS if options.threshold is None else (options.threshold,)
@@ -252,20 +281,32 @@ def _backtrack(
 
 
 def _place(
-    partitions: Partitions, topology: ClusterTopology, room: Floats, options: PlanOptions, is_final: bool = True
+    partitions: Partitions,
+    topology: ClusterTopology,
+    room: Floats,
+    options: PlanOptions,
+    is_final: bool = True,
 ) -> Found:
     policy = options.chosen_policy if options.extra > 0 else "none"
-    least = room / room.sum() * partitions.memory_bytes.sum() + partitions.memory_bytes.max(initial=0.0)
-    widened = np.minimum(np.maximum(room, least), topology.memory_bytes)  # a partition is no drop of water
+    least = room / room.sum() * partitions.memory_bytes.sum() + partitions.memory_bytes.max(
+        initial=0.0
+    )
+    widened = np.minimum(
+        np.maximum(room, least), topology.memory_bytes
+    )  # a partition is no drop of water
     return find_placement(partitions, options.objective, topology, widened, policy, is_final)
 
 
-def _is_balanced(partitions: Partitions, found: Found, topology: ClusterTopology, options: PlanOptions) -> bool:
+def _is_balanced(
+    partitions: Partitions, found: Found, topology: ClusterTopology, options: PlanOptions
+) -> bool:
     placed, num_shards = found.placed, topology.num_ranks
     used = costs.memory(partitions.memory_bytes, placed.home, placed.copies)
     share = np.where(np.isfinite(topology.memory_bytes), topology.memory_bytes, 1.0)
     work = costs.workload(partitions.weight("accesses"), placed.source, topology.cost)
-    between = costs.links(costs.communication(partitions.weight(options.objective), placed.source, topology.cost))
+    between = costs.links(
+        costs.communication(partitions.weight(options.objective), placed.source, topology.cost)
+    )
     return (
         not found.misfits
         and costs.degree_of_balance(used / share) >= options.memory_balance
@@ -275,7 +316,10 @@ def _is_balanced(partitions: Partitions, found: Found, topology: ClusterTopology
 
 
 def _assignment(
-    partitioner: Partitioner, partitions: Partitions, placed: PlacedPartitions, topology: ClusterTopology
+    partitioner: Partitioner,
+    partitions: Partitions,
+    placed: PlacedPartitions,
+    topology: ClusterTopology,
 ) -> Assignment:
     copies = placed.copies
     by_rule = costs.sources(placed.home, copies, topology.cost)
@@ -298,7 +342,9 @@ def _steps(
         found = _place(partitions, topology, rooms(tables, topology, extra), other, is_final=False)
         weight = partitions.weight(options.objective)
         between = costs.links(costs.communication(weight, found.placed.source, topology.cost))
-        share = crossing(costs.traffic(partitions.weight("accesses"), found.placed.source, topology.num_ranks))
+        share = crossing(
+            costs.traffic(partitions.weight("accesses"), found.placed.source, topology.num_ranks)
+        )
         mean, worst = (float(between.mean()), float(between.max())) if len(between) else (0.0, 0.0)
         steps.append(BudgetStep(extra=extra, mean_link=mean, worst_link=worst, crossing=share))
     progress("other budgets", 1.0)
@@ -313,10 +359,16 @@ def _policies(
     for policy in POLICIES[options.mode]:
         other = replace(options, policy=policy)
         placed = _place(partitions, topology, room, other, is_final=False).placed
-        between = costs.communication(partitions.weight(options.objective), placed.source, topology.cost)
+        between = costs.communication(
+            partitions.weight(options.objective), placed.source, topology.cost
+        )
         links = costs.links(between) if topology.num_ranks > 1 else np.zeros(1)
         reads = costs.traffic(partitions.weight("transfers"), placed.source, topology.num_ranks)
-        sync = synchronisation(partitions, placed, topology.num_ranks) if options.mode == "training" else np.zeros(1)
+        sync = (
+            synchronisation(partitions, placed, topology.num_ranks)
+            if options.mode == "training"
+            else np.zeros(1)
+        )
         out.append(
             PolicyForecast(
                 policy=policy,
@@ -330,11 +382,17 @@ def _policies(
     return out
 
 
-def _bound(partitions: Partitions, topology: ClusterTopology, room: Floats, options: PlanOptions) -> float | None:
+def _bound(
+    partitions: Partitions, topology: ClusterTopology, room: Floats, options: PlanOptions
+) -> float | None:
     from pibroch.planner.exact import MAX_SHARDS, Case, lower_bound
 
     weight = partitions.weight(options.objective)
-    if options.chosen_policy != "links" or not 2 <= topology.num_ranks <= MAX_SHARDS or not weight.sum():
+    if (
+        options.chosen_policy != "links"
+        or not 2 <= topology.num_ranks <= MAX_SHARDS
+        or not weight.sum()
+    ):
         return None
     room = np.maximum(room, partitions.memory_bytes.sum() * room / room.sum())
     return lower_bound(Case(weight, partitions.memory_bytes, topology.cost, room))
@@ -342,7 +400,11 @@ def _bound(partitions: Partitions, topology: ClusterTopology, room: Floats, opti
 
 def _curve(partitions: Partitions) -> list[tuple[float, float]]:
     order = by_worth(partitions.accesses, partitions.num_rows.astype(np.float64))
-    rows = np.concatenate([[0], np.cumsum(partitions.num_rows[order])]) / max(1, partitions.num_rows.sum())
-    accesses = np.concatenate([[0.0], np.cumsum(partitions.accesses[order])]) / max(1e-300, partitions.accesses.sum())
+    rows = np.concatenate([[0], np.cumsum(partitions.num_rows[order])]) / max(
+        1, partitions.num_rows.sum()
+    )
+    accesses = np.concatenate([[0.0], np.cumsum(partitions.accesses[order])]) / max(
+        1e-300, partitions.accesses.sum()
+    )
     places = np.unique(np.geomspace(1, len(order), CURVE_POINTS).astype(int))
     return [(float(rows[place]), float(accesses[place])) for place in places]

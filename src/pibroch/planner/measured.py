@@ -27,7 +27,9 @@ def measured_payload(run: Path, num_ranks: int) -> Floats:
     try:
         sent = json.loads(path.read_text(encoding="utf-8")).get("bytes_by_link")
     except (OSError, ValueError, AttributeError) as error:
-        raise DataError(f"{path}: {error}", "the directory of a run that has ended", "check --run") from error
+        raise DataError(
+            f"{path}: {error}", "the directory of a run that has ended", "check --run"
+        ) from error
     counted = np.array(sent if sent is not None else [], dtype=np.float64)
     if counted.shape != (num_ranks, num_ranks):
         raise DataError(
@@ -54,7 +56,9 @@ def differences(prediction: PlanPrediction, plan: Path, run: Path) -> list[str]:
         found.append("its rows travel narrower than float32, which is predicted")
     a_rank = train.get("batch_size", 0) / prediction.num_shards
     if a_rank != prediction.batch_size:
-        found.append(f"its batches have {a_rank:g} samples a rank, predicted are {prediction.batch_size}")
+        found.append(
+            f"its batches have {a_rank:g} samples a rank, predicted are {prediction.batch_size}"
+        )
     return found
 
 
@@ -69,7 +73,9 @@ def measured_rows(prediction: PlanPrediction, measured: Floats) -> list[list[str
     """
     if prediction.payload_bytes is None or prediction.mode != "training":
         raise DataError(
-            "a plan that predicts no bytes of training steps", "one made with --mode training", "make it again"
+            "a plan that predicts no bytes of training steps",
+            "one made with --mode training",
+            "make it again",
         )
     predicted = np.array(prediction.payload_bytes)
     pairs = [
@@ -80,6 +86,11 @@ def measured_rows(prediction: PlanPrediction, measured: Floats) -> list[list[str
         pairs.append((f"rank {rank} sends", predicted[rank].sum(), measured[rank].sum()))
         pairs.append((f"rank {rank} gets", predicted[:, rank].sum(), measured[:, rank].sum()))
     return [
-        [label, f"{first:,.0f}", f"{second:,.0f}", f"{second / first:.4f}" if first else "nothing predicted"]
+        [
+            label,
+            f"{first:,.0f}",
+            f"{second:,.0f}",
+            f"{second / first:.4f}" if first else "nothing predicted",
+        ]
         for label, first, second in pairs
     ]

@@ -49,7 +49,9 @@ class TableSize:
     def of(cls, table: Table, optimizer: SparseOptimizer | None = None) -> Self:
         """Of a table, trained by an optimizer or, without one, for inference."""
         weights = table.dim * (2 if table.dtype == "bfloat16" else 4)
-        record = weights if optimizer is None else 4 * optimizer.record_width(table.dim, table.dtype)
+        record = (
+            weights if optimizer is None else 4 * optimizer.record_width(table.dim, table.dtype)
+        )
         return cls(table.name, table.num_rows, weights, record)
 
     @property
@@ -93,7 +95,9 @@ class Partitions:
 
     def weight(self, form: Form) -> NDArray[np.float64]:
         """Bytes that one rank reads of each partition in a step, in the form ``accesses`` or ``transfers``, ``[P]``."""
-        return np.asarray((self.accesses if form == "accesses" else self.transfers) * self.weight_bytes)
+        return np.asarray(
+            (self.accesses if form == "accesses" else self.transfers) * self.weight_bytes
+        )
 
 
 @dataclass(slots=True)
@@ -119,7 +123,9 @@ class Partitioner:
         batch_size: samples of a rank's batch; that of the profile when absent.
     """
 
-    def __init__(self, tables: Sequence[TableSize], profile: AccessProfile, batch_size: int | None = None) -> None:
+    def __init__(
+        self, tables: Sequence[TableSize], profile: AccessProfile, batch_size: int | None = None
+    ) -> None:
         self.tables, self._profile = tuple(tables), profile
         self.batch_size = batch_size or profile.batch_size
         kinds: dict[tuple[int, int], list[TableSize]] = {}
@@ -128,7 +134,9 @@ class Partitioner:
         self._kinds = [self._runs(members) for members in kinds.values()]
         self.num_rows = sum(table.num_rows for table in tables)
         self._memory = float(total_bytes(tables))
-        self._accesses = sum(float((k.counts * k.num_rows).sum()) * k.tables[0].weight_bytes for k in self._kinds)
+        self._accesses = sum(
+            float((k.counts * k.num_rows).sum()) * k.tables[0].weight_bytes for k in self._kinds
+        )
 
     def cut(self, threshold: float, limit: int = MAX_PARTITIONS) -> Partitions | None:
         """Partitions of at most ``threshold`` of all accesses and of all memory each; ``None`` if they are above the limit.
@@ -141,11 +149,16 @@ class Partitioner:
             max_accesses = threshold * self._accesses / size.weight_bytes
             max_rows = max(1, int(threshold * self._memory / size.record_bytes))
             stops, sums = np.empty(limit, np.int64), np.empty((limit, 3))
-            found = kernels.cut(kind.counts, kind.num_rows, kind.batch_sums, max_accesses, max_rows, stops, sums)
+            found = kernels.cut(
+                kind.counts, kind.num_rows, kind.batch_sums, max_accesses, max_rows, stops, sums
+            )
             if found < 0:
                 return None
             kind.stops, kind.sums = stops[:found], sums[:found]
-            share = np.maximum(kind.sums[:, 1] / max(max_accesses, 1e-300), 0.0) >= kind.sums[:, 0] / max_rows
+            share = (
+                np.maximum(kind.sums[:, 1] / max(max_accesses, 1e-300), 0.0)
+                >= kind.sums[:, 0] / max_rows
+            )
             parts.append((kind, share))
             limit -= found
         return self._partitions(parts)
@@ -165,7 +178,9 @@ class Partitioner:
                 out[table.name] = np.empty(table.num_rows, np.uint16)
                 counts = self._profile.tables[table.name].accesses
                 kernels.assign(counts, cursor, current, kind.stops, first, out[table.name])
-            of_hot = first + np.searchsorted(kind.stops, np.arange(len(kind.hot_rows)), side="right")
+            of_hot = first + np.searchsorted(
+                kind.stops, np.arange(len(kind.hot_rows)), side="right"
+            )
             for number, table in enumerate(kind.tables):
                 mine = kind.hot_tables == number
                 out[table.name][kind.hot_rows[mine]] = of_hot[mine]
@@ -179,7 +194,9 @@ class Partitioner:
             counts = self._profile.tables[table.name]
             kernels.count_counts(counts.accesses, counts.batches, rows, batches)
             found = np.flatnonzero(counts.accesses >= DENSE_COUNTS)
-            hot.append((np.full(len(found), number), found, counts.accesses[found], counts.batches[found]))
+            hot.append(
+                (np.full(len(found), number), found, counts.accesses[found], counts.batches[found])
+            )
         number_, row, count, batch = (np.concatenate(arrays) for arrays in zip(*hot, strict=True))
         order = np.argsort(-count, kind="stable")
         dense = np.flatnonzero(rows)[::-1]
@@ -224,7 +241,11 @@ def sizes_of(
     """
     if not isinstance(optimizer, Mapping):
         return [TableSize.of(table, optimizer) for table in tables]
-    missing = [table.name for table in tables if table.name not in optimizer and "" not in optimizer]
+    missing = [
+        table.name for table in tables if table.name not in optimizer and "" not in optimizer
+    ]
     if missing:
-        raise ConfigError(f"table {missing[0]!r} without an optimizer", "one by its name, or under ''")
+        raise ConfigError(
+            f"table {missing[0]!r} without an optimizer", "one by its name, or under ''"
+        )
     return [TableSize.of(table, optimizer.get(table.name, optimizer.get(""))) for table in tables]

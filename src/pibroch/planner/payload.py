@@ -51,7 +51,9 @@ def step_payload(
     copies: dict[int, _Copies] = {}
     for table in tables:
         if plan.placements[table.name].kind in OWNERS_POOL:
-            raise ConfigError(f"table {table.name!r} whose owner pools", "a placement whose rows travel")
+            raise ConfigError(
+                f"table {table.name!r} whose owner pools", "a placement whose rows travel"
+            )
         share = profile.tables[table.name].batches / profile.num_batches
         for owner, piece in plan.homes(table):
             rows, floats = float(share[ids_of(piece.rows)].sum()), FLOAT_BYTES * len(piece.columns)
@@ -95,7 +97,11 @@ class _Copies:
 
     def summed(self, dim: int) -> float:
         """Bytes on each link where owners sum; they take turns, so that each has about the same of them."""
-        words, read, heard = _words(self.num_rows / self.size), self.read / self.size, self.heard / self.size
+        words, read, heard = (
+            _words(self.num_rows / self.size),
+            self.read / self.size,
+            self.heard / self.size,
+        )
         ids = min(read, words) + (words if words <= BITS_AT_ONCE else heard)
         return (read + heard) * FLOAT_BYTES * dim + ID_BYTES * ids
 

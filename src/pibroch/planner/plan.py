@@ -66,7 +66,12 @@ class Plan(BaseModel):
     row_map: RowMap | None = Field(default=None, exclude=True)
 
     @classmethod
-    def of(cls, tables: Sequence[Table], num_shards: int, placement: str | Mapping[str, str] = "row_wise") -> Self:
+    def of(
+        cls,
+        tables: Sequence[Table],
+        num_shards: int,
+        placement: str | Mapping[str, str] = "row_wise",
+    ) -> Self:
         """A plan that follows a kind of placement for all tables, or a kind for each by name ("" for those not named).
 
         >>> plan = Plan.of([Table("a", 5, 4), Table("b", 9, 4)], 2, {"a": "replicated", "": "table_wise"})
@@ -80,7 +85,9 @@ class Plan(BaseModel):
         names = {table.name for table in tables}
         for name, kind in kinds.items():
             if name and name not in names:
-                raise ConfigError(f"a placement for table {name!r}", f"one of the tables {sorted(names)}")
+                raise ConfigError(
+                    f"a placement for table {name!r}", f"one of the tables {sorted(names)}"
+                )
             if kind not in PLACEMENTS:
                 raise ConfigError(f"placement {kind!r}", f"one of {', '.join(PLACEMENTS)}")
         load = [0] * num_shards
@@ -89,7 +96,10 @@ class Plan(BaseModel):
             kind = kinds.get(table.name, kinds[""])
             shards = _shards(table, kind, load)
             placements[table.name] = Placement.model_validate({"kind": kind, "shards": shards})
-        return cls(num_shards=num_shards, placements={table.name: placements[table.name] for table in tables})
+        return cls(
+            num_shards=num_shards,
+            placements={table.name: placements[table.name] for table in tables},
+        )
 
     @classmethod
     def by_rows(cls, assignment: Assignment, made_from: Mapping[str, object] | None = None) -> Self:
@@ -106,7 +116,12 @@ class Plan(BaseModel):
         row_map = RowMap.of(assignment)
         shards = tuple(range(row_map.num_shards))
         placements = {table: Placement(kind="rows", shards=shards) for table in row_map.num_rows}
-        return cls(num_shards=len(shards), placements=placements, made_from=dict(made_from or {}), row_map=row_map)
+        return cls(
+            num_shards=len(shards),
+            placements=placements,
+            made_from=dict(made_from or {}),
+            row_map=row_map,
+        )
 
     @property
     def digest(self) -> str:
@@ -123,7 +138,8 @@ class Plan(BaseModel):
         if names != set(self.placements):
             odd = sorted(names ^ set(self.placements))[0]
             raise ConfigError(
-                f"a plan for {len(self.placements)} tables that differ in {odd!r}", "one for these tables"
+                f"a plan for {len(self.placements)} tables that differ in {odd!r}",
+                "one for these tables",
             )
         for table in tables:
             placement = self.placements[table.name]
@@ -155,10 +171,13 @@ class Plan(BaseModel):
         shards = self.placements[table.name].shards
         if sorted(set(shards)) != sorted(shards) or len(shards) != self.row_map.num_shards:
             raise ConfigError(
-                f"shards {list(shards)} of table {table.name!r}", f"{self.row_map.num_shards} distinct ones"
+                f"shards {list(shards)} of table {table.name!r}",
+                f"{self.row_map.num_shards} distinct ones",
             )
         if not all(0 <= shard < self.num_shards for shard in shards):
-            raise ConfigError(f"shards {list(shards)} of table {table.name!r}", f"shards below {self.num_shards}")
+            raise ConfigError(
+                f"shards {list(shards)} of table {table.name!r}", f"shards below {self.num_shards}"
+            )
 
     def pieces(self, table: Table) -> list[tuple[int, Piece]]:
         """All parts of a table, each with its shard, copies included."""
@@ -169,14 +188,26 @@ class Plan(BaseModel):
         placement, rows = self.placements[table.name], range(table.num_rows)
         writer = list(self.placements).index(table.name) % self.num_shards
         if placement.kind == "replicated":
-            return [(shard, Piece(table, rows, range(table.dim), shard == writer)) for shard in range(self.num_shards)]
-        if self.row_map is None or placement.kind != "rows" or not self.row_map.counts[table.name][-1]:
+            return [
+                (shard, Piece(table, rows, range(table.dim), shard == writer))
+                for shard in range(self.num_shards)
+            ]
+        if (
+            self.row_map is None
+            or placement.kind != "rows"
+            or not self.row_map.counts[table.name][-1]
+        ):
             return []
         everywhere = self.row_map.rows_at(table.name, self.row_map.num_shards)
         return [
             (
                 shard,
-                Piece(table, everywhere, range(table.dim), shard == placement.shards[writer % len(placement.shards)]),
+                Piece(
+                    table,
+                    everywhere,
+                    range(table.dim),
+                    shard == placement.shards[writer % len(placement.shards)],
+                ),
             )
             for shard in placement.shards
         ]
@@ -197,7 +228,10 @@ class Plan(BaseModel):
             ]
         if placement.kind == "column_wise":
             width = table.dim // len(shards)
-            return [(s, Piece(table, rows, columns[j * width : (j + 1) * width])) for j, s in enumerate(shards)]
+            return [
+                (s, Piece(table, rows, columns[j * width : (j + 1) * width]))
+                for j, s in enumerate(shards)
+            ]
         return [(s, Piece(table, rows[j :: len(shards)], columns)) for j, s in enumerate(shards)]
 
     def save(self, path: Path) -> None:
@@ -219,9 +253,13 @@ class Plan(BaseModel):
                 return plan
             return plan.model_copy(update={"row_map": open_row_map(_beside(path))})
         except FileNotFoundError as error:
-            raise ConfigError(f"{path}, which is not there", "a plan", "make one with pibroch plan") from error
+            raise ConfigError(
+                f"{path}, which is not there", "a plan", "make one with pibroch plan"
+            ) from error
         except (OSError, ValidationError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}, which is no plan: {error}", "a file that pibroch wrote as a plan") from error
+            raise ConfigError(
+                f"{path}, which is no plan: {error}", "a file that pibroch wrote as a plan"
+            ) from error
 
 
 def _beside(path: Path) -> Path:

@@ -89,14 +89,22 @@ class AccessProfile:
         """
         do = "make one with `pibroch profile` from the data that is to be trained on"
         if fingerprint is not None and fingerprint != self.fingerprint:
-            raise DataError(f"a profile of data {self.fingerprint[:12]}...", f"one of data {fingerprint[:12]}...", do)
+            raise DataError(
+                f"a profile of data {self.fingerprint[:12]}...",
+                f"one of data {fingerprint[:12]}...",
+                do,
+            )
         for table in tables:
             if table.name not in self.tables:
-                raise DataError(f"a profile without table {table.name!r}", "counts for each table", do)
+                raise DataError(
+                    f"a profile without table {table.name!r}", "counts for each table", do
+                )
             found = len(self.tables[table.name].accesses)
             if found != table.num_rows:
                 raise DataError(
-                    f"a profile in which table {table.name!r} has {found:,} rows", f"{table.num_rows:,} rows", do
+                    f"a profile in which table {table.name!r} has {found:,} rows",
+                    f"{table.num_rows:,} rows",
+                    do,
                 )
         if not self.num_samples or not self.num_batches:
             raise DataError("a profile of no samples", "at least one batch", do)
@@ -107,7 +115,9 @@ class AccessProfile:
         Raises:
             StorageError: when the disk refuses.
         """
-        from pibroch.embedding.tensor_file import write_tensors  # with threads behind it, which planning needs not
+        from pibroch.embedding.tensor_file import (
+            write_tensors,
+        )  # with threads behind it, which planning needs not
 
         header = {
             "format": FORMAT, "version": VERSION, "num_samples": self.num_samples, "num_batches": self.num_batches,
@@ -130,7 +140,10 @@ class AccessProfile:
         Raises:
             DataError: when there is none, or it is cut short, of another kind or version.
         """
-        need, do = "a profile made by `pibroch profile`", "check the path, or make the profile again"
+        need, do = (
+            "a profile made by `pibroch profile`",
+            "check the path, or make the profile again",
+        )
         try:
             with safe_open(path, framework="numpy") as file:
                 if _HEADER not in file.keys():  # noqa: SIM118 - it is no dict
@@ -140,7 +153,9 @@ class AccessProfile:
                     got = f"{header.get('format')} of version {header.get('version')}"
                     raise DataError(f"{path}, {got}", f"{FORMAT} of version {VERSION}", do)
                 tables = {
-                    name: TableCounts(file.get_tensor(_ACCESSES + name), file.get_tensor(_BATCHES + name))
+                    name: TableCounts(
+                        file.get_tensor(_ACCESSES + name), file.get_tensor(_BATCHES + name)
+                    )
                     for name in header["tables"]
                 }
             return cls(
@@ -161,7 +176,10 @@ class ProfileCounter:
     """
 
     def __init__(self, num_rows: Mapping[str, int]) -> None:
-        self._counts = {n: TableCounts(np.zeros(r, np.int64), np.zeros(r, np.int32)) for n, r in num_rows.items()}
+        self._counts = {
+            n: TableCounts(np.zeros(r, np.int64), np.zeros(r, np.int32))
+            for n, r in num_rows.items()
+        }
         self._last = {name: np.zeros(rows, np.int32) for name, rows in num_rows.items()}
         self.num_samples = self.num_batches = 0
 
@@ -176,14 +194,25 @@ class ProfileCounter:
         for name, arrays in ids.items():
             counts = self._counts[name]
             for array in arrays:
-                place = kernels.count_batch(array, self.num_batches, counts.accesses, counts.batches, self._last[name])
+                place = kernels.count_batch(
+                    array, self.num_batches, counts.accesses, counts.batches, self._last[name]
+                )
                 if place >= 0:
                     raise DataError(
-                        f"id {array[place]} for table {name!r}", f"0 to {len(counts.accesses) - 1}", "check the tables"
+                        f"id {array[place]} for table {name!r}",
+                        f"0 to {len(counts.accesses) - 1}",
+                        "check the tables",
                     )
 
-    def profile(self, batch_size: int, fingerprint: str, origin: Mapping[str, object] | None = None) -> AccessProfile:
+    def profile(
+        self, batch_size: int, fingerprint: str, origin: Mapping[str, object] | None = None
+    ) -> AccessProfile:
         """What was counted."""
         return AccessProfile(
-            self._counts, self.num_samples, self.num_batches, batch_size, fingerprint, dict(origin or {})
+            self._counts,
+            self.num_samples,
+            self.num_batches,
+            batch_size,
+            fingerprint,
+            dict(origin or {}),
         )

@@ -102,7 +102,9 @@ def along_links(
     available = np.maximum(room - memory @ placed.held, 0.0)
     link = traffic(weight, placed.source, len(room)) * cost
     order = by_worth(weight, memory)
-    kernels.replicate(order, weight, memory, home, cost, available, placed.held, placed.source, link)
+    kernels.replicate(
+        order, weight, memory, home, cost, available, placed.held, placed.source, link
+    )
     return placed
 
 
@@ -121,7 +123,9 @@ def everywhere(
     return placed
 
 
-def candidates(policy: Policy, partitions: Partitions, weight: Floats, topology: ClusterTopology) -> NDArray[np.int64]:
+def candidates(
+    policy: Policy, partitions: Partitions, weight: Floats, topology: ClusterTopology
+) -> NDArray[np.int64]:
     """Partitions that a policy may copy everywhere, the most worthy first."""
     order = by_worth(weight, partitions.memory_bytes)
     order = order[weight[order] > 0]

@@ -30,7 +30,9 @@ def rooms(tables: Sequence[TableSize], topology: ClusterTopology, extra: float) 
             "use more ranks, smaller tables, or an optimizer with less state",
         )
     is_known = np.isfinite(memory).all()
-    share = memory / memory.sum() if is_known else np.full(topology.num_ranks, 1 / topology.num_ranks)
+    share = (
+        memory / memory.sum() if is_known else np.full(topology.num_ranks, 1 / topology.num_ranks)
+    )
     return np.minimum(total * (1 + extra) * share, memory)
 
 

@@ -26,7 +26,10 @@ def write_row_map(path: Path, row_map: RowMap) -> None:
     arrays = {name: getattr(row_map, name) for name in _TYPES}
     if row_map.source is not None:
         arrays[_SOURCE] = row_map.source
-    write_tensors(path, {"tables": Stream.of(names), **{name: Stream.of(array) for name, array in arrays.items()}})
+    write_tensors(
+        path,
+        {"tables": Stream.of(names), **{name: Stream.of(array) for name, array in arrays.items()}},
+    )
 
 
 def open_row_map(path: Path) -> RowMap:
@@ -40,14 +43,34 @@ def open_row_map(path: Path) -> RowMap:
             num_rows = json.loads(bytes(file.mapped("tables")))
             arrays = {name: file.mapped(name) for name in _TYPES}
             source = file.mapped(_SOURCE) if _SOURCE in file.names else None
-        found = RowMap({str(name): int(count) for name, count in num_rows.items()}, **arrays, source=source)
+        found = RowMap(
+            {str(name): int(count) for name, count in num_rows.items()}, **arrays, source=source
+        )
         total = sum(found.num_rows.values())
         if source is not None and (source.dtype != np.uint16 or source.shape != found.copies.shape):
-            raise ConfigError(f"{path}, whose sources are not those of its copies", "a whole file", _DO)
+            raise ConfigError(
+                f"{path}, whose sources are not those of its copies", "a whole file", _DO
+            )
         wrong = [name for name, dtype in _TYPES.items() if arrays[name].dtype != dtype]
-        if wrong or arrays["copies"].ndim != 2 or {arrays["partition"].shape, arrays["index"].shape} != {(total,)}:
-            raise ConfigError(f"{path}, which has other numbers than its {total:,} rows need", "a whole file", _DO)
-    except (OSError, CheckpointError, ValueError, KeyError, AttributeError, OverflowError, MemoryError) as error:
-        raise ConfigError(f"{path}, which cannot be read: {error}", "the file beside the plan", _DO) from error
+        if (
+            wrong
+            or arrays["copies"].ndim != 2
+            or {arrays["partition"].shape, arrays["index"].shape} != {(total,)}
+        ):
+            raise ConfigError(
+                f"{path}, which has other numbers than its {total:,} rows need", "a whole file", _DO
+            )
+    except (
+        OSError,
+        CheckpointError,
+        ValueError,
+        KeyError,
+        AttributeError,
+        OverflowError,
+        MemoryError,
+    ) as error:
+        raise ConfigError(
+            f"{path}, which cannot be read: {error}", "the file beside the plan", _DO
+        ) from error
     found.check()
     return found

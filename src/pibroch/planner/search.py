@@ -39,7 +39,12 @@ class Found:
 
 
 def find_placement(
-    partitions: Partitions, form: Form, topology: ClusterTopology, room: Floats, policy: Policy, is_final: bool = True
+    partitions: Partitions,
+    form: Form,
+    topology: ClusterTopology,
+    room: Floats,
+    policy: Policy,
+    is_final: bool = True,
 ) -> Found:
     """The best of several rounds, improved by a search.
 
@@ -91,8 +96,14 @@ def _worst(weight: Floats, placed: PlacedPartitions, cost: Floats) -> float:
     return float(links(traffic(weight, placed.source, len(cost)) * cost).max(initial=0.0))
 
 
-def _improved(found: Found, partitions: Partitions, form: Form, cost: Floats, room: Floats, policy: Policy) -> Found:
-    weight, lookup, memory = partitions.weight(form), partitions.weight("accesses"), partitions.memory_bytes
+def _improved(
+    found: Found, partitions: Partitions, form: Form, cost: Floats, room: Floats, policy: Policy
+) -> Found:
+    weight, lookup, memory = (
+        partitions.weight(form),
+        partitions.weight("accesses"),
+        partitions.memory_bytes,
+    )
     order = by_worth(weight, memory)
     place_of = np.empty_like(order)
     place_of[order] = np.arange(len(order))
@@ -103,9 +114,13 @@ def _improved(found: Found, partitions: Partitions, form: Form, cost: Floats, ro
     num_trials = TRIALS_OF_FEW if is_small else TRIALS
 
     def run(temperature: float, seed: int) -> tuple[placement.Placed, float]:
-        start = placement.Placed(found.placed.home.copy(), found.placed.held.copy(), found.placed.source.copy())
+        start = placement.Placed(
+            found.placed.home.copy(), found.placed.held.copy(), found.placed.source.copy()
+        )
         share = 0.0 if is_small else LOAD_SHARE
-        return start, kernels.improve(problem, start, num_trials, temperature, share, policy == "links", seed)
+        return start, kernels.improve(
+            problem, start, num_trials, temperature, share, policy == "links", seed
+        )
 
     for seed, temperature in enumerate(TEMPERATURES if is_small else (0.0,)):
         placed, worst = run(temperature, seed)

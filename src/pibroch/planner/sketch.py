@@ -32,7 +32,9 @@ class DecayingSketch:
         ConfigError: for no counters, or a half-life that is not positive.
     """
 
-    def __init__(self, num_rows: Mapping[str, int], capacity: int, half_life: float | None = None) -> None:
+    def __init__(
+        self, num_rows: Mapping[str, int], capacity: int, half_life: float | None = None
+    ) -> None:
         if capacity < 1 or (half_life is not None and half_life <= 0):
             raise ConfigError(f"capacity {capacity}, half-life {half_life}", "positive ones")
         self.num_rows, self.capacity = dict(num_rows), capacity
@@ -48,7 +50,9 @@ class DecayingSketch:
         """Count one batch: by table the ids that it reads; O((V + C) log (V + C)) for V ids."""
         self._unit /= self._decay
         arrays = [array + self._first[name] for name, members in ids.items() for array in members]
-        rows, accesses = np.unique(np.concatenate(arrays or [np.empty(0, np.int64)]), return_counts=True)
+        rows, accesses = np.unique(
+            np.concatenate(arrays or [np.empty(0, np.int64)]), return_counts=True
+        )
         fresh = np.stack([accesses * self._unit, np.full(len(rows), self._unit)], axis=1)
         self._samples += num_samples * self._unit
         self._batches += self._unit
@@ -80,7 +84,9 @@ class DecayingSketch:
 
     def profile(self, batch_size: int, origin: str = "a stream") -> AccessProfile:
         """Counts as they are now, rounded; rows without a counter have none."""
-        samples, batches = (max(1, round(value / self._unit)) for value in (self._samples, self._batches))
+        samples, batches = (
+            max(1, round(value / self._unit)) for value in (self._samples, self._batches)
+        )
         order = np.argsort(self._rows)
         rows, counts = self._rows[order], np.rint(self._counts[order] / self._unit)
         tables = {}
@@ -96,7 +102,10 @@ class DecayingSketch:
 
 
 def _merged(
-    rows: NDArray[np.int64], counts: NDArray[np.float64], more: NDArray[np.int64], fresh: NDArray[np.float64]
+    rows: NDArray[np.int64],
+    counts: NDArray[np.float64],
+    more: NDArray[np.int64],
+    fresh: NDArray[np.float64],
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     together, places = np.unique(np.concatenate([rows, more]), return_inverse=True)
     sums = np.zeros((len(together), 2))

@@ -64,5 +64,9 @@ def load_plan(path: Path) -> tuple[Assignment, PlanPrediction]:
             f"{path}, a plan without a prediction", "a plan made by `pibroch plan`", "make one"
         ) from error
     if plan.row_map is None:
-        raise ConfigError(f"{path}, a plan that places no single rows", "a plan made by `pibroch plan`", "make one")
+        raise ConfigError(
+            f"{path}, a plan that places no single rows",
+            "a plan made by `pibroch plan`",
+            "make one",
+        )
     return plan.row_map.assignment, prediction

@@ -69,7 +69,9 @@ class ClusterTopology:
         return cls.hierarchical(1, num_ranks, 1.0, memory_bytes)
 
     @classmethod
-    def hierarchical(cls, num_hosts: int, ranks_per_host: int, ratio: float, memory_bytes: float = np.inf) -> Self:
+    def hierarchical(
+        cls, num_hosts: int, ranks_per_host: int, ratio: float, memory_bytes: float = np.inf
+    ) -> Self:
         """Hosts of equally many ranks; a byte from another host costs ``ratio``, one from another rank of the same host 1.
 
         >>> ClusterTopology.hierarchical(2, 1, 4.21).cost.tolist()
@@ -79,7 +81,11 @@ class ClusterTopology:
             ConfigError: for fewer than one rank, or a ratio that is not positive.
         """
         return cls.of(
-            {"hosts": [ranks_per_host] * num_hosts, "between_hosts": ratio, "memory_bytes": memory_bytes},
+            {
+                "hosts": [ranks_per_host] * num_hosts,
+                "between_hosts": ratio,
+                "memory_bytes": memory_bytes,
+            },
             "the topology",
         )
 
@@ -97,10 +103,14 @@ class ClusterTopology:
             key = ".".join(str(part) for part in problem["loc"])
             if problem["type"] == "extra_forbidden":
                 known = ", ".join(_TopologyFile.model_fields)
-                raise ConfigError(f"unknown key `{key}` in {source}", f"one of {known}", f"remove `{key}`") from error
+                raise ConfigError(
+                    f"unknown key `{key}` in {source}", f"one of {known}", f"remove `{key}`"
+                ) from error
             got = f"`{key} = {problem['input']!r:.60}` in {source}" if key else source
             message = problem["msg"].removeprefix("Value error, ")
-            raise ConfigError(got, message, "see `pibroch plan --help` for what a topology file holds") from error
+            raise ConfigError(
+                got, message, "see `pibroch plan --help` for what a topology file holds"
+            ) from error
         hosts = np.array(spec.hosts_of_ranks)
         same = hosts[:, None] == hosts[None, :]
         between = spec.within_host if spec.between_hosts is None else spec.between_hosts
@@ -112,7 +122,11 @@ class ClusterTopology:
             np.array(np.inf if spec.memory_bytes is None else spec.memory_bytes, float), len(hosts)
         )
         return cls(
-            tuple(hosts.tolist()), cost.astype(float), np.array(memory), spec.p2p_bandwidth, spec.all_reduce_bandwidth
+            tuple(hosts.tolist()),
+            cost.astype(float),
+            np.array(memory),
+            spec.p2p_bandwidth,
+            spec.all_reduce_bandwidth,
         )
 
     @classmethod
@@ -126,9 +140,15 @@ class ClusterTopology:
             text = path.read_text(encoding="utf-8")
             content = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{path}, unreadable: {error}", "a topology in TOML or JSON", "check the path") from error
+            raise ConfigError(
+                f"{path}, unreadable: {error}", "a topology in TOML or JSON", "check the path"
+            ) from error
         if not isinstance(content, dict):
-            raise ConfigError(f"{path}, which holds no keys", "a topology in TOML or JSON", "see `pibroch plan --help`")
+            raise ConfigError(
+                f"{path}, which holds no keys",
+                "a topology in TOML or JSON",
+                "see `pibroch plan --help`",
+            )
         return cls.of(content, str(path))
 
     def check(self, num_shards: int) -> None:
@@ -169,8 +189,12 @@ class _TopologyFile(BaseModel):
         if not 1 <= num_ranks <= MAX_RANKS:
             raise ValueError(f"1 to {MAX_RANKS} ranks, got {num_ranks}")
         if isinstance(self.memory_bytes, list) and len(self.memory_bytes) not in (1, num_ranks):
-            raise ValueError(f"`memory_bytes` for each of {num_ranks} ranks, got {len(self.memory_bytes)}")
-        memory = self.memory_bytes if isinstance(self.memory_bytes, list) else [self.memory_bytes or 1.0]
+            raise ValueError(
+                f"`memory_bytes` for each of {num_ranks} ranks, got {len(self.memory_bytes)}"
+            )
+        memory = (
+            self.memory_bytes if isinstance(self.memory_bytes, list) else [self.memory_bytes or 1.0]
+        )
         if not all(one > 0 for one in memory):
             raise ValueError(f"positive `memory_bytes`, got {self.memory_bytes}")
         if self.cost is not None:
@@ -183,10 +207,16 @@ class _TopologyFile(BaseModel):
             raise ValueError("`cost`, or `own`, `within_host` and `between_hosts`, not both")
         widths = {len(row) for row in self.cost}
         if len(self.cost) != num_ranks or widths != {num_ranks}:
-            raise ValueError(f"`cost` of {num_ranks} rows of {num_ranks}, got {len(self.cost)} of {sorted(widths)}")
+            raise ValueError(
+                f"`cost` of {num_ranks} rows of {num_ranks}, got {len(self.cost)} of {sorted(widths)}"
+            )
         cost = np.array(self.cost)
         if not np.isfinite(cost).all() or (cost < 0).any():
             raise ValueError("finite costs of at least 0")
         others = ~np.eye(num_ranks, dtype=bool)
-        if (cost[others] <= 0).any() or (np.diag(cost)[:, None] > np.where(others, cost, np.inf)).any():
-            raise ValueError("costs above 0 between ranks, and none below that of the reader's own memory")
+        if (cost[others] <= 0).any() or (
+            np.diag(cost)[:, None] > np.where(others, cost, np.inf)
+        ).any():
+            raise ValueError(
+                "costs above 0 between ranks, and none below that of the reader's own memory"
+            )

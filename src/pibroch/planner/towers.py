@@ -109,7 +109,9 @@ def coordinates(similarity: Floats, strategy: Strategy, seed: int = 0, num_dims:
     wanted = torch.from_numpy(1.0 - similarity if strategy == "coherent" else similarity.copy())
     wanted.fill_diagonal_(0.0)
     generator = torch.Generator().manual_seed(seed)
-    points = torch.randn(STARTS, len(wanted), num_dims, generator=generator, dtype=torch.float64).requires_grad_()
+    points = torch.randn(
+        STARTS, len(wanted), num_dims, generator=generator, dtype=torch.float64
+    ).requires_grad_()
     optimizer = torch.optim.Adam([points], lr=0.05)
     above = torch.triu_indices(len(wanted), len(wanted), 1)
     for step in range(STRESS_STEPS + 1):
@@ -139,7 +141,9 @@ def balanced_groups(
         ConfigError: for more towers than features.
     """
     if not 1 <= num_towers <= len(points):
-        raise ConfigError(f"{num_towers} towers for {len(points)} features", f"from 1 to {len(points)}")
+        raise ConfigError(
+            f"{num_towers} towers for {len(points)} features", f"from 1 to {len(points)}"
+        )
     rng, best, groups = np.random.default_rng(seed), np.inf, np.zeros(len(points), np.int64)
     for _ in range(STARTS):
         centres = _spread(points, num_towers, rng)
@@ -175,16 +179,24 @@ def partition(
     names = sorted(set(categories))
     members = [np.flatnonzero(np.array(categories) == name) for name in names]
     if num_towers < len(names):
-        raise ConfigError(f"{num_towers} towers for {len(names)} categories", f"at least {len(names)}, one for each")
+        raise ConfigError(
+            f"{num_towers} towers for {len(names)} categories",
+            f"at least {len(names)}, one for each",
+        )
     counts = np.ones(len(names), np.int64)
     sizes = np.array([len(each) for each in members])
     if num_towers > sizes.sum():
-        raise ConfigError(f"{num_towers} towers for {sizes.sum()} features", f"at most {sizes.sum()}")
+        raise ConfigError(
+            f"{num_towers} towers for {sizes.sum()} features", f"at most {sizes.sum()}"
+        )
     for _ in range(num_towers - len(names)):
         counts[np.argmax(np.where(counts < sizes, sizes / counts, -1.0))] += 1
     found = []
     for each, count in zip(members, counts.tolist(), strict=True):
-        found += [each[group].tolist() for group in balanced_groups(points[each], weight[each], count, balance)]
+        found += [
+            each[group].tolist()
+            for group in balanced_groups(points[each], weight[each], count, balance)
+        ]
     return found
 
 
@@ -196,7 +208,9 @@ def _spread(points: Floats, count: int, rng: np.random.Generator) -> Floats:
         nearest[chosen] = 0.0
         total = nearest.sum()
         rest = np.setdiff1d(np.arange(len(points)), chosen)
-        chosen.append(int(rng.choice(len(points), p=nearest / total) if total > 0 else rng.choice(rest)))
+        chosen.append(
+            int(rng.choice(len(points), p=nearest / total) if total > 0 else rng.choice(rest))
+        )
     return points[chosen]
 
 

@@ -39,7 +39,9 @@ def count_trace(
     """
     progress, digest = progress or (lambda stage, fraction: None), hashlib.sha256()
     if num_rows is None:
-        num_rows = 1 + max((int(ids.max()) for _, ids in _pieces(path, lambda stage, fraction: None)), default=0)
+        num_rows = 1 + max(
+            (int(ids.max()) for _, ids in _pieces(path, lambda stage, fraction: None)), default=0
+        )
     name = table or path.name.split(".")[0]
     counter, held = ProfileCounter({name: num_rows}), np.empty(0, np.int64)
     for first_line, ids in _pieces(path, progress):
@@ -75,7 +77,9 @@ def _pieces(path: Path, progress: Progress) -> Iterator[tuple[int, NDArray[np.in
                 line += len(lines)
                 progress("counting", raw.tell() / size)
     except (OSError, EOFError) as error:
-        raise DataError(f"{path}, unreadable: {error}", "a trace, plain or gzip", "check the file") from error
+        raise DataError(
+            f"{path}, unreadable: {error}", "a trace, plain or gzip", "check the file"
+        ) from error
 
 
 def _indices(lines: list[bytes], path: Path, first_line: int) -> NDArray[np.int64]:
@@ -85,6 +89,8 @@ def _indices(lines: list[bytes], path: Path, first_line: int) -> NDArray[np.int6
         for number, text in enumerate(lines, first_line):
             if not text.strip().lstrip(b"-").isdigit():
                 raise DataError(
-                    f"{path}, line {number}: {text.strip()[:40]!r}", "one row index a line", "correct the trace"
+                    f"{path}, line {number}: {text.strip()[:40]!r}",
+                    "one row index a line",
+                    "correct the trace",
                 ) from error
         raise DataError(f"{path}: {error}", "one row index a line", "correct the trace") from error

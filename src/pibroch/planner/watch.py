@@ -25,7 +25,10 @@ def ids_by_table(
     values, offsets, size = batch.values.numpy(), batch.offsets.numpy(), batch.batch_size
     place = {key: number for number, key in enumerate(batch.keys)}
     bounds = {key: slice(offsets[at * size], offsets[(at + 1) * size]) for key, at in place.items()}
-    return {table: [values[bounds[feature]] for feature in features] for table, features in features_of.items()}
+    return {
+        table: [values[bounds[feature]] for feature in features]
+        for table, features in features_of.items()
+    }
 
 
 def watch_dataset(
@@ -40,7 +43,11 @@ def watch_dataset(
     for table in tables:
         if dataset.num_rows.get(table.name) != table.num_rows:
             got = f"a plan for {table.num_rows:,} rows of table {table.name!r}"
-            raise DataError(got, f"one for its {dataset.num_rows.get(table.name, 0):,} rows", "plan for these data")
+            raise DataError(
+                got,
+                f"one for its {dataset.num_rows.get(table.name, 0):,} rows",
+                "plan for these data",
+            )
     samples = dataset.split(split)
     if len(samples) < batch_size * every:
         raise DataError(
@@ -49,6 +56,8 @@ def watch_dataset(
         )  # fmt: skip
     watch = DriftWatch(assignment, tables, topology, options, batch_size, half_life)
     for batch in Loader(samples, batch_size, shuffle=False):
-        watch.add(ids_by_table(batch, {table.name: (table.name,) for table in tables}), batch.batch_size)
+        watch.add(
+            ids_by_table(batch, {table.name: (table.name,) for table in tables}), batch.batch_size
+        )
         if watch.num_batches % every == 0:
             yield watch.look()

@@ -72,7 +72,9 @@ class Processors:
         self._lost_at: dict[str, float] = {}
         self._largest: int | None = None
 
-    def batches(self, dataset: EncodedDataset, loader: Loader, num_batches: int) -> Iterator[JaggedBatch]:
+    def batches(
+        self, dataset: EncodedDataset, loader: Loader, num_batches: int
+    ) -> Iterator[JaggedBatch]:
         """What ``loader`` would give from where it stands, over the ends of epochs; it stays where it stands.
 
         Args:
@@ -100,7 +102,9 @@ class Processors:
         num_names = len(self.names)
         if self._largest is None:
             return num_names
-        return max(num_names, min(MOST_PER_PROCESSOR * num_names, MOST_BYTES // max(1, self._largest)))
+        return max(
+            num_names, min(MOST_PER_PROCESSOR * num_names, MOST_BYTES // max(1, self._largest))
+        )
 
     def _next(self) -> str:
         """Whose turn it is: of those that are not lost, or may have come back since."""
@@ -138,14 +142,20 @@ class Processors:
         size = num_bytes(plain)
         self._largest = max(size, self._largest or 0)
         self.num_bytes += size
-        self._ranks.traffic.sent += size  # processors keep no account: what they send is the trainer's
+        self._ranks.traffic.sent += (
+            size  # processors keep no account: what they send is the trainer's
+        )
         self._ranks.traffic.received += size
         return from_plain(plain, keys)
 
     def _note_loss(self, name: str, error: RpcError, deadline: float | None) -> float:
         """Another one is to be asked, until when; waits a little where none is left."""
         if name not in self._lost_at:
-            logger.warning("data processor %r is lost (%s): others do its work until it is back", name, error.got)
+            logger.warning(
+                "data processor %r is lost (%s): others do its work until it is back",
+                name,
+                error.got,
+            )
         self._lost_at[name] = now = time.monotonic()
         deadline = deadline or now + COME_BACK_S
         if len(self._lost_at) == len(self.names):

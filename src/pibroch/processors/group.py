@@ -8,7 +8,9 @@ from pibroch.processors import processor
 from pibroch.roles import DATA_PROCESSOR, group
 
 
-def serve(rendezvous: str, number: int, opens: bool | None = None, data: Path | None = None) -> None:
+def serve(
+    rendezvous: str, number: int, opens: bool | None = None, data: Path | None = None
+) -> None:
     """Be data processor ``number``, beside what else this process does, until :func:`pibroch.roles.group.leave`.
 
     Args:

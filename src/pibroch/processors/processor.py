@@ -42,7 +42,9 @@ class Processor:
         """
         lock, loader = self._loader(source)
         if position.epoch < 0 or not 0 <= position.sample < len(loader.split):
-            raise ProtocolError(f"{position} wanted of {len(loader.split):,} samples", "a sample of the split")
+            raise ProtocolError(
+                f"{position} wanted of {len(loader.split):,} samples", "a sample of the split"
+            )
         with lock:
             try:
                 batch = loader.batch_at(position)
@@ -55,7 +57,10 @@ class Processor:
         with self._lock:
             found = self._loaders.get(source)
             if found is None:
-                found = self._loaders[source] = threading.Lock(), source.loader(self._dataset(source))
+                found = self._loaders[source] = (
+                    threading.Lock(),
+                    source.loader(self._dataset(source)),
+                )
             self._loaders.move_to_end(source)
             if len(self._loaders) > MOST_LOADERS:
                 self._loaders.popitem(last=False)

@@ -40,7 +40,13 @@ class Source:
         """What a loader of this dataset gives."""
         path = str(dataset.path.absolute())
         return cls(
-            path, dataset.digest, loader.split.name, loader.batch_size, loader.shuffle, loader.seed, *loader.part
+            path,
+            dataset.digest,
+            loader.split.name,
+            loader.batch_size,
+            loader.shuffle,
+            loader.seed,
+            *loader.part,
         )
 
     def loader(self, dataset: EncodedDataset) -> Loader:
@@ -69,7 +75,9 @@ def from_plain(plain: Plain, keys: tuple[str, ...]) -> JaggedBatch:
     if offsets is None:
         offsets = one_hot_offsets(len(values))
     position = LoaderPosition(epoch, sample)
-    return JaggedBatch(dense, keys, values.to(torch.int64), offsets, labels, None, position, first_sample)
+    return JaggedBatch(
+        dense, keys, values.to(torch.int64), offsets, labels, None, position, first_sample
+    )
 
 
 def num_bytes(plain: Plain) -> int:

@@ -8,4 +8,12 @@ from pibroch.roles.role import Role, RoleOption
 
 EMBEDDING_SERVER, ORACLE, DATA_PROCESSOR = BUILT_IN
 
-__all__ = ["DATA_PROCESSOR", "EMBEDDING_SERVER", "ORACLE", "Role", "RoleOption", "register_role", "roles"]
+__all__ = [
+    "DATA_PROCESSOR",
+    "EMBEDDING_SERVER",
+    "ORACLE",
+    "Role",
+    "RoleOption",
+    "register_role",
+    "roles",
+]

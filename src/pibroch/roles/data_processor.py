@@ -26,7 +26,11 @@ ROLE = Role(
     folder="processors",
     serving="pibroch.processors:serve",
     first="embedding server 0, or the oracle,",
-    options={"data": RoleOption(Path | None, "The trainers' dataset, where it lies elsewhere on this machine.")},
+    options={
+        "data": RoleOption(
+            Path | None, "The trainers' dataset, where it lies elsewhere on this machine."
+        )
+    },
     counted=lambda config: config.data.processors,
     rendezvous=lambda config: config.data.rendezvous,
     described=_described,

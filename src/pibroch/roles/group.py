@@ -30,7 +30,11 @@ TLS_VARIABLE = "PIBROCH_SERVERS_TLS"
 
 
 def serve(
-    role: Role, rendezvous: str, number: int, opens: bool, on_lost: Callable[[WorkerInfo, int], None] | None = None
+    role: Role,
+    rendezvous: str,
+    number: int,
+    opens: bool,
+    on_lost: Callable[[WorkerInfo, int], None] | None = None,
 ) -> None:
     """Be number ``number`` of a role, beside what else this process does, until :func:`leave`.
 
@@ -46,13 +50,17 @@ def serve(
         TrainingError: when nobody opens the rendezvous.
     """
     if not 0 <= number < LARGEST_NUMBER:
-        raise ConfigError(f"{role.title} {number}", "a number from 0", f"number the {role.title}s 0, 1, 2, ...")
+        raise ConfigError(
+            f"{role.title} {number}", "a number from 0", f"number the {role.title}s 0, 1, 2, ..."
+        )
     store = _store(rendezvous, opens, role, number)
     options = _options(store, [role.functions])
     rpc.init_rpc(role.name(number), rank=role.first_id + number, rpc_backend_options=options)
     agent = current_agent()
     if on_lost is not None:
-        agent.when_lost(lambda worker, incarnation: agent.submit(lambda: on_lost(worker, incarnation)))
+        agent.when_lost(
+            lambda worker, incarnation: agent.submit(lambda: on_lost(worker, incarnation))
+        )
     key = _ready(role, number)
     store.set(_gone(role, number), "")
     store.set(key, msgspec.json.encode(agent.record).decode())
@@ -75,10 +83,15 @@ def join(
         TrainingError: when one does not come in time, or has ended and is not started again.
     """
     members = [(role, number) for role, count in wanted.items() for number in range(count)]
-    store, deadline = _store(rendezvous, False, *members[0], timeout_s), time.monotonic() + timeout_s
+    store, deadline = (
+        _store(rendezvous, False, *members[0], timeout_s),
+        time.monotonic() + timeout_s,
+    )
     for role, number in members:
         try:
-            while not _is_there(store, _ready(role, number)):  # a wait inside the store would hear no signal
+            while not _is_there(
+                store, _ready(role, number)
+            ):  # a wait inside the store would hear no signal
                 if reason := _said_lost(store, role, number):
                     raise lost(role, number, reason)
                 if time.monotonic() > deadline:
@@ -86,7 +99,9 @@ def join(
                 time.sleep(_POLL_S)
         except (dist.DistError, RuntimeError) as error:
             raise _absent(role, number, rendezvous, timeout_s) from error
-    rpc.init_rpc(f"trainer{rank}", rank=FIRST_TRAINER_ID + rank, rpc_backend_options=_options(store, []))
+    rpc.init_rpc(
+        f"trainer{rank}", rank=FIRST_TRAINER_ID + rank, rpc_backend_options=_options(store, [])
+    )
     return {role: tuple(map(role.name, range(count))) for role, count in wanted.items()}
 
 
@@ -126,7 +141,9 @@ def tls_of(environ: Mapping[str, str]) -> tuple[str, str, str] | None:
         return None
     paths = text.split(",")
     if len(paths) != 3:
-        raise ConfigError(f"{TLS_VARIABLE}={text}", "CERTIFICATE,KEY,AUTHORITIES: three paths of PEM files")
+        raise ConfigError(
+            f"{TLS_VARIABLE}={text}", "CERTIFICATE,KEY,AUTHORITIES: three paths of PEM files"
+        )
     return paths[0], paths[1], paths[2]
 
 
@@ -150,15 +167,21 @@ def _is_there(store: TCPStore, key: str) -> bool:
 
 
 def _cross_out(store: TCPStore, key: str) -> None:
-    with suppress(dist.DistError, RuntimeError):  # whoever opened the rendezvous may be gone already
+    with suppress(
+        dist.DistError, RuntimeError
+    ):  # whoever opened the rendezvous may be gone already
         store.set(key, "")
 
 
 def _options(store: TCPStore, served: list[str]) -> rpc.RpcBackendOptions:
-    return rpc.RpcBackendOptions(store=store, tls=tls_of(os.environ), lost_after_s=LOST_AFTER_S, allowed_modules=served)
+    return rpc.RpcBackendOptions(
+        store=store, tls=tls_of(os.environ), lost_after_s=LOST_AFTER_S, allowed_modules=served
+    )
 
 
-def _store(rendezvous: str, is_host: bool, role: Role, number: int, timeout_s: float = JOIN_TIMEOUT_S) -> TCPStore:
+def _store(
+    rendezvous: str, is_host: bool, role: Role, number: int, timeout_s: float = JOIN_TIMEOUT_S
+) -> TCPStore:
     """The rendezvous; ``role`` and ``number`` are who opens it, or who is looked for first."""
     url = urlparse(rendezvous)
     try:
@@ -168,12 +191,15 @@ def _store(rendezvous: str, is_host: bool, role: Role, number: int, timeout_s: f
     if url.scheme != "tcp" or not host or not port:
         raise ConfigError(f"rendezvous {rendezvous!r}", "tcp://HOST:PORT")
     try:
-        return TCPStore(host, port, None, is_host, timedelta(seconds=timeout_s), wait_for_workers=False)
+        return TCPStore(
+            host, port, None, is_host, timedelta(seconds=timeout_s), wait_for_workers=False
+        )
     except (dist.DistError, RuntimeError) as error:
         if is_host:
             reason = str(error).splitlines()[0]
             raise ConfigError(
-                f"{rendezvous}, where {role.title} {number} cannot listen ({reason})", "a free port of this machine"
+                f"{rendezvous}, where {role.title} {number} cannot listen ({reason})",
+                "a free port of this machine",
             ) from error
         raise _absent(role, 0, rendezvous, timeout_s) from error
 

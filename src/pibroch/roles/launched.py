@@ -100,7 +100,9 @@ class Launcher:
     """
 
     def __init__(self) -> None:
-        found = [os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")]
+        found = [
+            os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+        ]
         if None in found:
             raise ConfigError(
                 "roles by rank without a launcher",
@@ -112,7 +114,15 @@ class Launcher:
         is_host = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         timeout = timedelta(seconds=FIND_TIMEOUT_S)
         try:
-            store = TCPStore(self._host, int(port), None, is_host, timeout, wait_for_workers=False, multi_tenant=True)
+            store = TCPStore(
+                self._host,
+                int(port),
+                None,
+                is_host,
+                timeout,
+                wait_for_workers=False,
+                multi_tenant=True,
+            )
         except (dist.DistError, RuntimeError, ValueError) as error:
             raise TrainingError(
                 f"no store of the launcher at {self._host}:{port} ({str(error).splitlines()[0]})",
@@ -123,7 +133,9 @@ class Launcher:
         self._store = PrefixStore(f"pibroch_roles_{attempt}", store)
 
     @contextmanager
-    def leading(self, split: RankSplit, rendezvous: str | None, folder: str) -> Iterator[RankLayout]:
+    def leading(
+        self, split: RankSplit, rendezvous: str | None, folder: str
+    ) -> Iterator[RankLayout]:
         """Within, on rank 0, all ranks know who does what; with its end the processes beside the trainers end.
 
         Args:
@@ -145,7 +157,9 @@ class Launcher:
             with suppress(RuntimeError):  # the store may be gone with what failed
                 self._store.set(_END, "")
         deadline = time.monotonic() + END_TIMEOUT_S
-        while self._store.add(_ENDED, 0) < sum(split.counts.values()) and time.monotonic() < deadline:
+        while (
+            self._store.add(_ENDED, 0) < sum(split.counts.values()) and time.monotonic() < deadline
+        ):
             time.sleep(_POLL_S)
         del place
 
@@ -162,7 +176,9 @@ class Launcher:
         deadline = time.monotonic() + FIND_TIMEOUT_S
         while not self._store.check([_SPLIT]):  # a wait inside the store would hear no signal
             if time.monotonic() > deadline:
-                raise TrainingError(f"no word of rank 0 within {FIND_TIMEOUT_S:g} s", "a rank 0", "see its log")
+                raise TrainingError(
+                    f"no word of rank 0 within {FIND_TIMEOUT_S:g} s", "a rank 0", "see its log"
+                )
             time.sleep(_POLL_S)
         told = json.loads(self._store.get(_SPLIT))
         if told is None:
@@ -170,7 +186,9 @@ class Launcher:
         num_trainers, counts, rendezvous, folder = told
         by_command = {role.command: role for role in roles()}
         return RankLayout(
-            RankSplit(num_trainers, {by_command[name]: count for name, count in counts.items()}), rendezvous, folder
+            RankSplit(num_trainers, {by_command[name]: count for name, count in counts.items()}),
+            rendezvous,
+            folder,
         )
 
     def wait_for_end(self) -> Iterator[None]:
@@ -184,7 +202,9 @@ class Launcher:
                 yield
                 time.sleep(_POLL_S)
         except (dist.DistError, RuntimeError) as error:
-            raise TrainingError("no store of the launcher any more", "a living rank 0", "see its log") from error
+            raise TrainingError(
+                "no store of the launcher any more", "a living rank 0", "see its log"
+            ) from error
 
     def has_ended(self) -> None:
         """This process, which is no trainer, is done."""

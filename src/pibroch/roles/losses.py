@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from pibroch.errors import RpcError, RpcTimeoutError, TrainingError, UnknownWorkerError, WorkerLostError
+from pibroch.errors import (
+    RpcError,
+    RpcTimeoutError,
+    TrainingError,
+    UnknownWorkerError,
+    WorkerLostError,
+)
 
 
 def out_of_reach(role: str, name: str, error: RpcError) -> TrainingError:

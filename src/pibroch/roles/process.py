@@ -53,7 +53,10 @@ OnRestart = Callable[[str], None]
 
 @contextmanager
 def started(
-    shares: Sequence[Share], threads: int, rendezvous: str | None = None, on_restart: OnRestart | None = None
+    shares: Sequence[Share],
+    threads: int,
+    rendezvous: str | None = None,
+    on_restart: OnRestart | None = None,
 ) -> Iterator[str]:
     """Within, these run on this machine; gives their rendezvous. They end with this process, however it ends.
 
@@ -68,7 +71,9 @@ def started(
     """
     store = None
     if rendezvous is None:
-        store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # here, so that it outlives all of them
+        store = TCPStore(
+            "127.0.0.1", 0, None, True, wait_for_workers=False
+        )  # here, so that it outlives all of them
         rendezvous = f"tcp://{store.host}:{store.port}"
     started_here: list[_Started] = []
     keeper = None
@@ -76,7 +81,9 @@ def started(
         for share in shares:
             share.logs.mkdir(parents=True, exist_ok=True)
             for number in range(share.count):
-                started_here.append(_Started(share, number, _start(share, number, rendezvous, threads)))
+                started_here.append(
+                    _Started(share, number, _start(share, number, rendezvous, threads))
+                )
         deadline = time.monotonic() + START_TIMEOUT_S
         for each in started_here:
             _wait_until_ready(each.share, each.number, each.process, deadline)
@@ -116,10 +123,23 @@ class _Keeper:
     """A thread that starts again what has ended, or says so. What it started ends with it: it stays to the end."""
 
     def __init__(
-        self, members: Sequence[_Started], rendezvous: str, threads: int, on_restart: OnRestart | None
+        self,
+        members: Sequence[_Started],
+        rendezvous: str,
+        threads: int,
+        on_restart: OnRestart | None,
     ) -> None:
-        self._members, self._rendezvous, self._threads, self._on_restart = members, rendezvous, threads, on_restart
-        self._stopped, self._ended, self._starting = threading.Event(), threading.Event(), threading.Lock()
+        self._members, self._rendezvous, self._threads, self._on_restart = (
+            members,
+            rendezvous,
+            threads,
+            on_restart,
+        )
+        self._stopped, self._ended, self._starting = (
+            threading.Event(),
+            threading.Event(),
+            threading.Lock(),
+        )
         self._thread = threading.Thread(target=self._keep, name="pibroch-roles", daemon=True)
         self._thread.start()
 
@@ -189,7 +209,9 @@ def _wait_until_ready(share: Share, number: int, process: _RunningProcess, deadl
     if not ready or not process.stdout.readline():
         how = "ended" if ready else f"was not ready within {START_TIMEOUT_S:g} s"
         title = share.role.title
-        error = TrainingError(f"{title} {number}, which {how}", f"all {title}s", f"see {_log(share, number)}")
+        error = TrainingError(
+            f"{title} {number}, which {how}", f"all {title}s", f"see {_log(share, number)}"
+        )
         with suppress(subprocess.TimeoutExpired):
             error.is_loss = bool(ready) and process.wait(END_S) < 0  # killed while it was starting
         raise error

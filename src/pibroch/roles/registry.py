@@ -33,16 +33,27 @@ def register_role(role: Role) -> None:
         ConfigError: when another one has its command, its worker's name or its ids.
     """
     for other in roles():
-        same = (other.command == role.command, other.worker == role.worker, other.block == role.block)
+        same = (
+            other.command == role.command,
+            other.worker == role.worker,
+            other.block == role.block,
+        )
         if other != role and any(same):
-            raise ConfigError(f"a second role {role.command!r}", f"command, worker and block other than {other!r}")
+            raise ConfigError(
+                f"a second role {role.command!r}", f"command, worker and block other than {other!r}"
+            )
     if role.first_id == FIRST_TRAINER_ID:
-        raise ConfigError(f"role {role.command!r} with block 1", "another one", "1 is the trainers'")
+        raise ConfigError(
+            f"role {role.command!r} with block 1", "another one", "1 is the trainers'"
+        )
     _registered[role.command] = role
 
 
 @lru_cache(maxsize=4)
 def _installed(named: str) -> tuple[Role, ...]:
-    modules = [point.value for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name)]
+    modules = [
+        point.value
+        for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name)
+    ]
     modules += [name for name in named.split(",") if name]
     return tuple(import_module(module).ROLE for module in dict.fromkeys(modules))

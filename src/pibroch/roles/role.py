@@ -65,8 +65,12 @@ class Role:
     is_one: bool = False
     first: str | None = field(default="embedding server 0", repr=False)
     counted: Callable[[RunConfig], int] | None = field(default=None, repr=False, compare=False)
-    rendezvous: Callable[[RunConfig], str | None] | None = field(default=None, repr=False, compare=False)
-    described: Callable[[RunConfig], tuple[str, str] | None] | None = field(default=None, repr=False, compare=False)
+    rendezvous: Callable[[RunConfig], str | None] | None = field(
+        default=None, repr=False, compare=False
+    )
+    described: Callable[[RunConfig], tuple[str, str] | None] | None = field(
+        default=None, repr=False, compare=False
+    )
 
     @property
     def first_id(self) -> int:
@@ -79,11 +83,19 @@ class Role:
 
     def count(self, config: RunConfig) -> int:
         """How many of them a run has."""
-        return self.counted(config) if self.counted else config.embedding.exchange.helpers().get(self.command, 0)
+        return (
+            self.counted(config)
+            if self.counted
+            else config.embedding.exchange.helpers().get(self.command, 0)
+        )
 
     def rendezvous_of(self, config: RunConfig) -> str | None:
         """Where those are met that run already."""
-        return self.rendezvous(config) if self.rendezvous else config.embedding.exchange.helper_rendezvous()
+        return (
+            self.rendezvous(config)
+            if self.rendezvous
+            else config.embedding.exchange.helper_rendezvous()
+        )
 
     def describe(self, config: RunConfig) -> tuple[str, str] | None:
         """Who does this role's work in a run, and what it is; ``None`` where there is none."""

@@ -74,14 +74,25 @@ def init_rpc(
             raise
 
 
-def _make_agent(name: str, rank: int, world_size: int | None, options: RpcBackendOptions, caller: str) -> Agent:
+def _make_agent(
+    name: str, rank: int, world_size: int | None, options: RpcBackendOptions, caller: str
+) -> Agent:
     timeout_s = options.rpc_timeout or 24 * 3600.0
     rendezvous = Rendezvous(options.init_method, rank, world_size, timeout_s, options.store)
     if rendezvous.world_size and rendezvous.rank < 0:
-        raise ConfigError("no rank", "one from 0 on for each worker", "pass rank to init_rpc, or export RANK")
-    on_one_machine = rendezvous.is_loopback and options.bind in (None, "127.0.0.1", "::1", "localhost")
+        raise ConfigError(
+            "no rank", "one from 0 on for each worker", "pass rank to init_rpc, or export RANK"
+        )
+    on_one_machine = rendezvous.is_loopback and options.bind in (
+        None,
+        "127.0.0.1",
+        "::1",
+        "localhost",
+    )
     secret = find_secret(options.secret, os.environ, local=on_one_machine, key=rendezvous.key)
-    callables = Callables([*default_modules(caller), *options.allowed_modules], importable=options.allowed_modules)
+    callables = Callables(
+        [*default_modules(caller), *options.allowed_modules], importable=options.allowed_modules
+    )
     agent = Agent(name, rendezvous, options, callables, secret, RRef)
     agent.serve(Call, _run, in_pool=True)
     agent.references = References(agent, RRef)
@@ -92,7 +103,12 @@ def _make_agent(name: str, rank: int, world_size: int | None, options: RpcBacken
 
 def _run(origin: WorkerInfo, call: Call, value: object) -> object:
     """Run a function for another worker."""
-    if not (isinstance(value, list) and len(value) == 2 and isinstance(value[0], list) and isinstance(value[1], dict)):
+    if not (
+        isinstance(value, list)
+        and len(value) == 2
+        and isinstance(value[0], list)
+        and isinstance(value[1], dict)
+    ):
         raise ProtocolError(f"arguments of {call.function} that are none", "a list and a dict")
     args, kwargs = value
     del value
@@ -127,7 +143,10 @@ def rpc_sync(
     result: _T
     if profiling.is_on():
         result = profiling.sync_call(
-            agent, callee, func, lambda: agent.request_sync(callee, Call(name), value, timeout=timeout, context=context)
+            agent,
+            callee,
+            func,
+            lambda: agent.request_sync(callee, Call(name), value, timeout=timeout, context=context),
         )
         return result
     result = agent.request_sync(callee, Call(name), value, timeout=timeout, context=context)
@@ -150,7 +169,10 @@ def rpc_async(
     callee, context = agent.find(to), agent.current_context()
     if profiling.is_on():
         return profiling.async_call(
-            agent, callee, func, lambda: agent.request(callee, Call(name), value, timeout=timeout, context=context)
+            agent,
+            callee,
+            func,
+            lambda: agent.request(callee, Call(name), value, timeout=timeout, context=context),
         )
     return agent.request(callee, Call(name), value, timeout=timeout, context=context)
 

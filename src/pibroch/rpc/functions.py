@@ -55,7 +55,9 @@ def apply(function: Callable[..., object], args: object, kwargs: object) -> Any:
     """
     if not current_agent().options.allow_pickle:
         raise NotAllowedError(
-            "a function without a name", "one that is called by its name", "define it at module level"
+            "a function without a name",
+            "one that is called by its name",
+            "define it at module level",
         )
     return run(function, getattr(function, "__qualname__", repr(function)), args, kwargs)
 
@@ -70,7 +72,9 @@ def run(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
     try:
         result = function(*args, **kwargs)
     except BaseException:
-        _failures.write(logging.WARNING, "%s, which another worker called, raised", name, exc_info=True)
+        _failures.write(
+            logging.WARNING, "%s, which another worker called, raised", name, exc_info=True
+        )
         raise
     if is_future(result) and not is_async(function) and function is not apply:
         raise NotAllowedError(

@@ -33,9 +33,13 @@ class LocalOptimizer:
         kwargs: likewise.
     """
 
-    def __init__(self, optimizer_class: type, parameters: Sequence[RRef[Tensor]], args: Any, kwargs: Any) -> None:
+    def __init__(
+        self, optimizer_class: type, parameters: Sequence[RRef[Tensor]], args: Any, kwargs: Any
+    ) -> None:
         self._parameters = [reference.local_value() for reference in parameters]
-        self._optimizer: torch.optim.Optimizer = as_called(optimizer_class)(self._parameters, *args, **kwargs)
+        self._optimizer: torch.optim.Optimizer = as_called(optimizer_class)(
+            self._parameters, *args, **kwargs
+        )
 
     def step(self, context_id: int) -> None:
         """One step with the gradients of a context; a parameter without one stays. ``.grad`` is afterwards as before."""
@@ -80,7 +84,11 @@ class DistributedOptimizer:
     """
 
     def __init__(
-        self, optimizer_class: type, params_rref: Sequence[RRef[Tensor]], *args: object, **kwargs: object
+        self,
+        optimizer_class: type,
+        params_rref: Sequence[RRef[Tensor]],
+        *args: object,
+        **kwargs: object,
     ) -> None:
         by_owner: dict[WorkerInfo, list[RRef[Tensor]]] = defaultdict(list)
         for reference in params_rref:
@@ -89,7 +97,9 @@ class DistributedOptimizer:
             raise ValueError("got no parameters; need references to at least one")
         self.remote_optimizers: list[RRef[LocalOptimizer]] = _results(
             {
-                owner: rpc_async(owner, new_local_optimizer, (optimizer_class, references, args, kwargs))
+                owner: rpc_async(
+                    owner, new_local_optimizer, (optimizer_class, references, args, kwargs)
+                )
                 for owner, references in by_owner.items()
             }
         )

@@ -100,7 +100,9 @@ class RpcBackendOptions:
         for name in ("num_worker_threads", "rpc_timeout", "lost_after_s"):
             if not isinstance(getattr(self, name), (int, float)):
                 got = f"{name} {getattr(self, name)!r} (incompatible constructor arguments)"
-                raise RpcOptionTypeError(got, "a number, of seconds where it is a time", "convert it")
+                raise RpcOptionTypeError(
+                    got, "a number, of seconds where it is a time", "convert it"
+                )
         if self.num_worker_threads < 1:
             raise RpcOptionError(f"num_worker_threads {self.num_worker_threads}", "at least 1")
         if self.rpc_timeout < 0:

@@ -79,11 +79,15 @@ class RemoteModule(nn.Module):
 
     def forward(self, *args: object, **kwargs: object) -> Any:
         """What the module's ``forward`` returns; blocks."""
-        return rpc_sync(self.module_rref.owner(), run_forward, (self.module_rref, self.device, args, kwargs))
+        return rpc_sync(
+            self.module_rref.owner(), run_forward, (self.module_rref, self.device, args, kwargs)
+        )
 
     def forward_async(self, *args: object, **kwargs: object) -> Future:
         """A future of it."""
-        return rpc_async(self.module_rref.owner(), run_forward, (self.module_rref, self.device, args, kwargs))
+        return rpc_async(
+            self.module_rref.owner(), run_forward, (self.module_rref, self.device, args, kwargs)
+        )
 
     def remote_parameters(self, recurse: bool = True) -> list[RRef[Tensor]]:
         """References to its parameters, for ``DistributedOptimizer``; without ``recurse`` to those that it has itself."""
@@ -111,7 +115,9 @@ class RemoteModule(nn.Module):
         """
         types = [type(each) for each in state] if type(state) is list and len(state) == 3 else []
         if types not in ([str, str, RRef], [int, str, RRef]) or len(state[1]) > _MAX_DEVICE_LENGTH:
-            raise ProtocolError("the state of a remote module", "a worker, a device, and a reference to its module")
+            raise ProtocolError(
+                "the state of a remote module", "a worker, a device, and a reference to its module"
+            )
         on, device, module_rref = state
         made = cls.__new__(cls)
         nn.Module.__init__(made)
@@ -127,7 +133,9 @@ class RemoteModule(nn.Module):
 def _unsupported(name: str) -> Callable[..., NoReturn]:
     @functools.wraps(getattr(nn.Module, name))
     def refuse(self: RemoteModule, *_: object, **__: object) -> NoReturn:
-        raise ValueError(f"Method ``{name}`` not supported for RemoteModule{_INSTEAD.get(name, '')}")
+        raise ValueError(
+            f"Method ``{name}`` not supported for RemoteModule{_INSTEAD.get(name, '')}"
+        )
 
     return refuse
 
@@ -145,7 +153,9 @@ def worker_and_device(remote_device: str) -> tuple[str | int, str]:
     worker, _, device = remote_device.partition("/")
     number = worker.removeprefix("rank:")
     if not worker or (number != worker and not number.isdigit()):
-        raise ConfigError(f"remote device {remote_device!r}", "'worker/device' or 'rank:number/device'")
+        raise ConfigError(
+            f"remote device {remote_device!r}", "'worker/device' or 'rank:number/device'"
+        )
     return int(number) if number != worker else worker, str(torch.device(device or "cpu"))
 
 
@@ -195,4 +205,6 @@ def _moved(value: Any, device: str) -> Any:
         return value.to(device)
     if type(value) in (list, tuple):
         return type(value)(_moved(each, device) for each in value)
-    return {key: _moved(each, device) for key, each in value.items()} if type(value) is dict else value
+    return (
+        {key: _moved(each, device) for key, each in value.items()} if type(value) is dict else value
+    )

@@ -33,7 +33,16 @@ class RRef(Generic[_T]):
         type_hint: kept for the reader.
     """
 
-    __slots__ = ("__weakref__", "_deadline", "_fork", "_owned", "_owner", "_reference", "_references", "type_hint")
+    __slots__ = (
+        "__weakref__",
+        "_deadline",
+        "_fork",
+        "_owned",
+        "_owner",
+        "_reference",
+        "_references",
+        "type_hint",
+    )
 
     _references: References
     _owner: WorkerInfo
@@ -58,16 +67,26 @@ class RRef(Generic[_T]):
 
     @classmethod
     def of_owner(
-        cls, references: References, reference: int, owned: OwnedValue, deadline: float | None = None
+        cls,
+        references: References,
+        reference: int,
+        owned: OwnedValue,
+        deadline: float | None = None,
     ) -> RRef[Any]:
         """A reference of this worker to its own value, counted already. ``deadline``: for the value to be made."""
         self = cls.__new__(cls)
         self._fork, self._owned, self._deadline, self.type_hint = None, owned, deadline, None
-        self._owner, self._reference, self._references = references.agent.info, reference, references
+        self._owner, self._reference, self._references = (
+            references.agent.info,
+            reference,
+            references,
+        )
         return self
 
     @classmethod
-    def of_user(cls, references: References, owner: WorkerInfo, fork: Fork, deadline: float | None = None) -> RRef[Any]:
+    def of_user(
+        cls, references: References, owner: WorkerInfo, fork: Fork, deadline: float | None = None
+    ) -> RRef[Any]:
         """A reference of this worker to a value elsewhere. ``deadline`` (monotonic, in seconds): for the owner to have it."""
         self = cls.__new__(cls)
         self._fork, self._owned, self._deadline, self.type_hint = fork, None, deadline, None
@@ -85,7 +104,9 @@ class RRef(Generic[_T]):
         return f"UserRRef({self._reference}, fork={self._fork.number}, owner={self._owner.name!r})"
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise RuntimeError("Can not pickle rref in python pickler, rref can only be pickled when using RPC")
+        raise RuntimeError(
+            "Can not pickle rref in python pickler, rref can only be pickled when using RPC"
+        )
 
     # who
 
@@ -224,7 +245,11 @@ class RRef(Generic[_T]):
             if fork.failure is not None:
                 raise copy_of(fork.failure)
             raise lost(self)
-        if self._deadline is not None and fork.state is State.PENDING and time.monotonic() > self._deadline:
+        if (
+            self._deadline is not None
+            and fork.state is State.PENDING
+            and time.monotonic() > self._deadline
+        ):
             raise self._too_late()
 
     def _too_late(self) -> RpcTimeoutError:
@@ -253,7 +278,9 @@ class _Proxy:
             value = [list(args), kwargs]
             if profiling.is_on():
                 agent, owner = rref.references.agent, rref.owner()
-                return profiled(agent, owner, name, lambda *rest: send(rref, name, value, timeout, *rest))
+                return profiled(
+                    agent, owner, name, lambda *rest: send(rref, name, value, timeout, *rest)
+                )
             return send(rref, name, value, timeout)
 
         return method
@@ -294,7 +321,9 @@ class RemoteProxy(_Proxy):
     def _send(rref: RRef[Any], name: str, value: list[Any], timeout: float, *rest: Any) -> Any:
         what = MethodCall(rref.place(), name)
         answered = rest[0] if rest else None
-        return rref.references.remote(rref.owner(), what, value, timeout, keeps=rref, answered=answered)
+        return rref.references.remote(
+            rref.owner(), what, value, timeout, keeps=rref, answered=answered
+        )
 
 
 def remote(
@@ -329,7 +358,9 @@ def remote(
             agent,
             owner,
             func,
-            lambda answered: references.remote(owner, FunctionCall(name), value, timeout, answered=answered),
+            lambda answered: references.remote(
+                owner, FunctionCall(name), value, timeout, answered=answered
+            ),
         )
         return rref
     rref = references.remote(owner, FunctionCall(name), value, timeout)

@@ -26,7 +26,9 @@ def new_secret() -> str:
     return secrets.token_hex(32)
 
 
-def find_secret(option: str | bytes | None, environ: Mapping[str, str], *, local: bool, key: str) -> bytes:
+def find_secret(
+    option: str | bytes | None, environ: Mapping[str, str], *, local: bool, key: str
+) -> bytes:
     """The job's secret.
 
     Args:
@@ -39,7 +41,9 @@ def find_secret(option: str | bytes | None, environ: Mapping[str, str], *, local
         ConfigError: when there is none and none can be made, or it is too short, or others can read it.
     """
     if option is not None:
-        return _long_enough(option.encode() if isinstance(option, str) else bytes(option), "the option secret")
+        return _long_enough(
+            option.encode() if isinstance(option, str) else bytes(option), "the option secret"
+        )
     if environ.get(SECRET_VARIABLE):
         return _long_enough(environ[SECRET_VARIABLE].encode(), SECRET_VARIABLE)
     if environ.get(SECRET_FILE_VARIABLE):
@@ -82,7 +86,9 @@ def _read(path: Path, what: str) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
-        raise ConfigError(f"{what}: {path} cannot be read ({error.strerror})", "a file with the secret") from error
+        raise ConfigError(
+            f"{what}: {path} cannot be read ({error.strerror})", "a file with the secret"
+        ) from error
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):

@@ -53,7 +53,11 @@ class Batcher:
         observe: told of each batch its number of requests and of rows.
     """
 
-    def __init__(self, limits: ServerLimits, observe: Callable[[int, int], None] = lambda requests, rows: None) -> None:
+    def __init__(
+        self,
+        limits: ServerLimits,
+        observe: Callable[[int, int], None] = lambda requests, rows: None,
+    ) -> None:
         self._limits, self._observe = limits, observe
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[_Request] = deque()
@@ -64,7 +68,9 @@ class Batcher:
         self._open: set[_Request] = set()
         self._sweep: asyncio.TimerHandle | None = None
         self._num_threads = torch.get_num_threads()
-        self._pool = ThreadPoolExecutor(1, "pibroch-score", torch.set_num_threads, (self._num_threads,))
+        self._pool = ThreadPoolExecutor(
+            1, "pibroch-score", torch.set_num_threads, (self._num_threads,)
+        )
         self._pool.submit(torch.get_num_threads).result()
         torch.set_num_threads(1)  # of this thread alone: the other has its own number already
 
@@ -83,7 +89,10 @@ class Batcher:
         Raises:
             Refusal: as there, and 400 for an answer above the bound of bodies.
         """
-        size, most = 4 * num_rows(work) * len(predictor.features) * predictor.dim, self._limits.body_bytes
+        size, most = (
+            4 * num_rows(work) * len(predictor.features) * predictor.dim,
+            self._limits.body_bytes,
+        )
         if size > most:
             got = f"got {num_rows(work)} rows, whose embeddings are {size:,} bytes"
             raise Refusal(400, f"{got}; need at most {most:,} in an answer")
@@ -101,9 +110,13 @@ class Batcher:
             raise Refusal(400, f"got {count} rows; need 1 to {limits.rows} in a request")
         if self._waiting and self.rows_waiting + count > limits.queue_rows:
             raise Refusal(
-                429, f"got {count} rows with {self.rows_waiting} waiting already; try again", {"retry-after": "1"}
+                429,
+                f"got {count} rows with {self.rows_waiting} waiting already; try again",
+                {"retry-after": "1"},
             )
-        request = _Request(predictor, work, count, is_embedded, self._loop.time(), self._loop.create_future())
+        request = _Request(
+            predictor, work, count, is_embedded, self._loop.time(), self._loop.create_future()
+        )
         self._waiting.append(request)
         self.rows_waiting += count
         self._begin_soon()
@@ -129,8 +142,12 @@ class Batcher:
         for request in self._open:
             if now - request.came_at >= timeout_s and not request.answer.done():
                 request.answer.set_exception(Refusal(503, reason, {"retry-after": "1"}))
-        oldest = min((request.came_at for request in self._open if not request.answer.done()), default=None)
-        self._sweep = None if oldest is None else self._loop.call_at(oldest + timeout_s, self._refuse_late)
+        oldest = min(
+            (request.came_at for request in self._open if not request.answer.done()), default=None
+        )
+        self._sweep = (
+            None if oldest is None else self._loop.call_at(oldest + timeout_s, self._refuse_late)
+        )
 
     def _begin_soon(self) -> None:
         """Start a batch once all that has come was read."""
@@ -197,7 +214,9 @@ class Batcher:
         rows = 0
         while self._waiting:
             first = self._waiting[0]
-            if batch and not (_goes_with(first, batch[0]) and rows + first.num_rows <= self._limits.batch_rows):
+            if batch and not (
+                _goes_with(first, batch[0]) and rows + first.num_rows <= self._limits.batch_rows
+            ):
                 break
             self._waiting.popleft()
             self.rows_waiting -= first.num_rows
@@ -261,13 +280,17 @@ def _merged(batch: Sequence[_Request]) -> JaggedBatch:
 
 def _outputs(batch: Sequence[_Request], whole: JaggedBatch, begun: Begun | None = None) -> Outputs:
     predictor = batch[0].predictor
-    found = predictor.embed(whole, begun) if batch[0].is_embedded else predictor.logits(whole, begun)
+    found = (
+        predictor.embed(whole, begun) if batch[0].is_embedded else predictor.logits(whole, begun)
+    )
     outputs: Outputs = found.numpy()
     return outputs
 
 
 def _split(batch: Sequence[_Request], outputs: Outputs) -> list[Outputs | Exception]:
-    order = sorted(range(len(batch)), key=lambda place: not isinstance(batch[place].work, JaggedBatch))
+    order = sorted(
+        range(len(batch)), key=lambda place: not isinstance(batch[place].work, JaggedBatch)
+    )
     results: list[Outputs | Exception] = [outputs] * len(batch)
     end = 0
     for place in order:
@@ -277,5 +300,7 @@ def _split(batch: Sequence[_Request], outputs: Outputs) -> list[Outputs | Except
             results[place] = part
         else:
             row = int(np.argwhere(~np.isfinite(part))[0, 0])
-            results[place] = Refusal(400, f"got row {row} with numbers so large that its score is no number")
+            results[place] = Refusal(
+                400, f"got row {row} with numbers so large that its score is no number"
+            )
     return results

@@ -115,7 +115,9 @@ class BoundedLagPipeline:
         self._requests: deque[_LaggedRequest] = deque()
         self._transport: LaggedTransport | None = None
         if self._ranks.world_size > 1:
-            self._transport = transport_of(self._ranks, self._window.num_slots, options, num_streams=2)
+            self._transport = transport_of(
+                self._ranks, self._window.num_slots, options, num_streams=2
+            )
         self._peers = () if self._transport is None else self._transport.peers
         self._num_answered = dict.fromkeys(self._peers, 0)
         self._num_asked = self._seen = self.num_messages = self._width = 0
@@ -215,7 +217,9 @@ class BoundedLagPipeline:
             except DataError as problem:
                 error = problem
         nothing = self._lookup.nothing(self._width, batch is not None, took_ns)
-        return _LaggedRequest(number, request_id, torch.empty(0, self._width), nothing, batch is not None, error)
+        return _LaggedRequest(
+            number, request_id, torch.empty(0, self._width), nothing, batch is not None, error
+        )
 
     def _answer_others(self) -> None:
         """Answer all questions that are there, up to the number of this rank's own: nobody gets further ahead than k."""
@@ -226,11 +230,15 @@ class BoundedLagPipeline:
                 if not self._transport.has_arrived(Slot(QUESTIONS, number), p):
                     break
                 message = self._transport.view(Slot(QUESTIONS, number), p)
-                self._requests[number - self._requests[0].number].is_real |= self._lookup.is_real(message)
+                self._requests[number - self._requests[0].number].is_real |= self._lookup.is_real(
+                    message
+                )
                 self._pace.took(number, p, self._lookup.took_ns(message))
                 with span("answer others"):
                     answer = self._lookup.answer(message, self._embeddings.averaged_at)
-                    self._transport.put(Slot(ANSWERS, number), _for_one(answer, p, self._ranks.world_size), only=p)
+                    self._transport.put(
+                        Slot(ANSWERS, number), _for_one(answer, p, self._ranks.world_size), only=p
+                    )
                 self._count(p, len(answer), len(message))
                 self.num_messages += 1
                 self._num_answered[p] += 1
@@ -250,7 +258,9 @@ class BoundedLagPipeline:
                 logits = self._logits(request, embedded)
         except DataError as error:
             return Prediction(request.request_id, None, error)
-        return Prediction(request.request_id, logits.clone())  # from outside inference mode, a tensor like any other
+        return Prediction(
+            request.request_id, logits.clone()
+        )  # from outside inference mode, a tensor like any other
 
     def _answers(self, request: _LaggedRequest) -> list[Bytes]:
         """Of all ranks."""
@@ -262,7 +272,10 @@ class BoundedLagPipeline:
         with self._ranks.waiting():
             while True:
                 self._answer_others()
-                if all(self._num_answered[p] > request.number and transport.has_arrived(slot, p) for p in self._peers):
+                if all(
+                    self._num_answered[p] > request.number and transport.has_arrived(slot, p)
+                    for p in self._peers
+                ):
                     break
                 missing = [p for p in self._peers if not transport.has_arrived(slot, p)]
                 start = time.perf_counter()
@@ -273,8 +286,14 @@ class BoundedLagPipeline:
         if chosen is not None and self._chooses:
             self._chooses = False
             self._window.rebound(chosen)
-            logger.info("a bound of %d for %d ranks, by their times of the last steps", chosen, self._ranks.world_size)
-        answers = [own if p == here else transport.view(slot, p) for p in range(self._ranks.world_size)]
+            logger.info(
+                "a bound of %d for %d ranks, by their times of the last steps",
+                chosen,
+                self._ranks.world_size,
+            )
+        answers = [
+            own if p == here else transport.view(slot, p) for p in range(self._ranks.world_size)
+        ]
         for p in self._peers:
             self._count(p, 0, len(answers[p]))
         return answers

@@ -38,7 +38,9 @@ class RowVersions(NamedTuple):
     rows: Array
 
 
-def compared_rows(folder: Path, manifest: Manifest, base: MappedRows, advance: Advance) -> Iterator[RowVersions]:
+def compared_rows(
+    folder: Path, manifest: Manifest, base: MappedRows, advance: Advance
+) -> Iterator[RowVersions]:
     """Rows that differ from the base's, of all, rising, a few at a time.
 
     Args:
@@ -62,7 +64,11 @@ def compared_rows(folder: Path, manifest: Manifest, base: MappedRows, advance: A
 
 
 def touched_rows(
-    folder: Path, manifest: Manifest, base: MappedRows, touched: Mapping[str, Ints], advance: Advance
+    folder: Path,
+    manifest: Manifest,
+    base: MappedRows,
+    touched: Mapping[str, Ints],
+    advance: Advance,
 ) -> Iterator[RowVersions]:
     """As :func:`compared_rows`, but the rows that training touched and those that are newer in the base than in its export.
 
@@ -82,7 +88,9 @@ def _bytes_of(rows: Array) -> NDArray[np.uint8]:
     return np.ascontiguousarray(rows).view(np.uint8)
 
 
-def find_touched(folder: Path, manifest: Manifest, origin: dict[str, str]) -> dict[str, Ints] | None:
+def find_touched(
+    folder: Path, manifest: Manifest, origin: dict[str, str]
+) -> dict[str, Ints] | None:
     """By table the rows that training touched since the checkpoint that an export was made of; ``None`` if not known.
 
     Args:
@@ -95,7 +103,9 @@ def find_touched(folder: Path, manifest: Manifest, origin: dict[str, str]) -> di
     """
     parts = [part for table in manifest.tables.values() for part in table.parts]
     full = {part.file: manifest.files[part.file].sha256 for part in parts if not part.is_delta}
-    if full != origin or manifest.config.train.average is not None:  # averages move while their rows rest
+    if (
+        full != origin or manifest.config.train.average is not None
+    ):  # averages move while their rows rest
         return None
     touched = {}
     for name, table in manifest.tables.items():
@@ -104,8 +114,16 @@ def find_touched(folder: Path, manifest: Manifest, origin: dict[str, str]) -> di
             if part.is_delta:
                 verify_file(folder / part.file, manifest.files[part.file])
                 with TensorFile(folder / part.file) as file:
-                    ids += [chunk.copy() for _, chunk in file.chunks(ROW_IDS, range(file.shape(ROW_IDS)[0]))]
-                widths.append(np.full(sum(map(len, ids)) - sum(map(len, widths)), part.columns[1] - part.columns[0]))
+                    ids += [
+                        chunk.copy()
+                        for _, chunk in file.chunks(ROW_IDS, range(file.shape(ROW_IDS)[0]))
+                    ]
+                widths.append(
+                    np.full(
+                        sum(map(len, ids)) - sum(map(len, widths)),
+                        part.columns[1] - part.columns[0],
+                    )
+                )
         rows, places = np.unique(np.concatenate(ids), return_inverse=True)
         if (np.bincount(places, np.concatenate(widths), len(rows)) != table.dim).any():
             return None  # some columns of a row are in the full checkpoint alone
@@ -113,7 +131,9 @@ def find_touched(folder: Path, manifest: Manifest, origin: dict[str, str]) -> di
     return touched
 
 
-def _all_rows(folder: Path, manifest: Manifest, base: MappedRows, table: ExportedTable) -> Iterator[RowVersions]:
+def _all_rows(
+    folder: Path, manifest: Manifest, base: MappedRows, table: ExportedTable
+) -> Iterator[RowVersions]:
     step = rows_that_fit(4 * base.manifest.dim)
     for start in range(0, table.num_rows, step):
         some = range(start, min(start + step, table.num_rows))

@@ -83,7 +83,9 @@ class _BoundedConnection(HttpToolsProtocol):
     def _expect_head(self) -> None:
         self._head_bytes = 0
         reason = f"got no whole request line and headers in {self.head_timeout_s:g} s"
-        self._head_timer = self.loop.call_later(self.head_timeout_s, self._refuse, Refusal(408, reason))
+        self._head_timer = self.loop.call_later(
+            self.head_timeout_s, self._refuse, Refusal(408, reason)
+        )
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:
@@ -95,5 +97,7 @@ class _BoundedConnection(HttpToolsProtocol):
         body = error_body(refusal.reason)
         head = f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\ncontent-type: application/json\r\n"
         head += "".join(f"{name}: {value}\r\n" for name, value in refusal.headers.items())
-        self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
+        self.transport.write(
+            f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body
+        )
         self.transport.close()

@@ -14,8 +14,22 @@ from pibroch.embedding.storage import FileDigest, verify_file
 from pibroch.embedding.tensor_file import BUFFER_BYTES, Stream, write_tensors
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.kernels.arrays import Ints
-from pibroch.serve.changed_rows import Advance, RowVersions, compared_rows, find_touched, touched_rows
-from pibroch.serve.delta_format import CHANGED, ROW_IDS, ROWS, DeltaBase, DeltaManifest, is_delta, read_origin
+from pibroch.serve.changed_rows import (
+    Advance,
+    RowVersions,
+    compared_rows,
+    find_touched,
+    touched_rows,
+)
+from pibroch.serve.delta_format import (
+    CHANGED,
+    ROW_IDS,
+    ROWS,
+    DeltaBase,
+    DeltaManifest,
+    is_delta,
+    read_origin,
+)
 from pibroch.serve.export import ExportOptions, check_options, content_version, publish, write_dense
 from pibroch.serve.export_format import DENSE, is_export
 from pibroch.serve.from_checkpoint import version_of
@@ -29,7 +43,11 @@ from pibroch.version import __version__
 
 
 def export_delta(
-    checkpoint: Path, since: Path, out: Path, options: ExportOptions | None = None, advance: Advance = lambda _: None
+    checkpoint: Path,
+    since: Path,
+    out: Path,
+    options: ExportOptions | None = None,
+    advance: Advance = lambda _: None,
 ) -> DeltaManifest:
     """Write what differs between a checkpoint and an export: rows as the export has them, and the dense layers.
 
@@ -51,12 +69,18 @@ def export_delta(
     options = options or ExportOptions()
     check_options(out, options)
     if not is_export(since) and not is_delta(since):
-        raise CheckpointError(f"{since} to begin at, which is no export", "a folder that `pibroch export` wrote")
+        raise CheckpointError(
+            f"{since} to begin at, which is no export", "a folder that `pibroch export` wrote"
+        )
     folder, base = find_checkpoint(checkpoint), open_exported(since, verify=is_delta(since))
     manifest, rows = read_manifest(folder), base.lookup
     assert isinstance(rows, MappedRows) and base.sha256 is not None, "an export's rows are mapped"
     if options.version == base.version:
-        raise ConfigError(f"version {base.version!r}, which the base has", "another name", "choose another --version")
+        raise ConfigError(
+            f"version {base.version!r}, which the base has",
+            "another name",
+            "choose another --version",
+        )
     _check_alike(folder, manifest, base, rows)
     for name in (WEIGHTS, AVERAGES):
         if name in manifest.files:
@@ -73,7 +97,8 @@ def export_delta(
         files[DENSE] = write_dense(temporary, folder, manifest)
         dtype, of_checkpoint = rows.manifest.dtype, version_of(folder, manifest)
         written = DeltaManifest(
-            version=options.version or content_version(of_checkpoint, dtype, files, str(base.sha256)),
+            version=options.version
+            or content_version(of_checkpoint, dtype, files, str(base.sha256)),
             base=DeltaBase(version=base.version, sha256=str(base.sha256)),
             step=manifest.progress.step,
             made_by=__version__,
@@ -119,10 +144,15 @@ def _check_alike(folder: Path, manifest: Manifest, base: OpenedModel, rows: Mapp
         )
 
 
-def _write_rows(path: Path, versions: Iterator[RowVersions], rows: MappedRows) -> tuple[FileDigest, int]:
+def _write_rows(
+    path: Path, versions: Iterator[RowVersions], rows: MappedRows
+) -> tuple[FileDigest, int]:
     """The file of changed rows, whose number is known when all were seen: until then they lie in unnamed files."""
     like = rows.stored(np.empty(0, np.int64))
-    with tempfile.TemporaryFile(dir=path.parent) as ids, tempfile.TemporaryFile(dir=path.parent) as records:
+    with (
+        tempfile.TemporaryFile(dir=path.parent) as ids,
+        tempfile.TemporaryFile(dir=path.parent) as records,
+    ):
         count = 0
         for row_ids, changed in versions:
             ids.write(np.ascontiguousarray(row_ids, np.int64).data)
@@ -130,12 +160,16 @@ def _write_rows(path: Path, versions: Iterator[RowVersions], rows: MappedRows) -
             count += len(row_ids)
         streams = {
             ROW_IDS: Stream(np.dtype(np.int64), (count,), _spooled(ids, np.dtype(np.int64), ())),
-            ROWS: Stream(like.dtype, (count, *like.shape[1:]), _spooled(records, like.dtype, like.shape[1:])),
+            ROWS: Stream(
+                like.dtype, (count, *like.shape[1:]), _spooled(records, like.dtype, like.shape[1:])
+            ),
         }
         return write_tensors(path, streams), count
 
 
-def _spooled(file: IO[bytes], dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterator[NDArray[Any]]:
+def _spooled(
+    file: IO[bytes], dtype: np.dtype[Any], shape: tuple[int, ...]
+) -> Iterator[NDArray[Any]]:
     file.seek(0)
     row_bytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
     while chunk := file.read(max(1, BUFFER_BYTES // row_bytes) * row_bytes):

@@ -69,10 +69,16 @@ def dense_part(path: Path) -> DensePart:
     """
     if is_export(path) or is_delta(path):
         model = open_exported(path)
-        return DensePart(model.dense, len(model.schema.dense), model.features, model.dim, model.version)
+        return DensePart(
+            model.dense, len(model.schema.dense), model.features, model.dim, model.version
+        )
     folder = find_checkpoint(path)
     manifest = read_verified(folder)
-    config, num_dense, features = manifest.config.model, len(schema_of(manifest).dense), tuple(manifest.tables)
+    config, num_dense, features = (
+        manifest.config.model,
+        len(schema_of(manifest).dense),
+        tuple(manifest.tables),
+    )
     layers = dense_layers(config, num_dense, features, dense_state(folder, manifest), str(folder))
     dim = next(iter(manifest.tables.values())).dim
     return DensePart(layers, num_dense, features, dim, version_of(folder, manifest))
@@ -87,9 +93,13 @@ def refuse_onnx(out: Path, overwrite: bool) -> None:
     """
     for module in _NEEDS:
         if find_spec(module) is None:
-            raise MissingDependencyError(f"--onnx without {module}", "the extra `onnx`", "pip install 'pibroch[onnx]'")
+            raise MissingDependencyError(
+                f"--onnx without {module}", "the extra `onnx`", "pip install 'pibroch[onnx]'"
+            )
     if out.is_dir():
-        raise ConfigError(f"{out}, a folder, for --onnx", "the name of a file", "choose one, such as ctr.onnx")
+        raise ConfigError(
+            f"{out}, a folder, for --onnx", "the name of a file", "choose one, such as ctr.onnx"
+        )
     if out.exists() and not overwrite:
         raise ConfigError(f"{out}, which exists", "a new file", "pass --overwrite to replace it")
 
@@ -130,7 +140,9 @@ def write_onnx(part: DensePart, out: Path) -> None:
     batch = torch.export.Dim("batch")
     scores = _Scores(part.layers.eval().requires_grad_(False), bool(part.num_dense)).eval()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its own parts, and that both inputs have one batch size
+        warnings.simplefilter(
+            "ignore"
+        )  # of its own parts, and that both inputs have one batch size
         program = torch.onnx.export(
             scores, tuple(inputs.values()), dynamo=True, verbose=False, input_names=list(inputs), output_names=list(OUTPUTS),
             dynamic_shapes=(tuple({0: batch} for _ in inputs),),

@@ -70,7 +70,9 @@ class Direct:
         if scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        reply = await answering(DirectRequest(await _whole_body(receive), dict(scope["headers"]), model, version))
+        reply = await answering(
+            DirectRequest(await _whole_body(receive), dict(scope["headers"]), model, version)
+        )
         headers = [*reply.headers, (b"content-length", str(len(reply.body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": reply.body})

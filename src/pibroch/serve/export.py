@@ -41,7 +41,13 @@ from pibroch.serve.export_format import (
     is_export,
     write_checked,
 )
-from pibroch.serve.from_checkpoint import dense_state, plain_table, read_verified, version_of, vocabularies_of
+from pibroch.serve.from_checkpoint import (
+    dense_state,
+    plain_table,
+    read_verified,
+    version_of,
+    vocabularies_of,
+)
 from pibroch.serve.row_files import row_bytes, row_stream
 from pibroch.train.checkpoint_folder import find_checkpoint
 from pibroch.train.manifest import Manifest, schema_of
@@ -72,7 +78,10 @@ class ExportOptions:
 
 
 def export_checkpoint(
-    checkpoint: Path, out: Path, options: ExportOptions | None = None, advance: Advance = lambda _: None
+    checkpoint: Path,
+    out: Path,
+    options: ExportOptions | None = None,
+    advance: Advance = lambda _: None,
 ) -> ExportManifest:
     """Write an export of a checkpoint, or of a run directory's best one, all of whose bytes are verified first.
 
@@ -133,7 +142,11 @@ def check_options(out: Path, options: ExportOptions) -> None:
     """Raise ConfigError unless ``out`` and the version's name can be had."""
     refuse_taken(out, options.overwrite)
     if options.version is not None and not re.fullmatch(VERSION_NAME, options.version):
-        raise ConfigError(f"version {options.version!r}", "up to 80 letters, digits, dots, - and _", "choose another")
+        raise ConfigError(
+            f"version {options.version!r}",
+            "up to 80 letters, digits, dots, - and _",
+            "choose another",
+        )
 
 
 def refuse_taken(out: Path, overwrite: bool) -> None:
@@ -141,13 +154,22 @@ def refuse_taken(out: Path, overwrite: bool) -> None:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not is_export(out) and not is_delta(out):
-        raise ConfigError(f"{out}, which exists and is no export", "a new folder", "choose another --out")
+        raise ConfigError(
+            f"{out}, which exists and is no export", "a new folder", "choose another --out"
+        )
     if not overwrite:
-        raise ConfigError(f"{out}, which holds an export", "a new folder", "pass --overwrite to replace it")
+        raise ConfigError(
+            f"{out}, which holds an export", "a new folder", "pass --overwrite to replace it"
+        )
 
 
 def _write(
-    out: Path, folder: Path, manifest: Manifest, vocabularies: Vocabularies, options: ExportOptions, advance: Advance
+    out: Path,
+    folder: Path,
+    manifest: Manifest,
+    vocabularies: Vocabularies,
+    options: ExportOptions,
+    advance: Advance,
 ) -> ExportManifest:
     dims = {saved.dim for saved in manifest.tables.values()}
     assert len(dims) == 1, "tables of a run are of one width"
@@ -163,13 +185,16 @@ def _write(
         name = f"tables/rows-{number:05}-of-{len(starts):05}.safetensors"
         shard = RowShard(file=name, first_row=start, num_rows=min(rows_per_shard, first - start))
         chunks = _chunks(folder, manifest, tables, shard, advance)
-        files[name] = write_tensors(out / name, {ROWS: row_stream(dim, options.dtype, shard.num_rows, chunks)})
+        files[name] = write_tensors(
+            out / name, {ROWS: row_stream(dim, options.dtype, shard.num_rows, chunks)}
+        )
         shards.append(shard)
     files[DENSE] = write_dense(out, folder, manifest)
     if vocabularies.codes:
         files[VOCABULARIES] = _write_vocabularies(out / VOCABULARIES, vocabularies)
     return ExportManifest(
-        version=options.version or content_version(version_of(folder, manifest), options.dtype, files),
+        version=options.version
+        or content_version(version_of(folder, manifest), options.dtype, files),
         step=manifest.progress.step,
         made_by=__version__,
         dtype=options.dtype,
@@ -184,10 +209,14 @@ def _write(
     )
 
 
-def content_version(of_checkpoint: str, dtype: ExportDtype, files: dict[str, FileDigest], base: str = "") -> str:
+def content_version(
+    of_checkpoint: str, dtype: ExportDtype, files: dict[str, FileDigest], base: str = ""
+) -> str:
     """Of the step and all content, such as ``1125-0c3f9a51-int8``: the same content has the same name."""
     step = of_checkpoint.partition("-")[0]
-    content = base + json.dumps({name: asdict(digest) for name, digest in files.items()}, sort_keys=True)
+    content = base + json.dumps(
+        {name: asdict(digest) for name, digest in files.items()}, sort_keys=True
+    )
     return f"{step}-{hashlib.sha256(content.encode()).hexdigest()[:8]}-{dtype}"
 
 
@@ -198,7 +227,10 @@ def _chunks(
     end = shard.first_row + shard.num_rows
     for table in tables:
         saved = manifest.tables[table.name]
-        first, after = max(shard.first_row, table.first_row), min(end, table.first_row + table.num_rows)
+        first, after = (
+            max(shard.first_row, table.first_row),
+            min(end, table.first_row + table.num_rows),
+        )
         step = rows_that_fit(4 * saved.dim)
         for start in range(first - table.first_row, after - table.first_row, step):
             rows = range(start, min(start + step, after - table.first_row))
@@ -210,7 +242,9 @@ def weights_of(folder: Path, manifest: Manifest, name: str, rows: RowSet) -> Rec
     """Weights of some rows of a table, or their averages where the run kept them, float32 ``[r, D]``."""
     config, saved = manifest.config, manifest.tables[name]
     plain = plain_table(name, saved.num_rows, saved.dim, config)
-    here = MemoryShard([Piece(plain, rows, range(saved.dim))], saved.dim, SGD(lr=1.0), 0, dtype=plain.dtype)
+    here = MemoryShard(
+        [Piece(plain, rows, range(saved.dim))], saved.dim, SGD(lr=1.0), 0, dtype=plain.dtype
+    )
     (view,) = here.views()
     if config.train.average is None:
         load_tables(folder, manifest.tables, [view])
@@ -230,7 +264,11 @@ def _write_origin(out: Path, manifest: Manifest) -> None:
     assert sha256 is not None, "its manifest was just written"
     files = {part.file for table in manifest.tables.values() for part in table.parts}
     write_checked(
-        out / ORIGIN, Origin(export_sha256=sha256, tables={file: manifest.files[file].sha256 for file in sorted(files)})
+        out / ORIGIN,
+        Origin(
+            export_sha256=sha256,
+            tables={file: manifest.files[file].sha256 for file in sorted(files)},
+        ),
     )
 
 

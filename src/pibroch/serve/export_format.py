@@ -23,7 +23,9 @@ DENSE, VOCABULARIES = "dense.safetensors", "vocabularies.safetensors"
 ROWS = "rows"
 """The tensor in a shard's file."""
 
-WRITE_AGAIN = "free some space, or choose another place, and export again; what was there before is untouched"
+WRITE_AGAIN = (
+    "free some space, or choose another place, and export again; what was there before is untouched"
+)
 """What to do when the disk refuses."""
 
 VERSION_NAME = "[A-Za-z0-9._-]{1,80}"
@@ -144,11 +146,15 @@ def read_checked(path: Path, of_format: str, kind: type[AnyManifest]) -> tuple[A
             )
         return kind.model_validate(content), expected
     except FileNotFoundError as error:
-        raise DamagedCheckpointError(f"no {path}", "a folder that `pibroch export` wrote", "check the path") from error
+        raise DamagedCheckpointError(
+            f"no {path}", "a folder that `pibroch export` wrote", "check the path"
+        ) from error
     except (ValueError, KeyError, AttributeError, TypeError, OSError) as error:
         problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
         raise DamagedCheckpointError(
-            f"{path}, which is damaged: {problem}", "an undamaged file", "export the checkpoint again"
+            f"{path}, which is damaged: {problem}",
+            "an undamaged file",
+            "export the checkpoint again",
         ) from error
 
 

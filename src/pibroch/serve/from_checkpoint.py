@@ -42,7 +42,9 @@ def open_checkpoint(path: Path, data: Path | None = None) -> OpenedModel:
     config, schema = manifest.config, schema_of(manifest)
     embeddings = load_embeddings(folder, manifest)
     num_rows = {name: saved.num_rows for name, saved in manifest.tables.items()}
-    dense = dense_layers(config.model, len(schema.dense), list(num_rows), dense_state(folder, manifest), str(folder))
+    dense = dense_layers(
+        config.model, len(schema.dense), list(num_rows), dense_state(folder, manifest), str(folder)
+    )
     return OpenedModel(
         source=str(folder),
         version=version_of(folder, manifest),
@@ -109,7 +111,11 @@ def vocabularies_of(manifest: Manifest, data: Path | None = None) -> Vocabularie
         there = EncodedDataset.open(found) if found else None
     except DataError:
         there = None
-    return Vocabularies.of_dataset(there) if there is not None and there.fingerprint == fingerprint else None
+    return (
+        Vocabularies.of_dataset(there)
+        if there is not None and there.fingerprint == fingerprint
+        else None
+    )
 
 
 def dense_state(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
@@ -136,7 +142,10 @@ def load_embeddings(folder: Path, manifest: Manifest, channel: Channel | None = 
         channel: between ranks that share the tables by rows, each of which calls this; all in this process when absent.
     """
     decay, step = manifest.config.train.average, manifest.progress.step
-    tables = [plain_table(name, saved.num_rows, saved.dim, manifest.config) for name, saved in manifest.tables.items()]
+    tables = [
+        plain_table(name, saved.num_rows, saved.dim, manifest.config)
+        for name, saved in manifest.tables.items()
+    ]
     exchange = "local" if channel is None else "alltoall"  # whose default placement is by rows
     embeddings = Embeddings(tables, SGD(lr=1.0), exchange, channel=channel)
     if decay is None:

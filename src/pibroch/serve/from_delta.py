@@ -12,7 +12,15 @@ from torch import nn
 from pibroch.embedding.storage import verify_file
 from pibroch.embedding.tensor_file import TensorFile
 from pibroch.errors import CheckpointError, DamagedCheckpointError, PibrochError
-from pibroch.serve.delta_format import CHANGED, ROW_IDS, ROWS, DeltaManifest, checksum_in, is_delta, read_delta
+from pibroch.serve.delta_format import (
+    CHANGED,
+    ROW_IDS,
+    ROWS,
+    DeltaManifest,
+    checksum_in,
+    is_delta,
+    read_delta,
+)
 from pibroch.serve.export_format import DENSE
 from pibroch.serve.from_export import open_export
 from pibroch.serve.model import OpenedModel, dense_layers
@@ -46,7 +54,9 @@ def open_exported(
         manifest, sha256 = read_delta(folder)
         links.append((folder, manifest, sha256))
         if len(links) > MOST_LINKS:
-            raise CheckpointError(f"more than {MOST_LINKS} deltas on each other", "fewer", "export the whole")
+            raise CheckpointError(
+                f"more than {MOST_LINKS} deltas on each other", "fewer", "export the whole"
+            )
         model = None if known is None else known.known(manifest.base.sha256)
         if model is None:
             folder = _base_of(folder, manifest)
@@ -67,7 +77,9 @@ def _base_of(folder: Path, manifest: DeltaManifest) -> Path:
     )
 
 
-def _with_delta(base: OpenedModel, folder: Path, manifest: DeltaManifest, sha256: str) -> OpenedModel:
+def _with_delta(
+    base: OpenedModel, folder: Path, manifest: DeltaManifest, sha256: str
+) -> OpenedModel:
     """What a base and a delta are together."""
     rows = base.lookup
     assert isinstance(rows, MappedRows), "deltas begin at exports"
@@ -81,11 +93,19 @@ def _with_delta(base: OpenedModel, folder: Path, manifest: DeltaManifest, sha256
     except PibrochError:
         raise
     except Exception as error:  # of whatever a file that somebody else wrote holds
-        raise DamagedCheckpointError(f"{folder}, which is damaged: {error}", "a whole delta", "export again") from error
+        raise DamagedCheckpointError(
+            f"{folder}, which is damaged: {error}", "a whole delta", "export again"
+        ) from error
     check_written(path, changed, manifest.num_rows, rows.manifest)
-    is_rising = row_ids.dtype == np.int64 and row_ids.shape == (len(changed),) and bool((np.diff(row_ids) > 0).all())
+    is_rising = (
+        row_ids.dtype == np.int64
+        and row_ids.shape == (len(changed),)
+        and bool((np.diff(row_ids) > 0).all())
+    )
     if not is_rising or (len(row_ids) and not 0 <= row_ids[0] <= row_ids[-1] < rows.num_rows):
-        raise DamagedCheckpointError(f"{path} with other row ids", f"rising ones below {rows.num_rows}", "export again")
+        raise DamagedCheckpointError(
+            f"{path} with other row ids", f"rising ones below {rows.num_rows}", "export again"
+        )
     features = [table.name for table in rows.manifest.tables]
     return replace(
         base,
@@ -93,7 +113,9 @@ def _with_delta(base: OpenedModel, folder: Path, manifest: DeltaManifest, sha256
         version=manifest.version,
         step=manifest.step,
         lookup=rows.changed(row_ids, changed) if len(row_ids) else rows,
-        dense=dense_layers(rows.manifest.model, len(base.schema.dense), features, state, str(folder)),
+        dense=dense_layers(
+            rows.manifest.model, len(base.schema.dense), features, state, str(folder)
+        ),
         bf16=manifest.bf16,
         sha256=sha256,
         root=base.root or replace(base, dense=nn.Identity()),

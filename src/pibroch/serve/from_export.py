@@ -30,12 +30,18 @@ def open_export(folder: Path, verify: bool = True, split: RowSplit = RowSplit())
     """
     manifest, sha256 = read_export_with_checksum(folder)
     total = sum(table.num_rows for table in manifest.tables)
-    elsewhere = {shard.file for shard in manifest.shards if not (split.is_whole or split.needs(shard, total))}
+    elsewhere = {
+        shard.file for shard in manifest.shards if not (split.is_whole or split.needs(shard, total))
+    }
     for name, digest in manifest.files.items() if verify else ():
         if name not in elsewhere:
             verify_file(folder / name, digest)
     try:
-        rows = MappedRows(folder, manifest) if split.is_whole else SplitRows(folder, manifest, sha256, split)
+        rows = (
+            MappedRows(folder, manifest)
+            if split.is_whole
+            else SplitRows(folder, manifest, sha256, split)
+        )
         state = load_file(folder / DENSE)
         vocabularies = exported_vocabularies(folder, manifest)
     except PibrochError:

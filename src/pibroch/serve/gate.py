@@ -38,7 +38,9 @@ class Gate:
         is_draining: set when the server is about to end: answers then close their connections.
     """
 
-    def __init__(self, app: App, limits: ServerLimits, metrics: ServerMetrics, token: str | None) -> None:
+    def __init__(
+        self, app: App, limits: ServerLimits, metrics: ServerMetrics, token: str | None
+    ) -> None:
         self._app, self._limits, self._metrics = app, limits, metrics
         self._expected = None if token is None else f"Bearer {token}".encode()
         self.num_open = 0
@@ -85,7 +87,9 @@ class Gate:
             if not hmac.compare_digest(given, self._expected):
                 reason = "got a wrong token" if given else "got no token"
                 raise Refusal(
-                    401, f"{reason}; need the header Authorization: Bearer TOKEN", {"www-authenticate": "Bearer"}
+                    401,
+                    f"{reason}; need the header Authorization: Bearer TOKEN",
+                    {"www-authenticate": "Bearer"},
                 )
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length[:20]) > self._limits.body_bytes:
@@ -95,7 +99,9 @@ class Gate:
             raise Refusal(415, f"got a body in {encoding.decode('latin-1')[:40]}; need it as it is")
 
     def _too_large(self) -> Refusal:
-        return Refusal(413, f"got a body above {self._limits.body_bytes:,} bytes; send fewer rows at once")
+        return Refusal(
+            413, f"got a body above {self._limits.body_bytes:,} bytes; send fewer rows at once"
+        )
 
     def _bounded(self, receive: Receive, started: float) -> Receive:
         """Receives no more bytes, and for no longer, than a body may take."""
@@ -123,7 +129,11 @@ class Gate:
 
 def endpoint_of(path: str) -> str:
     """Under which name a request is counted."""
-    return "infer" if path.endswith("/infer") else {"/score": "score", "/embed": "embed"}.get(path, "other")
+    return (
+        "infer"
+        if path.endswith("/infer")
+        else {"/score": "score", "/embed": "embed"}.get(path, "other")
+    )
 
 
 def error_body(reason: str) -> bytes:
@@ -134,7 +144,9 @@ def error_body(reason: str) -> bytes:
 async def refuse(send: Send, refusal: Refusal) -> None:
     """Answer with a status and a reason, as the protocol says it."""
     body = error_body(refusal.reason)
-    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in refusal.headers.items()]
+    headers = [
+        (name.encode("latin-1"), value.encode("latin-1")) for name, value in refusal.headers.items()
+    ]
     headers += [JSON_TYPE, (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

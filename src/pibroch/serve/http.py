@@ -88,8 +88,15 @@ class Service:
         if asked.headers.get(b"accept", b"").startswith(b"text/csv"):
             text = "".join(f"{score!r}\n" for score in scores)
             version = predictor.version.encode("ascii")
-            return Reply(text.encode(), ((b"content-type", b"text/csv; charset=utf-8"), (b"x-model-version", version)))
-        content = {"model_name": self.store.name, "model_version": predictor.version, "scores": scores}
+            return Reply(
+                text.encode(),
+                ((b"content-type", b"text/csv; charset=utf-8"), (b"x-model-version", version)),
+            )
+        content = {
+            "model_name": self.store.name,
+            "model_version": predictor.version,
+            "scores": scores,
+        }
         return Reply(msgspec.json.encode(content), (JSON_TYPE,))
 
     async def embed(self, asked: DirectRequest) -> Reply:
@@ -97,7 +104,9 @@ class Service:
         predictor, raw = self._raw(asked)
         found = await self._batcher.embeddings(predictor, raw)
         if asked.headers.get(b"accept", b"").startswith(_BYTES.encode()):
-            return self._tensors(predictor, InferRequest({}, None, None, is_binary=True), {EMBEDDING: found})
+            return self._tensors(
+                predictor, InferRequest({}, None, None, is_binary=True), {EMBEDDING: found}
+            )
         content = {
             "model_name": self.store.name, "model_version": predictor.version, "features": predictor.features,
             "embeddings": found.tolist(),
@@ -115,7 +124,9 @@ class Service:
 
     async def server_metadata(self) -> Response:
         """Name and version of the server, and the extensions that it knows."""
-        return JSONResponse({"name": "pibroch", "version": __version__, "extensions": ["binary_tensor_data"]})
+        return JSONResponse(
+            {"name": "pibroch", "version": __version__, "extensions": ["binary_tensor_data"]}
+        )
 
     async def model_metadata(self, request: Request) -> Response:
         """Inputs and outputs of the model; `raw_inputs` may take the place of `inputs`."""
@@ -158,9 +169,13 @@ class Service:
         kind = asked.header("content-type") or ""
         return predictor, parse_raw(asked.body, kind, predictor.schema, predictor.columns)
 
-    def _tensors(self, predictor: Predictor, wanted: InferRequest, outputs: Mapping[str, NDArray[np.float32]]) -> Reply:
+    def _tensors(
+        self, predictor: Predictor, wanted: InferRequest, outputs: Mapping[str, NDArray[np.float32]]
+    ) -> Reply:
         content, headers = answer(self.store.name, predictor.version, wanted, outputs)
-        return Reply(content, tuple((name.encode(), value.encode()) for name, value in headers.items()))
+        return Reply(
+            content, tuple((name.encode(), value.encode()) for name, value in headers.items())
+        )
 
     @property
     def _batcher(self) -> Batcher:
@@ -175,7 +190,8 @@ class Service:
     def _of_version(self, asked: str | None, version: str) -> None:
         if asked is not None and asked != version:
             raise Refusal(
-                404, f"got version `{asked[:80]}` of {self.store.name}; need {version}, or none for the newest"
+                404,
+                f"got version `{asked[:80]}` of {self.store.name}; need {version}, or none for the newest",
             )
 
     def _no_raw(self) -> Refusal:
@@ -199,7 +215,9 @@ def build_app(service: Service) -> App:
 
 def _routed(service: Service) -> FastAPI:
     app = FastAPI(
-        title=f"pibroch: {service.store.name}", version=__version__, description="Scores of a recommendation model."
+        title=f"pibroch: {service.store.name}",
+        version=__version__,
+        description="Scores of a recommendation model.",
     )
     get: list[tuple[str, Callable[..., Any]]] = [
         ("/v2/health/live", service.live),
@@ -213,7 +231,11 @@ def _routed(service: Service) -> FastAPI:
     ]
     for path, function in get:
         app.add_api_route(
-            path, function, methods=["GET"], response_class=Response, openapi_extra=_path_parameters(path)
+            path,
+            function,
+            methods=["GET"],
+            response_class=Response,
+            openapi_extra=_path_parameters(path),
         )
     for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"):
         extra = {**_path_parameters(path), "requestBody": _INFER_BODY}
@@ -231,49 +253,72 @@ def _show(app: FastAPI, path: str, function: Callable[..., Any], extra: dict[str
 
     shown.__name__, shown.__doc__ = function.__name__, function.__doc__
     app.router.add_api_route(
-        path, shown, methods=["POST"], response_class=Response, openapi_extra=extra, route_class_override=ShownRoute
+        path,
+        shown,
+        methods=["POST"],
+        response_class=Response,
+        openapi_extra=extra,
+        route_class_override=ShownRoute,
     )
 
 
 async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, Refusal)
-    return Response(error_body(error.reason), error.status, error.headers, media_type="application/json")
+    return Response(
+        error_body(error.reason), error.status, error.headers, media_type="application/json"
+    )
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    reason = f"got {request.method[:20]} {request.url.path[:200]}; need one of the endpoints at /docs"
+    reason = (
+        f"got {request.method[:20]} {request.url.path[:200]}; need one of the endpoints at /docs"
+    )
     headers = dict(error.headers or {})
     return Response(error_body(reason), error.status_code, headers, media_type="application/json")
 
 
 async def _failed(_: Request, __: Exception) -> Response:
     """For what nobody foresaw, which the gate logs."""
-    return Response(error_body("the server failed; its log has the reason"), 500, media_type="application/json")
+    return Response(
+        error_body("the server failed; its log has the reason"), 500, media_type="application/json"
+    )
 
 
 def _scores(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     """Probabilities, as bulk prediction writes them."""
-    scores: NDArray[np.float32] = (1.0 / (1.0 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
+    scores: NDArray[np.float32] = (1.0 / (1.0 + np.exp(-logits.astype(np.float64)))).astype(
+        np.float32
+    )
     return scores
 
 
 def _path_parameters(path: str) -> dict[str, Any]:
     names = [name for name in ("model", "version") if f"{{{name}}}" in path]
     return {
-        "parameters": [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+        "parameters": [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in names
+        ]
     }
 
 
 def _raw_body(service: Service) -> dict[str, Any]:
     schema = service.store.current.schema
-    row = {"type": "object", "additionalProperties": True, "required": list(service.store.current.columns)}
+    row = {
+        "type": "object",
+        "additionalProperties": True,
+        "required": list(service.store.current.columns),
+    }
     form = {"type": "object", "properties": {"rows": {"type": "array", "items": row}}}
     lines = {
         "type": "string",
         "description": f"Lines of {schema.separator.join(schema.columns or schema.used_columns())}",
     }
-    return {"required": True, "content": {"application/json": {"schema": form}, "text/csv": {"schema": lines}}}
+    return {
+        "required": True,
+        "content": {"application/json": {"schema": form}, "text/csv": {"schema": lines}},
+    }
 
 
 _INFER_BODY = {

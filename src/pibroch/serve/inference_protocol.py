@@ -78,8 +78,16 @@ def parse_infer(body: bytes, json_length: str | None, outputs: Sequence[str]) ->
     """
     end = len(body)
     if json_length is not None:
-        if not (json_length.isascii() and json_length.isdigit() and len(json_length) < 12 and int(json_length) <= end):
-            raise Refusal(400, f"got {JSON_LENGTH}: {json_length[:40]} of {end} bytes; need the JSON's length in bytes")
+        if not (
+            json_length.isascii()
+            and json_length.isdigit()
+            and len(json_length) < 12
+            and int(json_length) <= end
+        ):
+            raise Refusal(
+                400,
+                f"got {JSON_LENGTH}: {json_length[:40]} of {end} bytes; need the JSON's length in bytes",
+            )
         end = int(json_length)
     try:
         request = _decoder.decode(memoryview(body)[:end])
@@ -95,7 +103,8 @@ def parse_infer(body: bytes, json_length: str | None, outputs: Sequence[str]) ->
             continue
         if type(size) is not int or not 0 <= size <= len(body) - end or tensor.data is not None:
             raise Refusal(
-                400, f"got binary_data_size {str(size)[:40]} for `{tensor.name[:80]}` with {len(body) - end} bytes left"
+                400,
+                f"got binary_data_size {str(size)[:40]} for `{tensor.name[:80]}` with {len(body) - end} bytes left",
             )
         inputs[tensor.name] = _of_bytes(tensor, body[end : end + size])
         end += size
@@ -105,19 +114,25 @@ def parse_infer(body: bytes, json_length: str | None, outputs: Sequence[str]) ->
     return InferRequest(inputs, request.id, _wanted(request, outputs, is_binary), is_binary)
 
 
-def _wanted(request: _InferenceRequest, known: Sequence[str], is_binary: bool) -> dict[str, bool] | None:
+def _wanted(
+    request: _InferenceRequest, known: Sequence[str], is_binary: bool
+) -> dict[str, bool] | None:
     if not request.outputs:
         return None
     for output in request.outputs:
         if output.name not in known:
             raise Refusal(400, f"got output `{output.name[:80]}`; need one of {', '.join(known)}")
-    return {output.name: output.parameters.get("binary_data", is_binary) is True for output in request.outputs}
+    return {
+        output.name: output.parameters.get("binary_data", is_binary) is True
+        for output in request.outputs
+    }
 
 
 def _shape_of(tensor: _Tensor) -> tuple[int, ...]:
     if not 1 <= len(tensor.shape) <= 8 or not all(0 <= size < 1 << 31 for size in tensor.shape):
         raise Refusal(
-            400, f"got shape {str(tensor.shape)[:80]} for `{tensor.name[:80]}`; need one to eight sizes from 0 up"
+            400,
+            f"got shape {str(tensor.shape)[:80]} for `{tensor.name[:80]}`; need one to eight sizes from 0 up",
         )
     if tensor.datatype not in (*_KINDS, "BYTES"):
         raise Refusal(
@@ -137,22 +152,29 @@ def _of_json(tensor: _Tensor) -> NDArray[Any]:
             break
         items = [inner for item in items for inner in item]
     if len(items) != math.prod(shape):
-        raise Refusal(400, f"got {len(items)} items for `{tensor.name[:80]}` of shape {list(shape)}")
+        raise Refusal(
+            400, f"got {len(items)} items for `{tensor.name[:80]}` of shape {list(shape)}"
+        )
     if tensor.datatype == "BYTES":
         if not all(type(item) is str for item in items):
             raise Refusal(400, f"got what is no text in `{tensor.name[:80]}`; need strings")
         texts = np.empty(len(items), object)
         texts[:] = [_utf8(item, tensor.name) for item in items]
         return texts.reshape(shape)
-    allowed = {"BOOL": (bool,), "FP16": (int, float), "FP32": (int, float), "FP64": (int, float)}.get(
-        tensor.datatype, (int,)
-    )
+    allowed = {
+        "BOOL": (bool,),
+        "FP16": (int, float),
+        "FP32": (int, float),
+        "FP64": (int, float),
+    }.get(tensor.datatype, (int,))
     if not all(type(item) in allowed for item in items):
         raise Refusal(400, f"got what is no {tensor.datatype} in `{tensor.name[:80]}`")
     try:
         return np.array(items, _KINDS[tensor.datatype]).reshape(shape)
     except (OverflowError, ValueError) as error:
-        raise Refusal(400, f"got a number that is no {tensor.datatype} in `{tensor.name[:80]}`: {error}") from error
+        raise Refusal(
+            400, f"got a number that is no {tensor.datatype} in `{tensor.name[:80]}`: {error}"
+        ) from error
 
 
 def _utf8(text: str, name: str) -> bytes:
@@ -171,7 +193,9 @@ def _of_bytes(tensor: _Tensor, data: bytes) -> NDArray[Any]:
         return texts.reshape(shape)
     kind = np.dtype(_KINDS[tensor.datatype]).newbyteorder("<")
     if len(data) != math.prod(shape) * kind.itemsize:
-        raise Refusal(400, f"got {len(data)} bytes for `{tensor.name[:80]}`, {tensor.datatype} {list(shape)}")
+        raise Refusal(
+            400, f"got {len(data)} bytes for `{tensor.name[:80]}`, {tensor.datatype} {list(shape)}"
+        )
     return np.frombuffer(data, kind).reshape(shape)
 
 
@@ -186,7 +210,8 @@ def _texts(data: bytes, name: str, count: int) -> list[bytes]:
         at += size
     if at != len(data) or len(found) != count:
         raise Refusal(
-            400, f"got bytes for `{name[:80]}` that are not {count} texts, each behind its length in four bytes"
+            400,
+            f"got bytes for `{name[:80]}` that are not {count} texts, each behind its length in four bytes",
         )
     return found
 

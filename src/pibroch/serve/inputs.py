@@ -41,7 +41,8 @@ def encoded_inputs(schema: Schema) -> list[dict[str, Any]]:
     for feature in schema.categorical:
         if feature.multi_hot:
             inputs += [
-                {"name": f"{feature.name}.{part}", "datatype": "INT64", "shape": [-1]} for part in ("values", "lengths")
+                {"name": f"{feature.name}.{part}", "datatype": "INT64", "shape": [-1]}
+                for part in ("values", "lengths")
             ]
     return inputs
 
@@ -51,7 +52,9 @@ def raw_inputs(predictor: Predictor) -> list[dict[str, Any]]:
     return [{"name": column, "datatype": "BYTES", "shape": [-1]} for column in predictor.columns]
 
 
-def work_of(inputs: Mapping[str, NDArray[Any]], predictor: Predictor, needs_dense: bool = True) -> Work:
+def work_of(
+    inputs: Mapping[str, NDArray[Any]], predictor: Predictor, needs_dense: bool = True
+) -> Work:
     """Encoded samples where exactly their tensors are given, else raw columns.
 
     Args:
@@ -79,7 +82,9 @@ def work_of(inputs: Mapping[str, NDArray[Any]], predictor: Predictor, needs_dens
 
 def _raw_values(array: NDArray[Any], name: str) -> list[object]:
     if array.ndim > 2 or (array.ndim == 2 and array.shape[1] != 1):
-        raise Refusal(400, f"got shape {list(array.shape)} for column `{name[:80]}`; need [B] or [B, 1]")
+        raise Refusal(
+            400, f"got shape {list(array.shape)} for column `{name[:80]}`; need [B] or [B, 1]"
+        )
     values: list[object] = array.reshape(-1).tolist()
     return values
 
@@ -87,13 +92,20 @@ def _raw_values(array: NDArray[Any], name: str) -> list[object]:
 def _batch_of(inputs: Mapping[str, NDArray[Any]], schema: Schema) -> JaggedBatch:
     sizes = {name: len(array) for name, array in inputs.items() if not name.endswith(".values")}
     if len(set(sizes.values())) != 1:
-        raise Refusal(400, f"got inputs of {sorted(set(sizes.values()))[:9]} samples; need one number")
+        raise Refusal(
+            400, f"got inputs of {sorted(set(sizes.values()))[:9]} samples; need one number"
+        )
     size = next(iter(sizes.values()))
     dense = np.zeros((size, len(schema.dense)), np.float32)
     if DENSE in inputs:
-        dense = _typed(inputs[DENSE], DENSE, (np.float32, np.float64), (size, len(schema.dense))).astype(np.float32)
+        dense = _typed(
+            inputs[DENSE], DENSE, (np.float32, np.float64), (size, len(schema.dense))
+        ).astype(np.float32)
         if not np.isfinite(dense).all():
-            raise Refusal(400, f"got what is no finite number in `{DENSE}`; need what preparation makes of the values")
+            raise Refusal(
+                400,
+                f"got what is no finite number in `{DENSE}`; need what preparation makes of the values",
+            )
     one_hot = [feature.name for feature in schema.categorical if not feature.multi_hot]
     ids = np.empty((size, 0), np.int64)
     if one_hot:
@@ -102,9 +114,15 @@ def _batch_of(inputs: Mapping[str, NDArray[Any]], schema: Schema) -> JaggedBatch
     for feature in schema.categorical:
         if feature.multi_hot:
             names = f"{feature.name}.values", f"{feature.name}.lengths"
-            some, counts = (_typed(inputs[name], name, (np.int64, np.int32), None).astype(np.int64) for name in names)
+            some, counts = (
+                _typed(inputs[name], name, (np.int64, np.int32), None).astype(np.int64)
+                for name in names
+            )
             if (counts < 0).any() or (counts > len(some)).any() or counts.sum() != len(some):
-                raise Refusal(400, f"got `{names[1][:80]}` that do not sum to the {len(some)} of `{names[0][:80]}`")
+                raise Refusal(
+                    400,
+                    f"got `{names[1][:80]}` that do not sum to the {len(some)} of `{names[0][:80]}`",
+                )
             values.append(some)
             lengths.append(counts)
         else:
@@ -114,7 +132,9 @@ def _batch_of(inputs: Mapping[str, NDArray[Any]], schema: Schema) -> JaggedBatch
     return _jagged(torch.from_numpy(dense), schema.keys, values, lengths)
 
 
-def _typed(array: NDArray[Any], name: str, kinds: Sequence[Any], shape: tuple[int, ...] | None) -> NDArray[Any]:
+def _typed(
+    array: NDArray[Any], name: str, kinds: Sequence[Any], shape: tuple[int, ...] | None
+) -> NDArray[Any]:
     if array.dtype not in kinds or (array.shape != shape if shape else array.ndim != 1):
         need = f"{' or '.join(str(np.dtype(kind)) for kind in kinds)} {list(shape) if shape else '[-1]'}"
         raise Refusal(400, f"got {array.dtype} {list(array.shape)} for `{name[:80]}`; need {need}")
@@ -148,7 +168,9 @@ def merged_batches(parts: Sequence[JaggedBatch]) -> JaggedBatch:
         ids = torch.cat([part.values.view(num_features, part.batch_size) for part in parts], 1)
         return JaggedBatch.from_one_hot(dense, parts[0].keys, ids, torch.zeros(len(dense)))
     lengths = [part.lengths().view(num_features, part.batch_size) for part in parts]
-    features = torch.cat([torch.repeat_interleave(torch.arange(num_features), each.sum(1)) for each in lengths])
+    features = torch.cat(
+        [torch.repeat_interleave(torch.arange(num_features), each.sum(1)) for each in lengths]
+    )
     order = torch.sort(features, stable=True).indices
     offsets = torch.zeros(sum(each.numel() for each in lengths) + 1, dtype=torch.int64)
     torch.cumsum(torch.cat(lengths, 1).view(-1), 0, out=offsets[1:])

@@ -18,7 +18,9 @@ from pibroch.errors import CheckpointError
 from pibroch.models import build_model
 from pibroch.models.linear import FEW_SAMPLES, Linear
 
-_one_at_a_time = threading.Lock()  # torch remembers the device of `with torch.device(...)` for the whole process
+_one_at_a_time = (
+    threading.Lock()
+)  # torch remembers the device of `with torch.device(...)` for the whole process
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +65,17 @@ class OpenedModel:
 
     def known(self, sha256: str) -> OpenedModel | None:
         """This one, or the export that it stands on, by the checksum in its manifest."""
-        return next((each for each in (self, self.root) if each is not None and each.sha256 == sha256), None)
+        return next(
+            (each for each in (self, self.root) if each is not None and each.sha256 == sha256), None
+        )
 
 
 def dense_layers(
-    config: ModelConfig, num_dense: int, features: Sequence[str], state: Mapping[str, Tensor], source: str
+    config: ModelConfig,
+    num_dense: int,
+    features: Sequence[str],
+    state: Mapping[str, Tensor],
+    source: str,
 ) -> nn.Module:
     """Layers with these weights; none is initialised, which would draw random numbers.
 

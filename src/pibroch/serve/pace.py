@@ -34,7 +34,9 @@ class StepPace:
 
     def __init__(self, rank: int, members: Sequence[int], most_ahead: int) -> None:
         self._rank, self._members = rank, members
-        self._times = np.zeros((NUM_STEPS + most_ahead + 1, len(members)))  # seconds, of the last steps
+        self._times = np.zeros(
+            (NUM_STEPS + most_ahead + 1, len(members))
+        )  # seconds, of the last steps
         self._since, self._waited = time.perf_counter(), 0.0
         self._has_warned = False
         self.straggler: Straggler | None = None

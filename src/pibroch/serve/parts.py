@@ -47,14 +47,20 @@ class Part:
             ConfigError: for another form.
         """
         number, _, count = text.partition("/")
-        digits = all(each.isascii() and each.isdecimal() and len(each) < 6 for each in (number, count))
+        digits = all(
+            each.isascii() and each.isdecimal() and len(each) < 6 for each in (number, count)
+        )
         if not digits or not 1 <= int(number) <= int(count) <= MOST_PARTS:
-            raise ConfigError(f"--part {text}", f"a part of how many, at most {MOST_PARTS}", "say e.g. --part 1/2")
+            raise ConfigError(
+                f"--part {text}", f"a part of how many, at most {MOST_PARTS}", "say e.g. --part 1/2"
+            )
         return cls(int(number), int(count))
 
     def of(self, num_rows: int) -> range:
         """Its rows."""
-        return range(num_rows * (self.number - 1) // self.count, num_rows * self.number // self.count)
+        return range(
+            num_rows * (self.number - 1) // self.count, num_rows * self.number // self.count
+        )
 
     @property
     def in_paths(self) -> str:
@@ -74,7 +80,10 @@ def most_ids(row_bytes: int) -> int:
 
 def request_of(sha256: str, row_ids: Ints) -> bytes:
     """A request for rows of an export, by the checksum in its manifest."""
-    return REQUEST.pack(bytes.fromhex(sha256), len(row_ids)) + row_ids.astype("<i8", copy=False).tobytes()
+    return (
+        REQUEST.pack(bytes.fromhex(sha256), len(row_ids))
+        + row_ids.astype("<i8", copy=False).tobytes()
+    )
 
 
 def ids_of_bytes(body: bytes, rows: range, row_bytes: int) -> NDArray[np.int64]:
@@ -89,5 +98,7 @@ def ids_of_bytes(body: bytes, rows: range, row_bytes: int) -> NDArray[np.int64]:
     row_ids = np.frombuffer(body, "<i8").astype(np.int64, copy=False)
     if int((row_ids - rows.start).view(np.uint64).max()) >= len(rows):
         low, high = int(row_ids.min()), int(row_ids.max())
-        raise DataError(f"rows {low} to {high}", f"rows from {rows.start} to {rows.stop - 1}, which are here")
+        raise DataError(
+            f"rows {low} to {high}", f"rows from {rows.start} to {rows.stop - 1}, which are here"
+        )
     return row_ids

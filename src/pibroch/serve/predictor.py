@@ -65,12 +65,16 @@ class Predictor:
 
     def __init__(self, model: OpenedModel) -> None:
         self.schema, self.version, self.step = model.schema, model.version, model.step
-        self.columns = tuple(column for column in self.schema.used_columns() if column != self.schema.label)
+        self.columns = tuple(
+            column for column in self.schema.used_columns() if column != self.schema.label
+        )
         self._model, self._dense = model, model.dense.eval().requires_grad_(False)
         self._encoders = None if model.vocabularies is None else model.vocabularies.encoders()
 
     @classmethod
-    def open(cls, path: str | Path, data: str | Path | None = None, beside: Predictor | None = None) -> Self:
+    def open(
+        cls, path: str | Path, data: str | Path | None = None, beside: Predictor | None = None
+    ) -> Self:
         """Open an export, a checkpoint, or the best checkpoint of a run directory; every byte is verified.
 
         An export is mapped: its tables take no memory of this process's own. A checkpoint takes the time to read its files
@@ -99,7 +103,9 @@ class Predictor:
         """
         if not is_export(path) and not is_delta(path):
             raise CheckpointError(
-                f"{path}, a checkpoint, for rows on several hosts", "an export", "write one with `pibroch export`"
+                f"{path}, a checkpoint, for rows on several hosts",
+                "an export",
+                "write one with `pibroch export`",
             )
         return cls(open_exported(path, None if beside is None else beside._model, split=split))
 
@@ -146,7 +152,9 @@ class Predictor:
             CheckpointError: for an export, which does not keep it.
         """
         if self._model.config is None:
-            raise CheckpointError(f"the recipe of {self._model.source}, an export", "a checkpoint, which has it")
+            raise CheckpointError(
+                f"the recipe of {self._model.source}, an export", "a checkpoint, which has it"
+            )
         return self._model.config
 
     def begin(self, batch: JaggedBatch) -> Begun:
@@ -192,7 +200,9 @@ class Predictor:
                 logits = self._dense(batch.dense, partial(self._model.lookup, batch))
             else:
                 logits = self._dense.finish(batch.dense, begun.dense, begun.rows())  # type: ignore[operator]
-        return logits.to(torch.float32, copy=True)  # a copy from outside inference mode is a tensor like any other
+        return logits.to(
+            torch.float32, copy=True
+        )  # a copy from outside inference mode is a tensor like any other
 
     def _autocast(self) -> AbstractContextManager[Any]:
         """What computes as the model was trained; left out where nothing is to be switched, as it costs 6 us."""
@@ -243,7 +253,10 @@ class Predictor:
         found: dict[str, list[object]] = {column: [] for column in self.columns}
         for number, row in enumerate(rows):
             if not isinstance(row, Mapping):
-                raise DataError(f"a {type(row).__name__} as row {number}", "an object with a value for each column")
+                raise DataError(
+                    f"a {type(row).__name__} as row {number}",
+                    "an object with a value for each column",
+                )
             for column, values in found.items():
                 if column not in row:
                     raise DataError(

@@ -13,7 +13,10 @@ STATUSES = (200, 400, 401, 404, 405, 408, 409, 413, 415, 422, 429, 500, 503)
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 
-_SECONDS_PARTS, _ROWS_PARTS = len(SECONDS) + 2, len(ROWS) + 2  # buckets, the one above them, the sum
+_SECONDS_PARTS, _ROWS_PARTS = (
+    len(SECONDS) + 2,
+    len(ROWS) + 2,
+)  # buckets, the one above them, the sum
 _SECONDS_AT = len(ENDPOINTS) * (len(STATUSES) + 1)
 _ROWS_AT = _SECONDS_AT + len(ENDPOINTS) * _SECONDS_PARTS
 SIZE = _ROWS_AT + _ROWS_PARTS
@@ -58,24 +61,37 @@ class ServerMetrics:
             for number, status in enumerate((*STATUSES, "other")):
                 count = totals[place * (len(STATUSES) + 1) + number]
                 if count or status == 200:
-                    lines.append(f'pibroch_requests_total{{endpoint="{endpoint}",status="{status}"}} {count:.0f}')
+                    lines.append(
+                        f'pibroch_requests_total{{endpoint="{endpoint}",status="{status}"}} {count:.0f}'
+                    )
         lines += ["# HELP pibroch_request_seconds Time from a request's headers to its answer."]
         lines += ["# TYPE pibroch_request_seconds histogram"]
         for place, endpoint in enumerate(ENDPOINTS):
             first = _SECONDS_AT + place * _SECONDS_PARTS
-            lines += _histogram("pibroch_request_seconds", f'endpoint="{endpoint}",', SECONDS, totals[first:])
-        lines += ["# HELP pibroch_batch_rows Rows that were computed together.", "# TYPE pibroch_batch_rows histogram"]
+            lines += _histogram(
+                "pibroch_request_seconds", f'endpoint="{endpoint}",', SECONDS, totals[first:]
+            )
+        lines += [
+            "# HELP pibroch_batch_rows Rows that were computed together.",
+            "# TYPE pibroch_batch_rows histogram",
+        ]
         lines += _histogram("pibroch_batch_rows", "", ROWS, totals[_ROWS_AT:])
         for name, value in gauges.items():
             lines += [f"# TYPE {name.partition('{')[0]} gauge", f"{name} {value:g}"]
         return "\n".join(lines) + "\n"
 
 
-def _histogram(name: str, labels: str, bounds: Sequence[float], values: NDArray[np.float64]) -> list[str]:
+def _histogram(
+    name: str, labels: str, bounds: Sequence[float], values: NDArray[np.float64]
+) -> list[str]:
     counts = np.cumsum(values[: len(bounds) + 1])
     lines = [
-        f'{name}_bucket{{{labels}le="{bound:g}"}} {count:.0f}' for bound, count in zip(bounds, counts, strict=False)
+        f'{name}_bucket{{{labels}le="{bound:g}"}} {count:.0f}'
+        for bound, count in zip(bounds, counts, strict=False)
     ]
     given = f"{{{labels[:-1]}}}" if labels else ""
-    lines += [f'{name}_bucket{{{labels}le="+Inf"}} {counts[-1]:.0f}', f"{name}_count{given} {counts[-1]:.0f}"]
+    lines += [
+        f'{name}_bucket{{{labels}le="+Inf"}} {counts[-1]:.0f}',
+        f"{name}_count{given} {counts[-1]:.0f}",
+    ]
     return [*lines, f"{name}_sum{given} {values[len(bounds) + 1]:.6f}"]

@@ -36,7 +36,9 @@ def parse_raw(body: bytes, content_type: str, schema: Schema, columns: Sequence[
         "application/json",
         "application/x-www-form-urlencoded",
     ):  # the last is what curl says of --data
-        raise Refusal(415, f"got {kind[:80]}; need application/json, or lines as {', '.join(_TEXTS)}")
+        raise Refusal(
+            415, f"got {kind[:80]}; need application/json, or lines as {', '.join(_TEXTS)}"
+        )
     return _of_json(body, columns)
 
 
@@ -60,10 +62,16 @@ def _of_rows(rows: list[object], columns: Sequence[str]) -> RawColumns:
     found: RawColumns = {column: [] for column in columns}
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            raise Refusal(400, f"got {type(row).__name__} as row {number}; need an object with a value for each column")
+            raise Refusal(
+                400,
+                f"got {type(row).__name__} as row {number}; need an object with a value for each column",
+            )
         for column, values in found.items():
             if column not in row:
-                raise Refusal(400, f"got row {number} without `{column[:80]}`; need all columns, null where missing")
+                raise Refusal(
+                    400,
+                    f"got row {number} without `{column[:80]}`; need all columns, null where missing",
+                )
             values.append(_checked(row[column], column, number))
     return found
 
@@ -73,10 +81,15 @@ def _of_columns(given: Mapping[str, object], columns: Sequence[str]) -> RawColum
     for column in columns:
         values = given.get(column)
         if not isinstance(values, list):
-            raise Refusal(400, f"got no list of values for column `{column[:80]}`; need one for each column")
+            raise Refusal(
+                400, f"got no list of values for column `{column[:80]}`; need one for each column"
+            )
         found[column] = [_checked(value, column, number) for number, value in enumerate(values)]
     if len({len(values) for values in found.values()}) > 1:
-        raise Refusal(400, "got columns of different lengths; need one value a row in each, null where missing")
+        raise Refusal(
+            400,
+            "got columns of different lengths; need one value a row in each, null where missing",
+        )
     return found
 
 
@@ -100,9 +113,13 @@ def _of_lines(body: bytes, schema: Schema, columns: Sequence[str]) -> RawColumns
         if schema.quotes:
             lines = list(csv.reader(text, delimiter=schema.separator, strict=True))
         else:
-            lines = list(csv.reader(text, delimiter=schema.separator, quoting=csv.QUOTE_NONE, strict=True))
+            lines = list(
+                csv.reader(text, delimiter=schema.separator, quoting=csv.QUOTE_NONE, strict=True)
+            )
     except csv.Error as error:
-        raise Refusal(400, f"got lines that cannot be read: {error}; need them as in the training data") from error
+        raise Refusal(
+            400, f"got lines that cannot be read: {error}; need them as in the training data"
+        ) from error
     lines = [line for line in lines if line or len(columns) == 1]
     names = list(schema.columns or (lines.pop(0) if lines else ()))
     if schema.columns is None:
@@ -114,12 +131,15 @@ def _of_lines(body: bytes, schema: Schema, columns: Sequence[str]) -> RawColumns
         )  # fmt: skip
     without = [name for name in names if name != schema.label]
     found: RawColumns = {column: [] for column in columns}
-    with_label, without_label = ([header.index(column) for column in columns] for header in (names, without))
+    with_label, without_label = (
+        [header.index(column) for column in columns] for header in (names, without)
+    )
     for number, line in enumerate(lines):
         header = names if len(line) == len(names) else without
         if len(line) != len(header):
             raise Refusal(
-                400, f"got {len(line)} fields in row {number}; need {len(names)}, or one less without the label"
+                400,
+                f"got {len(line)} fields in row {number}; need {len(names)}, or one less without the label",
             )
         places = with_label if header is names else without_label
         for place, values in zip(places, found.values(), strict=True):

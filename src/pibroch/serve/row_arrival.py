@@ -9,7 +9,9 @@ from functools import partial
 from pibroch.serve.row_hosts import ANSWER_TIMEOUT_S, RowRequest
 
 
-def when_read(loop: asyncio.AbstractEventLoop, requests: Sequence[RowRequest], then: Callable[[bool], None]) -> None:
+def when_read(
+    loop: asyncio.AbstractEventLoop, requests: Sequence[RowRequest], then: Callable[[bool], None]
+) -> None:
     """Call a function when all answers are there or their time is up, so that asking for them waits no more.
 
     Args:

@@ -66,7 +66,14 @@ def encoded(weights: Records, dtype: ExportDtype) -> NDArray[Any]:
     if dtype == "int8":
         records = np.empty((len(weights), record_bytes(weights.shape[1])), np.uint8)
         whole = np.ascontiguousarray(weights)
-        parallel.run(fast.quantise, len(records), whole, records, records.view(np.float32), grain=ROWS_PER_THREAD)
+        parallel.run(
+            fast.quantise,
+            len(records),
+            whole,
+            records,
+            records.view(np.float32),
+            grain=ROWS_PER_THREAD,
+        )
         return records
     return weights.astype(np.float16 if dtype == "float16" else np.float32)
 
@@ -86,7 +93,10 @@ class _MappedShard:
         """What of it is among these rows."""
         if held is None:
             return self
-        first, after = max(held.start, self.first_row), min(held.stop, self.first_row + len(self.rows))
+        first, after = (
+            max(held.start, self.first_row),
+            min(held.stop, self.first_row + len(self.rows)),
+        )
         return _MappedShard(self.rows[first - self.first_row : after - self.first_row], first)
 
 
@@ -208,7 +218,14 @@ class MappedRows:
         num_bags = len(ids.offsets) - 1
         for shard, arrays in zip(self._shards, self._arrays, strict=True):
             parallel.run(
-                self._add, num_bags, *arrays, shard.first_row, row_ids, ids.offsets, ids.scale, pooled_BFD.numpy()
+                self._add,
+                num_bags,
+                *arrays,
+                shard.first_row,
+                row_ids,
+                ids.offsets,
+                ids.scale,
+                pooled_BFD.numpy(),
             )
         return pooled_BFD
 
@@ -218,9 +235,14 @@ class MappedRows:
         if absent and len(absent) < len(self.features):
             if absent - self._absent:
                 names = ", ".join(sorted(absent - self._absent))
-                logger.warning("features absent from a batch count as empty bags, from now on silently: %s", names)
+                logger.warning(
+                    "features absent from a batch count as empty bags, from now on silently: %s",
+                    names,
+                )
                 self._absent |= absent
-            batch = batch.with_empty(tuple(feature for feature in self.features if feature in absent))
+            batch = batch.with_empty(
+                tuple(feature for feature in self.features if feature in absent)
+            )
         ids, problem = resolve(self._tables, batch.select(self.features))
         if problem is not None:
             raise problem
@@ -248,7 +270,9 @@ def check_written(path: Path, rows: NDArray[Any], num_rows: int, manifest: Expor
     kind, width = _written_as(manifest)
     if rows.shape != (num_rows, width) or rows.dtype != kind:
         need = f"{np.dtype(kind)} {[num_rows, width]}"
-        raise DamagedCheckpointError(f"{path} with {rows.dtype} {list(rows.shape)}", need, "export again")
+        raise DamagedCheckpointError(
+            f"{path} with {rows.dtype} {list(rows.shape)}", need, "export again"
+        )
 
 
 def _written_as(manifest: ExportManifest) -> tuple[type[Any], int]:
@@ -269,4 +293,6 @@ def _check_rows(folder: Path, manifest: ExportManifest) -> None:
             end += part.num_rows
         ends.append((end, sum(part.num_rows for part in kind)))
     if len({end for pair in ends for end in pair}) != 1:
-        raise DamagedCheckpointError(f"{folder}, whose tables and shards do not fit", "rows end to end", "export again")
+        raise DamagedCheckpointError(
+            f"{folder}, whose tables and shards do not fit", "rows end to end", "export again"
+        )

@@ -37,7 +37,9 @@ class _Connection:
 
     def __init__(self, opened: socket.socket) -> None:
         self._socket, self.process = opened, os.getpid()
-        self.is_kept = False  # whether it has answered before, so that it may have been closed since
+        self.is_kept = (
+            False  # whether it has answered before, so that it may have been closed since
+        )
         self.loop: asyncio.AbstractEventLoop | None = None
         self.on_bytes: Callable[[], None] | None = None
 
@@ -129,8 +131,15 @@ class RowHost:
             port = found.port
         except ValueError:
             found, port = urlsplit(""), None
-        if found.scheme not in ("http", "https") or not found.hostname or found.path not in ("", "/") or found.query:
-            raise ConfigError(f"--rows-at {url}", "the URL of a host's server", "say e.g. http://10.0.0.2:8000")
+        if (
+            found.scheme not in ("http", "https")
+            or not found.hostname
+            or found.path not in ("", "/")
+            or found.query
+        ):
+            raise ConfigError(
+                f"--rows-at {url}", "the URL of a host's server", "say e.g. http://10.0.0.2:8000"
+            )
         self.url = url
         self._address = found.hostname, port or (443 if found.scheme == "https" else 80)
         self._tls = ssl.create_default_context() if found.scheme == "https" else None
@@ -138,10 +147,14 @@ class RowHost:
         address = found.netloc.rpartition("@")[2]
         self._head = f"HTTP/1.1\r\nhost: {address}\r\n{bearer}connection: upgrade\r\nupgrade: {PROTOCOL}\r\n\r\n"
         self._kept: list[_Connection] = []
-        self._watched: list[_Connection] = []  # of these, those of an event loop, which others leave alone
+        self._watched: list[
+            _Connection
+        ] = []  # of these, those of an event loop, which others leave alone
         self._lost: tuple[float, str] = (0.0, "")
 
-    def ask(self, path: str, request: bytes, most_bytes: int, deadline: float, waits: bool = True) -> RowRequest:
+    def ask(
+        self, path: str, request: bytes, most_bytes: int, deadline: float, waits: bool = True
+    ) -> RowRequest:
         """Send a request on a connection opened at a path; nothing is waited for but a connection, if that.
 
         Raises:
@@ -159,7 +172,9 @@ class RowHost:
             connection = self.sent_anew(path, request, deadline)
         return RowRequest(self, path, request, most_bytes, deadline, connection)
 
-    def _sent_on(self, kept: list[_Connection], request: bytes, deadline: float | None) -> _Connection | None:
+    def _sent_on(
+        self, kept: list[_Connection], request: bytes, deadline: float | None
+    ) -> _Connection | None:
         """A connection that was kept, on which a request was sent, where there is one."""
         while True:
             try:
@@ -222,7 +237,13 @@ class RowRequest:
     """A request on its way to a host, and what has come of its answer."""
 
     def __init__(
-        self, host: RowHost, path: str, request: bytes, most_bytes: int, deadline: float, connection: _Connection
+        self,
+        host: RowHost,
+        path: str,
+        request: bytes,
+        most_bytes: int,
+        deadline: float,
+        connection: _Connection,
     ) -> None:
         self._host, self._path, self._request, self._deadline = host, path, request, deadline
         self._connection = connection

@@ -26,7 +26,10 @@ class RowService:
         """Raise Refusal for the path of another part."""
         if path != self._part.path:
             got = f"got a request for rows at {path[:80]}"
-            raise Refusal(409, f"{got}; need {self._part.path}, which is here: --rows-at names hosts in this order")
+            raise Refusal(
+                409,
+                f"{got}; need {self._part.path}, which is here: --rows-at names hosts in this order",
+            )
 
     def found(self, sha256: str, body: bytes) -> tuple[MappedRows, Ints]:
         """The rows of an export and the ids among them that a request wants, see :mod:`pibroch.serve.parts`; or Refusal."""
@@ -42,4 +45,6 @@ class RowService:
     async def refuse(self, _: DirectRequest) -> Reply:
         """For what only a host that can have all rows answers."""
         part = f"{self._part.number}/{self._part.count}"
-        raise Refusal(404, f"got a request for scores at a host of part {part} alone; need one with --rows-at")
+        raise Refusal(
+            404, f"got a request for scores at a host of part {part} alone; need one with --rows-at"
+        )

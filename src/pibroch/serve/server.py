@@ -29,7 +29,9 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.02
 _KEEP_ALIVE_S = 30
 _BACKLOG = 1024
-_WARM_S = 1.0  # between looks whether hosts with the rows are there, where no new versions are looked for
+_WARM_S = (
+    1.0  # between looks whether hosts with the rows are there, where no new versions are looked for
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,10 @@ def listen(options: ServerOptions) -> socket.socket:
 
 
 def run_server(
-    store: ModelStore, options: ServerOptions, announce: Callable[[str], None], metrics: ServerMetrics | None = None
+    store: ModelStore,
+    options: ServerOptions,
+    announce: Callable[[str], None],
+    metrics: ServerMetrics | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; blocks. Runs in the main thread, whose handlers of these signals it replaces.
 
@@ -122,7 +127,10 @@ def run_server(
             f"a certificate or key that cannot be used: {error}", "PEM files that belong together"
         ) from error
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    with listen(options) as listener, asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+    with (
+        listen(options) as listener,
+        asyncio.Runner(loop_factory=config.get_loop_factory()) as runner,
+    ):
         runner.run(_serve(uvicorn.Server(config), listener, service, gate, options, announce))
 
 
@@ -145,7 +153,9 @@ async def _serve(
         if not serving.done():
             service.is_ready = True
             host, port = listener.getsockname()[:2]
-            announce(f"{'https' if options.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}")
+            announce(
+                f"{'https' if options.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+            )
         await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
         service.is_ready, gate.is_draining = False, True
         logger.info("ending: %d requests open", gate.num_open)

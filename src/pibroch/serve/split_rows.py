@@ -115,7 +115,9 @@ class RowsAsked:
                 request, first, end, url = self._open.pop()
                 found, rows = request.answer(), self._records[first:end]
                 if len(found) != rows.nbytes:
-                    raise WorkerLostError(url, f"it answers {len(found)} bytes in place of {rows.nbytes}")
+                    raise WorkerLostError(
+                        url, f"it answers {len(found)} bytes in place of {rows.nbytes}"
+                    )
                 rows[:] = np.frombuffer(found, rows.dtype).reshape(rows.shape)
         except BaseException:
             self.cancel()
@@ -139,11 +141,17 @@ class SplitRows(MappedRows):
         split: where the rows are.
     """
 
-    def __init__(self, folder: Path, manifest: ExportManifest, sha256: str, split: RowSplit) -> None:
-        super().__init__(folder, manifest, split.held(sum(table.num_rows for table in manifest.tables)))
+    def __init__(
+        self, folder: Path, manifest: ExportManifest, sha256: str, split: RowSplit
+    ) -> None:
+        super().__init__(
+            folder, manifest, split.held(sum(table.num_rows for table in manifest.tables))
+        )
         self._sha256, self._split = sha256, split
         self._parts = [Part(number, len(split.hosts)) for number in range(1, len(split.hosts) + 1)]
-        self._part_bounds = np.array([*(part.of(self.num_rows).start for part in self._parts), self.num_rows])
+        self._part_bounds = np.array(
+            [*(part.of(self.num_rows).start for part in self._parts), self.num_rows]
+        )
         self._file_ends = np.array([shard.first_row + shard.num_rows for shard in manifest.shards])
 
     def changed(self, row_ids: Ints, rows: NDArray[Any]) -> SplitRows:
@@ -187,7 +195,9 @@ class SplitRows(MappedRows):
             for first, end in pairwise(ends):
                 if first < end:
                     arrays = kernel_arrays(records[first:end])
-                    parallel.run(self._add, num_bags, *arrays, first, places, ids.offsets, ids.scale, out)
+                    parallel.run(
+                        self._add, num_bags, *arrays, first, places, ids.offsets, ids.scale, out
+                    )
             return pooled_BFD
 
         asked.then = pooled
@@ -199,13 +209,17 @@ class SplitRows(MappedRows):
         asked, bounds = RowsAsked(records), wanted.searchsorted(self._part_bounds).tolist()
         here = [(bounds[-1], len(wanted))]
         try:
-            for part, host, (first, end) in zip(self._parts, self._split.hosts, pairwise(bounds), strict=True):
+            for part, host, (first, end) in zip(
+                self._parts, self._split.hosts, pairwise(bounds), strict=True
+            ):
                 if part == self._split.part:
                     here.append((first, end))
                     continue
                 for begin in range(first, end, most):
                     some = wanted[begin : min(begin + most, end)]
-                    asked.add(self._request(part, host, some, waits), begin, begin + len(some), host.url)
+                    asked.add(
+                        self._request(part, host, some, waits), begin, begin + len(some), host.url
+                    )
             for first, end in here:
                 if first < end:
                     records[first:end] = self.exported(wanted[first:end])

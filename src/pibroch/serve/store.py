@@ -43,9 +43,13 @@ def find_target(path: Path) -> Target:
     folder = path
     if not _is_exported(path):
         numbered = [each for each in path.glob("*") if each.name.isdecimal() and _is_exported(each)]
-        folder = max(numbered, key=lambda each: int(each.name)) if numbered else find_checkpoint(path)
+        folder = (
+            max(numbered, key=lambda each: int(each.name)) if numbered else find_checkpoint(path)
+        )
     names = (EXPORT_MANIFEST, DELTA_MANIFEST, CHECKPOINT_MANIFEST)
-    manifest = next((folder / name for name in names if (folder / name).is_file()), folder / CHECKPOINT_MANIFEST)
+    manifest = next(
+        (folder / name for name in names if (folder / name).is_file()), folder / CHECKPOINT_MANIFEST
+    )
     try:
         found = manifest.stat()
     except OSError as error:  # it was replaced in between
@@ -97,7 +101,11 @@ class ModelStore:
     """
 
     def __init__(
-        self, path: Path, data: Path | None = None, name: str | None = None, split: RowSplit | None = None
+        self,
+        path: Path,
+        data: Path | None = None,
+        name: str | None = None,
+        split: RowSplit | None = None,
     ) -> None:
         self._path, self._data, self.split = path, data, split or RowSplit()
         self.name = name or re.sub(r"[^A-Za-z0-9._-]+", "-", path.absolute().name) or "model"
@@ -131,7 +139,11 @@ class ModelStore:
                 _warm(opened, self.split)
             except WorkerLostError as error:
                 if is_new:
-                    logger.warning("%s stays in service until all hosts have the next: %s", self.current.version, error)
+                    logger.warning(
+                        "%s stays in service until all hosts have the next: %s",
+                        self.current.version,
+                        error,
+                    )
                 return False
             except PibrochError as error:
                 self._refuse(target, error)

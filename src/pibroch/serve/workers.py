@@ -49,13 +49,17 @@ class WorkerPlace:
 
     def open_metrics(self) -> ServerMetrics:
         """This worker's counters, among all."""
-        return ServerMetrics(np.memmap(self.metrics, np.float64, "r+", shape=(self.count, SIZE)), self.number)
+        return ServerMetrics(
+            np.memmap(self.metrics, np.float64, "r+", shape=(self.count, SIZE)), self.number
+        )
 
 
 Work = Callable[[WorkerPlace, int], None]
 
 
-def run_workers(work: Work, count: int, options: ServerOptions, announce: Callable[[str], None]) -> None:
+def run_workers(
+    work: Work, count: int, options: ServerOptions, announce: Callable[[str], None]
+) -> None:
     """Run workers until SIGTERM or SIGINT, and let their open requests end; blocks. Runs in the main thread.
 
     They are forked, so that what this process has loaded and opened is in memory once: it must have no other thread.
@@ -72,7 +76,9 @@ def run_workers(work: Work, count: int, options: ServerOptions, announce: Callab
     """
     if not hasattr(socket, "SO_REUSEPORT") or not hasattr(os, "fork"):
         raise ConfigError(
-            f"--workers {count} where ports cannot be shared", "a system with SO_REUSEPORT and fork", "use one worker"
+            f"--workers {count} where ports cannot be shared",
+            "a system with SO_REUSEPORT and fork",
+            "use one worker",
         )
     asked_to_end = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -101,7 +107,9 @@ class _Worker:
     def __init__(self, work: Work, place: WorkerPlace, port: int) -> None:
         self.started_at = time.monotonic()
         reading, writing = os.pipe()
-        self.process = multiprocessing.get_context("fork").Process(target=_work, args=(work, place, port, writing))
+        self.process = multiprocessing.get_context("fork").Process(
+            target=_work, args=(work, place, port, writing)
+        )
         self.process.start()
         os.close(writing)
         self.stdout = os.fdopen(reading, "rb")
@@ -144,10 +152,14 @@ class _Crew:
                     line = key.data.readline().decode()
                     waiting.unregister(key.fileobj)
                     if not line:
-                        raise TrainingError("a worker that did not start", "all workers", "see what it said above")
+                        raise TrainingError(
+                            "a worker that did not start", "all workers", "see what it said above"
+                        )
                     said = line.strip()
                 if time.monotonic() > deadline:
-                    raise TrainingError(f"a worker that did not answer within {START_TIMEOUT_S:g} s", "all workers")
+                    raise TrainingError(
+                        f"a worker that did not answer within {START_TIMEOUT_S:g} s", "all workers"
+                    )
         return said
 
     def watch(self, asked_to_end: threading.Event) -> None:

@@ -69,7 +69,12 @@ class EmbeddingServers:
         dtype: Dtype, optimizer: SparseOptimizer, seed: int | None, channel: Channel,
     ) -> None:  # fmt: skip
         self.is_float32 = dtype == "float32"
-        self.names, self.bounds, self.dim, self.width = tuple(names), bounds, dim, optimizer.record_width(dim, dtype)
+        self.names, self.bounds, self.dim, self.width = (
+            tuple(names),
+            bounds,
+            dim,
+            optimizer.record_width(dim, dtype),
+        )
         self._ranks = channel.ranks
         self._workers = ServingWorkers("embedding server", names, channel)
         self._number = 0
@@ -79,7 +84,9 @@ class EmbeddingServers:
         for name, held in zip(self.names, pieces, strict=True):
             spec = list(astuple(ShardSpec.of(held, optimizer, seed, dtype)))
             wanted = [spec, dim, channel.ranks.world_size]
-            self._unanswered.append((name, self._workers.configure(name, server.configure, wanted, listed_rows(held))))
+            self._unanswered.append(
+                (name, self._workers.configure(name, server.configure, wanted, listed_rows(held)))
+            )
         self._wait(0)
 
     def exchange(
@@ -107,11 +114,18 @@ class EmbeddingServers:
             answers.append(self._send(name, server.exchange, *came, averaged_at))
         self._number += 1
         coming = 4 * (self.width * int(whole.counts.sum()) + self.dim * int(lent.counts.sum()))
-        self._count(records.nbytes + coming + self.num_row_bytes(sum(len(each.rows) for each in (home, whole, lent))))
+        self._count(
+            records.nbytes
+            + coming
+            + self.num_row_bytes(sum(len(each.rows) for each in (home, whole, lent)))
+        )
         return answers
 
     def collect(
-        self, answers: Sequence[torch.futures.Future[torch.Tensor]], sizes: Sequence[int], out: Records
+        self,
+        answers: Sequence[torch.futures.Future[torch.Tensor]],
+        sizes: Sequence[int],
+        out: Records,
     ) -> None:
         """Wait for what is wanted in a round: for each server in turn its records, then its weights, flat in ``out``.
 
@@ -127,7 +141,9 @@ class EmbeddingServers:
                     out[at : at + size] = answer.wait().numpy()
                 at += size
 
-    def read_after(self, rows: RowsByServer) -> list[tuple[str, torch.futures.Future[torch.Tensor]]]:
+    def read_after(
+        self, rows: RowsByServer
+    ) -> list[tuple[str, torch.futures.Future[torch.Tensor]]]:
         """Ask for records of rows as they are after the rounds so far, which no later round is about before they are here.
 
         Returns at once, with each server's answer by its name, flat; those of whom nothing is wanted are left out.
@@ -150,7 +166,9 @@ class EmbeddingServers:
             numbers: Records = answer.wait().numpy()
         return numbers
 
-    def update(self, updated: RowsByServer, gradients: Records, learning_rate: float, step: int) -> None:
+    def update(
+        self, updated: RowsByServer, gradients: Records, learning_rate: float, step: int
+    ) -> None:
         """A round of gradients ``[len(updated.rows), D]``; returns when it is on its way."""
         sums = np.split(gradients, np.cumsum(updated.counts)[:-1])
         for number, (name, rows) in enumerate(zip(self.names, updated.split(), strict=True)):

@@ -48,7 +48,11 @@ def serve_plans(rendezvous: str, number: int = 0, opens: bool = True) -> None:
 
 
 def join(
-    rendezvous: str, num_servers: int, rank: int, timeout_s: float = JOIN_TIMEOUT_S, with_oracle: bool = False
+    rendezvous: str,
+    num_servers: int,
+    rank: int,
+    timeout_s: float = JOIN_TIMEOUT_S,
+    with_oracle: bool = False,
 ) -> tuple[str, ...]:
     """Be a trainer, until :func:`leave`. Blocks until all servers are there; returns their names.
 
@@ -63,9 +67,9 @@ def join(
         ConfigError: for an address that cannot be used, or no secret where one is needed.
         TrainingError: when a server or the oracle does not come in time.
     """
-    return group.join(rendezvous, {EMBEDDING_SERVER: num_servers, ORACLE: int(with_oracle)}, rank, timeout_s)[
-        EMBEDDING_SERVER
-    ]
+    return group.join(
+        rendezvous, {EMBEDDING_SERVER: num_servers, ORACLE: int(with_oracle)}, rank, timeout_s
+    )[EMBEDDING_SERVER]
 
 
 @contextmanager

@@ -66,11 +66,15 @@ class PlanService:
 
         def oracle(rank: int) -> JointOracle:
             return JointOracle(
-                [Oracle(homes, rank, lookahead, room, design, delayed, num_trainers) for homes, room in lanes]
+                [
+                    Oracle(homes, rank, lookahead, room, design, delayed, num_trainers)
+                    for homes, room in lanes
+                ]
             )
 
         self._oracles = [
-            OracleThread(oracle(rank), TaskThread(f"pibroch-oracle-{rank}")) for rank in range(num_trainers)
+            OracleThread(oracle(rank), TaskThread(f"pibroch-oracle-{rank}"))
+            for rank in range(num_trainers)
         ]
         self._rounds: Rounds[StepPart] = Rounds(num_trainers)
         self._awaited = set(range(num_trainers)) if goes_on else set[int]()
@@ -78,7 +82,9 @@ class PlanService:
         self._lock = threading.Lock()
         self._failure: Exception | None = None
 
-    def go_on(self, trainer: int, step: int, request: int, asked: Sequence[tuple[int, PlanRequest]]) -> None:
+    def go_on(
+        self, trainer: int, step: int, request: int, asked: Sequence[tuple[int, PlanRequest]]
+    ) -> None:
         """Where a trainer is that was served by another one before; it tells about the steps from ``step`` on again.
 
         The feed that the last of the trainers has come to counts: who tells of an earlier one needs nothing of it any more.
@@ -96,7 +102,9 @@ class PlanService:
             if self._failure is not None:
                 raise self._failure
             if trainer not in self._awaited:
-                raise ProtocolError(f"trainer {trainer} that goes on", "each once, where another oracle served them")
+                raise ProtocolError(
+                    f"trainer {trainer} that goes on", "each once, where another oracle served them"
+                )
             self._awaited.remove(trainer)
             self._begins[trainer] = step, request
             if not self._awaited:
@@ -121,7 +129,11 @@ class PlanService:
         with self._lock:  # oracles hear of the steps in their order
             if self._failure is not None:
                 raise self._failure
-            if self._begins and not self._awaited and number < max(step for step, _ in self._begins.values()):
+            if (
+                self._begins
+                and not self._awaited
+                and number < max(step for step, _ in self._begins.values())
+            ):
                 return  # of a feed that others have left
             self._rounds.add(trainer, number, StepPart(feed, rows))
             if not self._awaited:
@@ -132,7 +144,8 @@ class PlanService:
         while (parts := self._rounds.take()) is not None:
             if len({part.feed for part in parts}) > 1:
                 raise ProtocolError(
-                    f"step {self._rounds.number - 1} of several feeds", "the same program on all trainers"
+                    f"step {self._rounds.number - 1} of several feeds",
+                    "the same program on all trainers",
                 )
             for oracle in self._oracles:
                 oracle.add(parts[0].feed, list(zip(*(part.rows for part in parts), strict=True)))
@@ -166,7 +179,12 @@ ORACLES: Runs[PlanService] = Runs("an oracle", "homes, lookahead or cache")
 
 
 def configure(
-    run: str, trainer: Sequence[str | int], key: str, wanted: list[Any], forgotten: list[str], goes_on: bool = False
+    run: str,
+    trainer: Sequence[str | int],
+    key: str,
+    wanted: list[Any],
+    forgotten: list[str],
+    goes_on: bool = False,
 ) -> None:
     """Make the oracles ``key``, see :class:`Runs`; ``wanted`` are the arguments of :class:`PlanService`, bounds as a list."""
 
@@ -185,12 +203,16 @@ def go_on(key: str, trainer: int, step: int, request: int, asked: list[list[Any]
     ORACLES.find(key).go_on(trainer, step, request, requests)
 
 
-def add(key: str, trainer: int, number: int, feed: int, num_rows: list[int], encoded: Tensor) -> None:
+def add(
+    key: str, trainer: int, number: int, feed: int, num_rows: list[int], encoded: Tensor
+) -> None:
     """A trainer's part of step ``number``: of each lane ``num_rows`` rising addresses, as ``kernels.varint`` writes them."""
     data, rows, start = encoded.numpy(), [], 0
     for count in num_rows:
         if not 0 <= count <= len(data) - start:  # a row takes a byte at least
-            raise ProtocolError(f"{count} rows in {len(data) - start} bytes", "no more rows than bytes")
+            raise ProtocolError(
+                f"{count} rows in {len(data) - start} bytes", "no more rows than bytes"
+            )
         rows.append(np.empty(count, np.int64))
         taken = varint.decode(data[start:], rows[-1])
         if taken < 0:
@@ -202,7 +224,9 @@ def add(key: str, trainer: int, number: int, feed: int, num_rows: list[int], enc
 
 
 @functions.async_execution
-def ask(key: str, trainer: int, number: int, kind: RequestKind, feed: int, num_steps: int) -> Future[EncodedPlans]:
+def ask(
+    key: str, trainer: int, number: int, kind: RequestKind, feed: int, num_steps: int
+) -> Future[EncodedPlans]:
     """A trainer's request, see :class:`PlanRequest`; the parts of its answer, see :mod:`pibroch.lookahead.encoding`."""
     return ORACLES.find(key).ask(trainer, number, _request(kind, feed, num_steps))
 

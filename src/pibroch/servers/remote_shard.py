@@ -68,13 +68,17 @@ class RemoteRows:
             assert columns is not None, "rows have one mark"
             chosen, columns = chosen[0], columns[chosen[1]]
         if not isinstance(chosen, slice):
-            rows = torch.from_numpy(np.asarray(chosen, np.int64) * self._rows.step + self._rows.start)
+            rows = torch.from_numpy(
+                np.asarray(chosen, np.int64) * self._rows.step + self._rows.start
+            )
             self._write(rows, columns, values)
             return
         rows_ = self._rows[chosen]
         values = np.asarray(values)
         for at, part in self._parts(rows_):
-            self._write(part, columns, values[at] if values.ndim and len(values) == len(rows_) else values)
+            self._write(
+                part, columns, values[at] if values.ndim and len(values) == len(rows_) else values
+            )
 
     def _write(self, rows: slice | torch.Tensor, columns: range | None, values: Any) -> None:
         if columns is None:
@@ -87,7 +91,9 @@ class RemoteRows:
         """Pieces of rows that fit a buffer: their places among ``rows``, and in the shard."""
         step = rows_that_fit(self.itemsize * max(1, int(np.prod(self.shape[1:], dtype=np.int64))))
         starts = range(0, len(rows), step)
-        return [(slice(at, min(at + step, len(rows))), _slice(rows[at : at + step])) for at in starts]
+        return [
+            (slice(at, min(at + step, len(rows))), _slice(rows[at : at + step])) for at in starts
+        ]
 
 
 class RemoteShard:
@@ -106,7 +112,10 @@ class RemoteShard:
         is_cut: bool = False,
     ) -> None:  # fmt: skip
         self._optimizer, self._is_cut = optimizer, is_cut
-        self.pieces, self._fields = tuple(pieces), {"": servers.dim} | optimizer.state_fields(servers.dim)
+        self.pieces, self._fields = (
+            tuple(pieces),
+            {"": servers.dim} | optimizer.state_fields(servers.dim),
+        )
         self._servers, self._number, self._is_tracking = servers, number, False
         bounds = np.cumsum([0, *(len(piece.rows) for piece in pieces)]).tolist()
         self._spans = [range(begin, end) for begin, end in pairwise(bounds)]
@@ -155,11 +164,16 @@ class RemoteShard:
 
     def views(self) -> list[PieceView]:
         """The pieces with views of their numbers; what is written to these changes the server's rows."""
-        return [self._view(piece, span) for piece, span in zip(self.pieces, self._spans, strict=True)]
+        return [
+            self._view(piece, span) for piece, span in zip(self.pieces, self._spans, strict=True)
+        ]
 
     def _view(self, piece: Piece, rows: range) -> PieceView:
         way = self._servers, self._number, rows
-        fields = {name: RemoteRows(*way, range(width), name, self._is_cut) for name, width in self._fields.items()}
+        fields = {
+            name: RemoteRows(*way, range(width), name, self._is_cut)
+            for name, width in self._fields.items()
+        }
         weights = fields.pop("")
         touched = RemoteRows(*way, None) if self._is_tracking else None
         return PieceView(piece, weights, fields, touched)

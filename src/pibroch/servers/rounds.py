@@ -39,14 +39,17 @@ class Rounds(Generic[M]):
             raise ProtocolError(f"trainer {trainer}", f"one below {self.num_trainers}")
         if number < self.number or trainer in self._waiting.get(number, {}):
             raise ProtocolError(
-                f"a message of trainer {trainer} in round {number}", "one in a round, before it is over"
+                f"a message of trainer {trainer} in round {number}",
+                "one in a round, before it is over",
             )
         self._waiting.setdefault(number, {})[trainer] = message
 
     def begin(self, number: int) -> None:
         """Begin with another round than 0; what came of those before is forgotten."""
         self.number = number
-        self._waiting = {each: of_round for each, of_round in self._waiting.items() if each >= number}
+        self._waiting = {
+            each: of_round for each, of_round in self._waiting.items() if each >= number
+        }
 
     def take(self) -> list[M] | None:
         """The messages of the next round, in the order of the trainers, once all are there."""

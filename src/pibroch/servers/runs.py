@@ -64,7 +64,8 @@ class Runs(Generic[S]):
                 self._kept[key] = make(), wanted
             elif self._kept[key][1] != wanted:
                 raise ConfigError(
-                    f"other {self._what} from {name} than from another trainer", "the same program on all trainers"
+                    f"other {self._what} from {name} than from another trainer",
+                    "the same program on all trainers",
                 )
 
     def find(self, key: str) -> S:
@@ -89,7 +90,13 @@ class Runs(Generic[S]):
                 return
             self._trainers.remove((worker.name, incarnation))
             for kept, _ in self._kept.values():
-                kept.fail(TrainingError(f"the end of {worker.name} while others go on", "all trainers", "see its log"))
+                kept.fail(
+                    TrainingError(
+                        f"the end of {worker.name} while others go on",
+                        "all trainers",
+                        "see its log",
+                    )
+                )
             if not self._trainers:
                 self._end_run()
 
@@ -97,4 +104,8 @@ class Runs(Generic[S]):
         ended, self._kept = list(self._kept.values()), {}
         self._trainers.clear()
         for kept, _ in ended:
-            kept.fail(TrainingError(f"{self._role} where this run has given way to another", "one of its own"))
+            kept.fail(
+                TrainingError(
+                    f"{self._role} where this run has given way to another", "one of its own"
+                )
+            )

@@ -104,7 +104,9 @@ class ServedShard:
         self._is_busy = False
         self._failure: Exception | None = None
 
-    def request(self, trainer: int, number: int, request: RecordSwap | GradientSums) -> Future[torch.Tensor]:
+    def request(
+        self, trainer: int, number: int, request: RecordSwap | GradientSums
+    ) -> Future[torch.Tensor]:
         """A trainer's part of a round; its answer, float32, is there once the round is done: records, then weights, flat.
 
         Raises:
@@ -187,7 +189,9 @@ class ServedShard:
         swaps = [request for request in requests if isinstance(request, RecordSwap)]
         sums = [request for request in requests if isinstance(request, GradientSums)]
         if swaps and sums:
-            raise ProtocolError("a round of records and gradients", "one or the other, as all trainers run the same")
+            raise ProtocolError(
+                "a round of records and gradients", "one or the other, as all trainers run the same"
+            )
         if sums:
             self._update(sums)
             return [np.empty(0, np.float32)] * len(sums)
@@ -197,7 +201,15 @@ class ServedShard:
 
     def _bring_home(self, swap: RecordSwap) -> None:
         counts, nothing = np.array([[len(swap.home)], [0]]), np.empty(0, np.int64)
-        packing.unpack(swap.records, swap.home, nothing, counts, self.shard.dim, self.shard.records, self.shard.stored)
+        packing.unpack(
+            swap.records,
+            swap.home,
+            nothing,
+            counts,
+            self.shard.dim,
+            self.shard.records,
+            self.shard.stored,
+        )
         self.shard.mark(swap.home)
 
     def _lend(self, swap: RecordSwap) -> Records:
@@ -224,8 +236,12 @@ class ServedShard:
             return
         for rows in (request.home, request.whole, request.lent):
             check_rows(rows, num_rows)
-        if request.averaged_at is not None and (len(request.whole) or self.optimizer.average is None):
-            raise ProtocolError("averages wanted of rows that have none", "an optimizer that keeps averages")
+        if request.averaged_at is not None and (
+            len(request.whole) or self.optimizer.average is None
+        ):
+            raise ProtocolError(
+                "averages wanted of rows that have none", "an optimizer that keeps averages"
+            )
         _check_shape(request.records, (len(request.home) * width,))
 
 

@@ -62,7 +62,13 @@ def exchange(
 
 @functions.async_execution
 def update(
-    key: str, trainer: int, number: int, rows: Tensor, gradients: Tensor, learning_rate: float, step: int
+    key: str,
+    trainer: int,
+    number: int,
+    rows: Tensor,
+    gradients: Tensor,
+    learning_rate: float,
+    step: int,
 ) -> Future[Tensor]:
     """A trainer's part of a round of gradients, see :class:`GradientSums`."""
     sums = GradientSums(_rows(rows), gradients.numpy(), learning_rate, step)
@@ -102,7 +108,9 @@ def cut(key: str) -> list[int] | None:
     """Keep a copy of the rows updated since the last cut; how many of each piece. ``None`` without memory for it."""
     served = SHARDS.find(key)
     served.last_cut = served.shard.cut()
-    return None if served.last_cut is None else [len(piece.rows) for piece in served.last_cut.pieces]
+    return (
+        None if served.last_cut is None else [len(piece.rows) for piece in served.last_cut.pieces]
+    )
 
 
 def cut_ids(key: str, piece: int) -> Tensor:
@@ -197,7 +205,9 @@ def _array(key: str, field: str, in_cut: bool = False) -> RowArray:
 def _touched(key: str) -> NDArray[np.bool_]:
     touched = SHARDS.find(key).shard.touched
     if touched is None:
-        raise TrainingError("touched rows wanted of a server that does not track them", "track_touched before")
+        raise TrainingError(
+            "touched rows wanted of a server that does not track them", "track_touched before"
+        )
     return touched
 
 

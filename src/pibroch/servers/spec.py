@@ -64,7 +64,11 @@ class ShardSpec:
 
     @classmethod
     def of(
-        cls, pieces: Sequence[Piece], optimizer: SparseOptimizer, seed: int | None, dtype: Dtype = "float32"
+        cls,
+        pieces: Sequence[Piece],
+        optimizer: SparseOptimizer,
+        seed: int | None,
+        dtype: Dtype = "float32",
     ) -> ShardSpec:
         """What a shard of these pieces needs.
 
@@ -74,7 +78,9 @@ class ShardSpec:
         tables = list(dict.fromkeys(piece.table.name for piece in pieces))
         known = {piece.table.name: _plain(piece.table) for piece in pieces}
         rows = [[tables.index(piece.table.name), *_plain_rows(piece.rows)] for piece in pieces]
-        return cls([known[name] for name in tables], rows, _named(optimizer, OPTIMIZERS), seed, dtype)
+        return cls(
+            [known[name] for name in tables], rows, _named(optimizer, OPTIMIZERS), seed, dtype
+        )
 
     def build(self, dim: int, listed: Sequence[Tensor] = ()) -> tuple[MemoryShard, SparseOptimizer]:
         """The shard with its initial weights, ``dim`` in a row, and the optimizer; ``listed`` as from :func:`listed_rows`.
@@ -91,21 +97,33 @@ class ShardSpec:
                 for each in self.tables
             ]  # fmt: skip
             ids = iter(listed)
-            pieces = [Piece(tables[n], _rows(rows, ids), range(tables[n].dim)) for n, *rows in self.pieces]
+            pieces = [
+                Piece(tables[n], _rows(rows, ids), range(tables[n].dim)) for n, *rows in self.pieces
+            ]
             optimizer = _made(self.optimizer, OPTIMIZERS)
         except (KeyError, IndexError, TypeError, ValueError, StopIteration) as error:
-            raise ConfigError(f"a shard that cannot be made: {error}", "tables, pieces and an optimizer") from error
+            raise ConfigError(
+                f"a shard that cannot be made: {error}", "tables, pieces and an optimizer"
+            ) from error
         for piece in pieces:
-            if len(piece.rows) and not (piece.rows[0] >= 0 and piece.rows[-1] < piece.table.num_rows):
-                raise ConfigError(f"rows {piece.rows} of table {piece.table.name!r}", "rows that the table has")
+            if len(piece.rows) and not (
+                piece.rows[0] >= 0 and piece.rows[-1] < piece.table.num_rows
+            ):
+                raise ConfigError(
+                    f"rows {piece.rows} of table {piece.table.name!r}", "rows that the table has"
+                )
             if piece.table.dim != dim:
-                raise ConfigError(f"table {piece.table.name!r} of dim {piece.table.dim}", f"dim {dim}")
+                raise ConfigError(
+                    f"table {piece.table.name!r} of dim {piece.table.dim}", f"dim {dim}"
+                )
         return MemoryShard(pieces, dim, optimizer, self.seed, dtype=self.dtype), optimizer
 
 
 def listed_rows(pieces: Sequence[Piece]) -> list[Tensor]:
     """Ids of the rows of those pieces whose rows a plan chose one by one, int64, in the order of the pieces."""
-    return [torch.from_numpy(piece.rows.ids) for piece in pieces if isinstance(piece.rows, ListedRows)]
+    return [
+        torch.from_numpy(piece.rows.ids) for piece in pieces if isinstance(piece.rows, ListedRows)
+    ]
 
 
 def _plain_rows(rows: RowSet) -> list[int]:
@@ -118,7 +136,11 @@ def _rows(plain: Sequence[int], listed: Iterator[Tensor]) -> RowSet:
     if len(plain) == 3:
         return range(*plain)
     ids = next(listed).numpy()
-    if ids.dtype != np.int64 or [len(ids), _checksum(ids)] != list(plain) or (np.diff(ids) <= 0).any():
+    if (
+        ids.dtype != np.int64
+        or [len(ids), _checksum(ids)] != list(plain)
+        or (np.diff(ids) <= 0).any()
+    ):
         raise ValueError("other ids of rows than were said, or ids that do not rise")
     return ListedRows.of(ids)
 
@@ -129,14 +151,21 @@ def _checksum(ids: Ints) -> int:
 
 def _plain(table: Table) -> Plain:
     initializer = _named(table.initializer, INITIALIZERS)
-    return {"name": table.name, "num_rows": table.num_rows, "dim": table.dim, "initializer": initializer}
+    return {
+        "name": table.name,
+        "num_rows": table.num_rows,
+        "dim": table.dim,
+        "initializer": initializer,
+    }
 
 
 def _named(value: Any, known: Mapping[str, object]) -> Named:
     name = type(value).__name__
     if known.get(name) is not type(value):
         raise ConfigError(
-            f"a {name}, which servers do not know", f"one of {', '.join(known)}", "train without servers, or use one"
+            f"a {name}, which servers do not know",
+            f"one of {', '.join(known)}",
+            "train without servers, or use one",
         )
     return [name, asdict(value)]
 

@@ -62,7 +62,11 @@ class ServingWorkers:
         return self.call(name, function, *args, timeout_s=CONFIGURE_TIMEOUT_S)
 
     def call(
-        self, name: str, function: Callable[..., object], *args: object, timeout_s: float | None = None
+        self,
+        name: str,
+        function: Callable[..., object],
+        *args: object,
+        timeout_s: float | None = None,
     ) -> torch.futures.Future[Any]:
         """Call a function there; returns at once.
 
@@ -70,7 +74,9 @@ class ServingWorkers:
             TrainingError: when it cannot be reached.
         """
         with self.explained(name):
-            return rpc.rpc_async(self._worker(name), function, args, timeout=timeout_s or self.timeout_s)
+            return rpc.rpc_async(
+                self._worker(name), function, args, timeout=timeout_s or self.timeout_s
+            )
 
     def find_again(self, name: str) -> None:
         """Take whoever has this name now in place of one that was lost; it knows nothing.

@@ -117,7 +117,8 @@ class EmbeddingBagCollection(_Collection):
             return known if known.weights is None else replace(known, weights=None, by_id=False)
         if known.weights is None and known.batch_size:
             raise DataError(
-                "features without weights in an EmbeddingBagCollection with is_weighted=True", "a weight for each id"
+                "features without weights in an EmbeddingBagCollection with is_weighted=True",
+                "a weight for each id",
             )
         return known
 
@@ -196,7 +197,9 @@ class EmbeddingCollection(_Collection):
     def _ids(self, features: object) -> dict[str, torch.Tensor]:
         known, _ = self._known(features)
         bounds = (
-            known.offsets[:: max(1, known.batch_size)].tolist() if known.batch_size else [0] * (len(known.keys) + 1)
+            known.offsets[:: max(1, known.batch_size)].tolist()
+            if known.batch_size
+            else [0] * (len(known.keys) + 1)
         )
         values = known.values.to(self.device)
         return {key: values[bounds[i] : bounds[i + 1]] for i, key in enumerate(known.keys)}

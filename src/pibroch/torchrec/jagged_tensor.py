@@ -38,7 +38,12 @@ class JaggedTensor:
     ) -> None:
         if lengths is None and offsets is None:
             raise DataError(f"a {type(self).__name__} without lengths and offsets", "one of them")
-        self._values, self._weights, self._lengths, self._offsets = values, weights, lengths, offsets
+        self._values, self._weights, self._lengths, self._offsets = (
+            values,
+            weights,
+            lengths,
+            offsets,
+        )
 
     def values(self) -> Tensor:
         """All values, ``[V]`` or ``[V, D]``."""
@@ -55,7 +60,11 @@ class JaggedTensor:
             DataError: when there are none.
         """
         if self._weights is None:
-            raise DataError(f"weights() of a {type(self).__name__} without", "weights", "give them when it is made")
+            raise DataError(
+                f"weights() of a {type(self).__name__} without",
+                "weights",
+                "give them when it is made",
+            )
         return self._weights
 
     def lengths(self) -> Tensor:
@@ -69,7 +78,9 @@ class JaggedTensor:
         """Where they begin and end, one more than :meth:`lengths` has."""
         if self._offsets is None:
             assert self._lengths is not None
-            self._offsets = torch.cat([self._lengths.new_zeros(1), self._lengths.cumsum(0, dtype=self._lengths.dtype)])
+            self._offsets = torch.cat(
+                [self._lengths.new_zeros(1), self._lengths.cumsum(0, dtype=self._lengths.dtype)]
+            )
         return self._offsets
 
     def lengths_or_none(self) -> Tensor | None:
@@ -88,7 +99,9 @@ class JaggedTensor:
         """The values of each sample."""
         return list(self._values.split(self.lengths().tolist()))
 
-    def to_padded_dense(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor:
+    def to_padded_dense(
+        self, desired_length: int | None = None, padding_value: float = 0.0
+    ) -> Tensor:
         """As ``[B, T]`` or ``[B, T, D]``: the first T values of each sample, ``padding_value`` behind them.
 
         Args:
@@ -135,7 +148,8 @@ class KeyedJaggedTensor(JaggedTensor):
         self._keys = list(keys)
         if not self._keys or self.lengths().numel() % len(self._keys):
             raise DataError(
-                f"{self.lengths().numel()} lengths for {len(self._keys)} keys", "a length for each key and sample"
+                f"{self.lengths().numel()} lengths for {len(self._keys)} keys",
+                "a length for each key and sample",
             )
 
     @classmethod
@@ -156,14 +170,20 @@ class KeyedJaggedTensor(JaggedTensor):
     def from_jt_dict(cls, jt_dict: Mapping[str, JaggedTensor]) -> Self:
         """Of each key's ids; all have the same samples, and weights where one has."""
         parts = list(jt_dict.values())
-        weights = None if parts[0].weights_or_none() is None else torch.cat([part.weights() for part in parts])
+        weights = (
+            None
+            if parts[0].weights_or_none() is None
+            else torch.cat([part.weights() for part in parts])
+        )
         lengths = torch.cat([part.lengths() for part in parts])
         return cls(list(jt_dict), torch.cat([part.values() for part in parts]), weights, lengths)
 
     @classmethod
     def concat(cls, kjt_list: Sequence[KeyedJaggedTensor]) -> Self:
         """The keys of all, of the same samples."""
-        return cls.from_jt_dict({key: part for each in kjt_list for key, part in each.to_dict().items()})
+        return cls.from_jt_dict(
+            {key: part for each in kjt_list for key, part in each.to_dict().items()}
+        )
 
     def keys(self) -> list[str]:
         """Names of the features."""
@@ -197,12 +217,16 @@ class KeyedJaggedTensor(JaggedTensor):
     def permute(self, indices: Sequence[int]) -> KeyedJaggedTensor:
         """The keys at these places, in this order."""
         parts = self.to_dict()
-        return KeyedJaggedTensor.from_jt_dict({self._keys[index]: parts[self._keys[index]] for index in indices})
+        return KeyedJaggedTensor.from_jt_dict(
+            {self._keys[index]: parts[self._keys[index]] for index in indices}
+        )
 
     def split(self, segments: Sequence[int]) -> list[KeyedJaggedTensor]:
         """Cut into so many keys each."""
         ends = list(accumulate(segments))
-        return [self.permute(range(end - count, end)) for count, end in zip(segments, ends, strict=True)]
+        return [
+            self.permute(range(end - count, end)) for count, end in zip(segments, ends, strict=True)
+        ]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedJaggedTensor:
         """On another device; itself where it lies there."""

@@ -28,7 +28,9 @@ def together(channel: Channel, work: Callable[[], T]) -> list[T]:
         value = work()
     except Exception as error:  # raised again below, once the others know
         problem = error
-    outcomes = channel.gather({"value": value, "error": None if problem is None else _plain(problem)})
+    outcomes = channel.gather(
+        {"value": value, "error": None if problem is None else _plain(problem)}
+    )
     if problem is not None:
         raise problem
     for rank, outcome in enumerate(outcomes):

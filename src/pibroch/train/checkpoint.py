@@ -66,7 +66,12 @@ class Base:
     @property
     def shared_files(self) -> list[str]:
         """Files of the last full checkpoint, which the incremental one has in common with it."""
-        return [part.file for table in self.manifest.tables.values() for part in table.parts if not part.is_delta]
+        return [
+            part.file
+            for table in self.manifest.tables.values()
+            for part in table.parts
+            if not part.is_delta
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +99,10 @@ class Content:
 
 def content_of(session: Session, progress: Progress, channel: Channel) -> Content:
     """What a run's checkpoint holds besides rows; every rank calls it."""
-    rates = {"dense": session.optimizer.param_groups[0]["lr"], "embedding": session.embeddings.learning_rate}
+    rates = {
+        "dense": session.optimizer.param_groups[0]["lr"],
+        "embedding": session.embeddings.learning_rate,
+    }
     about = {
         "dataset_fingerprint": session.dataset.fingerprint,
         "dataset_digest": session.dataset.digest,
@@ -107,7 +115,11 @@ def content_of(session: Session, progress: Progress, channel: Channel) -> Conten
 
 
 def save_checkpoint(
-    folder: Path, embeddings: Embeddings, content: Content, channel: Channel, base: Base | None = None
+    folder: Path,
+    embeddings: Embeddings,
+    content: Content,
+    channel: Channel,
+    base: Base | None = None,
 ) -> Manifest:
     """Write a checkpoint with all ranks at once; it is there whole or not at all. Blocks until it is on the disk.
 
@@ -151,7 +163,9 @@ def save_checkpoint(
     return manifest
 
 
-def restore_checkpoint(folder: Path, manifest: Manifest, session: Session, channel: Channel) -> None:
+def restore_checkpoint(
+    folder: Path, manifest: Manifest, session: Session, channel: Channel
+) -> None:
     """Bring a session, on any number of ranks, to exactly where the checkpoint was saved.
 
     Raises:
@@ -214,7 +228,10 @@ def must_be_shared(folder: Path) -> None:
 
 
 def _manifest(
-    content: Content, shapes: Mapping[str, SavedTable], written: Sequence[_Written], base: Base | None
+    content: Content,
+    shapes: Mapping[str, SavedTable],
+    written: Sequence[_Written],
+    base: Base | None,
 ) -> Manifest:
     parts = [part for rank in written for part in rank.parts]
     files = {name: digest for rank in written for name, digest in rank.files.items()}
@@ -222,7 +239,11 @@ def _manifest(
     files |= {part.part.file: part.digest for part in parts}
     tables = {}
     for name, shape in shapes.items():
-        whole = [] if base is None else [part for part in base.manifest.tables[name].parts if not part.is_delta]
+        whole = (
+            []
+            if base is None
+            else [part for part in base.manifest.tables[name].parts if not part.is_delta]
+        )
         new = [part.part for part in parts if part.table == name]
         tables[name] = SavedTable(shape.num_rows, shape.dim, shape.state, (*whole, *new))
     return Manifest(
@@ -234,7 +255,9 @@ def _manifest(
     )
 
 
-def finish_folder(temporary: Path, folder: Path, manifest: Manifest, shared: Mapping[str, Path]) -> None:
+def finish_folder(
+    temporary: Path, folder: Path, manifest: Manifest, shared: Mapping[str, Path]
+) -> None:
     """Complete the temporary folder, with files that other checkpoints have, and give it its name; on rank 0."""
     with explained_refusal(folder):
         for file, path in shared.items():
@@ -243,7 +266,9 @@ def finish_folder(temporary: Path, folder: Path, manifest: Manifest, shared: Map
         manifest.write(temporary)
         for path in (temporary / MANIFEST, temporary / FOLDER, temporary):
             flush_to_disk(path)
-        if folder.exists():  # a crash between the two leaves the old one under a name by which it is found
+        if (
+            folder.exists()
+        ):  # a crash between the two leaves the old one under a name by which it is found
             folder.rename(replaced_name(folder))
         temporary.rename(folder)
         flush_to_disk(folder.parent)
@@ -261,7 +286,9 @@ def _load_weights(folder: Path, manifest: Manifest, session: Session) -> None:
     load_dense_weights(tensors_in(folder), session)
 
 
-def check_tables(manifest: Manifest, embeddings: Embeddings, *, same_state: bool, weights_alone: bool = False) -> None:
+def check_tables(
+    manifest: Manifest, embeddings: Embeddings, *, same_state: bool, weights_alone: bool = False
+) -> None:
     """Raise CheckpointError unless a checkpoint's tables are those of ``embeddings``."""
     wanted = saved_tables(embeddings.tables, embeddings.optimizers)
     if weights_alone:

@@ -16,7 +16,13 @@ from pibroch.config import RunConfig
 from pibroch.embedding.storage import explained_refusal, remove_leftovers
 from pibroch.errors import CheckpointError, DamagedCheckpointError, StorageError
 from pibroch.train.agreement import agreed, on_first
-from pibroch.train.checkpoint import Base, content_of, restore_checkpoint, restore_weights, save_checkpoint
+from pibroch.train.checkpoint import (
+    Base,
+    content_of,
+    restore_checkpoint,
+    restore_weights,
+    save_checkpoint,
+)
 from pibroch.train.manifest import MANIFEST, Manifest, Progress, read_manifest
 from pibroch.train.resumption import warn_of_settings
 
@@ -74,7 +80,12 @@ class CheckpointFolder:
     """
 
     def __init__(
-        self, folder: Path, keep: int, full_every: int = 1, channel: Channel | None = None, beside: Path | None = None
+        self,
+        folder: Path,
+        keep: int,
+        full_every: int = 1,
+        channel: Channel | None = None,
+        beside: Path | None = None,
     ) -> None:
         self.folder, self.keep, self.full_every, self.beside = folder, keep, full_every, beside
         self.channel = channel or Ranks.alone().open_channel()
@@ -118,7 +129,9 @@ class CheckpointFolder:
         if not on_first(self.channel, path.exists):
             base = self._next_base()
             content = content_of(session, progress, self.channel)
-            self._last = Base(path, save_checkpoint(path, session.embeddings, content, self.channel, base))
+            self._last = Base(
+                path, save_checkpoint(path, session.embeddings, content, self.channel, base)
+            )
             if self.full_every > 1 and base is None:
                 session.embeddings.track_touched()
                 for view in session.embeddings.pieces():
@@ -144,7 +157,9 @@ class CheckpointFolder:
 
     def newest_step(self) -> int:
         """Of all checkpoints that the run can go on from, 0 for none; every rank calls it."""
-        return on_first(self.channel, lambda: max((step_of(path) for path in self._newest_first()), default=0))
+        return on_first(
+            self.channel, lambda: max((step_of(path) for path in self._newest_first()), default=0)
+        )
 
     def newest_before(self, step: int) -> Base | None:
         """The newest undamaged one of a step or before it; every rank calls it."""
@@ -158,7 +173,11 @@ class CheckpointFolder:
             return ""
 
         found = on_first(self.channel, find)
-        return Base(Path(found), agreed(self.channel, partial(read_manifest, Path(found), True))) if found else None
+        return (
+            Base(Path(found), agreed(self.channel, partial(read_manifest, Path(found), True)))
+            if found
+            else None
+        )
 
     def pass_by(self, progress: Progress) -> None:
         """The session is where it was at a step of an earlier process, by other means than a checkpoint."""
@@ -192,7 +211,9 @@ class CheckpointFolder:
                 os.replace(temporary, link)
         except OSError as error:
             raise StorageError(
-                f"{error.strerror} while linking {link}", "a disk that takes links", "free some space"
+                f"{error.strerror} while linking {link}",
+                "a disk that takes links",
+                "free some space",
             ) from error
 
     def _restore_newest(self, session: Session) -> Base | None:
@@ -201,7 +222,10 @@ class CheckpointFolder:
         def restore(path: Path, manifest: Manifest) -> None:
             restore_checkpoint(path, manifest, session, self.channel)
 
-        paths = [Path(path) for path in on_first(self.channel, lambda: list(map(str, self._newest_first())))]
+        paths = [
+            Path(path)
+            for path in on_first(self.channel, lambda: list(map(str, self._newest_first())))
+        ]
         base, damaged = newest_whole(self.channel, paths, restore, to_go_on=True)
         if base is None:
             must_have_none(damaged, "put back a copy of one, or start anew in another --run-dir")
@@ -230,7 +254,9 @@ class CheckpointFolder:
         steps = [other for other in on_first(self.channel, self.steps) if other <= step]
         with suppress(DamagedCheckpointError):
             return (
-                Base(path := self.path(steps[-1]), agreed(self.channel, partial(read_manifest, path)))
+                Base(
+                    path := self.path(steps[-1]), agreed(self.channel, partial(read_manifest, path))
+                )
                 if steps
                 else None
             )
@@ -269,7 +295,10 @@ class CheckpointFolder:
         if self.beside is not None:
             remove_leftovers(self.beside)
         if best_step is not None and not self.path(best_step).exists():
-            logger.warning("the best checkpoint, of step %d, is gone; the last one will stand in for it", best_step)
+            logger.warning(
+                "the best checkpoint, of step %d, is gone; the last one will stand in for it",
+                best_step,
+            )
         self.link_best(best_step)
 
 
@@ -279,7 +308,10 @@ def _steps(folder: Path) -> list[int]:
 
 
 def newest_whole(
-    channel: Channel, paths: Sequence[Path], restore: Callable[[Path, Manifest], None], to_go_on: bool = False
+    channel: Channel,
+    paths: Sequence[Path],
+    restore: Callable[[Path, Manifest], None],
+    to_go_on: bool = False,
 ) -> tuple[Base | None, dict[Path, DamagedCheckpointError]]:
     """Restore the first checkpoint that is not damaged; every rank calls it.
 

@@ -32,7 +32,9 @@ def open_dataset(config: DataConfig) -> EncodedDataset:
             raise DataError(
                 f"no dataset at {config.dir}",
                 "a folder made by `pibroch data prepare` or `pibroch data synthesize`",
-                f"run `{config.prepare}`, or pass --data DIR" if config.prepare else "pass --data DIR",
+                f"run `{config.prepare}`, or pass --data DIR"
+                if config.prepare
+                else "pass --data DIR",
             )
         return EncodedDataset.open(config.dir)
     assert config.synthesize is not None, "the configuration was checked"
@@ -48,9 +50,14 @@ def cache_folder() -> Path:
 def _generated(config: SynthesizeConfig) -> EncodedDataset:
     """Generated data from the cache, made when absent; several processes may ask at once."""
     options = SyntheticOptions(
-        num_samples=config.rows, seed=config.seed, max_table_rows=config.max_table_rows, multi_hot=config.multi_hot
+        num_samples=config.rows,
+        seed=config.seed,
+        max_table_rows=config.max_table_rows,
+        multi_hot=config.multi_hot,
     )
-    identity = json.dumps([asdict(options), FORMAT_VERSION, __version__], sort_keys=True, default=str)
+    identity = json.dumps(
+        [asdict(options), FORMAT_VERSION, __version__], sort_keys=True, default=str
+    )
     folder = cache_folder() / f"synthetic-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
     if not folder.exists():
         logger.info("generating %s samples into %s", f"{config.rows:,}", folder)
@@ -63,5 +70,7 @@ def _generated(config: SynthesizeConfig) -> EncodedDataset:
             shutil.rmtree(mine, ignore_errors=True)
             if not folder.exists():  # else another process was faster, and its data are the same
                 do = "free some space, or set PIBROCH_CACHE to another folder"
-                raise StorageError(f"{error.strerror} while generating {folder}", "a folder with room", do) from error
+                raise StorageError(
+                    f"{error.strerror} while generating {folder}", "a folder with room", do
+                ) from error
     return EncodedDataset.open(folder)

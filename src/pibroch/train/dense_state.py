@@ -46,10 +46,16 @@ def gather_session(session: Session, channel: Channel) -> DenseState:
     """All of a session that :func:`save_dense` is to write, as :func:`gather_dense`."""
     parts = all_parts(session.model)
     averages = {_AVERAGED + part: members for part, members in parts.items()}
-    return gather_dense(channel, lambda: _dense_state(session), {WEIGHTS: parts, OPTIMIZER: parts, AVERAGES: averages})
+    return gather_dense(
+        channel,
+        lambda: _dense_state(session),
+        {WEIGHTS: parts, OPTIMIZER: parts, AVERAGES: averages},
+    )
 
 
-def gather_dense(channel: Channel, make: Callable[[], DenseState], held: Mapping[str, Parts]) -> DenseState:
+def gather_dense(
+    channel: Channel, make: Callable[[], DenseState], held: Mapping[str, Parts]
+) -> DenseState:
     """All that :func:`save_dense` is to write, on rank 0; nothing on the others. Every rank calls it.
 
     Sends only what belongs to groups of ranks. Blocks until it has come.
@@ -66,7 +72,11 @@ def gather_dense(channel: Channel, make: Callable[[], DenseState], held: Mapping
     if not any(held.values()):
         return make() if is_first else {}
     state = make()
-    mine = {} if is_first else {file: led(channel, tensors, held.get(file, {})) for file, tensors in state.items()}
+    mine = (
+        {}
+        if is_first
+        else {file: led(channel, tensors, held.get(file, {})) for file, tensors in state.items()}
+    )
     for sent in send_to_first(channel, mine):
         for file, tensors in sent.items():
             state[file] |= tensors
@@ -96,7 +106,9 @@ def save_dense(
     free = unchecked or {}
     return {
         name: write_tensors(
-            folder / name, {key: _stream(tensor) for key, tensor in tensors.items()}, free.get(name, ())
+            folder / name,
+            {key: _stream(tensor) for key, tensor in tensors.items()},
+            free.get(name, ()),
         )
         for name, tensors in state.items()
     }
@@ -140,7 +152,9 @@ def _dense_state(session: Session) -> DenseState:
     averages = {} if session.averages is None else {AVERAGES: session.averages.state_dict()}
     return {
         WEIGHTS: session.model.state_dict(),
-        OPTIMIZER: encode_optimizer(session.optimizer, [name for name, _ in session.model.named_parameters()])[1],
+        OPTIMIZER: encode_optimizer(
+            session.optimizer, [name for name, _ in session.model.named_parameters()]
+        )[1],
         RANDOM: {"torch": torch.get_rng_state()},
         **averages,
     }
@@ -164,10 +178,16 @@ def without(named: Mapping[str, T], parts: Collection[str]) -> dict[str, T]:
 def send_to_first(channel: Channel, state: DenseState) -> list[DenseState]:
     """Every rank's, on rank 0; nothing on the others. One message from each, which is there twice meanwhile."""
     size, is_first = channel.ranks.world_size, channel.ranks.rank == 0
-    tensors = {f"{file}:{name}": each.cpu().clone() for file, named in state.items() for name, each in named.items()}
+    tensors = {
+        f"{file}:{name}": each.cpu().clone()
+        for file, named in state.items()
+        for name, each in named.items()
+    }
     blob = torch.frombuffer(bytearray(save(tensors)), dtype=torch.uint8)
     lengths = channel.gather(len(blob))
-    came = channel.all_to_all(blob, [len(blob)] + [0] * (size - 1), lengths if is_first else [0] * size)
+    came = channel.all_to_all(
+        blob, [len(blob)] + [0] * (size - 1), lengths if is_first else [0] * size
+    )
     states: list[DenseState] = []
     for part in came.split(lengths) if is_first else []:
         states.append({})

@@ -44,7 +44,9 @@ def check_splits(config: RunConfig, dataset: EncodedDataset) -> None:
     """
     empty = [split for split, count in dataset.samples.items() if count == 0]
     if "train" in empty:
-        raise DataError(f"no training samples in {dataset.path}", "samples to train on", "prepare more data")
+        raise DataError(
+            f"no training samples in {dataset.path}", "samples to train on", "prepare more data"
+        )
     needing = {
         "train.early_stop_patience": (config.train.early_stop_patience, None),
         "schedule.plateau_factor": (config.schedule.plateau_factor, 1.0),
@@ -58,7 +60,8 @@ def check_splits(config: RunConfig, dataset: EncodedDataset) -> None:
             )
     if "validation" in empty:
         logger.warning(
-            "no validation samples in %s: nothing chooses a best model, so the last one is kept", dataset.path
+            "no validation samples in %s: nothing chooses a best model, so the last one is kept",
+            dataset.path,
         )
     if "test" in empty:
         logger.warning("no test samples in %s: the run ends without an evaluation", dataset.path)
@@ -71,14 +74,20 @@ def evaluate(session: Session, split: SplitName) -> tuple[Metrics, Curves]:
     """
     ranks = session.world.ranks
     loader = Loader(
-        session.dataset.split(split), session.config.train.evaluate_batch_size, part=(ranks.rank, ranks.world_size)
+        session.dataset.split(split),
+        session.config.train.evaluate_batch_size,
+        part=(ranks.rank, ranks.world_size),
     )
     batches: Iterable[JaggedBatch] = loader
     if session.processors is not None:
         batches = session.processors.batches(session.dataset, loader, len(loader))
     with session.predicting() as logits:
         predictions = predict(batches, logits)
-    return predictions.result() if ranks.world_size == 1 else _result_of_all(predictions, session.world.control)
+    return (
+        predictions.result()
+        if ranks.world_size == 1
+        else _result_of_all(predictions, session.world.control)
+    )
 
 
 def predict(batches: Iterable[JaggedBatch], logits: Callable[[JaggedBatch], Tensor]) -> Predictions:
@@ -92,7 +101,10 @@ def predict(batches: Iterable[JaggedBatch], logits: Callable[[JaggedBatch], Tens
 def _result_of_all(predictions: Predictions, channel: Channel) -> tuple[Metrics, Curves]:
     """Bring all ranks' predictions to rank 0, which computes for all."""
     logits, labels = predictions.arrays()
-    everyone = _to_first(channel, torch.from_numpy(logits)), _to_first(channel, torch.from_numpy(labels.view(np.uint8)))
+    everyone = (
+        _to_first(channel, torch.from_numpy(logits)),
+        _to_first(channel, torch.from_numpy(labels.view(np.uint8))),
+    )
     result = None
     if channel.ranks.rank == 0:
         whole = Predictions()
@@ -107,12 +119,16 @@ def _to_first(channel: Channel, tensor: Tensor) -> Tensor:
     elsewhere = [0] * (channel.ranks.world_size - 1)
     counts = channel.gather(len(tensor))
     is_first = channel.ranks.rank == 0
-    return channel.all_to_all(tensor, [len(tensor), *elsewhere], counts if is_first else [0, *elsewhere])
+    return channel.all_to_all(
+        tensor, [len(tensor), *elsewhere], counts if is_first else [0, *elsewhere]
+    )
 
 
 def access_skew(dataset: EncodedDataset, num_points: int = 60) -> AccessSkew:
     """Skew of the training split over the rows of all tables; costs one sort of the rows that are accessed."""
-    counts = np.concatenate([_accessed(dataset.access_counts(feature)) for feature in dataset.num_rows])
+    counts = np.concatenate(
+        [_accessed(dataset.access_counts(feature)) for feature in dataset.num_rows]
+    )
     if not len(counts):
         return AccessSkew([], [])
     counts.sort()

@@ -34,7 +34,11 @@ class ExchangedBytes:
     def a_step(self, num_steps: int, world_size: int) -> list[float] | None:
         """Bytes to each rank, ``[W]``, over a number of steps; ``None`` where none were counted."""
         sent = self._sent() - self._others
-        return [round(sent[rank] / max(1, num_steps), 1) for rank in range(world_size)] if sent else None
+        return (
+            [round(sent[rank] / max(1, num_steps), 1) for rank in range(world_size)]
+            if sent
+            else None
+        )
 
     def _sent(self) -> Counter[int]:
         return Counter(self._exchange.report().bytes_by_rank)

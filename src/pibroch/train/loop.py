@@ -102,12 +102,17 @@ class Trainer:
                     self._replanner.after_step(self.step, batch)
                 first_step.close()
                 self._after_step()
-                if self.step == self._first_step + _STEPS_UNTIL_LOADED and (link := link_to_server()) is not None:
+                if (
+                    self.step == self._first_step + _STEPS_UNTIL_LOADED
+                    and (link := link_to_server()) is not None
+                ):
                     link.say_loaded()
                 if self.is_finished:
                     break
         self.stopwatch.pause()
-        self.bytes_sent_to_each = self._exchanged.a_step(self.step - self._first_step, session.world.ranks.world_size)
+        self.bytes_sent_to_each = self._exchanged.a_step(
+            self.step - self._first_step, session.world.ranks.world_size
+        )
 
     def _batches(self) -> Iterator[JaggedBatch]:
         """All that is left, in one stream: what reads ahead goes on into the next epoch."""
@@ -186,12 +191,18 @@ class Trainer:
         self.sink.training(record)
 
     def _progress(self) -> Progress:
-        return Progress(step=self.step, loader=self.loader.state_at(self.position), monitor=replace(self.monitor))
+        return Progress(
+            step=self.step,
+            loader=self.loader.state_at(self.position),
+            monitor=replace(self.monitor),
+        )
 
 
 def has_finished(session: Session, step: int, monitor: Monitor) -> bool:
     """Whether a run that is so far has nothing more to train."""
-    return step >= total_steps(session) or monitor.is_exhausted(session.config.train.early_stop_patience)
+    return step >= total_steps(session) or monitor.is_exhausted(
+        session.config.train.early_stop_patience
+    )
 
 
 def total_steps(session: Session) -> int:
@@ -199,7 +210,9 @@ def total_steps(session: Session) -> int:
     settings = session.config.train
     if settings.steps is not None:
         return settings.steps
-    return (settings.epochs or 0) * math.ceil(session.dataset.samples["train"] / settings.batch_size)
+    return (settings.epochs or 0) * math.ceil(
+        session.dataset.samples["train"] / settings.batch_size
+    )
 
 
 def evaluation_record(step: int, split: str, metrics: Metrics, is_best: bool) -> EvaluationRecord:

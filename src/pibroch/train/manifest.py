@@ -104,7 +104,9 @@ class Manifest(Section):
             OSError: when the disk refuses.
         """
         content = self.model_dump(mode="json")
-        content = {key: value for key, value in content.items() if key not in _EITHER or value is not None}
+        content = {
+            key: value for key, value in content.items() if key not in _EITHER or value is not None
+        }
         if not self.rests_on_seed:
             del content["rests_on_seed"]
         content["sha256"] = _checksum(content)

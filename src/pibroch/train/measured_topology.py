@@ -79,15 +79,26 @@ def measure(channel: Channel, advance: Callable[[], None] = lambda: None) -> Mea
 
 def _own_memory() -> float:
     rng, records = np.random.default_rng(0), np.zeros((NUM_ROWS, ROW_FLOATS), np.float32)
-    rows, out = rng.permutation(NUM_ROWS)[: NUM_ROWS // 4], np.empty((NUM_ROWS // 4, ROW_FLOATS), np.float32)
-    return _best(lambda: parallel.run(routing.gather_rows, len(rows), records, rows, out)) / out.nbytes
+    rows, out = (
+        rng.permutation(NUM_ROWS)[: NUM_ROWS // 4],
+        np.empty((NUM_ROWS // 4, ROW_FLOATS), np.float32),
+    )
+    return (
+        _best(lambda: parallel.run(routing.gather_rows, len(rows), records, rows, out)) / out.nbytes
+    )
 
 
 def _pair(channel: Channel, other: int) -> float:
     size = channel.ranks.world_size
     nothing = torch.empty(0, dtype=torch.uint8)
-    going = [torch.zeros(MESSAGE_BYTES, dtype=torch.uint8) if p == other else nothing for p in range(size)]
-    coming = [torch.empty(MESSAGE_BYTES, dtype=torch.uint8) if p == other else nothing for p in range(size)]
+    going = [
+        torch.zeros(MESSAGE_BYTES, dtype=torch.uint8) if p == other else nothing
+        for p in range(size)
+    ]
+    coming = [
+        torch.empty(MESSAGE_BYTES, dtype=torch.uint8) if p == other else nothing
+        for p in range(size)
+    ]
     return _best(lambda: channel.begin_all_to_all(going, coming)()) / MESSAGE_BYTES
 
 

@@ -28,7 +28,12 @@ from pibroch.kernels.arrays import Bytes
 from pibroch.observability.memory import free_memory
 from pibroch.observability.trace import span
 from pibroch.train.agreement import on_first, together
-from pibroch.train.dense_state import DenseState, gather_session, load_dense_optimizer, load_dense_weights
+from pibroch.train.dense_state import (
+    DenseState,
+    gather_session,
+    load_dense_optimizer,
+    load_dense_weights,
+)
 from pibroch.train.manifest import Progress
 from pibroch.train.pace import Pace
 
@@ -68,14 +73,20 @@ class CutState:
 
     def encode(self) -> bytes:
         """As one string of bytes."""
-        named = {f"{file}:{name}": each for file, tensors in self.dense.items() for name, each in tensors.items()}
+        named = {
+            f"{file}:{name}": each
+            for file, tensors in self.dense.items()
+            for name, each in tensors.items()
+        }
         about = {
             "progress": self.progress.model_dump(mode="json"), "base_step": self.base_step, "files": list(self.dense),
             "names": list(named),
         }  # fmt: skip
         text = json.dumps(about).encode()
         return (
-            _LENGTH.pack(len(text)) + text + save({name: each.detach().cpu().clone() for name, each in named.items()})
+            _LENGTH.pack(len(text))
+            + text
+            + save({name: each.detach().cpu().clone() for name, each in named.items()})
         )
 
     @classmethod
@@ -83,7 +94,9 @@ class CutState:
         """The inverse."""
         end = _LENGTH.size + _LENGTH.unpack_from(content)[0]
         about = json.loads(content[_LENGTH.size : end])
-        dense: DenseState = {file: {} for file in about["files"]}  # an optimizer has nothing before its first step
+        dense: DenseState = {
+            file: {} for file in about["files"]
+        }  # an optimizer has nothing before its first step
         tensors = load(content[end:])  # in any order
         for key in about["names"]:
             file, _, name = key.partition(":")
@@ -147,7 +160,10 @@ class MemoryCuts:
         self.count, self.seconds_taken = 0, 0.0
         self._session, self._control = session, session.world.control
         given = session.config.train.cut_every_seconds
-        self._pace, self._is_paced = Pace(self._control, FIRST_S if given is None else given), given is None
+        self._pace, self._is_paced = (
+            Pace(self._control, FIRST_S if given is None else given),
+            given is None,
+        )
         self._is_unsettled = False
         self._has_begun, self._took = False, deque[float](maxlen=_LATEST)
         self._link = link_to_server() if given != 0 else None
@@ -169,7 +185,10 @@ class MemoryCuts:
         needed = sum(self._control.gather(sum(shard.num_bytes for shard in shards)))
         is_there = on_first(self._control, lambda: link.kept(STATE) is not None)
         if not is_there and on_first(self._control, lambda: needed > free_memory() // 2):
-            logger.info("rows are not kept in memory for a restart: they would take %.1f GB more", needed / 1e9)
+            logger.info(
+                "rows are not kept in memory for a restart: they would take %.1f GB more",
+                needed / 1e9,
+            )
             return None
         size = self._control.ranks.world_size
         found = [
@@ -190,7 +209,9 @@ class MemoryCuts:
         memory = self._link.kept(STATE)
         if memory is not None and memory.tag == self._tag:
             self._state = _StateMemory(np.frombuffer(memory.memory, np.uint8))
-        own = [kept.steps() for kept in self._kept] + [set() if self._state is None else self._state.steps()]
+        own = [kept.steps() for kept in self._kept] + [
+            set() if self._state is None else self._state.steps()
+        ]
         found = self._control.gather([sorted(steps) for steps in own])
         step = newest_common(set(steps) for rank in found for steps in rank)
         return None if step is None or step < saved_step else step
@@ -237,7 +258,11 @@ class MemoryCuts:
         self._has_begun = False
 
     def after_step(
-        self, step: int, progress: Callable[[], Progress], base_step: int | None, is_wanted: bool = False
+        self,
+        step: int,
+        progress: Callable[[], Progress],
+        base_step: int | None,
+        is_wanted: bool = False,
     ) -> None:
         """Make one of this step, if it is due or wanted; every rank calls it after each step."""
         if not self._has_begun:  # a first step takes longer than any other
@@ -253,7 +278,9 @@ class MemoryCuts:
         self._took.append(taken)
         if self._is_paced:
             most = min(LONGEST_S, _GROWTH * self._pace.interval_s)
-            self._pace.interval_s = max(SHORTEST_S, min(most, statistics.median(self._took) / SHARE))
+            self._pace.interval_s = max(
+                SHORTEST_S, min(most, statistics.median(self._took) / SHARE)
+            )
         self._pace.restart()
 
     def _is_due(self, step: int, kept: Sequence[KeptShard]) -> bool:
@@ -269,8 +296,12 @@ class MemoryCuts:
         self._session.embeddings.exchange.finish_updates()
         content, has_moved = self._content(progress, base_step), self._now() != self._shards
         fits = self._state is None or self._state.fits(content)
-        if not all(self._control.gather(fits and not has_moved)):  # which also says that all have finished the last one
-            logger.info("from now on nothing is kept in memory for a restart: rows have moved, or the model has grown")
+        if not all(
+            self._control.gather(fits and not has_moved)
+        ):  # which also says that all have finished the last one
+            logger.info(
+                "from now on nothing is kept in memory for a restart: rows have moved, or the model has grown"
+            )
             self._stop()
             return
         if self._state is not None:
@@ -287,4 +318,6 @@ class MemoryCuts:
 
     def _content(self, progress: Progress, base_step: int | None) -> bytes:
         dense = gather_session(self._session, self._control)
-        return CutState(progress, base_step, dense).encode() if self._control.ranks.rank == 0 else b""
+        return (
+            CutState(progress, base_step, dense).encode() if self._control.ranks.rank == 0 else b""
+        )

@@ -59,12 +59,16 @@ class Meter:
         loss_sum, num_samples, all_own = (sum(column) for column in zip(*told, strict=True))
         reading = Reading(
             loss=loss_sum / max(1, num_samples),
-            samples_per_second=(all_own if self._world.is_first else own) / elapsed if elapsed else 0.0,
+            samples_per_second=(all_own if self._world.is_first else own) / elapsed
+            if elapsed
+            else 0.0,
             waiting_seconds=waited - self._waited,
             bytes_sent=sent - self._sent,
             bytes_received=received - self._received,
             rss_bytes=rss_bytes(),
-            cache_hit_rate=hit_rate(done.rows_read - self._done.rows_read, done.rows_fetched - self._done.rows_fetched),
+            cache_hit_rate=hit_rate(
+                done.rows_read - self._done.rows_read, done.rows_fetched - self._done.rows_fetched
+            ),
             lookahead=done.lookahead or None,
         )
         self._loss_sum, self._num_samples = 0.0, 0

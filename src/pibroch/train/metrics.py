@@ -83,7 +83,9 @@ class Predictions:
         metrics = Metrics(
             auc=area_under_roc(negatives, positives),
             logloss=logloss,
-            normalized_entropy=logloss / binary_entropy(clicks / count) if 0 < clicks < count else math.nan,
+            normalized_entropy=logloss / binary_entropy(clicks / count)
+            if 0 < clicks < count
+            else math.nan,
             calibration=float(predicted.sum()) / clicks if clicks else math.nan,
             num_samples=count,
         )
@@ -111,7 +113,11 @@ def area_under_roc(negatives: Counts | Floats, positives: Counts | Floats) -> fl
 def _roc_counts(logits: NDArray[np.float32], labels: NDArray[np.bool_]) -> tuple[Counts, Counts]:
     """Negatives and positives at or above each distinct logit, from the highest down, starting at 0."""
     falling, hits = logits[::-1], labels[::-1]
-    last_of_ties = np.append(np.flatnonzero(np.diff(falling)), len(falling) - 1) if len(falling) else np.empty(0, int)
+    last_of_ties = (
+        np.append(np.flatnonzero(np.diff(falling)), len(falling) - 1)
+        if len(falling)
+        else np.empty(0, int)
+    )
     positives = np.cumsum(hits, dtype=np.int64)[last_of_ties]
     negatives = last_of_ties + 1 - positives
     return np.insert(negatives, 0, 0), np.insert(positives, 0, 0)

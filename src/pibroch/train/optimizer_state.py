@@ -15,14 +15,20 @@ from pibroch.train.state_tree import decode, encode
 _DO = "make the optimizer as it was when the checkpoint was saved, over the same model"
 
 
-def names_of_parameters(optimizer: torch.optim.Optimizer, models: Mapping[str, nn.Module]) -> list[str]:
+def names_of_parameters(
+    optimizer: torch.optim.Optimizer, models: Mapping[str, nn.Module]
+) -> list[str]:
     """Of the optimizer's parameters in their order; ``group.place`` for those that no model has.
 
     Args:
         optimizer: any.
         models: by what is put before their parameters' names.
     """
-    known = {id(each): prefix + name for prefix, model in models.items() for name, each in model.named_parameters()}
+    known = {
+        id(each): prefix + name
+        for prefix, model in models.items()
+        for name, each in model.named_parameters()
+    }
     return [
         known.get(id(each), f"{number}.{place}")
         for number, group in enumerate(optimizer.param_groups)
@@ -82,13 +88,21 @@ def load_optimizer(
             state.setdefault(name, {})[field] = tensor
     else:
         if saved["kind"] != type(optimizer).__name__:
-            raise CheckpointError(f"state of {saved['kind']} in the checkpoint", f"of {type(optimizer).__name__}", _DO)
-        state = {name: decode(each, tensors) for name, each in saved["state"].items() if not is_within(name, elsewhere)}
+            raise CheckpointError(
+                f"state of {saved['kind']} in the checkpoint", f"of {type(optimizer).__name__}", _DO
+            )
+        state = {
+            name: decode(each, tensors)
+            for name, each in saved["state"].items()
+            if not is_within(name, elsewhere)
+        }
         groups = _settings(groups, saved["groups"], names, tensors, elsewhere)
     place = {name: number for number, name in enumerate(names)}
     strange = [name for name in state if name not in place]
     if strange:
-        raise CheckpointError(f"optimizer state of {strange[0]!r} in the checkpoint", "such a parameter here", _DO)
+        raise CheckpointError(
+            f"optimizer state of {strange[0]!r} in the checkpoint", "such a parameter here", _DO
+        )
     try:
         optimizer.load_state_dict(
             {"state": {place[name]: each for name, each in state.items()}, "param_groups": groups}
@@ -116,7 +130,9 @@ def _settings(
         if odd:
             where = "the checkpoint" if odd[0] in there else "this program"
             raise CheckpointError(
-                f"group {number} of the optimizer with {odd[0]!r} in {where} alone", "the same parameters in both", _DO
+                f"group {number} of the optimizer with {odd[0]!r} in {where} alone",
+                "the same parameters in both",
+                _DO,
             )
         settings = {key: decode(value, tensors) for key, value in kept.items() if key != "params"}
         filled.append({**group, **settings, "params": group["params"]})

@@ -27,12 +27,16 @@ _DENSE_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 _TORCH_NAMES = {"initial_accumulator": "initial_accumulator_value"}
 
 
-def build_sparse_optimizer(config: SparseOptimizerConfig, average: float | None = None) -> SparseOptimizer:
+def build_sparse_optimizer(
+    config: SparseOptimizerConfig, average: float | None = None
+) -> SparseOptimizer:
     """The optimizer of embedding rows; ``average`` is the decay of the rows' moving averages, if they are wanted."""
     return SPARSE_OPTIMIZERS[config.name](**config.model_dump(exclude={"name"}), average=average)
 
 
-def build_dense_optimizer(config: DenseOptimizerConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+def build_dense_optimizer(
+    config: DenseOptimizerConfig, parameters: Iterable[nn.Parameter]
+) -> torch.optim.Optimizer:
     """The torch optimizer of dense layers."""
     settings: dict[str, Any] = config.model_dump(exclude={"name"})
     return _DENSE_OPTIMIZERS[config.name](

@@ -20,9 +20,22 @@ from pibroch.errors import CheckpointError, ConfigError
 from pibroch.exchange import Embeddings
 from pibroch.train.agreement import agreed, on_first, together
 from pibroch.train.checkpoint import Content, check_tables, save_checkpoint, verify_files
-from pibroch.train.checkpoint_folder import CheckpointFolder, must_have_none, newest_whole, set_aside, step_of
+from pibroch.train.checkpoint_folder import (
+    CheckpointFolder,
+    must_have_none,
+    newest_whole,
+    set_aside,
+    step_of,
+)
 from pibroch.train.manifest import MANIFEST, Manifest, ProgramState, Progress, read_manifest
-from pibroch.train.program_state import EncodedPart, HasState, Named, ProgramParts, load_extra, restore_random
+from pibroch.train.program_state import (
+    EncodedPart,
+    HasState,
+    Named,
+    ProgramParts,
+    load_extra,
+    restore_random,
+)
 from pibroch.train.state_tree import decode, encode
 
 logger = logging.getLogger(__name__)
@@ -101,7 +114,12 @@ def save(
     on_first(channel, lambda: _prepare(checkpoints, progress.step))
     dense, trees, unchecked = parts.gather(encoded, channel)
     path = checkpoints.path(progress.step)
-    save_checkpoint(path, embeddings, Content(dense, _about(embeddings, parts, trees, progress), unchecked), channel)
+    save_checkpoint(
+        path,
+        embeddings,
+        Content(dense, _about(embeddings, parts, trees, progress), unchecked),
+        channel,
+    )
     if keep is not None:
         on_first(channel, checkpoints.remove_old)
     return path
@@ -112,7 +130,9 @@ def _about(
 ) -> dict[str, object]:
     """What a manifest says of a program beside its files."""
     num_ranks = embeddings.control.ranks.world_size
-    state = ProgramState(embedding_step=embeddings.step, num_ranks=num_ranks, rates=_rates(embeddings), parts=trees)
+    state = ProgramState(
+        embedding_step=embeddings.step, num_ranks=num_ranks, rates=_rates(embeddings), parts=trees
+    )
     rates = {"embedding": embeddings.learning_rate} | parts.learning_rates()
     return {"program": state, "progress": progress, "learning_rates": rates}
 
@@ -176,7 +196,9 @@ def load(
     return loaded[-1]
 
 
-def _restore(folder: Path, manifest: Manifest, embeddings: Embeddings, parts: ProgramParts, row_state: bool) -> Saved:
+def _restore(
+    folder: Path, manifest: Manifest, embeddings: Embeddings, parts: ProgramParts, row_state: bool
+) -> Saved:
     """Everything from one checkpoint; nothing is changed when a file is damaged."""
     channel, program = embeddings.control, manifest.program
 
@@ -193,7 +215,9 @@ def _restore(folder: Path, manifest: Manifest, embeddings: Embeddings, parts: Pr
     together(channel, lambda: parts.load(folder, manifest))
     together(channel, lambda: _fill_rows(folder, manifest, embeddings, row_state))
     if not restore_random(folder, manifest, channel):
-        logger.info("torch's random state stays as it is: %s was saved by another number of ranks", folder)
+        logger.info(
+            "torch's random state stays as it is: %s was saved by another number of ranks", folder
+        )
     position = decode(manifest.progress.loader, {})
     if position is not None and position.keys() == {"epoch", "sample"}:
         position = LoaderPosition(**position)
@@ -209,9 +233,15 @@ def _fill_rows(folder: Path, manifest: Manifest, embeddings: Embeddings, row_sta
             load_tables(folder, manifest.tables, [replace(view, state={}) for view in views])
             for view in views:
                 if "average" in view.state:
-                    view.state["average"][:], view.state["averaged_at"][:] = view.weights, embeddings.step
+                    view.state["average"][:], view.state["averaged_at"][:] = (
+                        view.weights,
+                        embeddings.step,
+                    )
     if row_state and manifest.program is None:
-        embeddings.step, embeddings.learning_rate = manifest.progress.step, manifest.learning_rates["embedding"]
+        embeddings.step, embeddings.learning_rate = (
+            manifest.progress.step,
+            manifest.learning_rates["embedding"],
+        )
     elif row_state and manifest.program is not None:
         embeddings.step = manifest.program.embedding_step
         settings = _settings_of_groups(manifest.program, embeddings)
@@ -228,7 +258,10 @@ def _rates(embeddings: Embeddings) -> dict[str, dict[str, Any]]:
     rates: dict[str, dict[str, Any]] = {}
     for group in embeddings.fused_optimizer.param_groups:
         settings = {key: value for key, value in group.items() if key not in ("params", "tables")}
-        plain = {key: value.item() if isinstance(value, Tensor) else value for key, value in settings.items()}
+        plain = {
+            key: value.item() if isinstance(value, Tensor) else value
+            for key, value in settings.items()
+        }
         rates |= {table: encode(plain, "fused_optimizer", {}) for table in group["tables"]}
     return rates
 
@@ -238,7 +271,9 @@ def _settings_of_groups(program: ProgramState, embeddings: Embeddings) -> list[d
     settings = []
     for group in embeddings.fused_optimizer.param_groups:
         tables = group["tables"]
-        odd = next((table for table in tables if program.rates[table] != program.rates[tables[0]]), None)
+        odd = next(
+            (table for table in tables if program.rates[table] != program.rates[tables[0]]), None
+        )
         if odd is not None:
             raise CheckpointError(
                 f"tables {tables[0]!r} and {odd!r} with one optimizer, whose rows were saved with different rates",

@@ -81,7 +81,8 @@ class ProgramParts:
         self._optimizers = _named("optimizer", optimizer, torch.optim.Optimizer)
         self._schedulers = _named("scheduler", scheduler, HasState)
         self._prefixes = {
-            "" if part == "model" else f"{part.partition('@')[2]}.": m for part, m in self._models.items()
+            "" if part == "model" else f"{part.partition('@')[2]}.": m
+            for part, m in self._models.items()
         }
 
     @property
@@ -96,7 +97,11 @@ class ProgramParts:
             ConfigError: for what cannot be stored.
         """
         for part, model in self._models.items():
-            others = [each for each in model.modules() if isinstance(each, Embeddings) and each is not self._embeddings]
+            others = [
+                each
+                for each in model.modules()
+                if isinstance(each, Embeddings) and each is not self._embeddings
+            ]
             if others:
                 raise ConfigError(
                     f"{part} with pibroch.Embeddings of tables {', '.join(t.name for t in others[0].tables)} in it",
@@ -105,7 +110,9 @@ class ProgramParts:
         with self._embeddings.left_out():
             found = {part: _encode_model(model) for part, model in self._models.items()}
         for part, optimizer in self._optimizers.items():
-            found[part] = EncodedPart(*encode_optimizer(optimizer, names_of_parameters(optimizer, self._prefixes)))
+            found[part] = EncodedPart(
+                *encode_optimizer(optimizer, names_of_parameters(optimizer, self._prefixes))
+            )
         for part, scheduler in self._schedulers.items():
             found[part] = _encode_values(scheduler.state_dict(), part)
         return found if extra is None else {**found, "extra": _encode_values(extra, "extra")}
@@ -113,7 +120,11 @@ class ProgramParts:
     def learning_rates(self) -> dict[str, float]:
         """Of each optimizer's first group, by the optimizer's name, ``dense`` for the only one."""
         rates = {part: each.param_groups[0].get("lr") for part, each in self._optimizers.items()}
-        named = {part.partition("@")[2] or "dense": rate for part, rate in rates.items() if rate is not None}
+        named = {
+            part.partition("@")[2] or "dense": rate
+            for part, rate in rates.items()
+            if rate is not None
+        }
         return {name: float(rate) for name, rate in named.items()}
 
     def gather(
@@ -140,7 +151,8 @@ class ProgramParts:
             part: {
                 "state": led(channel, tree["state"], self._held(part)),
                 "groups": [
-                    [*led(channel, dict.fromkeys(g["params"]), self._held(part))] for g in tree.get("groups", ())
+                    [*led(channel, dict.fromkeys(g["params"]), self._held(part))]
+                    for g in tree.get("groups", ())
                 ],
             }
             for part, tree in trees.items()
@@ -149,7 +161,9 @@ class ProgramParts:
         for theirs in channel.gather(mine):
             for part, found in theirs.items():
                 trees[part]["state"] |= found["state"]
-                for group, names in zip(trees[part].get("groups", ()), found["groups"], strict=False):
+                for group, names in zip(
+                    trees[part].get("groups", ()), found["groups"], strict=False
+                ):
                     group["params"] += [name for name in names if name not in group["params"]]
 
     def load(self, folder: Path, manifest: Manifest) -> None:
@@ -164,9 +178,16 @@ class ProgramParts:
             tensors = without(_read(folder, part, files), parts_elsewhere(model))
             with self._embeddings.left_out():
                 _load_model(model, part, trees.get(part), tensors)
-        away = {prefix + part for prefix, model in self._prefixes.items() for part in parts_elsewhere(model)}
+        away = {
+            prefix + part
+            for prefix, model in self._prefixes.items()
+            for part in parts_elsewhere(model)
+        }
         for part, optimizer in self._optimizers.items():
-            names, tensors = names_of_parameters(optimizer, self._prefixes), without(_read(folder, part, files), away)
+            names, tensors = (
+                names_of_parameters(optimizer, self._prefixes),
+                without(_read(folder, part, files), away),
+            )
             load_optimizer(optimizer, names, tensors, trees.get(part), away)
         for part, scheduler in self._schedulers.items():
             scheduler.load_state_dict(decode(trees[part]["state"], _read(folder, part, files)))
@@ -195,7 +216,9 @@ class ProgramParts:
         if part not in self._optimizers:
             return {}
         return {
-            prefix + name: who for prefix, model in self._prefixes.items() for name, who in all_parts(model).items()
+            prefix + name: who
+            for prefix, model in self._prefixes.items()
+            for name, who in all_parts(model).items()
         }
 
 
@@ -207,7 +230,11 @@ def file_of(part: str) -> str:
     """
     kind, _, name = part.partition("@")
     file = _FILES[kind]
-    return file if not name else f"{file.removesuffix('.safetensors')}@{quote(name, safe=' ')}.safetensors"
+    return (
+        file
+        if not name
+        else f"{file.removesuffix('.safetensors')}@{quote(name, safe=' ')}.safetensors"
+    )
 
 
 def load_extra(folder: Path, manifest: Manifest) -> object:
@@ -250,7 +277,9 @@ def _named(kind: str, given: Named[Any], wanted: type) -> dict[str, Any]:
         if not isinstance(each, wanted) or isinstance(each, type):
             raise ConfigError(
                 f"{part}, a {type(each).__name__}",
-                {"model": "a torch module", "optimizer": "a torch optimizer"}.get(kind, "something with state_dict()"),
+                {"model": "a torch module", "optimizer": "a torch optimizer"}.get(
+                    kind, "something with state_dict()"
+                ),
                 "pass one, or several by name: {'wide': ..., 'deep': ...}",
             )
     return named
@@ -271,7 +300,9 @@ def _encode_values(value: object, part: str) -> EncodedPart:
 
 
 def _load_model(model: nn.Module, part: str, tree: Any, tensors: Mapping[str, Tensor]) -> None:
-    named = tensors if tree is None else decode(without(tree["state"], parts_elsewhere(model)), tensors)
+    named = (
+        tensors if tree is None else decode(without(tree["state"], parts_elsewhere(model)), tensors)
+    )
     try:
         model.load_state_dict(dict(named))
     except RuntimeError as error:

@@ -46,7 +46,11 @@ class Replanner:
         self._session, self._run, self._above = session, run, above
         section = session.config.embedding.exchange.for_ranks(session.world.ranks.world_size)
         path = getattr(section, "plan", None)
-        if path is None or section.name not in ("alltoall", "retrieve", "lookahead") or section.helpers():
+        if (
+            path is None
+            or section.name not in ("alltoall", "retrieve", "lookahead")
+            or section.helpers()
+        ):
             raise ConfigError(
                 f"train.replan_above with embedding.exchange {section.name!r} and plan {path!r}",
                 "alltoall, retrieve, or lookahead without servers and central oracle, under a plan by rows",
@@ -54,7 +58,9 @@ class Replanner:
             )  # fmt: skip
         self._features = {table.name: table.features for table in session.embeddings.tables}
         num_rows = sum(table.num_rows for table in session.embeddings.tables)
-        self._rows_per_step = max(1024, num_rows // (session.world.ranks.world_size * MOST_STEPS_OF_A_MOVE))
+        self._rows_per_step = max(
+            1024, num_rows // (session.world.ranks.world_size * MOST_STEPS_OF_A_MOVE)
+        )
         self._watch = self._watch_over(Path(path)) if session.world.is_first else None
         self._planner = ThreadPoolExecutor(1, thread_name_prefix="pibroch-replan")
         self._found: Future[Decay] | None = None
@@ -84,9 +90,13 @@ class Replanner:
     def _watch_over(self, path: Path) -> DriftWatch:
         assignment, prediction = load_plan(path)
         mode = as_mode(prediction.mode)
-        options = PlanOptions(extra=prediction.extra, mode=mode, policy=as_policy(prediction.policy), steps=False)
+        options = PlanOptions(
+            extra=prediction.extra, mode=mode, policy=as_policy(prediction.policy), steps=False
+        )
         session = self._session
-        sizes = sizes_of(session.embeddings.tables, session.embeddings.optimizers if mode == "training" else None)
+        sizes = sizes_of(
+            session.embeddings.tables, session.embeddings.optimizers if mode == "training" else None
+        )
         topology = ClusterTopology.of({"host_of_rank": list(prediction.hosts)}, str(path))
         batch_size = max(1, session.config.train.batch_size // session.world.ranks.world_size)
         return DriftWatch(assignment, sizes, topology, options, batch_size)
@@ -105,9 +115,20 @@ class Replanner:
             path.parent.mkdir(exist_ok=True)
             Plan.by_rows(decay.assignment).save(path)
             self._watch.assignment = decay.assignment
-            logger.info("step %d: the plan costs %.2f times a fresh one; rows move to %s", step, decay.ratio, path)
+            logger.info(
+                "step %d: the plan costs %.2f times a fresh one; rows move to %s",
+                step,
+                decay.ratio,
+                path,
+            )
         told = None if path is None else path.name
-        look = {"step": step, "current": decay.current, "fresh": decay.fresh, "moved_to": told, "in_force_after": None}
+        look = {
+            "step": step,
+            "current": decay.current,
+            "fresh": decay.fresh,
+            "moved_to": told,
+            "in_force_after": None,
+        }
         self._looks.append(look)
         self._run.write_json("plan_decay.json", self._looks)
         return None if path is None else str(path)

@@ -79,7 +79,9 @@ def warn_of_surroundings(before: Mapping[str, object], here: Mapping[str, object
 
 def _listed(values: Mapping[str, object], keys: Sequence[str]) -> str:
     counts = {
-        key: f"{values[key]} {key if values[key] != 1 else key[:-1]}" for key in keys if key in ("threads", "ranks")
+        key: f"{values[key]} {key if values[key] != 1 else key[:-1]}"
+        for key in keys
+        if key in ("threads", "ranks")
     }
     return ", ".join(counts.get(key, f"{key} {values[key]}") for key in keys)
 

@@ -71,24 +71,34 @@ def helper_processes(
     from pibroch.roles.process import Share, started
 
     places = rendezvous_of_roles(config)
-    own = {role: count for role, count in asked.items() if rendezvous is None and places[role] is None}
+    own = {
+        role: count for role, count in asked.items() if rendezvous is None and places[role] is None
+    }
     rendezvous = rendezvous or next((place for place in places.values() if place is not None), None)
     opens_rendezvous = rendezvous is None and world.is_first
     with ExitStack() as stack:
         if own:
             threads = threads_of_rank(_local_ranks(world, own) + sum(own.values()))
-            shares = [Share(role, count, run.path / role.folder, RESTARTS.get(role, 0)) for role, count in own.items()]
+            shares = [
+                Share(role, count, run.path / role.folder, RESTARTS.get(role, 0))
+                for role, count in own.items()
+            ]
             how = shares, threads, rendezvous, partial(run.note_restart, from_step=None)
             rendezvous = on_first(channel, lambda: stack.enter_context(started(*how)))
         assert rendezvous is not None, "given, or opened just now"
-        found = together(channel, lambda: [list(each) for each in join(rendezvous, asked, world.ranks.rank).values()])[
-            0
-        ]
+        found = together(
+            channel,
+            lambda: [list(each) for each in join(rendezvous, asked, world.ranks.rank).values()],
+        )[0]
         if opens_rendezvous:
             stack.callback(leave)
-        yield Helpers({role.command: tuple(names) for role, names in zip(asked, found, strict=True)})
+        yield Helpers(
+            {role.command: tuple(names) for role, names in zip(asked, found, strict=True)}
+        )
         channel.barrier()  # nobody ends a process that another one still asks
-        if not opens_rendezvous:  # after a failure the place may be gone, and so is this process soon
+        if (
+            not opens_rendezvous
+        ):  # after a failure the place may be gone, and so is this process soon
             leave()
 
 

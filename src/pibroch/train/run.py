@@ -84,7 +84,11 @@ def run_training(
     check_same_run(world.control, config, dataset)
     with helper_processes(config, world, run, rendezvous) as helpers:
         session = build_session(
-            config, dataset, world, helpers, has_rows=not on_first(world.control, lambda: goes_on(run))
+            config,
+            dataset,
+            world,
+            helpers,
+            has_rows=not on_first(world.control, lambda: goes_on(run)),
         )
         return _train(session, run, make_sink, traces)
 
@@ -95,7 +99,10 @@ def _train(session: Session, run: RunDirectory, make_sink: MakeSink, traces: boo
     checkpoints = CheckpointFolder(run.checkpoints_path, *how)
     cuts = MemoryCuts(session)
     progress, timed = _go_on(session, run, checkpoints, cuts)
-    on_first(channel, lambda: _note_surroundings(session, run, checkpoints.latest() is not None, progress.step))
+    on_first(
+        channel,
+        lambda: _note_surroundings(session, run, checkpoints.latest() is not None, progress.step),
+    )
     finished = on_first(channel, lambda: _summary_of_finished(session, run, progress))
     if finished is not None:
         summary = Summary(**finished)
@@ -108,11 +115,23 @@ def _train(session: Session, run: RunDirectory, make_sink: MakeSink, traces: boo
     sink = FanOut([JsonLines(run.metrics_path), make_sink(total_steps(session))])
     tracing: AbstractContextManager[StepTrace | None] = nullcontext()
     if traces:
-        tracing = StepTrace(run.trace_path, f"rank {run.rank}", total_steps(session) - progress.step)
-    replanner = None if settings.replan_above is None else Replanner(session, run, settings.replan_above)
+        tracing = StepTrace(
+            run.trace_path, f"rank {run.rank}", total_steps(session) - progress.step
+        )
+    replanner = (
+        None if settings.replan_above is None else Replanner(session, run, settings.replan_above)
+    )
     try:
         with tracing as trace:
-            trainer = Trainer(session, Saver(checkpoints, timed, cuts), sink, progress, stopwatch, trace, replanner)
+            trainer = Trainer(
+                session,
+                Saver(checkpoints, timed, cuts),
+                sink,
+                progress,
+                stopwatch,
+                trace,
+                replanner,
+            )
             trainer.fit()
         checkpoints.restore_best(session)
         return _conclude(session, run, trainer, sink)
@@ -124,14 +143,21 @@ def _train(session: Session, run: RunDirectory, make_sink: MakeSink, traces: boo
 
 def goes_on(run: RunDirectory) -> bool:
     """Whether there may be rows of an earlier process, in memory or on the disk."""
-    return has_state() or any(run.checkpoints_path.glob("step-*")) or any(run.recovery_path.glob("step-*"))
+    return (
+        has_state()
+        or any(run.checkpoints_path.glob("step-*"))
+        or any(run.recovery_path.glob("step-*"))
+    )
 
 
 def _go_on(
     session: Session, run: RunDirectory, checkpoints: CheckpointFolder, cuts: MemoryCuts
 ) -> tuple[Progress, TimedCheckpoints]:
     """Bring a fresh session to where the run is: to the newest cut in memory, else to the newest checkpoint."""
-    seconds, step = session.config.train.checkpoint_every_seconds, cuts.newest(checkpoints.newest_step())
+    seconds, step = (
+        session.config.train.checkpoint_every_seconds,
+        cuts.newest(checkpoints.newest_step()),
+    )
     if step is None:
         progress = checkpoints.resume(session)
         session.fill_rows()
@@ -150,7 +176,9 @@ def _go_on(
     return state.progress, timed
 
 
-def evaluate_checkpoint(path: Path, dataset: EncodedDataset, split: str, out: Path | None = None) -> Metrics:
+def evaluate_checkpoint(
+    path: Path, dataset: EncodedDataset, split: str, out: Path | None = None
+) -> Metrics:
     """Metrics of a checkpoint, or of a run directory's best one, over a split; on the threads that the recipe asks for.
 
     Args:
@@ -221,7 +249,9 @@ def _note_surroundings(session: Session, run: RunDirectory, goes_on: bool, step:
     run.note_ranks(session.world.ranks.world_size, step)
 
 
-def _summary_of_finished(session: Session, run: RunDirectory, progress: Progress) -> dict[str, Any] | None:
+def _summary_of_finished(
+    session: Session, run: RunDirectory, progress: Progress
+) -> dict[str, Any] | None:
     """The summary of a run that has nothing left to do; ``None`` for one that goes on, or whose end was cut off."""
     if not has_finished(session, progress.step, progress.monitor):
         return None
@@ -243,7 +273,10 @@ def _conclude(session: Session, run: RunDirectory, trainer: Trainer, sink: Sink)
     best_possible_auc = _best_possible_auc(session.dataset)
     if session.world.is_first:
         skew = asdict(access_skew(session.dataset))
-        run.write_json("evaluation.json", {**tested, "best_possible_auc": best_possible_auc, "access_skew": skew})
+        run.write_json(
+            "evaluation.json",
+            {**tested, "best_possible_auc": best_possible_auc, "access_skew": skew},
+        )
         run.write_summary(summary)
     return RunResult(summary, best_possible_auc)
 
@@ -254,13 +287,24 @@ def _best_possible_auc(dataset: EncodedDataset) -> float | None:
 
 
 def _summary(
-    session: Session, trainer: Trainer, metrics: Metrics | None, by_link: list[list[float] | None], num_restarts: int
+    session: Session,
+    trainer: Trainer,
+    metrics: Metrics | None,
+    by_link: list[list[float] | None],
+    num_restarts: int,
 ) -> Summary:
     """The run in figures, the same on all ranks but for the time that each has measured."""
     world, traffic = session.world, session.world.ranks.traffic
     seconds, own_samples = trainer.stopwatch.read()
     report = session.embeddings.exchange.report()
-    figures = [own_samples, traffic.sent, traffic.received, peak_rss_bytes(), report.rows_read, report.rows_fetched]
+    figures = [
+        own_samples,
+        traffic.sent,
+        traffic.received,
+        peak_rss_bytes(),
+        report.rows_read,
+        report.rows_fetched,
+    ]
     purposes_here = dict(report.bytes_by_purpose)
     if session.processors is not None:
         purposes_here["data"] = session.processors.num_bytes
@@ -280,7 +324,9 @@ def _summary(
         bytes_received=sum(received),
         cache_hit_rate=hit_rate(sum(read), sum(fetched)),
         lookahead=round(report.lookahead_sum / report.num_steps, 1) if report.num_steps else None,
-        bytes_by_purpose=_by_purpose(sum(sent), purposes) if report.num_steps or session.processors else None,
+        bytes_by_purpose=_by_purpose(sum(sent), purposes)
+        if report.num_steps or session.processors
+        else None,
         bytes_by_link=None if None in by_link else by_link,
         peak_rss_bytes=max(peaks),
         restarts=num_restarts,

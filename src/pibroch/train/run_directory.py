@@ -74,7 +74,9 @@ class RunDirectory:
         Raises:
             ConfigError: when the folder holds something already.
         """
-        if self.path.exists() and (not self.path.is_dir() or any(path.name != LOCK for path in self.path.iterdir())):
+        if self.path.exists() and (
+            not self.path.is_dir() or any(path.name != LOCK for path in self.path.iterdir())
+        ):
             raise ConfigError(
                 f"run directory {self.path}, which is not empty",
                 "a new or empty folder",
@@ -93,7 +95,9 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             self._claim = (self.path / LOCK).open("a+", encoding="utf-8")
         except OSError as error:
-            raise StorageError(f"{error.strerror} at {self.path}", "a folder to write to", "pass --run-dir") from error
+            raise StorageError(
+                f"{error.strerror} at {self.path}", "a folder to write to", "pass --run-dir"
+            ) from error
         if fcntl is None:  # not on every system
             return
         try:
@@ -118,7 +122,9 @@ class RunDirectory:
         try:
             self.checkpoints_path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StorageError(f"{error.strerror} at {self.path}", "a folder to write to", "pass --run-dir") from error
+            raise StorageError(
+                f"{error.strerror} at {self.path}", "a folder to write to", "pass --run-dir"
+            ) from error
         self.write_text("config.toml", to_toml(config.model_dump()))
         if self.read_json(VERSIONS) is None:
             self.write_json(VERSIONS, surroundings())
@@ -170,7 +176,12 @@ class RunDirectory:
             pause_seconds: before the start.
         """
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        record = {"time": now, "reason": reason, "from_step": from_step, "pause_seconds": pause_seconds}
+        record = {
+            "time": now,
+            "reason": reason,
+            "from_step": from_step,
+            "pause_seconds": pause_seconds,
+        }
         try:
             with (self.path / RESTARTS).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")

@@ -28,7 +28,9 @@ def check_same_run(channel: Channel, config: RunConfig, dataset: EncodedDataset)
         return
     here = {
         "data set": f"{dataset.digest[:12]} ({dataset.samples.get('train', 0):,} training samples)",
-        "configuration": hashlib.sha256(config.model_dump_json(exclude={"data": {"dir"}}).encode()).hexdigest()[:12],
+        "configuration": hashlib.sha256(
+            config.model_dump_json(exclude={"data": {"dir"}}).encode()
+        ).hexdigest()[:12],
         "Python": platform.python_version(),
         "pibroch": f"{__version__} ({code_digest()[:12]})",
         **{name: version(name) for name in LIBRARIES},

@@ -35,7 +35,9 @@ class ScoreParts:
         self.out, self.num_samples = out, num_samples
         self.folder = out.with_name(f"{out.name}.parts")
         num_batches = -(-num_samples // batch_size)
-        self.samples_per_part = batch_size * max(1, min(-(-num_batches // PARTS_WANTED), MOST_SAMPLES // batch_size))
+        self.samples_per_part = batch_size * max(
+            1, min(-(-num_batches // PARTS_WANTED), MOST_SAMPLES // batch_size)
+        )
 
     def __len__(self) -> int:
         """How many."""

@@ -69,7 +69,9 @@ def score_split_by_ranks(
     if world.is_first:
         advance(kept)
     try:
-        with torch.autocast("cpu", torch.bfloat16, enabled=manifest.config.train.bf16, cache_enabled=False):
+        with torch.autocast(
+            "cpu", torch.bfloat16, enabled=manifest.config.train.bf16, cache_enabled=False
+        ):
             work.do(pipeline, advance)
         on_first(control, parts.merge)
     finally:
@@ -85,7 +87,9 @@ def _opened(folder: Path, dataset: EncodedDataset, world: World) -> tuple[Manife
         verify_file(folder / name, digest)
     torch.set_num_threads(manifest.config.train.threads or threads_of_rank())
     num_dense, state = len(schema_of(manifest).dense), dense_state(folder, manifest)
-    dense = dense_layers(manifest.config.model, num_dense, list(manifest.tables), state, str(folder))
+    dense = dense_layers(
+        manifest.config.model, num_dense, list(manifest.tables), state, str(folder)
+    )
     return manifest, dense.eval().requires_grad_(False)
 
 
@@ -98,11 +102,20 @@ def _begin(parts: ScoreParts, folder: Path, dataset: EncodedDataset, split: str)
 class _Work:
     """What a rank does: parts that are missing go round, so that rank 0 has as many batches as any other."""
 
-    def __init__(self, parts: ScoreParts, split: Split, batch_size: int, missing: Sequence[int], world: World) -> None:
+    def __init__(
+        self, parts: ScoreParts, split: Split, batch_size: int, missing: Sequence[int], world: World
+    ) -> None:
         self._parts, self._split, self._world = parts, split, world
-        self._numbers, self._batch_size = missing[world.ranks.rank :: world.ranks.world_size], batch_size
+        self._numbers, self._batch_size = (
+            missing[world.ranks.rank :: world.ranks.world_size],
+            batch_size,
+        )
         self._by_rank = [
-            [batch for number in missing[rank :: world.ranks.world_size] for batch in self._batches(number)]
+            [
+                batch
+                for number in missing[rank :: world.ranks.world_size]
+                for batch in self._batches(number)
+            ]
             for rank in range(world.ranks.world_size)
         ]
 
@@ -116,7 +129,10 @@ class _Work:
 
     def _batches(self, number: int) -> list[range]:
         samples, size = self._parts.samples(number), self._batch_size
-        return [range(first, min(first + size, samples.stop)) for first in range(samples.start, samples.stop, size)]
+        return [
+            range(first, min(first + size, samples.stop))
+            for first in range(samples.start, samples.stop, size)
+        ]
 
     def _scored(
         self, pipeline: BoundedLagPipeline, advance: Advance
@@ -132,7 +148,9 @@ class _Work:
         for prediction in pipeline.run(batches()):
             if self._world.is_first:
                 place = prediction.request_id
-                advance(sum(len(batches[place]) for batches in self._by_rank if place < len(batches)))
+                advance(
+                    sum(len(batches[place]) for batches in self._by_rank if place < len(batches))
+                )
             yield _logits(prediction), labels.pop(0).numpy()
 
 

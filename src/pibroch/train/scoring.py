@@ -67,7 +67,10 @@ def score_split(
         samples = parts.samples(number)
         if number in missing:
             parts.publish(
-                number, frame_of(list(_scores(predictor, opened, samples, batch_size, advance)), samples.start)
+                number,
+                frame_of(
+                    list(_scores(predictor, opened, samples, batch_size, advance)), samples.start
+                ),
             )
         else:
             advance(len(samples))
@@ -89,7 +92,11 @@ def check_out(out: Path) -> None:
     if out.suffix not in FORMATS:
         raise ConfigError(f"{out} for scores", f"a file that ends in {' or '.join(FORMATS)}")
     if out.exists():
-        raise ConfigError(f"{out}, which is there already", "a file that is not", "remove it, or choose another name")
+        raise ConfigError(
+            f"{out}, which is there already",
+            "a file that is not",
+            "remove it, or choose another name",
+        )
     if not out.parent.is_dir():
         raise ConfigError(f"{out.parent}, which is no folder", "a folder for the scores", "make it")
 
@@ -102,13 +109,19 @@ def opened_split(dataset: EncodedDataset, split: str) -> Split:
         DataError: when it has no samples.
     """
     if split not in dataset.samples:
-        raise ConfigError(f"split {split!r}", f"one of {', '.join(dataset.samples)}", "change --split")
+        raise ConfigError(
+            f"split {split!r}", f"one of {', '.join(dataset.samples)}", "change --split"
+        )
     if not dataset.samples[split]:
-        raise DataError(f"no {split} samples in {dataset.path}", "a split with samples", "pass another --split")
+        raise DataError(
+            f"no {split} samples in {dataset.path}", "a split with samples", "pass another --split"
+        )
     return dataset.split(cast(SplitName, split))
 
 
-def frame_of(parts: list[tuple[NDArray[np.float32], NDArray[np.float32]]], first: int) -> pl.DataFrame:
+def frame_of(
+    parts: list[tuple[NDArray[np.float32], NDArray[np.float32]]], first: int
+) -> pl.DataFrame:
     """Logits and labels as the columns of the file."""
     logits, labels = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
     scores = 1.0 / (1.0 + np.exp(-logits.astype(np.float64)))
@@ -117,7 +130,11 @@ def frame_of(parts: list[tuple[NDArray[np.float32], NDArray[np.float32]]], first
 
 
 def _scores(
-    predictor: Predictor, split: Split, samples: range, batch_size: int, advance: Callable[[int], None]
+    predictor: Predictor,
+    split: Split,
+    samples: range,
+    batch_size: int,
+    advance: Callable[[int], None],
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
     for first in range(samples.start, samples.stop, batch_size):
         batch = batch_of(split, np.arange(first, min(first + batch_size, samples.stop)))

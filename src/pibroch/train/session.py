@@ -107,7 +107,9 @@ class Session:
     def set_learning_rates(self, step: int, total_steps: int, plateaus: int) -> None:
         """Set both learning rates for ``step`` (from 1), after ``plateaus`` evaluations without improvement."""
         schedule = self.config.schedule
-        factor = learning_rate_factor(schedule, step, total_steps) * schedule.plateau_factor**plateaus
+        factor = (
+            learning_rate_factor(schedule, step, total_steps) * schedule.plateau_factor**plateaus
+        )
         self.embeddings.learning_rate = self.config.embedding.optimizer.lr * factor
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.optimizer.lr * factor
@@ -149,7 +151,9 @@ def build_session(
     optimizer = build_dense_optimizer(config.optimizer, model.parameters())
     averages = _averages(model, config.train.average)
     processors = _processors(helpers.processors, world)
-    return Session(config, dataset, embeddings, model, optimizer, averages, world, processors, has_rows)
+    return Session(
+        config, dataset, embeddings, model, optimizer, averages, world, processors, has_rows
+    )
 
 
 def _groups_of_towers(
@@ -160,7 +164,12 @@ def _groups_of_towers(
         return {}
     if not issubclass(MODELS[config.model.name], TowerModel):
         return {}
-    return {"groups": [[features[number] for number in group] for group in config.model.towers.numbers(features)]}
+    return {
+        "groups": [
+            [features[number] for number in group]
+            for group in config.model.towers.numbers(features)
+        ]
+    }
 
 
 def _processors(names: tuple[str, ...], world: World) -> Processors | None:
@@ -177,7 +186,10 @@ def build_tables(config: RunConfig, num_rows: dict[str, int]) -> list[Table]:
     table_dim = MODELS[config.model.name].table_dim(dim)
     initializer = _initializer(config, table_dim - dim)
     dtype = config.embedding.dtype
-    return [Table(name, rows, table_dim, initializer=initializer, dtype=dtype) for name, rows in num_rows.items()]
+    return [
+        Table(name, rows, table_dim, initializer=initializer, dtype=dtype)
+        for name, rows in num_rows.items()
+    ]
 
 
 def _averages(model: nn.Module, decay: float | None) -> AveragedModel | None:

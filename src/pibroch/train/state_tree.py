@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from pibroch.errors import CheckpointError, ConfigError
 
 _FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-_KINDS = "None, bool, int, float, str, dense tensors, and dicts, lists, tuples and Counters of these"
+_KINDS = (
+    "None, bool, int, float, str, dense tensors, and dicts, lists, tuples and Counters of these"
+)
 
 
 def encode(value: object, path: str, tensors: dict[str, Tensor]) -> object:
@@ -76,7 +78,9 @@ def decode(value: object, tensors: Mapping[str, Tensor]) -> Any:
         kind, content = next(iter(value.items()))
     if kind == "$tensor":
         if content not in tensors:
-            raise CheckpointError(f"no tensor {content!r} in the checkpoint", "all that it names", "use another one")
+            raise CheckpointError(
+                f"no tensor {content!r} in the checkpoint", "all that it names", "use another one"
+            )
         return tensors[content]
     if kind == "$float":
         return _FLOATS[content]
@@ -91,18 +95,27 @@ def decode(value: object, tensors: Mapping[str, Tensor]) -> Any:
 def _number(value: int | float | np.integer[Any] | np.floating[Any]) -> object:
     plain = value.item() if isinstance(value, np.generic) else value
     if isinstance(plain, float) and not math.isfinite(plain):
-        return {"$float": next(name for name, known in _FLOATS.items() if repr(known) == repr(float(plain)))}
+        return {
+            "$float": next(
+                name for name, known in _FLOATS.items() if repr(known) == repr(float(plain))
+            )
+        }
     return float(plain) if isinstance(plain, float) else int(plain)
 
 
 def _items(value: Mapping[Any, object], path: str, tensors: dict[str, Tensor]) -> list[list[Any]]:
     return [
-        [encode(key, f"{path}/a key", tensors), encode(item, f"{path}/{key}", tensors)] for key, item in value.items()
+        [encode(key, f"{path}/a key", tensors), encode(item, f"{path}/{key}", tensors)]
+        for key, item in value.items()
     ]
 
 
 def _dense(tensor: Tensor, path: str) -> Tensor:
-    if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout != torch.strided or tensor.is_meta:
+    if (
+        type(tensor) not in (Tensor, nn.Parameter)
+        or tensor.layout != torch.strided
+        or tensor.is_meta
+    ):
         raise ConfigError(
             f"{path}, a {type(tensor).__name__} ({tensor.layout}, on {tensor.device}), to be saved",
             "a dense tensor that is all in this process",

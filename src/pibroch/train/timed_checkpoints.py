@@ -31,7 +31,14 @@ from pibroch.embedding.storage import FileDigest, explained_refusal, flush_to_di
 from pibroch.errors import StorageError
 from pibroch.observability.trace import span
 from pibroch.train.agreement import on_first, together
-from pibroch.train.checkpoint import Base, Content, begin_folder, content_of, finish_folder, must_be_shared
+from pibroch.train.checkpoint import (
+    Base,
+    Content,
+    begin_folder,
+    content_of,
+    finish_folder,
+    must_be_shared,
+)
 from pibroch.train.checkpoint_folder import CheckpointFolder
 from pibroch.train.dense_state import save_dense
 from pibroch.train.manifest import FORMAT_VERSION, Manifest, Progress
@@ -144,7 +151,9 @@ class TimedCheckpoints:
         cuts = [shard.cut() for shard in self._shards()]
         there = [cut for cut in cuts if cut is not None]
         if not all(self._control.gather(len(there) == len(cuts))):
-            logger.warning("no checkpoint beside training at step %d: no memory for its rows", progress.step)
+            logger.warning(
+                "no checkpoint beside training at step %d: no memory for its rows", progress.step
+            )
             for shard, cut in zip(session.embeddings.exchange.shards, cuts, strict=True):
                 if cut is not None:
                     shard.end_cut(is_saved=False)
@@ -158,7 +167,9 @@ class TimedCheckpoints:
             self._thread = TaskThread("pibroch-checkpoint")
             self._channel = session.world.ranks.patient(CONTROL_TIMEOUT_S).open_channel()
         self.count += 1
-        self._writing = self._thread.submit(partial(self._write, there, replace(content, dense=copied), progress.step))
+        self._writing = self._thread.submit(
+            partial(self._write, there, replace(content, dense=copied), progress.step)
+        )
 
     def _write(self, cuts: Sequence[Shard], content: Content, step: int) -> Base | None:
         """Write a checkpoint with all ranks; ``None``, with a warning, where the disk refuses. On a thread of its own."""
@@ -168,12 +179,19 @@ class TimedCheckpoints:
         try:
             temporary = self.folder / on_first(channel, lambda: self._begin_folder(folder))
             manifest = _write(temporary, channel, self._session, cuts, content, base)
-            shared = {} if base is None else {file: base.folder / file for file in _shared(manifest, base)}
+            shared = (
+                {}
+                if base is None
+                else {file: base.folder / file for file in _shared(manifest, base)}
+            )
             on_first(channel, lambda: finish_folder(temporary, folder, manifest, shared))
             on_first(channel, lambda: _remove(self.folder, KEEP))
         except StorageError as error:
             logger.warning("no checkpoint beside training at step %d: %s", step, error.got)
-            on_first(channel, lambda: shutil.rmtree(self.folder / temporary_name(folder), ignore_errors=True))
+            on_first(
+                channel,
+                lambda: shutil.rmtree(self.folder / temporary_name(folder), ignore_errors=True),
+            )
             return None
         return Base(folder, manifest)
 
@@ -216,7 +234,12 @@ class Saver:
 
 
 def _write(
-    temporary: Path, channel: Channel, session: Session, cuts: Sequence[Shard], content: Content, base: Base | None
+    temporary: Path,
+    channel: Channel,
+    session: Session,
+    cuts: Sequence[Shard],
+    content: Content,
+    base: Base | None,
 ) -> Manifest:
     """The files of all ranks, and what their manifest says."""
     rank, size, step = channel.ranks.rank, channel.ranks.world_size, content.about["progress"].step
@@ -236,12 +259,18 @@ def _write(
                 merged.append(merge(long[number], base.folder, temporary, name))
             for file in [*files, *(written.part.file for written in parts + merged)]:
                 flush_to_disk(temporary / file)
-        return {"files": _plain(files), "parts": list(map(asdict, parts)), "merged": list(map(asdict, merged))}
+        return {
+            "files": _plain(files),
+            "parts": list(map(asdict, parts)),
+            "merged": list(map(asdict, merged)),
+        }
 
     found = together(channel, write)
     files = {name: digest for each in found for name, digest in each["files"].items()}
     parts, merged = (
-        TypeAdapter(list[WrittenPart]).validate_python([part for each in found for part in each[kind]])
+        TypeAdapter(list[WrittenPart]).validate_python(
+            [part for each in found for part in each[kind]]
+        )
         for kind in ("parts", "merged")
     )
     return _manifest(session, content, base, files, parts, merged, long)
@@ -255,8 +284,14 @@ def _manifest(
     left_out = {part.file for chain in gone for part in chain.parts}
     tables: dict[str, SavedTable] = {}
     named: dict[str, FileDigest] = {}
-    for name, shape in saved_tables(session.embeddings.tables, session.embeddings.optimizers).items():
-        old = [] if base is None else [part for part in base.manifest.tables[name].parts if part.file not in left_out]
+    for name, shape in saved_tables(
+        session.embeddings.tables, session.embeddings.optimizers
+    ).items():
+        old = (
+            []
+            if base is None
+            else [part for part in base.manifest.tables[name].parts if part.file not in left_out]
+        )
         new = [written.part for written in (*merged, *parts) if written.table == name]
         tables[name] = replace(shape, parts=(*old, *new))
         named |= {part.file: base.manifest.files[part.file] for part in old if base is not None}
@@ -274,7 +309,12 @@ def _manifest(
 def _shared(manifest: Manifest, base: Base) -> list[str]:
     """Files of the base's tables that the manifest still names."""
     before = {part.file for table in base.manifest.tables.values() for part in table.parts}
-    return [part.file for table in manifest.tables.values() for part in table.parts if part.file in before]
+    return [
+        part.file
+        for table in manifest.tables.values()
+        for part in table.parts
+        if part.file in before
+    ]
 
 
 def _plain(files: Mapping[str, FileDigest]) -> dict[str, Any]:
@@ -284,7 +324,9 @@ def _plain(files: Mapping[str, FileDigest]) -> dict[str, Any]:
 def _remove(folder: Path, keep: int) -> None:
     """All but the newest; the folder too when nothing is left."""
     with explained_refusal(folder):
-        found = sorted(path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal())
+        found = sorted(
+            path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()
+        )
         for path in found[: len(found) - keep]:
             shutil.rmtree(path)
         if not keep and folder.exists() and not any(folder.iterdir()):

@@ -14,7 +14,15 @@ from pibroch.data import EncodedDataset
 from pibroch.data.batch import JaggedBatch
 from pibroch.data.loader import Loader
 from pibroch.errors import ConfigError, StorageError
-from pibroch.planner.towers import Balance, Centres, Floats, Similarity, Strategy, coordinates, partition
+from pibroch.planner.towers import (
+    Balance,
+    Centres,
+    Floats,
+    Similarity,
+    Strategy,
+    coordinates,
+    partition,
+)
 from pibroch.serve.predictor import Predictor
 
 BATCH_SIZE = 2048
@@ -114,7 +122,9 @@ def group_features(
     return FeatureGroups(features, named, found, num_bytes, strategy)
 
 
-def _some(dataset: EncodedDataset, features: Sequence[str], num_samples: int) -> Iterator[JaggedBatch]:
+def _some(
+    dataset: EncodedDataset, features: Sequence[str], num_samples: int
+) -> Iterator[JaggedBatch]:
     """Batches of the training split with so many samples, or all."""
     seen = 0
     for batch in Loader(dataset.split("train"), BATCH_SIZE):
@@ -134,11 +144,15 @@ def read_categories(path: Path, features: Sequence[str]) -> list[str]:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         pairs = [(name, category) for category, names in content.items() for name in list(names)]
     except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{path} as categories: {error}", "a TOML file such as user = ['C1', 'C2']") from error
+        raise ConfigError(
+            f"{path} as categories: {error}", "a TOML file such as user = ['C1', 'C2']"
+        ) from error
     for name in features:
         if sum(known == name for known, _ in pairs) != 1:
             raise ConfigError(
-                f"feature {name!r} in {sum(known == name for known, _ in pairs)} categories", "in one", f"see {path}"
+                f"feature {name!r} in {sum(known == name for known, _ in pairs)} categories",
+                "in one",
+                f"see {path}",
             )
     return [dict(pairs)[name] for name in features]
 
@@ -164,8 +178,12 @@ def write_map(path: Path, found: FeatureGroups) -> None:
     """
     from pibroch.observability.plots import map_plot
 
-    svg = map_plot(coordinates(found.similarity, found.strategy).tolist(), found.features, found.tower_of)
-    rows = "".join(f"<tr><td>{n}</td><td>{', '.join(group)}</td></tr>" for n, group in enumerate(found.groups))
+    svg = map_plot(
+        coordinates(found.similarity, found.strategy).tolist(), found.features, found.tower_of
+    )
+    rows = "".join(
+        f"<tr><td>{n}</td><td>{', '.join(group)}</td></tr>" for n, group in enumerate(found.groups)
+    )
     _write(
         path,
         f"<!doctype html><meta charset=utf-8><title>Towers</title><h1>Towers ({found.strategy})</h1>{svg}<table>{rows}</table>",
@@ -177,4 +195,6 @@ def _write(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise StorageError(f"{error.strerror} while writing {path}", "a place to write to") from error
+        raise StorageError(
+            f"{error.strerror} while writing {path}", "a place to write to"
+        ) from error

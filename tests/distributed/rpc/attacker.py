@@ -31,14 +31,18 @@ class Attacker:
         self.socket.settimeout(timeout_s)
         self._connect("\0" + target["unix"] if unix else (target["host"], target["port"]))
         self._arrived = []
-        self.reader = FrameReader(1 << 26, 1 << 30, lambda frame: [memoryview(bytearray(frame.payload_bytes))])
+        self.reader = FrameReader(
+            1 << 26, 1 << 30, lambda frame: [memoryview(bytearray(frame.payload_bytes))]
+        )
 
     def _connect(self, address):
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
                 return self.socket.connect(address)
-            except BlockingIOError:  # more connections wait to be accepted than a Unix socket lets wait
+            except (
+                BlockingIOError
+            ):  # more connections wait to be accepted than a Unix socket lets wait
                 assert time.monotonic() < deadline, "nobody accepts"
                 time.sleep(0.001)
 
@@ -48,7 +52,9 @@ class Attacker:
     def __exit__(self, *_):
         self.socket.close()
 
-    def shake_hands(self, secret=SECRET, expected=None, name="eve", connection_id=None, stream=0, **client):
+    def shake_hands(
+        self, secret=SECRET, expected=None, name="eve", connection_id=None, stream=0, **client
+    ):
         """A handshake; returns all that was sent."""
         core = Client(
             secret,
@@ -191,6 +197,8 @@ def descriptors_of(kind):
     fd = os.memfd_create("hostile", os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, 1 << 20 if kind != "short" else 1 << 10)
     both = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-    seals = {"unsealed": 0, "may grow": fcntl.F_SEAL_SHRINK, "may shrink": fcntl.F_SEAL_GROW}.get(kind, both)
+    seals = {"unsealed": 0, "may grow": fcntl.F_SEAL_SHRINK, "may shrink": fcntl.F_SEAL_GROW}.get(
+        kind, both
+    )
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
     return fd

@@ -46,7 +46,9 @@ def weight(name, worker, size=3):
     with _lock:  # calls run side by side
         if (name, worker) not in _kept:
             generator = torch.Generator().manual_seed(worker)
-            _kept[name, worker] = torch.randn(size, generator=generator, dtype=torch.float64).requires_grad_()
+            _kept[name, worker] = torch.randn(
+                size, generator=generator, dtype=torch.float64
+            ).requires_grad_()
         return _kept[name, worker]
 
 
@@ -147,7 +149,10 @@ def ping_pong():
     with autograd.context() as context:
         autograd.backward(context, [bounce(x, 20).sum()])
         theirs = local(lambda: bounce_locally(x, 20, 0).sum(), x, weight("b", 0), weight("b", 1))
-        close((autograd.get_gradients(context)[x], fetch(context, "b", 0), fetch(context, "b", 1)), theirs)
+        close(
+            (autograd.get_gradients(context)[x], fetch(context, "b", 0), fetch(context, "b", 1)),
+            theirs,
+        )
 
 
 def residual_over_workers():
@@ -178,7 +183,10 @@ def parameters_sent():
     with autograd.context() as context:
         answer = rpc.rpc_sync("worker1", squares, ({"leaves": [leaf, parameter, frozen]},))
         autograd.backward(context, [answer["sum"]])
-        close(autograd.get_gradients(context), {leaf: torch.full((2,), 2.0), parameter: torch.full((2,), 6.0)})
+        close(
+            autograd.get_gradients(context),
+            {leaf: torch.full((2,), 2.0), parameter: torch.full((2,), 6.0)},
+        )
 
 
 def both(x, y):
@@ -246,7 +254,9 @@ def views_and_strides():
     with autograd.context() as context:
         base = (x * x).reshape(2, 3)
         first, second = rpc.rpc_sync("worker1", both, (base.t(), base[:, 1]))
-        autograd.backward(context, [(first.sum(0) * second).sum() + first.t()[0].sum().expand(3).sum()])
+        autograd.backward(
+            context, [(first.sum(0) * second).sum() + first.t()[0].sum().expand(3).sum()]
+        )
 
         def build():
             base = (x * x).reshape(2, 3)
@@ -290,7 +300,12 @@ def passes_one_after_another():
             losses.append((there * there).sum())
         for loss in losses:
             autograd.backward(context, [loss])
-        theirs = local(lambda: sum(((x * w0 * (number + 1) * w1 * w2) ** 2).sum() for number in range(4)), w0, w1, w2)
+        theirs = local(
+            lambda: sum(((x * w0 * (number + 1) * w1 * w2) ** 2).sum() for number in range(4)),
+            w0,
+            w1,
+            w2,
+        )
         close(tuple(fetch(context, "w", each) for each in range(3)), theirs)
     assert calls == [0, 1, 2, 3]
 
@@ -416,7 +431,9 @@ _seen: list = []
 def hooked(x):
     x.register_hook(lambda gradient: _seen.append(("received", gradient.clone())))
     w = weight("h", 1)
-    handle = w.register_hook(lambda gradient: _seen.append(("leaf", gradient.clone())) or gradient * 10)
+    handle = w.register_hook(
+        lambda gradient: _seen.append(("leaf", gradient.clone())) or gradient * 10
+    )
     y = x * w
     y.register_hook(lambda gradient: _seen.append(("result", gradient.clone())))
     y.grad_fn.register_hook(lambda inputs, outputs: _seen.append(("function", outputs[0].clone())))
@@ -451,8 +468,14 @@ def hooks_run_once():
     to_y = to_first + to_second * w.detach()
     to_w = to_y * a + to_second * (a * w).detach()
     to_a = to_y * w.detach()
-    close((found["result"], found["function"], found["received"], found["leaf"]), (to_y, to_y, to_a, to_w))
-    close((there, here[0], here[1], got), (10 * to_w, to_a + 1, 2 * (to_a + 1) * a, 2 * (to_a + 1) * a))
+    close(
+        (found["result"], found["function"], found["received"], found["leaf"]),
+        (to_y, to_y, to_a, to_w),
+    )
+    close(
+        (there, here[0], here[1], got),
+        (10 * to_w, to_a + 1, 2 * (to_a + 1) * a, 2 * (to_a + 1) * a),
+    )
 
 
 def retained_gradients():
@@ -477,7 +500,10 @@ def many_micro_batches():
             futures.append(rpc.rpc_async("worker1", through, (x,)))
         loss = sum(future.wait().sum() for future in futures)
         autograd.backward(context, [loss])
-        theirs = local(lambda: sum(((number / 10) * w[0] * w[1] * w[2]).sin().sum() for number in range(20)), *w)
+        theirs = local(
+            lambda: sum(((number / 10) * w[0] * w[1] * w[2]).sin().sum() for number in range(20)),
+            *w,
+        )
         close(tuple(fetch(context, "w", each) for each in range(3)), theirs)
 
 
@@ -538,7 +564,11 @@ def leaves_keep_their_own_gradients():
     x.grad = torch.full((3,), 9.0)
     with autograd.context() as context:
         autograd.backward(context, [rpc.rpc_sync("worker1", torch.mul, (x, 2.0)).sum()])
-        assert x.grad.tolist() == [9, 9, 9] and autograd.get_gradients(context)[x].tolist() == [2, 2, 2]
+        assert x.grad.tolist() == [9, 9, 9] and autograd.get_gradients(context)[x].tolist() == [
+            2,
+            2,
+            2,
+        ]
 
 
 def wrong_use():
@@ -551,7 +581,10 @@ def wrong_use():
             with pytest.raises(RuntimeError):
                 autograd.backward(context, roots)
     assert autograd.current_context() is None
-    for use in (lambda: autograd.get_gradients(context), lambda: autograd.backward(context, [x.sum()])):
+    for use in (
+        lambda: autograd.get_gradients(context),
+        lambda: autograd.backward(context, [x.sum()]),
+    ):
         with pytest.raises(RuntimeError, match="not open on this worker"):
             use()
 
@@ -591,7 +624,10 @@ def chained_references():
         loss.backward(context)
         w1, w2 = weight("w", 1), weight("w", 2)
         theirs = local(lambda: (x * w1 * (x * w1 * w2)).sum(), x, w1, w2)
-        close((autograd.get_gradients(context)[x], fetch(context, "w", 1), fetch(context, "w", 2)), theirs)
+        close(
+            (autograd.get_gradients(context)[x], fetch(context, "w", 1), fetch(context, "w", 2)),
+            theirs,
+        )
 
 
 def total(first, second):
@@ -607,7 +643,9 @@ def diamond(depth):
         for _ in range(depth):
             y = y * 0.5
             y.grad_fn.register_hook(lambda inputs, outputs: runs.append(1))
-            left, right = (rpc.rpc_async("worker1", torch.mul, (y, factor)) for factor in (1.0, 2.0))
+            left, right = (
+                rpc.rpc_async("worker1", torch.mul, (y, factor)) for factor in (1.0, 2.0)
+            )
             y = left.wait() + right.wait()
         autograd.backward(context, [y.sum()])
         close(autograd.get_gradients(context)[x], torch.full((3,), 1.5**depth, dtype=torch.float64))

@@ -34,7 +34,10 @@ def params_of(seed, worker):
     with _lock:
         if (seed, worker) not in _params:
             generator = torch.Generator().manual_seed(1000 * seed + worker)
-            made = [torch.randn(SIZE, generator=generator, dtype=torch.float64) for _ in range(NUM_PARAMS)]
+            made = [
+                torch.randn(SIZE, generator=generator, dtype=torch.float64)
+                for _ in range(NUM_PARAMS)
+            ]
             _params[seed, worker] = [each.requires_grad_() for each in made]
         return _params[seed, worker]
 
@@ -53,9 +56,14 @@ def _make(chance, me, num_workers, num_inputs, depth, length):
         elif kind == "unary":
             steps.append(("unary", chance.choice([*UNARY]), chance.randrange(size)))
         elif kind == "binary" or not depth:
-            steps.append(("binary", chance.choice([*BINARY]), chance.randrange(size), chance.randrange(size)))
+            steps.append(
+                ("binary", chance.choice([*BINARY]), chance.randrange(size), chance.randrange(size))
+            )
         else:
-            calls = [_make_call(chance, num_workers, size, depth) for _ in range(chance.choice([1, 1, 2]))]
+            calls = [
+                _make_call(chance, num_workers, size, depth)
+                for _ in range(chance.choice([1, 1, 2]))
+            ]
             steps.append(("calls", calls))
             size += sum(len(call[1][1]) for call in calls) - 1
         size += 1
@@ -66,7 +74,11 @@ def _make(chance, me, num_workers, num_inputs, depth, length):
 def _make_call(chance, num_workers, size, depth):
     target = chance.randrange(num_workers)
     inputs = [chance.randrange(size) for _ in range(chance.randint(1, 3))]
-    return target, _make(chance, target, num_workers, len(inputs), depth - 1, chance.randint(1, 4)), inputs
+    return (
+        target,
+        _make(chance, target, num_workers, len(inputs), depth - 1, chance.randint(1, 4)),
+        inputs,
+    )
 
 
 def run_program(program, me, seed, inputs, call_all):
@@ -81,7 +93,10 @@ def run_program(program, me, seed, inputs, call_all):
         elif kind == "binary":
             registers.append(BINARY[rest[0]](registers[rest[1]], registers[rest[2]]))
         else:
-            calls = [(target, part, [registers[each] for each in given]) for target, part, given in rest[0]]
+            calls = [
+                (target, part, [registers[each] for each in given])
+                for target, part, given in rest[0]
+            ]
             for outcome in call_all(calls):
                 registers += outcome
     return [registers[each] for each in results]
@@ -104,7 +119,8 @@ class Crossing(torch.autograd.Function):
 def run_locally(program, me, seed, inputs, cross=list):
     def call_all(calls):
         return [
-            list(cross(run_locally(part, target, seed, list(cross(given)), cross))) for target, part, given in calls
+            list(cross(run_locally(part, target, seed, list(cross(given)), cross)))
+            for target, part, given in calls
         ]
 
     return run_program(program, me, seed, inputs, call_all)
@@ -112,7 +128,9 @@ def run_locally(program, me, seed, inputs, cross=list):
 
 def _cross(tensors):
     message = object()
-    return [Crossing.apply(message, tensor) if tensor.requires_grad else tensor for tensor in tensors]
+    return [
+        Crossing.apply(message, tensor) if tensor.requires_grad else tensor for tensor in tensors
+    ]
 
 
 def expected(seed, num_workers):
@@ -163,5 +181,7 @@ def check(seed, num_workers):
             for ours, theirs in zip(got, want[worker], strict=True):
                 assert (ours is None) == (theirs is None), (seed, worker, ours, theirs)
                 if ours is not None:
-                    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9, msg=lambda text: f"{seed}: {text}")
+                    torch.testing.assert_close(
+                        ours, theirs, rtol=1e-9, atol=1e-9, msg=lambda text: f"{seed}: {text}"
+                    )
     return num_messages

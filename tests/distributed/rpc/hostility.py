@@ -89,7 +89,13 @@ def target():
     from pibroch.rpc.calls.agent import current_agent
 
     record = current_agent()._peers.record
-    return {"name": record.name, "unix": record.unix, "host": record.host, "port": record.port, "pid": os.getpid()}
+    return {
+        "name": record.name,
+        "unix": record.unix,
+        "host": record.host,
+        "port": record.port,
+        "pid": os.getpid(),
+    }
 
 
 def incarnation():
@@ -102,7 +108,9 @@ def state():
     """What must not grow."""
     with open("/proc/self/status") as status:
         memory = {
-            line.split(":")[0]: int(line.split()[1]) << 10 for line in status if line.startswith(("VmRSS", "VmHWM"))
+            line.split(":")[0]: int(line.split()[1]) << 10
+            for line in status
+            if line.startswith(("VmRSS", "VmHWM"))
         }
     connections = len([name for name in os.listdir("/proc/self/fd") if _is_socket(name)])
     return {
@@ -138,7 +146,9 @@ def bytes_owed(name):
     """What a worker has not taken."""
     from pibroch.rpc.calls.agent import current_agent
 
-    return sum(each.bytes_owed for each in current_agent()._peers.connections() if each.peer.name == name)
+    return sum(
+        each.bytes_owed for each in current_agent()._peers.connections() if each.peer.name == name
+    )
 
 
 def limit_unread(num_bytes):
@@ -183,7 +193,9 @@ def stalls():
 def limit_files(num_more):
     """Let this process open so many files more; without a number as many as it may."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = most if num_more is None else max(map(int, os.listdir("/proc/self/fd"))) + 1 + num_more
+    allowed = (
+        most if num_more is None else max(map(int, os.listdir("/proc/self/fd"))) + 1 + num_more
+    )
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
 
 
@@ -263,8 +275,29 @@ def recorded():
 def varied_calls(to):
     """Calls with all sorts of values, so that there is something to record."""
     values = [
-        *(None, True, 5, 2**70, -1.5, 1j, "text", b"bytes", bytearray(b"more"), ..., range(3), slice(1, 2)),
-        *([1, [2, [3]]], (1, (2, (3,))), {"a": 1}, {1: 2, (3, 4): 5}, {6, 7}, frozenset({8}), Pair(1, [torch.ones(2)])),
+        *(
+            None,
+            True,
+            5,
+            2**70,
+            -1.5,
+            1j,
+            "text",
+            b"bytes",
+            bytearray(b"more"),
+            ...,
+            range(3),
+            slice(1, 2),
+        ),
+        *(
+            [1, [2, [3]]],
+            (1, (2, (3,))),
+            {"a": 1},
+            {1: 2, (3, 4): 5},
+            {6, 7},
+            frozenset({8}),
+            Pair(1, [torch.ones(2)]),
+        ),
         *(torch.float32, torch.device("cpu"), torch.Size([1]), add, Pair, torch.add),
         *(
             torch.arange(5),

@@ -24,5 +24,7 @@ def add_both(count, values):
 
 def memory_bytes():
     """Memory of this process; of pages that several share, its part."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
+    fields = dict(
+        line.split(":", 1) for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
+    )
     return int(fields["Pss"].split()[0]) << 10

@@ -45,7 +45,9 @@ def underscores():
 
 
 def sparse(values, requires_grad=True, places=((0, 1, 1), (2, 0, 2))):
-    made = torch.sparse_coo_tensor(places, values, (2, 3), dtype=torch.float64, check_invariants=True)
+    made = torch.sparse_coo_tensor(
+        places, values, (2, 3), dtype=torch.float64, check_invariants=True
+    )
     return made.requires_grad_(requires_grad)
 
 
@@ -81,7 +83,11 @@ def requires_gradient(x):
 
 def sparse_outside_of_a_context():
     assert rpc.rpc_sync(PEER, requires_gradient, (sparse([1.0, 2, 3]),)) == (True, True, True)
-    assert rpc.rpc_sync(PEER, requires_gradient, (sparse([1.0, 2, 3], requires_grad=False),)) == (False, True, True)
+    assert rpc.rpc_sync(PEER, requires_gradient, (sparse([1.0, 2, 3], requires_grad=False),)) == (
+        False,
+        True,
+        True,
+    )
 
 
 class SameForBoth(torch.autograd.Function):
@@ -91,7 +97,9 @@ class SameForBoth(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        shared = torch.sparse_coo_tensor([[1, 2]], [[1.0, 1, 1], [2, 2, 2]], (4, 3), check_invariants=True)
+        shared = torch.sparse_coo_tensor(
+            [[1, 2]], [[1.0, 1, 1], [2, 2, 2]], (4, 3), check_invariants=True
+        )
         return shared, shared
 
 
@@ -146,7 +154,11 @@ def backward_raises_runtime_errors():
 
 
 def absent_methods():
-    for made in (rpc.remote(PEER, torch.ones, (2,)), rpc.remote(PEER, Counter), rpc.remote(PEER, nn.Linear, (1, 1))):
+    for made in (
+        rpc.remote(PEER, torch.ones, (2,)),
+        rpc.remote(PEER, Counter),
+        rpc.remote(PEER, nn.Linear, (1, 1)),
+    ):
         with pytest.raises(AttributeError, match="no attribute 'non_exist'"):
             made.rpc_sync().non_exist()
         with pytest.raises(AttributeError, match="no attribute 'non_exist'"):
@@ -186,7 +198,9 @@ def callee_logs():
     with pytest.raises(KeyError):
         rpc.remote(PEER, raise_key).to_here()
     texts = rpc.rpc_sync(PEER, take_records)
-    assert len(texts) == 2 and all("of the callee" in text and "migrating_cases:raise_key" in text for text in texts)
+    assert len(texts) == 2 and all(
+        "of the callee" in text and "migrating_cases:raise_key" in text for text in texts
+    )
 
 
 # futures and times
@@ -217,7 +231,9 @@ def first_error_ends_the_wait():
         failed.wait()
     own = torch.futures.Future()
     with pytest.raises(KeyError):
-        torch.futures.wait_all([own, failed])  # futures of torch beside ours, and an error that was there before
+        torch.futures.wait_all(
+            [own, failed]
+        )  # futures of torch beside ours, and an error that was there before
     assert torch.futures.wait_all([]) == []
     own.set_result(5)
     assert torch.futures.wait_all([own, rpc.rpc_async(PEER, _add, (1, 1))]) == [5, 2]
@@ -227,7 +243,9 @@ def remote_to_oneself_has_a_timeout():
     for worker in (HERE, PEER):
         slow = rpc.remote(worker, wait_at, ("self" + worker,), timeout=0.2)
         began = time.monotonic()
-        while time.monotonic() < began + 0.25:  # until the timeout is over, also where the owner is another one
+        while (
+            time.monotonic() < began + 0.25
+        ):  # until the timeout is over, also where the owner is another one
             time.sleep(0.01)
         with pytest.raises(RpcTimeoutError, match="RRef creation"):
             slow.to_here()
@@ -252,12 +270,18 @@ def strides(x):
 
 def layouts():
     for scale in (1, 64):  # in the message, in shared memory
-        image = torch.arange(2.0 * 3 * 4 * scale * 5).reshape(2, 3, 4 * scale, 5).to(memory_format=torch.channels_last)
+        image = (
+            torch.arange(2.0 * 3 * 4 * scale * 5)
+            .reshape(2, 3, 4 * scale, 5)
+            .to(memory_format=torch.channels_last)
+        )
         rows = torch.arange(30.0 * scale).reshape(6 * scale, 5)
         for x in (image, rows.t(), rows[:, 1:3], rows[::2], image.transpose(1, 3)):
             there, back = rpc.rpc_sync(PEER, strides, (x,))
             assert there == x.stride() == back.stride() and torch.equal(back, x)
-        assert back.add_(1).requires_grad_().sum().item() == (x + 1).sum().item(), "it may be worked on in place"
+        assert back.add_(1).requires_grad_().sum().item() == (x + 1).sum().item(), (
+            "it may be worked on in place"
+        )
         assert rpc.rpc_sync(PEER, strides, (rows[0].expand(4, 5),))[0] == (5, 1)
     with autograd.context() as context:
         leaf = torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last).requires_grad_()
@@ -291,7 +315,8 @@ def remote_modules():
     module = rpc.RemoteModule(f"{PEER}/cpu", Scale, (2.0,), {"bias": 1.0})
     x = torch.ones(3, requires_grad=True)
     assert (
-        module(x.detach()).tolist() == [3] * 3 and module.forward_async(x.detach(), times=2).wait().tolist() == [5] * 3
+        module(x.detach()).tolist() == [3] * 3
+        and module.forward_async(x.detach(), times=2).wait().tolist() == [5] * 3
     )
     with autograd.context() as context:
         parameters = module.remote_parameters()
@@ -304,7 +329,12 @@ def remote_modules():
         value, on, owner = rpc.rpc_sync(THIRD, use_module, (each, torch.ones(1)))
         assert value.item() == 0 and on in (PEER, 1) and owner == PEER
     assert module.eval() is module and not is_training(module) and is_training(module.train())
-    for refused in (module.parameters, module.state_dict, module.cuda, functools.partial(module.to, "cpu")):
+    for refused in (
+        module.parameters,
+        module.state_dict,
+        module.cuda,
+        functools.partial(module.to, "cpu"),
+    ):
         with pytest.raises(ValueError, match="not supported for RemoteModule"):
             refused()
     with pytest.raises(RuntimeError, match="Cannot pickle RemoteModule"):

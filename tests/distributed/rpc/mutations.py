@@ -45,7 +45,9 @@ def _flip_body(frame, chance):
 def _shorten_metadata(frame, chance):
     """Cut off, with lengths that fit."""
     length = chance.randrange(max(1, len(frame) - 24))
-    return frame[:4] + length.to_bytes(4, "little") + frame[8:16] + bytes(8) + frame[24 : 24 + length]
+    return (
+        frame[:4] + length.to_bytes(4, "little") + frame[8:16] + bytes(8) + frame[24 : 24 + length]
+    )
 
 
 def _truncate(frame, chance):
@@ -59,7 +61,9 @@ def _other_kind(frame, chance):
 
 def _other_length(frame, chance):
     at = chance.choice([4, 16])
-    frame[at : at + 4] = chance.choice([0, 1, 255, 1 << 16, 1 << 20, (1 << 32) - 1]).to_bytes(4, "little")
+    frame[at : at + 4] = chance.choice([0, 1, 255, 1 << 16, 1 << 20, (1 << 32) - 1]).to_bytes(
+        4, "little"
+    )
     return frame
 
 
@@ -70,7 +74,12 @@ def _other_number(frame, chance):
 
 def _metadata(metadata, chance, kind=None):
     return (
-        header(kind or chance.choice([Kind.REQUEST, Kind.NOTE, Kind.ANSWER]), chance.randrange(100), len(metadata), 0)
+        header(
+            kind or chance.choice([Kind.REQUEST, Kind.NOTE, Kind.ANSWER]),
+            chance.randrange(100),
+            len(metadata),
+            0,
+        )
         + metadata
     )
 
@@ -82,7 +91,15 @@ def _other_tensors(frame, chance):
         [
             chance.choice([0, 3, 9, 16, 17, 99, -1]),
             [chance.choice(sizes) for _ in range(chance.randrange(4))],
-            *chance.choice([[], [chance.randrange(3)], [1, chance.choice(sizes)], [1, 0, True], [None, 0, False, 5]]),
+            *chance.choice(
+                [
+                    [],
+                    [chance.randrange(3)],
+                    [1, chance.choice(sizes)],
+                    [1, 0, True],
+                    [None, 0, False, 5],
+                ]
+            ),
         ]
         for _ in range(chance.randrange(1, 4))
     ]
@@ -93,15 +110,24 @@ def _other_tensors(frame, chance):
 def _deep(frame, chance):
     depth = chance.choice([50, 300, 5000])
     inner = chance.choice([b"\x91" * depth + b"\xc0", b"\x81\xa1a" * depth + b"\xc0"])
-    return _metadata(call_of("hostility:echo", raw=b"\x92\x91" + inner + b"\x80"), chance, Kind.REQUEST)
+    return _metadata(
+        call_of("hostility:echo", raw=b"\x92\x91" + inner + b"\x80"), chance, Kind.REQUEST
+    )
 
 
 def _many(frame, chance):
     """Counts in the metadata that are far too large."""
     lie = chance.choice(
-        [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xc9\xff\xff\xff\xff\x02"]
+        [
+            b"\xdd\xff\xff\xff\xff",
+            b"\xdf\xff\xff\xff\xff",
+            b"\xc6\xff\xff\xff\xff",
+            b"\xc9\xff\xff\xff\xff\x02",
+        ]
     )
-    return _metadata(call_of("hostility:echo", raw=b"\x92\x91" + lie + b"\x80"), chance, Kind.REQUEST)
+    return _metadata(
+        call_of("hostility:echo", raw=b"\x92\x91" + lie + b"\x80"), chance, Kind.REQUEST
+    )
 
 
 def _other_form(frame, chance):
@@ -143,7 +169,14 @@ def _repeat(frame, chance):
 
 
 _MUTATIONS = [
-    *(_noise, _flip, _truncate, _other_kind, _other_length),  # after most of these the stream is out of step
-    *(_flip_body, _shorten_metadata, _other_number, _other_tensors, _other_tensors, _deep, _many) * 2,
+    *(
+        _noise,
+        _flip,
+        _truncate,
+        _other_kind,
+        _other_length,
+    ),  # after most of these the stream is out of step
+    *(_flip_body, _shorten_metadata, _other_number, _other_tensors, _other_tensors, _deep, _many)
+    * 2,
     *(_other_form, _other_form, _other_body, _other_body, _other_name, _repeat) * 2,
 ]

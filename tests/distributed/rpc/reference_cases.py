@@ -81,7 +81,9 @@ class Counter:
 
     @rpc.functions.async_execution
     def add_there(self, to, amount):
-        return rpc.rpc_async(to, torch.add, (torch.tensor(self.count), amount)).then(lambda done: int(done.wait()))
+        return rpc.rpc_async(to, torch.add, (torch.tensor(self.count), amount)).then(
+            lambda done: int(done.wait())
+        )
 
     def _private(self):
         return "secret"

@@ -118,8 +118,14 @@ def join(name, rank, world_size, port, options):
 
     torch.set_num_threads(1)
     modules = sorted(path.stem for path in HERE.glob("*.py"))
-    given = {"allowed_modules": modules, "rpc_timeout": 60.0, "init_method": f"tcp://127.0.0.1:{port}"} | options
-    rpc.init_rpc(name, rank=rank, world_size=world_size, rpc_backend_options=rpc.RpcBackendOptions(**given))
+    given = {
+        "allowed_modules": modules,
+        "rpc_timeout": 60.0,
+        "init_method": f"tcp://127.0.0.1:{port}",
+    } | options
+    rpc.init_rpc(
+        name, rank=rank, world_size=world_size, rpc_backend_options=rpc.RpcBackendOptions(**given)
+    )
 
 
 def leave():

@@ -69,7 +69,9 @@ class Adder:
     @rpc.functions.async_execution
     def class_add_later(cls, to, x, y):
         answer = torch.futures.Future()
-        rpc.rpc_async(to, add, (x, y)).then(lambda done: answer.set_result((cls.__name__, done.wait())))
+        rpc.rpc_async(to, add, (x, y)).then(
+            lambda done: answer.set_result((cls.__name__, done.wait()))
+        )
         return answer
 
     @rpc.functions.async_execution
@@ -197,14 +199,18 @@ def add_much_later(to, numbers):
     """A chain of calls, each started when the one before it has answered."""
     future = rpc.rpc_async(to, add, (numbers[0], 0))
     for number in numbers[1:]:
-        future = future.then(lambda done, number=number: rpc.rpc_sync(to, add, (done.wait(), number)))
+        future = future.then(
+            lambda done, number=number: rpc.rpc_sync(to, add, (done.wait(), number))
+        )
     return future
 
 
 @rpc.functions.async_execution
 def add_all(to, numbers):
     calls = [rpc.rpc_async(to, add, (number, 1)) for number in numbers]
-    return torch.futures.collect_all(calls).then(lambda done: sum(call.wait() for call in done.wait()))
+    return torch.futures.collect_all(calls).then(
+        lambda done: sum(call.wait() for call in done.wait())
+    )
 
 
 @rpc.functions.async_execution
@@ -280,7 +286,9 @@ def unpark(place):
 
 
 def case_parked():
-    waiting = [rpc.rpc_async(PEER, parked, (index,)) for index in range(100)]  # far more than threads
+    waiting = [
+        rpc.rpc_async(PEER, parked, (index,)) for index in range(100)
+    ]  # far more than threads
     assert rpc.rpc_sync(PEER, add, (1, 1)) == 2
     for index in range(100):
         rpc.rpc_sync(PEER, unpark, (index,))
@@ -307,7 +315,9 @@ def case_futures():
     with pytest.raises(RuntimeError, match="TypeError"):  # torch's futures make it one
         rpc.rpc_async(PEER, add, (1, "1")).then(lambda done: done.wait()).wait()
     with pytest.raises(TypeError):
-        torch.futures.wait_all([rpc.rpc_async(PEER, add, (1, 1)), rpc.rpc_async(PEER, add, (1, "1"))])
+        torch.futures.wait_all(
+            [rpc.rpc_async(PEER, add, (1, 1)), rpc.rpc_async(PEER, add, (1, "1"))]
+        )
 
 
 def test_futures(workers):
@@ -370,7 +380,11 @@ def fail(kind):
 
 
 def case_errors():
-    for call in (rpc.rpc_sync, lambda *a: rpc.rpc_async(*a).wait(), lambda *a: rpc.remote(*a).to_here()):
+    for call in (
+        rpc.rpc_sync,
+        lambda *a: rpc.rpc_async(*a).wait(),
+        lambda *a: rpc.remote(*a).to_here(),
+    ):
         for to in (PEER, HERE):
             with pytest.raises(ValueError, match=r"^not 5$"):
                 call(to, fail, ("value",))
@@ -379,7 +393,9 @@ def case_errors():
             assert key.value.args == ("k",)
             with pytest.raises(OwnError, match=r"^mine$") as own:
                 call(to, fail, ("own",))
-            assert "in fail" in "".join(traceback.format_exception(own.value)), "the callee's traceback"
+            assert "in fail" in "".join(traceback.format_exception(own.value)), (
+                "the callee's traceback"
+            )
             with pytest.raises((HardToBuildError, RemoteError), match="1 and 2"):
                 call(to, fail, ("hard",))
             with pytest.raises(FileNotFoundError) as missing:
@@ -476,7 +492,9 @@ def test_timeout_zero_means_none(workers):
 
 def case_slow_ones():
     slow = [rpc.rpc_async(PEER, wait_at, ("slow",)) for _ in range(8)]
-    assert [rpc.rpc_sync(PEER, add, (number,), timeout=PATIENCE_S) for number in range(20)] == list(range(1, 21))
+    assert [rpc.rpc_sync(PEER, add, (number,), timeout=PATIENCE_S) for number in range(20)] == list(
+        range(1, 21)
+    )
     assert not any(call.done() for call in slow)
     rpc.rpc_sync(PEER, open_gate, ("slow",))
     assert [call.wait() for call in slow] == ["slow"] * 8
@@ -512,7 +530,9 @@ def test_many_threads_call_at_once(workers):
 
 
 def case_many_in_flight():
-    calls = [rpc.rpc_async(PEER, add, (torch.full((100,), float(number)),)) for number in range(2000)]
+    calls = [
+        rpc.rpc_async(PEER, add, (torch.full((100,), float(number)),)) for number in range(2000)
+    ]
     for number, call in enumerate(calls):
         assert torch.equal(call.wait(), torch.full((100,), number + 1.0))
 

@@ -16,8 +16,25 @@ pytestmark = pytest.mark.timeout(120)
 
 HERE, PEER = "worker0", "worker1"
 DTYPES = [
-    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32),
-    *(torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+    *(
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.uint16,
+        torch.uint32,
+    ),
+    *(
+        torch.uint64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.complex64,
+        torch.complex128,
+    ),
     *(torch.float8_e4m3fn, torch.float8_e5m2),
 ]
 BIG = 300_000  # elements: more than what travels beside a message
@@ -59,14 +76,21 @@ def same(sent, came):
     if type(sent) is not type(came):
         return False
     if isinstance(sent, torch.Tensor):
-        alike = (sent.dtype, sent.shape, sent.layout, sent.device) == (came.dtype, came.shape, came.layout, came.device)
+        alike = (sent.dtype, sent.shape, sent.layout, sent.device) == (
+            came.dtype,
+            came.shape,
+            came.layout,
+            came.device,
+        )
         if not alike or sent.layout != torch.strided:
             return alike and same(sent.to_dense(), came.to_dense())
         return bits(sent) == bits(came)
     if isinstance(sent, np.ndarray):
         return sent.dtype == came.dtype and sent.shape == came.shape and bool((sent == came).all())
     if dataclasses.is_dataclass(sent):
-        return all(same(getattr(sent, f.name), getattr(came, f.name)) for f in dataclasses.fields(sent))
+        return all(
+            same(getattr(sent, f.name), getattr(came, f.name)) for f in dataclasses.fields(sent)
+        )
     if isinstance(sent, dict):
         return list(sent) == list(came) and all(same(sent[key], came[key]) for key in sent)
     if isinstance(sent, (list, tuple)):
@@ -75,7 +99,16 @@ def same(sent, came):
 
 
 def bits(tensor):
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return (
+        tensor.detach()
+        .resolve_conj()
+        .resolve_neg()
+        .contiguous()
+        .view(-1)
+        .view(torch.uint8)
+        .numpy()
+        .tobytes()
+    )
 
 
 def assert_comes_back(*values):
@@ -87,7 +120,11 @@ def assert_comes_back(*values):
 
 def case_dtypes():
     for dtype in DTYPES:
-        bytes_ = torch.arange(96, dtype=torch.uint8) % 2 if dtype == torch.bool else torch.arange(96, dtype=torch.uint8)
+        bytes_ = (
+            torch.arange(96, dtype=torch.uint8) % 2
+            if dtype == torch.bool
+            else torch.arange(96, dtype=torch.uint8)
+        )
         assert_comes_back(bytes_.view(dtype), bytes_.view(dtype)[:1], torch.empty(0, dtype=dtype))
 
 
@@ -98,11 +135,21 @@ def test_tensors_of_all_dtypes(workers):
 def case_shapes():
     for size in (12, BIG):
         x = torch.arange(size, dtype=torch.float32)
-        assert_comes_back(x.view(3, -1).t(), x[::2], x[5:], x.view(2, 2, -1).permute(2, 0, 1), x.flip(0))
+        assert_comes_back(
+            x.view(3, -1).t(), x[::2], x[5:], x.view(2, 2, -1).permute(2, 0, 1), x.flip(0)
+        )
         assert_comes_back(x[:1].expand(4), x.view(3, -1)[:, 1:], x.view(-1, 4).unfold(0, 2, 1))
-    assert_comes_back(torch.tensor(3.5), torch.tensor(True), torch.empty(0), torch.empty(3, 0, 2), torch.empty(0, 0))
+    assert_comes_back(
+        torch.tensor(3.5),
+        torch.tensor(True),
+        torch.empty(0),
+        torch.empty(3, 0, 2),
+        torch.empty(0, 0),
+    )
     complex_ = torch.randn(6, dtype=torch.complex64)
-    assert_comes_back(complex_.conj(), complex_.imag, complex_.conj().imag)  # views that torch has not computed yet
+    assert_comes_back(
+        complex_.conj(), complex_.imag, complex_.conj().imag
+    )  # views that torch has not computed yet
     assert there_and_back(torch.ones(2, 3).t()).shape == (3, 2)
 
 
@@ -111,7 +158,10 @@ def test_views_scalars_and_empty_tensors(workers):
 
 
 def case_special_tensors():
-    assert_comes_back(torch.eye(3).to_sparse(), torch.sparse_coo_tensor(torch.empty(1, 0).long(), torch.empty(0), (4,)))
+    assert_comes_back(
+        torch.eye(3).to_sparse(),
+        torch.sparse_coo_tensor(torch.empty(1, 0).long(), torch.empty(0), (4,)),
+    )
     twice = torch.sparse_coo_tensor(torch.tensor([[1, 1]]), torch.tensor([1.0, 2.0]), (3,))
     came = there_and_back(twice)
     assert not came.is_coalesced() and torch.equal(came.to_dense(), torch.tensor([0.0, 3.0, 0.0]))
@@ -147,16 +197,40 @@ def test_requires_grad_outside_of_a_context(workers):
 
 
 def case_plain():
-    assert_comes_back(None, True, 0, -1, 2**40, 2**64, -(2**100), 1.5, float("inf"), float("nan"), 1j, "", "ä\0", b"\0")
-    assert_comes_back([], (), {}, set(), {1, 2}, frozenset({"a"}), range(3), slice(1, None), bytearray(b"ab"), ...)
+    assert_comes_back(
+        None,
+        True,
+        0,
+        -1,
+        2**40,
+        2**64,
+        -(2**100),
+        1.5,
+        float("inf"),
+        float("nan"),
+        1j,
+        "",
+        "ä\0",
+        b"\0",
+    )
+    assert_comes_back(
+        [], (), {}, set(), {1, 2}, frozenset({"a"}), range(3), slice(1, None), bytearray(b"ab"), ...
+    )
     assert_comes_back({1: 2, "a": None, (1, "b"): [3], None: 0, 1.5: ()}, [[[[(((),),)]]]])
     assert_comes_back(
-        torch.float16, torch.device("cpu"), torch.Size([1, 2]), torch.ones(2).shape, Colour.RED, Colour.BLUE
+        torch.float16,
+        torch.device("cpu"),
+        torch.Size([1, 2]),
+        torch.ones(2).shape,
+        Colour.RED,
+        Colour.BLUE,
     )
     assert there_and_back(int) is int
     assert there_and_back(identity) is identity
     assert there_and_back(Batch) is Batch
-    ordered = there_and_back(collections.OrderedDict(b=1, a=2))  # containers of collections arrive as what they extend
+    ordered = there_and_back(
+        collections.OrderedDict(b=1, a=2)
+    )  # containers of collections arrive as what they extend
     assert type(ordered) is dict and list(ordered) == ["b", "a"]
     deep = []
     for _ in range(50):
@@ -188,7 +262,13 @@ def test_containers_dataclasses_and_named_tuples(workers):
 def case_arrays():
     array = np.arange(12, dtype=np.int32).reshape(3, 4)
     assert_comes_back(
-        array, array.T, array[:, ::2], np.array(2.5), np.empty((0, 3)), np.ones(BIG), np.array([True, False])
+        array,
+        array.T,
+        array[:, ::2],
+        np.array(2.5),
+        np.empty((0, 3)),
+        np.ones(BIG),
+        np.array([True, False]),
     )
     assert_comes_back(np.float32(1.5), np.int64(3), np.bool_(True))
     fixed = np.arange(3)

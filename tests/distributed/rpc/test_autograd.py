@@ -14,7 +14,9 @@ def test_random_graphs_equal_local_autograd(workers, num_workers):
     expected, counted = 0, sum(crew.run_all(cases.num_messages))
     for seed in range(100):
         expected += crew.run(0, programs.check, 1000 * num_workers + seed, num_workers)
-    assert sum(crew.run_all(cases.num_messages)) - counted == expected > 100  # each gradient message once, and no other
+    assert (
+        sum(crew.run_all(cases.num_messages)) - counted == expected > 100
+    )  # each gradient message once, and no other
     gone(crew)
 
 
@@ -81,5 +83,7 @@ def test_deep_diamond_is_linear(workers):
 def gone(crew):
     """Nothing is left of any context; releases travel on after the block has ended."""
     deadline = time.monotonic() + 60
-    while (counts := crew.run_all(cases.live_counts)) and any(any(each.values()) for each in counts):
+    while (counts := crew.run_all(cases.live_counts)) and any(
+        any(each.values()) for each in counts
+    ):
         assert time.monotonic() < deadline, counts

@@ -59,7 +59,9 @@ def train(rank, port, as_views):
             gradients = autograd.get_gradients(context)
             assert set(gradients) == set(layers.parameters())
     dist.destroy_process_group()
-    return [each.detach().clone() for each in layers.parameters()], [gradients[each] for each in layers.parameters()]
+    return [each.detach().clone() for each in layers.parameters()], [
+        gradients[each] for each in layers.parameters()
+    ]
 
 
 @pytest.mark.parametrize("as_views", [False, True])

@@ -195,4 +195,6 @@ def test_timeout(own_crew):
 def gone(crew, *ranks):
     deadline = time.monotonic() + 60
     while any(any(crew.run(rank, live_counts).values()) for rank in ranks or range(crew.size)):
-        assert time.monotonic() < deadline, [crew.run(rank, live_counts) for rank in ranks or range(crew.size)]
+        assert time.monotonic() < deadline, [
+            crew.run(rank, live_counts) for rank in ranks or range(crew.size)
+        ]

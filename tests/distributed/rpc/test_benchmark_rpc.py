@@ -43,12 +43,16 @@ def test_a_measurement_from_start_to_end(tmp_path):
     }
     for row in rows:
         assert 0 < row["p20_ms"] <= row["p50_ms"] <= row["p80_ms"]
-        assert row["call"] == "16 in flight" or row["p50_ms"] > 0.02, "two processes cannot be so quick"
+        assert row["call"] == "16 in flight" or row["p50_ms"] > 0.02, (
+            "two processes cannot be so quick"
+        )
     assert len(topic.headlines(rows)) == 6
 
 
 def test_both_processes_of_a_pair_have_the_variables_of_their_contender():
-    without = next(spec for spec in rpc_ablation.specs() if spec.environment.get(WITHOUT) == "give_back")
+    without = next(
+        spec for spec in rpc_ablation.specs() if spec.environment.get(WITHOUT) == "give_back"
+    )
     with pairs([without], None, ForeignLoad()) as running:
         members = [member.pid for member in running[0].members]
         environments = [Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in members]

@@ -82,7 +82,9 @@ def call_what_exits():
 
 
 def test_a_function_that_is_slow_for_once_holds_up_nobody(workers):
-    assert workers(2).run(0, hold_up_the_network_thread) < PATIENCE_S / 4, "until the gate opens nobody else would pass"
+    assert workers(2).run(0, hold_up_the_network_thread) < PATIENCE_S / 4, (
+        "until the gate opens nobody else would pass"
+    )
 
 
 def test_short_functions_that_wait_for_the_caller(workers):

@@ -23,7 +23,11 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
 def environment():
-    return {key: value for key, value in os.environ.items() if not key.startswith(("MASTER_", "PIBROCH_"))}
+    return {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("MASTER_", "PIBROCH_"))
+    }
 
 
 def run(name, raises="nothing raises"):
@@ -31,7 +35,9 @@ def run(name, raises="nothing raises"):
     with Program(EXAMPLES / f"rpc_{name}.py", env=environment()) as program:
         ended = program.end(TIMEOUT_S)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count("Traceback") == ended.stderr.count(f"RuntimeError: {raises}"), ended.stderr
+    assert ended.stderr.count("Traceback") == ended.stderr.count(f"RuntimeError: {raises}"), (
+        ended.stderr
+    )
     return ended.stdout
 
 
@@ -39,7 +45,12 @@ def run_by_hand(name, *launcher):
     """What the example prints. Whatever happens, none of its processes is left."""
     command = [sys.executable, *launcher, str(EXAMPLES / f"rpc_{name}.py")]
     started = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        start_new_session=True,
     )
     try:
         output, errors = started.communicate(timeout=TIMEOUT_S)
@@ -64,7 +75,9 @@ def test_quick_start_of_the_guide(tmp_path):
     command = [sys.executable, str(tmp_path / "first_call.py")]
     second = subprocess.Popen([*command, "1"])
     try:
-        first = subprocess.run([*command, "0"], capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+        first = subprocess.run(
+            [*command, "0"], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
+        )
         assert "tensor([4., 4.])" in first.stdout
         assert second.wait(TIMEOUT_S) == 0
     finally:
@@ -79,7 +92,9 @@ def numbers(pattern, output):
 
 
 def test_model_parallel():
-    ((first, last),) = numbers(r"loss .*: ([\d.]+) in the first step, ([\d.]+) in the last", run("model_parallel"))
+    ((first, last),) = numbers(
+        r"loss .*: ([\d.]+) in the first step, ([\d.]+) in the last", run("model_parallel")
+    )
     assert last < first / 4
 
 
@@ -91,28 +106,38 @@ def test_model_parallel_under_torchrun():
 
 def test_parameter_server():
     output = run("parameter_server")
-    losses = numbers(r"trainer\d: log loss ([\d.]+) in the first ten steps, ([\d.]+) in the last", output)
+    losses = numbers(
+        r"trainer\d: log loss ([\d.]+) in the first ten steps, ([\d.]+) in the last", output
+    )
     assert len(losses) == 2
     for first, last in losses:
         assert 0.5 < first < 0.75 and last < first / 2
 
 
 def test_pipeline():
-    whole, cut = numbers(r"(\d+) micro-batches: ([\d.]+) ms a step; loss from ([\d.]+) to ([\d.]+)", run("pipeline"))
+    whole, cut = numbers(
+        r"(\d+) micro-batches: ([\d.]+) ms a step; loss from ([\d.]+) to ([\d.]+)", run("pipeline")
+    )
     assert (whole[0], cut[0]) == (1, 4)
     assert whole[2] > 2.5 and cut[3] < 0.7
 
 
 def test_actor_critic():
     output = run("actor_critic")
-    steps = numbers(r"actor\d: (\d+) steps upright in the first 50 of \d+ episodes, (\d+) in the last", output)
+    steps = numbers(
+        r"actor\d: (\d+) steps upright in the first 50 of \d+ episodes, (\d+) in the last", output
+    )
     assert len(steps) == 2
-    assert min(first for first, _ in steps) < 40, "who is late begins with what the other one has learned"
+    assert min(first for first, _ in steps) < 40, (
+        "who is late begins with what the other one has learned"
+    )
     assert all(last > 60 for _, last in steps)
 
 
 def test_federated():
-    rounds = re.findall(r"round (\d+): accuracy ([\d.]+) with (.*)", run("federated", raises="I am about to leave"))
+    rounds = re.findall(
+        r"round (\d+): accuracy ([\d.]+) with (.*)", run("federated", raises="I am about to leave")
+    )
     assert [int(number) for number, _, _ in rounds] == list(range(20))
     takers = [names.split(", ") for _, _, names in rounds]
     assert takers[0] == ["client1", "client2"]

@@ -23,17 +23,23 @@ from pibroch.rpc.values.messages import Envelope, encode
 
 pytestmark = pytest.mark.timeout(240 + int(os.environ.get("PIBROCH_HOSTILE_FRAMES", "0")) // 100)
 
-LIMITS = Limits(metadata_bytes=1 << 20, message_bytes=64 << 20, waiting_strangers=16, handshake_s=10.0)
+LIMITS = Limits(
+    metadata_bytes=1 << 20, message_bytes=64 << 20, waiting_strangers=16, handshake_s=10.0
+)
 MAX_GROWTH_BYTES = (
     48 << 20
 )  # of the attacked process, whatever it is sent under these limits; 300,000 frames took 22 MB
-NUM_FRAMES = int(os.environ.get("PIBROCH_HOSTILE_FRAMES", "20000"))  # without a handshake, and with one
+NUM_FRAMES = int(
+    os.environ.get("PIBROCH_HOSTILE_FRAMES", "20000")
+)  # without a handshake, and with one
 
 
 @pytest.fixture(scope="module")
 def crew():
     made = Crew(2, secret=SECRET, limits=LIMITS)
-    made.run(1, hostility.varied_calls, "worker0")  # all connections that honest calls need are there
+    made.run(
+        1, hostility.varied_calls, "worker0"
+    )  # all connections that honest calls need are there
     yield made
     made.close()
 
@@ -47,7 +53,9 @@ def victim(crew):
     yield crew.run(0, hostility.target)
     assert crew.run(1, hostility.honest_call, "worker0")
     deadline = time.monotonic() + hostility.PATIENCE_S
-    while (after := crew.run(0, hostility.state))["files"] > before["files"] and time.monotonic() < deadline:
+    while (after := crew.run(0, hostility.state))["files"] > before[
+        "files"
+    ] and time.monotonic() < deadline:
         time.sleep(0.05)
     assert after["files"] <= before["files"]
 
@@ -75,7 +83,10 @@ def error_in(frame):
 
 @pytest.mark.parametrize("unix", [True, False], ids=["unix", "tcp"])
 def test_a_wrong_secret_is_refused_on_both_sides(crew, victim, unix):
-    with Attacker(victim, unix=unix) as attacker, pytest.raises(AuthenticationError, match="our secret is not its own"):
+    with (
+        Attacker(victim, unix=unix) as attacker,
+        pytest.raises(AuthenticationError, match="our secret is not its own"),
+    ):
         attacker.shake_hands(secret=b"not the secret of this job")
     assert log_of(crew, "refused a connection", "AuthenticationError").startswith("WARNING")
 
@@ -83,7 +94,9 @@ def test_a_wrong_secret_is_refused_on_both_sides(crew, victim, unix):
 def test_a_worker_with_a_wrong_secret_learns_it_when_it_calls(crew, victim):
     stranger = Worker()
     try:
-        name, text = stranger.run(hostility.call_as_stranger, "stranger", crew.port, b"not the secret of this job")
+        name, text = stranger.run(
+            hostility.call_as_stranger, "stranger", crew.port, b"not the secret of this job"
+        )
     finally:
         stranger.close()
     assert name == "AuthenticationError" and "secret" in text
@@ -164,7 +177,9 @@ def test_oversize_lengths_close_the_connection_at_the_header(crew, victim, lengt
     assert log_of(crew, "eve", "is lost", f"{max(lengths):,} bytes")
 
 
-@pytest.mark.parametrize("start", [b"pb\x02\x01", b"pb\x01\x63", b"GET ", b"pb\x01\x08", b"pb\x01\x00"], ids=repr)
+@pytest.mark.parametrize(
+    "start", [b"pb\x02\x01", b"pb\x01\x63", b"GET ", b"pb\x01\x08", b"pb\x01\x00"], ids=repr
+)
 def test_what_is_no_frame_closes_the_connection(crew, victim, start):
     with Attacker(victim) as attacker:
         attacker.shake_hands()
@@ -210,11 +225,19 @@ REFUSED = [
         encode([msgspec.Raw(encode(["call", "hostility:echo"])), None, [[0, [1], 1, 0, True]]]),
         "ProtocolError",
     ),
-    ("too deep", call_of("hostility:echo", raw=b"\x92\x91" + b"\x91" * 100_000 + b"\xc0\x80"), "ProtocolError"),
+    (
+        "too deep",
+        call_of("hostility:echo", raw=b"\x92\x91" + b"\x91" * 100_000 + b"\xc0\x80"),
+        "ProtocolError",
+    ),
     ("arguments that are none", call_of("hostility:echo", raw=encode(5)), "ProtocolError"),
     ("a module that is not allowed", call_of("os:system", "true"), "NotAllowedError"),
     ("what a module imported", call_of("hostility:random"), "NotAllowedError"),
-    ("a function that a module imported", call_of("hostility:contextlib.suppress"), "NotAllowedError"),
+    (
+        "a function that a module imported",
+        call_of("hostility:contextlib.suppress"),
+        "NotAllowedError",
+    ),
     ("imported into the main program", call_of("__main__:system", "true"), "NotAllowedError"),
     ("a private name", call_of("hostility:__private"), "NotAllowedError"),
     ("a dunder", call_of("hostility:Pair.__init__"), "NotAllowedError"),
@@ -244,7 +267,10 @@ REFUSED = [
         "a remote module that refers to nothing",
         call_of(
             "hostility:echo",
-            Ext(Code.OBJECT, encode(["pibroch.rpc.remote_module:RemoteModule", ["worker0", "cpu", None]])),
+            Ext(
+                Code.OBJECT,
+                encode(["pibroch.rpc.remote_module:RemoteModule", ["worker0", "cpu", None]]),
+            ),
         ),
         "ProtocolError",
     ),
@@ -256,13 +282,19 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("metadata", "name"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
-def test_a_bad_message_fails_alone_with_a_named_error_and_a_line_in_the_log(crew, victim, metadata, name):
+@pytest.mark.parametrize(
+    ("metadata", "name"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED]
+)
+def test_a_bad_message_fails_alone_with_a_named_error_and_a_line_in_the_log(
+    crew, victim, metadata, name
+):
     with Attacker(victim) as attacker:
         attacker.shake_hands()
         error = error_in(attacker.request(metadata))
         assert type(error).__name__ == name, f"got {error!r}"
-        assert attacker.request(call_of("hostility:add", 1, 2)).kind == Kind.ANSWER  # the connection lives
+        assert (
+            attacker.request(call_of("hostility:add", 1, 2)).kind == Kind.ANSWER
+        )  # the connection lives
     assert log_of(crew, "eve", str(error)[:60]).startswith("WARNING")
 
 
@@ -276,7 +308,9 @@ def test_a_worker_cannot_answer_what_another_one_was_asked(crew, victim):
         for number in range(2000):
             attacker.send(header(Kind.ANSWER, number, len(forged), 0) + forged)
             attacker.send(header(Kind.FAILURE, number, len(failure), 0) + failure)
-        assert attacker.request(call_of("hostility:add", 1, 2)).kind == Kind.ANSWER  # it has read all of them
+        assert (
+            attacker.request(call_of("hostility:add", 1, 2)).kind == Kind.ANSWER
+        )  # it has read all of them
     crew.run(0, hostility.release)
     assert crew.workers[1].result() == "true"
 
@@ -298,8 +332,12 @@ def test_private_methods_of_referenced_values_are_refused(crew, victim, method):
 def test_an_array_behind_a_reference_does_not_write_files(crew, victim, tmp_path):
     with Attacker(victim) as attacker:
         attacker.shake_hands()
-        place, _ = create(attacker, crew, "torch:Tensor.numpy", Ext(Code.TENSOR, encode(0)), tensors=[[0, [0]]])
-        error = error_in(attacker.request(envelope(["method", place, "tofile"], [[str(tmp_path / "file")], {}])))
+        place, _ = create(
+            attacker, crew, "torch:Tensor.numpy", Ext(Code.TENSOR, encode(0)), tensors=[[0, [0]]]
+        )
+        error = error_in(
+            attacker.request(envelope(["method", place, "tofile"], [[str(tmp_path / "file")], {}]))
+        )
         assert isinstance(error, NotAllowedError)
     assert not list(tmp_path.iterdir())
 
@@ -318,7 +356,14 @@ def envelope(body, value, tensors=()):
 
 
 @pytest.mark.parametrize(
-    "function", ["os:system", "__main__:system", "torch:load", "hostility:__private", "pibroch.rpc.secret:find_secret"]
+    "function",
+    [
+        "os:system",
+        "__main__:system",
+        "torch:load",
+        "hostility:__private",
+        "pibroch.rpc.secret:find_secret",
+    ],
 )
 def test_an_honest_caller_gets_the_named_error(crew, victim, function):
     name, text = crew.run(1, hostility.call_for_error, "worker0", function)
@@ -345,23 +390,34 @@ def test_pickles_are_never_opened(crew, victim, tmp_path):
     with Attacker(victim) as attacker:
         attacker.shake_hands()
         frame = attacker.request(call_of("hostility:echo", Ext(Code.PICKLE, data)))
-        assert "a pickle" in str(error_in(frame)) and type(error_in(frame)).__name__ == "NotAllowedError"
+        assert (
+            "a pickle" in str(error_in(frame))
+            and type(error_in(frame)).__name__ == "NotAllowedError"
+        )
         assert error_in(attacker.request(data))  # as metadata
         assert error_in(
             attacker.request(
-                encode(Envelope(msgspec.Raw(encode(["call", "hostility:echo"])), msgspec.Raw(encode(data))))
+                encode(
+                    Envelope(
+                        msgspec.Raw(encode(["call", "hostility:echo"])), msgspec.Raw(encode(data))
+                    )
+                )
             )
         )
         for kind in (Kind.FAILURE, Kind.ANSWER, Kind.NOTE):
             attacker.send(header(kind, 1, len(data), 0) + data)
-        assert attacker.request(call_of("hostility:echo", data)).kind == Kind.ANSWER  # bytes are just bytes
+        assert (
+            attacker.request(call_of("hostility:echo", data)).kind == Kind.ANSWER
+        )  # bytes are just bytes
     with Attacker(victim) as attacker:
         attacker.send(data)  # in place of a handshake
         attacker.wait_closed()
     assert not path.exists()
 
 
-@pytest.mark.parametrize("kind", ["unsealed", "may grow", "may shrink", "short", "file", "pipe", "none"])
+@pytest.mark.parametrize(
+    "kind", ["unsealed", "may grow", "may shrink", "short", "file", "pipe", "none"]
+)
 def test_shared_memory_that_could_change_under_us_is_refused(crew, victim, kind):
     metadata = encode(1 << 20)
     descriptors = [] if kind == "none" else [descriptors_of(kind)]
@@ -418,7 +474,11 @@ def test_a_bombardment_by_strangers_changes_nothing(crew, victim):
 def test_a_bombardment_by_who_knows_the_secret_changes_nothing(crew, victim):
     seeds = recorded_frames(crew)
     bombarded(crew, victim, seeds, NUM_FRAMES, admitted=True)
-    assert log_of(crew, "eve", "is lost") and log_of(crew, "unreadable message") and log_of(crew, "not allowed here")
+    assert (
+        log_of(crew, "eve", "is lost")
+        and log_of(crew, "unreadable message")
+        and log_of(crew, "not allowed here")
+    )
 
 
 def recorded_frames(crew):
@@ -426,7 +486,12 @@ def recorded_frames(crew):
     for rank in (0, 1):
         crew.run(rank, hostility.start_recording)
     assert crew.run(1, hostility.varied_calls, "worker0")
-    frames = [frame for rank in (0, 1) for frame in crew.run(rank, hostility.recorded) if len(frame) < 1 << 16]
+    frames = [
+        frame
+        for rank in (0, 1)
+        for frame in crew.run(rank, hostility.recorded)
+        if len(frame) < 1 << 16
+    ]
     assert len(frames) > 50
     return frames
 
@@ -442,7 +507,9 @@ def bombarded(crew, victim, seeds, num_frames, admitted):
     after, understood = crew.run(0, hostility.state), crew.run(0, hostility.counted)
     assert not crew.run(0, hostility.stalls)
     if admitted:  # most were looked at: the others came behind one that ended its connection
-        assert sum(understood.values()) + connections > num_frames * 3 // 4, f"{understood}, {connections} connections"
+        assert sum(understood.values()) + connections > num_frames * 3 // 4, (
+            f"{understood}, {connections} connections"
+        )
     assert after["peak"] - before["rss"] < MAX_GROWTH_BYTES, f"{before} became {after}"
     used_s = []
     while not used_s or used_s[-1] >= 0.25:  # it has nothing to do soon: no loop was left behind

@@ -54,7 +54,12 @@ def leavings(attacker, owner, chance):
         place = [number, chance.choice([[0, owner], other]), other, False]
         contexts = [1, number, chance.randrange(1, 50)]
         context = chance.choice(contexts)
-        wire = [place, f"worker{number}", chance.choice([me, me, [attacker.ID, number]]), number + 1]
+        wire = [
+            place,
+            f"worker{number}",
+            chance.choice([me, me, [attacker.ID, number]]),
+            number + 1,
+        ]
         yield chance.choice(
             [
                 frame(Kind.REQUEST, encode([body, value, [], context, [context, other, number, []]]), number),
@@ -88,7 +93,11 @@ def test_what_twenty_thousand_messages_leave_behind_is_bounded_and_goes_with_the
     crew.run(0, hostility.listen_to_log)
     before = settled(crew, lambda left: not left["busy"])
     memory = crew.run(0, hostility.state)
-    target, owner, chance = crew.run(0, hostility.target), crew.run(0, hostility.incarnation), random.Random(0)
+    target, owner, chance = (
+        crew.run(0, hostility.target),
+        crew.run(0, hostility.incarnation),
+        random.Random(0),
+    )
     with Attacker(target) as attacker:
         attacker.shake_hands()
         messages = leavings(attacker, owner, chance)
@@ -106,7 +115,10 @@ def test_what_twenty_thousand_messages_leave_behind_is_bounded_and_goes_with_the
     assert 0 < during["autograd contexts"] <= 4096 + before["autograd contexts"]
     assert during["autograd passes"] <= 256 * 60
     after = settled(
-        crew, lambda left: all(left[kind] <= before[kind] for kind in before if kind not in ("workers lost", "busy"))
+        crew,
+        lambda left: all(
+            left[kind] <= before[kind] for kind in before if kind not in ("workers lost", "busy")
+        ),
     )
     assert after["workers lost"] <= 4096
     assert crew.run(0, hostility.state)["rss"] - memory["rss"] < MAX_GROWTH_BYTES
@@ -118,7 +130,11 @@ def test_more_requests_than_one_worker_may_have_under_way_are_refused_one_by_one
     waiting = call_of("hostility:answer_when_released")
     with Attacker(target) as attacker:
         attacker.shake_hands()
-        attacker.send(b"".join(frame(Kind.REQUEST, waiting, number) for number in range(1, 2 * LIMITS.requests + 1)))
+        attacker.send(
+            b"".join(
+                frame(Kind.REQUEST, waiting, number) for number in range(1, 2 * LIMITS.requests + 1)
+            )
+        )
         refused = attacker.frames(LIMITS.requests)
         assert {each.kind for each in refused} == {Kind.FAILURE}
         error = decode_failure(refused[0].metadata, WorkerInfo("worker0", 0), None)
@@ -130,7 +146,12 @@ def test_more_requests_than_one_worker_may_have_under_way_are_refused_one_by_one
 
 
 BOMBS = [
-    encode([msgspec.Raw(encode(["call", "hostility:echo"])), [[Ext(Code.SIZE, encode([2**30, "AAAAAAAA"]))], {}]]),
+    encode(
+        [
+            msgspec.Raw(encode(["call", "hostility:echo"])),
+            [[Ext(Code.SIZE, encode([2**30, "AAAAAAAA"]))], {}],
+        ]
+    ),
     call_of("builtins:pow", 7, 10**8),
     call_of("builtins:sum", Ext(Code.RANGE, encode([0, 2**40, 1]))),
     call_of("builtins:list", Ext(Code.RANGE, encode([0, 2**40, 1]))),
@@ -157,9 +178,13 @@ def test_an_array_behind_a_reference_cannot_be_made_to_look_at_freed_memory(crew
 
     with Attacker(crew.run(0, hostility.target)) as attacker:
         attacker.shake_hands()
-        place, _ = create(attacker, crew, "torch:Tensor.numpy", Ext(Code.TENSOR, encode(0)), tensors=[[0, [0]]])
+        place, _ = create(
+            attacker, crew, "torch:Tensor.numpy", Ext(Code.TENSOR, encode(0)), tensors=[[0, [0]]]
+        )
         for method in ("view", "resize", "fill", "setflags", "__setitem__"):
-            assert attacker.request(envelope(["method", place, method], [[], {}])).kind == Kind.FAILURE
+            assert (
+                attacker.request(envelope(["method", place, method], [[], {}])).kind == Kind.FAILURE
+            )
 
 
 @pytest.mark.parametrize("by", [1, 100, 100_000])
@@ -200,7 +225,9 @@ def test_workers_start_while_another_user_floods_their_sockets():
     try:
         for _ in range(2):
             made = Crew(2, secret=SECRET)
-            assert made.run(1, hostility.honest_call, "worker0") and made.run(0, hostility.honest_call, "worker1")
+            assert made.run(1, hostility.honest_call, "worker0") and made.run(
+                0, hostility.honest_call, "worker1"
+            )
             made.close()
     finally:
         os.kill(flooding, signal.SIGKILL)
@@ -210,7 +237,9 @@ def test_workers_start_while_another_user_floods_their_sockets():
 def test_checksums_are_for_all_calls(crew):
     made = Crew(2, checksums=True)
     try:
-        assert made.run(1, hostility.varied_calls, "worker0") and made.run(1, hostility.honest_call, "worker0")
+        assert made.run(1, hostility.varied_calls, "worker0") and made.run(
+            1, hostility.honest_call, "worker0"
+        )
         made.run(1, hostility.corrupt_next_length, 100)
         assert made.run(1, hostility.call_until_it_works, "worker0", 30.0) == ["WorkerLostError"]
     finally:

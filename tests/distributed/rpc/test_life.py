@@ -35,7 +35,9 @@ def processes():
 
 def join(name, rank, world_size, init_method, **options):
     given = {"allowed_modules": MODULES, "init_method": init_method, "rpc_timeout": 30.0} | options
-    rpc.init_rpc(name, rank=rank, world_size=world_size, rpc_backend_options=rpc.RpcBackendOptions(**given))
+    rpc.init_rpc(
+        name, rank=rank, world_size=world_size, rpc_backend_options=rpc.RpcBackendOptions(**given)
+    )
 
 
 def together(workers, function, *args):
@@ -111,8 +113,12 @@ def test_all_backends_are_one(processes):
 
 
 def join_with_backend(init_method):
-    options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=2, rpc_timeout=7, init_method=init_method)
-    rpc.init_rpc("w0", backend=rpc.BackendType.TENSORPIPE, rank=0, world_size=1, rpc_backend_options=options)
+    options = rpc.TensorPipeRpcBackendOptions(
+        num_worker_threads=2, rpc_timeout=7, init_method=init_method
+    )
+    rpc.init_rpc(
+        "w0", backend=rpc.BackendType.TENSORPIPE, rank=0, world_size=1, rpc_backend_options=options
+    )
     assert rpc.get_worker_info().name == "w0"
     rpc.shutdown()
 
@@ -124,7 +130,9 @@ def join_with_backend(init_method):
 def test_workers_meet(processes, scheme, tmp_path):
     workers = processes(2)
     port = free_port()
-    method = {"tcp": f"tcp://127.0.0.1:{port}", "file": f"file://{tmp_path}/meet", "env": "env://"}[scheme]
+    method = {"tcp": f"tcp://127.0.0.1:{port}", "file": f"file://{tmp_path}/meet", "env": "env://"}[
+        scheme
+    ]
     if scheme == "env":
         together(workers, set_environment, port)
     join_all(workers, method, world_size=2)
@@ -359,7 +367,12 @@ def send_what_has_no_bytes(to):
     """Reading the memory of such a tensor would end the process."""
     quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
-    for tensor in (torch.empty(3, device="meta"), torch.empty(100_000, device="meta"), quantized, nested):
+    for tensor in (
+        torch.empty(3, device="meta"),
+        torch.empty(100_000, device="meta"),
+        quantized,
+        nested,
+    ):
         for call in (rpc.rpc_sync, rpc.rpc_async, rpc.remote):
             with pytest.raises(NotAllowedError):
                 call(to, identity, (tensor,))
@@ -384,5 +397,10 @@ def call_at_once(to, count):
 
 def test_first_calls_into_a_module_that_is_being_loaded(processes):
     workers = processes(2)
-    join_all(workers, f"tcp://127.0.0.1:{free_port()}", world_size=2, allowed_modules=["test_life", "slow_to_load"])
+    join_all(
+        workers,
+        f"tcp://127.0.0.1:{free_port()}",
+        world_size=2,
+        allowed_modules=["test_life", "slow_to_load"],
+    )
     assert workers[0].run(call_at_once, "w1", 50) == list(range(50))

@@ -87,7 +87,9 @@ def test_the_host_of_the_meeting_place_comes_back():
     try:
         assert crew.run(1, who_is_there, "worker0") == "worker0"
         crew.workers[0].kill()
-        assert crew.run(1, call_until_it_answers, "worker0", 0.5) == (None, {"worker0"}), "and no other error"
+        assert crew.run(1, call_until_it_answers, "worker0", 0.5) == (None, {"worker0"}), (
+            "and no other error"
+        )
         crew.workers[2].start(call_until_it_answers, "worker0", 60)
         crew.replace(0)
         name, failures = crew.workers[2].result()
@@ -100,7 +102,9 @@ def test_the_host_of_the_meeting_place_comes_back():
 
 def meet_in_a_store(rank, port, path):
     store = (
-        torch.distributed.FileStore(path, 2) if path else torch.distributed.TCPStore("127.0.0.1", port, 2, rank == 0)
+        torch.distributed.FileStore(path, 2)
+        if path
+        else torch.distributed.TCPStore("127.0.0.1", port, 2, rank == 0)
     )
     options = rpc.RpcBackendOptions(store=store, allowed_modules=["test_membership"])
     rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)

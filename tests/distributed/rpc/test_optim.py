@@ -62,7 +62,9 @@ def steps_like_a_local_optimizer(optimizer_class, options):
             optimizer.step(context)
         for worker in range(3):
             close(ask(worker, value_of, name, worker), ours[worker].detach())
-    assert ask(1, has_own_gradient, name, 1) == [9.0] * 3 and ask(2, has_own_gradient, name, 2) is None
+    assert (
+        ask(1, has_own_gradient, name, 1) == [9.0] * 3 and ask(2, has_own_gradient, name, 2) is None
+    )
     close(ask(1, value_of, name + " unused", 1), before)
 
 
@@ -89,7 +91,9 @@ def errors_of_all_owners():
     assert "worker2" in caught.value.__notes__[0]
     optimizer = DistributedOptimizer(Picky, references, lr=1.0)
     with autograd.context() as context:
-        autograd.backward(context, [ask(1, scaled, torch.ones(3, dtype=torch.float64), "picky", 1).sum()])
+        autograd.backward(
+            context, [ask(1, scaled, torch.ones(3, dtype=torch.float64), "picky", 1).sum()]
+        )
         with pytest.raises(ArithmeticError, match="at worker1") as caught:
             optimizer.step(context)
         assert "'worker2': ArithmeticError: at worker2" in caught.value.__notes__[0]
@@ -103,7 +107,9 @@ def train_shared(num_steps):
     optimizer = DistributedOptimizer(torch.optim.SGD, [ask(1, parameter, "shared", 1)], lr=0.5)
     for _ in range(num_steps):
         with autograd.context() as context:
-            autograd.backward(context, [ask(1, scaled, torch.ones(3, dtype=torch.float64), "shared", 1).sum()])
+            autograd.backward(
+                context, [ask(1, scaled, torch.ones(3, dtype=torch.float64), "shared", 1).sum()]
+            )
             optimizer.step(context)
 
 

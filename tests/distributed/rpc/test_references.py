@@ -38,7 +38,9 @@ def user_calls_owner():
     theirs = remote("worker1", cases.make, (8,))
     assert not theirs.is_owner() and theirs.owner() == rpc.get_worker_info("worker1")
     assert rpc.rpc_sync("worker1", cases.read, (theirs,)) == ([8.0] * 3, True, True)
-    assert theirs.confirmed_by_owner()  # the owner has the value, and its answer came before that of the call
+    assert (
+        theirs.confirmed_by_owner()
+    )  # the owner has the value, and its answer came before that of the call
     return theirs.to_here().tolist() == [8.0] * 3
 
 
@@ -172,7 +174,9 @@ def unusable_requests():
     assert isinstance(raised(remote, "worker1", local), NotAllowedError)
     assert isinstance(raised(remote, "worker1", cases.identity, (object(),)), NotAllowedError)
     mine = RRef(1)
-    assert isinstance(raised(remote, "worker1", cases.identity, ([mine, object()],)), NotAllowedError)
+    assert isinstance(
+        raised(remote, "worker1", cases.identity, ([mine, object()],)), NotAllowedError
+    )
     assert isinstance(raised(remote, "nobody", cases.identity, (1,)), ValueError)
     return True
 
@@ -260,7 +264,9 @@ def own_methods():
     return result.is_owner() and result.local_value() == 5
 
 
-@pytest.mark.parametrize("case", [methods, special_methods, own_methods], ids=lambda case: case.__name__)
+@pytest.mark.parametrize(
+    "case", [methods, special_methods, own_methods], ids=lambda case: case.__name__
+)
 def test_methods_run_at_the_owner(crew, case):
     assert crew.run(0, case)
 
@@ -323,7 +329,15 @@ def hostile():
     """Messages that fit nothing: whatever they ask for, values and counts stay."""
     from pibroch.rpc.references import News, Peer, ValuePlace
     from pibroch.rpc.references.call_messages import Create, Fetch, FunctionCall
-    from pibroch.rpc.references.messages import Asked, Confirmed, Dropped, NotComing, Refused, Register, Settled
+    from pibroch.rpc.references.messages import (
+        Asked,
+        Confirmed,
+        Dropped,
+        NotComing,
+        Refused,
+        Register,
+        Settled,
+    )
 
     agent, there = current_agent(), rpc.get_worker_info("worker1")
     theirs = remote("worker1", cases.make, (3,))
@@ -332,15 +346,30 @@ def hostile():
     assert cases.wait_until(lambda: cases.live_counts()["children"] == 0)
     place = theirs.place()
     before = rpc.rpc_sync("worker1", cases.live_counts)
-    unknown = [Register(ValuePlace(5, place.owner, place.owner, True), 6), Confirmed(5, 6), Refused(6), Settled(6)]
-    unknown += [Dropped(5, 6), Dropped(place.reference, 6), Asked(5), NotComing(5), NotComing(place.reference)]
+    unknown = [
+        Register(ValuePlace(5, place.owner, place.owner, True), 6),
+        Confirmed(5, 6),
+        Refused(6),
+        Settled(6),
+    ]
+    unknown += [
+        Dropped(5, 6),
+        Dropped(place.reference, 6),
+        Asked(5),
+        NotComing(5),
+        NotComing(place.reference),
+    ]
     unknown += [Register(ValuePlace(5, Peer(1, 17), Peer(3, 4), False), 6)]
     for receiver in (agent.incarnation_of(there), 17):
         agent.notify(there, News(agent.incarnation, receiver, unknown * 3))
     twice = Create(place.reference, 99, agent.incarnation, FunctionCall("reference_cases:identity"))
     errors = [raised(agent.request_sync, there, twice, [[1], {}])]
-    errors.append(raised(agent.request_sync, there, Fetch(ValuePlace(5, place.owner, place.owner, False))))
-    assert [type(error).__name__ for error in errors] == ["ProtocolError", "ReferenceLostError"], errors
+    errors.append(
+        raised(agent.request_sync, there, Fetch(ValuePlace(5, place.owner, place.owner, False)))
+    )
+    assert [type(error).__name__ for error in errors] == ["ProtocolError", "ReferenceLostError"], (
+        errors
+    )
     assert rpc.rpc_sync("worker1", cases.live_counts) == before
     return theirs.to_here().tolist() == [3.0] * 3
 
@@ -354,7 +383,11 @@ def expect_from_nobody():
     from pibroch.rpc.references import Peer, ValuePlace
     from pibroch.rpc.references.call_messages import Fetch
 
-    agent, there, creator = current_agent(), rpc.get_worker_info("worker1"), rpc.get_worker_info("worker2")
+    agent, there, creator = (
+        current_agent(),
+        rpc.get_worker_info("worker1"),
+        rpc.get_worker_info("worker2"),
+    )
     rpc.rpc_sync("worker2", cases.identity, (1,))
     owner = Peer(there.id, agent.incarnation_of(there))
     place = ValuePlace(12345, owner, Peer(creator.id, agent.incarnation_of(creator)), known=False)

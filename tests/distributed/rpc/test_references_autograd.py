@@ -89,4 +89,6 @@ def backward_of_no_tensor():
 
 
 def test_backward_needs_a_tensor(crew):
-    assert crew.run(0, backward_of_no_tensor) == ["RRef should contain a tensor for .backward()"] * 2
+    assert (
+        crew.run(0, backward_of_no_tensor) == ["RRef should contain a tensor for .backward()"] * 2
+    )

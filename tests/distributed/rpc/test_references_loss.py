@@ -84,7 +84,12 @@ def wait_for_blocked():
 def use_the_lost():
     theirs = cases.kept["theirs"]
     assert cases.wait_until(lambda: not theirs.confirmed_by_owner())
-    uses = [theirs.to_here, theirs.rpc_sync().numel, theirs.rpc_async().numel, theirs.remote().numel]
+    uses = [
+        theirs.to_here,
+        theirs.rpc_sync().numel,
+        theirs.rpc_async().numel,
+        theirs.remote().numel,
+    ]
     errors = [raised(use) for use in uses]
     errors.append(raised(rpc.rpc_sync, "worker0", cases.identity, (theirs,)))
     return errors, theirs.owner_name()
@@ -120,7 +125,11 @@ def pass_on_to_the_dead(rounds):
         assert error == "WorkerLostError", error
     created = [remote("worker1", cases.make, (1,)) for _ in range(rounds)]
     assert {raised(each.to_here) for each in created} == {"ReferenceLostError"}
-    future = rpc.rpc_async("worker2", cases.read, (created[0],)) if created[0].confirmed_by_owner() else None
+    future = (
+        rpc.rpc_async("worker2", cases.read, (created[0],))
+        if created[0].confirmed_by_owner()
+        else None
+    )
     assert future is None
 
 
@@ -141,7 +150,12 @@ def leave_with_references():
 def after_shutdown():
     rpc.shutdown()
     mine, theirs = cases.kept["mine"], cases.kept["theirs"]
-    errors = [raised(mine.to_here), raised(mine.local_value), raised(theirs.to_here), raised(theirs.rpc_sync().numel)]
+    errors = [
+        raised(mine.to_here),
+        raised(mine.local_value),
+        raised(theirs.to_here),
+        raised(theirs.rpc_sync().numel),
+    ]
     errors += [raised(rpc.RRef, 1), raised(remote, "worker1", cases.make, (1,))]
     assert repr(mine) and theirs.owner_name() == "worker1"
     return errors

@@ -41,7 +41,9 @@ def share_around(num_references):
     futures = []
     for _ in range(0, num_references, BATCH):
         rrefs = [RRef(torch.ones(4)) for _ in range(BATCH // 2)]
-        rrefs += [remote(to, torch.ones, (4,)) for to in random.choices(others(me), k=BATCH - len(rrefs))]
+        rrefs += [
+            remote(to, torch.ones, (4,)) for to in random.choices(others(me), k=BATCH - len(rrefs))
+        ]
         random.shuffle(rrefs)
         futures.append(rpc.rpc_async(random.choice(others(me)), take_over, (rrefs, 2)))
         del rrefs
@@ -94,10 +96,14 @@ def test_ten_thousand_references_leave_nothing(workers):
     before = crew.run_all(resources)
     for sums in crew.run_all(share_around, NUM_REFERENCES // NUM_WORKERS):
         assert sums == [4.0] * (NUM_REFERENCES // NUM_WORKERS // BATCH)
-    assert sum(counts["values"] for counts in crew.run_all(cases.live_counts)) > 1000  # some are still held
+    assert (
+        sum(counts["values"] for counts in crew.run_all(cases.live_counts)) > 1000
+    )  # some are still held
     assert crew.run_all(cases.settle) == [{}] * NUM_WORKERS
     deadline = time.monotonic() + cases.SETTLE_S
-    while (left := [more_than(*pair) for pair in zip(before, crew.run_all(resources), strict=True)]) != [{}] * 4:
+    while (
+        left := [more_than(*pair) for pair in zip(before, crew.run_all(resources), strict=True)]
+    ) != [{}] * 4:
         assert time.monotonic() < deadline, left  # threads that have been told to end need a moment
         time.sleep(0.1)
 

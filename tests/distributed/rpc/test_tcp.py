@@ -33,7 +33,8 @@ def call_at_once():
     generator = torch.Generator().manual_seed(2)
     sent = [torch.randn((3, 500_000) if i % 3 else (7,), generator=generator) for i in range(30)]
     futures = [
-        rpc.rpc_async("worker1", identity, ([tensor, i, tensor.to(torch.float64)],)) for i, tensor in enumerate(sent)
+        rpc.rpc_async("worker1", identity, ([tensor, i, tensor.to(torch.float64)],))
+        for i, tensor in enumerate(sent)
     ]
     for i, (future, tensor) in enumerate(zip(futures, sent, strict=True)):
         first, number, second = future.wait()

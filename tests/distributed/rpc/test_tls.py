@@ -16,7 +16,9 @@ from pibroch.rpc.transport.tls import client_context, server_context
 
 pytestmark = [
     pytest.mark.timeout(120),
-    pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl"),
+    pytest.mark.skipif(
+        shutil.which("openssl") is None, reason="makes its certificates with openssl"
+    ),
 ]
 
 
@@ -55,13 +57,17 @@ def talk(server, client):
 
 
 def test_workers_of_one_authority_talk(certificates):
-    at_server, at_client = talk(server_context(certificates["ann"]), client_context(certificates["ben"]))
+    at_server, at_client = talk(
+        server_context(certificates["ann"]), client_context(certificates["ben"])
+    )
     assert at_server == (b"c", "TLSv1.3") and at_client == (b"s", "TLSv1.3")
 
 
 def test_a_client_of_another_authority_is_refused(certificates):
     certificate, key, _ = certificates["eve"]
-    client = client_context((certificate, key, certificates["ann"][2]))  # trusts us, but is not trusted
+    client = client_context(
+        (certificate, key, certificates["ann"][2])
+    )  # trusts us, but is not trusted
     at_server, _ = talk(server_context(certificates["ann"]), client)
     assert isinstance(at_server, ssl.SSLCertVerificationError)
 
@@ -86,7 +92,9 @@ def test_old_versions_are_refused(certificates):
     with pytest.warns(DeprecationWarning):
         client.minimum_version = client.maximum_version = ssl.TLSVersion.TLSv1_1
     at_server, at_client = talk(server_context(certificates["ann"]), client)
-    assert isinstance(at_server, (ssl.SSLError, OSError)) and isinstance(at_client, (ssl.SSLError, OSError))
+    assert isinstance(at_server, (ssl.SSLError, OSError)) and isinstance(
+        at_client, (ssl.SSLError, OSError)
+    )
 
 
 def test_files_that_cannot_be_used_are_named(certificates, tmp_path):
@@ -143,7 +151,9 @@ def test_workers_call_each_other_over_tls_and_strangers_cannot(certificates):
         assert crew.run(0, call_sizes, "worker1") and crew.run(1, call_sizes, "worker0")
         certificate, key, _ = certificates["eve"]
         files = (certificate, key, certificates["ann"][2])  # trusts us, but is not trusted
-        assert strangers[0].run(call_as_stranger, crew.port, files, secret, 20.0) == "WorkerLostError"
+        assert (
+            strangers[0].run(call_as_stranger, crew.port, files, secret, 20.0) == "WorkerLostError"
+        )
         assert (
             strangers[1].run(call_as_stranger, crew.port, None, secret, 1.0) == "RpcTimeoutError"
         )  # plain TCP: silence

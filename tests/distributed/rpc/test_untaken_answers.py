@@ -42,7 +42,9 @@ def requests(metadata, numbers):
 def wait_until_seen(crew, num_requests):
     """Until worker 0 has seen so many requests, and works on none."""
     deadline = time.monotonic() + hostility.PATIENCE_S
-    while (seen := crew.run(0, hostility.seen, Kind.REQUEST)) < num_requests or crew.run(0, hostility.is_busy):
+    while (seen := crew.run(0, hostility.seen, Kind.REQUEST)) < num_requests or crew.run(
+        0, hostility.is_busy
+    ):
         assert time.monotonic() < deadline, f"{seen} of {num_requests}"
 
 
@@ -77,7 +79,9 @@ def test_answers_that_a_peer_does_not_take_are_bounded(crew, how, at_once):
         if how != "two streams":
             answers = answers_by_number(attacker, NUM_REQUESTS)
             refused = [
-                decode_failure(each.metadata, ME, None) for each in answers.values() if each.kind == Kind.FAILURE
+                decode_failure(each.metadata, ME, None)
+                for each in answers.values()
+                if each.kind == Kind.FAILURE
             ]
             assert 0 < len(answers) - len(refused) < 40 and "sent back" in str(refused[-1])
         if how == "one stream":  # all is taken

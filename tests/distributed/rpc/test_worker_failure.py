@@ -20,7 +20,9 @@ pytestmark = [pytest.mark.alone, pytest.mark.timeout(180)]  # alone: times, idle
 
 LOST_WITHIN_S = 15.0
 GIVEN_BACK_WITHIN_S = 30.0
-MOST_THREADS = DEFAULT_NUM_WORKER_THREADS + 4  # those of the pool, however busy the machine is, and the others
+MOST_THREADS = (
+    DEFAULT_NUM_WORKER_THREADS + 4
+)  # those of the pool, however busy the machine is, and the others
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TRANSPORTS = {"shared memory": {}, "tcp": {"shared_memory": False}}
 
@@ -160,7 +162,9 @@ def what_exceeds(most, now):
 
 
 def start_sending(to):
-    pending.extend(rpc.rpc_async(to, identity, (torch.zeros(5_000_000),), timeout=0) for _ in range(5))
+    pending.extend(
+        rpc.rpc_async(to, identity, (torch.zeros(5_000_000),), timeout=0) for _ in range(5)
+    )
 
 
 def settle(to):
@@ -222,7 +226,9 @@ def many_calls(to, count):
             with pytest.raises(TypeError):
                 rpc.rpc_sync(to, add, (1, "1"))
         else:
-            in_flight.append(rpc.rpc_async(to, identity, (small,) if number % 2 else ({"n": number},)))
+            in_flight.append(
+                rpc.rpc_async(to, identity, (small,) if number % 2 else ({"n": number},))
+            )
         if len(in_flight) == 64:
             torch.futures.wait_all(in_flight)
             in_flight.clear()

@@ -31,14 +31,20 @@ RPC_NAMES = (
     *("RRef", "WorkerInfo", "get_rpc_timeout", "get_worker_info"),
     *("is_available", "remote", "rpc_async", "rpc_sync", "shutdown"),
 )
-REMOTE_HELPERS = ("_gather_to_leader", "_broadcast_to_followers", "_rref_typeof_on_owner")  # other workers run them
+REMOTE_HELPERS = (
+    "_gather_to_leader",
+    "_broadcast_to_followers",
+    "_rref_typeof_on_owner",
+)  # other workers run them
 AUTOGRAD_NAMES = ("backward", "context", "get_gradients")
 
 
 def install():
     """Put our names into torch's modules; once in a process, before anything of theirs runs."""
     if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
-        sys.modules["expecttest"] = types.SimpleNamespace(TestCase=unittest.TestCase)  # a base class, nothing else
+        sys.modules["expecttest"] = types.SimpleNamespace(
+            TestCase=unittest.TestCase
+        )  # a base class, nothing else
     import torch.distributed.autograd as torch_autograd
     import torch.distributed.nn
     import torch.distributed.nn.api.remote_module as torch_remote_module
@@ -62,7 +68,9 @@ def install():
         module._is_current_rpc_agent_set = is_initialized
     torch_rpc._set_rpc_timeout = set_rpc_timeout
     torch_rpc._rref_context_get_debug_info = reference_counts
-    torch_rpc._get_debug_info = lambda: reference_counts() | agent().get_debug_info() | autograd_counts()
+    torch_rpc._get_debug_info = lambda: (
+        reference_counts() | agent().get_debug_info() | autograd_counts()
+    )
     torch_rpc.functions.async_execution = rpc.functions.async_execution
     torch_rpc.RpcBackendOptions = rpc.RpcBackendOptions
     torch_rpc.TensorPipeRpcBackendOptions = Options
@@ -223,7 +231,10 @@ def reference_counts():
 
 def autograd_counts():
     counts = agent()._agent.autograd.live_counts()
-    return {"num_autograd_contexts": str(counts["contexts"]), "num_current_backward_passes": str(counts["passes"])}
+    return {
+        "num_autograd_contexts": str(counts["contexts"]),
+        "num_current_backward_passes": str(counts["passes"]),
+    }
 
 
 def type_of(api):

@@ -166,7 +166,10 @@ def run_test(test, timeout_s=TIMEOUT_S):
         size = make_case(suite, name, 0, "").world_size
         pids = {start_worker(suite, name, rank, folder): rank for rank in range(size)}
         codes, is_late = wait_for(pids, began + timeout_s)
-        text = "\n".join(f"--- {rank}\n{(folder / f'out{rank}').read_text(errors='replace')}" for rank in range(size))
+        text = "\n".join(
+            f"--- {rank}\n{(folder / f'out{rank}').read_text(errors='replace')}"
+            for rank in range(size)
+        )
     if is_late:
         status = "late"
     elif any(code not in (0, SKIPPED) for code in codes.values()):
@@ -211,7 +214,10 @@ def run_share(tests, log, verbose):
     for test in tests:
         outcome = run_test(test)
         is_bad |= outcome.status != "passed" and test not in listed
-        print(f"{outcome.status:8}{outcome.seconds:6.1f} s  {test}{', as listed' * (test in listed)}", flush=True)
+        print(
+            f"{outcome.status:8}{outcome.seconds:6.1f} s  {test}{', as listed' * (test in listed)}",
+            flush=True,
+        )
         if outcome.status != "passed":
             if verbose:
                 print(outcome.text, flush=True)
@@ -232,15 +238,21 @@ def main():
         metavar="N",
         help="those that are named, and each Nth of all; as far as they are to pass",
     )
-    parser.add_argument("--verbose", action="store_true", help="show what the workers of failed tests said")
+    parser.add_argument(
+        "--verbose", action="store_true", help="show what the workers of failed tests said"
+    )
     parser.add_argument("--log", type=Path, help="add what the workers of failed tests said there")
     given = parser.parse_args()
     prepare()
     everything = list(names_of_tests())
-    tests = [test for test in everything if not given.tests or any(part in test for part in given.tests)]
+    tests = [
+        test for test in everything if not given.tests or any(part in test for part in given.tests)
+    ]
     if given.every:
         to_pass = sorted(set(everything) - listed_differences())
-        tests = sorted({*to_pass[:: given.every], *(set(tests if given.tests else []) & set(to_pass))})
+        tests = sorted(
+            {*to_pass[:: given.every], *(set(tests if given.tests else []) & set(to_pass))}
+        )
     pids = []
     for job in range(given.jobs):
         pid = os.fork()

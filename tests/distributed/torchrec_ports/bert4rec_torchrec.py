@@ -22,7 +22,9 @@ class BERT4Rec(nn.Module):
     def forward(self, features):
         history = self.tables(features)["history"]
         padding = torch.arange(LENGTH) >= history.lengths()[:, None]
-        encoded = self.encoder(history.to_padded_dense(LENGTH) + self.positions, src_key_padding_mask=padding)
+        encoded = self.encoder(
+            history.to_padded_dense(LENGTH) + self.positions, src_key_padding_mask=padding
+        )
         return self.out(encoded.mean(1))
 
 
@@ -30,17 +32,26 @@ def batches(rank, world):
     for step in range(shared.STEPS):
         _, lengths, ids, labels = shared.draw(step, rank, world, FEATURES, most=LENGTH)
         last = ids[lengths.cumsum(0) - 1]
-        yield KeyedJaggedTensor(list(FEATURES), ids, lengths=lengths), (last + labels.long()) % FEATURES["history"]
+        yield (
+            KeyedJaggedTensor(list(FEATURES), ids, lengths=lengths),
+            (last + labels.long()) % FEATURES["history"],
+        )
 
 
 def run(rank, world):
-    configs = [EmbeddingConfig(name="t_item", embedding_dim=DIM, num_embeddings=60, feature_names=["history"])]
+    configs = [
+        EmbeddingConfig(
+            name="t_item", embedding_dim=DIM, num_embeddings=60, feature_names=["history"]
+        )
+    ]
     tables = EmbeddingCollection(tables=configs)
     model = BERT4Rec(tables)
     state = shared.initial("bert4rec", model)
     apply_optimizer_in_backward(torch.optim.Adagrad, tables.parameters(), {"lr": 0.05, "eps": 1e-8})
     model = torchrec_ranks.shard(model, [config.name for config in configs])
-    optimizer = torchrec_ranks.dense_optimizer(model, lambda parameters: torch.optim.SGD(parameters, lr=0.05))
+    optimizer = torchrec_ranks.dense_optimizer(
+        model, lambda parameters: torch.optim.SGD(parameters, lr=0.05)
+    )
     model.load_state_dict(state)
     losses = []
     for features, labels in batches(rank, world):

@@ -20,7 +20,9 @@ def batches(rank, world):
 
 def run(rank, world):
     configs = [
-        EmbeddingBagConfig(name=f"t_{name}", embedding_dim=16, num_embeddings=rows, feature_names=[name])
+        EmbeddingBagConfig(
+            name=f"t_{name}", embedding_dim=16, num_embeddings=rows, feature_names=[name]
+        )
         for name, rows in FEATURES.items()
     ]
     tables = EmbeddingBagCollection(tables=configs, optimizer=pb.RowWiseAdagrad(lr=0.1, eps=1e-8))

@@ -20,7 +20,9 @@ def batches(rank, world):
 
 def run(rank, world):
     configs = [
-        EmbeddingBagConfig(name=f"t_{name}", embedding_dim=16, num_embeddings=rows, feature_names=[name])
+        EmbeddingBagConfig(
+            name=f"t_{name}", embedding_dim=16, num_embeddings=rows, feature_names=[name]
+        )
         for name, rows in FEATURES.items()
     ]
     tables = EmbeddingBagCollection(tables=configs)
@@ -28,7 +30,9 @@ def run(rank, world):
     state = shared.initial("dlrm", model)
     apply_optimizer_in_backward(RowWiseAdagrad, tables.parameters(), {"lr": 0.1, "eps": 1e-8})
     model = torchrec_ranks.shard(model, [config.name for config in configs])
-    optimizer = torchrec_ranks.dense_optimizer(model, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    optimizer = torchrec_ranks.dense_optimizer(
+        model, lambda parameters: torch.optim.SGD(parameters, lr=0.1)
+    )
     model.load_state_dict(state)
     losses = []
     for batch in batches(rank, world):

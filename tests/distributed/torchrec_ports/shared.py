@@ -19,13 +19,18 @@ def join():
 def draw(step, rank, world, features, most=5):
     """This rank's part of a global batch: dense, lengths and ids (feature by feature), labels; ``features`` say of which."""
     generator = torch.Generator().manual_seed(step)
-    dense, labels = torch.randn(SIZE, 4, generator=generator), torch.randint(0, 2, (SIZE,), generator=generator).float()
+    dense, labels = (
+        torch.randn(SIZE, 4, generator=generator),
+        torch.randint(0, 2, (SIZE,), generator=generator).float(),
+    )
     mine, lengths, ids = slice(SIZE * rank // world, SIZE * (rank + 1) // world), [], []
     for rows in features.values():
         of_feature = torch.randint(1, most + 1, (SIZE,), generator=generator)
         drawn = torch.randint(0, rows, (SIZE, most), generator=generator)
         lengths.append(of_feature[mine])
-        ids += [bag[:length] for bag, length in zip(drawn[mine], of_feature[mine].tolist(), strict=True)]
+        ids += [
+            bag[:length] for bag, length in zip(drawn[mine], of_feature[mine].tolist(), strict=True)
+        ]
     return dense[mine], torch.cat(lengths), torch.cat(ids), labels[mine]
 
 
@@ -42,4 +47,6 @@ def initial(name, model):
 
 
 def save(name, losses):
-    torch.save(losses, folder() / f"{name}-{sys.argv[2]}-{dist.get_world_size()}-{dist.get_rank()}.pt")
+    torch.save(
+        losses, folder() / f"{name}-{sys.argv[2]}-{dist.get_world_size()}-{dist.get_rank()}.pt"
+    )

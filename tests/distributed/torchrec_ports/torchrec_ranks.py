@@ -13,7 +13,10 @@ def shard(model, tables):
     """The model over ranks."""
     topology = Topology(world_size=dist.get_world_size(), compute_device="cpu")
     constraints = {table: ParameterConstraints(sharding_types=["table_wise"]) for table in tables}
-    planner, sharders = EmbeddingShardingPlanner(topology=topology, constraints=constraints), get_default_sharders()
+    planner, sharders = (
+        EmbeddingShardingPlanner(topology=topology, constraints=constraints),
+        get_default_sharders(),
+    )
     plan = planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
     return DistributedModelParallel(model, device=torch.device("cpu"), plan=plan, sharders=sharders)
 
@@ -21,5 +24,9 @@ def shard(model, tables):
 def dense_optimizer(model, make):
     """Of all parameters but the tables, which are updated in backward."""
     fused = set(model.fused_optimizer.params)
-    dense = {name: each for name, each in model.named_parameters() if name not in fused and each.requires_grad}
+    dense = {
+        name: each
+        for name, each in model.named_parameters()
+        if name not in fused and each.requires_grad
+    }
     return KeyedOptimizerWrapper(dense, make)

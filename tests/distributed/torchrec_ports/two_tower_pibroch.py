@@ -5,7 +5,13 @@ import torch
 from torch import nn
 
 import pibroch as pb
-from pibroch.torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor, PoolingType
+from pibroch.torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    KeyedJaggedTensor,
+    KeyedTensor,
+    PoolingType,
+)
 
 FEATURES = {"user": 50, "seen": 90, "item": 90, "maker": 30}
 
@@ -32,11 +38,19 @@ def batches(rank, world):
 def run(rank, world):
     mean = PoolingType.MEAN
     configs = [
-        EmbeddingBagConfig(name="t_user", embedding_dim=128, num_embeddings=50, feature_names=["user"]),
         EmbeddingBagConfig(
-            name="t_item", embedding_dim=64, num_embeddings=90, feature_names=["seen", "item"], pooling=mean
+            name="t_user", embedding_dim=128, num_embeddings=50, feature_names=["user"]
         ),
-        EmbeddingBagConfig(name="t_maker", embedding_dim=8, num_embeddings=30, feature_names=["maker"]),
+        EmbeddingBagConfig(
+            name="t_item",
+            embedding_dim=64,
+            num_embeddings=90,
+            feature_names=["seen", "item"],
+            pooling=mean,
+        ),
+        EmbeddingBagConfig(
+            name="t_maker", embedding_dim=8, num_embeddings=30, feature_names=["maker"]
+        ),
     ]
     tables = EmbeddingBagCollection(tables=configs, optimizer=pb.SGD(lr=0.2))
     model = TwoTower(tables)

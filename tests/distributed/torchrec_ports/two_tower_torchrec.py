@@ -4,7 +4,13 @@ import shared
 import torch
 import torchrec_ranks
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor, PoolingType
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    KeyedJaggedTensor,
+    KeyedTensor,
+    PoolingType,
+)
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 FEATURES = {"user": 50, "seen": 90, "item": 90, "maker": 30}
@@ -32,18 +38,28 @@ def batches(rank, world):
 def run(rank, world):
     mean = PoolingType.MEAN
     configs = [
-        EmbeddingBagConfig(name="t_user", embedding_dim=128, num_embeddings=50, feature_names=["user"]),
         EmbeddingBagConfig(
-            name="t_item", embedding_dim=64, num_embeddings=90, feature_names=["seen", "item"], pooling=mean
+            name="t_user", embedding_dim=128, num_embeddings=50, feature_names=["user"]
         ),
-        EmbeddingBagConfig(name="t_maker", embedding_dim=8, num_embeddings=30, feature_names=["maker"]),
+        EmbeddingBagConfig(
+            name="t_item",
+            embedding_dim=64,
+            num_embeddings=90,
+            feature_names=["seen", "item"],
+            pooling=mean,
+        ),
+        EmbeddingBagConfig(
+            name="t_maker", embedding_dim=8, num_embeddings=30, feature_names=["maker"]
+        ),
     ]
     tables = EmbeddingBagCollection(tables=configs)
     model = TwoTower(tables)
     state = shared.initial("two_tower", model)
     apply_optimizer_in_backward(torch.optim.SGD, tables.parameters(), {"lr": 0.2})
     model = torchrec_ranks.shard(model, [config.name for config in configs])
-    optimizer = torchrec_ranks.dense_optimizer(model, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    optimizer = torchrec_ranks.dense_optimizer(
+        model, lambda parameters: torch.optim.SGD(parameters, lr=0.1)
+    )
     model.load_state_dict(state)
     losses = []
     for dense, features, labels in batches(rank, world):

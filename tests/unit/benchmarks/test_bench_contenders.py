@@ -53,7 +53,11 @@ def test_contenders_that_differ_are_not_compared(pair, small_case, change):
 
 
 def test_kernel_contenders_agree(small_case):
-    workers = {"ours": "kernel_pibroch", "bag": "kernel_torch", "select": "kernel_torch:build_select"}
+    workers = {
+        "ours": "kernel_pibroch",
+        "bag": "kernel_torch",
+        "select": "kernel_torch:build_select",
+    }
     specs = tuple(ContenderSpec(label, worker, our_python()) for label, worker in workers.items())
     with arena(specs, ForeignLoad()) as contenders:
         outcome = contenders.compare(small_case, ("lookup", "lookup+update"), SHORT, frozenset())
@@ -69,7 +73,9 @@ def test_an_idle_worker_uses_no_cpu(pair, small_case):
     for _ in range(5):  # one that spins does so each time
         ticks = [_ticks(contender.pid) for contender in pair]
         time.sleep(0.5)
-        used = [_ticks(contender.pid) - before for contender, before in zip(pair, ticks, strict=True)]
+        used = [
+            _ticks(contender.pid) - before for contender, before in zip(pair, ticks, strict=True)
+        ]
         if max(used) <= 2:
             return
     raise AssertionError(f"CPU ticks of 10 ms used while idle: {used}")
@@ -104,13 +110,20 @@ def test_leaving_ends_the_process():
 
 
 def test_an_unknown_worker_says_how_to_look(small_case):
-    with start("nobody", "no_such_worker") as nobody, pytest.raises(BenchmarkError, match="no_such_worker"):
+    with (
+        start("nobody", "no_such_worker") as nobody,
+        pytest.raises(BenchmarkError, match="no_such_worker"),
+    ):
         nobody.setup(small_case)
 
 
 def test_rows_of_single_process_reach_the_files(small_case, tmp_path):
     setting = single_process.Setting("zipf", "adagrad", 4)
-    here = {OURS: "dlrm_pibroch", single_process.TORCH: "dlrm_torch", single_process.IDEAL: "dlrm_ideal_pibroch"}
+    here = {
+        OURS: "dlrm_pibroch",
+        single_process.TORCH: "dlrm_torch",
+        single_process.IDEAL: "dlrm_ideal_pibroch",
+    }
     lineup = Lineup.of(here, {})
     with arena(lineup.specs, ForeignLoad()) as contenders:
         unlike = frozenset({single_process.IDEAL})
@@ -120,11 +133,15 @@ def test_rows_of_single_process_reach_the_files(small_case, tmp_path):
     assert [row["contender"] for row in rows] == list(here)
     assert rows[0]["over_pibroch"] == rows[1]["over_torch"] == 1.0
     assert rows[0]["over_torch"] == pytest.approx(rows[0]["p50_ms"] / rows[1]["p50_ms"])
-    assert rows[1]["over_pibroch"] in outcome.times["step"]["plain torch"].ratios_to(outcome.times["step"][OURS])
+    assert rows[1]["over_pibroch"] in outcome.times["step"]["plain torch"].ratios_to(
+        outcome.times["step"][OURS]
+    )
     assert set(single_process.COLUMNS) <= set(rows[0])
     assert "plain torch" in single_process.headline(setting, outcome)
     report = single_process.Report("t", "T", rows, single_process.COLUMNS, single_process.PLOT)
-    assert all(path.stat().st_size > 0 for path in write(report, tmp_path) if path.name != "origin.json")
+    assert all(
+        path.stat().st_size > 0 for path in write(report, tmp_path) if path.name != "origin.json"
+    )
 
 
 def test_missing_peers_leave_a_note(monkeypatch, tmp_path):

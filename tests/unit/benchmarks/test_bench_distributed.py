@@ -20,7 +20,10 @@ PIPELINED, DMP = TORCHREC_FORMS
 
 def outcome(**milliseconds):
     """Two rounds of three steps each; the second round takes twice as long for all."""
-    times = {label.replace("_", " "): Times([[ms] * 3, [2 * ms] * 3], [1.0]) for label, ms in milliseconds.items()}
+    times = {
+        label.replace("_", " "): Times([[ms] * 3, [2 * ms] * 3], [1.0])
+        for label, ms in milliseconds.items()
+    }
     return topic.Outcome("200mbit", times, {label: (1.0, 2.0) for label in times})
 
 
@@ -39,7 +42,9 @@ def test_everything_that_the_table_promises_is_measured():
 
 
 def test_ours_comes_first_and_a_slow_one_next():
-    labels = [spec.label for spec in topic.lineup_of(topic.Setting("zipf", 2, 16, all_forms=True)).specs]
+    labels = [
+        spec.label for spec in topic.lineup_of(topic.Setting("zipf", 2, 16, all_forms=True)).specs
+    ]
     assert labels[0] == OURS
     assert labels[-2:] == list(topic.IDEAL_FORMS)
     assert len(topic.lineup_of(SETTING).specs) < len(labels)
@@ -80,13 +85,21 @@ def test_the_faster_form_of_torchrec_counts():
 def test_without_torchrec_there_is_no_ratio_to_it():
     result = outcome(pibroch=60.0, ideal=40.0)
     assert rows_of(result)[OURS]["of_torchrec"] is None
-    assert topic.headline(SETTING, result).endswith("pibroch takes 1.50x (1.50 to 1.50) the ideal's**")
+    assert topic.headline(SETTING, result).endswith(
+        "pibroch takes 1.50x (1.50 to 1.50) the ideal's**"
+    )
 
 
 def test_bytes_are_those_of_a_step_on_the_mean_and_on_the_worst_link():
     carried = (
-        Carried(10, (LinkBytes(30_000_000, 10_000_000), LinkBytes(10_000_000, 30_000_000)), (22_000_000, 0)),
-        Carried(1, (LinkBytes(3_000_000, 1_000_000), LinkBytes(1_000_000, 14_000_000)), (0, 11_000_000)),
+        Carried(
+            10,
+            (LinkBytes(30_000_000, 10_000_000), LinkBytes(10_000_000, 30_000_000)),
+            (22_000_000, 0),
+        ),
+        Carried(
+            1, (LinkBytes(3_000_000, 1_000_000), LinkBytes(1_000_000, 14_000_000)), (0, 11_000_000)
+        ),
     )
     assert loopback_mb(carried) == pytest.approx(1.5)
     assert link_mb(carried) == (pytest.approx(2.0), pytest.approx(4.0))

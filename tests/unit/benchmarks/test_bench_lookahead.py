@@ -51,7 +51,9 @@ def outcome(**milliseconds):
 
 
 def rows_of(setting, result, counted):
-    return [topic.case_row(setting, entry, result, counted[entry.label]) for entry in setting.entries]
+    return [
+        topic.case_row(setting, entry, result, counted[entry.label]) for entry in setting.entries
+    ]
 
 
 def in_full(section):
@@ -64,16 +66,25 @@ def test_every_section_has_its_line_ups():
         assert {setting.section.name for setting in in_full(SECTIONS[name])} == {name}
     four = {LOOKAHEAD, TORCHREC, IDEAL, ALLTOALL}
     for section in (STEP_TIME, MODELS, BREAKDOWN, HOSTS, BATCH):
-        assert all({entry.contender for entry in setting.entries} == four for setting in in_full(section))
+        assert all(
+            {entry.contender for entry in setting.entries} == four for setting in in_full(section)
+        )
     assert {(s.dim, rate) for s in in_full(STEP_TIME) if s.ids == "zipf" for rate in s.rates} == {
         (16, "1gbit"), (16, "200mbit"), (64, "1gbit"), (64, "200mbit"),
     }  # fmt: skip
-    without_towers = {name for name in ALL_MODELS if not name.startswith("tower_")}  # which peers have none of
+    without_towers = {
+        name for name in ALL_MODELS if not name.startswith("tower_")
+    }  # which peers have none of
     assert {s.model for section in (STEP_TIME, MODELS) for s in in_full(section)} == without_towers
     assert {s.hosts for s in in_full(HOSTS)} == {2, 4}
     assert {s.batch_size for s in in_full(BATCH)} == {512, 2048, 8192}
     assert [entry.lookahead for entry in in_full(TABLE_3)[0].entries] == [300, 200, 100, 50, 10, 5]
-    assert {(s.ids, s.skew) for s in in_full(SKEW)} >= {("hot", 0.01), ("hot", 0.9), ("zipf", 1.05), ("zipf", 5.0)}
+    assert {(s.ids, s.skew) for s in in_full(SKEW)} >= {
+        ("hot", 0.01),
+        ("hot", 0.9),
+        ("zipf", 1.05),
+        ("zipf", 5.0),
+    }
 
 
 def test_only_batch_sizes_are_measured_by_the_same_processes():
@@ -90,7 +101,12 @@ def test_fbgemm_can_hold_what_torchrec_trains():
 def test_batches_outlast_the_lookahead_and_quick_is_shorter():
     for name in LINEUPS:
         full, (quick,) = in_full(SECTIONS[name]), settings(SECTIONS[name], quick=True)
-        assert all(e.lookahead < s.num_batches for s in (*full, quick) for e in s.entries if s.ids != "criteo")
+        assert all(
+            e.lookahead < s.num_batches
+            for s in (*full, quick)
+            for e in s.entries
+            if s.ids != "criteo"
+        )
         assert max(entry.lookahead for entry in quick.entries) <= SHORTEST
         assert quick.entries
         assert len(quick.rates) == 1
@@ -132,7 +148,9 @@ def test_a_case_has_the_entrys_options_and_tables_as_wide_as_the_model_needs(tmp
 def test_workloads_of_different_skew_have_different_files_and_ids(tmp_path):
     flat, steep = (Workload("zipf", 2, 200, 2, 1000, skew) for skew in (0.0, 5.0))
     assert flat.write(tmp_path) != steep.write(tmp_path)
-    most_often = [np.bincount(drawn_batches(workload).ids.ravel()).max() / 800 for workload in (flat, steep)]
+    most_often = [
+        np.bincount(drawn_batches(workload).ids.ravel()).max() / 800 for workload in (flat, steep)
+    ]
     assert most_often[0] < 0.02
     assert most_often[1] > 0.9
 
@@ -149,7 +167,9 @@ def test_hot_ids_are_as_hot_as_they_should_be(tmp_path):
 
 def test_a_row_says_what_it_is_of():
     setting = Setting(HOSTS, (ours(), Entry(ALLTOALL)), hosts=4, batch_size=512)
-    ours_row, other = rows_of(setting, outcome(lookahead=10.0, alltoall=25.0), {LOOKAHEAD: COUNTED, ALLTOALL: {}})
+    ours_row, other = rows_of(
+        setting, outcome(lookahead=10.0, alltoall=25.0), {LOOKAHEAD: COUNTED, ALLTOALL: {}}
+    )
     assert (ours_row["hosts"], ours_row["batch"], ours_row["group"]) == (4, 512, "4 hosts")
     assert ours_row["samples_per_second"] == pytest.approx(4 * 512 / ours_row["p50_ms"] * 1e3)
     assert (ours_row["of_lookahead"], other["of_lookahead"]) == (1.0, 2.5)
@@ -159,16 +179,22 @@ def test_a_row_says_what_it_is_of():
 def test_what_a_section_shows_is_said():
     names = ("lrpp", "partitioned", "replicated", "replicated, not delayed")
     designs = Setting(DESIGN, tuple(ours(name) for name in names))
-    values = dict(zip((entry.label for entry in designs.entries), (1.0, 2.0, 3.0, 4.0), strict=True))
+    values = dict(
+        zip((entry.label for entry in designs.entries), (1.0, 2.0, 3.0, 4.0), strict=True)
+    )
     counted = {label: {"critical_mb_per_step": value} for label, value in values.items()}
     (line,) = topic.summary(DESIGN, rows_of(designs, outcome(**values), counted))
     assert "75% (lrpp), 50% (partitioned), 25% (replicated)" in line
     rows = []
     for skew, ms in ((0.0, 12.0), (5.0, 10.0)):
         setting = Setting(SKEW, (ours(), Entry(IDEAL)), skew=skew)
-        rows += rows_of(setting, outcome(lookahead=ms, ideal=1.0), {"lookahead": COUNTED, IDEAL: {}})
+        rows += rows_of(
+            setting, outcome(lookahead=ms, ideal=1.0), {"lookahead": COUNTED, IDEAL: {}}
+        )
     assert "1.20x the quickest" in topic.summary(SKEW, rows)[0]
-    (line,) = topic.summary(ORACLE, oracle_speed.rows_of(OracleSetting(2048), Times([[2.0] * 3], [])))
+    (line,) = topic.summary(
+        ORACLE, oracle_speed.rows_of(OracleSetting(2048), Times([[2.0] * 3], []))
+    )
     assert "1.02 to 1.02 million samples/s" in line
     assert topic.summary(LOSS, []) == []
 
@@ -180,7 +206,9 @@ def test_a_headline_compares_with_whoever_ran():
 
 
 def test_the_oracles_section_is_measured_without_a_lab(tmp_path, monkeypatch):
-    monkeypatch.setattr(oracle_speed, "settings", lambda quick: [OracleSetting(64, features=26, lookahead=4)])
+    monkeypatch.setattr(
+        oracle_speed, "settings", lambda quick: [OracleSetting(64, features=26, lookahead=4)]
+    )
     report = topic.run(Options(True, tmp_path, lambda text: None, section="oracle"))
     assert report.title == ORACLE.title
     assert report.notes[0] == f"how: {ORACLE.how}"

@@ -68,8 +68,20 @@ def test_a_part_that_fails_ends():
 
 def told_times():
     times = Times()
-    times.add(Timing([10.0, 12.0], 1.0, {"loss": [0.7, 0.6], "forward": [4.0, 5.0], "forward/lookup/wait": [2.0, 2.0]}))
-    times.add(Timing([20.0], 1.0, {"loss": [0.5], "forward": [6.0], "backward/wait": [9.0], "backward/update": [1.0]}))
+    times.add(
+        Timing(
+            [10.0, 12.0],
+            1.0,
+            {"loss": [0.7, 0.6], "forward": [4.0, 5.0], "forward/lookup/wait": [2.0, 2.0]},
+        )
+    )
+    times.add(
+        Timing(
+            [20.0],
+            1.0,
+            {"loss": [0.5], "forward": [6.0], "backward/wait": [9.0], "backward/update": [1.0]},
+        )
+    )
     return times
 
 
@@ -92,13 +104,17 @@ def test_parts_and_the_rest_are_the_step():
 
 
 def test_shares_of_a_step_sum_to_one_and_are_drawn(tmp_path):
-    ideal = Times([[7.0, 7.0, 7.0]], [1.0], {"forward": [5.0, 5.0, 5.0], "backward/wait": [1.0, 1.0, 1.0]})
+    ideal = Times(
+        [[7.0, 7.0, 7.0]], [1.0], {"forward": [5.0, 5.0, 5.0], "backward/wait": [1.0, 1.0, 1.0]}
+    )
     rows = breakdown_rows({"panel": "dim 16", "contender": "lookahead"}, told_times())
     assert sum(row["share"] for row in rows) == pytest.approx(1.0)
     assert sum(row["height"] for row in rows) == pytest.approx(14.0)
     assert beyond_ideal(rows) == [], "there is no ideal to compare with"
     rows += breakdown_rows({"panel": "dim 16", "contender": "ideal"}, ideal)
-    assert [row["part"] for row in rows[-3:]] == [DENSE, DENSE_WAIT, REST], "parts that never happen have no row"
+    assert [row["part"] for row in rows[-3:]] == [DENSE, DENSE_WAIT, REST], (
+        "parts that never happen have no row"
+    )
     assert beyond_ideal(rows) == ["**dim 16: share of a step beyond the ideal's: 50% (lookahead)**"]
     StackedPlot().draw(rows, "title", tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000
@@ -123,4 +139,6 @@ def test_equal_losses_are_said_and_drawn(tmp_path):
 def test_losses_that_differ_in_the_last_bit_are_refused():
     right = [0.5, 0.25]
     with pytest.raises(BenchmarkError, match=r"from alltoall .* in step 2"):
-        check_equal({"lookahead": (right, [1.0] * 2), "alltoall": ([0.5, np.nextafter(0.25, 1)], [1.0] * 2)})
+        check_equal(
+            {"lookahead": (right, [1.0] * 2), "alltoall": ([0.5, np.nextafter(0.25, 1)], [1.0] * 2)}
+        )

@@ -32,12 +32,19 @@ COLUMNS = ["dim", "contender", "p50_ms", "samples_per_second", "over_torch"]
 
 
 def make_report():
-    return Report("t", "A title", [dict(row) for row in ROWS], COLUMNS, PLOT, ["a note"], provenance())
+    return Report(
+        "t", "A title", [dict(row) for row in ROWS], COLUMNS, PLOT, ["a note"], provenance()
+    )
 
 
 def test_a_report_becomes_four_files(tmp_path):
     paths = write(make_report(), tmp_path / "new" / "folder")
-    assert [path.name for path in paths] == ["measurements.csv", "table.md", "plot.png", "origin.json"]
+    assert [path.name for path in paths] == [
+        "measurements.csv",
+        "table.md",
+        "plot.png",
+        "origin.json",
+    ]
     with paths[0].open() as file:
         rows = list(csv.DictReader(file))
     assert [float(row["p50_ms"]) for row in rows] == [10.04, 20.0, 10.04, 20.0]
@@ -45,7 +52,9 @@ def test_a_report_becomes_four_files(tmp_path):
     page = paths[1].read_text()
     for needed in ("# A title", "a note", "command", "commit", "hardware", "date"):
         assert needed in page
-    assert sorted(path.name for path in paths[0].parent.iterdir()) == sorted(path.name for path in paths)
+    assert sorted(path.name for path in paths[0].parent.iterdir()) == sorted(
+        path.name for path in paths
+    )
 
 
 def test_ratios_of_committed_results_are_own_time_over_the_named_contenders():
@@ -58,9 +67,15 @@ def test_ratios_of_committed_results_are_own_time_over_the_named_contenders():
         setting = row["ids"], row["optimizer"], row["dim"]
         assert bool(row["over_torch"]) == (setting in torch_ms)
         if setting in torch_ms:
-            assert float(row["over_torch"]) == pytest.approx(float(row["p50_ms"]) / torch_ms[setting])
+            assert float(row["over_torch"]) == pytest.approx(
+                float(row["p50_ms"]) / torch_ms[setting]
+            )
     for topic in ("single_process", "kernels", "rpc"):
-        assert {row["over_pibroch"] for row in _measured(results / topic) if row["contender"] == "pibroch"} <= {
+        assert {
+            row["over_pibroch"]
+            for row in _measured(results / topic)
+            if row["contender"] == "pibroch"
+        } <= {
             "1.0",
             "",
         }
@@ -94,7 +109,10 @@ def test_a_table_rounds_by_what_a_column_holds():
 
 
 def test_percentiles_and_ratios_by_round():
-    ours, peer = Times([[1.0, 2.0, 3.0], [2.0, 2.0, 2.0]], [1.0]), Times([[4.0, 4.0, 9.0], [3.0, 3.0, 3.0]], [1.0])
+    ours, peer = (
+        Times([[1.0, 2.0, 3.0], [2.0, 2.0, 2.0]], [1.0]),
+        Times([[4.0, 4.0, 9.0], [3.0, 3.0, 3.0]], [1.0]),
+    )
     assert peer.ratios_to(ours) == [2.0, 1.5]
     assert ours.percentile(50) == 2.0
     assert ours.percentile(0) == 1.0
@@ -122,7 +140,9 @@ def test_quick_is_a_part_of_the_whole():
 def test_foreign_load_tells_workers_from_others():
     """The same busy process, once counted as a worker and once not, over the same time."""
     busy = "import time\nwhile time.process_time() < 0.5: pass\nprint('busy no more', flush=True)\ninput()"
-    with subprocess.Popen([sys.executable, "-c", busy], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", busy], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
         as_worker, as_other = ForeignLoad(), ForeignLoad()
         as_worker.add_worker(child.pid)
         child.stdout.readline()

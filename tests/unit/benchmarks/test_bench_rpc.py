@@ -18,7 +18,11 @@ SHORT = Schedule(rounds=2, steps_per_round=10, warmup_steps=3)
 
 
 def all_phases():
-    return topic.phases_on_one_host(False) + topic.phases_on_one_host(True) + topic.phases_between_hosts()
+    return (
+        topic.phases_on_one_host(False)
+        + topic.phases_on_one_host(True)
+        + topic.phases_between_hosts()
+    )
 
 
 def test_every_phase_is_known_to_those_who_take_part():
@@ -34,7 +38,9 @@ def test_every_phase_is_known_to_those_who_take_part():
 def test_the_ablation_has_a_pair_without_each_policy_and_all_of_them_take_part():
     whole, *without = rpc_ablation.specs()
     assert (whole.label, whole.environment) == (OURS, {})
-    assert {spec.environment[WITHOUT] for spec in without} == {field.name for field in fields(LatencyPolicies)}
+    assert {spec.environment[WITHOUT] for spec in without} == {
+        field.name for field in fields(LatencyPolicies)
+    }
     for quick in (False, True):
         phases = topic.phases_of_ablation(quick)
         assert all(
@@ -42,23 +48,37 @@ def test_the_ablation_has_a_pair_without_each_policy_and_all_of_them_take_part()
             for phase in phases
             for spec in without
         )
-    rows = [{"contender": spec.label, "call": "identity", "size": "1 KB", "over_pibroch": 1.25} for spec in without]
+    rows = [
+        {"contender": spec.label, "call": "identity", "size": "1 KB", "over_pibroch": 1.25}
+        for spec in without
+    ]
     assert rpc_ablation.worth(rows)[0] == "**without spin: identity 1 KB 1.25x**"
 
 
 def test_no_phase_is_measured_twice_in_one_place():
-    for phases in (topic.phases_on_one_host(False), topic.phases_on_one_host(True), topic.phases_between_hosts()):
+    for phases in (
+        topic.phases_on_one_host(False),
+        topic.phases_on_one_host(True),
+        topic.phases_between_hosts(),
+    ):
         assert len({phase.name for phase in phases}) == len(phases)
 
 
 def test_those_who_are_in_no_phase_are_not_started(monkeypatch):
     monkeypatch.setattr(topic, "find_spec", lambda name: None)
-    full, quick = topic.lineup(topic.phases_on_one_host(False)), topic.lineup(topic.phases_on_one_host(True))
+    full, quick = (
+        topic.lineup(topic.phases_on_one_host(False)),
+        topic.lineup(topic.phases_on_one_host(True)),
+    )
     assert [spec.label for spec in full.specs] == [OURS, topic.TORCH, topic.TORCH_BASIC]
     assert [spec.label for spec in quick.specs] == [OURS, topic.TORCH]
     assert "gRPC left out" in quick.notes[0]
     monkeypatch.setattr(topic, "find_spec", lambda name: object())
-    assert [spec.label for spec in topic.lineup(topic.phases_between_hosts()).specs] == [OURS, topic.TORCH, topic.GRPC]
+    assert [spec.label for spec in topic.lineup(topic.phases_between_hosts()).specs] == [
+        OURS,
+        topic.TORCH,
+        topic.GRPC,
+    ]
 
 
 def test_rows_of_calls():
@@ -73,13 +93,18 @@ def test_rows_of_calls():
     assert (rows[0]["p20"], rows[0]["p50"], rows[0]["cpu"]) == ("100 ms", "150 ms", "60 ms")
     assert set(topic.COLUMNS) <= set(rows[0])
     headline, *more = topic.headlines(rows)
-    assert headline == "**1gbit identity 5 MB: pibroch 150 ms; 53% of the line's rate; torch takes 2.8x as long**"
+    assert (
+        headline
+        == "**1gbit identity 5 MB: pibroch 150 ms; 53% of the line's rate; torch takes 2.8x as long**"
+    )
     assert more == []
 
 
 def test_rows_of_calls_in_flight_are_per_call():
     row, _ = topic.phase_rows(
-        ONE_HOST, Phase("in_flight", 16, SHORT), {OURS: Times([[100.0] * 10], [50]), "x": Times([[1.0]], [1])}
+        ONE_HOST,
+        Phase("in_flight", 16, SHORT),
+        {OURS: Times([[100.0] * 10], [50]), "x": Times([[1.0]], [1])},
     )
     assert row["p50_ms"] == 100 / CALLS_PER_STEP
     assert row["calls_per_second"] == pytest.approx(CALLS_PER_STEP / 0.1)
@@ -92,7 +117,9 @@ def test_rows_of_autograd_take_the_timed_steps_alone():
     forward, backward = topic.autograd_rows(ONE_HOST, Phase("grad", 0, SHORT), parts)
     assert (forward["call"], backward["call"]) == ("grad-fwd", "grad-bwd")
     assert (forward["p20_ms"], forward["p50_ms"], forward["p80_ms"]) == (2.0, 3.0, 4.0)
-    (only_forward,) = topic.autograd_rows(ONE_HOST, Phase("nograd", 0, SHORT), {OURS: {"nograd-fwd": [1.0] * 25}})
+    (only_forward,) = topic.autograd_rows(
+        ONE_HOST, Phase("nograd", 0, SHORT), {OURS: {"nograd-fwd": [1.0] * 25}}
+    )
     assert only_forward["call"] == "nograd-fwd"
 
 
@@ -104,7 +131,9 @@ def test_durations_grow_with_their_text():
 def test_pibroch_and_torch_need_the_same_lines():
     folder = topic.Path(topic.__file__).resolve().parent.parent / "workers"
     sources = {label: (folder / name).read_text() for label, name in topic.EXAMPLES.items()}
-    ours, theirs = ([line for line in sources[label].splitlines()[1:] if line] for label in (OURS, topic.TORCH))
+    ours, theirs = (
+        [line for line in sources[label].splitlines()[1:] if line] for label in (OURS, topic.TORCH)
+    )
     assert [(a, b) for a, b in zip(ours, theirs, strict=True) if a != b] == [
         ("from pibroch import rpc", "from torch.distributed import rpc")
     ]

@@ -8,7 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks import serving_hosts
-from benchmarks.http_load import HttpServer, LoadResult, find_wrk, plain_server, run_load, serve_command
+from benchmarks.http_load import (
+    HttpServer,
+    LoadResult,
+    find_wrk,
+    plain_server,
+    run_load,
+    serve_command,
+)
 from benchmarks.serving_case import make_case
 from benchmarks.topics import serving
 
@@ -18,10 +25,15 @@ from pibroch.errors import MissingDependencyError
 def test_ratios_are_of_rounds():
     found = {"pibroch": [30.0, 80.0, 33.0], serving.FASTAPI: [10.0, 20.0, 10.0]}
     turns = {
-        label: [{"requests_per_second": value, "failed": 1} for value in values] for label, values in found.items()
+        label: [{"requests_per_second": value, "failed": 1} for value in values]
+        for label, values in found.items()
     }
     ours, theirs = serving._rows_of(turns, 1, 8)
-    assert (ours["over_fastapi"], ours["least_over_fastapi"], ours["most_over_fastapi"]) == (3.3, 3.0, 4.0)
+    assert (ours["over_fastapi"], ours["least_over_fastapi"], ours["most_over_fastapi"]) == (
+        3.3,
+        3.0,
+        4.0,
+    )
     assert theirs["over_fastapi"] == 1 and ours["failed"] == 3 and ours["requests_per_second"] == 33
 
 
@@ -46,7 +58,9 @@ def test_memory_of_workers_counts_what_they_share_once(tmp_path):
     size, file = 64 << 20, tmp_path / "tables"
     file.write_bytes(bytes(size))
     command = [sys.executable, "-S", "-c", MAPS, file]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as first:
         second = int(first.stdout.readline())
         shares = [serving._proportional_bytes(pid) for pid in (first.pid, second)]
         first.stdin.close()
@@ -58,7 +72,10 @@ def test_hosts_are_compared_round_by_round():
         return [LoadResult(10, 1.0, time, 2 * time, 3 * time, 0, 0.0) for time in times]
 
     one, two = serving_hosts._rows_of(
-        {serving_hosts.ONE: loads(2.0, 4.0, 2.0), serving_hosts.TWO: loads(3.0, 4.0, 4.0)}, "1gbit", 1, 8
+        {serving_hosts.ONE: loads(2.0, 4.0, 2.0), serving_hosts.TWO: loads(3.0, 4.0, 4.0)},
+        "1gbit",
+        1,
+        8,
     )
     assert two["over_one_host"] == 1.5 and one["over_one_host"] == 1
     assert (two["least_over_one_host"], two["most_over_one_host"]) == (1.0, 2.0)
@@ -84,5 +101,9 @@ def test_servers_agree_and_bear_load(tmp_path):
             assert np.abs(scores - np.array(case.scores[7:14])).max() < 0.02
         if shutil.which("wrk"):
             found = run_load(ours, [case.body(number, 2) for number in range(3)], 2, 1)
-            assert found.requests > 0 and found.failed == 0 and 0 < found.p50_ms <= found.p99_ms <= found.p999_ms
+            assert (
+                found.requests > 0
+                and found.failed == 0
+                and 0 < found.p50_ms <= found.p99_ms <= found.p999_ms
+            )
             assert run_load(ours, [b"{"], 1, 1).failed > 0

@@ -21,7 +21,9 @@ def test_everyone_is_compared_with_one_like_itself():
         labels = [spec.label for spec in topic.lineup_of(setting).specs]
         for exchange in setting.exchanges:
             assert topic.label_of(exchange) in labels
-            assert (topic.label_of(exchange) + topic.ONE_WIDTH_LABEL in labels) == (setting.what == "widths")
+            assert (topic.label_of(exchange) + topic.ONE_WIDTH_LABEL in labels) == (
+                setting.what == "widths"
+            )
 
 
 def test_exchanges_agree(small_case):
@@ -30,7 +32,11 @@ def test_exchanges_agree(small_case):
     environment = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     workers = [("tables_pibroch:build", "local"), ("tables_pibroch:build", "lookahead")]
     running = [
-        Contender(ContenderSpec(exchange, worker, our_python(), (), environment | {"MASTER_PORT": str(free_port())}))
+        Contender(
+            ContenderSpec(
+                exchange, worker, our_python(), (), environment | {"MASTER_PORT": str(free_port())}
+            )
+        )
         for worker, exchange in workers
     ]
     with running[0], running[1]:

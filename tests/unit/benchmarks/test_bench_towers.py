@@ -30,15 +30,23 @@ def test_line_ups_have_the_baseline_first_and_models_that_agree():
 
 def test_bags_are_each_ranks_part_of_the_batch(tmp_path, monkeypatch):
     ids = np.arange(2 * 3 * 20 * 4).reshape(2, 3, 80)
-    Arrays(ids, np.zeros((2, 80, 13), np.float32), np.zeros((2, 80), np.float32)).save(tmp_path / "data.npz")
+    Arrays(ids, np.zeros((2, 80, 13), np.float32), np.zeros((2, 80), np.float32)).save(
+        tmp_path / "data.npz"
+    )
     case = Case(str(tmp_path / "data.npz"), 4, batch_size=10, num_tables=3, most_ids=4)
     seen = []
     for rank in range(2):
         monkeypatch.setenv("RANK", str(rank))
         for number, batch in enumerate(towers_pibroch.bags(case)):
-            assert batch.batch_size == 10 and int(batch.lengths().min()) >= 1 and int(batch.lengths().max()) <= 4
+            assert (
+                batch.batch_size == 10
+                and int(batch.lengths().min()) >= 1
+                and int(batch.lengths().max()) <= 4
+            )
             first = batch.values[batch.offsets[:-1]].view(3, 10)
-            assert np.array_equal(first, ids[number].reshape(3, 20, 4)[:, rank * 10 : rank * 10 + 10, 0])
+            assert np.array_equal(
+                first, ids[number].reshape(3, 20, 4)[:, rank * 10 : rank * 10 + 10, 0]
+            )
             seen.append(batch.lengths().float().mean().item())
     assert np.mean(seen) == pytest.approx(2.5, abs=0.3)
 
@@ -57,5 +65,7 @@ def test_planted_groups_are_found_by_the_embeddings_of_deepfm(tmp_path):
     planted = SyntheticOptions(150_000, max_table_rows=30, groups=4)
     synthesize(planted, tmp_path / "data")
     options = SimpleNamespace(scratch=tmp_path, say=lambda text: None)
-    found = tower_quality._learned("deepfm", "coherent", EncodedDataset.open(tmp_path / "data"), options)
+    found = tower_quality._learned(
+        "deepfm", "coherent", EncodedDataset.open(tmp_path / "data"), options
+    )
     assert tower_quality._agreement(found, planted_groups(planted)) >= 0.85

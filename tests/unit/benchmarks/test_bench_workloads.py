@@ -23,13 +23,17 @@ def test_drawn_ids_have_shape_and_range(kind):
 def test_zipf_ids_follow_their_distribution():
     """Exact shares of the continuous distribution: rank k gets the integral of x^-s from k to k + 1."""
     workload = Workload("zipf", num_batches=4, batch_size=20_000, num_tables=2, num_rows=1000)
-    counts = np.sort(np.bincount(drawn_batches(workload).ids.ravel(), minlength=1000))[::-1] / 160_000
+    counts = (
+        np.sort(np.bincount(drawn_batches(workload).ids.ravel(), minlength=1000))[::-1] / 160_000
+    )
     power = 1 - workload.skew
     edges = np.arange(1, 1002, dtype=float) ** power
     expected = np.diff(edges) / (edges[-1] - edges[0])
     assert counts[0] == pytest.approx(expected[0], rel=0.05)
     assert counts[:10].sum() == pytest.approx(expected[:10].sum(), rel=0.02)
-    uniform = drawn_batches(Workload("uniform", num_batches=4, batch_size=20_000, num_tables=2, num_rows=1000))
+    uniform = drawn_batches(
+        Workload("uniform", num_batches=4, batch_size=20_000, num_tables=2, num_rows=1000)
+    )
     assert np.bincount(uniform.ids.ravel()).max() / 160_000 < 0.002
 
 
@@ -68,11 +72,21 @@ def test_starting_weights_depend_on_seed_and_table_alone():
     np.testing.assert_array_equal(table, initial_table(case, 1))
     assert not np.array_equal(table, initial_table(case, 2))
     assert abs(table).max() <= 0.25
-    assert [weight.shape for weight, _ in initial_layers(case, BOTTOM_STREAM)] == [(512, 13), (256, 512), (8, 256)]
-    assert [weight.shape for weight, _ in initial_layers(case, TOP_STREAM)] == [(512, 8 + 6), (256, 512), (1, 256)]
+    assert [weight.shape for weight, _ in initial_layers(case, BOTTOM_STREAM)] == [
+        (512, 13),
+        (256, 512),
+        (8, 256),
+    ]
+    assert [weight.shape for weight, _ in initial_layers(case, TOP_STREAM)] == [
+        (512, 8 + 6),
+        (256, 512),
+        (1, 256),
+    ]
 
 
-@pytest.mark.parametrize(("optimizer", "floats"), [("sgd", 0), ("adagrad", 8), ("rowwise_adagrad", 1)])
+@pytest.mark.parametrize(
+    ("optimizer", "floats"), [("sgd", 0), ("adagrad", 8), ("rowwise_adagrad", 1)]
+)
 def test_bytes_of_state(optimizer, floats):
     case = Case("", dim=8, num_rows=50, num_tables=3, sparse_optimizer=optimizer)
     assert (case.parameter_bytes, case.state_bytes) == (4 * 150 * 8, 4 * 150 * floats)

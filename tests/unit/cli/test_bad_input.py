@@ -25,7 +25,9 @@ FILE_BYTES = 4_000  # more than the metrics of four steps, less than the dense l
 @pytest.fixture(scope="module")
 def trained(data, tmp_path_factory):
     """A finished run; tests copy it before they damage it."""
-    run, _ = train_here(make_config(data, "train.steps=2"), tmp_path_factory.mktemp("trained") / "run")
+    run, _ = train_here(
+        make_config(data, "train.steps=2"), tmp_path_factory.mktemp("trained") / "run"
+    )
     return run.path
 
 
@@ -42,7 +44,10 @@ def refused(*arguments, exit_code=2, run=run_command, **options):
 def test_an_unknown_recipe_key(tmp_path):
     (tmp_path / "r.toml").write_text('extends = "synthetic_small"\n[train]\nbatch_sise = 7\n')
     message = refused("train", tmp_path / "r.toml")
-    assert "unknown key `train.batch_sise`" in message and "did you mean `train.batch_size`?" in message
+    assert (
+        "unknown key `train.batch_sise`" in message
+        and "did you mean `train.batch_size`?" in message
+    )
 
 
 def test_dim_0():
@@ -91,12 +96,16 @@ def test_a_full_disk_keeps_the_previous_checkpoint(trained, data, tmp_path, how)
     limits = {}
     if how == "tmpfs":
         mounted = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", folder], capture_output=True, check=False
+            ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", folder],
+            capture_output=True,
+            check=False,
         )
         if mounted.returncode != 0:
             pytest.skip("mounting a small disk needs root")
     else:
-        limits["preexec_fn"] = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
+        limits["preexec_fn"] = lambda: resource.setrlimit(
+            resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES)
+        )
         limits["run"] = run_installed
     try:
         run = folder / "run"

@@ -15,7 +15,11 @@ from small_run import make_config, run_command, train_here
 @pytest.fixture(scope="module")
 def config(data):
     return make_config(
-        data, "train.steps=14", "train.full_checkpoint_every=2", "train.evaluate_every=14", "model.batch_norm=false"
+        data,
+        "train.steps=14",
+        "train.full_checkpoint_every=2",
+        "train.evaluate_every=14",
+        "model.batch_norm=false",
     )
 
 
@@ -28,7 +32,12 @@ def run(config, tmp_path):
 def test_inspect(run):
     ended = run_command("checkpoint", "inspect", CheckpointFolder(run.checkpoints_path, 2).latest())
     assert ended.returncode == 0, ended.stderr
-    for text in ("step 14, incremental, 1 after the last full one", "C26", "exp_avg[4]", "1 + 1 touched"):
+    for text in (
+        "step 14, incremental, 1 after the last full one",
+        "C26",
+        "exp_avg[4]",
+        "1 + 1 touched",
+    ):
         assert text in ended.stdout
     assert "learning rates: dense 0.01, embedding 0.01" in ended.stdout
     assert "model dlrm, sparse optimizer adam" in ended.stdout
@@ -63,15 +72,26 @@ def test_convert_there_and_back(run, config, tmp_path):
     assert "sparse_arch.embedding_bag_collection.embedding_bags.t_C1.weight" in state
     assert "over_arch.model.1.weight" in state
     (tmp_path / "r.toml").write_text(to_toml(config.model_dump()))
-    arguments = [tmp_path / "m.pt", tmp_path / "back", "--from", "torchrec", "--recipe", tmp_path / "r.toml"]
+    arguments = [
+        tmp_path / "m.pt",
+        tmp_path / "back",
+        "--from",
+        "torchrec",
+        "--recipe",
+        tmp_path / "r.toml",
+    ]
     imported = run_command("checkpoint", "convert", *arguments)
     assert imported.returncode == 0, imported.stderr
     dataset = EncodedDataset.open(config.data.dir)
-    first, second = (evaluate_checkpoint(path, dataset, "test") for path in (run.path, tmp_path / "back"))
+    first, second = (
+        evaluate_checkpoint(path, dataset, "test") for path in (run.path, tmp_path / "back")
+    )
     assert first == second
 
 
-@pytest.mark.parametrize("options", [{}, {"to": System.DLRM, "from_": System.DLRM}, {"from_": System.DLRM}])
+@pytest.mark.parametrize(
+    "options", [{}, {"to": System.DLRM, "from_": System.DLRM}, {"from_": System.DLRM}]
+)
 def test_wrong_usage_of_convert(tmp_path, options):
     with pytest.raises(ConfigError, match=r"--from"):
         convert_command(tmp_path / "a", tmp_path / "b", **options)

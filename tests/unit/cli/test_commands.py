@@ -17,20 +17,30 @@ def recipe(data, tmp_path):
 
 def test_train_evaluate_report(recipe, data, tmp_path):
     run = tmp_path / "run"
-    trained = run_installed("train", recipe, "--run-dir", run, "--tensorboard", "--set", "train.epochs=1")
+    trained = run_installed(
+        "train", recipe, "--run-dir", run, "--tensorboard", "--set", "train.epochs=1"
+    )
     assert trained.returncode == 0, trained.stderr
     summary = json.loads((run / "summary.json").read_text())
-    assert trained.stdout.startswith(f"test AUC {summary['auc']:.4f}  logloss {summary['logloss']:.4f}  NE ")
+    assert trained.stdout.startswith(
+        f"test AUC {summary['auc']:.4f}  logloss {summary['logloss']:.4f}  NE "
+    )
     assert "best possible AUC 0." in trained.stdout and "validation: AUC" in trained.stderr
     assert list((run / "tensorboard").iterdir())
     evaluated = run_command("evaluate", "--checkpoint", run, "--data", data)
     assert evaluated.stdout.startswith(f"test AUC {summary['auc']:.4f}"), evaluated.stderr
     reported = run_command("report", run)
-    assert reported.stdout == f"wrote {run / 'report.html'}\n" and (run / "report.html").stat().st_size > 20_000
+    assert (
+        reported.stdout == f"wrote {run / 'report.html'}\n"
+        and (run / "report.html").stat().st_size > 20_000
+    )
     again = run_command("train", recipe, "--run-dir", run)
     assert again.returncode == 2 and "--resume" in again.stderr
     other = run_command("train", recipe, "--run-dir", run, "--resume")
-    assert other.returncode == 2 and "small.toml with `train.epochs = 2`\nneed: `train.epochs = 1`" in other.stderr
+    assert (
+        other.returncode == 2
+        and "small.toml with `train.epochs = 2`\nneed: `train.epochs = 1`" in other.stderr
+    )
 
 
 def test_an_interrupted_run_ends_cleanly_and_goes_on(recipe, tmp_path):
@@ -42,7 +52,9 @@ def test_an_interrupted_run_ends_cleanly_and_goes_on(recipe, tmp_path):
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         ended = process.end()
-    assert ended.returncode == 130 and "--resume" in ended.stderr and "Traceback" not in ended.stderr
+    assert (
+        ended.returncode == 130 and "--resume" in ended.stderr and "Traceback" not in ended.stderr
+    )
 
 
 def test_roles_are_shown_and_nothing_is_run(tmp_path):
@@ -58,14 +70,27 @@ def test_roles_are_shown_and_nothing_is_run(tmp_path):
         line.split()[:5] for line in processors.stdout.splitlines()
     ]
     by_role = {"RANK": "0", "WORLD_SIZE": "6"}
-    shared = run_command("train", "--roles", "--by-role", *lookahead, "--set", "data.processors=1", env=by_role)
+    shared = run_command(
+        "train", "--roles", "--by-role", *lookahead, "--set", "data.processors=1", env=by_role
+    )
     cells = [line.split() for line in shared.stdout.splitlines()]
     assert ["trainer", "2", "the", "launcher:", "ranks", "0-1"] in [line[:6] for line in cells]
-    assert ["embedding", "server", "3", "the", "launcher:", "ranks", "2-4"] in [line[:7] for line in cells]
-    assert ["data", "processor", "1", "the", "launcher:", "rank", "5"] in [line[:7] for line in cells]
-    assert run_command("train", "--roles", *lookahead, env={"RANK": "1", "WORLD_SIZE": "6"}).stdout == ""
-    central = run_command("train", "--roles", "--ranks", 2, *lookahead, "--set", "embedding.oracle=central")
-    assert ["oracle", "1", "this", "command"] in [line.split()[:4] for line in central.stdout.splitlines()]
+    assert ["embedding", "server", "3", "the", "launcher:", "ranks", "2-4"] in [
+        line[:7] for line in cells
+    ]
+    assert ["data", "processor", "1", "the", "launcher:", "rank", "5"] in [
+        line[:7] for line in cells
+    ]
+    assert (
+        run_command("train", "--roles", *lookahead, env={"RANK": "1", "WORLD_SIZE": "6"}).stdout
+        == ""
+    )
+    central = run_command(
+        "train", "--roles", "--ranks", 2, *lookahead, "--set", "embedding.oracle=central"
+    )
+    assert ["oracle", "1", "this", "command"] in [
+        line.split()[:4] for line in central.stdout.splitlines()
+    ]
     alone = run_command("train", "--roles")
     assert "oracle" not in alone.stdout and "keeps all rows" in " ".join(alone.stdout.split())
 

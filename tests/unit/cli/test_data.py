@@ -15,7 +15,9 @@ from pibroch.errors import InputError
 from small_run import run_command
 
 CSV = "clicked,price,user,tags\n" + "\n".join(f"{i % 2},{i}.5,u{i % 7},a|b" for i in range(100))
-SCHEMA = 'label = "clicked"\n[dense.price]\n[categorical.user]\n[categorical.tags]\nmulti_hot = true\n'
+SCHEMA = (
+    'label = "clicked"\n[dense.price]\n[categorical.user]\n[categorical.tags]\nmulti_hot = true\n'
+)
 
 
 @pytest.fixture
@@ -26,12 +28,28 @@ def csv_file(tmp_path):
 
 
 def prepare_csv(tmp_path, *arguments):
-    files = (tmp_path / "clicks.csv", "--schema", tmp_path / "clicks.toml", "--out", tmp_path / "out")
+    files = (
+        tmp_path / "clicks.csv",
+        "--schema",
+        tmp_path / "clicks.toml",
+        "--out",
+        tmp_path / "out",
+    )
     return run_command("data", "prepare", "csv", *files, *arguments)
 
 
 def test_csv_to_a_dataset(csv_file, tmp_path):
-    ended = prepare_csv(tmp_path, "--hash", "user=5", "--min-count", "3", "--split", "hash:0.8/0.1/0.1", "--seed", "1")
+    ended = prepare_csv(
+        tmp_path,
+        "--hash",
+        "user=5",
+        "--min-count",
+        "3",
+        "--split",
+        "hash:0.8/0.1/0.1",
+        "--seed",
+        "1",
+    )
     assert ended.returncode == 0, ended.stderr
     assert "100 samples" in ended.stdout
     dataset = EncodedDataset.open(tmp_path / "out")
@@ -54,18 +72,45 @@ def test_csv_to_a_dataset(csv_file, tmp_path):
         (["prepare", "criteo", "{missing}", "--out", "{out}"], "no file"),
         (["prepare", "criteo", "{csv}", "--out", "{out}"], "1 columns instead of 40"),
         (["prepare", "avazu", "{csv}", "--out", "{out}"], "Avazu's header"),
-        (["prepare", "csv", "{parquet}", "--schema", "{toml}", "--out", "{out}"], "which is a Parquet file"),
+        (
+            ["prepare", "csv", "{parquet}", "--schema", "{toml}", "--out", "{out}"],
+            "which is a Parquet file",
+        ),
         (["prepare", "criteo", "{parquet}", "--out", "{out}"], "which is a Parquet file"),
         (["prepare", "parquet", "{csv}", "--schema", "{toml}", "--out", "{out}"], "Parquet"),
-        (["prepare", "csv", "{csv}", "--schema", "{toml}", "--out", "{out}", "--hash", "user"], "NAME=BUCKETS"),
-        (["prepare", "csv", "{csv}", "--schema", "{toml}", "--out", "{out}", "--hash", "x=3"], "`x` to hash"),
-        (["prepare", "csv", "{csv}", "--schema", "{toml}", "--out", "{out}", "--split", "time:1/1/1"], "split"),
+        (
+            ["prepare", "csv", "{csv}", "--schema", "{toml}", "--out", "{out}", "--hash", "user"],
+            "NAME=BUCKETS",
+        ),
+        (
+            ["prepare", "csv", "{csv}", "--schema", "{toml}", "--out", "{out}", "--hash", "x=3"],
+            "`x` to hash",
+        ),
+        (
+            [
+                "prepare",
+                "csv",
+                "{csv}",
+                "--schema",
+                "{toml}",
+                "--out",
+                "{out}",
+                "--split",
+                "time:1/1/1",
+            ],
+            "split",
+        ),
         (["prepare", "csv", "{csv}", "--schema", "{csv}", "--out", "{out}"], "no TOML"),
         (["describe", "{missing}"], "dataset.json"),
     ],
 )
 def test_wrong_input_says_what_is_needed(csv_file, tmp_path, arguments, message):
-    paths = {"csv": csv_file, "toml": tmp_path / "clicks.toml", "out": tmp_path / "out", "missing": tmp_path / "nope"}
+    paths = {
+        "csv": csv_file,
+        "toml": tmp_path / "clicks.toml",
+        "out": tmp_path / "out",
+        "missing": tmp_path / "nope",
+    }
     paths["parquet"] = tmp_path / "clicks.parquet"
     pl.DataFrame({"clicked": [0, 1]}).write_parquet(paths["parquet"])
     with pytest.raises(InputError) as caught:
@@ -79,7 +124,9 @@ def test_wrong_input_says_what_is_needed(csv_file, tmp_path, arguments, message)
 
 def test_ids_that_are_all_unknown_do_not_go_unsaid(csv_file, tmp_path):
     integers = 'encoding = "integer"\nnum_buckets = 9\n'
-    (tmp_path / "clicks.toml").write_text(SCHEMA.replace("[categorical.tags]", integers + "[categorical.tags]"))
+    (tmp_path / "clicks.toml").write_text(
+        SCHEMA.replace("[categorical.tags]", integers + "[categorical.tags]")
+    )
     ended = prepare_csv(tmp_path)
     warning = "`user`: 100.0% of its training ids are no whole numbers from 0 to 8"
     assert ended.returncode == 0 and warning in ended.stderr
@@ -99,7 +146,16 @@ def test_ctrl_c_says_how_preparation_goes_on(csv_file, tmp_path, monkeypatch, ca
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(Spool, "append", interrupted)
-    command = ["data", "prepare", "csv", csv_file, "--schema", tmp_path / "clicks.toml", "--out", tmp_path / "out"]
+    command = [
+        "data",
+        "prepare",
+        "csv",
+        csv_file,
+        "--schema",
+        tmp_path / "clicks.toml",
+        "--out",
+        tmp_path / "out",
+    ]
     monkeypatch.setattr(sys, "argv", ["pibroch", *map(str, command)])
     try:
         with pytest.raises(SystemExit) as ended:
@@ -127,7 +183,17 @@ def test_malformed_lines_are_counted_and_shown(csv_file, tmp_path):
 
 def test_synthesize_prints_the_best_auc(tmp_path):
     out = tmp_path / "out"
-    arguments = ("--samples", "3000", "--out", out, "--seed", "3", "--table-rows", "50", "--multi-hot")
+    arguments = (
+        "--samples",
+        "3000",
+        "--out",
+        out,
+        "--seed",
+        "3",
+        "--table-rows",
+        "50",
+        "--multi-hot",
+    )
     ended = run_command("data", "synthesize", *arguments)
     assert ended.returncode == 0, ended.stderr
     truth = json.loads((out / "truth.json").read_text())

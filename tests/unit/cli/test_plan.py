@@ -45,7 +45,11 @@ def test_from_data_to_a_plan_and_its_page(dataset, tmp_path, pibroch):
     code, *_ = pibroch("plan", "--data", dataset, *made)
     assert code == 0 and load_plan(tmp_path / "two")[1].policy == "safe"
     code, said, _ = pibroch("plan", "explain", tmp_path / "one", "--html", tmp_path / "one.html")
-    assert code == 0 and "what extra memory buys" in said and (tmp_path / "one.html").stat().st_size > 20_000
+    assert (
+        code == 0
+        and "what extra memory buys" in said
+        and (tmp_path / "one.html").stat().st_size > 20_000
+    )
     code, said, _ = pibroch("plan", "diff", tmp_path / "one", tmp_path / "two")
     assert code == 0 and re.search(r"rows move, [\d,]+ are sent", said)
 
@@ -53,10 +57,21 @@ def test_from_data_to_a_plan_and_its_page(dataset, tmp_path, pibroch):
 def test_a_sample_is_extrapolated(tmp_path, pibroch):
     ids = np.random.default_rng(0).zipf(1.5, 3000) % 1000
     (tmp_path / "trace.txt").write_text("".join(f"{i}\n" for i in ids))
-    words = "profile", tmp_path / "trace.txt", "--rows", 5000, "--to-samples", 60_000, "--out", tmp_path / "p"
+    words = (
+        "profile",
+        tmp_path / "trace.txt",
+        "--rows",
+        5000,
+        "--to-samples",
+        60_000,
+        "--out",
+        tmp_path / "p",
+    )
     assert pibroch(*words)[0] == 0
     profile = AccessProfile.load(tmp_path / "p")
-    assert profile.num_rows == {"trace": 5000} and profile.num_accesses == pytest.approx(60_000, rel=0.05)
+    assert profile.num_rows == {"trace": 5000} and profile.num_accesses == pytest.approx(
+        60_000, rel=0.05
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,9 +79,18 @@ def test_a_sample_is_extrapolated(tmp_path, pibroch):
     [
         (["plan"], "neither --profile nor --data"),
         (["plan", "--data", "DATA", "--out", "OUT"], "neither --topology nor --shards"),
-        (["plan", "--data", "DATA", "--shards", 2, "--out", "OUT", "--optimizer", "magic"], "--optimizer magic"),
-        (["plan", "--data", "DATA", "--shards", 2, "--out", "OUT", "--table-dim", "x=3"], "--table-dim x=3"),
-        (["plan", "--data", "DATA", "--shards", 2, "--out", "OUT", "--policy", "safe"], "policy 'safe' for inference"),
+        (
+            ["plan", "--data", "DATA", "--shards", 2, "--out", "OUT", "--optimizer", "magic"],
+            "--optimizer magic",
+        ),
+        (
+            ["plan", "--data", "DATA", "--shards", 2, "--out", "OUT", "--table-dim", "x=3"],
+            "--table-dim x=3",
+        ),
+        (
+            ["plan", "--data", "DATA", "--shards", 2, "--out", "OUT", "--policy", "safe"],
+            "policy 'safe' for inference",
+        ),
         (["plan", "explain", "none"], "none, which is not there"),
         (["profile", "none", "--out", "OUT"], "none, which is not there"),
         (["profile", "DATA", "--out", "OUT", "--rows", 5], "--rows for a dataset"),
@@ -85,15 +109,36 @@ def test_a_profile_of_other_data_is_refused(dataset, tmp_path, pibroch):
     synthesize(SyntheticOptions(1500, 9, 500), tmp_path / "other")
     assert pibroch("profile", tmp_path / "other", "--out", tmp_path / "p")[0] == 0
     code, _, said = pibroch(
-        "plan", "--profile", tmp_path / "p", "--data", dataset, "--shards", 2, "--out", tmp_path / "o"
+        "plan",
+        "--profile",
+        tmp_path / "p",
+        "--data",
+        dataset,
+        "--shards",
+        2,
+        "--out",
+        tmp_path / "o",
     )
     assert code == 2 and "a profile of data" in said
 
 
 def test_a_plan_is_watched_under_the_samples_that_come(dataset, tmp_path, pibroch):
-    made = "--data", dataset, "--shards", 2, "--batch-size", 50, "--threshold", 5, "--out", tmp_path / "one"
+    made = (
+        "--data",
+        dataset,
+        "--shards",
+        2,
+        "--batch-size",
+        50,
+        "--threshold",
+        5,
+        "--out",
+        tmp_path / "one",
+    )
     assert pibroch("plan", *made)[0] == 0
     code, said, _ = pibroch("plan", "watch", tmp_path / "one", "--data", dataset, "--every", 20)
     assert code == 0 and "batch 20: " in said and "batch 40: " in said and "a fresh plan" in said
-    code, _, error = pibroch("plan", "watch", tmp_path / "one", "--data", dataset, "--split", "test", "--every", 900)
+    code, _, error = pibroch(
+        "plan", "watch", tmp_path / "one", "--data", dataset, "--split", "test", "--every", 900
+    )
     assert code == 2 and "samples in split test" in error

@@ -18,7 +18,12 @@ def test_without_groups_it_is_torch_s_to_the_bit(max_norm):
     channel = Ranks.alone().open_channel()
     for model, clip in ((ours, lambda m: clip_grad_norm(m, max_norm, channel)), (theirs, None)):
         model[:2](x).square().sum().backward()  # nothing reaches the third layer
-        norms.append(clip(model) if clip else nn.utils.clip_grad_norm_(model.parameters(), max_norm))
+        norms.append(
+            clip(model) if clip else nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        )
     assert torch.equal(*norms)
     assert ours[2].weight.grad is None
-    assert all(torch.equal(a.grad, b.grad) for a, b in zip(ours[:2].parameters(), theirs[:2].parameters(), strict=True))
+    assert all(
+        torch.equal(a.grad, b.grad)
+        for a, b in zip(ours[:2].parameters(), theirs[:2].parameters(), strict=True)
+    )

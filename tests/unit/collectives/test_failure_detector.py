@@ -28,7 +28,9 @@ class Three:
         self.stuck = {}
         self.others_are_stuck = threading.Event()
         ends = {0: {1: first, 2: second}, 1: {0: of_first}, 2: {0: of_second}}
-        self.detectors = [FailureDetector(rank, links, self._note(rank)) for rank, links in ends.items()]
+        self.detectors = [
+            FailureDetector(rank, links, self._note(rank)) for rank, links in ends.items()
+        ]
         self.ends = ends
 
     def _note(self, rank):
@@ -84,7 +86,10 @@ def test_a_rank_says_why_it_fails_and_the_first_reason_counts(three):
     third.enter(7)
     assert third.report(DataError("a bad thing", "a good one")) is None
     failures = [each.failure(TIMEOUT_S) for each in (first, second)]
-    assert failures == [RankFailure(2, 7, "DataError: got a bad thing; need a good one", exit_code=2)] * 2
+    assert (
+        failures
+        == [RankFailure(2, 7, "DataError: got a bad thing; need a good one", exit_code=2)] * 2
+    )
     assert third.failure() is None, "its own failure is no news to it"
     assert second.report(failures[1].error()) is None
     three.die(1)
@@ -102,7 +107,11 @@ def test_who_said_goodbye_has_not_failed(three, monkeypatch):
     three.detectors[0].enter(3)
     three.detectors[1].close()
     error = three.detectors[0].explain(RuntimeError("timed out"))
-    assert type(error) is TrainingError and "in step 3: timed out" in str(error) and "--resume" in str(error)
+    assert (
+        type(error) is TrainingError
+        and "in step 3: timed out" in str(error)
+        and "--resume" in str(error)
+    )
 
 
 def test_told_to_stop_it_looks_for_a_failure_first(three):
@@ -110,7 +119,10 @@ def test_told_to_stop_it_looks_for_a_failure_first(three):
     second.report(DataError("a bad thing"))
     assert third.failure(TIMEOUT_S) and first.failure(TIMEOUT_S)
     cause = third.report(KeyboardInterrupt())
-    assert described(cause) == (RankFailedError, 1, None, cause.got, 2) and "before the first step" in cause.got
+    assert (
+        described(cause) == (RankFailedError, 1, None, cause.got, 2)
+        and "before the first step" in cause.got
+    )
 
 
 def test_stopped_ranks_are_no_failure_to_each_other(three, monkeypatch):
@@ -139,7 +151,9 @@ def test_a_stopped_rank_that_is_waited_for_in_vain_is_named_by_all(three, monkey
     waiting = [each for each in three.detectors if each.rank != stopped]
     errors = []
     threads = [
-        threading.Thread(target=lambda each=each: errors.append(each.explain(RuntimeError("timed out"))))
+        threading.Thread(
+            target=lambda each=each: errors.append(each.explain(RuntimeError("timed out")))
+        )
         for each in waiting
     ]
     for thread in threads:
@@ -150,7 +164,9 @@ def test_a_stopped_rank_that_is_waited_for_in_vain_is_named_by_all(three, monkey
     assert all("it is stopped, or hangs" in str(error) for error in errors)
 
 
-@pytest.mark.parametrize("line", [b"nonsense\n", b"[1]\n", b'{"failure": 5}\n', b"x" * (MAX_LINE_BYTES + 1)])
+@pytest.mark.parametrize(
+    "line", [b"nonsense\n", b"[1]\n", b'{"failure": 5}\n', b"x" * (MAX_LINE_BYTES + 1)]
+)
 def test_garbage_counts_as_death(three, line):
     three.ends[1][0]._socket.sendall(line)
     assert three.detectors[2].failure(TIMEOUT_S) == RankFailure(1, None, SILENCE, is_loss=True)
@@ -161,7 +177,9 @@ def test_strangers_are_turned_away():
         server.settimeout(TIMEOUT_S)
         strangers = [socket.create_connection(server.getsockname()) for _ in range(4)]
         for stranger, text in zip(
-            strangers, (b"GET / HTTP/1.1\n", b"{}\n", b'{"rank": 1, "token": "no"}\n', b""), strict=True
+            strangers,
+            (b"GET / HTTP/1.1\n", b"{}\n", b'{"rank": 1, "token": "no"}\n', b""),
+            strict=True,
         ):
             stranger.sendall(text)
         strangers[3].close()

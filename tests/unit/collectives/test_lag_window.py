@@ -102,7 +102,10 @@ def simulate(seed, window_type, size=None, bound=None):
                 network.deliver(*actor)
         least_begun = min(rank.begun for rank in ranks)
         assert all(rank.returned - least_begun <= bound for rank in ranks)
-    assert all(rank.most_outstanding <= bound and rank.window.num_completed == num_requests for rank in ranks)
+    assert all(
+        rank.most_outstanding <= bound and rank.window.num_completed == num_requests
+        for rank in ranks
+    )
 
 
 def test_nothing_is_overwritten_and_nobody_runs_further_ahead_than_the_bound():

@@ -24,4 +24,8 @@ def test_one_process_holds_everything():
 
 def test_names_belong_to_a_part_by_whole_words():
     assert is_within("a.b.weight", ["c", "a.b"]) and is_within("a.b.c.weight", ["a.b"])
-    assert not is_within("a.bc.weight", ["a.b"]) and not is_within("a.b", ["a.b"]) and not is_within("x", [])
+    assert (
+        not is_within("a.bc.weight", ["a.b"])
+        and not is_within("a.b", ["a.b"])
+        and not is_within("x", [])
+    )

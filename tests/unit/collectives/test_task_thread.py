@@ -9,7 +9,10 @@ from pibroch.errors import DataError
 
 def test_errands_run_in_order_beside_the_caller():
     thread, seen = TaskThread(), []
-    futures = [thread.submit(lambda i=i: seen.append((i, threading.current_thread().name)) or i) for i in range(20)]
+    futures = [
+        thread.submit(lambda i=i: seen.append((i, threading.current_thread().name)) or i)
+        for i in range(20)
+    ]
     thread.flush()
     assert [future.result(0) for future in futures] == list(range(20))
     assert [i for i, _ in seen] == list(range(20))

@@ -25,7 +25,11 @@ def test_one_process_needs_nothing(environment):
         for name, value in variables.items():
             environment.setenv(name, value)
         with world_of_environment() as world:
-            assert world.is_first and world.ranks.world_size == 1 and world.control.gather("a") == ["a"]
+            assert (
+                world.is_first
+                and world.ranks.world_size == 1
+                and world.control.gather("a") == ["a"]
+            )
             world.enter(1)
             assert not dist.is_initialized()
 
@@ -57,8 +61,12 @@ def test_ranks_started_again_do_not_look_for_those_before():
             ranks.append(context().Process(target=join_and_die, args=(store.port, attempt, rank)))
             ranks[-1].start()
             deadline = time.monotonic() + 20
-            while store.num_keys() == before:  # until rank 0 has said where it is, and looks for rank 1
-                assert time.monotonic() < deadline and ranks[0].is_alive(), f"attempt {attempt} adds nothing of its own"
+            while (
+                store.num_keys() == before
+            ):  # until rank 0 has said where it is, and looks for rank 1
+                assert time.monotonic() < deadline and ranks[0].is_alive(), (
+                    f"attempt {attempt} adds nothing of its own"
+                )
                 time.sleep(0.01)
         for process in ranks:
             process.join(60)
@@ -69,10 +77,16 @@ def test_ranks_that_do_not_find_each_other(environment):
     environment.setattr(joining, "RENDEZVOUS_TIMEOUT_S", 1.0)
     environment.setenv("RANK", "1")
     environment.setenv("WORLD_SIZE", "2")
-    with pytest.raises(TrainingError, match=r"no meeting of 2 ranks at \(no MASTER_ADDR\)"), world_of_environment():
+    with (
+        pytest.raises(TrainingError, match=r"no meeting of 2 ranks at \(no MASTER_ADDR\)"),
+        world_of_environment(),
+    ):
         pass
     environment.setenv("MASTER_ADDR", "127.0.0.1")
     environment.setenv("MASTER_PORT", "9")
-    with pytest.raises(TrainingError, match=r"no meeting of 2 ranks at 127\.0\.0\.1:9"), world_of_environment():
+    with (
+        pytest.raises(TrainingError, match=r"no meeting of 2 ranks at 127\.0\.0\.1:9"),
+        world_of_environment(),
+    ):
         pass
     assert not dist.is_initialized()

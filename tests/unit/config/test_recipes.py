@@ -66,7 +66,11 @@ def test_a_recipe_without_a_model_has_the_default_one(least):
     [
         ('[data]\ndir = "x"\n', "no `train`", "train.epochs=1"),
         ('[data]\ndir = "x"\n[train]\nbatch_size = 9\n', "need exactly one of", "train.epochs=1"),
-        ('[data]\ndir = "x"\n[train]\nepochs = 1\nsteps = 2\n', "need exactly one of", "train.epochs=1"),
+        (
+            '[data]\ndir = "x"\n[train]\nepochs = 1\nsteps = 2\n',
+            "need exactly one of",
+            "train.epochs=1",
+        ),
         ("[train]\nepochs = 1\n", "no `data`", "data.dir='x'"),
         ("data = 3\n[train]\nepochs = 1\n", r"need a table, \[data\]", "data.dir='x'"),
     ],
@@ -89,10 +93,19 @@ def test_steps_replace_epochs(recipe):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("train.batch_sise=3", r"unknown key `train\.batch_sise`.*did you mean `train\.batch_size`"),
+        (
+            "train.batch_sise=3",
+            r"unknown key `train\.batch_sise`.*did you mean `train\.batch_size`",
+        ),
         ("trian.steps=3", r"unknown key `trian`.*did you mean `train`"),
-        ("embedding.optimizer.beta=3", r"unknown key `embedding\.optimizer\.beta`.*did you mean .*betas"),
-        ("embedding.optimizer.momentum=3", r"unknown key `embedding\.optimizer\.momentum`.*one of betas, eps, lr"),
+        (
+            "embedding.optimizer.beta=3",
+            r"unknown key `embedding\.optimizer\.beta`.*did you mean .*betas",
+        ),
+        (
+            "embedding.optimizer.momentum=3",
+            r"unknown key `embedding\.optimizer\.momentum`.*one of betas, eps, lr",
+        ),
         ("model.dim=0", r"`model\.dim = 0`.*greater than or equal to 1"),
         ("embedding.optimizer.name=adm", r"`embedding\.optimizer\.name = 'adm'`.*'rowwise_adam'"),
         ("embedding.optimizer.lr=nan", r"embedding\.optimizer\.lr"),
@@ -111,7 +124,12 @@ def test_bad_overrides_name_the_key(recipe, override, message):
 def test_settings_of_lookahead_survive_being_written(recipe):
     ahead = "embedding.exchange=lookahead"
     plain = load_recipe(str(recipe), [ahead]).embedding.exchange
-    assert (plain.lookahead, plain.cache_rows, plain.cache, plain.delayed_sync) == (None, None, "lrpp", True)
+    assert (plain.lookahead, plain.cache_rows, plain.cache, plain.delayed_sync) == (
+        None,
+        None,
+        "lrpp",
+        True,
+    )
     chosen = [
         "lookahead=7", "cache_rows=0", "cache=replicated", "delayed_sync=false", "servers=2", "rendezvous='tcp://10.0.0.5:29600'",
         "placement={''='row_wise', C1='table_wise'}",
@@ -125,7 +143,11 @@ def test_settings_of_lookahead_survive_being_written(recipe):
 
 def test_a_name_alone_is_a_section_and_keeps_what_another_exchange_shares(recipe):
     assert load_recipe(str(recipe)).embedding.exchange.name == "auto"
-    both = ["embedding.exchange=lookahead", "embedding.exchange.lookahead=5", "embedding.exchange.wire=bfloat16"]
+    both = [
+        "embedding.exchange=lookahead",
+        "embedding.exchange.lookahead=5",
+        "embedding.exchange.wire=bfloat16",
+    ]
     changed = load_recipe(str(recipe), [*both, "embedding.exchange=alltoall"]).embedding.exchange
     assert (changed.name, changed.wire) == ("alltoall", "bfloat16")
 
@@ -138,7 +160,10 @@ def test_keys_of_earlier_recipes_are_read_with_a_warning(recipe, caplog):
     assert [record.getMessage() for record in caplog.records] == [
         "the recipe key `embedding.placement` is `embedding.exchange.placement` now; it is still read"
     ]  # not of what had its default, and once
-    assert load_recipe(str(recipe), [*old, "embedding.exchange=local"]).embedding.exchange.name == "local"
+    assert (
+        load_recipe(str(recipe), [*old, "embedding.exchange=local"]).embedding.exchange.name
+        == "local"
+    )
 
 
 @pytest.mark.parametrize(
@@ -190,10 +215,15 @@ def test_shipped_recipes_survive_being_written(name):
 
 
 def test_each_recipe_comes_for_each_model():
-    bases = [name for name in recipe_names() if not name.endswith(("_dcnv2", "_deepfm", "_wide_deep"))]
+    bases = [
+        name for name in recipe_names() if not name.endswith(("_dcnv2", "_deepfm", "_wide_deep"))
+    ]
     assert bases == ["avazu_sample", "criteo_kaggle", "criteo_kaggle_sample", "synthetic_small"]
     for base in bases:
-        configs = [load_recipe(base), *(load_recipe(f"{base}_{name}") for name in ("dcnv2", "deepfm", "wide_deep"))]
+        configs = [
+            load_recipe(base),
+            *(load_recipe(f"{base}_{name}") for name in ("dcnv2", "deepfm", "wide_deep")),
+        ]
         assert [config.model.name for config in configs] == ["dlrm", "dcnv2", "deepfm", "wide_deep"]
         assert len({config.data for config in configs}) == 1
 
@@ -220,4 +250,7 @@ def test_a_rendezvous_is_read_by_the_name_that_it_had_before(recipe):
     own = ["data.processors=1", "embedding.exchange=lookahead", "embedding.exchange.servers=2"]
     config = load_recipe(str(recipe), [*own, *before])
     assert config.data.rendezvous == config.embedding.exchange.rendezvous == where
-    assert load_recipe(str(recipe), [*own, *(each.replace("meet", "rendezvous") for each in before)]) == config
+    assert (
+        load_recipe(str(recipe), [*own, *(each.replace("meet", "rendezvous") for each in before)])
+        == config
+    )

@@ -27,9 +27,15 @@ def real_data() -> Callable[[str], Path]:
 
 def criteo_line(random: random.Random, missing: float = 0.2) -> str:
     """One record in Criteo's format: small integers, skewed categories, some of both missing."""
-    integers = ["" if random.random() < missing else str(int(random.expovariate(0.05)) - 1) for _ in range(13)]
+    integers = [
+        "" if random.random() < missing else str(int(random.expovariate(0.05)) - 1)
+        for _ in range(13)
+    ]
     categories = [
-        "" if random.random() < missing else f"{int(random.paretovariate(0.7)) % 1000 * 977 + i:08x}" for i in range(26)
+        ""
+        if random.random() < missing
+        else f"{int(random.paretovariate(0.7)) % 1000 * 977 + i:08x}"
+        for i in range(26)
     ]
     return "\t".join([str(int(random.random() < 0.25)), *integers, *categories])
 

@@ -30,7 +30,11 @@ class Keyed:
     """Some methods of a KeyedJaggedTensor."""
 
     def __init__(self, values=(1, 2, 3), lengths=(2, 0, 0, 1), **methods):
-        methods = {"keys": ["a", "b"], "values": torch.as_tensor(values), "lengths": torch.as_tensor(lengths)} | methods
+        methods = {
+            "keys": ["a", "b"],
+            "values": torch.as_tensor(values),
+            "lengths": torch.as_tensor(lengths),
+        } | methods
         for name, answer in methods.items():
             setattr(self, name, lambda answer=answer: answer)
 
@@ -49,18 +53,33 @@ def test_no_malformed_batch_crashes_or_gives_nan(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"offsets": torch.tensor([0, 1, 9, 3, 4])}, r"offset 3 after 9 for feature 'b' in sample 0"),
+        (
+            {"offsets": torch.tensor([0, 1, 9, 3, 4])},
+            r"offset 3 after 9 for feature 'b' in sample 0",
+        ),
         ({"offsets": torch.tensor([0, 2**63 - 1, -(2**63), 3, 4])}, "never fall"),
-        ({"offsets": torch.tensor([0, 1, 3, 3])}, r"4 offsets for 2 keys and 2 labels.*2 \* 2 \+ 1"),
+        (
+            {"offsets": torch.tensor([0, 1, 3, 3])},
+            r"4 offsets for 2 keys and 2 labels.*2 \* 2 \+ 1",
+        ),
         ({"offsets": torch.tensor([0, 1, 3, 3, 5])}, "last offset 5.*number of values, 4"),
         ({"offsets": torch.tensor([1, 1, 3, 3, 4])}, "first offset 1"),
         ({"weights": torch.ones(3)}, r"weights float32 \[3\] for 4 values"),
         ({"weights": torch.tensor([1, 1, torch.nan, 1])}, "weight nan of value 2"),
-        ({"weights": torch.tensor([1, 1, 1e300, 1], dtype=torch.float64)}, r"weight 1e\+300 of value 2"),
+        (
+            {"weights": torch.tensor([1, 1, 1e300, 1], dtype=torch.float64)},
+            r"weight 1e\+300 of value 2",
+        ),
         ({"values": torch.tensor([1.5, 2, 3, 0])}, r"values float32 \[4\]; need int64"),
-        ({"labels": torch.zeros(3)}, "dense float32 .2, 1.; need float32 .3, n., a row for each label"),
+        (
+            {"labels": torch.zeros(3)},
+            "dense float32 .2, 1.; need float32 .3, n., a row for each label",
+        ),
         ({"labels": [0, 1]}, "labels that are a list; need a torch tensor"),
-        ({"values": torch.zeros(4, dtype=torch.int64, device="meta")}, "on meta; need a dense tensor on the CPU"),
+        (
+            {"values": torch.zeros(4, dtype=torch.int64, device="meta")},
+            "on meta; need a dense tensor on the CPU",
+        ),
         ({"keys": ("a", "a")}, "key 'a' twice"),
         ({"keys": "ab"}, "need a tuple of feature names"),
     ],
@@ -83,7 +102,9 @@ def test_what_was_written_to_a_batch_is_checked_when_it_enters():
 
 def test_float_ids_of_one_hot_bags_are_refused():
     with pytest.raises(DataError, match="values float32"):
-        JaggedBatch.from_one_hot(torch.zeros(2, 0), ["a"], torch.tensor([[1.0, 2.0]]), torch.zeros(2))
+        JaggedBatch.from_one_hot(
+            torch.zeros(2, 0), ["a"], torch.tensor([[1.0, 2.0]]), torch.zeros(2)
+        )
     with pytest.raises(DataError, match="3 offsets for 1 keys and 3 labels"):
         JaggedBatch.from_one_hot(torch.zeros(3, 0), ["a"], torch.tensor([[1, 2]]), torch.zeros(3))
 
@@ -115,23 +136,31 @@ def test_keyed_jagged_tensors_that_would_put_ids_to_the_wrong_sample(keyed, mess
 
 
 def test_keyed_jagged_tensors_of_one_batch_size_are_taken():
-    keyed = Keyed(stride=2, stride_per_key=[2, 2], variable_stride_per_key=False, inverse_indices_or_none=None)
+    keyed = Keyed(
+        stride=2, stride_per_key=[2, 2], variable_stride_per_key=False, inverse_indices_or_none=None
+    )
     assert JaggedBatch.from_keyed_jagged(keyed).offsets.tolist() == [0, 2, 2, 2, 3]
 
 
 def test_a_feature_may_be_selected_twice():
     """As by a table in blocks of columns; a batch of the user's has each feature once."""
-    batch = pb.JaggedBatch.from_one_hot(torch.zeros(2, 0), ["a", "b"], torch.tensor([[1, 2], [3, 4]]), torch.zeros(2))
+    batch = pb.JaggedBatch.from_one_hot(
+        torch.zeros(2, 0), ["a", "b"], torch.tensor([[1, 2], [3, 4]]), torch.zeros(2)
+    )
     twice = batch.select(("b", "a", "b"))
     assert twice.keys == ("b", "a", "b") and twice.values.tolist() == [3, 4, 1, 2, 3, 4]
     assert twice.offsets.tolist() == list(range(7)) and twice.labels is batch.labels
 
 
-@pytest.mark.parametrize(("keys", "is_copied"), [(("b", "c"), False), (("c", "a"), True), (("b",), False), ((), False)])
+@pytest.mark.parametrize(
+    ("keys", "is_copied"), [(("b", "c"), False), (("c", "a"), True), (("b",), False), ((), False)]
+)
 def test_features_that_stand_together_are_picked_without_a_copy(keys, is_copied):
     ids = torch.arange(6).view(3, 2)
     batch = JaggedBatch.from_one_hot(torch.zeros(2, 0), ["a", "b", "c"], ids, torch.zeros(2))
     picked = batch.pick(keys)
-    assert picked.values.tolist() == [number for key in keys for number in ids["abc".index(key)].tolist()]
+    assert picked.values.tolist() == [
+        number for key in keys for number in ids["abc".index(key)].tolist()
+    ]
     inside = picked.values.untyped_storage().data_ptr() == ids.untyped_storage().data_ptr()
     assert inside is not is_copied

@@ -7,7 +7,9 @@ from pibroch.data.counting import CodeCounter
 
 
 def expected(codes: np.ndarray, min_count: int) -> list[tuple[int, int]]:
-    counts = [(code, count) for code, count in Counter(codes.tolist()).items() if count >= min_count]
+    counts = [
+        (code, count) for code, count in Counter(codes.tolist()).items() if count >= min_count
+    ]
     return sorted(counts, key=lambda pair: (-pair[1], pair[0]))
 
 

@@ -30,7 +30,9 @@ def test_vocabulary_rows_follow_its_order():
 def test_numbers_and_their_text_are_the_same_value():
     vocabulary = encoder(["5", "1.5", "1"])
     assert (
-        vocabulary.encode([5, 1.5, True])[0].tolist() == vocabulary.encode(["5", "1.5", "1"])[0].tolist() == [2, 3, 4]
+        vocabulary.encode([5, 1.5, True])[0].tolist()
+        == vocabulary.encode(["5", "1.5", "1"])[0].tolist()
+        == [2, 3, 4]
     )
 
 

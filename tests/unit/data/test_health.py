@@ -18,7 +18,9 @@ def prepared(tmp_path, feature, value=lambda i: i % 10, label=lambda i: int(i % 
     (tmp_path / "clicks.csv").write_text("\n".join(lines))
     schema = Schema.from_toml(f'label = "y"\n[categorical.c]\n{feature}\n')
     out = tmp_path / "out"
-    report = prepare([TextSource(tmp_path / "clicks.csv", ",", True)], schema, out, PrepareOptions())
+    report = prepare(
+        [TextSource(tmp_path / "clicks.csv", ",", True)], schema, out, PrepareOptions()
+    )
     return report, EncodedDataset.open(out)
 
 
@@ -30,19 +32,34 @@ def test_shares_and_click_rates(tmp_path):
     assert report.samples == {"train": 700, "validation": 150, "test": 150}
     assert health.shares(dataset, "c") == health.Shares(700, 0.25, 0.25)
     rates = health.click_rates(dataset)
-    expected = [np.mean([i % 4 == 0 for i in split]) for split in (range(700), range(700, 850), range(850, 1000))]
+    expected = [
+        np.mean([i % 4 == 0 for i in split])
+        for split in (range(700), range(700, 850), range(850, 1000))
+    ]
     assert list(rates.values()) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
     ("feature", "value", "warning"),
     [
-        (INTEGER, lambda i: -1 - i, "`c`: 100.0% of its training ids are no whole numbers from 0 to 9"),
+        (
+            INTEGER,
+            lambda i: -1 - i,
+            "`c`: 100.0% of its training ids are no whole numbers from 0 to 9",
+        ),
         (INTEGER, lambda i: 10**12 + i, "`c`: 100.0% of its training ids are no whole numbers"),
         (INTEGER, lambda i: 77 if i % 50 == 0 else 1, "`c`: 2.0% of its training ids are no whole"),
-        ("min_count = 2", lambda i: f"u{i}", "`c`: 100.0% of its training ids are unknown, seen fewer than 2 times"),
+        (
+            "min_count = 2",
+            lambda i: f"u{i}",
+            "`c`: 100.0% of its training ids are unknown, seen fewer than 2 times",
+        ),
         ("max_rows = 4", lambda i: i % 10, "`c`: 80.0% of its training ids are unknown"),
-        ("min_count = 1", lambda i: "", "`c`: 100.0% of its training ids are missing: check the column `c`"),
+        (
+            "min_count = 1",
+            lambda i: "",
+            "`c`: 100.0% of its training ids are missing: check the column `c`",
+        ),
         ("multi_hot = true", lambda i: "", "`c`: no training sample has an id"),
         ('binning = "log"', lambda i: "", "ids are missing"),
     ],

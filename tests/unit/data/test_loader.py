@@ -10,7 +10,9 @@ from pibroch.data.loader import Loader
 from pibroch.errors import CheckpointError, ConfigError
 
 
-def make_split(num_samples: int, num_one_hot: int = 3, num_dense: int = 2, multi_hot: bool = False) -> Split:
+def make_split(
+    num_samples: int, num_one_hot: int = 3, num_dense: int = 2, multi_hot: bool = False
+) -> Split:
     """Sample ``i`` has label ``i % 2``, dense ``i + column / 10``, ids ``10 i + column`` and ``i % 4`` ids ``1000 + i``."""
     numbers = np.arange(num_samples)
     keys = tuple(f"k{i}" for i in range(num_one_hot))
@@ -49,7 +51,9 @@ def test_batches_hold_whole_samples(shuffle, num_dense):
         seen += samples.tolist()
         assert batch.dense.shape == (batch.batch_size, num_dense)
         torch.testing.assert_close(batch.labels, (samples % 2).float())
-        torch.testing.assert_close(batch.values.view(3, -1), 10 * samples + torch.arange(3)[:, None])
+        torch.testing.assert_close(
+            batch.values.view(3, -1), 10 * samples + torch.arange(3)[:, None]
+        )
         if num_dense:
             torch.testing.assert_close(batch.dense, samples[:, None] + torch.tensor([0.0, 0.1]))
     assert sorted(seen) == list(range(103))
@@ -66,7 +70,9 @@ def test_one_id_and_bags_mix(shuffle):
         lengths = batch.lengths().view(4, -1)
         assert lengths[1].tolist() == [sample % 4 for sample in samples]
         assert (lengths[[0, 2, 3]] == 1).all()
-        for f, expected in enumerate((lambda i: [10 * i], lambda i: [1000 + i] * (i % 4), lambda i: [10 * i + 1])):
+        for f, expected in enumerate(
+            (lambda i: [10 * i], lambda i: [1000 + i] * (i % 4), lambda i: [10 * i + 1])
+        ):
             for b, sample in enumerate(samples):
                 start, end = batch.offsets[f * len(samples) + b : f * len(samples) + b + 2]
                 assert batch.values[start:end].tolist() == expected(sample)
@@ -74,7 +80,9 @@ def test_one_id_and_bags_mix(shuffle):
 
 def test_only_bags():
     split = make_split(9, num_one_hot=1, multi_hot=True)
-    only = Split(split.name, ("bag",), (), split.labels, split.dense[:, :0], split.ids[:, :0], split.bags)
+    only = Split(
+        split.name, ("bag",), (), split.labels, split.dense[:, :0], split.ids[:, :0], split.bags
+    )
     (batch,) = Loader(only, 100)
     batch.validate()
     assert batch.values.tolist() == split.bags["bag"].values.tolist()
@@ -109,7 +117,13 @@ def test_positions_and_state():
     assert positions == [LoaderPosition(0, 10), LoaderPosition(0, 20), LoaderPosition(1, 0)]
     assert loader.position == positions[-1]
     next(iter(loader))
-    assert loader.state_dict() | {} == {"epoch": 1, "sample": 10, "seed": 3, "shuffle": True, "num_samples": 25}
+    assert loader.state_dict() | {} == {
+        "epoch": 1,
+        "sample": 10,
+        "seed": 3,
+        "shuffle": True,
+        "num_samples": 25,
+    }
 
 
 @pytest.mark.parametrize("change", [{"seed": 4}, {"shuffle": False}, {"num_samples": 26}])
@@ -162,7 +176,8 @@ def test_ranks_share_each_global_batch_in_rank_order(size):
     for _ in range(2):  # epochs
         for together, *pieces in zip(whole, *parts, strict=True):
             assert [piece.batch_size for piece in pieces] == [
-                together.batch_size * (rank + 1) // size - together.batch_size * rank // size for rank in range(size)
+                together.batch_size * (rank + 1) // size - together.batch_size * rank // size
+                for rank in range(size)
             ]
             assert [piece.first_sample for piece in pieces] == [
                 together.batch_size * rank // size for rank in range(size)

@@ -57,7 +57,9 @@ def test_a_file_that_changes_is_named_before_it_is_read_again(folder, name, how)
     batches = iter(loader)
     next(batches)
     CHANGES[how](path)
-    with pytest.raises(DataError, match=rf"{path.name}, which was {how}.*need data that stay.*do: .*--resume"):
+    with pytest.raises(
+        DataError, match=rf"{path.name}, which was {how}.*need data that stay.*do: .*--resume"
+    ):
         next(batches)
 
 
@@ -72,7 +74,11 @@ def test_so_is_one_that_changes_between_opening_and_mapping(folder, how):
 def test_a_dataset_prepared_anew_under_a_reader_is_not_mixed_with_the_old_one(made, folder):
     batches = iter(Loader(EncodedDataset.open(folder).split("train"), 100))
     next(batches)
-    synthesize(SyntheticOptions(num_samples=2000, max_table_rows=40, multi_hot=True, seed=5), folder, overwrite=True)
+    synthesize(
+        SyntheticOptions(num_samples=2000, max_table_rows=40, multi_hot=True, seed=5),
+        folder,
+        overwrite=True,
+    )
     with pytest.raises(DataError, match="replaced by another file"):
         next(batches)
 
@@ -90,7 +96,9 @@ try:
 except DataError as error:
     print(error)
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
     assert ended.returncode == 0 and "dense.f32, which was cut" in ended.stdout, ended
 
 

@@ -33,7 +33,22 @@ SCHEMA = (
     'label = "y"\n[dense.n]\ntransform = "identity"\n'
     f"[categorical.c]\n{HASHED}[categorical.tags]\nmulti_hot = true\n{HASHED}"
 )
-INSERTED = [b'"', b'"', b",", b"\t", b"\n", b"\r", b"\0", b"a", b"1", b"\xff", b'","', b'"\n', b"\n\n", b"1,2,3\n"]
+INSERTED = [
+    b'"',
+    b'"',
+    b",",
+    b"\t",
+    b"\n",
+    b"\r",
+    b"\0",
+    b"a",
+    b"1",
+    b"\xff",
+    b'","',
+    b'"\n',
+    b"\n\n",
+    b"1,2,3\n",
+]
 Row = tuple[float, ...]
 
 
@@ -48,11 +63,28 @@ class Wounded:
 
 def records(generator: random.Random, plain: bool = False) -> list[list[str]]:
     """Records with a number of their own, so that each can be found again; in plain ones nothing has to be quoted."""
-    texts = ["red", "", "a b", "blue,green", 'say "hi"', 'say "a,b"', "two\nlines", "1,5\nx,y", 'a "q"\n"b",c\n,', "12"]
+    texts = [
+        "red",
+        "",
+        "a b",
+        "blue,green",
+        'say "hi"',
+        'say "a,b"',
+        "two\nlines",
+        "1,5\nx,y",
+        'a "q"\n"b",c\n,',
+        "12",
+    ]
     texts = ["red", "", "a b", "12"] if plain else texts
     tags = ["a|b", "", "c", "a||b", *([] if plain else ["x,y|z"])]
     return [
-        [str(generator.randint(0, 1)), str(i), *(generator.choice(texts) for _ in "c"), generator.choice(tags), "end"]
+        [
+            str(generator.randint(0, 1)),
+            str(i),
+            *(generator.choice(texts) for _ in "c"),
+            generator.choice(tags),
+            "end",
+        ]
         for i in range(NUM_RECORDS)
     ]
 
@@ -66,7 +98,9 @@ def as_text(rows: list[list[str]], separator: str, quoting: Any, newline: str) -
             row = [re.sub(r"[\t\n]", " ", field) for field in row]
             text.write("\t".join(row) + newline)
         else:
-            csv.writer(text, delimiter=separator, quoting=quoting, lineterminator=newline).writerow(row)
+            csv.writer(text, delimiter=separator, quoting=quoting, lineterminator=newline).writerow(
+                row
+            )
         written.append(text.getvalue().encode())
     return written
 
@@ -103,10 +137,14 @@ def wound(generator: random.Random, parts: list[bytes], separator: bytes) -> Wou
     data = b"".join(parts)
     start = generator.randrange(len(data))
     quotes = [place for place, byte in enumerate(data) if byte == ord('"')]
-    how = generator.choice(["flip", "insert", "insert", "remove", "remove", "quote", "quote", "chunk", "cut", "repeat"])
+    how = generator.choice(
+        ["flip", "insert", "insert", "remove", "remove", "quote", "quote", "chunk", "cut", "repeat"]
+    )
     if how == "quote" and quotes:
         start = generator.choice(quotes)
-    end = {"flip": start + 1, "remove": start + 1, "quote": start + 1, "cut": len(data)}.get(how, start)
+    end = {"flip": start + 1, "remove": start + 1, "quote": start + 1, "cut": len(data)}.get(
+        how, start
+    )
     if how == "chunk":
         end = min(len(data), start + generator.randint(1, 80))
     new = generator.choice(INSERTED) if how == "insert" else b""
@@ -122,7 +160,9 @@ def wound(generator: random.Random, parts: list[bytes], separator: bytes) -> Wou
     return Wounded(changed, range(first, last + 1), lines)
 
 
-def rows_of(source: TextSource | ParquetSource, out: Path, schema: Schema) -> list[tuple[float, Row]]:
+def rows_of(
+    source: TextSource | ParquetSource, out: Path, schema: Schema
+) -> list[tuple[float, Row]]:
     """The number of each prepared sample, and its label, category and tags."""
     options = PrepareOptions(split=SplitRule.parse("none"), overwrite=True, piece_bytes=1 << 16)
     prepare([source], schema, out, options)
@@ -131,7 +171,12 @@ def rows_of(source: TextSource | ParquetSource, out: Path, schema: Schema) -> li
     return [
         (number, (label, category, *bags.values[bags.offsets[i] : bags.offsets[i + 1]].tolist()))
         for i, (number, label, category) in enumerate(
-            zip(split.dense[:, 0].tolist(), split.labels.tolist(), split.ids[:, 0].tolist(), strict=True)
+            zip(
+                split.dense[:, 0].tolist(),
+                split.labels.tolist(),
+                split.ids[:, 0].tolist(),
+                strict=True,
+            )
         )
     ]
 
@@ -143,8 +188,14 @@ def rows(tmp_path_factory):
     folder = tmp_path_factory.mktemp("prepared")
 
     def find(path, kind):
-        schema = Schema.from_toml(('separator = "\\t"\nquotes = false\n' if kind == "tsv" else "") + SCHEMA)
-        source = ParquetSource(path, schema) if kind == "parquet" else TextSource(path, schema.separator, schema.quotes)
+        schema = Schema.from_toml(
+            ('separator = "\\t"\nquotes = false\n' if kind == "tsv" else "") + SCHEMA
+        )
+        source = (
+            ParquetSource(path, schema)
+            if kind == "parquet"
+            else TextSource(path, schema.separator, schema.quotes)
+        )
         try:
             return rows_of(source, folder / "out", schema)
         finally:
@@ -156,7 +207,12 @@ def rows(tmp_path_factory):
 
 TEXT_KINDS = [
     (kind, quoting, newline)
-    for kind, quoting in [("csv", csv.QUOTE_MINIMAL), ("csv", csv.QUOTE_ALL), ("plain", csv.QUOTE_MINIMAL), ("tsv", 0)]
+    for kind, quoting in [
+        ("csv", csv.QUOTE_MINIMAL),
+        ("csv", csv.QUOTE_ALL),
+        ("plain", csv.QUOTE_MINIMAL),
+        ("tsv", 0),
+    ]
     for newline in ("\n", "\r\n")
 ]
 
@@ -164,7 +220,9 @@ TEXT_KINDS = [
 @pytest.mark.parametrize(("kind", "quoting", "newline"), TEXT_KINDS)
 def test_text_with_a_wound(tmp_path, rows, kind, quoting, newline):
     generator = random.Random(f"{kind}{quoting}{newline}")
-    parts = as_text(records(generator, kind == "plain"), "\t" if kind == "tsv" else ",", quoting, newline)
+    parts = as_text(
+        records(generator, kind == "plain"), "\t" if kind == "tsv" else ",", quoting, newline
+    )
     path = tmp_path / f"clicks.{kind}"
     path.write_bytes(b"".join(parts))
     whole = rows(path, kind)
@@ -179,7 +237,9 @@ def test_text_with_a_wound(tmp_path, rows, kind, quoting, newline):
             check_place(str(error), wounded, path)
             num_errors += 1
             continue
-        lost = [row for i, row in enumerate(whole) if i + 1 not in wounded.touched and row not in found]
+        lost = [
+            row for i, row in enumerate(whole) if i + 1 not in wounded.touched and row not in found
+        ]
         assert not lost, (wounded, lost)
     assert 0 < num_errors < NUM_WOUNDS
 
@@ -189,12 +249,17 @@ def check_place(message: str, wounded: Wounded, path: Path) -> None:
     if 0 in wounded.touched and "got the columns" in message:
         return
     assert str(path) in message, message
-    if not any(why in message for why in ("which is empty", "no records in", "zero bytes in its first line")):
+    if not any(
+        why in message
+        for why in ("which is empty", "no records in", "zero bytes in its first line")
+    ):
         lines = [int(number) for number in re.findall(r" line (\d+)", message)]
         assert lines and lines[0] in wounded.lines, (message, wounded.lines)
 
 
-def write_table(path: Path, rows: list[list[str]], generator: random.Random, compression: Any) -> bytes:
+def write_table(
+    path: Path, rows: list[list[str]], generator: random.Random, compression: Any
+) -> bytes:
     """The records as a Parquet file, tags as lists or as text; returns its bytes."""
     tags = [row[3].split("|") if compression != "zstd" else row[3] for row in rows]
     table = {
@@ -213,7 +278,9 @@ def wounded_table(generator: random.Random, data: bytes) -> bytes:
     how = generator.choice(["flip", "flip", "footer", "footer", "remove", "insert", "cut", "zero"])
     start = generator.randrange(footer if how == "footer" else 0, len(data))
     if how in ("flip", "footer"):
-        return data[:start] + bytes([data[start] ^ (1 << generator.randrange(8))]) + data[start + 1 :]
+        return (
+            data[:start] + bytes([data[start] ^ (1 << generator.randrange(8))]) + data[start + 1 :]
+        )
     if how == "insert":
         return data[:start] + bytes([generator.randrange(256)]) + data[start:]
     end = {"remove": start + 1, "cut": len(data), "zero": min(len(data), start + 50)}[how]

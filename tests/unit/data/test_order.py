@@ -22,7 +22,10 @@ def test_the_order_does_not_depend_on_how_it_is_taken():
 
 
 def test_seed_and_epoch_change_the_order():
-    orders = [EpochOrder(500, seed, epoch).take(0, 500).tolist() for seed, epoch in ((0, 0), (0, 1), (1, 0))]
+    orders = [
+        EpochOrder(500, seed, epoch).take(0, 500).tolist()
+        for seed, epoch in ((0, 0), (0, 1), (1, 0))
+    ]
     assert orders[0] != orders[1] != orders[2] != orders[0]
     assert orders[0] == EpochOrder(500, 0, 0).take(0, 500).tolist()
 

@@ -30,7 +30,12 @@ def prepared(tmp_path, frame, schema=SCHEMA):
     frame.write_parquet(tmp_path / "data.parquet")
     source = ParquetSource(tmp_path / "data.parquet", schema)
     out = tmp_path / "out"
-    prepare([source], schema, out, PrepareOptions(split=SplitRule.parse("none"), piece_bytes=256 * 3, overwrite=True))
+    prepare(
+        [source],
+        schema,
+        out,
+        PrepareOptions(split=SplitRule.parse("none"), piece_bytes=256 * 3, overwrite=True),
+    )
     return EncodedDataset.open(out)
 
 
@@ -64,7 +69,9 @@ def test_serving_reads_the_same_lists_alike(tmp_path):
         batch_from_raw(dataset.schema, dataset.encoders, columns | {"c": [["a"], "b", "c", "d"]})
 
 
-@pytest.mark.parametrize("kind", [pl.Int32, pl.Float64, pl.Boolean, pl.Binary, pl.Null, pl.Categorical])
+@pytest.mark.parametrize(
+    "kind", [pl.Int32, pl.Float64, pl.Boolean, pl.Binary, pl.Null, pl.Categorical]
+)
 def test_lists_and_columns_of_all_plain_types(tmp_path, kind):
     one = {pl.Null: None, pl.Binary: "1", pl.Categorical: "1"}.get(kind, 1)
     values = pl.Series([one, None]).cast(kind)
@@ -78,7 +85,10 @@ def test_lists_and_columns_of_all_plain_types(tmp_path, kind):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"c": pl.Series([["a"]] * 4)}, "column `c` of .*, which holds lists, for c; need one value a row"),
+        (
+            {"c": pl.Series([["a"]] * 4)},
+            "column `c` of .*, which holds lists, for c; need one value a row",
+        ),
         ({"n": pl.Series([[1.0]] * 4)}, "holds lists, for n"),
         ({"y": pl.Series([[1]] * 4)}, "holds lists, for the label"),
         ({"l": pl.Series([[["a"]]] * 4)}, r"column `l` of .*, which holds List\(List"),
@@ -86,7 +96,10 @@ def test_lists_and_columns_of_all_plain_types(tmp_path, kind):
         ({"c": pl.Series([{"a": 1}] * 4)}, r"column `c` of .*, which holds Struct"),
         ({"c": pl.Series([1] * 4).cast(pl.Duration)}, "column `c` of .*, which holds Duration"),
         ({"c": pl.Series([b"\xff"] * 4)}, "rows 1 to 3: .*need a sound Parquet"),
-        ({"l": pl.Series([["a"]] * 3 + [["a", f"b{ITEM_END}c"]])}, r"an item of `l` in row 4 of .*U\+001F"),
+        (
+            {"l": pl.Series([["a"]] * 3 + [["a", f"b{ITEM_END}c"]])},
+            r"an item of `l` in row 4 of .*U\+001F",
+        ),
         ({"y": pl.Series([0, 1, 2, 0])}, "data.parquet row 3: `2` as y"),
         ({"n": pl.Series([1.0, float("nan"), 1.0, 1.0])}, "data.parquet row 2: `NaN` as n"),
     ],

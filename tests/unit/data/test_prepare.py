@@ -76,7 +76,8 @@ def test_the_whole_path_against_plain_python(prepare_criteo, criteo_file, criteo
         assert test.ids[:, place].tolist() == expected
         assert all(counts[value] == known[row_of[value]] for value in kept)
     dense = [
-        [math.copysign(math.log1p(abs(float(v))), float(v)) if v else 0.0 for v in r[1:14]] for r in records[1400:1700]
+        [math.copysign(math.log1p(abs(float(v))), float(v)) if v else 0.0 for v in r[1:14]]
+        for r in records[1400:1700]
     ]
     np.testing.assert_allclose(dataset.split("validation").dense, dense, rtol=1e-6)
 
@@ -89,7 +90,10 @@ def test_compression_pieces_and_memory_change_nothing(prepare_criteo, criteo_fil
     packed.write_bytes(gzip.compress(data) if kind == "gzip" else zstandard.compress(data))
     prepare_criteo(packed, tmp_path / "b", piece_bytes=10_000, count_memory_codes=100)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    assert EncodedDataset.open(tmp_path / "a").fingerprint == EncodedDataset.open(tmp_path / "b").fingerprint
+    assert (
+        EncodedDataset.open(tmp_path / "a").fingerprint
+        == EncodedDataset.open(tmp_path / "b").fingerprint
+    )
 
 
 def test_several_files_are_one_stream(prepare_criteo, criteo_file, criteo_lines, tmp_path):
@@ -129,7 +133,9 @@ def test_killed_anywhere_it_goes_on_to_the_same_bits(prepare_criteo, criteo_file
 
     def unchanged(name: str, fraction: float) -> None:
         stages.append(name)
-        assert all(path.stat().st_mtime_ns == at for path, at in before.items()), "finished pieces are reused"
+        assert all(path.stat().st_mtime_ns == at for path, at in before.items()), (
+            "finished pieces are reused"
+        )
 
     prepare([source], schema, tmp_path / "killed", PrepareOptions(piece_bytes=20_000), unchanged)
     assert contents(tmp_path / "killed") == contents(tmp_path / "undisturbed")
@@ -147,7 +153,15 @@ def test_another_schema_does_not_reuse_an_interrupted_run(prepare_criteo, criteo
 
 
 def test_two_processes_do_not_work_in_one_folder(prepare_criteo, criteo_file, tmp_path):
-    command = [sys.executable, "-c", RUN, str(criteo_file), str(tmp_path / "out"), "20000", "4000000"]
+    command = [
+        sys.executable,
+        "-c",
+        RUN,
+        str(criteo_file),
+        str(tmp_path / "out"),
+        "20000",
+        "4000000",
+    ]
     other = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert other.stdout is not None
     other.stdout.readline()
@@ -225,9 +239,21 @@ def test_a_disk_that_refuses_is_a_storage_error(criteo_file, tmp_path):
         + "\n".join("    " + line for line in RUN.strip().splitlines())
         + "\nexcept StorageError as error:\n    print('refused', error)\n"
     )
-    command = [sys.executable, "-c", limited, str(criteo_file), str(tmp_path / "out"), "1000000", "4000000"]
+    command = [
+        sys.executable,
+        "-c",
+        limited,
+        str(criteo_file),
+        str(tmp_path / "out"),
+        "1000000",
+        "4000000",
+    ]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env=os.environ | {"NUMBA_CACHE_DIR": ""}
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"NUMBA_CACHE_DIR": ""},
     )
     assert "refused got" in done.stdout, done.stderr[-2000:]
     assert not (tmp_path / "out").exists()
@@ -240,7 +266,12 @@ def test_an_unwritable_folder_is_a_storage_error(prepare_criteo, criteo_file, tm
 
 
 def test_csv_with_quotes_bags_and_other_columns(tmp_path):
-    rows = [("a,b", "x|y", "1", "q"), ('c"d', "", "0", "q"), ("a,b", "y", "1", ""), ("e\nf", "x|x|z", "0", "q")] * 5
+    rows = [
+        ("a,b", "x|y", "1", "q"),
+        ('c"d', "", "0", "q"),
+        ("a,b", "y", "1", ""),
+        ("e\nf", "x|x|z", "0", "q"),
+    ] * 5
     quoted = [",".join('"' + field.replace('"', '""') + '"' for field in row) for row in rows]
     (tmp_path / "data.csv").write_text("\n".join(["user,tags,click,unused", *quoted]))
     schema = Schema.from_toml(
@@ -261,24 +292,38 @@ def test_csv_with_quotes_bags_and_other_columns(tmp_path):
 
 def test_parquet_gives_what_the_same_csv_gives(tmp_path):
     frame = pl.DataFrame(
-        {"y": [1, 0] * 50, "n": [0.5, None] * 50, "c": ["a", 'b"', None, "d,e"] * 25, "l": [["p", "q"], []] * 50}
+        {
+            "y": [1, 0] * 50,
+            "n": [0.5, None] * 50,
+            "c": ["a", 'b"', None, "d,e"] * 25,
+            "l": [["p", "q"], []] * 50,
+        }
     )
     frame.write_parquet(tmp_path / "data.parquet", row_group_size=13)
     frame.with_columns(pl.col("l").list.join("|")).write_csv(tmp_path / "data.csv")
-    schema = Schema.from_toml('label = "y"\n[dense.n]\n[categorical.c]\n[categorical.l]\nmulti_hot = true\n')
+    schema = Schema.from_toml(
+        'label = "y"\n[dense.n]\n[categorical.c]\n[categorical.l]\nmulti_hot = true\n'
+    )
     prepare(
         [ParquetSource(tmp_path / "data.parquet", schema)],
         schema,
         tmp_path / "p",
         PrepareOptions(piece_bytes=256 * 7),
     )
-    prepare([TextSource(tmp_path / "data.csv", ",", True)], schema, tmp_path / "c", PrepareOptions(piece_bytes=200))
+    prepare(
+        [TextSource(tmp_path / "data.csv", ",", True)],
+        schema,
+        tmp_path / "c",
+        PrepareOptions(piece_bytes=200),
+    )
     assert contents(tmp_path / "p") == contents(tmp_path / "c")
     assert EncodedDataset.open(tmp_path / "p").samples["train"] == 70
 
 
 def test_full_avazu_uses_the_hour_of_day(tmp_path):
-    lines = ["id,click,hour,site"] + [f"{i},{i % 2},141021{i % 24:02d},s{i % 3}" for i in range(480)]
+    lines = ["id,click,hour,site"] + [
+        f"{i},{i % 2},141021{i % 24:02d},s{i % 3}" for i in range(480)
+    ]
     lines += [f"{i},{i % 2},141030{i % 24:02d},s{i % 3}" for i in range(480)]
     (tmp_path / "avazu.csv").write_text("\n".join(lines))
     source = TextSource(tmp_path / "avazu.csv", ",", True)
@@ -293,19 +338,27 @@ def test_serving_encodes_as_preparation_did(prepare_criteo, criteo_file, criteo_
     prepare_criteo(criteo_file)
     dataset = EncodedDataset.open(tmp_path / "dataset")
     records = [line.split("\t") for line in criteo_lines[1700:]]
-    columns = {name: [r[i] or None for r in records] for i, name in enumerate(dataset.schema.columns)}
+    columns = {
+        name: [r[i] or None for r in records] for i, name in enumerate(dataset.schema.columns)
+    }
     batch = batch_from_raw(dataset.schema, dataset.encoders, columns)
     batch.validate()
     test = dataset.split("test")
     np.testing.assert_array_equal(batch.values.numpy().reshape(39, -1).T, test.ids)
     np.testing.assert_array_equal(batch.dense.numpy(), test.dense)
     np.testing.assert_array_equal(batch.labels.numpy(), test.labels)
-    numbers = columns | {f"I{i}": [None if v is None else int(v) for v in columns[f"I{i}"]] for i in range(1, 14)}
-    np.testing.assert_array_equal(batch_from_raw(dataset.schema, dataset.encoders, numbers).dense, batch.dense)
+    numbers = columns | {
+        f"I{i}": [None if v is None else int(v) for v in columns[f"I{i}"]] for i in range(1, 14)
+    }
+    np.testing.assert_array_equal(
+        batch_from_raw(dataset.schema, dataset.encoders, numbers).dense, batch.dense
+    )
     with pytest.raises(DataError, match="`nan` as I1 of sample 0"):
         batch_from_raw(dataset.schema, dataset.encoders, columns | {"I1": [math.nan] * 300})
     with pytest.raises(DataError, match="no column `C26`"):
-        batch_from_raw(dataset.schema, dataset.encoders, {k: v for k, v in columns.items() if k != "C26"})
+        batch_from_raw(
+            dataset.schema, dataset.encoders, {k: v for k, v in columns.items() if k != "C26"}
+        )
 
 
 def test_memory_does_not_grow_with_the_input(tmp_path):
@@ -319,11 +372,16 @@ def test_memory_does_not_grow_with_the_input(tmp_path):
                 ids = "\t".join(f"{generator.getrandbits(32):08x}" for _ in range(26))
                 file.write(f"0\t{'1	' * 13}{ids}\n")
         out = tmp_path / f"out{megabytes}"
-        code = RUN + "\nimport resource\nprint('peak', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+        code = (
+            RUN
+            + "\nimport resource\nprint('peak', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+        )
         command = [sys.executable, "-c", code, str(path), str(out), str(1 << 20), "20000"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
         peaks.append(int(done.stdout.split()[-1]) * 1024)
-    assert peaks[1] - peaks[0] < 8 << 20, f"{(peaks[1] - peaks[0]) >> 20} MB more for 24 MB more text"
+    assert peaks[1] - peaks[0] < 8 << 20, (
+        f"{(peaks[1] - peaks[0]) >> 20} MB more for 24 MB more text"
+    )
 
 
 def test_the_real_sample_is_prepared_in_time(real_data, tmp_path):
@@ -337,4 +395,8 @@ def test_the_real_sample_is_prepared_in_time(real_data, tmp_path):
     )
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert used.ru_utime - before.ru_utime < 20, "seconds of one core, however busy it is otherwise"
-    assert EncodedDataset.open(tmp_path / "out").samples == {"train": 95_997, "validation": 20_571, "test": 20_571}
+    assert EncodedDataset.open(tmp_path / "out").samples == {
+        "train": 95_997,
+        "validation": 20_571,
+        "test": 20_571,
+    }

@@ -32,7 +32,11 @@ def prepared(path, tmp_path, **options):
     ("lines", "num_bad", "reason"),
     [
         (['1,2,"u1,x', "0,3,u2,y", "1,4,u3,z"], 3, "and is never closed"),
-        (['1,2,u1,"x', "0,3,u2,y", "1,4,u3,z", '0,5,u4,"w"'], 4, "and text follows where it is closed"),
+        (
+            ['1,2,u1,"x', "0,3,u2,y", "1,4,u3,z", '0,5,u4,"w"'],
+            4,
+            "and text follows where it is closed",
+        ),
         (['1,2,"u1,x', "0,3,u2,y", '1,4,5",z'], 3, "and 3 of them are records by themselves"),
         (['1,2,"u1,x', '1,4,5",z'], 2, "and 2 of them are records by themselves"),
         (['1,2,u1,"x', "0,3,u2,y", '1,4,u3,12"'], 3, "and 3 of them are records by themselves"),
@@ -48,7 +52,9 @@ def test_records_inside_a_quote_are_counted_and_the_line_is_named(lines, num_bad
     assert len(piece.labels) == 1 + len(end)
     assert piece.num_bad == num_bad
     assert [record.line for record in piece.bad] == [3]
-    assert reason in piece.bad[0].reason and f"{len(lines)} lines stand in it" in piece.bad[0].reason
+    assert (
+        reason in piece.bad[0].reason and f"{len(lines)} lines stand in it" in piece.bad[0].reason
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,7 +85,8 @@ def test_a_file_of_twenty_thousand_records_is_refused(tmp_path, resynchronised, 
     path.write_bytes(gzip.compress(data) if packed else data)
     num_inside = 9000 - 8 + 1 if resynchronised else 20_000 - 8
     with pytest.raises(
-        DataError, match=rf"got {num_inside} malformed of .*clicks.csv line 10: a quote opens in this record"
+        DataError,
+        match=rf"got {num_inside} malformed of .*clicks.csv line 10: a quote opens in this record",
     ):
         prepared(path, tmp_path, piece_bytes=1 << 20)
     with pytest.raises(DataError, match=r"begins in line 10 of .*clicks.csv"):
@@ -92,7 +99,8 @@ def test_a_file_of_twenty_thousand_records_is_refused(tmp_path, resynchronised, 
 def test_texts_of_several_lines_cost_no_record(tmp_path):
     generator = random.Random(3)
     texts = [
-        "\n".join(generator.choices(["some, text", "1,000", "0", "", 'a ""quote""', "x,y,z"], k=4)) for _ in range(3000)
+        "\n".join(generator.choices(["some, text", "1,000", "0", "", 'a ""quote""', "x,y,z"], k=4))
+        for _ in range(3000)
     ]
     lines = [f'{i % 2},{i},"{text}",v{i % 5}' for i, text in enumerate(texts)]
     (tmp_path / "clicks.csv").write_text("\n".join([",".join(COLUMNS), *lines]))

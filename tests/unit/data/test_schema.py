@@ -79,7 +79,9 @@ def test_changes_from_the_command_line():
 
 def test_features_may_share_a_column_but_not_a_name():
     feature = CategoricalFeature(name="a", column="x")
-    assert Schema(label="y", categorical=(feature, CategoricalFeature(name="b", column="x"))).used_columns() == (
+    assert Schema(
+        label="y", categorical=(feature, CategoricalFeature(name="b", column="x"))
+    ).used_columns() == (
         "y",
         "x",
     )

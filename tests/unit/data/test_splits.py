@@ -12,7 +12,9 @@ def test_time_split_keeps_the_order():
 
 
 def test_hash_split_mixes_by_seed():
-    first, second = (SplitRule.parse("hash:0.8/0.1/0.1", seed).assign(0, 20_000, 20_000) for seed in (0, 1))
+    first, second = (
+        SplitRule.parse("hash:0.8/0.1/0.1", seed).assign(0, 20_000, 20_000) for seed in (0, 1)
+    )
     shares = np.bincount(first) / len(first)
     np.testing.assert_allclose(shares, [0.8, 0.1, 0.1], atol=0.01)
     assert (first != second).any()
@@ -29,7 +31,16 @@ def test_pieces_give_what_the_whole_gives(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "random", "time:0.5/0.5", "time:0.5/0.2/0.2", "hash:a/b/c", "time:0/0.5/0.5", "time:1.2.3/0/0"]
+    "text",
+    [
+        "",
+        "random",
+        "time:0.5/0.5",
+        "time:0.5/0.2/0.2",
+        "hash:a/b/c",
+        "time:0/0.5/0.5",
+        "time:1.2.3/0/0",
+    ],
 )
 def test_other_texts_are_refused(text):
     with pytest.raises(ConfigError, match="split"):

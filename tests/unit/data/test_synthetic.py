@@ -27,7 +27,9 @@ def true_auc(scores: np.ndarray, labels: np.ndarray) -> float:
     ranks = np.empty(len(scores))
     ranks[np.argsort(scores)] = np.arange(1, len(scores) + 1)
     positive = int(labels.sum())
-    return (ranks[labels == 1].sum() - positive * (positive + 1) / 2) / (positive * (len(labels) - positive))
+    return (ranks[labels == 1].sum() - positive * (positive + 1) / 2) / (
+        positive * (len(labels) - positive)
+    )
 
 
 @pytest.mark.parametrize("skew", CRITEO_SKEW[:4])
@@ -120,12 +122,16 @@ def test_the_truth_lies_beside_the_data(tmp_path):
     dataset = EncodedDataset.open(tmp_path / "d")
     dataset.verify()
     assert json.loads((tmp_path / "d" / "truth.json").read_text()) == dataset.truth == truth
-    assert dataset.best_possible_auc == {split: truth[split]["auc"] for split in ("train", "validation", "test")}
+    assert dataset.best_possible_auc == {
+        split: truth[split]["auc"] for split in ("train", "validation", "test")
+    }
     assert 0.76 < truth["train"]["auc"] < 0.82
     assert truth["train"]["click_rate"] == pytest.approx(CLICK_RATE, abs=0.01)
     assert truth["train"]["click_rate"] == pytest.approx(dataset.split("train").labels.mean())
     labels = dataset.split("test").labels
-    probabilities = 1 / (1 + np.exp(-Generator(SyntheticOptions(50_000, seed=2)).samples(42_500, 7_500)[1]))
+    probabilities = 1 / (
+        1 + np.exp(-Generator(SyntheticOptions(50_000, seed=2)).samples(42_500, 7_500)[1])
+    )
     assert truth["test"]["auc"] == pytest.approx(true_auc(probabilities, labels), abs=1e-6)
 
 
@@ -139,7 +145,9 @@ def test_seeds_differ_and_repeat(tmp_path):
 
 
 def test_bags_load_and_have_their_rows(tmp_path):
-    options = SyntheticOptions(3000, max_table_rows=50, multi_hot=True, split=SplitRule.parse("hash:0.8/0.1/0.1"))
+    options = SyntheticOptions(
+        3000, max_table_rows=50, multi_hot=True, split=SplitRule.parse("hash:0.8/0.1/0.1")
+    )
     synthesize(options, tmp_path / "d")
     dataset = EncodedDataset.open(tmp_path / "d")
     rows = np.array(list(dataset.num_rows.values()))

@@ -86,7 +86,12 @@ def test_what_is_wrong_with_the_quotes_of_a_record():
     text = b'1,"a\nb",c\n"x" ,"y"z,"u\nv" \r\n2,"a\nb"c,d\n3,"e\n4,f\n'
     found, records = fields_of(text)
     assert found[:2] == [[b"1", b"a\nb", b"c"], [b"x ", b"yz", b"u\nv "]]
-    assert records[:, 3:].tolist() == [[0, 2, 0], [2, 2, 0], [4, 2, TEXT_AFTER_QUOTE], [6, 3, NOT_CLOSED]]
+    assert records[:, 3:].tolist() == [
+        [0, 2, 0],
+        [2, 2, 0],
+        [4, 2, TEXT_AFTER_QUOTE],
+        [6, 3, NOT_CLOSED],
+    ]
 
 
 @settings(deadline=None)
@@ -161,14 +166,32 @@ def test_all_floats_are_read_closely(number):
 
 
 @pytest.mark.parametrize(
-    "text", ["nan", "NaN", "inf", "-inf", "1e999", "x", "-", "+", ".", "1.2.3", "1e", "1e+", "0x1", "1_0", "1 2"]
+    "text",
+    [
+        "nan",
+        "NaN",
+        "inf",
+        "-inf",
+        "1e999",
+        "x",
+        "-",
+        "+",
+        ".",
+        "1.2.3",
+        "1e",
+        "1e+",
+        "0x1",
+        "1_0",
+        "1 2",
+    ],
 )
 def test_what_is_no_finite_number_is_refused(text):
     assert not parsed(text)[1]
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [(" 7 ", 7.0), ("+.5", 0.5), ("5.", 5.0), ("-2E-2", -0.02), ("1" * 30, 1.1111111111111112e29)]
+    ("text", "value"),
+    [(" 7 ", 7.0), ("+.5", 0.5), ("5.", 5.0), ("-2E-2", -0.02), ("1" * 30, 1.1111111111111112e29)],
 )
 def test_other_spellings_of_numbers(text, value):
     assert parsed(text)[0] == pytest.approx(value, rel=1e-14)
@@ -185,8 +208,24 @@ def test_the_same_without_compilation():
         pytest.skip("already without compilation")
     chosen = "line_numbers or documented or ordinary_where or empty or other_spellings or refused or quotes_of_a_record"
     wraps = ["-W", "ignore:overflow:RuntimeWarning"]  # as a hash of 64 bits is meant to
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *wraps, __file__, "-k", chosen]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        *wraps,
+        __file__,
+        "-k",
+        chosen,
+    ]
     done = subprocess.run(
-        command, env=os.environ | {"NUMBA_DISABLE_JIT": "1"}, capture_output=True, text=True, timeout=120
+        command,
+        env=os.environ | {"NUMBA_DISABLE_JIT": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stdout[-3000:]

@@ -17,7 +17,9 @@ def test_dense_is_finite_for_every_input(values, transform):
 
 @given(ANY_FLOATS)
 def test_a_value_does_not_depend_on_its_neighbours(values):
-    alone = np.array([transform_dense(values[i : i + 1])[0] for i in range(len(values))], np.float32)
+    alone = np.array(
+        [transform_dense(values[i : i + 1])[0] for i in range(len(values))], np.float32
+    )
     np.testing.assert_array_equal(alone, transform_dense(values))
 
 

@@ -38,7 +38,8 @@ def shards_of(plan, optimizer, tables=TABLES, dtype="float32"):
         widths = sorted({len(piece.columns) for piece in pieces})
         by_width = [[piece for piece in pieces if len(piece.columns) == width] for width in widths]
         shards = [
-            MemoryShard(same, width, optimizer, 7, dtype=dtype) for same, width in zip(by_width, widths, strict=True)
+            MemoryShard(same, width, optimizer, 7, dtype=dtype)
+            for same, width in zip(by_width, widths, strict=True)
         ]
         for shard in shards:
             shard.track_touched()
@@ -52,13 +53,18 @@ def fill(ranks, optimizer, tables=TABLES):
     for number, table in enumerate(tables):
         generator = np.random.default_rng(number)
         fields = {"weight": table.dim, **optimizer.state_fields(table.dim)}
-        whole = {name: generator.random((table.num_rows, floats), np.float32) for name, floats in fields.items()}
+        whole = {
+            name: generator.random((table.num_rows, floats), np.float32)
+            for name, floats in fields.items()
+        }
         touched[table.name] = generator.random(table.num_rows) < 0.4
         for view in [view for views in ranks for view in views if view.piece.table == table]:
             rows = ids_of(view.piece.rows)
             columns = slice(view.piece.columns.start, view.piece.columns.stop)
             for name, target in {"weight": view.weights, **view.state}.items():
-                target[:] = whole[name][rows][:, columns if fields[name] == table.dim else slice(None)]
+                target[:] = whole[name][rows][
+                    :, columns if fields[name] == table.dim else slice(None)
+                ]
             view.touched[:] = touched[table.name][rows]
     return touched
 
@@ -66,14 +72,25 @@ def fill(ranks, optimizer, tables=TABLES):
 def save(folder, ranks, optimizer, *, tables=TABLES, only_touched=False):
     folder.mkdir(exist_ok=True)
     saved = saved_tables(tables, optimizer)
-    names = part_names([Extent.of(v.piece) for views in ranks for v in views if v.piece.is_primary], saved)
-    written = [part for views in ranks for part in save_tables(folder, views, names, only_touched=only_touched)]
+    names = part_names(
+        [Extent.of(v.piece) for views in ranks for v in views if v.piece.is_primary], saved
+    )
+    written = [
+        part
+        for views in ranks
+        for part in save_tables(folder, views, names, only_touched=only_touched)
+    ]
     for part in written:
         verify_file(folder / part.part.file, part.digest)
         assert (folder / part.part.file).resolve().parent == folder / "tables"
     assert len({part.part.file for part in written}) == len(written)
     return {
-        name: SavedTable(table.num_rows, table.dim, table.state, tuple(w.part for w in written if w.table == name))
+        name: SavedTable(
+            table.num_rows,
+            table.dim,
+            table.state,
+            tuple(w.part for w in written if w.table == name),
+        )
         for name, table in saved.items()
     }
 
@@ -82,17 +99,25 @@ def assert_equal(views, expected):
     for view, other in zip(views, expected, strict=True):
         np.testing.assert_array_equal(view.weights, other.weights, str(view.piece))
         for field in view.state:
-            np.testing.assert_array_equal(view.state[field], other.state[field], f"{field} of {view.piece}")
+            np.testing.assert_array_equal(
+                view.state[field], other.state[field], f"{field} of {view.piece}"
+            )
 
 
 MIXED = {"a": "column_wise", "one": "replicated", "": "row_wise"}
-PLANS = [(1, "table_wise"), *((ranks, kind) for ranks in (2, 3, 4) for kind in PLACEMENTS), (4, MIXED)]
+PLANS = [
+    (1, "table_wise"),
+    *((ranks, kind) for ranks in (2, 3, 4) for kind in PLACEMENTS),
+    (4, MIXED),
+]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_any_plan_loads_what_any_other_saved(tmp_path, optimizer):
     plans = [Plan.of(TABLES, ranks, placement) for ranks, placement in PLANS]
-    plans += [random_plan(TABLES, ranks, seed, copies=seed > 1) for seed, ranks in enumerate((1, 3, 4))]
+    plans += [
+        random_plan(TABLES, ranks, seed, copies=seed > 1) for seed, ranks in enumerate((1, 3, 4))
+    ]
     for number, plan in enumerate(plans):
         ranks = shards_of(plan, optimizer)
         fill(ranks, optimizer)
@@ -109,26 +134,33 @@ def test_any_plan_loads_what_any_other_saved(tmp_path, optimizer):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_rows_of_16_bits_load_as_they_were_saved(tmp_path, optimizer):
     tables = [Table("a", 23, 5), Table("one", 1, 5)]  # columns cut in two are 3 and 2
-    for number, (saving, loading) in enumerate([(1, "row_wise"), (2, "column_wise"), (3, "row_wise")]):
+    for number, (saving, loading) in enumerate(
+        [(1, "row_wise"), (2, "column_wise"), (3, "row_wise")]
+    ):
         ranks = shards_of(Plan.of(tables, 2, "column_wise"), optimizer, tables, "bfloat16")
         fill(ranks, optimizer, tables)
         saved = save(tmp_path / str(number), ranks, optimizer, tables=tables)
         plan = Plan.of(tables, saving, loading)
         wide, narrow, again = (
-            shards_of(plan, optimizer, tables, dtype) for dtype in ("float32", "bfloat16", "bfloat16")
+            shards_of(plan, optimizer, tables, dtype)
+            for dtype in ("float32", "bfloat16", "bfloat16")
         )
         for of_wide, of_narrow in zip(wide, narrow, strict=True):
             for views in (of_wide, of_narrow):
                 load_tables(tmp_path / str(number), saved, views)
             assert_equal(of_narrow, of_wide)
-            assert not any((np.array(view.weights).view(np.uint32) & 0xFFFF).any() for view in of_wide)
+            assert not any(
+                (np.array(view.weights).view(np.uint32) & 0xFFFF).any() for view in of_wide
+            )
         saved = save(tmp_path / f"{number} again", narrow, optimizer, tables=tables)
         for views, right in zip(again, narrow, strict=True):
             load_tables(tmp_path / f"{number} again", saved, views)
             assert_equal(views, right)
 
 
-@pytest.mark.parametrize("optimizer", [OPTIMIZERS["adam"], OPTIMIZERS["averaged"]], ids=["adam", "averaged"])
+@pytest.mark.parametrize(
+    "optimizer", [OPTIMIZERS["adam"], OPTIMIZERS["averaged"]], ids=["adam", "averaged"]
+)
 def test_touched_rows_over_a_full_checkpoint_are_the_whole(tmp_path, optimizer):
     """The full one is of one plan, the touched rows are written and read by others."""
     saved = save(tmp_path / "all", shards_of(Plan.of(TABLES, 3, "row_wise"), optimizer), optimizer)
@@ -141,16 +173,25 @@ def test_touched_rows_over_a_full_checkpoint_are_the_whole(tmp_path, optimizer):
         for name, table in delta.items():
             parts = (*saved[name].parts, *table.parts)
             delta[name] = SavedTable(table.num_rows, table.dim, table.state, parts)
-        for views, right in zip(shards_of(Plan.of(TABLES, 2, MIXED), optimizer), before, strict=True):
-            fresh = [(view.weights.copy(), {field: s.copy() for field, s in view.state.items()}) for view in views]
+        for views, right in zip(
+            shards_of(Plan.of(TABLES, 2, MIXED), optimizer), before, strict=True
+        ):
+            fresh = [
+                (view.weights.copy(), {field: s.copy() for field, s in view.state.items()})
+                for view in views
+            ]
             load_tables(tmp_path / "all", delta, views)
             load_touched(tmp_path / "all", delta, views)
             for view, other, (weights, state) in zip(views, right, fresh, strict=True):
                 mask = touched[view.piece.table.name][np.array(view.piece.rows, dtype=np.int64)]
                 np.testing.assert_array_equal(view.touched, mask, f"{number}: {view.piece}")
-                np.testing.assert_array_equal(view.weights, np.where(mask[:, None], other.weights, weights))
+                np.testing.assert_array_equal(
+                    view.weights, np.where(mask[:, None], other.weights, weights)
+                )
                 for field, now in view.state.items():
-                    np.testing.assert_array_equal(now, np.where(mask[:, None], other.state[field], state[field]))
+                    np.testing.assert_array_equal(
+                        now, np.where(mask[:, None], other.state[field], state[field])
+                    )
 
 
 def test_weights_alone_load_into_another_optimizer(tmp_path):
@@ -169,14 +210,18 @@ def test_one_rank_writes_a_file_a_table_and_equal_tables_are_equal_files(tmp_pat
     files = sorted(path.name for path in (tmp_path / "one" / "tables").iterdir())
     assert files == ["a.safetensors", "b%2F..%2Fc%40%C3%BC.safetensors", "one.safetensors"]
     for file in files:
-        assert (tmp_path / "one" / "tables" / file).read_bytes() == (tmp_path / "two" / "tables" / file).read_bytes()
+        assert (tmp_path / "one" / "tables" / file).read_bytes() == (
+            tmp_path / "two" / "tables" / file
+        ).read_bytes()
 
 
 def test_a_tensor_of_another_width_is_refused(tmp_path):
     saved = save(tmp_path, shards_of(Plan.of(TABLES, 1), Adam(lr=0.1)), Adam(lr=0.1))
     (views,) = shards_of(Plan.of(TABLES, 1), RowWiseAdam(lr=0.1))
     with pytest.raises(CheckpointError, match=r"'exp_avg_sq' \[23, 4\].*need 1 floats"):
-        load_tables(tmp_path, {**saved, "a": SavedTable(23, 4, {"exp_avg": 4}, saved["a"].parts)}, views)
+        load_tables(
+            tmp_path, {**saved, "a": SavedTable(23, 4, {"exp_avg": 4}, saved["a"].parts)}, views
+        )
 
 
 @pytest.mark.parametrize(

@@ -81,11 +81,19 @@ def test_marks_for_checkpoints_come_back_with_those_of_a_cut_that_may_not_have_b
         other.track_changed()
         other.track_touched()
         KeptRows(other, memory).restore(step)
-        assert (set(np.flatnonzero(other.changed)), set(np.flatnonzero(other.touched))) == (changed, touched)
+        assert (set(np.flatnonzero(other.changed)), set(np.flatnonzero(other.touched))) == (
+            changed,
+            touched,
+        )
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.integers(1, 4), st.lists(st.integers(0, 11), min_size=1, max_size=6), st.integers(0, 14), st.integers(0, 3))
+@given(
+    st.integers(1, 4),
+    st.lists(st.integers(0, 11), min_size=1, max_size=6),
+    st.integers(0, 14),
+    st.integers(0, 3),
+)
 def test_whoever_is_killed_wherever_all_have_a_step_in_common(every, kills, late, settled):
     """Two processes that make cuts of the same steps, one of which may be behind; each life ends within one of the parts.
 

@@ -12,8 +12,16 @@ from pibroch.embedding.narrow_rows import NarrowRows
 from pibroch.errors import ConfigError
 from pibroch.kernels.narrow.naive import nearest, widened
 
-WIDE, NARROW = (pb.Table("a", 700, 5, initializer=pb.Normal(1.0), dtype=dtype) for dtype in ("float32", "bfloat16"))
-OPTIMIZERS = [pb.SGD(lr=0.1), pb.Adagrad(lr=0.1), pb.RowWiseAdam(lr=0.1), pb.Adam(lr=0.1, average=0.9)]
+WIDE, NARROW = (
+    pb.Table("a", 700, 5, initializer=pb.Normal(1.0), dtype=dtype)
+    for dtype in ("float32", "bfloat16")
+)
+OPTIMIZERS = [
+    pb.SGD(lr=0.1),
+    pb.Adagrad(lr=0.1),
+    pb.RowWiseAdam(lr=0.1),
+    pb.Adam(lr=0.1, average=0.9),
+]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -21,23 +29,36 @@ def test_initial_weights_are_those_of_float32_rounded_and_state_is_the_same(opti
     wide, narrow = (MemoryShard.whole([table], optimizer, 3) for table in (WIDE, NARROW))
     assert np.array_equal(narrow.weights("a"), widened(nearest(wide.weights("a"))))
     for field, numbers in narrow.state("a").items():
-        assert np.array_equal(numbers, narrow.weights("a") if field == "average" else wide.state("a")[field])
+        assert np.array_equal(
+            numbers, narrow.weights("a") if field == "average" else wide.state("a")[field]
+        )
 
 
 def test_bytes_are_those_that_are_held():
-    sizes = [pb.Embeddings([table], optimizer).num_bytes for optimizer in OPTIMIZERS for table in (WIDE, NARROW)]
+    sizes = [
+        pb.Embeddings([table], optimizer).num_bytes
+        for optimizer in OPTIMIZERS
+        for table in (WIDE, NARROW)
+    ]
     assert sizes == [700 * 4 * floats for floats in (5, 3, 10, 8, 11, 9, 21, 19)]
     even = [
-        pb.Embeddings([pb.Table("a", 9, 64, dtype=dtype)], OPTIMIZERS[0]).num_bytes for dtype in ("float32", "bfloat16")
+        pb.Embeddings([pb.Table("a", 9, 64, dtype=dtype)], OPTIMIZERS[0]).num_bytes
+        for dtype in ("float32", "bfloat16")
     ]
     assert even == [9 * 256, 9 * 128]
 
 
 def test_numbers_are_read_as_float32_and_written_to_the_nearest():
-    rows, written = NarrowRows(np.zeros((6, 3), np.uint16)), np.random.default_rng(0).normal(size=(6, 3))
+    rows, written = (
+        NarrowRows(np.zeros((6, 3), np.uint16)),
+        np.random.default_rng(0).normal(size=(6, 3)),
+    )
     rows[:] = written
     assert np.array_equal(rows[:], widened(nearest(written)))
-    assert np.array_equal(np.asarray(rows), rows.copy()) and rows[:].dtype == np.asarray(rows).dtype == rows.dtype
+    assert (
+        np.array_equal(np.asarray(rows), rows.copy())
+        and rows[:].dtype == np.asarray(rows).dtype == rows.dtype
+    )
     assert (rows.shape, rows.ndim, len(rows), rows.size, rows.nbytes) == ((6, 3), 2, 6, 18, 72)
     rows[[1, 4]] = 2.0
     rows[::2, 1:] = np.ones((3, 2))
@@ -66,23 +87,35 @@ def test_a_state_dict_has_views_in_16_bits_and_takes_any_type():
 
 def test_whole_states_are_float32_and_load_as_they_were_saved():
     tables = [NARROW, pb.Table("b", 9, 5)]
-    first, second, third = (pb.Embeddings(tables, pb.Adam(lr=0.1, average=0.9), seed=seed) for seed in (1, 2, 3))
+    first, second, third = (
+        pb.Embeddings(tables, pb.Adam(lr=0.1, average=0.9), seed=seed) for seed in (1, 2, 3)
+    )
     state = first.full_state_dict(row_state=True)
     assert {numbers.dtype for numbers in state.values()} == {torch.float32}
     second.load_full_state_dict(state)
     third.stateful().load_state_dict(first.stateful().state_dict())
-    for mine, *others in zip(*(each.exchange.shards for each in (first, second, third)), strict=True):
+    for mine, *others in zip(
+        *(each.exchange.shards for each in (first, second, third)), strict=True
+    ):
         assert all(mine.records.tobytes() == other.records.tobytes() for other in others)
 
 
 def test_weights_from_outside_are_rounded():
-    embeddings, given = pb.Embeddings([NARROW], pb.SGD(lr=0.1)), np.random.default_rng(1).normal(size=(700, 5))
+    embeddings, given = (
+        pb.Embeddings([NARROW], pb.SGD(lr=0.1)),
+        np.random.default_rng(1).normal(size=(700, 5)),
+    )
     embeddings.load_weights("a", given)
     assert np.array_equal(embeddings.shard.weights("a"), widened(nearest(given)))
 
 
 def test_groups_are_of_one_type():
-    tables = [WIDE, pb.Table("b", 9, 5, dtype="bfloat16"), pb.Table("c", 9, 5), pb.Table("d", 9, 5, dtype="bfloat16")]
+    tables = [
+        WIDE,
+        pb.Table("b", 9, 5, dtype="bfloat16"),
+        pb.Table("c", 9, 5),
+        pb.Table("d", 9, 5, dtype="bfloat16"),
+    ]
     groups = group_tables(tables, pb.SGD(lr=0.1))
     assert [(group.space.dtype, group.space.features) for group in groups] == [
         ("float32", ("a", "c")), ("bfloat16", ("b", "d")),
@@ -107,7 +140,13 @@ def test_small_steps_arrive_in_the_mean(monkeypatch):
     table = pb.Table("a", 400, 16, initializer=pb.Uniform(0.0, center=1.0), dtype="bfloat16")
     ids, num_steps, spacing = torch.arange(400).view(1, -1), 64, 2.0**-7
     batch = pb.JaggedBatch.from_one_hot(torch.zeros(400, 0), ["a"], ids, torch.zeros(400))
-    steps = spacing / 16 * torch.from_numpy(np.random.default_rng(0).uniform(0.5, 1.5, (num_steps, 400, 1, 16))).float()
+    steps = (
+        spacing
+        / 16
+        * torch.from_numpy(
+            np.random.default_rng(0).uniform(0.5, 1.5, (num_steps, 400, 1, 16))
+        ).float()
+    )
 
     def moved():
         embeddings = pb.Embeddings([table], pb.SGD(lr=1.0))

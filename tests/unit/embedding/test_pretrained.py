@@ -24,11 +24,17 @@ def make(**optimizer):
 
 def sources(folder):
     np.save(folder / "w.npy", WEIGHTS.astype(np.float64))
-    save_file({"user": torch.from_numpy(WEIGHTS).double(), "b": torch.zeros(2)}, folder / "w.safetensors")
+    save_file(
+        {"user": torch.from_numpy(WEIGHTS).double(), "b": torch.zeros(2)}, folder / "w.safetensors"
+    )
     lists = pl.DataFrame({"vector": WEIGHTS.tolist(), "name": ["x"] * ROWS})
     lists.write_parquet(folder / "lists.parquet", row_group_size=7)
-    pl.DataFrame({f"w{d}": WEIGHTS[:, d] for d in range(DIM)}).write_parquet(folder / "columns.parquet")
-    by_id = pl.DataFrame({"id": IDS, "vector": pl.Series(WEIGHTS[IDS].tolist(), dtype=pl.Array(pl.Float32, DIM))})
+    pl.DataFrame({f"w{d}": WEIGHTS[:, d] for d in range(DIM)}).write_parquet(
+        folder / "columns.parquet"
+    )
+    by_id = pl.DataFrame(
+        {"id": IDS, "vector": pl.Series(WEIGHTS[IDS].tolist(), dtype=pl.Array(pl.Float32, DIM))}
+    )
     by_id.write_parquet(folder / "ids.parquet")
 
 
@@ -95,14 +101,18 @@ def test_weights_arrive_in_their_rows(tmp_path, monkeypatch, case):
 )
 def test_what_does_not_fit_is_said_and_nothing_is_written(tmp_path, source, options, message):
     sources(tmp_path)
-    pl.DataFrame({"vector": [*WEIGHTS[:49].tolist(), [1.0] * 5]}).write_parquet(tmp_path / "short.parquet")
+    pl.DataFrame({"vector": [*WEIGHTS[:49].tolist(), [1.0] * 5]}).write_parquet(
+        tmp_path / "short.parquet"
+    )
     for name in ("w.npy", "w.safetensors", "lists.parquet"):
         data = (tmp_path / name).read_bytes()
         (tmp_path / f"cut{(tmp_path / name).suffix}").write_bytes(data[: len(data) // 2])
     embeddings = make()
     before = embeddings.shard.records.copy()
     with pytest.raises(DataError, match=message):
-        embeddings.load_weights("user", tmp_path / source if isinstance(source, str) else source, **options)
+        embeddings.load_weights(
+            "user", tmp_path / source if isinstance(source, str) else source, **options
+        )
     assert np.array_equal(embeddings.shard.records, before)
     with pytest.raises(ConfigError, match="weights for table 'shop'"):
         embeddings.load_weights("shop", WEIGHTS)
@@ -122,8 +132,12 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, embeddings.sh
 def test_a_large_matrix_takes_little_memory_beside_its_rows(tmp_path, suffix):
     weights, path = np.ones((2_000_000, 16), np.float32), tmp_path / f"w.{suffix}"
     np.save(path, weights) if suffix == "npy" else save_file({"w": torch.from_numpy(weights)}, path)
-    ran = subprocess.run([sys.executable, "-c", LOAD, str(path)], capture_output=True, text=True, timeout=120)
+    ran = subprocess.run(
+        [sys.executable, "-c", LOAD, str(path)], capture_output=True, text=True, timeout=120
+    )
     assert ran.returncode == 0, ran.stderr
     kilobytes, last = ran.stdout.split()
     assert float(last) == 1.0
-    assert int(kilobytes) << 10 < 0.3 * weights.nbytes, "on top of the rows, which were there before"
+    assert int(kilobytes) << 10 < 0.3 * weights.nbytes, (
+        "on top of the rows, which were there before"
+    )

@@ -3,7 +3,13 @@ import os
 import pytest
 
 from pibroch.embedding import storage
-from pibroch.embedding.storage import FileDigest, explained_refusal, link_or_copy, remove_leftovers, verify_file
+from pibroch.embedding.storage import (
+    FileDigest,
+    explained_refusal,
+    link_or_copy,
+    remove_leftovers,
+    verify_file,
+)
 from pibroch.errors import CheckpointError, StorageError
 
 DIGEST_OF_X = FileDigest(1, "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881")
@@ -23,7 +29,11 @@ def test_a_file_is_as_its_digest_says_or_named(tmp_path, content):
 
 def test_the_disk_s_refusal_says_what_to_do():
     message = r"No space left.*step-1.*--resume"
-    with pytest.raises(StorageError, match=message), explained_refusal("step-1"), open("/dev/full", "wb") as file:
+    with (
+        pytest.raises(StorageError, match=message),
+        explained_refusal("step-1"),
+        open("/dev/full", "wb") as file,
+    ):
         file.write(b"x")
 
 
@@ -37,7 +47,9 @@ def test_links_share_their_bytes_and_copies_stand_in(tmp_path, monkeypatch):
 
     monkeypatch.setattr(storage.os, "link", refuse)
     link_or_copy(tmp_path / "a", tmp_path / "copied")
-    assert (tmp_path / "copied").read_bytes() == b"x" and not os.path.samefile(tmp_path / "a", tmp_path / "copied")
+    assert (tmp_path / "copied").read_bytes() == b"x" and not os.path.samefile(
+        tmp_path / "a", tmp_path / "copied"
+    )
 
 
 def test_leftovers_of_killed_processes_go(tmp_path):

@@ -14,7 +14,15 @@ from pibroch.torchrec import EmbeddingBagConfig
 
 
 @pytest.mark.parametrize(
-    "fields", [{"num_rows": 0}, {"dim": 0}, {"dim": -3}, {"dim": 2.5}, {"pooling": "max"}, {"dtype": "float16"}]
+    "fields",
+    [
+        {"num_rows": 0},
+        {"dim": 0},
+        {"dim": -3},
+        {"dim": 2.5},
+        {"pooling": "max"},
+        {"dtype": "float16"},
+    ],
 )
 def test_bad_tables_are_refused_by_name(fields):
     with pytest.raises(ConfigError, match="'a'"):
@@ -26,7 +34,10 @@ def test_bad_tables_are_refused_by_name(fields):
     [
         ([], "no tables"),
         ([pb.Table("a", 3, 2), pb.Table("a", 3, 2, features=("b",))], "table 'a' named twice"),
-        ([pb.Table("a", 3, 2), pb.Table("b", 3, 2, features=("a", "a"))], "of table 'b' feature 'a' named twice"),
+        (
+            [pb.Table("a", 3, 2), pb.Table("b", 3, 2, features=("a", "a"))],
+            "of table 'b' feature 'a' named twice",
+        ),
         ([pb.Table("a", 3, 2), pb.Table("b", 3, 4)], r"dim \[2, 4\]"),
         ([pb.Table("a", 3, 2), pb.Table("b", 3, 2, dtype="bfloat16")], "one dim and dtype"),
     ],
@@ -37,7 +48,9 @@ def test_tables_that_do_not_go_together(tables, message):
 
 
 def test_row_space_lays_tables_end_to_end():
-    space = RowSpace([pb.Table("a", 3, 2), pb.Table("b", 5, 2, features=("x", "y")), pb.Table("c", 1, 2)])
+    space = RowSpace(
+        [pb.Table("a", 3, 2), pb.Table("b", 5, 2, features=("x", "y")), pb.Table("c", 1, 2)]
+    )
     assert space.num_rows == 9
     assert space.first_row == {"a": 0, "b": 3, "c": 8}
     assert space.features == ("a", "x", "y", "c")
@@ -70,13 +83,19 @@ UNIFORM = partial(torch.nn.init.uniform_, a=-0.25, b=0.75)
 @pytest.mark.parametrize(
     ("fields", "initializer"),
     [
-        ({"init_fn": partial(torch.nn.init.uniform_, a=-math.sqrt(1 / 7), b=math.sqrt(1 / 7))}, pb.Uniform()),
+        (
+            {"init_fn": partial(torch.nn.init.uniform_, a=-math.sqrt(1 / 7), b=math.sqrt(1 / 7))},
+            pb.Uniform(),
+        ),
         ({"init_fn": UNIFORM}, pb.Uniform(0.5, 0.25)),
         ({"init_fn": torch.nn.init.uniform_}, pb.Uniform(0.5, 0.5)),
         ({"init_fn": partial(torch.nn.init.normal_, std=0.1)}, pb.Normal(0.1)),
         ({"init_fn": torch.nn.init.zeros_}, pb.Zeros()),
         ({"weight_init_min": -0.25, "weight_init_max": 0.75}, pb.Uniform(0.5, 0.25)),
-        ({"get_weight_init_min": lambda: -3.0, "get_weight_init_max": lambda: 3.0}, pb.Uniform(3.0)),
+        (
+            {"get_weight_init_min": lambda: -3.0, "get_weight_init_max": lambda: 3.0},
+            pb.Uniform(3.0),
+        ),
     ],
 )
 def test_initial_weights_are_those_of_the_config(fields, initializer):
@@ -84,7 +103,9 @@ def test_initial_weights_are_those_of_the_config(fields, initializer):
     assert table.initializer == initializer
     weights = MemoryShard.whole([replace(table, num_rows=4000)], pb.SGD(lr=1.0), 0).weights("t")
     if fields.get("init_fn") is UNIFORM:
-        assert weights.min() == pytest.approx(-0.25, abs=1e-3) and weights.max() == pytest.approx(0.75, abs=1e-3)
+        assert weights.min() == pytest.approx(-0.25, abs=1e-3) and weights.max() == pytest.approx(
+            0.75, abs=1e-3
+        )
         assert weights.mean() == pytest.approx(0.25, abs=0.02)
 
 

@@ -20,11 +20,17 @@ def read(path, name, first=0, last=None):
 
 
 @settings(max_examples=25, deadline=None)
-@given(rows=st.integers(0, 70), dim=st.integers(1, 5), buffer_bytes=st.sampled_from([8, 64, 1 << 20]))
+@given(
+    rows=st.integers(0, 70), dim=st.integers(1, 5), buffer_bytes=st.sampled_from([8, 64, 1 << 20])
+)
 def test_strided_views_go_out_and_come_back(tmp_path_factory, rows, dim, buffer_bytes):
     path = tmp_path_factory.mktemp("tensors") / "t.safetensors"
     records = np.random.default_rng(0).standard_normal((rows, dim + 3)).astype(np.float32)
-    tensors = {"weight": records[:, :dim], "sum": records[:, dim : dim + 1], "count": np.array(7, np.int64)}
+    tensors = {
+        "weight": records[:, :dim],
+        "sum": records[:, dim : dim + 1],
+        "count": np.array(7, np.int64),
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tensor_file, "BUFFER_BYTES", buffer_bytes)
         verify_file(path, write_tensors(path, tensors))
@@ -37,7 +43,9 @@ def test_strided_views_go_out_and_come_back(tmp_path_factory, rows, dim, buffer_
 def test_a_stream_is_written_like_the_array_it_makes(tmp_path):
     array = np.arange(30, dtype=np.float32).reshape(10, 3)
     stream = Stream(array.dtype, array.shape, iter([array[:4], array[4:4], array[4:]]))
-    assert write_tensors(tmp_path / "a", {"weight": array}) == write_tensors(tmp_path / "b", {"weight": stream})
+    assert write_tensors(tmp_path / "a", {"weight": array}) == write_tensors(
+        tmp_path / "b", {"weight": stream}
+    )
 
 
 def test_large_views_are_not_copied_whole(tmp_path):

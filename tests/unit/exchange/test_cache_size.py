@@ -21,7 +21,9 @@ def slots(world_size, free, monkeypatch, wanted=None):
 
 def test_half_of_what_is_left_when_the_own_rows_are_there(monkeypatch):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    assert slots(2, 2 * ROW_BYTES * 5_600, monkeypatch) == 300  # of 5,600 rows a rank, 5,000 are its own
+    assert (
+        slots(2, 2 * ROW_BYTES * 5_600, monkeypatch) == 300
+    )  # of 5,600 rows a rank, 5,000 are its own
     assert slots(2, ROW_BYTES, monkeypatch) == 0
     assert slots(2, 1 << 40, monkeypatch) == 10_000, "no more than there are rows"
     assert slots(1, 1 << 40, monkeypatch) == 0, "all rows are at home"

@@ -21,5 +21,7 @@ def test_bytes_that_are_no_codes_are_an_error():
 
 @pytest.mark.parametrize("length", [-1, 2001])
 def test_more_codes_than_numbers_are_an_error_before_there_is_room_for_them(length):
-    with pytest.raises(ProtocolError, match=f"got {length} bytes of codes from rank 1; need at most 2000"):
+    with pytest.raises(
+        ProtocolError, match=f"got {length} bytes of codes from rank 1; need at most 2000"
+    ):
         _rooms([0, length], [0, 2000])

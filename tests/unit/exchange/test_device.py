@@ -10,7 +10,11 @@ import pibroch as pb
 from pibroch.errors import ConfigError
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-TABLES = [pb.Table("a", 9, 4, features=("x",)), pb.Table("b", 9, 8), pb.Table("s", 9, 4, pooling="none")]
+TABLES = [
+    pb.Table("a", 9, 4, features=("x",)),
+    pb.Table("b", 9, 8),
+    pb.Table("s", 9, 4, pooling="none"),
+]
 
 
 def keyed(device, seed):
@@ -39,7 +43,13 @@ def test_the_same_steps_as_on_the_host(device, learns):
             padded = out["s"].padded(4)
             assert padded.device.type == where and out["s"].mask(4).device.type == where
             ((out.cat() ** 2).sum() + (padded**2).sum()).backward()
-            ends.append([out.cat().detach().cpu(), padded.detach().cpu(), *([weights.grad.cpu()] if learns else [])])
+            ends.append(
+                [
+                    out.cat().detach().cpu(),
+                    padded.detach().cpu(),
+                    *([weights.grad.cpu()] if learns else []),
+                ]
+            )
         for right, found in zip(*ends, strict=True):
             torch.testing.assert_close(found, right)
     for right, found in zip(host.pieces(), there.pieces(), strict=True):

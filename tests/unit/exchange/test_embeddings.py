@@ -22,7 +22,9 @@ class Keyed:
 
 
 def two_tables(optimizer=None):
-    return pb.Embeddings([pb.Table("a", 9, 4), pb.Table("b", 5, 4)], optimizer=optimizer or pb.SGD(lr=1.0))
+    return pb.Embeddings(
+        [pb.Table("a", 9, 4), pb.Table("b", 5, 4)], optimizer=optimizer or pb.SGD(lr=1.0)
+    )
 
 
 def one_hot(ids):
@@ -33,14 +35,20 @@ def one_hot(ids):
 
 def test_takes_anything_keyed_and_jagged():
     embeddings = two_tables()
-    keyed = Keyed(["a", "b"], torch.tensor([1, 2, 3], dtype=torch.int32), torch.tensor([2, 0, 0, 1], dtype=torch.int32))
+    keyed = Keyed(
+        ["a", "b"],
+        torch.tensor([1, 2, 3], dtype=torch.int32),
+        torch.tensor([2, 0, 0, 1], dtype=torch.int32),
+    )
     pooled = embeddings(keyed)
     weights = embeddings.shard.weights("a")
     torch.testing.assert_close(pooled[0, 0].detach(), torch.from_numpy(weights[1] + weights[2]))
     assert (pooled[1, 0] == 0).all()
 
 
-@pytest.mark.parametrize("batch", [3, {"a": [1]}, Keyed(["a", "b"], torch.tensor([1]), torch.tensor([1]))])
+@pytest.mark.parametrize(
+    "batch", [3, {"a": [1]}, Keyed(["a", "b"], torch.tensor([1]), torch.tensor([1]))]
+)
 def test_other_things_are_refused(batch):
     with pytest.raises(DataError):
         two_tables()(batch)
@@ -114,7 +122,12 @@ def test_frozen_tables_do_not_move_by_a_bit_and_thaw():
 def test_other_types_and_devices_are_refused():
     model = torch.nn.Sequential(two_tables())
     assert model.to("cpu").float() is model
-    for change in (model.half, model.double, lambda: model.to(torch.bfloat16), lambda: model.to("meta")):
+    for change in (
+        model.half,
+        model.double,
+        lambda: model.to(torch.bfloat16),
+        lambda: model.to("meta"),
+    ):
         with pytest.raises(ConfigError, match="need float32 on the CPU"):
             change()
 
@@ -128,4 +141,6 @@ def test_whole_tables_by_name_and_an_unknown_one():
     with pytest.raises(pb.errors.CheckpointError, match=r"no 'embedding_bags\.a\.weight'"):
         embeddings.load_full_state_dict(state)
     with pytest.raises(pb.errors.CheckpointError, match=r"no 'embedding_bags\.b\.weight'"):
-        embeddings.load_full_state_dict({"embedding_bags.b.sum": state["embedding_bags.b.sum"]}, strict=False)
+        embeddings.load_full_state_dict(
+            {"embedding_bags.b.sum": state["embedding_bags.b.sum"]}, strict=False
+        )

@@ -11,7 +11,13 @@ import pytest
 
 from forked import ranks
 from pibroch.config import exchange as registry
-from pibroch.config.exchange import ExchangeSection, ExchangeSpec, exchanges, find_exchange, register_exchange
+from pibroch.config.exchange import (
+    ExchangeSection,
+    ExchangeSpec,
+    exchanges,
+    find_exchange,
+    register_exchange,
+)
 from pibroch.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -80,6 +86,12 @@ def test_a_name_belongs_to_one_exchange(monkeypatch):
 def test_unknown_options_are_refused():
     import pibroch as pb
 
-    for exchange, known in (("local", "none"), ("alltoall", "placement"), ("lookahead", "cache_rows")):
-        with pytest.raises(ConfigError, match=f"option 'lokahead' of exchange '{exchange}'.*{known}"):
+    for exchange, known in (
+        ("local", "none"),
+        ("alltoall", "placement"),
+        ("lookahead", "cache_rows"),
+    ):
+        with pytest.raises(
+            ConfigError, match=f"option 'lokahead' of exchange '{exchange}'.*{known}"
+        ):
             pb.Embeddings([pb.Table("a", 3, 2)], pb.SGD(lr=1.0), exchange=exchange, lokahead=3)

@@ -22,14 +22,18 @@ def encoded(rows):
 
 
 def kept(log):
-    return [step.number for step in log.steps], [number for number, _ in log.answered() + log.unanswered()]
+    return [step.number for step in log.steps], [
+        number for number, _ in log.answered() + log.unanswered()
+    ]
 
 
 def test_a_feed_is_kept_until_an_answer_in_a_later_one_says_that_all_are_there():
     log = FeedLog()
     for feed in (1, 1, 2):
         log.add(feed, [1], encoded([1]))
-    first, second = (log.ask(PlanRequest("open", feed, number)) for feed, number in ((1, 2), (2, 3)))
+    first, second = (
+        log.ask(PlanRequest("open", feed, number)) for feed, number in ((1, 2), (2, 3))
+    )
     log.answer(first)
     assert kept(log) == ([0, 1, 2], [0, 1]) and log.unanswered() == [(1, PlanRequest("open", 2, 3))]
     log.answer(second)
@@ -73,23 +77,39 @@ def test_one_in_its_place_gives_the_answers_that_it_would_have_given():
 
     other = PlanService(BOUNDS, [8], 2, 2, "lrpp", True, goes_on=True)
     first_step, first_request = 7, 4
-    for number, parts in enumerate(STEPS[:3], first_step):  # trainer 1 has told before trainer 0 says where it is
+    for number, parts in enumerate(
+        STEPS[:3], first_step
+    ):  # trainer 1 has told before trainer 0 says where it is
         other.add(1, number, 2, [np.array(parts[1])])
-    asked = [(first_request + n, PlanRequest(kind, 2, 7 + steps)) for n, (kind, steps) in enumerate(REQUESTS[:2])]
+    asked = [
+        (first_request + n, PlanRequest(kind, 2, 7 + steps))
+        for n, (kind, steps) in enumerate(REQUESTS[:2])
+    ]
     other.go_on(1, 5, 0, [])  # of which two steps are of a feed that trainer 0 has left
     other.go_on(0, first_step, first_request, asked)
     other.add(1, 5, 1, [np.array([3])])
     with pytest.raises(ProtocolError, match="each once"):
         other.go_on(0, first_step, first_request, [])
-    later = [other.ask(0, 6, PlanRequest("plan", 2, 11)), other.ask(0, 7, PlanRequest("plan", 2, 12))]
+    later = [
+        other.ask(0, 6, PlanRequest("plan", 2, 11)),
+        other.ask(0, 7, PlanRequest("plan", 2, 12)),
+    ]
     left = other.ask(1, 0, PlanRequest("plan", 1, 6))
     for number, parts in enumerate(STEPS, first_step):
         other.add(0, number, 2, [np.array(parts[0])])
     for number, parts in enumerate(STEPS[3:], first_step + 3):
         other.add(1, number, 2, [np.array(parts[1])])
     for mine, right in zip(later, expected[1:], strict=True):
-        found, wanted = decode_plan(parts_of(mine)), decode_plan(Parts(*(part.numpy() for part in right)))
-        assert np.array_equal(found.places, wanted.places) and np.array_equal(found.used, wanted.used)
-        assert np.array_equal(found.critical.given, wanted.critical.given) and found.lookahead == wanted.lookahead
+        found, wanted = (
+            decode_plan(parts_of(mine)),
+            decode_plan(Parts(*(part.numpy() for part in right))),
+        )
+        assert np.array_equal(found.places, wanted.places) and np.array_equal(
+            found.used, wanted.used
+        )
+        assert (
+            np.array_equal(found.critical.given, wanted.critical.given)
+            and found.lookahead == wanted.lookahead
+        )
     with pytest.raises(TrainingError, match="about feed 1 in feed"):
         left.wait()

@@ -21,19 +21,26 @@ def make_batch(seed=0):
     values = torch.randint(0, 20, (int(lengths.sum()),), generator=generator)
     weights = torch.rand(len(values), generator=generator).requires_grad_()
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-    return pb.JaggedBatch(torch.zeros(SIZE, 0), ("c", "a", "b"), values, offsets, torch.zeros(SIZE), weights)
+    return pb.JaggedBatch(
+        torch.zeros(SIZE, 0), ("c", "a", "b"), values, offsets, torch.zeros(SIZE), weights
+    )
 
 
 def by_torch(embeddings, batch, weights):
     """The same by torch alone: its embeddings by name, and the tables."""
-    tables = {view.piece.table.name: torch.tensor(view.weights[:], requires_grad=True) for view in embeddings.pieces()}
+    tables = {
+        view.piece.table.name: torch.tensor(view.weights[:], requires_grad=True)
+        for view in embeddings.pieces()
+    }
     found = {}
     for table in embeddings.tables:
         for feature in table.features:
             place = batch.keys.index(feature)
             ends = batch.offsets[place * SIZE : (place + 1) * SIZE + 1]
             span = slice(int(ends[0]), int(ends[-1]))
-            rows = functional.embedding(batch.values[span], tables[table.name]) * weights[span, None]
+            rows = (
+                functional.embedding(batch.values[span], tables[table.name]) * weights[span, None]
+            )
             parts = rows.split((ends[1:] - ends[:-1]).tolist())
             if table.pooling == "none":
                 found[feature, table.name] = rows
@@ -45,7 +52,9 @@ def by_torch(embeddings, batch, weights):
     return found, tables
 
 
-@pytest.mark.parametrize("tables", [TABLES, TABLES[:2], TABLES[:1]], ids=["any", "one dim", "one table"])
+@pytest.mark.parametrize(
+    "tables", [TABLES, TABLES[:2], TABLES[:1]], ids=["any", "one dim", "one table"]
+)
 @pytest.mark.parametrize("trains", [True, False])
 def test_weights_and_rows_get_the_gradients_of_torch(tables, trains):
     optimizers = {"": pb.SGD(lr=1.0), tables[-1].name: pb.SGD(lr=0.5)}
@@ -55,7 +64,8 @@ def test_weights_and_rows_get_the_gradients_of_torch(tables, trains):
     out = embeddings(batch)
     if isinstance(out, torch.Tensor):
         found = {
-            key: out[:, place] for place, key in enumerate((f, table.name) for table in tables for f in table.features)
+            key: out[:, place]
+            for place, key in enumerate((f, table.name) for table in tables for f in table.features)
         }
     else:
         names = {name: name.split("@") for name in out}
@@ -74,7 +84,9 @@ def test_weights_and_rows_get_the_gradients_of_torch(tables, trains):
     for view in embeddings.pieces():
         name = view.piece.table.name
         rate = optimizers.get(name, optimizers[""]).lr if trains else 0.0
-        torch.testing.assert_close(torch.tensor(view.weights[:]), whole[name].detach() - rate * whole[name].grad)
+        torch.testing.assert_close(
+            torch.tensor(view.weights[:]), whole[name].detach() - rate * whole[name].grad
+        )
 
 
 def test_without_gradients_they_are_weights_like_any_other():

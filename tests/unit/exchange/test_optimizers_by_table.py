@@ -35,7 +35,9 @@ def test_a_frozen_table_does_not_move_by_a_bit():
     after = weights_of(embeddings)
     assert before["b"].tobytes() == after["b"].tobytes()
     assert (before["a"] != after["a"]).any() and (before["c"] != after["c"]).any()
-    assert not next(view for view in embeddings.pieces() if view.piece.table.name == "b").touched.any()
+    assert not next(
+        view for view in embeddings.pieces() if view.piece.table.name == "b"
+    ).touched.any()
 
 
 def test_schedulers_of_torch_drive_the_rates_of_rows():
@@ -66,7 +68,9 @@ def test_decoupled_decay_is_that_of_torch(name):
     embeddings = pb.Embeddings([pb.Table("a", 5, 4)], ours)
     dense = torch.nn.Parameter(torch.tensor(embeddings.shard.weights("a").copy()))
     theirs = torch.optim.AdamW([dense], lr=0.1, weight_decay=0.3) if name == "Adam" else None
-    batch = pb.JaggedBatch.from_one_hot(torch.zeros(5, 0), ["a"], torch.arange(5)[None], torch.zeros(5))
+    batch = pb.JaggedBatch.from_one_hot(
+        torch.zeros(5, 0), ["a"], torch.arange(5)[None], torch.zeros(5)
+    )
     target = torch.linspace(-1, 1, 20).view(5, 4)
     for _ in range(5):
         ((embeddings(batch)[:, 0] - target) ** 2).sum().backward()
@@ -77,7 +81,9 @@ def test_decoupled_decay_is_that_of_torch(name):
         else:
             dense.grad = gradient
             theirs.step()
-    torch.testing.assert_close(torch.from_numpy(embeddings.shard.weights("a")), dense.data, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        torch.from_numpy(embeddings.shard.weights("a")), dense.data, rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,7 +92,10 @@ def test_decoupled_decay_is_that_of_torch(name):
         ({"a": pb.SGD(lr=1.0)}, "no optimizer for table 'b'"),
         ({"": pb.SGD(lr=1.0), "d": pb.SGD(lr=1.0)}, "an optimizer for table 'd'"),
         ({"": pb.SGD(lr=1.0), "a": None}, "a NoneType as sparse optimizer"),
-        (torch.optim.SGD([torch.zeros(1)], lr=1.0), "a SGD as sparse optimizer; need one of pibroch's"),
+        (
+            torch.optim.SGD([torch.zeros(1)], lr=1.0),
+            "a SGD as sparse optimizer; need one of pibroch's",
+        ),
     ],
 )
 def test_optimizers_that_do_not_fit(optimizer, message):

@@ -12,7 +12,9 @@ from pibroch.exchange.alltoall.row_bits import RowSeries
 @pytest.mark.parametrize("id_type", [np.int32, np.int64])
 def test_the_same_rows_come_out(id_type, num_rows, step, data):
     series = RowSeries(data.draw(st.integers(0, step - 1)), step, num_rows)
-    chosen = data.draw(st.lists(st.sampled_from(series.rows), unique=True)) if len(series.rows) else []
+    chosen = (
+        data.draw(st.lists(st.sampled_from(series.rows), unique=True)) if len(series.rows) else []
+    )
     rows = np.array(sorted(chosen), np.int64)
     numbers, length = series.packed(rows, id_type)
     assert numbers.dtype == id_type and len(numbers) == abs(length) <= max(len(rows), 0)

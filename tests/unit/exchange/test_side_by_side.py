@@ -26,13 +26,17 @@ def test_all_is_one_tensor_and_parts_are_views_of_it(exchange):
     assert out.cat().shape == (2, 15)
     assert out.cat() is out.cat()
     assert torch.equal(torch.cat(list(out.values()), 1), out.cat())
-    assert {part.untyped_storage().data_ptr() for part in out.values()} == {out.cat().untyped_storage().data_ptr()}
+    assert {part.untyped_storage().data_ptr() for part in out.values()} == {
+        out.cat().untyped_storage().data_ptr()
+    }
 
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_gradients_come_from_the_columns_of_the_whole(whole):
     embeddings, ids = embeddings_of({}), [[1, 2], [3, 3], [0, 8], [5, 6]]
-    before = {name: embeddings.full_state_dict()[f"embedding_bags.{name}.weight"].clone() for name in DIMS}
+    before = {
+        name: embeddings.full_state_dict()[f"embedding_bags.{name}.weight"].clone() for name in DIMS
+    }
     out = embeddings(batch_of(ids))
     factors = torch.arange(30.0).view(2, 15)
     loss = (out.cat() * factors).sum() if whole else None

@@ -7,7 +7,19 @@ from hypothesis import strategies as st
 
 from pibroch.exchange.lookahead.window import FeedWindow
 
-ACTIONS = ["read", "announce", "next", "next", "update", "update", "deliver", "other", "write", "leave", "feed"]
+ACTIONS = [
+    "read",
+    "announce",
+    "next",
+    "next",
+    "update",
+    "update",
+    "deliver",
+    "other",
+    "write",
+    "leave",
+    "feed",
+]
 
 
 @dataclass(eq=False)
@@ -113,7 +125,9 @@ class Driver:
         left = self.in_flight
         assert self.window.leave() == self.is_open
         self.feed, self.in_flight, self.is_open, self.admitted = None, None, False, []
-        assert left is None or not self.window.update(left), "what was in flight is updated unplanned"
+        assert left is None or not self.window.update(left), (
+            "what was in flight is updated unplanned"
+        )
         assert not self.window.leave()
 
 

@@ -9,7 +9,9 @@ from pibroch.kernels.average import naive
 
 def batch_of(ids):
     ids = torch.tensor([ids])
-    return pb.JaggedBatch.from_one_hot(torch.zeros(ids.shape[1], 0), ["a"], ids, torch.zeros(ids.shape[1]))
+    return pb.JaggedBatch.from_one_hot(
+        torch.zeros(ids.shape[1], 0), ["a"], ids, torch.zeros(ids.shape[1])
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -18,16 +18,27 @@ def grouped(row_ids, sequence=None):
 
 
 @settings(max_examples=60, deadline=None)
-@given(arrays.arrays(np.int64, st.integers(0, 300), elements=st.integers(0, 2**50) | st.integers(0, 5)), st.randoms())
+@given(
+    arrays.arrays(
+        np.int64, st.integers(0, 300), elements=st.integers(0, 2**50) | st.integers(0, 5)
+    ),
+    st.randoms(),
+)
 def test_as_naive_for_any_ids_and_sequence(row_ids, random):
     sequence = list(range(len(row_ids)))
     random.shuffle(sequence)
     sequence = np.array(sequence, np.int32)
-    expected = tuple(part.tolist() for part in naive.dedupe(row_ids, sequence)) if len(row_ids) else ([], [0], [])
+    expected = (
+        tuple(part.tolist() for part in naive.dedupe(row_ids, sequence))
+        if len(row_ids)
+        else ([], [0], [])
+    )
     assert grouped(row_ids, sequence) == expected
 
 
-@pytest.mark.parametrize("ids", [[], [5], [5] * 1000, list(range(1000, 0, -1)), [2**62, 0, 2**62, 1]])
+@pytest.mark.parametrize(
+    "ids", [[], [5], [5] * 1000, list(range(1000, 0, -1)), [2**62, 0, 2**62, 1]]
+)
 def test_edges(ids):
     ids = np.array(ids, np.int64)
     rows, segments, order = grouped(ids)
@@ -47,7 +58,11 @@ def test_ranges_that_share_no_id_are_grouped_apart():
     row_ids = np.array([5, 4, 5, 90, 80, 90, 80])
     rows, segments, order = np.zeros(7, np.int64), np.zeros(7, np.int32), np.zeros(7, np.int32)
     bounds, sequence = [0, 3, 3, 7], np.arange(7, dtype=np.int32)
-    assert parallel.run_ranges(fast.dedupe, bounds, row_ids, sequence, rows, segments, order) == [2, 0, 2]
+    assert parallel.run_ranges(fast.dedupe, bounds, row_ids, sequence, rows, segments, order) == [
+        2,
+        0,
+        2,
+    ]
     assert (rows[:2].tolist(), rows[3:5].tolist()) == ([4, 5], [80, 90])
     assert (segments[:2].tolist(), segments[3:5].tolist()) == ([0, 1], [3, 5])
     assert order.tolist() == [1, 0, 2, 4, 6, 3, 5]

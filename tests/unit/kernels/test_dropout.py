@@ -9,11 +9,20 @@ from pibroch.kernels.dropout import numba as fast
 KEY = 0xFEDCBA9876543210
 
 
-def run(x: np.ndarray, p: float, first_sample: int, start: int = 0, stop: int | None = None) -> np.ndarray:
+def run(
+    x: np.ndarray, p: float, first_sample: int, start: int = 0, stop: int | None = None
+) -> np.ndarray:
     out = np.full_like(x, 7.0)
     threshold, scale = np.uint64(round(p * 2**32)), np.float32(1 / (1 - p))
     fast.dropout(
-        x, out, np.uint64(KEY), threshold, scale, np.uint64(first_sample), start, len(x) if stop is None else stop
+        x,
+        out,
+        np.uint64(KEY),
+        threshold,
+        scale,
+        np.uint64(first_sample),
+        start,
+        len(x) if stop is None else stop,
     )
     return out
 
@@ -48,7 +57,11 @@ def test_distribution(p: float) -> None:
         size = kept.shape[axis]
         assert np.abs(kept.mean(axis) - (1 - p)).max() < 5 * deviation / np.sqrt(size)
     centred = kept - kept.mean()
-    for neighbour in (centred[:, 1:] * centred[:, :-1], centred[1:] * centred[:-1], centred[:, 51:] * centred[:, :50]):
+    for neighbour in (
+        centred[:, 1:] * centred[:, :-1],
+        centred[1:] * centred[:-1],
+        centred[:, 51:] * centred[:, :50],
+    ):
         assert abs(neighbour.mean()) < 5 * deviation**2 / np.sqrt(neighbour.size)
 
 

@@ -44,7 +44,9 @@ def test_empty_and_lopsided_bags(lengths):
     ids, offsets, rng = bags(lengths, 7)
     records = rng.standard_normal((7, 5)).astype(np.float32)
     features = 3 if len(lengths) == 6 else 1
-    pooled, expected = (np.full((len(lengths) // features, features * 4), np.nan, np.float32) for _ in range(2))
+    pooled, expected = (
+        np.full((len(lengths) // features, features * 4), np.nan, np.float32) for _ in range(2)
+    )
     none, first = np.empty(0, np.float32), np.arange(features) * 4
     fast.gather_pool(records, ids, offsets, none, first, 4, pooled, False, 0, len(lengths))
     naive.gather_pool(records.astype(np.float64), ids, offsets, none, first, 4, expected)
@@ -141,7 +143,9 @@ def test_streamed_copies_are_the_same(dim, around):
     np.testing.assert_allclose(pooled, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("target", "can"), [((4, 16), True), ((4, 17), False), ((4, 8), False), ((16,), True)])
+@pytest.mark.parametrize(
+    ("target", "can"), [((4, 16), True), ((4, 17), False), ((4, 8), False), ((16,), True)]
+)
 def test_rows_must_be_whole_cache_lines(target, can):
     assert can_stream(torch.empty(target).numpy()) is can
     assert not can_stream(torch.empty(1 + 64).numpy()[1:])

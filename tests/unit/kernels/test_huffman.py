@@ -16,9 +16,9 @@ CASES = {
     "halving": np.repeat(np.arange(14), 1 << np.arange(14)[::-1]).astype(
         np.uint8
     ),  # Huffman's longest code has 13 bits
-    "fibonacci": np.repeat(np.arange(16), [1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987]).astype(
-        np.uint8
-    ),
+    "fibonacci": np.repeat(
+        np.arange(16), [1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987]
+    ).astype(np.uint8),
 }
 LIMITED = ("exponents", "halving", "fibonacci")  # the naive form then gives all numbers eight bits
 
@@ -40,7 +40,10 @@ def test_what_was_encoded_is_decoded(name):
 @pytest.mark.parametrize("name", CASES)
 def test_reads_what_the_naive_form_writes(name):
     numbers = CASES[name]
-    message, found = np.frombuffer(naive.encode(numbers.tobytes()), np.uint8).copy(), np.empty_like(numbers)
+    message, found = (
+        np.frombuffer(naive.encode(numbers.tobytes()), np.uint8).copy(),
+        np.empty_like(numbers),
+    )
     assert numba.decode(message, found) == len(message)
     assert np.array_equal(found, numbers)
     if name not in LIMITED:

@@ -26,7 +26,9 @@ def run_forward(bottom: np.ndarray, embedded: np.ndarray) -> np.ndarray:
     return out
 
 
-def run_backward(bottom: np.ndarray, embedded: np.ndarray, grad: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def run_backward(
+    bottom: np.ndarray, embedded: np.ndarray, grad: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     grad_bottom, grad_embedded = np.full_like(bottom, np.nan), np.full_like(embedded, np.nan)
     fast.backward(bottom, embedded, grad, grad_bottom, grad_embedded, 0, len(bottom))
     return grad_bottom, grad_embedded
@@ -66,19 +68,30 @@ def test_order_of_pairs_is_that_of_torch() -> None:
     vectors = torch.cat([torch.from_numpy(bottom)[:, None], torch.from_numpy(embedded)], 1)
     rows, columns = torch.tril_indices(7, 7, -1)
     want = torch.bmm(vectors, vectors.transpose(1, 2))[:, rows, columns]
-    np.testing.assert_allclose(run_forward(bottom, embedded)[:, 5:], want.numpy(), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        run_forward(bottom, embedded)[:, 5:], want.numpy(), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_bits_do_not_depend_on_how_samples_are_divided() -> None:
     bottom, embedded, grad = random_inputs(37, 26, 16)
-    whole, (whole_bottom, whole_embedded) = run_forward(bottom, embedded), run_backward(bottom, embedded, grad)
+    whole, (whole_bottom, whole_embedded) = (
+        run_forward(bottom, embedded),
+        run_backward(bottom, embedded, grad),
+    )
     threads = torch.get_num_threads()
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
-            out, grad_bottom, grad_embedded = np.empty_like(grad), np.empty_like(bottom), np.empty_like(embedded)
+            out, grad_bottom, grad_embedded = (
+                np.empty_like(grad),
+                np.empty_like(bottom),
+                np.empty_like(embedded),
+            )
             parallel.run(fast.forward, 37, bottom, embedded, out, grain=5)
-            parallel.run(fast.backward, 37, bottom, embedded, grad, grad_bottom, grad_embedded, grain=5)
+            parallel.run(
+                fast.backward, 37, bottom, embedded, grad, grad_bottom, grad_embedded, grain=5
+            )
             assert np.array_equal(out, whole)
             assert np.array_equal(grad_bottom, whole_bottom)
             assert np.array_equal(grad_embedded, whole_embedded)

@@ -37,13 +37,17 @@ def rounded(numbers, keys, first_columns=NO_COLUMNS):
 
 def test_to_the_nearest_as_naive_and_as_torch():
     drawn = np.random.default_rng(0).integers(0, 1 << 32, 3000, np.uint32).view(np.float32)
-    numbers = np.concatenate([SPECIAL, drawn, (drawn.view(np.uint32) & 0xFFFF8000).view(np.float32)]).reshape(1, -1)
+    numbers = np.concatenate(
+        [SPECIAL, drawn, (drawn.view(np.uint32) & 0xFFFF8000).view(np.float32)]
+    ).reshape(1, -1)
     found = np.empty(numbers.shape, np.uint16)
     numba.nearest(numbers, found)
     assert np.array_equal(found, naive.nearest(numbers))
     assert np.array_equal(rounded(numbers, np.empty(0, np.uint32)).view(np.uint32) >> 16, found)
     expected, finite = torch.from_numpy(numbers).bfloat16().float().numpy(), ~np.isnan(numbers)
-    assert np.array_equal(naive.widened(found)[finite].view(np.uint32), expected[finite].view(np.uint32))
+    assert np.array_equal(
+        naive.widened(found)[finite].view(np.uint32), expected[finite].view(np.uint32)
+    )
     assert np.isnan(naive.widened(found)[~finite]).all()
 
 
@@ -53,13 +57,16 @@ def test_by_chance_as_naive_to_one_of_two_neighbours(dim):
     keys = keys_of(3, dim + 5)
     found = rounded(numbers, keys)
     assert np.array_equal(
-        found.view(np.uint32) >> 16, naive.stochastic(numbers, np.broadcast_to(keys[:dim], numbers.shape))
+        found.view(np.uint32) >> 16,
+        naive.stochastic(numbers, np.broadcast_to(keys[:dim], numbers.shape)),
     )
     low = (numbers.view(np.uint32) & 0xFFFF0000).view(np.float32)
     high = (low.view(np.uint32) + 0x10000).view(np.float32)
     assert ((found == low) | (found == high)).all()
     assert (found == low).any() and (found == high).any()
-    shifted = rounded(numbers, keys, np.full(40, 5, np.int32))  # a block that begins at column 5 has its keys
+    shifted = rounded(
+        numbers, keys, np.full(40, 5, np.int32)
+    )  # a block that begins at column 5 has its keys
     assert np.array_equal(shifted, rounded(numbers, keys[5:].copy()))
 
 
@@ -80,19 +87,24 @@ def test_the_distribution_of_rounding_has_no_bias():
     num_steps, dim = 400, 256
     for base in (0x3F800000, 0xBD4C0000, 0x00010000):
         numbers = np.repeat((base + cut).view(np.float32)[:, None], dim, 1)
-        ups = [(rounded(numbers, keys_of(step, dim)).view(np.uint32) >> 16) - (base >> 16) for step in range(num_steps)]
+        ups = [
+            (rounded(numbers, keys_of(step, dim)).view(np.uint32) >> 16) - (base >> 16)
+            for step in range(num_steps)
+        ]
         share = np.mean(ups, axis=(0, 2))
         right = cut / 65536
-        assert (np.abs(share - right) <= 5 * np.sqrt(right * (1 - right) / (num_steps * dim)) + 1e-9).all(), (
-            share - right
-        )
+        assert (
+            np.abs(share - right) <= 5 * np.sqrt(right * (1 - right) / (num_steps * dim)) + 1e-9
+        ).all(), share - right
 
 
 def test_the_distribution_of_draws_of_steps_columns_and_near_numbers_has_no_correlation():
     """Correlations of 100,000 draws are below five standard errors."""
     near = np.arange(0x3F808000 - 128, 0x3F808000 + 128, dtype=np.uint32).view(np.float32)
     numbers = np.repeat(near[:, None], 20, 1)
-    ups = np.array([(rounded(numbers, keys_of(step, 20)).view(np.uint32) >> 16) - 0x3F80 for step in range(20)])
+    ups = np.array(
+        [(rounded(numbers, keys_of(step, 20)).view(np.uint32) >> 16) - 0x3F80 for step in range(20)]
+    )
     draws = ups.astype(np.float64) - 0.5  # [step, number, column]
     for axis in range(3):
         for lag in (1, 2, 7):
@@ -109,7 +121,10 @@ def test_pools_as_naive(dim, scaled):
     records[:, :dim] = naive.nearest(rng.standard_normal((60, dim)))
     lengths = rng.integers(0, 4, 12)
     offsets = np.concatenate([[0], lengths.cumsum()])
-    ids, scale = rng.integers(0, 60, lengths.sum()), rng.random(lengths.sum() if scaled else 0).astype(np.float32)
+    ids, scale = (
+        rng.integers(0, 60, lengths.sum()),
+        rng.random(lengths.sum() if scaled else 0).astype(np.float32),
+    )
     pooled, expected = (np.full((4, 3 * dim), np.nan, np.float32) for _ in range(2))
     first = np.arange(3) * dim
     pooling.gather_pool(records, ids, offsets, scale, first, dim, pooled, False, 0, 12)
@@ -147,16 +162,22 @@ def narrow_step(optimizer, dim, **how):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_updates_are_those_of_float32_rows_rounded(name, dim):
     optimizer = OPTIMIZERS[name]
-    records, wide, grouped, gradients = narrow_step(optimizer, dim, num_rows=400, num_ids=700, scaled=dim % 2 == 1)
+    records, wide, grouped, gradients = narrow_step(
+        optimizer, dim, num_rows=400, num_ids=700, scaled=dim % 2 == 1
+    )
     stored = records.view(np.uint16)
     for step in (1, 2, 3):
         hyper, keys = optimizer.hyper(0.1 / step, step).as_float32(), keys_of(step, dim)
         rounding = Rounding(keys, NO_COLUMNS, -1, 0.0, step)
         beside = beside_others(grouped, gradients, 1, step)
-        type(optimizer).narrow_kernel(records, stored, *beside, hyper, rounding, 0, len(grouped.rows))
+        type(optimizer).narrow_kernel(
+            records, stored, *beside, hyper, rounding, 0, len(grouped.rows)
+        )
         type(optimizer).kernel(wide, grouped, gradients, hyper, 0, len(grouped.rows))
         weights = wide[grouped.rows, :dim]
-        wide[grouped.rows, :dim] = naive.widened(naive.stochastic(weights, np.broadcast_to(keys, weights.shape)))
+        wide[grouped.rows, :dim] = naive.widened(
+            naive.stochastic(weights, np.broadcast_to(keys, weights.shape))
+        )
         assert np.array_equal(naive.widened(stored[:, :dim]), wide[:, :dim])
         assert np.array_equal(records[:, (dim + 1) // 2 :], wide[:, dim:])
 
@@ -167,12 +188,19 @@ def test_threads_change_no_bit_and_untouched_rows_stay(name):
     records, _, grouped, gradients = narrow_step(optimizer, dim, num_rows=5000, num_ids=3000)
     before, together = records.copy(), records.copy()
     columns = (grouped.rows % 3).astype(np.int32)
-    rounding = Rounding(keys_of(1, dim + 2), columns, dim + sum(optimizer.moments(dim).values()), 0.9, 1)
-    how, kernel = (grouped, gradients, optimizer.hyper(0.1, 1).as_float32(), rounding), type(optimizer).narrow_kernel
+    rounding = Rounding(
+        keys_of(1, dim + 2), columns, dim + sum(optimizer.moments(dim).values()), 0.9, 1
+    )
+    how, kernel = (
+        (grouped, gradients, optimizer.hyper(0.1, 1).as_float32(), rounding),
+        type(optimizer).narrow_kernel,
+    )
     kernel(records, records.view(np.uint16), *how, 0, len(grouped.rows))
     bounds = [0, 1, 100, len(grouped.rows)]
     parallel.run_ranges(kernel, bounds, together, together.view(np.uint16), *how)
     assert np.array_equal(records.view(np.uint32), together.view(np.uint32))
     untouched = np.setdiff1d(np.arange(5000), grouped.rows)
     assert np.array_equal(records[untouched].view(np.uint32), before[untouched].view(np.uint32))
-    assert not np.array_equal(records[grouped.rows].view(np.uint32), before[grouped.rows].view(np.uint32))
+    assert not np.array_equal(
+        records[grouped.rows].view(np.uint32), before[grouped.rows].view(np.uint32)
+    )

@@ -9,7 +9,9 @@ from pibroch.kernels.overlay import numba as fast
 
 def redirected(row_ids, changed, first):
     slots, out = fast.slots_of(changed), np.empty_like(row_ids)
-    fast.redirect(row_ids, changed, slots, 33 - len(slots).bit_length(), first, out, 0, len(row_ids))
+    fast.redirect(
+        row_ids, changed, slots, 33 - len(slots).bit_length(), first, out, 0, len(row_ids)
+    )
     return out
 
 
@@ -17,9 +19,13 @@ def redirected(row_ids, changed, first):
 @pytest.mark.parametrize("count", [0, 1, 15, 1000])
 def test_as_naive(count, stride):
     rng = np.random.default_rng(count)
-    changed = stride * np.concatenate([np.arange(count), rng.integers(0, 2 * count + 1, count // 3)])
+    changed = stride * np.concatenate(
+        [np.arange(count), rng.integers(0, 2 * count + 1, count // 3)]
+    )
     row_ids = stride * rng.integers(0, 3 * count + 1, 500)
-    assert np.array_equal(redirected(row_ids, changed, 10**12), naive.redirect(row_ids, changed, 10**12))
+    assert np.array_equal(
+        redirected(row_ids, changed, 10**12), naive.redirect(row_ids, changed, 10**12)
+    )
 
 
 def test_only_its_range_is_written():

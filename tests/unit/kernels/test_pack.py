@@ -12,7 +12,11 @@ from pibroch.kernels.pack import naive, numba
 def test_packs_as_naive_and_unpacks_what_was_packed(dim, width, num_ranks, dtype):
     rng = np.random.default_rng(dim + num_ranks)
     records = rng.random((200, width), dtype=np.float32)
-    seen = (lambda numbers: numbers) if dtype == "float32" else (lambda numbers: numbers.view(np.uint16))
+    seen = (
+        (lambda numbers: numbers)
+        if dtype == "float32"
+        else (lambda numbers: numbers.view(np.uint16))
+    )
     counts = rng.integers(0, 7, (2, num_ranks))
     chosen = rng.permutation(200)
     whole, lent = chosen[: counts[0].sum()], chosen[100 : 100 + counts[1].sum()]

@@ -5,7 +5,8 @@ from pibroch.kernels.partition import naive, numba
 
 
 @pytest.mark.parametrize(
-    "num_rows, max_accesses, max_rows", [(1, 5.0, 3), (50, 0.0, 1), (200, 30.0, 7), (400, 9.5, 1000)]
+    "num_rows, max_accesses, max_rows",
+    [(1, 5.0, 3), (50, 0.0, 1), (200, 30.0, 7), (400, 9.5, 1000)],
 )
 @pytest.mark.parametrize("dense", [1, 8, 10_000])
 def test_runs_of_equal_counts_are_cut_as_sorted_rows_are(num_rows, max_accesses, max_rows, dense):
@@ -32,7 +33,10 @@ def test_runs_of_equal_counts_are_cut_as_sorted_rows_are(num_rows, max_accesses,
     assert out.tolist() == naive.partition(accesses, max_accesses, max_rows).tolist()
     totals = np.zeros((3, number), np.int64)
     numba.add_sums(out, accesses, batches, *totals)
-    assert totals[0].tolist() == found[:number, 0].tolist() and totals[1].tolist() == found[:number, 1].tolist()
+    assert (
+        totals[0].tolist() == found[:number, 0].tolist()
+        and totals[1].tolist() == found[:number, 1].tolist()
+    )
     assert found[:number, 2].sum() == pytest.approx(batches.sum())
 
 

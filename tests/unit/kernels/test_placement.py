@@ -33,12 +33,16 @@ def replicate(weight, memory, cost, order, home, room):
     held = np.zeros((len(home), num_shards), bool)
     held[np.arange(len(home)), home] = True
     source = np.repeat(home[:, None], num_shards, axis=1)
-    link = np.array([np.bincount(source[:, i], weight, num_shards) for i in range(num_shards)]) * cost
+    link = (
+        np.array([np.bincount(source[:, i], weight, num_shards) for i in range(num_shards)]) * cost
+    )
     available = room - memory @ held
     added = numba.replicate(order, weight, memory, home, cost, available, held, source, link)
     assert added == held.sum() - len(home)
     np.testing.assert_allclose(available, room - memory @ held)
-    expected = np.array([np.bincount(source[:, i], weight, num_shards) for i in range(num_shards)]) * cost
+    expected = (
+        np.array([np.bincount(source[:, i], weight, num_shards) for i in range(num_shards)]) * cost
+    )
     np.testing.assert_allclose(link, expected, atol=1e-6)
     return held, source, link
 
@@ -68,7 +72,9 @@ def test_algorithm_1_with_and_without_bookkeeping(seed, hosts):
     home = place(weight, memory, order, np.full(4, 1e9))[0]
     room = np.full(4, memory.sum() * [0.26, 0.35, 0.5][seed % 3] + 2)
     held, source, _ = replicate(weight, memory, cost, order, home, room)
-    expected = naive.replicate(order, weight, memory, home, cost, room - np.bincount(home, memory, 4))
+    expected = naive.replicate(
+        order, weight, memory, home, cost, room - np.bincount(home, memory, 4)
+    )
     assert held.tolist() == expected[0].tolist()
     assert source.tolist() == expected[1].tolist()
 
@@ -91,7 +97,9 @@ def test_search_keeps_the_rules_and_never_ends_worse(seed, temperature, may_copy
     if may_copy:
         held, source, link = replicate(weight, memory, cost, order, home, room)
     else:
-        held, source, link = replicate(weight, memory, cost, order, home, np.bincount(home, memory, 4))
+        held, source, link = replicate(
+            weight, memory, cost, order, home, np.bincount(home, memory, 4)
+        )
     before = link[~np.eye(4, dtype=bool)].max()
     place_of = np.empty_like(order)
     place_of[order] = np.arange(50)
@@ -114,5 +122,7 @@ def test_search_keeps_the_rules_and_never_ends_worse(seed, temperature, may_copy
 def test_search_has_nothing_to_do_on_one_shard_or_without_reads():
     one = search.Placed(np.zeros(3, np.int64), np.ones((3, 1), bool), np.zeros((3, 1), np.int64))
     ids = np.arange(3)
-    problem = state.Problem(ids, ids, np.ones(3), np.ones(3), np.ones(3), np.zeros((1, 1)), np.full(1, 9.0))
+    problem = state.Problem(
+        ids, ids, np.ones(3), np.ones(3), np.ones(3), np.zeros((1, 1)), np.full(1, 9.0)
+    )
     assert search.improve(problem, one, 10, 0.0, 0.5, True, 0) == 0.0

@@ -22,7 +22,9 @@ def quantised(weights):
 @pytest.mark.parametrize("dim", [1, 2, 3, 8, 9, 16, 17, 64, 65])
 def test_quantises_as_naive_within_half_a_step(dim):
     rng = np.random.default_rng(dim)
-    weights = (rng.standard_normal((50, dim)) * 10.0 ** rng.integers(-20, 20, (50, 1))).astype(np.float32)
+    weights = (rng.standard_normal((50, dim)) * 10.0 ** rng.integers(-20, 20, (50, 1))).astype(
+        np.float32
+    )
     weights[3], weights[4], weights[5] = 0, -2.5, np.float32(1e-42)
     records = quantised(weights)
     assert np.array_equal(records, naive.quantise(weights))
@@ -52,7 +54,9 @@ def test_every_finite_half():
     halves = halves[np.isfinite(halves.view(np.float16))]
     out = np.empty(len(halves), np.float32)
     _widen_all(halves, out)
-    assert np.array_equal(out.view(np.uint32), halves.view(np.float16).astype(np.float32).view(np.uint32))
+    assert np.array_equal(
+        out.view(np.uint32), halves.view(np.float16).astype(np.float32).view(np.uint32)
+    )
 
 
 def cases(dim, seed=0):

@@ -37,7 +37,16 @@ class Memory:
         pending = (self.links[me][:, 0] != 0).astype(np.int64)
         place, effort = number % NUM_SLOTS * STRIDE, np.array([10, 10, 40, 0, 4])
         return ring.take(
-            self.links[me], self.bells[me], place, number + 1, addresses, sizes, known, pending, effort, sleep_us
+            self.links[me],
+            self.bells[me],
+            place,
+            number + 1,
+            addresses,
+            sizes,
+            known,
+            pending,
+            effort,
+            sleep_us,
         )
 
 
@@ -49,7 +58,10 @@ def describe(parts):
 def test_messages_arrive_in_their_slots(nbytes):
     memory = Memory()
     for number in range(7):
-        sent = [np.random.default_rng(number + p).integers(0, 256, nbytes).astype(np.uint8) for p in range(SIZE)]
+        sent = [
+            np.random.default_rng(number + p).integers(0, 256, nbytes).astype(np.uint8)
+            for p in range(SIZE)
+        ]
         memory.put(0, number, sent)
         came = [np.zeros(nbytes, np.uint8) for _ in range(SIZE)]
         assert memory.take(1, number, came) == ring.ARRIVED
@@ -60,7 +72,9 @@ def test_what_is_not_there_is_waited_for_and_reported():
     memory, came = Memory(), [np.zeros(4, np.uint8)] * SIZE
     assert memory.take(0, 0, came) == ring.PENDING
     memory.put(1, 0, [np.full(4, 9, np.uint8)] * SIZE)
-    assert ring.has_arrived(memory.links[0], 1, 0, 1) and not ring.has_arrived(memory.links[0], 1, STRIDE, 2)
+    assert ring.has_arrived(memory.links[0], 1, 0, 1) and not ring.has_arrived(
+        memory.links[0], 1, STRIDE, 2
+    )
     assert memory.take(0, 0, [np.zeros(5, np.uint8)] * SIZE) == ring.OTHER_SIZE
     assert memory.take(0, 0, came) == ring.ARRIVED and (came[1] == 9).all()
 
@@ -80,12 +94,17 @@ def test_large_messages_lie_in_segments():
     memory.put(0, 0, [sent] * SIZE, segments)
     came = [np.zeros(5000, np.uint8) for _ in range(SIZE)]
     assert memory.take(1, 0, came) == ring.UNKNOWN_SEGMENT
-    assert memory.take(1, 0, came, known=np.array([[7, room.ctypes.data], [0, 0], [0, 0]])) == ring.ARRIVED
+    assert (
+        memory.take(1, 0, came, known=np.array([[7, room.ctypes.data], [0, 0], [0, 0]]))
+        == ring.ARRIVED
+    )
     assert (came[0] == sent).all()
 
 
 @pytest.mark.parametrize("offset", [0, 1, 63])
-@pytest.mark.parametrize("nbytes", [ring.STREAMED_BYTES - 1, ring.STREAMED_BYTES, ring.STREAMED_BYTES + 129])
+@pytest.mark.parametrize(
+    "nbytes", [ring.STREAMED_BYTES - 1, ring.STREAMED_BYTES, ring.STREAMED_BYTES + 129]
+)
 def test_large_copies_write_exactly_what_they_should(nbytes, offset):
     source = np.random.default_rng(1).integers(0, 256, nbytes).astype(np.uint8)
     room = np.full(nbytes + 256, 7, np.uint8)
@@ -107,5 +126,8 @@ def test_an_exchange_with_nobody_but_oneself_copies():
     source, target = np.arange(5, dtype=np.uint8), np.zeros(5, np.uint8)
     bell, pending = np.zeros(16, np.int64), np.zeros(1, np.int64)
     places = source.ctypes.data, target.ctypes.data
-    assert ring.exchange(links, bell.ctypes.data, 0, 0, 1, *places, 5, pending, effort, 1000) == ring.ARRIVED
+    assert (
+        ring.exchange(links, bell.ctypes.data, 0, 0, 1, *places, 5, pending, effort, 1000)
+        == ring.ARRIVED
+    )
     assert (target == source).all()

@@ -20,7 +20,9 @@ def homes_of(num_rows, num_parts):
             end += len(range(part, rows, parts))
     nothing = np.empty(0, np.uint16), np.empty(0, np.uint32), np.empty(0, np.int64)
     unmapped = np.full(len(num_rows), -1, np.int64)
-    return Homes(np.array(num_rows, np.int64), np.array(num_parts, np.uint32), first, unmapped, *nothing)
+    return Homes(
+        np.array(num_rows, np.int64), np.array(num_parts, np.uint32), first, unmapped, *nothing
+    )
 
 
 @pytest.mark.parametrize("num_parts", [(1, 1, 1), (1, 3, 4), (7, 2, 5)])
@@ -40,8 +42,13 @@ def test_addresses_as_naive_and_one_to_one(num_parts):
 
 def test_addresses_of_rows_with_homes_of_their_own_as_naive_and_one_to_one():
     rng = np.random.default_rng(1)
-    parts = {"a": rng.integers(0, 5, 50).astype(np.uint16), "b": rng.integers(0, 5, 300).astype(np.uint16)}
-    row_map = RowMap.of(Assignment(parts, np.array([0, 1, 1, 0, 2], np.uint16), np.zeros((5, 3), np.bool_)))
+    parts = {
+        "a": rng.integers(0, 5, 50).astype(np.uint16),
+        "b": rng.integers(0, 5, 300).astype(np.uint16),
+    }
+    row_map = RowMap.of(
+        Assignment(parts, np.array([0, 1, 1, 0, 2], np.uint16), np.zeros((5, 3), np.bool_))
+    )
     counts = np.array([[100, 0, 0, 0], *row_map.counts.values()])
     first = (counts.cumsum() - counts.ravel()).reshape(counts.shape)
     homes = Homes(
@@ -58,7 +65,9 @@ def test_addresses_of_rows_with_homes_of_their_own_as_naive_and_one_to_one():
         for place in range(3):
             ids = row_map.rows_at(table, place).ids[:50]
             ids = ids[ids < 50]
-            assert np.array_equal(got[50 * number + ids], first[number, place] + np.arange(len(ids)))
+            assert np.array_equal(
+                got[50 * number + ids], first[number, place] + np.arange(len(ids))
+            )
 
 
 @pytest.mark.parametrize("bad", [-1, 7, 1 << 33, -(1 << 40)])

@@ -29,18 +29,24 @@ def test_updates_as_naive(name, dim):
     np.testing.assert_allclose(records, expected, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize(("dim", "unit", "behind"), [(12, 1, 5), (12, 4, 3), (64, 8, 1), (16, 16, 2), (512, 64, 1)])
+@pytest.mark.parametrize(
+    ("dim", "unit", "behind"), [(12, 1, 5), (12, 4, 3), (64, 8, 1), (16, 16, 2), (512, 64, 1)]
+)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_gradients_beside_others_update_to_the_bit_alike(name, dim, unit, behind):
     optimizer = OPTIMIZERS[name]
     records, grouped, gradients = a_step(dim, optimizer.record_width(dim), scaled=dim == 64)
     hyper, beside = optimizer.hyper(0.1, 1).as_float32(), records.copy()
     type(optimizer).kernel(records, grouped, gradients, hyper, 0, len(grouped.rows))
-    type(optimizer).kernel(beside, *beside_others(grouped, gradients, unit, behind), hyper, 0, len(grouped.rows))
+    type(optimizer).kernel(
+        beside, *beside_others(grouped, gradients, unit, behind), hyper, 0, len(grouped.rows)
+    )
     assert np.array_equal(records, beside)
 
 
-@pytest.mark.parametrize(("dim", "unit", "behind"), [(1, 1, 0), (3, 1, 4), (16, 16, 1), (130, 26, 2)])
+@pytest.mark.parametrize(
+    ("dim", "unit", "behind"), [(1, 1, 0), (3, 1, 4), (16, 16, 1), (130, 26, 2)]
+)
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("share", [1.0, 0.3])
 def test_sums_as_naive(dim, unit, behind, scaled, share):
@@ -56,7 +62,9 @@ def test_sums_as_naive(dim, unit, behind, scaled, share):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_threads_change_no_bit_and_untouched_rows_stay(name):
     optimizer, dim = OPTIMIZERS[name], 24
-    records, grouped, gradients = a_step(dim, optimizer.record_width(dim), num_rows=5000, num_ids=3000)
+    records, grouped, gradients = a_step(
+        dim, optimizer.record_width(dim), num_rows=5000, num_ids=3000
+    )
     before, together = records.copy(), records.copy()
     arguments = (grouped, gradients, optimizer.hyper(0.1, 1).as_float32())
     type(optimizer).kernel(records, *arguments, 0, len(grouped.rows))

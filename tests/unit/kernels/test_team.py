@@ -54,7 +54,10 @@ def threads(request):
 
 @pytest.mark.parametrize("num_ranges", [2, 4, 9])
 def test_each_range_runs_once_whatever_the_number_of_threads(threads, num_ranges):
-    numbers, bounds = np.zeros(1000, np.int64), [1000 * i // num_ranges for i in range(num_ranges + 1)]
+    numbers, bounds = (
+        np.zeros(1000, np.int64),
+        [1000 * i // num_ranges for i in range(num_ranges + 1)],
+    )
     for _ in range(3):
         found = team.run(fill, bounds, numbers)
         assert found == np.diff(bounds).tolist()
@@ -101,7 +104,9 @@ def test_any_thread_has_a_team_of_its_own(threads):
 
 def test_eight_threads_at_once_get_what_one_gets(threads):
     numbers = in_threads(lambda: [filled() for _ in range(50)], 8)
-    assert {number for many in numbers for number in many} <= {1, threads}, "each has its team, or works alone"
+    assert {number for many in numbers for number in many} <= {1, threads}, (
+        "each has its team, or works alone"
+    )
 
 
 def test_while_one_thread_has_its_team_another_works_alone(threads):

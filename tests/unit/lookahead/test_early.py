@@ -8,14 +8,19 @@ from pibroch.lookahead import Oracle, early_steps
 NUM_TRAINERS, BOUNDS = 2, np.array([0, 0, 0, 40, 80])
 
 
-@pytest.mark.parametrize("lookahead, capacity, seed", [(12, 80, 1), (30, 80, 2), (12, 30, 3), (9, 24, 4), (3, 80, 5)])
+@pytest.mark.parametrize(
+    "lookahead, capacity, seed", [(12, 80, 1), (30, 80, 2), (12, 30, 3), (9, 24, 4), (3, 80, 5)]
+)
 def test_rows_are_at_home_and_stay_there_until_they_are_wanted(lookahead, capacity, seed):
     rng, num_steps = np.random.default_rng(seed), 60
     touches = [
         [np.unique(rng.integers(0, 80, rng.integers(0, 7)) ** 2 // 80) for _ in range(NUM_TRAINERS)]
         for _ in range(num_steps)
     ]
-    oracles = [Oracle(BOUNDS, rank, lookahead, capacity, num_trainers=NUM_TRAINERS) for rank in range(NUM_TRAINERS)]
+    oracles = [
+        Oracle(BOUNDS, rank, lookahead, capacity, num_trainers=NUM_TRAINERS)
+        for rank in range(NUM_TRAINERS)
+    ]
     for step in touches:
         for oracle in oracles:
             oracle.add(step)
@@ -23,11 +28,15 @@ def test_rows_are_at_home_and_stay_there_until_they_are_wanted(lookahead, capaci
     promised = [[] for _ in oracles]  # (until which plan, rows)
     for each, oracle in enumerate(oracles):
         opening = oracle.open()
-        moved[each] |= rows_moved([opening.now] + ([] if opening.prefetch is None else [opening.prefetch]))
+        moved[each] |= rows_moved(
+            [opening.now] + ([] if opening.prefetch is None else [opening.prefetch])
+        )
     for step in range(num_steps):
         for rank, oracle in enumerate(oracles):
             plan = oracle.plan()
-            travels = rows_moved([plan.next_step, *plan.evicted, *([] if plan.prefetch is None else [plan.prefetch])])
+            travels = rows_moved(
+                [plan.next_step, *plan.evicted, *([] if plan.prefetch is None else [plan.prefetch])]
+            )
             for wanted, rows in promised[rank]:
                 if step < wanted - 2:  # its plan moves what the step after next reads
                     assert not travels & rows

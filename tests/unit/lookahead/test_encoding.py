@@ -34,10 +34,21 @@ def test_what_an_oracle_says_comes_back(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     num_rows = 12 * (num_ranks + num_servers)
     bounds = np.linspace(0, num_rows, num_ranks + num_servers + 1).astype(np.int64)
-    options = {"lookahead": data.draw(st.integers(1, 5)), "design": data.draw(st.sampled_from(sorted(DESIGNS)))}
-    oracle = Oracle(bounds, 0, capacity=num_rows // data.draw(st.integers(1, 2)), num_trainers=num_ranks, **options)
+    options = {
+        "lookahead": data.draw(st.integers(1, 5)),
+        "design": data.draw(st.sampled_from(sorted(DESIGNS))),
+    }
+    oracle = Oracle(
+        bounds,
+        0,
+        capacity=num_rows // data.draw(st.integers(1, 2)),
+        num_trainers=num_ranks,
+        **options,
+    )
     for _ in range(6):
-        oracle.add([np.unique(rng.integers(0, num_rows, rng.integers(0, 6))) for _ in range(num_ranks)])
+        oracle.add(
+            [np.unique(rng.integers(0, num_rows, rng.integers(0, 6))) for _ in range(num_ranks)]
+        )
     opening = oracle.open()
     check_same(opening, decode_opening(encode(opening)))
     for _ in range(6):
@@ -58,7 +69,9 @@ def drawn_plan(rng):
     def gradients():
         kinds = (np.int64, np.int32, np.int32)
         return Gradients(
-            drawn_array(rng, np.int64), drawn_array(rng, np.int64, (2, 3)), *(drawn_array(rng, kind) for kind in kinds)
+            drawn_array(rng, np.int64),
+            drawn_array(rng, np.int64, (2, 3)),
+            *(drawn_array(rng, kind) for kind in kinds),
         )
 
     early = travel() if rng.random() < 0.5 else None

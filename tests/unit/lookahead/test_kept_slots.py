@@ -39,7 +39,9 @@ def test_the_newest_two_steps_are_there_and_come_back_each():
         assert again.steps() == {step}
         rows, records = carrier.returned
         assert rows.tolist() == of_step[step]
-        np.testing.assert_array_equal(records, rows[:, None].astype(np.float32) + np.arange(WIDTH) / 8)
+        np.testing.assert_array_equal(
+            records, rows[:, None].astype(np.float32) + np.arange(WIDTH) / 8
+        )
 
 
 def test_what_was_there_before_a_beginning_does_not_count():

@@ -31,7 +31,8 @@ class Lab:
 
     def __init__(self, bounds, capacity, num_trainers, **options):
         self.ranks = [
-            Rank(np.array(bounds), rank, capacity, num_trainers=num_trainers, **options) for rank in range(num_trainers)
+            Rank(np.array(bounds), rank, capacity, num_trainers=num_trainers, **options)
+            for rank in range(num_trainers)
         ]
         self.bounds, self.servers = bounds, range(num_trainers, len(bounds) - 1)
         self.touched = np.zeros(bounds[-1], np.int64)
@@ -47,9 +48,13 @@ class Lab:
             for other in range(len(self.ranks)):
                 for kind, places in ((0, transfer.records_out), (1, transfer.weights_out)):
                     chosen = places[starts[kind, other] : starts[kind, other + 1]]
-                    sent[kind, rank.rank, other] = list(zip(rank.rows[chosen], rank.versions[chosen], strict=True))
+                    sent[kind, rank.rank, other] = list(
+                        zip(rank.rows[chosen], rank.versions[chosen], strict=True)
+                    )
                     if kind == 0:
-                        rank.fetched += [int(row) for row in rank.rows[chosen[chosen < rank.num_home]]]
+                        rank.fetched += [
+                            int(row) for row in rank.rows[chosen[chosen < rank.num_home]]
+                        ]
                     assert other != rank.rank or not len(chosen)
         self.serve(transfers)
         for rank, transfer in zip(self.ranks, transfers, strict=True):
@@ -75,19 +80,28 @@ class Lab:
             for server in self.servers:
                 for place in transfer.records_out[starts[0, server] : starts[0, server + 1]]:
                     row = rank.rows[place]
-                    assert self.bounds[server] <= row < self.bounds[server + 1] and self.at_server[row] == 0
+                    assert (
+                        self.bounds[server] <= row < self.bounds[server + 1]
+                        and self.at_server[row] == 0
+                    )
                     self.served[row], self.at_server[row] = rank.versions[place], 1
                     rank.evicted.append(int(row))
         lent = []
         for rank, transfer in zip(self.ranks, transfers, strict=True):
             starts = np.cumsum(np.pad(transfer.counts, ((0, 0), (1, 0))), 1)
             for server in self.servers:
-                kinds = ((2, transfer.records_in, transfer.rows_in), (3, transfer.weights_in, transfer.lent_in))
+                kinds = (
+                    (2, transfer.records_in, transfer.rows_in),
+                    (3, transfer.weights_in, transfer.lent_in),
+                )
                 for kind, places, rows in kinds:
                     span = slice(starts[kind, server], starts[kind, server + 1])
                     self.vectors += len(places[span])
                     for place, row in zip(places[span], rows[span], strict=True):
-                        assert self.bounds[server] <= row < self.bounds[server + 1] and place >= rank.num_home
+                        assert (
+                            self.bounds[server] <= row < self.bounds[server + 1]
+                            and place >= rank.num_home
+                        )
                         assert self.at_server[row], "its record is elsewhere"
                         rank.rows[place], rank.versions[place] = row, self.served[row]
                         if kind == 2:
@@ -102,7 +116,9 @@ class Lab:
             ends = np.cumsum(plan.counts[0])
             for owner in range(len(self.ranks)):
                 chosen = plan.given[ends[owner] - plan.counts[0, owner] : ends[owner]]
-                given[rank.rank, owner] = [(int(ids_of_rank[rank.rank][i]), rank.rank) for i in chosen]
+                given[rank.rank, owner] = [
+                    (int(ids_of_rank[rank.rank][i]), rank.rank) for i in chosen
+                ]
                 self.vectors += len(chosen)
         for rank, plan in zip(self.ranks, gradients, strict=True):
             came = [each for other in range(len(self.ranks)) for each in given[other, rank.rank]]
@@ -121,17 +137,32 @@ class Sums:
     """Gradients of a plan with the number of the first received one."""
 
     def __init__(self, gradients, first_received):
-        self.places, self.source, self.segments = gradients.places, gradients.source, gradients.segments
-        self.given, self.counts, self.first_received = gradients.given, gradients.counts, first_received
+        self.places, self.source, self.segments = (
+            gradients.places,
+            gradients.source,
+            gradients.segments,
+        )
+        self.given, self.counts, self.first_received = (
+            gradients.given,
+            gradients.counts,
+            first_received,
+        )
 
 
-def run(bounds, stream, lookahead, capacity, design="lrpp", delayed=True, restart_at=None, in_full=True):
+def run(
+    bounds, stream, lookahead, capacity, design="lrpp", delayed=True, restart_at=None, in_full=True
+):
     """Train on ``stream`` (steps of sorted distinct ids by rank) and check every read and every update.
 
     Homes beyond the ranks that ``stream`` has are servers'.
     """
     most_in_full = bounds[-1] if in_full else 0
-    options = {"lookahead": lookahead, "design": design, "delayed": delayed, "most_rows_in_full": most_in_full}
+    options = {
+        "lookahead": lookahead,
+        "design": design,
+        "delayed": delayed,
+        "most_rows_in_full": most_in_full,
+    }
     lab = Lab(bounds, capacity, len(stream[0]), **options)
     added, in_force = 0, []
 
@@ -164,21 +195,30 @@ def run(bounds, stream, lookahead, capacity, design="lrpp", delayed=True, restar
                     rank.oracle.add(ids)
             places = opened()
         plans = [rank.oracle.plan() for rank in lab.ranks]
-        critical = [Sums(plan.critical, len(ids)) for plan, ids in zip(plans, ids_of_rank, strict=True)]
+        critical = [
+            Sums(plan.critical, len(ids)) for plan, ids in zip(plans, ids_of_rank, strict=True)
+        ]
         deferred = [
             Sums(plan.deferred, len(ids) + plan.critical.counts[1].sum())
             for plan, ids in zip(plans, ids_of_rank, strict=True)
         ]
-        assert len({(plan.is_tight, plan.lookahead, tuple(plan.used)) for plan in plans}) == 1, "views differ"
+        assert len({(plan.is_tight, plan.lookahead, tuple(plan.used)) for plan in plans}) == 1, (
+            "views differ"
+        )
         lab.update(critical, ids_of_rank)
-        lab.update([Sums(plan.local, len(ids)) for plan, ids in zip(plans, ids_of_rank, strict=True)], ids_of_rank)
+        lab.update(
+            [Sums(plan.local, len(ids)) for plan, ids in zip(plans, ids_of_rank, strict=True)],
+            ids_of_rank,
+        )
         if plans[0].is_tight:
             lab.update(deferred, ids_of_rank)
             for message in zip(*(plan.evicted for plan in plans), strict=True):
                 lab.carry(message)
         lab.carry([plan.next_step for plan in plans])
         lab.touched[np.unique(np.concatenate(ids_of_rank))] += 1
-        soon_read = [rank.versions[plan.places].copy() for rank, plan in zip(lab.ranks, plans, strict=True)]
+        soon_read = [
+            rank.versions[plan.places].copy() for rank, plan in zip(lab.ranks, plans, strict=True)
+        ]
         if not plans[0].is_tight:
             lab.update(deferred, ids_of_rank)
             for message in zip(*(plan.evicted for plan in plans), strict=True):
@@ -194,11 +234,17 @@ def run(bounds, stream, lookahead, capacity, design="lrpp", delayed=True, restar
         in_force.append(plans[0].lookahead)
     for rank in lab.ranks:
         mine = slice(rank.bounds[rank.rank], rank.bounds[rank.rank + 1])
-        assert np.array_equal(rank.versions[: rank.num_home], lab.touched[mine]), "an update was lost"
-    assert np.array_equal(lab.served[lab.bounds[len(lab.ranks)] :], lab.touched[lab.bounds[len(lab.ranks)] :])
+        assert np.array_equal(rank.versions[: rank.num_home], lab.touched[mine]), (
+            "an update was lost"
+        )
+    assert np.array_equal(
+        lab.served[lab.bounds[len(lab.ranks)] :], lab.touched[lab.bounds[len(lab.ranks)] :]
+    )
     if restart_at is None:
         fetched = sorted(row for rank in lab.ranks for row in rank.fetched)
-        assert fetched == sorted(row for rank in lab.ranks for row in rank.evicted), "fetched and not evicted, or twice"
+        assert fetched == sorted(row for rank in lab.ranks for row in rank.evicted), (
+            "fetched and not evicted, or twice"
+        )
     assert not plans[0].used.any()
     return lab, in_force
 
@@ -209,7 +255,10 @@ def go_home(lab):
         for home in lab.ranks:
             if home.bounds[home.rank] <= row < home.bounds[home.rank + 1]:
                 home.versions[row - home.bounds[home.rank]] = version
-    lab.served[:], lab.at_server[:] = lab.touched, np.arange(len(lab.touched)) >= lab.bounds[len(lab.ranks)]
+    lab.served[:], lab.at_server[:] = (
+        lab.touched,
+        np.arange(len(lab.touched)) >= lab.bounds[len(lab.ranks)],
+    )
 
 
 def bounds_of(rng, num_rows, num_ranks, num_servers=0):
@@ -224,7 +273,10 @@ def largest_number_of_rows(step, design, num_servers):
     if design == "replicated":
         return len(everything)
     if design == "partitioned" and num_servers:
-        return max(len(np.union1d(rows, everything[everything % len(step) == rank])) for rank, rows in enumerate(step))
+        return max(
+            len(np.union1d(rows, everything[everything % len(step) == rank]))
+            for rank, rows in enumerate(step)
+        )
     return max(map(len, step))
 
 
@@ -251,7 +303,16 @@ def test_every_read_sees_the_last_update(
     bounds = bounds_of(rng, num_rows, num_ranks, num_servers)
     stream = stream_of(rng, 25, num_ranks, num_rows, most)
     largest = max(largest_number_of_rows(step, design, num_servers) for step in stream)
-    run(bounds, stream, lookahead, largest + spare, design, delayed, 12 if restarts else None, in_full)
+    run(
+        bounds,
+        stream,
+        lookahead,
+        largest + spare,
+        design,
+        delayed,
+        12 if restarts else None,
+        in_full,
+    )
 
 
 @settings(max_examples=4, deadline=None)
@@ -302,8 +363,12 @@ def test_lookahead_shrinks_when_the_cache_is_small_and_grows_again():
 def test_the_window_may_need_more_room_while_a_step_is_planned():
     """As the lookahead grows again, ``plan`` takes more steps in than the ring of touches has held so far."""
     rng = np.random.default_rng(5)
-    again = [[np.unique(rng.integers(0, 6_000, 3_900))] for _ in range(20)]  # most of them wait: the lookahead shrinks
-    alone = [[np.arange(first, first + 3_900)] for first in range(6_000, 110_000, 4_000)]  # none of them: it grows
+    again = [
+        [np.unique(rng.integers(0, 6_000, 3_900))] for _ in range(20)
+    ]  # most of them wait: the lookahead shrinks
+    alone = [
+        [np.arange(first, first + 3_900)] for first in range(6_000, 110_000, 4_000)
+    ]  # none of them: it grows
     found = run([0, 0, 110_000], again + alone, 20, 4_000, in_full=False)[1]
     assert min(found) < 5 and max(found) > 15
 
@@ -329,7 +394,9 @@ def journeys(ranks, transfers):
             weights |= {(int(row), other, rank.rank) for row in transfer.lent_in[span]}
             if other >= len(ranks):
                 span = slice(ends[0, other] - transfer.counts[0, other], ends[0, other])
-                records |= {(int(row), rank.rank, other) for row in rank.rows[transfer.records_out[span]]}
+                records |= {
+                    (int(row), rank.rank, other) for row in rank.rows[transfer.records_out[span]]
+                }
             else:
                 assert transfer.counts[1, other] == transfers[other].counts[3, rank.rank]
         rank.rows[transfer.records_in] = transfer.rows_in
@@ -341,7 +408,9 @@ def journeys(ranks, transfers):
     seed=st.integers(0, 1 << 30), num_ranks=st.integers(1, 4), lookahead=st.sampled_from([2, 3, 9]),
     design=st.sampled_from(sorted(DESIGNS)), num_servers=st.integers(0, 3), in_full=st.booleans(),
 )  # fmt: skip
-def test_plans_are_those_of_the_naive_rules(seed, num_ranks, lookahead, design, num_servers, in_full):
+def test_plans_are_those_of_the_naive_rules(
+    seed, num_ranks, lookahead, design, num_servers, in_full
+):
     compare_to_naive(seed, num_ranks, lookahead, design, num_servers, in_full, 12)
 
 
@@ -357,7 +426,9 @@ def compare_to_naive(seed, num_ranks, lookahead, design, num_servers, in_full, m
     num_rows = int(rng.integers(1, 60))
     bounds = bounds_of(rng, num_rows, num_ranks, num_servers)
     stream = stream_of(rng, 12, num_ranks, num_rows, most)
-    naive = NaiveWindow(bounds, [[set(map(int, ids)) for ids in step] for step in stream], lookahead, design)
+    naive = NaiveWindow(
+        bounds, [[set(map(int, ids)) for ids in step] for step in stream], lookahead, design
+    )
     options = {"lookahead": lookahead, "design": design, "num_trainers": num_ranks}
     options["most_rows_in_full"] = num_rows if in_full else 0
     ranks = [Rank(np.array(bounds), rank, num_rows, **options) for rank in range(num_ranks)]
@@ -374,11 +445,16 @@ def compare_to_naive(seed, num_ranks, lookahead, design, num_servers, in_full, m
     for step in range(len(stream)):
         plans = [rank.oracle.plan() for rank in ranks]
         assert not plans[0].is_tight
-        for sums, is_critical in ((lambda plan: plan.critical, True), (lambda plan: plan.deferred, False)):
+        for sums, is_critical in (
+            (lambda plan: plan.critical, True),
+            (lambda plan: plan.deferred, False),
+        ):
             found = {
                 (int(stream[step][rank.rank][i]), rank.rank, owner)
                 for rank, plan in zip(ranks, plans, strict=True)
-                for owner, given in enumerate(np.split(sums(plan).given, np.cumsum(sums(plan).counts[0])[:-1]))
+                for owner, given in enumerate(
+                    np.split(sums(plan).given, np.cumsum(sums(plan).counts[0])[:-1])
+                )
                 for i in given
             }
             assert found == naive.gradients(step, is_critical).gradients

@@ -7,7 +7,10 @@ from pibroch.errors import ConfigError, TrainingError
 from pibroch.lookahead import JointOracle, Oracle, PlanQueue, PlanRequest
 
 BOUNDS = np.array([0, 5, 10])
-STEPS = [[np.array(mine), np.array(others)] for mine, others in [([1, 7], [7]), ([7], [2]), ([8, 9], [4]), ([0], [9])]]
+STEPS = [
+    [np.array(mine), np.array(others)]
+    for mine, others in [([1, 7], [7]), ([7], [2]), ([8, 9], [4]), ([0], [9])]
+]
 
 
 def make(capacity=6, lookahead=1):

@@ -45,17 +45,30 @@ def check_same_plans(oracles, stream, lookahead, restart_at=None):
     lookahead=st.sampled_from([1, 3, 30]), spare=st.sampled_from([0, 4, 1000]), design=st.sampled_from(sorted(DESIGNS)),
     restarts=st.booleans(), far=st.booleans(),
 )  # fmt: skip
-def test_plans_are_those_of_state_of_all_rows(seed, num_ranks, num_servers, lookahead, spare, design, restarts, far):
+def test_plans_are_those_of_state_of_all_rows(
+    seed, num_ranks, num_servers, lookahead, spare, design, restarts, far
+):
     rng = np.random.default_rng(seed)
     num_rows = 200_000 if far else 150
     homes = np.linspace(0, num_rows, (num_servers or num_ranks) + 1).astype(np.int64)
     bounds = np.concatenate([np.zeros(num_ranks if num_servers else 0, np.int64), homes])
     sizes = rng.integers(0, 31, (20, num_ranks))
-    stream = [[np.unique((rng.random(size) ** 3 * num_rows).astype(np.int64)) for size in of_step] for of_step in sizes]
+    stream = [
+        [np.unique((rng.random(size) ** 3 * num_rows).astype(np.int64)) for size in of_step]
+        for of_step in sizes
+    ]
     capacity = max(len(np.unique(np.concatenate(rows))) for rows in stream) + spare
     rank = int(rng.integers(num_ranks))
     both = [
-        Oracle(bounds, rank, lookahead, capacity, design, num_trainers=num_ranks, most_rows_in_full=most)
+        Oracle(
+            bounds,
+            rank,
+            lookahead,
+            capacity,
+            design,
+            num_trainers=num_ranks,
+            most_rows_in_full=most,
+        )
         for most in (num_rows, 0)
     ]
     check_same_plans(both, stream, lookahead, 10 if restarts else None)

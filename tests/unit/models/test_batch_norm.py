@@ -24,14 +24,22 @@ def run(norm: nn.Module, x: torch.Tensor, grad: torch.Tensor) -> list[torch.Tens
     out = norm(x)
     out.backward(grad)
     assert x.grad is not None
-    return [out.detach(), x.grad, *(parameter.grad for parameter in norm.parameters()), *norm.buffers()]
+    return [
+        out.detach(),
+        x.grad,
+        *(parameter.grad for parameter in norm.parameters()),
+        *norm.buffers(),
+    ]
 
 
 def test_one_process_gets_the_bits_of_torch() -> None:
     norm, reference = pair()
     for _ in range(2):
         x, grad = torch.randn(7, 5), torch.randn(7, 5)
-        assert all(torch.equal(a, b) for a, b in zip(run(norm, x, grad), run(reference, x, grad), strict=True))
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(run(norm, x, grad), run(reference, x, grad), strict=True)
+        )
     assert torch.equal(norm.eval()(x), reference.eval()(x))
 
 
@@ -47,10 +55,18 @@ def test_a_batch_without_variance_passes_by(batch: int) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"affine": False}, {"momentum": None}, {"track_running_stats": False}, {"eps": 0.5, "momentum": 0.4}],
+    [
+        {},
+        {"affine": False},
+        {"momentum": None},
+        {"track_running_stats": False},
+        {"eps": 0.5, "momentum": 0.4},
+    ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_formulas_over_ranks_are_those_of_torch(options: dict[str, object], dtype: torch.dtype) -> None:
+def test_formulas_over_ranks_are_those_of_torch(
+    options: dict[str, object], dtype: torch.dtype
+) -> None:
     norm, reference = pair(**options)
     norm.gather = lambda vector: vector[None]
     for _ in range(3):

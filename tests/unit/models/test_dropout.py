@@ -43,7 +43,9 @@ def test_without_a_place_torch_seeds_it() -> None:
 
 @pytest.mark.parametrize("shape", [(0, 3), (6, 5, 4), (6,), (3000, 200)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_the_gradient_goes_through_the_same_mask(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_the_gradient_goes_through_the_same_mask(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
     model = Dropout(0.25)
     set_place(model, 1, 2, 3)
     x = torch.randn(shape, dtype=dtype, requires_grad=True)
@@ -96,7 +98,9 @@ def test_bad_probabilities_are_named(p: float) -> None:
 
 @pytest.mark.parametrize("name", ["dlrm", "dcnv2", "deepfm", "wide_deep"])
 def test_a_model_gives_a_sample_its_logit_in_any_part_of_the_batch(name: str) -> None:
-    model = build_model(name, 4, 5, dim=3, bottom=(8,), top=(9, 7), dropout=0.3, embedding_dropout=0.2)
+    model = build_model(
+        name, 4, 5, dim=3, bottom=(8,), top=(9, 7), dropout=0.3, embedding_dropout=0.2
+    )
     dense, embedded = torch.randn(10, 4), torch.randn(10, 5, model.table_dim(3))
     set_place(model, 1, 2, 0)
     whole = model(dense, embedded)

@@ -20,7 +20,9 @@ def layer_and_reference(inputs: int, outputs: int, bias: bool = True) -> tuple[L
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_values_and_gradients_are_those_of_torch(shape: tuple[int, int, int], bias: bool, relu: bool) -> None:
+def test_values_and_gradients_are_those_of_torch(
+    shape: tuple[int, int, int], bias: bool, relu: bool
+) -> None:
     layer, reference = layer_and_reference(*shape[1:], bias=bias)
     x = torch.randn(shape[:2], requires_grad=True)
     out, want = layer(x, relu=relu), reference(x)
@@ -28,7 +30,9 @@ def test_values_and_gradients_are_those_of_torch(shape: tuple[int, int, int], bi
     torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
     grad = torch.randn_like(want)
     got = torch.autograd.grad(out, [x, *layer.parameters()], grad)
-    torch.testing.assert_close(got, torch.autograd.grad(want, [x, *reference.parameters()], grad), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        got, torch.autograd.grad(want, [x, *reference.parameters()], grad), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_strided_input_and_broadcast_gradient() -> None:
@@ -66,7 +70,10 @@ def test_autocast_and_three_dimensions() -> None:
 def test_same_input_same_bits() -> None:
     layer, _ = layer_and_reference(40, 30)
     x = torch.randn(50, 40)
-    runs = [torch.autograd.grad(layer(x, relu=True).square().sum(), list(layer.parameters())) for _ in range(3)]
+    runs = [
+        torch.autograd.grad(layer(x, relu=True).square().sum(), list(layer.parameters()))
+        for _ in range(3)
+    ]
     for run in runs[1:]:
         assert all(torch.equal(a, b) for a, b in zip(run, runs[0], strict=True))
 
@@ -110,6 +117,8 @@ def test_few_samples_of_a_model_that_serves_go_through_mkl():
             found = [layer(x), layer(x, relu=True)]
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
-        assert (torch.equal(found[0], torch.nn.functional.linear(x, layer.weight, layer.bias))) or size > FEW_SAMPLES
+        assert (
+            torch.equal(found[0], torch.nn.functional.linear(x, layer.weight, layer.bias))
+        ) or size > FEW_SAMPLES
     with torch.inference_mode():
         assert layer(torch.full((1, 9), torch.nan), relu=True).isnan().all()

@@ -15,7 +15,9 @@ NAMES = sorted(MODELS)
 
 def random_batch(model: Model, batch: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
     width = model.table_dim(model.config.dim)
-    return torch.randn(batch, model.num_dense), torch.randn(batch, model.num_features, width, requires_grad=True)
+    return torch.randn(batch, model.num_dense), torch.randn(
+        batch, model.num_features, width, requires_grad=True
+    )
 
 
 def small(name: str, num_dense: int = 4, **options: Any) -> Model:
@@ -66,7 +68,9 @@ def test_batch_norm_lets_the_ragged_last_batch_pass(batch: int) -> None:
     model(dense, embedded).sum().backward()
     assert embedded.grad is not None
     assert embedded.grad.isfinite().all()
-    changed = [key for key, value in model.state_dict().items() if not torch.equal(value, before[key])]
+    changed = [
+        key for key, value in model.state_dict().items() if not torch.equal(value, before[key])
+    ]
     assert any("running_mean" in key for key in changed) == (batch > 1)
 
 
@@ -89,7 +93,11 @@ def test_embeddings_may_come_when_they_are_asked_for(name: str) -> None:
         events.append("asked")
         return embedded
 
-    networks = [getattr(model, part) for part in ("bottom", "top", "deep", "cross", "linear") if hasattr(model, part)]
+    networks = [
+        getattr(model, part)
+        for part in ("bottom", "top", "deep", "cross", "linear")
+        if hasattr(model, part)
+    ]
     for network in networks:
         network.register_forward_hook(lambda *_: events.append("network"))
     logits = model(dense, embeddings)
@@ -111,7 +119,9 @@ def test_rows_get_their_gradient_before_the_bottom_network() -> None:
         return vectors
 
     for name, parameter in model.named_parameters():
-        parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name.split(".")[0]))
+        parameter.register_post_accumulate_grad_hook(
+            lambda _, name=name: order.append(name.split(".")[0])
+        )
     model(dense, embeddings).sum().backward()
     assert order == ["top"] * 6 + ["rows"] + ["bottom"] * 4
 
@@ -215,15 +225,31 @@ def test_state_goes_through_a_dictionary() -> None:
 
 @pytest.mark.parametrize(
     ("dense_shape", "embedded_shape"),
-    [((6, 4), (6, 5, 2)), ((6, 4), (6, 4, 3)), ((6, 3), (6, 5, 3)), ((5, 4), (6, 5, 3)), ((6, 4), (6, 15))],
+    [
+        ((6, 4), (6, 5, 2)),
+        ((6, 4), (6, 4, 3)),
+        ((6, 3), (6, 5, 3)),
+        ((5, 4), (6, 5, 3)),
+        ((6, 4), (6, 15)),
+    ],
 )
-def test_wrong_shapes_are_named(dense_shape: tuple[int, ...], embedded_shape: tuple[int, ...]) -> None:
+def test_wrong_shapes_are_named(
+    dense_shape: tuple[int, ...], embedded_shape: tuple[int, ...]
+) -> None:
     with pytest.raises(DataError, match=r"got .* need \["):
         small("dlrm")(torch.randn(dense_shape), torch.randn(embedded_shape))
 
 
 @pytest.mark.parametrize(
-    "options", [{"dim": 0}, {"top": (0,)}, {"widths": (3,)}, {"dropout": 1.0}, {"structure": "both"}, {"cross_rank": 0}]
+    "options",
+    [
+        {"dim": 0},
+        {"top": (0,)},
+        {"widths": (3,)},
+        {"dropout": 1.0},
+        {"structure": "both"},
+        {"cross_rank": 0},
+    ],
 )
 def test_bad_options_are_named(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):

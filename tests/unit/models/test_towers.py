@@ -14,7 +14,9 @@ DCN = {**PAPER, "top": (1024, 1024, 512, 256), "cross_layers": 3, "cross_rank": 
 @pytest.mark.parametrize(("width", "mflops"), [(64, 8.95), (32, 7.93), (16, 7.42), (8, 7.16)])
 def test_dlrm_on_towers_takes_the_papers_operations(width, mflops):
     """Tables 4 and 5 of DMT; the text's 7.41 at D = 16 is 7.419."""
-    model = build_model("tower_dlrm", 13, 26, **PAPER, top=(1024, 512, 256), towers={"count": 8, "width": width})
+    model = build_model(
+        "tower_dlrm", 13, 26, **PAPER, top=(1024, 512, 256), towers={"count": 8, "width": width}
+    )
     assert training_flops(model) / 1e6 == pytest.approx(mflops, rel=0.001)
     assert model.compression == 128 / width
 
@@ -38,7 +40,11 @@ def test_pass_through_is_the_model_without_towers():
     plain = build_model("dlrm", 3, 4, **options)
     torch.manual_seed(0)
     tower = build_model(
-        "tower_dlrm", 3, 4, **options, towers={"pass_through": True, "groups": [["0", "1"], ["2", "3"]]}
+        "tower_dlrm",
+        3,
+        4,
+        **options,
+        towers={"pass_through": True, "groups": [["0", "1"], ["2", "3"]]},
     )
     dense, embedded = torch.randn(7, 3), torch.randn(7, 4, 8)
     assert isinstance(plain, DLRM) and isinstance(tower, TowerDLRM)
@@ -50,7 +56,11 @@ def test_pass_through_is_the_model_without_towers():
 def test_a_tower_sees_its_own_features_alone(name, groups):
     towers = {"count": 2, "width": 3, "combined": 1, "rank": 2, "groups": groups}
     model = build_model(name, 2, 5, tuple("abcde"), dim=4, bottom=(6,), top=(5,), towers=towers)
-    numbers = [["abcde".index(name) for name in group] for group in groups] if groups else [[0, 2, 4], [1, 3]]
+    numbers = (
+        [["abcde".index(name) for name in group] for group in groups]
+        if groups
+        else [[0, 2, 4], [1, 3]]
+    )
     embedded = torch.randn(3, 5, 4, requires_grad=True)
     out, first = model.towers(embedded), 0
     assert out.shape == (3, model.towers.num_outputs, 3)

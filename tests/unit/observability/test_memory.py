@@ -5,7 +5,9 @@ import pytest
 from pibroch.observability.memory import free_memory
 
 
-@pytest.mark.parametrize(("limit", "used", "free"), [("max", 5, 6 << 10), (4096, 1024, 3072), (4096, 9999, 0)])
+@pytest.mark.parametrize(
+    ("limit", "used", "free"), [("max", 5, 6 << 10), (4096, 1024, 3072), (4096, 9999, 0)]
+)
 def test_a_containers_limit_counts(tmp_path, limit, used, free):
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 6 kB\n")
     (tmp_path / "memory.max").write_text(f"{limit}\n")
@@ -19,7 +21,11 @@ def test_where_the_system_says_nothing_half_of_the_memory_counts(tmp_path):
 
 GROUP = {
     2: ("", "0::{}", ("memory.max", "memory.current", "inactive_file")),
-    1: ("memory", "4:memory:{}", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")),
+    1: (
+        "memory",
+        "4:memory:{}",
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ),
 }
 
 
@@ -36,7 +42,9 @@ def make_group(groups, version, path, limit, used, cached=0):
 def test_the_narrowest_of_all_groups_around_this_process_counts(tmp_path, version):
     (tmp_path / "meminfo").write_text("MemAvailable: 9 kB\n")
     (tmp_path / "self").mkdir()
-    (tmp_path / "self" / "cgroup").write_text("7:cpu:/elsewhere\n" + GROUP[version][1].format("/service/job") + "\n")
+    (tmp_path / "self" / "cgroup").write_text(
+        "7:cpu:/elsewhere\n" + GROUP[version][1].format("/service/job") + "\n"
+    )
     make_group(tmp_path, version, "service", 8000, 1000)
     make_group(tmp_path, version, "service/job", 1 << 62, 900)
     make_group(tmp_path, version, "elsewhere", 1, 1)

@@ -38,12 +38,27 @@ def test_the_page_is_whole_and_needs_nothing_else(run, tmp_path):
     text = write_report(run, tmp_path / "page.html").read_text()
     page = Page(text)
     assert page.num_svg == 6 and page.open_tags == []
-    assert all(reference.startswith(("#", "url(#")) for reference in page.references), page.references
+    assert all(reference.startswith(("#", "url(#")) for reference in page.references), (
+        page.references
+    )
     assert not re.search(r"@import|<script", text)
-    for title in ("Loss", "AUC", "Throughput", "ROC", "Calibration", "Access skew", "Configuration", "Summary"):
+    for title in (
+        "Loss",
+        "AUC",
+        "Throughput",
+        "ROC",
+        "Calibration",
+        "Access skew",
+        "Configuration",
+        "Summary",
+    ):
         assert f"<h2>{title}</h2>" in text
     summary = json.loads((run / "summary.json").read_text())
-    assert f"{summary['auc']:.4f}" in text and "a &lt;b&gt; run" in text and "initial_accumulator" not in text
+    assert (
+        f"{summary['auc']:.4f}" in text
+        and "a &lt;b&gt; run" in text
+        and "initial_accumulator" not in text
+    )
 
 
 def test_a_run_that_goes_on_has_a_page_too(run, tmp_path):

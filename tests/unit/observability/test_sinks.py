@@ -60,7 +60,9 @@ def test_a_terminal_sees_one_moving_line():
     sink.close()
     text = console.file.getvalue()
     assert "validation: AUC 0.7500  logloss undefined" in text and "best so far" in text
-    assert "30/40" in text and "loss 0.5000" in text and "12,345 samples/s" in text and "3 MiB" in text
+    assert (
+        "30/40" in text and "loss 0.5000" in text and "12,345 samples/s" in text and "3 MiB" in text
+    )
 
 
 def test_anything_else_gets_lines_now_and_then(caplog):
@@ -77,7 +79,10 @@ def test_anything_else_gets_lines_now_and_then(caplog):
         progress_sink(Console(file=io.StringIO()), 40).training(
             replace(training(1), cache_hit_rate=0.925, lookahead=200)
         )
-    assert "hits" not in line and "samples/s  hits 92.5%  lookahead 200  memory" in caplog.records[-1].message
+    assert (
+        "hits" not in line
+        and "samples/s  hits 92.5%  lookahead 200  memory" in caplog.records[-1].message
+    )
 
 
 def test_a_notice_only_when_slow(caplog):

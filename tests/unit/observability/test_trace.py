@@ -25,10 +25,19 @@ def read(path):
 
 @pytest.mark.parametrize(
     ("num_steps", "taken", "first", "last"),
-    [(1000, 1000, 11, 210), (1000, 15, 11, 15), (210, 210, 11, 210), (20, 20, 11, 20), (6, 6, 4, 6), (1, 1, 1, 1)],
+    [
+        (1000, 1000, 11, 210),
+        (1000, 15, 11, 15),
+        (210, 210, 11, 210),
+        (20, 20, 11, 20),
+        (6, 6, 4, 6),
+        (1, 1, 1, 1),
+    ],
 )
 def test_which_steps_are_traced(tmp_path, num_steps, taken, first, last):
-    assert traced(tmp_path / "t.json", num_steps, taken) == [str(step) for step in range(first, last + 1)]
+    assert traced(tmp_path / "t.json", num_steps, taken) == [
+        str(step) for step in range(first, last + 1)
+    ]
 
 
 def test_a_run_that_ends_before_leaves_no_file(tmp_path):
@@ -62,14 +71,23 @@ def test_each_thread_has_its_name_and_times_of_one_clock(tmp_path):
         worker.join()
     trace.write(tmp_path / "deep" / "t.json")
     events = read(tmp_path / "deep" / "t.json")
-    assert [e["args"]["name"] for e in events if e["ph"] == "M"] == ["rank 3", "worker", "MainThread"]
+    assert [e["args"]["name"] for e in events if e["ph"] == "M"] == [
+        "rank 3",
+        "worker",
+        "MainThread",
+    ]
     within, around = (e for e in events if e["ph"] == "X")
     assert within["tid"] != around["tid"] and within["pid"] == around["pid"]
-    assert around["ts"] <= within["ts"] and within["ts"] + within["dur"] <= around["ts"] + around["dur"]
+    assert (
+        around["ts"] <= within["ts"]
+        and within["ts"] + within["dur"] <= around["ts"] + around["dur"]
+    )
 
 
 def test_spans_around_the_wait_for_each_item(tmp_path):
     with StepTrace(tmp_path / "t.json", "rank 0", 1) as trace:
         trace.next_step()
         assert list(spans("read", iter("ab"))) == ["a", "b"]
-    assert [event["name"] for event in read(tmp_path / "t.json") if event["ph"] == "X"] == ["read"] * 3
+    assert [event["name"] for event in read(tmp_path / "t.json") if event["ph"] == "X"] == [
+        "read"
+    ] * 3

@@ -18,7 +18,9 @@ def random_case(seed, num_shards=4, num_partitions=30):
     return home, copies, rng.random(num_partitions) * 9, rng.random(num_partitions) * 5
 
 
-@pytest.mark.parametrize("topology", [ClusterTopology.uniform(4), ClusterTopology.hierarchical(2, 2, 4.21)])
+@pytest.mark.parametrize(
+    "topology", [ClusterTopology.uniform(4), ClusterTopology.hierarchical(2, 2, 4.21)]
+)
 def test_equations_as_the_paper_writes_them(topology):
     home, copies, size, accesses = random_case(1)
     source = costs.sources(home, copies, topology.cost)
@@ -30,8 +32,13 @@ def test_equations_as_the_paper_writes_them(topology):
         eq2 = sum(size[k] * accesses[k] * chosen[k, i, j] for k in range(30) for i in range(4))
         assert costs.workload(size * accesses, source, topology.cost)[j] == pytest.approx(eq2)
         for i in range(4):
-            eq3 = sum(size[k] * accesses[k] * chosen[k, i, j] for k in range(30)) * topology.cost[i, j]
-            assert costs.communication(size * accesses, source, topology.cost)[i, j] == pytest.approx(eq3)
+            eq3 = (
+                sum(size[k] * accesses[k] * chosen[k, i, j] for k in range(30))
+                * topology.cost[i, j]
+            )
+            assert costs.communication(size * accesses, source, topology.cost)[
+                i, j
+            ] == pytest.approx(eq3)
 
 
 @pytest.mark.parametrize("seed", range(5))

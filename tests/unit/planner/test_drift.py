@@ -13,7 +13,9 @@ from pibroch.planner.topology import ClusterTopology
 ROWS, BATCH = 2000, 512
 ABOVE = 1.1  # a plan that costs this many times a fresh one has decayed
 TABLES = [TableSize(name, ROWS, 64, 64) for name in ("a", "b")]
-TOPOLOGY = ClusterTopology.of({"hosts": [2, 2], "within_host": 0.01, "between_hosts": 1.0}, "the test")
+TOPOLOGY = ClusterTopology.of(
+    {"hosts": [2, 2], "within_host": 0.01, "between_hosts": 1.0}, "the test"
+)
 
 
 def drawn(rng, order):
@@ -30,9 +32,16 @@ def planned(options, rng, order):
     return make_plan(TABLES, profile, TOPOLOGY, options)[0], profile
 
 
-@pytest.mark.parametrize(("mode", "steps", "of_fresh"), [("inference", 400, 1.1), ("training", 2000, 1.05)])
-def test_a_stationary_stream_is_no_drift_and_a_shifted_one_is_within_50_batches(mode, steps, of_fresh):
-    rng, options = np.random.default_rng(1), PlanOptions(extra=0.1, mode=mode, steps=False, threshold=0.002)
+@pytest.mark.parametrize(
+    ("mode", "steps", "of_fresh"), [("inference", 400, 1.1), ("training", 2000, 1.05)]
+)
+def test_a_stationary_stream_is_no_drift_and_a_shifted_one_is_within_50_batches(
+    mode, steps, of_fresh
+):
+    rng, options = (
+        np.random.default_rng(1),
+        PlanOptions(extra=0.1, mode=mode, steps=False, threshold=0.002),
+    )
     before = np.arange(ROWS)
     assignment, _ = planned(options, rng, before)
     watch = DriftWatch(assignment, TABLES, TOPOLOGY, options, BATCH)
@@ -46,13 +55,18 @@ def test_a_stationary_stream_is_no_drift_and_a_shifted_one_is_within_50_batches(
         watch.add(drawn(rng, after), BATCH)
     decay = watch.look()
     assert decay.ratio > ABOVE
-    if mode == "inference":  # copies are chosen row by row: half of what the sketch knows is of the time before
+    if (
+        mode == "inference"
+    ):  # copies are chosen row by row: half of what the sketch knows is of the time before
         for _ in range(50):
             watch.add(drawn(rng, after), BATCH)
         decay = watch.look()
     best, _ = planned(options, rng, after)
     _, held_out = planned(options, rng, after)
-    costs = [worst_link(each, held_out, TABLES, TOPOLOGY, mode) for each in (decay.assignment, best, assignment)]
+    costs = [
+        worst_link(each, held_out, TABLES, TOPOLOGY, mode)
+        for each in (decay.assignment, best, assignment)
+    ]
     assert costs[0] <= of_fresh * costs[1] and costs[2] > ABOVE * costs[1]
 
 

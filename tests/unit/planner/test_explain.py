@@ -7,7 +7,14 @@ from pibroch.errors import ConfigError, DataError
 from pibroch.planner import cost as costs
 from pibroch.planner.assignment import Assignment
 from pibroch.planner.diff import diff
-from pibroch.planner.explain import headlines, policy_rows, sentences, shard_rows, step_rows, write_page
+from pibroch.planner.explain import (
+    headlines,
+    policy_rows,
+    sentences,
+    shard_rows,
+    step_rows,
+    write_page,
+)
 from pibroch.planner.make import PlanOptions, make_plan
 from pibroch.planner.plan import Plan
 from pibroch.planner.replicate import POLICIES
@@ -22,7 +29,9 @@ PROFILE = zipf_profile({"a": 3000, "b": 40}, 20_000)
 def plans():
     topology, tables = ClusterTopology.hierarchical(2, 2, 3.0), sizes(PROFILE)
     one = make_plan(tables, PROFILE, topology, PlanOptions(0.05))
-    other = make_plan(tables, PROFILE, topology, PlanOptions(0.1, "training", "everywhere", steps=False))
+    other = make_plan(
+        tables, PROFILE, topology, PlanOptions(0.1, "training", "everywhere", steps=False)
+    )
     return one, other
 
 
@@ -84,7 +93,10 @@ def test_each_policy_is_predicted():
         if mode == "training":
             assert sent["safe"] <= sent["none"] * (1 + 1e-9) < sent["everywhere"]
         else:
-            assert sent["links"] <= sent["everywhere"] * 1.02 < sent["none"] and not found["links"].sync_bytes
+            assert (
+                sent["links"] <= sent["everywhere"] * 1.02 < sent["none"]
+                and not found["links"].sync_bytes
+            )
         assert policy_rows(prediction)[0][0] == f"{names[0]} (this plan)"
 
 
@@ -94,8 +106,17 @@ def test_figures_and_words(plans):
     assert "worst link over its lower bound" in dict(headlines(one))
     assert "worst link over its lower bound" not in dict(headlines(other))
     assert any("Algorithm 1" in said for said in sentences(one))
-    assert any("gradients" in said for said in sentences(other)) and not any("gradients" in s for s in sentences(one))
-    assert len(shard_rows(one)) == 4 and [row[0] for row in step_rows(one)] == ["0%", "1%", "2%", "5%", "10%", "20%"]
+    assert any("gradients" in said for said in sentences(other)) and not any(
+        "gradients" in s for s in sentences(one)
+    )
+    assert len(shard_rows(one)) == 4 and [row[0] for row in step_rows(one)] == [
+        "0%",
+        "1%",
+        "2%",
+        "5%",
+        "10%",
+        "20%",
+    ]
     assert step_rows(one)[0][-1] == "1.000" and step_rows(other) == []
 
 
@@ -105,7 +126,9 @@ def test_the_page_needs_nothing_but_itself(tmp_path, plans):
     page = write_page(prediction, "<my> plan", tmp_path / "plan.html").read_text()
     assert page.count("<svg") == page.count("</svg>") == 9
     assert "&lt;my&gt; plan" in page and "<my>" not in page
-    outside = [link for link in re.findall(r'(?:src|href)="([^"]*)"', page) if not link.startswith("#")]
+    outside = [
+        link for link in re.findall(r'(?:src|href)="([^"]*)"', page) if not link.startswith("#")
+    ]
     assert not [link for link in outside if not link.startswith("data:")]
     assert [path.name for path in tmp_path.iterdir()] == ["plan.html"]
 
@@ -116,7 +139,9 @@ def test_differences_row_by_row(plans):
     for name, table in found.tables.items():
         before, after = one.partition_of[name], other.partition_of[name]
         assert table.moved == (one.home[before] != other.home[after]).sum()
-        held = [costs.holders(p.home, p.copies)[rows] for p, rows in ((one, before), (other, after))]
+        held = [
+            costs.holders(p.home, p.copies)[rows] for p, rows in ((one, before), (other, after))
+        ]
         assert table.copies_added == (held[1] & ~held[0]).sum()
         assert table.copies_dropped == (held[0] & ~held[1]).sum()
         assert table.num_rows == len(before)

@@ -20,7 +20,9 @@ def profile():
 
 @pytest.fixture(scope="module")
 def plan(profile):
-    return make_plan(sizes(profile), profile, ClusterTopology.uniform(8), PlanOptions(objective="accesses"))
+    return make_plan(
+        sizes(profile), profile, ClusterTopology.uniform(8), PlanOptions(objective="accesses")
+    )
 
 
 def counted(assignment, profile, tables, topology):
@@ -35,10 +37,15 @@ def counted(assignment, profile, tables, topology):
     for table in tables:
         of, counts = assignment.partition_of[table.name], profile.tables[table.name]
         memory += held[of].sum(axis=0) * table.record_bytes
-        amounts = counts.accesses * profile.batch_size / profile.num_samples, counts.batches / profile.num_batches
+        amounts = (
+            counts.accesses * profile.batch_size / profile.num_samples,
+            counts.batches / profile.num_batches,
+        )
         for form, amount in zip(reads, amounts, strict=True):
             for reader in range(num_shards):
-                reads[form][reader] += np.bincount(source[of, reader], amount, num_shards) * table.weight_bytes
+                reads[form][reader] += (
+                    np.bincount(source[of, reader], amount, num_shards) * table.weight_bytes
+                )
                 if form == "accesses":
                     lookups += np.bincount(source[of, reader], amount, num_shards)
     return memory, lookups, reads
@@ -54,8 +61,12 @@ def test_the_prediction_is_what_the_rows_say(profile, plan):
     total = reads["transfers"].sum()
     np.testing.assert_allclose(np.sum(prediction.read_bytes["transfers"]), total, rtol=1e-6)
     np.testing.assert_allclose(prediction.read_bytes["transfers"], reads["transfers"], rtol=0.02)
-    assert prediction.copies == sum(assignment.copies[of].sum() for of in assignment.partition_of.values())
-    assert prediction.num_rows == sum(ROWS.values()) and prediction.fingerprint == profile.fingerprint
+    assert prediction.copies == sum(
+        assignment.copies[of].sum() for of in assignment.partition_of.values()
+    )
+    assert (
+        prediction.num_rows == sum(ROWS.values()) and prediction.fingerprint == profile.fingerprint
+    )
 
 
 def test_balance_budget_and_bound(plan):
@@ -63,16 +74,25 @@ def test_balance_budget_and_bound(plan):
     assert prediction.balance["memory"] >= 0.995 and prediction.balance["workload"] >= 0.995
     assert prediction.balance["communication"] >= 0.98
     assert 0.049 <= prediction.used_extra <= 0.0505
-    assert prediction.worst_link_bound * (1 - 1e-6) <= costs.links(np.array(prediction.link_cost)).max()
+    assert (
+        prediction.worst_link_bound * (1 - 1e-6)
+        <= costs.links(np.array(prediction.link_cost)).max()
+    )
     means = [step.mean_link for step in prediction.steps]
-    assert means == sorted(means, reverse=True) and prediction.steps[0].crossing == pytest.approx(7 / 8)
+    assert means == sorted(means, reverse=True) and prediction.steps[0].crossing == pytest.approx(
+        7 / 8
+    )
 
 
-@pytest.mark.parametrize("topology", [ClusterTopology.uniform(8), ClusterTopology.hierarchical(2, 4, 4.21)])
+@pytest.mark.parametrize(
+    "topology", [ClusterTopology.uniform(8), ClusterTopology.hierarchical(2, 4, 4.21)]
+)
 @pytest.mark.parametrize("objective", ["accesses", "transfers"])
 def test_no_baseline_is_better_in_any_respect(profile, topology, objective):
     tables = sizes(profile)
-    _, prediction = make_plan(tables, profile, topology, PlanOptions(objective=objective, steps=False))
+    _, prediction = make_plan(
+        tables, profile, topology, PlanOptions(objective=objective, steps=False)
+    )
     found = baselines(tables, profile, 8)
     assert set(found) == {"memory_greedy", "access_greedy", "table_wise", "row_wise", "column_wise"}
     for name, other in found.items():
@@ -91,7 +111,9 @@ def test_one_per_cent_does_nearly_what_the_hottest_rows_can(profile):
     tables, num_shards = sizes(profile), 8
     options = PlanOptions(0.01, objective="accesses", steps=False)
     _, prediction = make_plan(tables, profile, ClusterTopology.uniform(num_shards), options)
-    accesses = np.sort(np.concatenate([counts.accesses for counts in profile.tables.values()]))[::-1]
+    accesses = np.sort(np.concatenate([counts.accesses for counts in profile.tables.values()]))[
+        ::-1
+    ]
     most = int(0.01 * len(accesses) / (num_shards - 1))
     can = accesses[:most].sum() / accesses.sum()
     assert 1 - prediction.crossing["accesses"] / (7 / 8) >= 0.95 * can
@@ -108,7 +130,9 @@ def test_hierarchical_links_are_levelled(profile):
 
 
 def test_equal_arguments_give_equal_plans(profile, plan):
-    again = make_plan(sizes(profile), profile, ClusterTopology.uniform(8), PlanOptions(objective="accesses"))
+    again = make_plan(
+        sizes(profile), profile, ClusterTopology.uniform(8), PlanOptions(objective="accesses")
+    )
     assert again[1] == plan[1]
     assert (again[0].home == plan[0].home).all() and (again[0].copies == plan[0].copies).all()
 
@@ -116,7 +140,9 @@ def test_equal_arguments_give_equal_plans(profile, plan):
 def test_training_copies_rows_everywhere_or_nowhere_and_safely(profile):
     topology, tables = ClusterTopology.uniform(4), sizes(profile, 64, 68)
     plans = {
-        policy: make_plan(tables, profile, topology, PlanOptions(0.05, "training", policy, steps=False))
+        policy: make_plan(
+            tables, profile, topology, PlanOptions(0.05, "training", policy, steps=False)
+        )
         for policy in ("safe", "frequency", "everywhere", "none")
     }
     sent = {}
@@ -127,7 +153,9 @@ def test_training_copies_rows_everywhere_or_nowhere_and_safely(profile):
         assert prediction.policy == policy and prediction.mode == "training"
     assert sent["safe"] <= sent["none"] * (1 + 1e-9)
     assert plans["safe"][1].copied_rows > 0
-    assert sent["none"] == pytest.approx(2 * costs.links(np.array(plans["none"][1].read_bytes["transfers"])).sum())
+    assert sent["none"] == pytest.approx(
+        2 * costs.links(np.array(plans["none"][1].read_bytes["transfers"])).sum()
+    )
     assert sent["frequency"] > sent["none"]
     more = sent["frequency"] / sent["none"] - 1
     assert plans["frequency"][1].warnings == [
@@ -135,29 +163,39 @@ def test_training_copies_rows_everywhere_or_nowhere_and_safely(profile):
     ]
     assert plans["safe"][1].warnings == plans["none"][1].warnings == []
     once = profile.num_samples / profile.batch_size
-    assert plans["frequency"][1].copied_rows <= sum((c.accesses > once).sum() for c in profile.tables.values())
+    assert plans["frequency"][1].copied_rows <= sum(
+        (c.accesses > once).sum() for c in profile.tables.values()
+    )
 
 
 def test_ranks_of_unequal_memory_hold_as_much_as_they_can(profile):
     tables = sizes(profile)
     total = sum(ROWS.values()) * 64
-    topology = ClusterTopology.of({"hosts": [3], "memory_bytes": [total * 0.6, total * 0.3, total * 0.2]}, "test")
+    topology = ClusterTopology.of(
+        {"hosts": [3], "memory_bytes": [total * 0.6, total * 0.3, total * 0.2]}, "test"
+    )
     _, prediction = make_plan(tables, profile, topology, PlanOptions(0.05, steps=False))
     assert (np.array(prediction.memory_bytes) <= topology.memory_bytes).all()
     share = np.array(prediction.memory_bytes) / sum(prediction.memory_bytes)
-    np.testing.assert_allclose(share, topology.memory_bytes / topology.memory_bytes.sum(), rtol=0.01)
+    np.testing.assert_allclose(
+        share, topology.memory_bytes / topology.memory_bytes.sum(), rtol=0.01
+    )
 
 
 def test_a_profile_that_shows_few_rows_is_mentioned():
     profile = zipf_profile({"a": 5000}, 800)
-    _, prediction = make_plan(sizes(profile), profile, ClusterTopology.uniform(2), PlanOptions(steps=False))
+    _, prediction = make_plan(
+        sizes(profile), profile, ClusterTopology.uniform(2), PlanOptions(steps=False)
+    )
     assert len(prediction.warnings) == 1 and "extrapolate" in prediction.warnings[0]
 
 
 def test_one_shard_and_tiny_tables():
     profile = zipf_profile({"a": 5, "b": 2}, 300)
     for num_shards in (1, 2, 3):
-        assignment, prediction = make_plan(sizes(profile), profile, ClusterTopology.uniform(num_shards))
+        assignment, prediction = make_plan(
+            sizes(profile), profile, ClusterTopology.uniform(num_shards)
+        )
         assert len(assignment.home) == 7 and prediction.num_shards == num_shards
         assert assignment.home.max() < num_shards
 
@@ -171,12 +209,24 @@ def test_what_cannot_be_planned_is_said_before_anything_is_allocated(profile):
     with pytest.raises(ConfigError, match="8 ranks for 9 shards"):
         make_plan(tables, profile, topology, num_shards=9)
     small = ClusterTopology.uniform(8, 1000.0)
-    with pytest.raises(ConfigError, match=r"8,000 bytes of memory on 8 ranks for tables of 1,312,768 bytes"):
+    with pytest.raises(
+        ConfigError, match=r"8,000 bytes of memory on 8 ranks for tables of 1,312,768 bytes"
+    ):
         make_plan(tables, profile, small)
     with pytest.raises(ConfigError, match="at most 65,536 partitions"):
         rows = {"a": 70_000}
-        make_plan(sizes(zipf_profile(rows, 1000)), zipf_profile(rows, 1000), topology, PlanOptions(threshold=0.0))
-    for wrong in ({"extra": -0.1}, {"policy": "safe"}, {"mode": "training", "policy": "links"}, {"threshold": 2.0}):
+        make_plan(
+            sizes(zipf_profile(rows, 1000)),
+            zipf_profile(rows, 1000),
+            topology,
+            PlanOptions(threshold=0.0),
+        )
+    for wrong in (
+        {"extra": -0.1},
+        {"policy": "safe"},
+        {"mode": "training", "policy": "links"},
+        {"threshold": 2.0},
+    ):
         with pytest.raises(ConfigError):
             PlanOptions(**wrong)
 

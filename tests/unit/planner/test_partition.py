@@ -21,7 +21,8 @@ def random_case(seed=0):
     accesses["t1"][7] = DENSE_COUNTS + 5
     accesses["t2"][:3] = DENSE_COUNTS * 3
     sizes = [
-        TableSize(n, len(a), 64 if i < 3 else 16, 80 if i < 3 else 16) for i, (n, a) in enumerate(accesses.items())
+        TableSize(n, len(a), 64 if i < 3 else 16, 80 if i < 3 else 16)
+        for i, (n, a) in enumerate(accesses.items())
     ]
     return sizes, profile_of(accesses)
 
@@ -39,14 +40,18 @@ def test_each_row_is_in_one_partition_of_bounded_size(threshold):
         assert of.dtype == np.uint16 and len(of) == size.num_rows
         np.add.at(rows, of, 1)
         np.add.at(accesses, of, profile.tables[size.name].accesses)
-        assert set(parts.weight_bytes[of]) == {size.weight_bytes} and set(parts.record_bytes[of]) == {size.record_bytes}
+        assert set(parts.weight_bytes[of]) == {size.weight_bytes} and set(
+            parts.record_bytes[of]
+        ) == {size.record_bytes}
     assert rows.tolist() == parts.num_rows.tolist()
     np.testing.assert_allclose(accesses * (20 / profile.num_samples), parts.accesses)
     total = (accesses * parts.weight_bytes).sum()
     is_single = parts.num_rows == 1
     assert ((accesses * parts.weight_bytes <= threshold * total * (1 + 1e-9)) | is_single).all()
     assert ((parts.memory_bytes <= threshold * total_bytes(sizes)) | is_single).all()
-    assert (parts.transfers <= parts.num_rows + 1e-9).all() and (parts.transfers <= parts.accesses + 1e-9).all()
+    assert (parts.transfers <= parts.num_rows + 1e-9).all() and (
+        parts.transfers <= parts.accesses + 1e-9
+    ).all()
     if threshold == 0:
         assert len(parts) == sum(size.num_rows for size in sizes)
 

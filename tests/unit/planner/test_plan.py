@@ -15,8 +15,16 @@ def test_every_number_has_one_primary_home(kind, num_shards):
     plan.check(TABLES)
     for table in TABLES:
         pieces = plan.pieces(table)
-        homes = [(row, column) for _, p in pieces if p.is_primary for row in p.rows for column in p.columns]
-        assert sorted(homes) == [(row, column) for row in range(table.num_rows) for column in range(table.dim)]
+        homes = [
+            (row, column)
+            for _, p in pieces
+            if p.is_primary
+            for row in p.rows
+            for column in p.columns
+        ]
+        assert sorted(homes) == [
+            (row, column) for row in range(table.num_rows) for column in range(table.dim)
+        ]
         assert all(0 <= shard < num_shards for shard, _ in pieces)
         if kind == "replicated":
             assert sorted(shard for shard, _ in pieces) == list(range(num_shards))
@@ -39,7 +47,11 @@ def test_table_wise_spreads_what_batches_ask_for_and_not_memory():
 
 def test_kinds_by_name_and_files(tmp_path):
     plan = Plan.of(TABLES, 3, {"b": "replicated", "": "column_wise"})
-    assert [plan.placements[table.name].kind for table in TABLES] == ["column_wise", "replicated", "column_wise"]
+    assert [plan.placements[table.name].kind for table in TABLES] == [
+        "column_wise",
+        "replicated",
+        "column_wise",
+    ]
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
 

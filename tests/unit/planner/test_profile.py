@@ -27,20 +27,27 @@ def test_counts_are_those_of_the_dataset_and_of_each_batch(dataset):
         assert counts.accesses.tolist() == dataset.access_counts(feature).tolist()
     feature = next(iter(train.bags))
     read = [batch.select((feature,)).values.numpy() for batch in Loader(train, 256)]
-    assert profile.tables[feature].batches.tolist() == naive.count(read, dataset.num_rows[feature])[1].tolist()
+    assert (
+        profile.tables[feature].batches.tolist()
+        == naive.count(read, dataset.num_rows[feature])[1].tolist()
+    )
 
 
 def test_first_samples_alone_and_several_features_of_one_table(dataset):
     keys = dataset.schema.keys[:2]
     profile = count_dataset(dataset, CountOptions(batch_size=300, first=1000), {"both": keys})
-    batches = [batch.select(keys).values.numpy() for batch in Loader(dataset.split("train"), 1000)][:1]
+    batches = [batch.select(keys).values.numpy() for batch in Loader(dataset.split("train"), 1000)][
+        :1
+    ]
     num_rows = max(dataset.num_rows[key] for key in keys)
     assert profile.num_samples == 1000 and profile.num_batches == 4
     assert profile.tables["both"].accesses.tolist() == naive.count(batches, num_rows)[0].tolist()
 
 
 def test_a_shuffled_pass_counts_the_same_accesses(dataset):
-    one, other = (count_dataset(dataset, CountOptions(shuffle=shuffle)) for shuffle in (False, True))
+    one, other = (
+        count_dataset(dataset, CountOptions(shuffle=shuffle)) for shuffle in (False, True)
+    )
     for feature in one.tables:
         assert one.tables[feature].accesses.tolist() == other.tables[feature].accesses.tolist()
     assert one.origin != other.origin
@@ -61,8 +68,16 @@ def test_a_profile_outlives_its_process_in_one_file(tmp_path):
     for name, counts in profile.tables.items():
         assert loaded.tables[name].accesses.tolist() == counts.accesses.tolist()
         assert loaded.tables[name].batches.tolist() == counts.batches.tolist()
-        assert loaded.tables[name].accesses.dtype == np.int64 and loaded.tables[name].batches.dtype == np.int32
-    assert (loaded.num_samples, loaded.num_batches, loaded.batch_size, loaded.fingerprint) == (4, 2, 3, "abc")
+        assert (
+            loaded.tables[name].accesses.dtype == np.int64
+            and loaded.tables[name].batches.dtype == np.int32
+        )
+    assert (loaded.num_samples, loaded.num_batches, loaded.batch_size, loaded.fingerprint) == (
+        4,
+        2,
+        3,
+        "abc",
+    )
     assert loaded.origin == {"split": "train"} and loaded.num_accesses == 5
 
 

@@ -30,12 +30,21 @@ def test_traces_plain_and_packed(tmp_path, packed, monkeypatch):
     path = tmp_path / "some.txt.gz"
     path.write_bytes(gzip.compress(text) if packed else text)
     profile = count_trace(path, 5000, batch_size=400)
-    assert profile.num_samples == 2500 and profile.num_batches == 7 and list(profile.tables) == ["some"]
+    assert (
+        profile.num_samples == 2500
+        and profile.num_batches == 7
+        and list(profile.tables) == ["some"]
+    )
     assert profile.tables["some"].accesses.tolist() == np.bincount(ids, minlength=5000).tolist()
-    batches = sum(np.bincount(np.unique(ids[start : start + 400]), minlength=5000) for start in range(0, 2500, 400))
+    batches = sum(
+        np.bincount(np.unique(ids[start : start + 400]), minlength=5000)
+        for start in range(0, 2500, 400)
+    )
     assert profile.tables["some"].batches.tolist() == batches.tolist()
     assert profile.fingerprint == count_trace(path, 5000, 7).fingerprint
-    assert profile.num_rows == {"some": 5000} and count_trace(path).num_rows == {"some": int(ids.max()) + 1}
+    assert profile.num_rows == {"some": 5000} and count_trace(path).num_rows == {
+        "some": int(ids.max()) + 1
+    }
 
 
 def test_bad_lines_are_named(tmp_path):
@@ -82,26 +91,41 @@ def test_thinning_an_extrapolated_profile_gives_the_sample_back():
     rng = np.random.default_rng(5)
     seen = {name: rng.binomial(counts.accesses, share) for name, counts in full.tables.items()}
     sample = AccessProfile(
-        {n: TableCounts(a, np.minimum(a, 9).astype(np.int32)) for n, a in seen.items()}, 40_000, 157, 256, "sample"
+        {n: TableCounts(a, np.minimum(a, 9).astype(np.int32)) for n, a in seen.items()},
+        40_000,
+        157,
+        256,
+        "sample",
     )
     made = extrapolate(sample, 2_000_000, {"a": 200_000})
     assert made.num_rows == full.num_rows and made.num_samples == 2_000_000
     for name, again in thin(made, share, 1).items():
-        assert made.tables[name].accesses.sum() == pytest.approx(full.tables[name].accesses.sum(), rel=0.03)
+        assert made.tables[name].accesses.sum() == pytest.approx(
+            full.tables[name].accesses.sum(), rel=0.03
+        )
         if name == "b":
             continue
         before, after = (np.bincount(np.minimum(counts, 200)) for counts in (seen[name], again))
         for times in range(1, 8):
-            assert abs(int(before[times]) - int(after[times])) <= 5 * np.sqrt(before[times]) + 0.02 * before[times]
+            assert (
+                abs(int(before[times]) - int(after[times]))
+                <= 5 * np.sqrt(before[times]) + 0.02 * before[times]
+            )
         assert (again > 0).sum() == pytest.approx((seen[name] > 0).sum(), rel=0.02)
         for top in (10, 100, 1000):
-            shares = [np.sort(counts)[::-1][:top].sum() / counts.sum() for counts in (seen[name], again)]
+            shares = [
+                np.sort(counts)[::-1][:top].sum() / counts.sum() for counts in (seen[name], again)
+            ]
             assert shares[1] == pytest.approx(shares[0], rel=0.05)
         true, guess = (np.sort(p.tables[name].accesses)[::-1].cumsum() for p in (full, made))
         places = [100, 1000, 10_000, 50_000, 150_000]
         np.testing.assert_allclose(guess[places] / guess[-1], true[places] / true[-1], rtol=0.05)
     occurs, accesses = made.tables["a"].batches, made.tables["a"].accesses
-    assert (occurs <= accesses).all() and (occurs[accesses > 0] >= 1).all() and occurs.max() <= made.num_batches
+    assert (
+        (occurs <= accesses).all()
+        and (occurs[accesses > 0] >= 1).all()
+        and occurs.max() <= made.num_batches
+    )
 
 
 def test_extrapolation_refuses_what_cannot_be():
@@ -114,7 +138,10 @@ def test_extrapolation_refuses_what_cannot_be():
         with pytest.raises(ConfigError, match=message):
             extrapolate(profile, *arguments)
     same = extrapolate(profile, 500)
-    assert np.sort(same.tables["a"].accesses).tolist() == np.sort(profile.tables["a"].accesses).tolist()
+    assert (
+        np.sort(same.tables["a"].accesses).tolist()
+        == np.sort(profile.tables["a"].accesses).tolist()
+    )
 
 
 @pytest.mark.parametrize("capacity", [50, 400, 10_000])
@@ -126,7 +153,10 @@ def test_a_sketch_is_never_too_high_and_too_low_by_its_error_at_most(capacity):
         assert sketch.num_counters <= capacity
     found = sketch.profile(1000)
     assert found.num_samples == 40_000 and found.num_batches == 40
-    for name, true in (("a", np.bincount(ids, minlength=5000)), ("b", np.bincount(ids % 10, minlength=10))):
+    for name, true in (
+        ("a", np.bincount(ids, minlength=5000)),
+        ("b", np.bincount(ids % 10, minlength=10)),
+    ):
         guess = found.tables[name].accesses
         assert (guess <= true + 0.5).all() and (guess >= true - sketch.error - 0.5).all()
     assert sketch.error <= 80_000 / (capacity + 1)

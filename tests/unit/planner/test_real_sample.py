@@ -29,10 +29,15 @@ def test_hot_rows_of_earlier_samples_serve_later_ones(tmp_path):
     options = PrepareOptions(SplitRule.parse("none", 0))
     prepare([source], schema, tmp_path / "data", options, lambda stage, fraction: None)
     dataset = EncodedDataset.open(tmp_path / "data")
-    first, whole = (count_dataset(dataset, CountOptions(2048, first=number)) for number in (50_000, None))
+    first, whole = (
+        count_dataset(dataset, CountOptions(2048, first=number)) for number in (50_000, None)
+    )
     tables = [TableSize(name, rows, 64, 64) for name, rows in first.num_rows.items()]
     budget = PlanOptions(
-        REPLICAS * 7 * 64 / total_bytes(tables), policy="everywhere", objective="accesses", steps=False
+        REPLICAS * 7 * 64 / total_bytes(tables),
+        policy="everywhere",
+        objective="accesses",
+        steps=False,
     )
     assignment, prediction = make_plan(tables, first, ClusterTopology.uniform(8), budget)
     assert prediction.copied_rows <= REPLICAS

@@ -22,17 +22,24 @@ def test_every_row_has_one_home_or_is_everywhere(num_shards, copies):
         for table in TABLES:
             at_home = [row for _, piece in plan.homes(table) for row in piece.rows.ids]
             everywhere = [piece.rows.ids.tolist() for _, piece in plan.copies(table)]
-            assert all(rows == everywhere[0] for rows in everywhere) and len(everywhere) in (0, num_shards)
+            assert all(rows == everywhere[0] for rows in everywhere) and len(everywhere) in (
+                0,
+                num_shards,
+            )
             assert sum(piece.is_primary for _, piece in plan.copies(table)) == bool(everywhere)
             assert sorted(at_home + (everywhere or [[]])[0]) == list(range(table.num_rows))
             for _, piece in plan.pieces(table):
-                assert (np.diff(piece.rows.ids) > 0).all() and len(piece.rows) == len(piece.rows.ids) > 0
+                assert (np.diff(piece.rows.ids) > 0).all() and len(piece.rows) == len(
+                    piece.rows.ids
+                ) > 0
 
 
 def test_kernels_as_naive():
     rng = np.random.default_rng(0)
     partition, place_of = rng.integers(0, 7, 500).astype(np.uint16), rng.integers(0, 4, 7)
-    index, counts, slow_index, slow_counts = (np.zeros(size, dtype) for size, dtype in 2 * ((500, np.uint32), (4, int)))
+    index, counts, slow_index, slow_counts = (
+        np.zeros(size, dtype) for size, dtype in 2 * ((500, np.uint32), (4, int))
+    )
     assert fast.number_rows(partition, place_of, counts, index) == -1
     assert naive.number_rows(partition, place_of, slow_counts, slow_index) == -1
     assert np.array_equal(index, slow_index) and np.array_equal(counts, slow_counts)
@@ -87,8 +94,16 @@ def test_what_does_not_fit_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
         pb.Plan.load(tmp_path / "plan.json")
     with pytest.raises(ConfigError, match="need one of the shards 0 to 1"):
-        pb.Plan.by_rows(Assignment({"a": np.zeros(3, np.uint16)}, np.array([2], np.uint16), np.zeros((1, 2), np.bool_)))
+        pb.Plan.by_rows(
+            Assignment(
+                {"a": np.zeros(3, np.uint16)}, np.array([2], np.uint16), np.zeros((1, 2), np.bool_)
+            )
+        )
     with pytest.raises(ConfigError, match="row 1 of table 'a' in partition 7"):
         pb.Plan.by_rows(
-            Assignment({"a": np.array([0, 7], np.uint16)}, np.zeros(1, np.uint16), np.zeros((1, 2), np.bool_))
+            Assignment(
+                {"a": np.array([0, 7], np.uint16)},
+                np.zeros(1, np.uint16),
+                np.zeros((1, 2), np.bool_),
+            )
         )

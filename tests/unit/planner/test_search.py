@@ -25,7 +25,10 @@ def test_worst_link_is_within_a_hundredth_of_the_bound(seed):
     options = PlanOptions(extra, objective="accesses", steps=False)
     _, prediction = make_plan(tables, profile, topology, options)
     room = np.array(prediction.room_bytes)
-    assert (np.array(prediction.memory_bytes) <= room * (1 + 2 * prediction.threshold * topology.num_ranks)).all()
+    assert (
+        np.array(prediction.memory_bytes)
+        <= room * (1 + 2 * prediction.threshold * topology.num_ranks)
+    ).all()
     partitioner = Partitioner(tables, profile)
     rows = partitioner.cut(0.0)
     bound = lower_bound(Case(rows.weight("accesses"), rows.memory_bytes, topology.cost, room))
@@ -49,7 +52,9 @@ def test_few_rows_are_searched_thoroughly(seed):
     partitions, topology, room = few_rows(seed)
     found = find_placement(partitions, "accesses", topology, room, "links")
     check(partitions, found, topology, room)
-    bound = lower_bound(Case(partitions.weight("accesses"), partitions.memory_bytes, topology.cost, room))
+    bound = lower_bound(
+        Case(partitions.weight("accesses"), partitions.memory_bytes, topology.cost, room)
+    )
     assert bound <= found.worst_link <= 1.05 * bound
 
 

@@ -14,11 +14,18 @@ def test_from_toml_and_json(tmp_path):
     content = {"host_of_rank": [0, 0, 1], "memory_bytes": [8e9, 8e9, 4e9]}
     content["cost"] = [[0.5, 1, 3], [1, 0.5, 3], [3, 3, 0.5]]
     (tmp_path / "t.json").write_text(json.dumps(content | {"p2p_bandwidth": 2e9}))
-    one, other = ClusterTopology.load(tmp_path / "t.toml"), ClusterTopology.load(tmp_path / "t.json")
+    one, other = (
+        ClusterTopology.load(tmp_path / "t.toml"),
+        ClusterTopology.load(tmp_path / "t.json"),
+    )
     assert one.host_of_rank == other.host_of_rank == (0, 0, 1)
     assert one.cost.tolist() == other.cost.tolist() == content["cost"]
     assert one.memory_bytes.tolist() == [8e9, 8e9, 4e9] and one.p2p_bandwidth == 2e9
-    assert one.crosses_hosts.tolist() == [[False, False, True], [False, False, True], [True, True, False]]
+    assert one.crosses_hosts.tolist() == [
+        [False, False, True],
+        [False, False, True],
+        [True, True, False],
+    ]
 
 
 def test_made_ones():

@@ -3,14 +3,23 @@ import pytest
 import torch
 
 from pibroch.errors import ConfigError
-from pibroch.planner.towers import Balance, Centres, Similarity, balanced_groups, coordinates, partition
+from pibroch.planner.towers import (
+    Balance,
+    Centres,
+    Similarity,
+    balanced_groups,
+    coordinates,
+    partition,
+)
 
 
 def planted(blocks, noise, seed):
     """Similarities of features in blocks, shuffled; and the block of each."""
     rng = np.random.default_rng(seed)
     block = rng.permutation(np.repeat(np.arange(len(blocks)), blocks))
-    found = np.where(block[:, None] == block, 0.85, 0.15) + rng.uniform(-noise, noise, (len(block), len(block)))
+    found = np.where(block[:, None] == block, 0.85, 0.15) + rng.uniform(
+        -noise, noise, (len(block), len(block))
+    )
     found = (found + found.T) / 2
     np.fill_diagonal(found, 1.0)
     return found.clip(0, 1), block
@@ -64,7 +73,9 @@ def test_groups_are_even_in_size_and_bytes(num_towers):
 
 
 def test_one_feature_may_weigh_more_than_all_others():
-    groups = balanced_groups(np.zeros((4, 2)), np.array([100.0, 1.0, 1.0, 1.0]), 2, Balance(3.0, 1.1))
+    groups = balanced_groups(
+        np.zeros((4, 2)), np.array([100.0, 1.0, 1.0, 1.0]), 2, Balance(3.0, 1.1)
+    )
     assert sorted(map(len, groups)) in ([1, 3], [2, 2])
 
 
@@ -95,7 +106,11 @@ def test_similarity_is_the_mean_of_absolute_cosines():
         for right in range(left):
             cosines = torch.cosine_similarity(embedded[:, left], embedded[:, right], dim=1).abs()
             rows = slice(10, None) if 2 in (left, right) else slice(None)
-            assert found[left, right] == found[right, left] == pytest.approx(float(cosines[rows].mean()), rel=1e-5)
+            assert (
+                found[left, right]
+                == found[right, left]
+                == pytest.approx(float(cosines[rows].mean()), rel=1e-5)
+            )
     assert (found.diagonal() == 1).all()
 
 
@@ -111,7 +126,9 @@ def test_without_means_interactions_alone_tell_what_is_alike():
     """Two pairs of features with a direction each; what all have in common hides it. Empty bags say nothing."""
     generator = torch.Generator().manual_seed(0)
     directions = torch.eye(4)[[0, 1, 0, 1]]
-    embedded = torch.randn(500, 4, 1, generator=generator) * directions + torch.tensor([0.0, 0.0, 5.0, 5.0])
+    embedded = torch.randn(500, 4, 1, generator=generator) * directions + torch.tensor(
+        [0.0, 0.0, 5.0, 5.0]
+    )
     embedded[:100, 3] = 0.0
     centres = Centres(4, 4)
     for part in embedded.split(200):

@@ -48,9 +48,15 @@ class _Answer:
 
 
 @pytest.mark.parametrize("num_batches_allowed", [0, 1, 3, 5, 100])
-def test_batches_under_way_are_bounded_in_bytes_and_in_number(dataset, monkeypatch, num_batches_allowed):
+def test_batches_under_way_are_bounded_in_bytes_and_in_number(
+    dataset, monkeypatch, num_batches_allowed
+):
     loader = Loader(dataset.split("train"), BATCH_SIZE)
-    one = num_bytes(processor.batch([str(dataset.path), dataset.digest, "train", BATCH_SIZE, False, 0, 0, 1], 0, 0))
+    one = num_bytes(
+        processor.batch(
+            [str(dataset.path), dataset.digest, "train", BATCH_SIZE, False, 0, 0, 1], 0, 0
+        )
+    )
     answers = Answers()
     monkeypatch.setattr(rpc, "rpc_async", answers.ask)
     monkeypatch.setattr(client, "MOST_BYTES", num_batches_allowed * one + one // 2)

@@ -48,7 +48,9 @@ def known(monkeypatch):
     monkeypatch.setattr(exchanges, "_registered", {})
     register_role(ROLE)
     register_exchange(ExchangeSpec("keeping", "keeps scores", KeepingSection, print))
-    config = load_recipe("synthetic_small")  # recipes themselves know exchanges of installed packages
+    config = load_recipe(
+        "synthetic_small"
+    )  # recipes themselves know exchanges of installed packages
     embedding = config.embedding.model_copy(update={"exchange": KeepingSection(keepers=3)})
     return config.model_copy(update={"embedding": embedding})
 
@@ -73,7 +75,9 @@ def test_it_has_a_command_with_its_own_option(known):
     app.command(ROLE.command)(command_of(ROLE))
     command = get_command(app)
     assert command.help == "Keep scores for trainers."
-    context = command.make_context("score-keeper", ["--rendezvous", "tcp://a:1", "--number", "2", "--limit", "5"])
+    context = command.make_context(
+        "score-keeper", ["--rendezvous", "tcp://a:1", "--number", "2", "--limit", "5"]
+    )
     assert {name: context.params[name] for name in ("rendezvous", "number", "limit")} == {
         "rendezvous": "tcp://a:1", "number": 2, "limit": 5,
     }  # fmt: skip
@@ -86,7 +90,9 @@ def test_two_roles_share_no_name(known, name):
     assert [role.command for role in roles()].count("score-keeper") == 1
     other = {"title": "other", "worker": "other", "command": "other", "block": 8}
     with pytest.raises(ConfigError, match=r"a second role"):
-        register_role(Role(**other | {name: getattr(ROLE, name)}, functions="f", folder="f", help=""))
+        register_role(
+            Role(**other | {name: getattr(ROLE, name)}, functions="f", folder="f", help="")
+        )
     with pytest.raises(ConfigError, match=r"the trainers'"):
         register_role(Role(**other | {"block": 1}, functions="f", folder="f", help=""))
 
@@ -101,6 +107,8 @@ def test_processes_of_the_example_start_serve_and_end(tmp_path):
 
 def test_a_module_that_nobody_installed_has_its_command():
     env = {**os.environ, "PIBROCH_ROLES": "own_role", "PYTHONPATH": str(ROOT / "examples")}
-    with Program("-m", "pibroch.cli.main", "read-counter", "--help", env=env, cwd=ROOT / "examples") as program:
+    with Program(
+        "-m", "pibroch.cli.main", "read-counter", "--help", env=env, cwd=ROOT / "examples"
+    ) as program:
         ran = program.end(100)
     assert ran.returncode == 0 and "Count which ids trainers read." in ran.stdout, ran.stderr

@@ -14,7 +14,9 @@ def test_tls_is_three_paths_or_none():
         tls_of({"PIBROCH_SERVERS_TLS": "a.pem,b.key"})
 
 
-@pytest.mark.parametrize("rendezvous", ["10.0.0.5:29600", "tcp://10.0.0.5", "http://a:1", "tcp://a:x", "tcp://:9"])
+@pytest.mark.parametrize(
+    "rendezvous", ["10.0.0.5:29600", "tcp://10.0.0.5", "http://a:1", "tcp://a:x", "tcp://:9"]
+)
 @pytest.mark.parametrize("role", roles())
 def test_a_meeting_place_has_host_and_port(role, rendezvous):
     with pytest.raises(ConfigError, match="tcp://HOST:PORT"):

@@ -17,11 +17,17 @@ def test_every_rank_has_one_part(num_ranks):
     split = RankSplit.of(num_ranks, COUNTS)
     parts = [split.part(rank) for rank in range(num_ranks)]
     assert parts[: split.num_trainers] == [None] * (num_ranks - 3)
-    assert parts[split.num_trainers :] == [(EMBEDDING_SERVER, 0), (EMBEDDING_SERVER, 1), (DATA_PROCESSOR, 0)]
+    assert parts[split.num_trainers :] == [
+        (EMBEDDING_SERVER, 0),
+        (EMBEDDING_SERVER, 1),
+        (DATA_PROCESSOR, 0),
+    ]
 
 
 def test_somebody_has_to_train():
-    with pytest.raises(ConfigError, match=r"3 processes for .*2 embedding servers.*need 4 at least"):
+    with pytest.raises(
+        ConfigError, match=r"3 processes for .*2 embedding servers.*need 4 at least"
+    ):
         RankSplit.of(3, COUNTS)
 
 
@@ -34,7 +40,12 @@ def test_a_launcher_is_needed(monkeypatch):
 @pytest.fixture
 def launchers(monkeypatch):
     """Of two ranks, in two threads of this process."""
-    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    variables = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": free_port(),
+        "WORLD_SIZE": 2,
+        "LOCAL_WORLD_SIZE": 2,
+    }
     made = []
     for rank in range(2):
         for name, value in {**variables, "RANK": rank}.items():

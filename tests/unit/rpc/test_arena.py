@@ -77,7 +77,9 @@ SIZES = st.one_of(
 
 @settings(max_examples=150, deadline=None)
 @given(
-    steps=st.lists(st.one_of(SIZES, st.tuples(st.just("free"), st.integers(0)), st.just("trim")), max_size=60),
+    steps=st.lists(
+        st.one_of(SIZES, st.tuples(st.just("free"), st.integers(0)), st.just("trim")), max_size=60
+    ),
     idle_bytes=st.sampled_from([0, 64 * MIB, 1 << 30]),
 )
 def test_blocks_never_overlap_stay_inside_and_all_come_back(steps, idle_bytes):
@@ -97,7 +99,9 @@ def test_blocks_never_overlap_stay_inside_and_all_come_back(steps, idle_bytes):
     for segment_id, nbytes in list(owner.segments.items()):
         if nbytes == SHARED_SEGMENT_BYTES:
             blocks = [owner.allocate(SHARED_BLOCK_BYTES) for _ in range(4)]
-            assert len({b.segment_id for b in blocks}) == 1, f"segment {segment_id} did not merge to one range"
+            assert len({b.segment_id for b in blocks}) == 1, (
+                f"segment {segment_id} did not merge to one range"
+            )
     owner.check()
 
 
@@ -149,7 +153,12 @@ def test_a_block_comes_back_only_once_and_only_from_where_it_was_lent(nbytes):
     owner = Owner()
     place = owner.allocate(nbytes)
     other = owner.allocate(nbytes)
-    for segment_id, offset in ((place.segment_id, 8), (99, 0), (place.segment_id, -64), (place.segment_id, 1 << 40)):
+    for segment_id, offset in (
+        (place.segment_id, 8),
+        (99, 0),
+        (place.segment_id, -64),
+        (place.segment_id, 1 << 40),
+    ):
         with pytest.raises(ProtocolError, match=f"{offset} of shared segment {segment_id}"):
             owner.arena.free(segment_id, offset)
     owner.free(place)
@@ -191,4 +200,6 @@ def test_tens_of_thousands_of_live_blocks_cost_no_more_than_a_few():
             places.insert(0, owner.allocate(n))
         return time.thread_time() - start
 
-    assert min(seconds_of_2000(40_000) for _ in range(3)) < 10 * min(seconds_of_2000(100) for _ in range(3))
+    assert min(seconds_of_2000(40_000) for _ in range(3)) < 10 * min(
+        seconds_of_2000(100) for _ in range(3)
+    )

@@ -148,13 +148,24 @@ def test_known_ones_need_no_allowed_module(value, name):
     callables = Callables(())
     assert callables.name(value) == name
     arrived = callables.resolve(name)
-    assert arrived is value or arrived.__wrapped__ is value  # the same behind a look at its arguments
+    assert (
+        arrived is value or arrived.__wrapped__ is value
+    )  # the same behind a look at its arguments
     assert callables.name(arrived) == name
 
 
 def test_classes_and_common_functions_arrive_as_themselves():
     callables = Callables(())
-    for value in (torch.add, torch.sum, torch.Tensor.mul, operator.add, len, dict, torch.nn.Linear, torch.Tensor):
+    for value in (
+        torch.add,
+        torch.sum,
+        torch.Tensor.mul,
+        operator.add,
+        len,
+        dict,
+        torch.nn.Linear,
+        torch.Tensor,
+    ):
         assert callables.resolve(callables.name(value)) is value
 
 
@@ -163,7 +174,9 @@ def test_every_known_callable_resolves_and_has_a_name():
     for name, value in known_callables().items():
         for arrived in (callables.resolve(name), callables.to_call(name)):
             name_back = callables.name(arrived)
-            assert known_callables()[name_back] == value or checked_callables()[name_back] is arrived, name
+            assert (
+                known_callables()[name_back] == value or checked_callables()[name_back] is arrived
+            ), name
 
 
 def test_names_of_the_spawned_main_program_are_those_of_the_main_program(monkeypatch):
@@ -379,7 +392,9 @@ def test_what_a_module_imported_of_this_package_is_not_reached_through_it(monkey
 def test_a_user_may_allow_a_single_name():
     callables = Callables(("torch:segment_reduce", "os.path:join"))
     assert (
-        callables.resolve("torch:segment_reduce") is callables.to_call("torch:segment_reduce") is torch.segment_reduce
+        callables.resolve("torch:segment_reduce")
+        is callables.to_call("torch:segment_reduce")
+        is torch.segment_reduce
     )
     assert callables.name(torch.segment_reduce) == "torch:segment_reduce"
     with pytest.raises(NotAllowedError):
@@ -411,13 +426,19 @@ def test_no_file_and_no_storage_among_the_known():
     names = {name.partition(":")[2].lower() for name in known_callables()}
     harmless = {"tensor.is_shared", "tensor.storage_offset", "huber_loss", "huberloss"}
     assert not {name for name in names - harmless if any(word in name for word in reach)}
-    assert not {name for name in tensor_methods() if "reduce_ex" in name or "torch_function" in name}
+    assert not {
+        name for name in tensor_methods() if "reduce_ex" in name or "torch_function" in name
+    }
 
 
 def test_below_an_allowed_package_but_not_beside_it():
     callables = Callables(("mine.sub",))
     assert callables.allows("mine.sub") and callables.allows("mine.sub.more")
-    assert not callables.allows("mine") and not callables.allows("mine.subway") and not callables.allows(None)
+    assert (
+        not callables.allows("mine")
+        and not callables.allows("mine.subway")
+        and not callables.allows(None)
+    )
 
 
 @pytest.mark.parametrize("module", ["torch", "builtins", ""])
@@ -490,7 +511,10 @@ def test_by_default_the_callers_package_but_no_launcher(caller, package):
 @given(
     st.text(max_size=40)
     | st.builds(
-        ":".join, st.tuples(st.sampled_from([HERE, "torch", "builtins", "os", "__main__"]), st.text(max_size=30))
+        ":".join,
+        st.tuples(
+            st.sampled_from([HERE, "torch", "builtins", "os", "__main__"]), st.text(max_size=30)
+        ),
     )
 )
 def test_any_text_is_refused_with_a_named_error(name):
@@ -506,7 +530,9 @@ def test_names_with_one_underscore_are_a_users_own_to_give(callables):
         assert callables.resolve(name) is function
 
 
-@pytest.mark.parametrize("name", ["torch:_assert", "torch.nn:_reduction", "numpy:_mat", "builtins:_x", "pibroch:_own"])
+@pytest.mark.parametrize(
+    "name", ["torch:_assert", "torch.nn:_reduction", "numpy:_mat", "builtins:_x", "pibroch:_own"]
+)
 def test_private_names_of_libraries_stay_private_whatever_is_allowed(name):
     with pytest.raises(NotAllowedError, match="private"):
         Callables(("torch.nn", "numpy", "pibroch", "operator")).resolve(name)

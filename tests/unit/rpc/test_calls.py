@@ -54,14 +54,21 @@ def test_finished_calls_do_not_pile_up_behind_one_that_lasts():
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from([0.0, 1.0, 2.5, 7.0]), st.booleans(), st.floats(0, 3)), max_size=60))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0.0, 1.0, 2.5, 7.0]), st.booleans(), st.floats(0, 3)),
+        max_size=60,
+    )
+)
 def test_every_call_ends_exactly_once(steps):
     calls, now, ended, started = PendingCalls(), 0.0, [], []
     for number, (timeout_s, finishes, passes) in enumerate(steps):
         calls.add(call(number, timeout_s=timeout_s), now)
         started.append((number, now + timeout_s if timeout_s else None))
         now += passes
-        due = {each for each, deadline in started if deadline is not None and deadline <= now} - set(ended)
+        due = {
+            each for each, deadline in started if deadline is not None and deadline <= now
+        } - set(ended)
         late = [each.number for each in calls.expire(now)]
         assert set(late) == due
         ended += late

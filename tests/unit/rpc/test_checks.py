@@ -145,14 +145,22 @@ def test_empty_tensors_are_zeros():
         ("torch:Tensor.expand", (ONE, 3), torch.ones(3)),
         ("torch:Tensor.repeat", (ONE, 3), torch.ones(3)),
         ("torch:Tensor.to", (ONE, torch.float64), torch.ones(1, dtype=torch.float64)),
-        ("torch:Tensor.__getitem__", (torch.arange(9).view(3, 3), (0, torch.tensor([1, 2]))), torch.tensor([1, 2])),
+        (
+            "torch:Tensor.__getitem__",
+            (torch.arange(9).view(3, 3), (0, torch.tensor([1, 2]))),
+            torch.tensor([1, 2]),
+        ),
         ("torch.nn.functional:one_hot", (torch.tensor([1]), 3), torch.tensor([[0, 1, 0]])),
         (
             "torch.nn.functional:embedding_bag",
             (torch.tensor([0, 1]), torch.ones(2, 3), torch.tensor([0])),
             torch.ones(1, 3),
         ),
-        ("torch:repeat_interleave", (torch.tensor([1, 2]), torch.tensor([1, 2])), torch.tensor([1, 2, 2])),
+        (
+            "torch:repeat_interleave",
+            (torch.tensor([1, 2]), torch.tensor([1, 2])),
+            torch.tensor([1, 2, 2]),
+        ),
         ("torch.fft:fft", (ONE,), torch.ones(1, dtype=torch.complex64)),
         ("builtins:pow", (2, 10), 1024),
         ("builtins:pow", (2, 10, 7), 2),
@@ -173,7 +181,11 @@ def test_empty_tensors_are_zeros():
 )
 def test_everyday_calls_work(name, args, result):
     found = call(name, *args)
-    assert found == result if isinstance(result, str) else torch.testing.assert_close(found, result) is None
+    assert (
+        found == result
+        if isinstance(result, str)
+        else torch.testing.assert_close(found, result) is None
+    )
 
 
 def test_a_division_that_ends_the_process_is_refused():
@@ -192,12 +204,19 @@ def test_layers_work():
     state = torch.get_rng_state()
     first = call("torch.nn:Linear", 4, 5, dtype=torch.float64).weight
     torch.set_rng_state(state)
-    assert torch.equal(first, torch.nn.Linear(4, 5, dtype=torch.float64).weight)  # the look before draws no numbers
+    assert torch.equal(
+        first, torch.nn.Linear(4, 5, dtype=torch.float64).weight
+    )  # the look before draws no numbers
     assert call("torch.nn:LSTM", 2, 3, num_layers=2)(torch.ones(1, 1, 2))[0].shape == (1, 1, 3)
 
 
-@pytest.mark.parametrize("number", [np.int64(1 << 40), torch.tensor(1 << 40)], ids=["NumPy", "tensor"])
+@pytest.mark.parametrize(
+    "number", [np.int64(1 << 40), torch.tensor(1 << 40)], ids=["NumPy", "tensor"]
+)
 def test_numbers_of_other_kinds_are_sizes_too(number):
-    for name, args in [("torch:max_pool1d", [torch.ones(1, 2, 3), number]), ("torch:ones", [(number, 1)])]:
+    for name, args in [
+        ("torch:max_pool1d", [torch.ones(1, 2, 3), number]),
+        ("torch:ones", [(number, 1)]),
+    ]:
         with pytest.raises(NotAllowedError):
             checked_callables()[name](*args)

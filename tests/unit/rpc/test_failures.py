@@ -22,7 +22,9 @@ from pibroch.rpc.values.failures import (
 
 JSON = st.recursive(
     st.none() | st.integers(-5, 2**63) | st.text(max_size=10) | st.binary(max_size=10),
-    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 BEN = WorkerInfo("ben", 3)
@@ -154,7 +156,11 @@ def test_the_causes_of_an_error_are_in_its_traceback():
 )
 def test_what_cannot_be_built_comes_as_a_remote_error_that_names_it(error):
     back = there_and_back(error)
-    assert type(back) is errors.RemoteError and type(error).__qualname__ in str(back) and "'ben'" in str(back)
+    assert (
+        type(back) is errors.RemoteError
+        and type(error).__qualname__ in str(back)
+        and "'ben'" in str(back)
+    )
 
 
 def test_a_class_of_a_module_that_is_not_allowed_comes_as_a_remote_error():
@@ -204,12 +210,16 @@ def test_numbers_of_any_size_do_not_stop_it():
 
 @settings(max_examples=300, deadline=None)
 @given(
-    st.sampled_from(["builtins:ValueError", "builtins:UnicodeDecodeError", f"{__name__}:TwoArguments"]),
+    st.sampled_from(
+        ["builtins:ValueError", "builtins:UnicodeDecodeError", f"{__name__}:TwoArguments"]
+    ),
     st.lists(JSON),
     st.dictionaries(st.text(), JSON),
 )
 def test_any_data_give_an_error(name, arguments, state):
-    assert isinstance(error_of(Failure(name, "text", arguments, state), BEN, Callables((__name__,))), Exception)
+    assert isinstance(
+        error_of(Failure(name, "text", arguments, state), BEN, Callables((__name__,))), Exception
+    )
 
 
 @settings(max_examples=300, deadline=None)
@@ -219,5 +229,7 @@ def test_any_bytes_give_an_error(data):
 
 
 def test_invalid_text_gives_an_error():
-    data = msgspec.msgpack.encode(["builtins:ValueError", "text", [], {}, "trace"]).replace(b"text", b"t\xffxt")
+    data = msgspec.msgpack.encode(["builtins:ValueError", "text", [], {}, "trace"]).replace(
+        b"text", b"t\xffxt"
+    )
     assert type(decode_failure(data, BEN, Callables((__name__,)))) is errors.ProtocolError

@@ -63,7 +63,12 @@ class Receiver:
             view, turn = view[size:], turn + 1
             for frame in self.reader.received(size):
                 self.frames.append(
-                    (frame.kind, frame.number, frame.metadata, bytes(frame.payload or frame.target or b""))
+                    (
+                        frame.kind,
+                        frame.number,
+                        frame.metadata,
+                        bytes(frame.payload or frame.target or b""),
+                    )
                 )
 
 
@@ -83,21 +88,30 @@ def test_the_header_is_what_the_wire_format_says():
 @settings(max_examples=300, deadline=None)
 @given(frames, st.lists(st.integers(1, 300), min_size=1, max_size=5), st.integers(1, 3))
 def test_frames_come_out_as_they_went_in(frames, sizes, pieces):
-    frames = [(kind, number, metadata * 2**growth, payload) for kind, number, metadata, payload, growth in frames]
+    frames = [
+        (kind, number, metadata * 2**growth, payload)
+        for kind, number, metadata, payload, growth in frames
+    ]
     receiver = Receiver(pieces)
     receiver.feed(stream_of(frames), sizes)
     assert receiver.frames == frames
 
 
-@pytest.mark.parametrize("size", [READ_AHEAD_BYTES - 1, READ_AHEAD_BYTES, READ_AHEAD_BYTES + 1, 1 << 30])
 @pytest.mark.parametrize(
-    "metadata_bytes", [0, 10, READ_AHEAD_BYTES - 24 - 1, READ_AHEAD_BYTES - 24, READ_AHEAD_BYTES, MAX_METADATA]
+    "size", [READ_AHEAD_BYTES - 1, READ_AHEAD_BYTES, READ_AHEAD_BYTES + 1, 1 << 30]
 )
-@pytest.mark.parametrize("payload_bytes", [0, 1, READ_AHEAD_BYTES - 24, READ_AHEAD_BYTES, MAX_PAYLOAD])
+@pytest.mark.parametrize(
+    "metadata_bytes",
+    [0, 10, READ_AHEAD_BYTES - 24 - 1, READ_AHEAD_BYTES - 24, READ_AHEAD_BYTES, MAX_METADATA],
+)
+@pytest.mark.parametrize(
+    "payload_bytes", [0, 1, READ_AHEAD_BYTES - 24, READ_AHEAD_BYTES, MAX_PAYLOAD]
+)
 def test_frames_around_the_size_of_the_buffer(size, metadata_bytes, payload_bytes):
-    frames = [(Kind.NOTE, i, bytes([i]) * metadata_bytes, bytes([i + 9]) * payload_bytes) for i in range(3)] + [
-        (Kind.ANSWER, 7, b"end", b"")
-    ]
+    frames = [
+        (Kind.NOTE, i, bytes([i]) * metadata_bytes, bytes([i + 9]) * payload_bytes)
+        for i in range(3)
+    ] + [(Kind.ANSWER, 7, b"end", b"")]
     receiver = Receiver()
     receiver.feed(stream_of(frames), [size])
     assert receiver.frames == frames
@@ -157,9 +171,17 @@ def sealed(frames, pieces=1):
 
 
 @settings(max_examples=200, deadline=None)
-@given(frames, st.lists(st.integers(1, 300), min_size=1, max_size=5), st.integers(1, 3), st.integers(1, 3))
+@given(
+    frames,
+    st.lists(st.integers(1, 300), min_size=1, max_size=5),
+    st.integers(1, 3),
+    st.integers(1, 3),
+)
 def test_frames_with_checksums_come_out_as_they_went_in(frames, sizes, pieces, sent_pieces):
-    frames = [(kind, number, metadata * 2**growth, payload) for kind, number, metadata, payload, growth in frames]
+    frames = [
+        (kind, number, metadata * 2**growth, payload)
+        for kind, number, metadata, payload, growth in frames
+    ]
     receiver = Receiver(pieces)
     receiver.feed(sealed(frames, sent_pieces), sizes)
     assert receiver.frames == frames

@@ -19,5 +19,7 @@ def test_what_functions_raise_is_logged_at_a_bounded_rate(monkeypatch, caplog):
         for _ in range(100):
             with pytest.raises(ValueError, match="on purpose"):
                 run(fail, "fail", [], {})
-    assert [record.getMessage() for record in caplog.records] == ["fail, which another worker called, raised"] * 3
+    assert [record.getMessage() for record in caplog.records] == [
+        "fail, which another worker called, raised"
+    ] * 3
     assert caplog.records[0].exc_info[0] is ValueError

@@ -72,8 +72,12 @@ def refused(client, server):
 
 def test_a_wrong_secret_is_refused_and_both_say_so():
     at_client, at_server = refused(client(b"another secret, long enough"), Server(SECRET, BEN))
-    assert isinstance(at_client, AuthenticationError) and "our secret is not its own" in str(at_client)
-    assert isinstance(at_server, AuthenticationError) and "without the job's secret" in str(at_server)
+    assert isinstance(at_client, AuthenticationError) and "our secret is not its own" in str(
+        at_client
+    )
+    assert isinstance(at_server, AuthenticationError) and "without the job's secret" in str(
+        at_server
+    )
 
 
 def test_a_stranger_does_not_learn_the_servers_name():
@@ -84,7 +88,9 @@ def test_a_stranger_does_not_learn_the_servers_name():
 
 def test_a_wrong_worker_is_named():
     at_client, at_server = refused(client(expected="carl"), Server(SECRET, BEN))
-    assert isinstance(at_client, AuthenticationError) and "'ben' at the address of worker 'carl'" in str(at_client)
+    assert isinstance(
+        at_client, AuthenticationError
+    ) and "'ben' at the address of worker 'carl'" in str(at_client)
     assert isinstance(at_server, AuthenticationError) and "wants worker 'carl'" in str(at_server)
 
 
@@ -111,7 +117,9 @@ def test_a_client_that_chooses_another_version_is_refused():
     a, b = client(versions=(1, 1)), Server(SECRET, BEN, versions=(1, 1))
     b._versions = (2, 2)  # the server changed its mind: its hello and what it accepts differ
     at_client, at_server = refused(a, b)
-    assert "does not speak version 1" in str(at_client) and "version 1 by worker 'ann'" in str(at_server)
+    assert "does not speak version 1" in str(at_client) and "version 1 by worker 'ann'" in str(
+        at_server
+    )
 
 
 def test_a_repeated_handshake_is_refused():

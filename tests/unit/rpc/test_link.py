@@ -68,12 +68,22 @@ def greeted(name):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can be another user")
-def test_another_user_of_this_machine_is_turned_away_before_anything_is_said(reactor, name, monkeypatch, caplog):
+def test_another_user_of_this_machine_is_turned_away_before_anything_is_said(
+    reactor, name, monkeypatch, caplog
+):
     monkeypatch.setattr(link, "_foreigners", BoundedLog(link.log, at_once=3, per_s=1e-9))
     sock = listening(name)
     make_core = functools.partial(Server, b"a secret of sixteen bytes", Identity("me", 0, 1))
     with caplog.at_level(logging.DEBUG, logger="pibroch.rpc.transport.link"):
-        Listener(reactor, sock, make_core, lambda *_: None, max_strangers=4, handshake_s=5, lost_after_s=4)
+        Listener(
+            reactor,
+            sock,
+            make_core,
+            lambda *_: None,
+            max_strangers=4,
+            handshake_s=5,
+            lost_after_s=4,
+        )
         assert greeted(name)
         for _ in range(20):
             assert as_nobody(lambda: int(greeted(name))) == 0
@@ -101,7 +111,13 @@ def test_a_handshake_that_is_over_is_gone_before_its_time_runs_out(reactor, name
     gc.disable()
     try:
         Listener(
-            reactor, listening(name), make_core, lambda *_: None, max_strangers=4, handshake_s=3600, lost_after_s=4
+            reactor,
+            listening(name),
+            make_core,
+            lambda *_: None,
+            max_strangers=4,
+            handshake_s=3600,
+            lost_after_s=4,
         )
         assert all(greeted(name) for _ in range(21))
         deadline = time.monotonic() + PATIENCE_S

@@ -261,7 +261,9 @@ def test_methods_with_one_underscore_are_a_users_own_to_give():
     assert find(Counter(), "_hidden")() == 2
 
 
-@pytest.mark.parametrize("value", [torch.nn.Linear(1, 1), torch.ones(1), {}, collections.OrderedDict()], ids=type)
+@pytest.mark.parametrize(
+    "value", [torch.nn.Linear(1, 1), torch.ones(1), {}, collections.OrderedDict()], ids=type
+)
 def test_private_methods_of_libraries_stay_private(value):
     with pytest.raises(NotAllowedError, match="one underscore"):
         find(value, "_apply")
@@ -273,7 +275,9 @@ def test_private_methods_of_references_stay_private(name):
         find_method(RRef.__new__(RRef), name, Callables(("pibroch.rpc",)))
 
 
-@pytest.mark.parametrize("value", [torch.ones(1), torch.nn.Linear(1, 1), np.ones(1), 3, {}], ids=type)
+@pytest.mark.parametrize(
+    "value", [torch.ones(1), torch.nn.Linear(1, 1), np.ones(1), 3, {}], ids=type
+)
 def test_what_libraries_do_not_have_is_an_attribute_error(value):
     with pytest.raises(AttributeError, match="no attribute 'non_exist'"):
         find(value, "non_exist")

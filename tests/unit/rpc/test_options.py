@@ -12,9 +12,13 @@ CUDA = [torch.device(f"cuda:{index}") for index in range(4)]
 
 def test_torchs_fields_have_torchs_defaults():
     ours, theirs = RpcBackendOptions(), torch_rpc.TensorPipeRpcBackendOptions()
-    names = [name for name in inspect.signature(type(theirs)).parameters if not name.startswith("_")]
+    names = [
+        name for name in inspect.signature(type(theirs)).parameters if not name.startswith("_")
+    ]
     assert names == ["num_worker_threads", "rpc_timeout", "init_method", "device_maps", "devices"]
-    assert {name: getattr(ours, name) for name in names} == {name: getattr(theirs, name) for name in names}
+    assert {name: getattr(ours, name) for name in names} == {
+        name: getattr(theirs, name) for name in names
+    }
 
 
 def test_torchs_name_and_torchs_backend_stand_for_ours():
@@ -38,7 +42,9 @@ def test_two_options_share_nothing():
     assert second.limits.waiting_strangers != 1
 
 
-@pytest.mark.parametrize("options_class", [RpcBackendOptions, torch_rpc.TensorPipeRpcBackendOptions])
+@pytest.mark.parametrize(
+    "options_class", [RpcBackendOptions, torch_rpc.TensorPipeRpcBackendOptions]
+)
 class TestDeviceMaps:
     """What torch does, and we too."""
 
@@ -46,7 +52,10 @@ class TestDeviceMaps:
         options = options_class(device_maps={"a": {"cuda:0": "cuda:1"}})
         options.set_device_map("a", {"cuda:1": "cuda:0"})
         options.set_device_map("b", {"cuda:0": torch.device("cuda:0")})
-        assert options.device_maps == {"a": {CUDA[0]: CUDA[1], CUDA[1]: CUDA[0]}, "b": {CUDA[0]: CUDA[0]}}
+        assert options.device_maps == {
+            "a": {CUDA[0]: CUDA[1], CUDA[1]: CUDA[0]},
+            "b": {CUDA[0]: CUDA[0]},
+        }
 
     def test_the_same_again_is_no_conflict(self, options_class):
         options = options_class()
@@ -66,7 +75,10 @@ class TestDeviceMaps:
             options_class().set_device_map("a", {"cuda:0": "cuda:2", "cuda:1": "cuda:2"})
 
     def test_devices_become_torchs_type(self, options_class):
-        assert options_class(devices=["cuda:0", torch.device("cuda:3")]).devices == [CUDA[0], CUDA[3]]
+        assert options_class(devices=["cuda:0", torch.device("cuda:3")]).devices == [
+            CUDA[0],
+            CUDA[3],
+        ]
         options = options_class()
         options.set_devices(["cuda:1"])
         assert options.devices == [CUDA[1]]

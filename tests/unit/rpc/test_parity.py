@@ -20,17 +20,32 @@ OURS_AND_TORCHS = {
         name: (getattr(rpc, name), getattr(torch_rpc, name))
         for name in ("init_rpc", "rpc_sync", "rpc_async", "remote", "shutdown", "get_worker_info")
     },
-    **{f"RRef.{name}": (getattr(rpc.RRef, name), vars(torch_rpc.RRef.__base__)[name]) for name in RREF_METHODS},
+    **{
+        f"RRef.{name}": (getattr(rpc.RRef, name), vars(torch_rpc.RRef.__base__)[name])
+        for name in RREF_METHODS
+    },
     "RRef": (rpc.RRef.__init__, vars(torch_rpc.RRef.__base__)["__init__"]),
     "WorkerInfo": (rpc.WorkerInfo.__init__, torch_rpc.WorkerInfo.__init__),  # type: ignore[attr-defined]  # torch does not export it by name
-    "functions.async_execution": (rpc.functions.async_execution, torch_rpc.functions.async_execution),
+    "functions.async_execution": (
+        rpc.functions.async_execution,
+        torch_rpc.functions.async_execution,
+    ),
     "autograd.backward": (autograd.backward, torch_autograd.backward),  # type: ignore[attr-defined]  # torch does not export it by name
     "autograd.get_gradients": (autograd.get_gradients, torch_autograd.get_gradients),  # type: ignore[attr-defined]
-    "DistributedOptimizer": (optim.DistributedOptimizer.__init__, torch_optim.DistributedOptimizer.__init__),
-    "DistributedOptimizer.step": (optim.DistributedOptimizer.step, torch_optim.DistributedOptimizer.step),
+    "DistributedOptimizer": (
+        optim.DistributedOptimizer.__init__,
+        torch_optim.DistributedOptimizer.__init__,
+    ),
+    "DistributedOptimizer.step": (
+        optim.DistributedOptimizer.step,
+        torch_optim.DistributedOptimizer.step,
+    ),
 }
 DIFFERENT = {
-    ("shutdown", "timeout"): (300.0, 0),  # a lost worker ends a graceful shutdown instead of hanging it
+    ("shutdown", "timeout"): (
+        300.0,
+        0,
+    ),  # a lost worker ends a graceful shutdown instead of hanging it
 }
 ADDED = {  # by keyword only, behind torch's own
     ("autograd.backward", "timeout"): "every wait has one; torch's backward may hang",
@@ -72,7 +87,9 @@ def test_names():
     public = set(torch_rpc.__all__)
     assert {name for name in public if not hasattr(rpc, name)} == set(NOT_MIRRORED)
     assert public - set(NOT_MIRRORED) <= set(rpc.__all__)
-    assert {name for name in torch_autograd.__all__ if not hasattr(autograd, name)} == {"is_available"}
+    assert {name for name in torch_autograd.__all__ if not hasattr(autograd, name)} == {
+        "is_available"
+    }
     methods = {name for name in vars(torch_rpc.RRef.__base__) if not name.startswith("_")}
     assert methods == set(RREF_METHODS)
 
@@ -103,4 +120,8 @@ def documented(function):
     names = [argument.arg for argument in arguments.args]
     defaults = [ast.literal_eval(default) for default in arguments.defaults]
     missing = [inspect.Parameter.empty] * (len(names) - len(defaults))
-    return {name: default for name, default in zip(names, missing + defaults, strict=True) if name != "self"}
+    return {
+        name: default
+        for name, default in zip(names, missing + defaults, strict=True)
+        if name != "self"
+    }

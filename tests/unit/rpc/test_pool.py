@@ -129,5 +129,7 @@ def test_closing_ends_its_threads():
     made = Pool("closing-pool", 4, loop)
     submit_all(made, [lambda: None] * 100)
     assert made.close(PATIENCE_S)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("closing-pool")]
+    assert not [
+        thread for thread in threading.enumerate() if thread.name.startswith("closing-pool")
+    ]
     loop.stop()

@@ -3,7 +3,16 @@
 import msgspec
 import pytest
 
-from pibroch.rpc.references import ANY_LIFE, MAX_BATCH, News, Peer, ReferenceTable, State, ValuePlace, Wire
+from pibroch.rpc.references import (
+    ANY_LIFE,
+    MAX_BATCH,
+    News,
+    Peer,
+    ReferenceTable,
+    State,
+    ValuePlace,
+    Wire,
+)
 from pibroch.rpc.references.messages import (
     Asked,
     Confirmed,
@@ -91,7 +100,9 @@ def test_a_reference_to_an_earlier_life_finds_nothing_and_settles_its_sender():
     table = ReferenceTable(Peer(OWNER.worker, 999))
     assert receive(table, sender=USER) is False
     assert table.take_messages() == {USER: [Settled(CHILD)]}
-    table.handle_news(OTHER.worker, News(OTHER.incarnation, OWNER.incarnation, [Register(place(), 3), Asked(4)]))
+    table.handle_news(
+        OTHER.worker, News(OTHER.incarnation, OWNER.incarnation, [Register(place(), 3), Asked(4)])
+    )
     assert table.take_messages() == {OTHER: [Refused(3), NotComing(4)]}
 
 
@@ -266,5 +277,7 @@ def test_a_creation_that_comes_answers_those_that_asked():
     table.handle(OWNER, Asked(R))
     assert table.take_messages() == {}
     table.users.created(fork, OWNER)
-    assert table.take_messages() == {earlier: [NotComing(R)]}  # which will not get what the present owner has
+    assert table.take_messages() == {
+        earlier: [NotComing(R)]
+    }  # which will not get what the present owner has
     assert fork.owner == OWNER

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pibroch.rpc.references import ANY_LIFE, Fork, News, Peer, ReferenceTable, State, ValuePlace, Wire
+from pibroch.rpc.references import (
+    ANY_LIFE,
+    Fork,
+    News,
+    Peer,
+    ReferenceTable,
+    State,
+    ValuePlace,
+    Wire,
+)
 
 NUM_WORKERS = 4
 
@@ -72,14 +81,18 @@ class World:
         if life == owner:
             return self.make(life)
         reference = next(self.numbers)
-        fork = self.tables[life].users.create(reference, next(self.numbers), self.known(life, owner))
+        fork = self.tables[life].users.create(
+            reference, next(self.numbers), self.known(life, owner)
+        )
         self.requests[fork] = owner
         self.send(life, owner, "create", (fork, fails))
         self.handles.append(Handle(life, reference, fork, frozenset({life})))
 
     def known(self, life, to):
         """What ``life`` knows of the life that it talks to: every other pair learns it from the first answer only."""
-        hears_of_a_loss = any(f.what == "lost" and f.origin.worker == to.worker and f.to == life for f in self.flying)
+        hears_of_a_loss = any(
+            f.what == "lost" and f.origin.worker == to.worker and f.to == life for f in self.flying
+        )
         return to if hears_of_a_loss or (life.worker + to.worker) % 2 else Peer(to.worker, ANY_LIFE)
 
     def share(self, handle, receiver):
@@ -101,7 +114,11 @@ class World:
     def call_off(self, handle, to):
         """A message that is encoded and never sent."""
         self.share(handle, to)
-        if self.flying and self.flying[-1].what == "value" and self.flying[-1].origin == handle.life:
+        if (
+            self.flying
+            and self.flying[-1].what == "value"
+            and self.flying[-1].origin == handle.life
+        ):
             self.tables[handle.life].unshare(self.flying.pop().item)
 
     def speak(self, handle):
@@ -177,7 +194,12 @@ class World:
         for life, table in self.tables.items():
             for to, messages in table.take_messages().items():
                 for message in messages:
-                    self.send(life, self.reached(to), "news", News(life.incarnation, to.incarnation, [message]))
+                    self.send(
+                        life,
+                        self.reached(to),
+                        "news",
+                        News(life.incarnation, to.incarnation, [message]),
+                    )
             self.discarded.update(table.take_discarded())
             self.discarded.update(table.take_failed())
 
@@ -192,7 +214,9 @@ class World:
             place = flight.item.place if flight.what == "value" else None
             if place and self.alive.get(place.reference) in lives and flight.path <= lives:
                 assert place.reference not in self.discarded
-        for handle in self.handles:  # what the owner has confirmed, only the holder's or the owner's death ends
+        for handle in (
+            self.handles
+        ):  # what the owner has confirmed, only the holder's or the owner's death ends
             if handle.fork and handle.fork.state is State.CONFIRMED and handle.fork.owner in lives:
                 entry = self.tables[handle.fork.owner].owners.entries.get(handle.reference)
                 assert entry is None or not entry.made or handle.fork.number in entry.forks
@@ -212,7 +236,9 @@ class World:
             self.kill(life)
         elif self.handles:
             handle = self.handles[a % len(self.handles)]
-            {"share": self.share, "call_off": self.call_off}.get(kind, lambda *_: None)(handle, other)
+            {"share": self.share, "call_off": self.call_off}.get(kind, lambda *_: None)(
+                handle, other
+            )
             {"drop": self.drop, "speak": self.speak}.get(kind, lambda *_: None)(handle)
         self.collect()
         self.check()
@@ -220,7 +246,9 @@ class World:
 
 def actions(kinds):
     small = st.integers(0, 63)
-    return st.lists(st.tuples(st.sampled_from(kinds), small, small, st.integers(0, 9)), max_size=120)
+    return st.lists(
+        st.tuples(st.sampled_from(kinds), small, small, st.integers(0, 9)), max_size=120
+    )
 
 
 def finish(world, order):
@@ -242,7 +270,18 @@ def finish(world, order):
     assert living <= world.discarded
 
 
-PEACE = ["deliver"] * 6 + ["make", "create", "create", "share", "share", "share", "call_off", "drop", "drop", "speak"]
+PEACE = ["deliver"] * 6 + [
+    "make",
+    "create",
+    "create",
+    "share",
+    "share",
+    "share",
+    "call_off",
+    "drop",
+    "drop",
+    "speak",
+]
 orders = st.lists(st.integers(0, 63), min_size=1, max_size=20)
 
 

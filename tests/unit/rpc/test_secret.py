@@ -32,7 +32,10 @@ def find(option=None, environ=None, local=False, key="127.0.0.1:29500"):
 
 
 def test_the_option_comes_before_the_environment_and_that_before_a_file(secret_file):
-    environ = {SECRET_VARIABLE: LONG + " in the environment", SECRET_FILE_VARIABLE: str(secret_file)}
+    environ = {
+        SECRET_VARIABLE: LONG + " in the environment",
+        SECRET_FILE_VARIABLE: str(secret_file),
+    }
     assert find(LONG, environ) == LONG.encode()
     assert find(LONG.encode(), environ) == LONG.encode()
     assert find(None, environ) == LONG.encode() + b" in the environment"
@@ -86,7 +89,9 @@ def test_on_one_machine_all_find_the_same_secret_of_their_rendezvous(temporary):
     assert first != find(local=True, key="127.0.0.1:29501")
     directory = temporary / f"pibroch-{os.getuid()}"
     assert directory.stat().st_mode & 0o777 == 0o700
-    assert [(path.name, path.stat().st_mode & 0o777) for path in directory.iterdir()] == [("secret", 0o600)]
+    assert [(path.name, path.stat().st_mode & 0o777) for path in directory.iterdir()] == [
+        ("secret", 0o600)
+    ]
 
 
 def _find_together(directory, barrier, found):
@@ -98,7 +103,9 @@ def _find_together(directory, barrier, found):
 def test_processes_that_start_together_agree(temporary):
     fork = multiprocessing.get_context("fork")
     barrier, found = fork.Barrier(8), fork.Queue()
-    processes = [fork.Process(target=_find_together, args=(str(temporary), barrier, found)) for _ in range(8)]
+    processes = [
+        fork.Process(target=_find_together, args=(str(temporary), barrier, found)) for _ in range(8)
+    ]
     for process in processes:
         process.start()
     secrets = {found.get(timeout=60) for _ in processes}

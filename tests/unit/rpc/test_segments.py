@@ -16,7 +16,15 @@ import torch
 from torch import Tensor
 
 from pibroch.errors import ProtocolError
-from pibroch.rpc.transport.segments import ForeignSegment, OwnSegment, give_back, is_sole_owner, loan_of, view, write
+from pibroch.rpc.transport.segments import (
+    ForeignSegment,
+    OwnSegment,
+    give_back,
+    is_sole_owner,
+    loan_of,
+    view,
+    write,
+)
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -56,7 +64,15 @@ class Deaths:
         self.count += 1
 
 
-DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.uint8, torch.float8_e4m3fn]
+DTYPES = [
+    torch.float32,
+    torch.bfloat16,
+    torch.int64,
+    torch.bool,
+    torch.complex64,
+    torch.uint8,
+    torch.float8_e4m3fn,
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -108,7 +124,9 @@ def test_every_way_of_copying_copies_all_and_nothing_beside(nbytes):
     assert (rest == 3).all()
 
 
-@pytest.mark.parametrize(("offset", "count"), [(-64, 1), (4096, 1), (4096, 0), (64, 1024), (0, 1025), (1 << 62, 4)])
+@pytest.mark.parametrize(
+    ("offset", "count"), [(-64, 1), (4096, 1), (4096, 0), (64, 1024), (0, 1025), (1 << 62, 4)]
+)
 def test_nothing_is_written_or_seen_outside_the_segment(offset, count):
     own, _ = pair(4096)
     with pytest.raises(ValueError, match=f"at {offset}, need a place within the segment's 4096"):
@@ -212,7 +230,9 @@ ALIASES: dict[str, Callable[[Tensor], object]] = {
     "bound method": lambda t: t.add_,
     "closure": lambda t: lambda: t,
     "iterator": iter,
-    "sparse": lambda t: torch.sparse_coo_tensor(torch.tensor([[0, 1]]), t[:2, 0], check_invariants=True),
+    "sparse": lambda t: torch.sparse_coo_tensor(
+        torch.tensor([[0, 1]]), t[:2, 0], check_invariants=True
+    ),
     "weak": weakref.ref,
     "weak storage": lambda t: weakref.ref(t.untyped_storage()),
     "gradient": lambda t: with_gradient(t),
@@ -276,7 +296,9 @@ def test_references_that_the_caller_holds_are_counted_by_it():
     held.clear()
     assert [is_sole_owner(tensor, n) for n in (0, 1, 2)] == [False, True, False]
     assert one_deeper(tensor, 2)
-    without_variable = [one_deeper(view(own, 64, torch.float32, (8,), Deaths()), n) for n in (0, 1, 2)]
+    without_variable = [
+        one_deeper(view(own, 64, torch.float32, (8,), Deaths()), n) for n in (0, 1, 2)
+    ]
     assert without_variable == [False, True, False]
 
 
@@ -426,7 +448,9 @@ del passing
 
 
 def test_views_that_live_until_the_interpreter_ends_do_no_harm():
-    done = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stderr) == (0, "")
     died = done.stdout.split()
     assert died[0] == "7"

@@ -43,7 +43,9 @@ class Ends:
         self.sock, self.theirs = socket.socketpair()
         self.sock.setblocking(False)
         self.frames, self.arrived, self.reasons = [], threading.Semaphore(0), []
-        reader = FrameReader(1000, max_payload_bytes, lambda frame: [memoryview(bytearray(frame.payload_bytes))])
+        reader = FrameReader(
+            1000, max_payload_bytes, lambda frame: [memoryview(bytearray(frame.payload_bytes))]
+        )
         self.stream = FrameStream(loop, self.sock, reader, self._on_frame, self.reasons.append)
 
     def _on_frame(self, frame):
@@ -159,7 +161,9 @@ def test_a_frame_whose_length_is_wrong_closes_the_stream_soon(loop, make_ends, m
     monkeypatch.setattr(stall, "STALL_S", 0.2)
     ends, good = make_ends(), header(Kind.NOTE, 0, 4, 0) + b"good"
     run_on(loop, lambda: ends.stream.start(b""))
-    ends.theirs.sendall(good + header(Kind.NOTE, 0, 900, 0) + b"good" + 3 * good)  # the second length should be 4
+    ends.theirs.sendall(
+        good + header(Kind.NOTE, 0, 900, 0) + b"good" + 3 * good
+    )  # the second length should be 4
     ends.theirs.settimeout(PATIENCE_S)
     assert ends.theirs.recv(1) == b"" and len(ends.frames) == 1
     run_on(loop, lambda: None)

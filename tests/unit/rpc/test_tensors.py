@@ -5,7 +5,13 @@ import torch
 
 from pibroch.errors import ProtocolError
 from pibroch.rpc.values.messages import TensorInfo
-from pibroch.rpc.values.tensors import describe, empty, in_memory_order, in_own_order, read_only_bytes
+from pibroch.rpc.values.tensors import (
+    describe,
+    empty,
+    in_memory_order,
+    in_own_order,
+    read_only_bytes,
+)
 
 
 def there_and_back(tensor):
@@ -45,7 +51,9 @@ def test_strides_survive(tensor):
     assert [arrived.stride(dim) for dim in dims] == [tensor.stride(dim) for dim in dims]
 
 
-@pytest.mark.parametrize("tensor", [SQUARE[0].expand(4, 5), SQUARE[:1, :1].expand(3, 3)], ids=["rows", "all"])
+@pytest.mark.parametrize(
+    "tensor", [SQUARE[0].expand(4, 5), SQUARE[:1, :1].expand(3, 3)], ids=["rows", "all"]
+)
 def test_what_was_expanded_arrives_in_full(tensor):
     arrived = there_and_back(tensor)
     assert torch.equal(arrived, tensor) and arrived.is_contiguous()

@@ -116,16 +116,27 @@ def same(a, b):
     if isinstance(a, dict):
         return same(list(a), list(b)) and same(list(a.values()), list(b.values()))
     if dataclasses.is_dataclass(a):
-        return all(same(getattr(a, field.name), getattr(b, field.name)) for field in dataclasses.fields(a))
+        return all(
+            same(getattr(a, field.name), getattr(b, field.name)) for field in dataclasses.fields(a)
+        )
     if isinstance(a, float):
         return struct.pack("d", a) == struct.pack("d", b) or (math.isnan(a) and math.isnan(b))
     return a == b
 
 
-some_text = st.text(max_size=8) | st.sampled_from([f"{__name__}:Point", f"{__name__}:Batch", "float32", "<f4", "cpu"])
+some_text = st.text(max_size=8) | st.sampled_from(
+    [f"{__name__}:Point", f"{__name__}:Batch", "float32", "<f4", "cpu"]
+)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | some_text | st.binary(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | some_text
+    | st.binary(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 keys = (
@@ -138,7 +149,15 @@ keys = (
     | st.tuples(st.integers(), st.text())
 )
 others = [
-    *(..., Colour.RED, Level.LOW, torch.float32, torch.bfloat16, torch.device("cpu"), torch.Size([2, 3])),
+    *(
+        ...,
+        Colour.RED,
+        Level.LOW,
+        torch.float32,
+        torch.bfloat16,
+        torch.device("cpu"),
+        torch.Size([2, 3]),
+    ),
     *(range(1, 9, 2), slice(1, None, 2), function, torch.add, len, Point, torch.nn.Linear),
 ]
 leaves = (
@@ -198,12 +217,21 @@ ARRAYS = [
     np.arange(5)[::-1],
 ]
 SCALARS = [
-    *(np.float32(1.5), np.int8(-3), np.bool_(True), np.complex128(1j), np.uint64(2**63), np.float64(0.1)),
+    *(
+        np.float32(1.5),
+        np.int8(-3),
+        np.bool_(True),
+        np.complex128(1j),
+        np.uint64(2**63),
+        np.float64(0.1),
+    ),
     np.datetime64("2020-01-01"),
 ]
 
 
-@pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype}{array.shape}{array.strides}")
+@pytest.mark.parametrize(
+    "array", ARRAYS, ids=lambda array: f"{array.dtype}{array.shape}{array.strides}"
+)
 def test_arrays(array):
     assert same(there_and_back([array]), [np.ascontiguousarray(array).reshape(array.shape)])
 
@@ -222,11 +250,15 @@ def test_numpy_scalars(scalar):
 def test_parameters_and_sparse_tensors():
     parameter = torch.nn.Parameter(torch.ones(2), requires_grad=False)
     back = there_and_back(parameter)
-    assert type(back) is torch.nn.Parameter and not back.requires_grad and torch.equal(back, parameter)
+    assert (
+        type(back) is torch.nn.Parameter and not back.requires_grad and torch.equal(back, parameter)
+    )
     sparse = torch.sparse_coo_tensor([[0, 1, 1], [2, 0, 2]], [3.0, 4.0, 5.0], (2, 4))
     back = there_and_back(sparse)
     assert (
-        back.layout == torch.sparse_coo and not back.is_coalesced() and torch.equal(back.to_dense(), sparse.to_dense())
+        back.layout == torch.sparse_coo
+        and not back.is_coalesced()
+        and torch.equal(back.to_dense(), sparse.to_dense())
     )
     assert there_and_back(sparse.coalesce()).is_coalesced()
 
@@ -243,12 +275,31 @@ def test_objects():
 
 
 def test_numbers_at_their_bounds():
-    for value in (2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 10**400, -(10**400), 0, -1):
+    for value in (
+        2**63 - 1,
+        2**63,
+        2**64 - 1,
+        2**64,
+        -(2**63),
+        -(2**63) - 1,
+        10**400,
+        -(10**400),
+        0,
+        -1,
+    ):
         assert there_and_back(value) == value and type(there_and_back(value)) is int
 
 
 FORMLESS = [
-    *(Plain(), object(), lambda: 1, iter([]), 2 ** (1 << 20), np.str_("x" * 100), datetime.datetime(2020, 1, 1)),
+    *(
+        Plain(),
+        object(),
+        lambda: 1,
+        iter([]),
+        2 ** (1 << 20),
+        np.str_("x" * 100),
+        datetime.datetime(2020, 1, 1),
+    ),
     *(np.array(["text"], dtype=object), np.array(["text"])),
 ]
 
@@ -387,8 +438,20 @@ P = 2**61 - 1  # the modulus of Python's hashes of numbers
         pack(Ext(Code.FROZENSET, pack(Ext(Code.RANGE, pack([0, 2**62, 1]))))),
         pack(Ext(Code.ORDERED, pack(Ext(Code.RANGE, pack([0, 2**62, 1]))))),
         pack(Ext(Code.SLICE, pack(Ext(Code.RANGE, pack([0, 3, 1]))))),
-        pack(Ext(Code.SET, pack([Ext(Code.BIG_INT, (P * k).to_bytes(12, "little")) for k in range(100_000)]))),
-        pack(Ext(Code.ORDERED, pack([[Ext(Code.BIG_INT, (P * k).to_bytes(12, "little")), 0] for k in range(100_000)]))),
+        pack(
+            Ext(
+                Code.SET,
+                pack([Ext(Code.BIG_INT, (P * k).to_bytes(12, "little")) for k in range(100_000)]),
+            )
+        ),
+        pack(
+            Ext(
+                Code.ORDERED,
+                pack(
+                    [[Ext(Code.BIG_INT, (P * k).to_bytes(12, "little")), 0] for k in range(100_000)]
+                ),
+            )
+        ),
         pack(Ext(Code.COMPLEX, pack(["1" * 1_000_000, 1]))),
         pack(Ext(Code.SCALAR, pack(["i1," * 300_000, b""]))),
         pack(Ext(Code.SCALAR, pack(["(9999999,)i1", b""]))),
@@ -424,7 +487,8 @@ def test_where_the_values_of_a_sparse_tensor_lie_cannot_be_changed_afterwards():
 
 
 @pytest.mark.parametrize(
-    "name", ["os:system", "builtins:eval", "torch:load", f"{__name__}:_x", f"{__name__}:pickle.loads"]
+    "name",
+    ["os:system", "builtins:eval", "torch:load", f"{__name__}:_x", f"{__name__}:pickle.loads"],
 )
 def test_names_that_are_not_allowed_are_refused(name):
     for data in (pack(Ext(Code.NAMED, pack(name))), object_of(name, ["true"])):
@@ -446,7 +510,8 @@ def test_any_content_of_any_form_gives_a_value_or_a_named_error(code, data):
     inner = data.draw(st.binary(max_size=40) | JSON.map(pack))
     with contextlib.suppress(RpcError):
         decode(
-            pack(Ext(code, inner)), [torch.ones(2), torch.zeros(1, dtype=torch.int64), torch.ones(3).requires_grad_()]
+            pack(Ext(code, inner)),
+            [torch.ones(2), torch.zeros(1, dtype=torch.int64), torch.ones(3).requires_grad_()],
         )
 
 

@@ -13,7 +13,14 @@ from pibroch.rpc.transport.handshake import Client, Server
 from pibroch.rpc.transport.handshake_messages import Identity, Purpose
 from pibroch.rpc.values.callables import Callables
 from pibroch.rpc.values.codec import Code, Codec
-from pibroch.rpc.values.messages import CODE_OF_DTYPE, Call, Envelope, TensorInfo, decode_envelope, encode
+from pibroch.rpc.values.messages import (
+    CODE_OF_DTYPE,
+    Call,
+    Envelope,
+    TensorInfo,
+    decode_envelope,
+    encode,
+)
 
 DOCUMENT = (Path(__file__).parents[3] / "docs/design/0004-wire-format.md").read_text()
 CODEC = Codec(Callables(()))
@@ -21,7 +28,9 @@ CODEC = Codec(Callables(()))
 
 def example(name):
     """The bytes of an example: pairs of hexadecimal digits up to the comment on each line."""
-    lines = re.search(rf"<!-- bytes: {name} -->\n```\w*\n(.*?)```", DOCUMENT, re.DOTALL)[1].splitlines()
+    lines = re.search(rf"<!-- bytes: {name} -->\n```\w*\n(.*?)```", DOCUMENT, re.DOTALL)[
+        1
+    ].splitlines()
     return bytes.fromhex(" ".join(line[:51] for line in lines))
 
 
@@ -40,7 +49,9 @@ def test_the_request_is_what_is_sent():
     raw, tensors, _ = CODEC.encode([[torch.tensor([1.0, 2.0]), 1], {}])
     metadata = encode(Envelope(msgspec.Raw(encode(Call("torch:add"))), raw, [TensorInfo(0, (2,))]))
     payload = tensors[0].numpy().tobytes()
-    assert header(Kind.REQUEST, 7, len(metadata), len(payload)) + metadata + payload == example("request")
+    assert header(Kind.REQUEST, 7, len(metadata), len(payload)) + metadata + payload == example(
+        "request"
+    )
 
 
 def test_the_request_is_understood():
@@ -49,25 +60,33 @@ def test_the_request_is_understood():
     reader.buffer()[: len(data)] = data
     (frame,) = reader.received(len(data))
     envelope = decode_envelope(frame.metadata)
-    (tensor, one), _ = CODEC.decode(envelope.value, [torch.frombuffer(frame.payload, dtype=torch.float32)])
+    (tensor, one), _ = CODEC.decode(
+        envelope.value, [torch.frombuffer(frame.payload, dtype=torch.float32)]
+    )
     assert (frame.kind, frame.number, one) == (Kind.REQUEST, 7, 1) and tensor.tolist() == [1.0, 2.0]
 
 
 def test_the_data_types():
     listed = re.search(r"Codes of `dtype`: (.*?)\.\n", DOCUMENT)[1].split(", ")
-    assert listed == [f"{code} {str(dtype).removeprefix('torch.')}" for dtype, code in CODE_OF_DTYPE.items()]
+    assert listed == [
+        f"{code} {str(dtype).removeprefix('torch.')}" for dtype, code in CODE_OF_DTYPE.items()
+    ]
 
 
 def test_the_kinds_of_frames():
     rows = re.findall(r"^\| (\d+) \| (\w+) \| .*\|.*\|.*\|$", DOCUMENT, re.MULTILINE)
-    assert {(int(number), name.upper()) for number, name in rows if name.upper() in Kind.__members__} == {
-        (kind.value, kind.name) for kind in Kind
-    }
+    assert {
+        (int(number), name.upper()) for number, name in rows if name.upper() in Kind.__members__
+    } == {(kind.value, kind.name) for kind in Kind}
 
 
 def test_the_forms_of_values():
     table = DOCUMENT.partition("## Values")[2].partition("**Names.**")[0]
-    codes = {int(code) for row in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for code in row.split(",")}
+    codes = {
+        int(code)
+        for row in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE)
+        for code in row.split(",")
+    }
     assert codes == {code for name, code in vars(Code).items() if name.isupper()}
 
 

@@ -57,7 +57,10 @@ def test_together_they_are_the_newer_export(steps, batch, tmp_path, dtype):
             assert found.step == step and found.version == read_delta(tmp_path / delta)[0].version
             before = found if delta == f"{number}" else before
     assert not torch.equal(expected, logits(tmp_path / "1", batch))
-    assert find_vocabularies(tmp_path / "4").fingerprint == find_vocabularies(tmp_path / "1").fingerprint
+    assert (
+        find_vocabularies(tmp_path / "4").fingerprint
+        == find_vocabularies(tmp_path / "1").fingerprint
+    )
 
 
 @contextmanager
@@ -80,7 +83,10 @@ def test_a_disk_that_is_full_leaves_nothing(steps, tmp_path):
     before = files_below(tmp_path)
     sizes = sorted(len(content) for content in expected.values())
     for size in (0, 1, *(size - 1 for size in sizes)):
-        with pytest.raises(StorageError, match=r"room for the export.*export again"), files_of_at_most(size):
+        with (
+            pytest.raises(StorageError, match=r"room for the export.*export again"),
+            files_of_at_most(size),
+        ):
             export_delta(steps[10], tmp_path / "1", tmp_path / "2")
         assert files_below(tmp_path) == before and not (tmp_path / "2").exists()
     export_delta(steps[10], tmp_path / "1", tmp_path / "2")
@@ -106,26 +112,39 @@ def test_training_says_which_rows_changed(steps, batch, tmp_path):
     assert torch.equal(logits(tmp_path / "back", batch), expected[10])
     (tmp_path / "1" / "origin.json").unlink()
     compared = export_delta(steps[20], tmp_path / "1", tmp_path / "compared")
-    assert torch.equal(logits(tmp_path / "compared", batch), expected[20]) and 0 < compared.num_rows <= counts[1]
+    assert (
+        torch.equal(logits(tmp_path / "compared", batch), expected[20])
+        and 0 < compared.num_rows <= counts[1]
+    )
     with pytest.raises(CheckpointError, match="changed since"):
         export_delta(tmp_path / "copy20", tmp_path / "1", tmp_path / "no")
 
 
-CASES = {"averages": "train.average=0.9", "narrow rows": "embedding.dtype=bfloat16", "full ones": "train.log_every=1"}
+CASES = {
+    "averages": "train.average=0.9",
+    "narrow rows": "embedding.dtype=bfloat16",
+    "full ones": "train.log_every=1",
+}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_whatever_was_trained(data, batch, tmp_path, case):
     every = 1 if case == "full ones" else 9
-    config = make_config(data, *EVERY, f"train.full_checkpoint_every={every}", CASES[case], "train.steps=10")
+    config = make_config(
+        data, *EVERY, f"train.full_checkpoint_every={every}", CASES[case], "train.steps=10"
+    )
     run, _ = train_here(config, tmp_path / "run")
     first, second = (run.path / "checkpoints" / f"step-{step:08d}" for step in (5, 10))
     export_checkpoint(first, tmp_path / "1")
     export_checkpoint(second, tmp_path / "whole")
     delta = export_delta(second, tmp_path / "1", tmp_path / "2")
-    assert delta.num_rows > 0 and torch.equal(logits(tmp_path / "2", batch), logits(tmp_path / "whole", batch))
+    assert delta.num_rows > 0 and torch.equal(
+        logits(tmp_path / "2", batch), logits(tmp_path / "whole", batch)
+    )
     again = export_delta(second, tmp_path / "whole", tmp_path / "3")
-    assert again.num_rows == 0 and torch.equal(logits(tmp_path / "3", batch), logits(tmp_path / "whole", batch))
+    assert again.num_rows == 0 and torch.equal(
+        logits(tmp_path / "3", batch), logits(tmp_path / "whole", batch)
+    )
 
 
 def test_equal_deltas_have_equal_bytes(steps, tmp_path):
@@ -133,7 +152,11 @@ def test_equal_deltas_have_equal_bytes(steps, tmp_path):
     for name in ("2", "3"):
         export_delta(steps[10], tmp_path / "1", tmp_path / name)
     assert files_below(tmp_path / "2") == files_below(tmp_path / "3")
-    assert sorted(files_below(tmp_path / "2")) == ["delta.json", "dense.safetensors", "rows.safetensors"]
+    assert sorted(files_below(tmp_path / "2")) == [
+        "delta.json",
+        "dense.safetensors",
+        "rows.safetensors",
+    ]
     assert not list(tmp_path.glob(".*"))
 
 
@@ -145,7 +168,9 @@ def test_what_is_shared_is_shared(steps, batch, tmp_path):
     shutil.rmtree(tmp_path / "1")  # it stays mapped
     second = pb.Predictor.open(tmp_path / "2", beside=first)
     ours, theirs = (predictor._model.lookup._shards[0].rows for predictor in (first, second))
-    assert np.shares_memory(ours, theirs) and second._model.vocabularies is first._model.vocabularies
+    assert (
+        np.shares_memory(ours, theirs) and second._model.vocabularies is first._model.vocabularies
+    )
     with pytest.raises(CheckpointError, match="not beside it"):
         pb.Predictor.open(tmp_path / "2")
 
@@ -173,8 +198,12 @@ def test_refusals(steps, data, clicks, tmp_path):
 
 def test_the_command(steps, data, tmp_path):
     export_checkpoint(steps[5], tmp_path / "1", ExportOptions("int8"))
-    ran = run_command("export", steps[20], "--since", tmp_path / "1", "--out", tmp_path / "2", "--data", data)
+    ran = run_command(
+        "export", steps[20], "--since", tmp_path / "1", "--out", tmp_path / "2", "--data", data
+    )
     assert ran.returncode == 0, ran.stderr
     assert "rows changed since" in ran.stdout and "AUC" in ran.stdout
-    ran = run_command("export", steps[20], "--since", tmp_path / "1", "--out", tmp_path / "3", "--dtype", "int8")
+    ran = run_command(
+        "export", steps[20], "--since", tmp_path / "1", "--out", tmp_path / "3", "--dtype", "int8"
+    )
     assert ran.returncode == 2 and "--dtype" in ran.stderr

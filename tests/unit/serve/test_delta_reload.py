@@ -25,12 +25,22 @@ def line(clicks, tmp_path_factory):
     """Exports, each with two deltas on it, of one run: folders in their order, and the scores of each by version."""
     folder, rows, expected = tmp_path_factory.mktemp("line"), clicks.rows[:24], {}
     count = RELOADS * (1 + DELTAS_PER_RELOAD)
-    steps = ["train.checkpoint_every=3", f"train.steps={3 * count}", f"train.keep={count}", "train.evaluate_every=300"]
-    config = make_config(clicks.data, *steps, f"train.full_checkpoint_every={1 + DELTAS_PER_RELOAD}")
+    steps = [
+        "train.checkpoint_every=3",
+        f"train.steps={3 * count}",
+        f"train.keep={count}",
+        "train.evaluate_every=300",
+    ]
+    config = make_config(
+        clicks.data, *steps, f"train.full_checkpoint_every={1 + DELTAS_PER_RELOAD}"
+    )
     run, _ = train_here(config, folder / "run")
     parts = []
     for number in range(1, count + 1):
-        checkpoint, out = run.path / "checkpoints" / f"step-{3 * number:08d}", folder / "all" / str(number)
+        checkpoint, out = (
+            run.path / "checkpoints" / f"step-{3 * number:08d}",
+            folder / "all" / str(number),
+        )
         if number % (1 + DELTAS_PER_RELOAD) == 1:
             export_checkpoint(checkpoint, out, ExportOptions("int8"))
         else:
@@ -78,5 +88,7 @@ def test_a_delta_whose_base_is_elsewhere_does_not_take_over(line, tmp_path):
         os.utime(models / "3" / "delta.json")  # as if it were published again
         until(lambda: server.metric("pibroch_model_loads") == 2)
         answer = server.ask("POST", "/score", {"rows": line.rows})
-        assert np.abs(np.array(answer.json["scores"]) - line.expected[line.parts[2][1]]).max() < 1e-6
+        assert (
+            np.abs(np.array(answer.json["scores"]) - line.expected[line.parts[2][1]]).max() < 1e-6
+        )
         assert answer.json["model_version"] == line.parts[2][1] and "not beside it" in server.end()

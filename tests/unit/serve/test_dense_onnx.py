@@ -26,7 +26,8 @@ def opened(onnxruntime, path):
 @pytest.mark.parametrize("model", ["dlrm", "dcnv2"])
 def test_scores_are_the_predictors(onnxruntime, data, tmp_path, model):
     run, _ = train_here(
-        make_config(data, f"model.name={model}", "train.steps=5", "train.average=0.9"), tmp_path / "run"
+        make_config(data, f"model.name={model}", "train.steps=5", "train.average=0.9"),
+        tmp_path / "run",
     )
     export_onnx(run.path, tmp_path / "dense.onnx")
     session, predictor = opened(onnxruntime, tmp_path / "dense.onnx"), pb.Predictor.open(run.path)
@@ -47,7 +48,10 @@ def test_the_command_takes_an_export(onnxruntime, clicks, tmp_path):
     export_checkpoint(clicks.run, tmp_path / "ctr", ExportOptions("int8"))
     ran = run_command("export", tmp_path / "ctr", "--onnx", tmp_path / "new" / "ctr.onnx")
     assert ran.returncode == 0, ran.stderr
-    assert "2 dense features, 5 embeddings of 4" in ran.stdout and "torch" not in ran.stdout + ran.stderr
+    assert (
+        "2 dense features, 5 embeddings of 4" in ran.stdout
+        and "torch" not in ran.stdout + ran.stderr
+    )
     assert [each.name for each in (tmp_path / "new").iterdir()] == ["ctr.onnx"]
     predictor = pb.Predictor.open(tmp_path / "ctr")
     batch = predictor.encode(clicks.rows[:1])

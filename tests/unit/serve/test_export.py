@@ -39,7 +39,11 @@ def test_scores_are_those_of_the_checkpoint(clicks, exports, batches, dtype):
     for batch in batches:
         difference = (found(batch) - expected(batch)).abs().max()
         assert difference <= BOUND[dtype]
-    assert found.features == expected.features and found.schema == expected.schema and found.step == expected.step
+    assert (
+        found.features == expected.features
+        and found.schema == expected.schema
+        and found.step == expected.step
+    )
     assert torch.equal(found.score_raw(clicks.rows[:50]), found(found.encode(clicks.rows[:50])))
     with pytest.raises(CheckpointError, match="an export"):
         _ = found.config
@@ -50,7 +54,11 @@ CASES = {
     "deepfm": ["model.name=deepfm", "train.steps=5"],
     "bf16": ["train.bf16=true", "train.steps=5"],
     "narrow rows": ["embedding.dtype=bfloat16", "train.steps=12"],
-    "averages, incremental": ["train.average=0.9", "train.steps=13", "train.full_checkpoint_every=9"],
+    "averages, incremental": [
+        "train.average=0.9",
+        "train.steps=13",
+        "train.full_checkpoint_every=9",
+    ],
 }
 
 
@@ -82,12 +90,18 @@ def test_an_export_stands_alone(clicks, exports, tmp_path):
 
 def test_bytes_of_rows(data, tmp_path):
     for dim, share in ((16, 0.38), (64, 0.29)):
-        run, _ = train_here(make_config(data, f"model.dim={dim}", "train.steps=1"), tmp_path / f"run{dim}")
+        run, _ = train_here(
+            make_config(data, f"model.dim={dim}", "train.steps=1"), tmp_path / f"run{dim}"
+        )
         sizes = {}
         for dtype in DTYPES:
-            manifest = export_checkpoint(run.path, tmp_path / f"{dtype}{dim}", ExportOptions(dtype, shard_bytes=50_000))
+            manifest = export_checkpoint(
+                run.path, tmp_path / f"{dtype}{dim}", ExportOptions(dtype, shard_bytes=50_000)
+            )
             sizes[dtype] = sum(manifest.files[shard.file].size_bytes for shard in manifest.shards)
-        assert sizes["int8"] <= share * sizes["float32"] and sizes["float16"] < 0.51 * sizes["float32"]
+        assert (
+            sizes["int8"] <= share * sizes["float32"] and sizes["float16"] < 0.51 * sizes["float32"]
+        )
 
 
 def test_equal_exports_have_equal_bytes_and_one_name(clicks, exports, tmp_path):
@@ -95,7 +109,10 @@ def test_equal_exports_have_equal_bytes_and_one_name(clicks, exports, tmp_path):
     assert files_below(tmp_path / "again") == files_below(exports / "int8")
     names = {read_export(exports / dtype).version for dtype in DTYPES}
     assert len(names) == 3
-    assert export_checkpoint(clicks.run, tmp_path / "named", ExportOptions(version="2026-11")).version == "2026-11"
+    assert (
+        export_checkpoint(clicks.run, tmp_path / "named", ExportOptions(version="2026-11")).version
+        == "2026-11"
+    )
     with pytest.raises(ConfigError, match="letters"):
         export_checkpoint(clicks.run, tmp_path / "odd", ExportOptions(version="a/b"))
 
@@ -117,7 +134,9 @@ def test_whole_or_not_at_all(clicks, exports, tmp_path, monkeypatch):
             export_checkpoint(clicks.run, tmp_path / "new")
     assert files_below(tmp_path) == before and not (tmp_path / "new").exists()
     export_checkpoint(clicks.run, out, ExportOptions(overwrite=True))
-    assert files_below(out) == files_below(exports / "float32") and [out] == list(tmp_path.iterdir())
+    assert files_below(out) == files_below(exports / "float32") and [out] == list(
+        tmp_path.iterdir()
+    )
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "mine").touch()
     with pytest.raises(ConfigError, match="no export"):
@@ -136,7 +155,12 @@ def test_without_its_data_a_checkpoint_is_not_exported(clicks, tmp_path):
 
 def test_damage_is_refused_by_name(exports, tmp_path):
     folder = shutil.copytree(exports / "int8", tmp_path / "export")
-    names = ["export.json", "dense.safetensors", "vocabularies.safetensors", "tables/rows-00000-of-00001.safetensors"]
+    names = [
+        "export.json",
+        "dense.safetensors",
+        "vocabularies.safetensors",
+        "tables/rows-00000-of-00001.safetensors",
+    ]
     assert sorted([*names, "origin.json"]) == sorted(files_below(folder))
     for name in names:
         content = (folder / name).read_bytes()
@@ -170,7 +194,9 @@ def test_tables_take_no_memory_of_their_own(data, tmp_path):
     maps = Path("/proc/self/smaps").read_text().split("\n")
     start = next(i for i, line in enumerate(maps) if "rows-00000-of-00001.safetensors" in line)
     fields = dict(
-        line.split(":") for line in maps[start + 1 : start + 20] if ":" in line and "-" not in line.split(":")[0]
+        line.split(":")
+        for line in maps[start + 1 : start + 20]
+        if ":" in line and "-" not in line.split(":")[0]
     )
     assert int(fields["Private_Dirty"].split()[0]) == 0 and int(fields["Rss"].split()[0]) > 0
 
@@ -178,13 +204,25 @@ def test_tables_take_no_memory_of_their_own(data, tmp_path):
 def test_the_command_says_what_was_lost(clicks, tmp_path):
     from small_run import run_command
 
-    arguments = ("export", clicks.run, "--out", tmp_path / "out", "--dtype", "int8", "--data", clicks.data)
+    arguments = (
+        "export",
+        clicks.run,
+        "--out",
+        tmp_path / "out",
+        "--dtype",
+        "int8",
+        "--data",
+        clicks.data,
+    )
     ran = run_command(*arguments)
     assert ran.returncode == 0, ran.stderr
     words = ran.stdout.replace("\n", " ").split()
     before, after = (float(words[words.index(word) - 1]) for word in ("before,", "after"))
     assert 0.5 < before < 1 and abs(before - after) <= 2e-3
     assert read_export(tmp_path / "out").version in words
-    for more, message in ((arguments, "--overwrite"), ((*arguments, "--split", "none", "--overwrite"), "--split")):
+    for more, message in (
+        (arguments, "--overwrite"),
+        ((*arguments, "--split", "none", "--overwrite"), "--split"),
+    ):
         ran = run_command(*more)
         assert ran.returncode == 2 and message in ran.stderr

@@ -37,7 +37,12 @@ def ctr(clicks, tmp_path_factory):
     with serving(folder / "ctr") as server:
         url = "{}:{}".format(*server.address)
         yield SimpleNamespace(
-            server=server, url=url, scores=scores, rows=clicks.rows[-len(scores) :], data=clicks.data, folder=folder
+            server=server,
+            url=url,
+            scores=scores,
+            rows=clicks.rows[-len(scores) :],
+            data=clicks.data,
+            folder=folder,
         )
 
 
@@ -57,7 +62,9 @@ def encoded_inputs(data, first=0, after=None, split="test"):
 
 
 def raw_inputs(rows, columns):
-    return {name: (np.array([row[name].encode() for row in rows], object), "BYTES") for name in columns}
+    return {
+        name: (np.array([row[name].encode() for row in rows], object), "BYTES") for name in columns
+    }
 
 
 def infer(url, model, inputs, binary, outputs=("score",), version=""):
@@ -79,7 +86,9 @@ def test_infer_scores_as_evaluation_does(ctr, binary, kind):
     inputs = encoded_inputs(ctr.data) if kind == "encoded" else raw_inputs(ctr.rows, columns)
     found = infer(ctr.url, "ctr", inputs, binary, ("logit", "score"))
     assert np.abs(found.as_numpy("score") - ctr.scores).max() < 1e-6
-    assert np.abs(1 / (1 + np.exp(-found.as_numpy("logit").astype(float))) - ctr.scores).max() < 1e-6
+    assert (
+        np.abs(1 / (1 + np.exp(-found.as_numpy("logit").astype(float))) - ctr.scores).max() < 1e-6
+    )
     version = found.get_response()["model_version"]
     again = infer(ctr.url, "ctr", inputs, binary, version=version)
     assert np.array_equal(again.as_numpy("score"), found.as_numpy("score"))
@@ -88,7 +97,9 @@ def test_infer_scores_as_evaluation_does(ctr, binary, kind):
 def test_raw_rows_in_every_form(ctr):
     path = write_csv(ctr.folder / "rows.csv", ctr.rows)
     header = ",".join(COLUMNS[1:])
-    unlabelled = "\n".join([header, *(",".join(row[name] for name in COLUMNS[1:]) for row in ctr.rows)])
+    unlabelled = "\n".join(
+        [header, *(",".join(row[name] for name in COLUMNS[1:]) for row in ctr.rows)]
+    )
     bodies = [
         ({"rows": ctr.rows}, None),
         (ctr.rows, None),
@@ -100,7 +111,9 @@ def test_raw_rows_in_every_form(ctr):
         found = ctr.server.ask("POST", "/score", body, headers)
         assert found.status == 200, found.body
         assert np.abs(np.array(found.json["scores"]) - ctr.scores).max() < 1e-6
-        assert found.json["model_name"] == "ctr" and found.json["model_version"].endswith("-float32")
+        assert found.json["model_name"] == "ctr" and found.json["model_version"].endswith(
+            "-float32"
+        )
     lines = ctr.server.ask("POST", "/score", {"rows": ctr.rows}, {"accept": "text/csv"})
     assert np.abs(np.array(lines.body.decode().split(), float) - ctr.scores).max() < 1e-6
 
@@ -115,17 +128,26 @@ def test_embeddings_of_raw_rows_and_of_ids(ctr):
     found = ctr.server.ask("POST", "/embed", {"rows": rows}, {"accept": "application/octet-stream"})
     length = int(found.headers["inference-header-content-length"])
     (output,) = json.loads(found.body[:length])["outputs"]
-    assert np.array_equal(np.frombuffer(found.body[length:], "<f4").reshape(output["shape"]), expected)
+    assert np.array_equal(
+        np.frombuffer(found.body[length:], "<f4").reshape(output["shape"]), expected
+    )
 
     first = EncodedDataset.open(ctr.data).samples["test"] - len(ctr.rows)
     encoded = encoded_inputs(ctr.data, first, first + 40)
     ids = {name: tensor for name, tensor in encoded.items() if name != "dense"}
-    asked = [(ids, ("embedding",)), (encoded, ("embedding", "score")), (raw_inputs(rows, COLUMNS[1:]), ("embedding",))]
+    asked = [
+        (ids, ("embedding",)),
+        (encoded, ("embedding", "score")),
+        (raw_inputs(rows, COLUMNS[1:]), ("embedding",)),
+    ]
     for inputs, outputs in asked:
         for binary in (False, True):
             found = infer(ctr.url, "ctr", inputs, binary, outputs)
             assert np.array_equal(found.as_numpy("embedding"), expected)
-            assert "score" not in outputs or np.abs(found.as_numpy("score") - ctr.scores[:40]).max() < 1e-6
+            assert (
+                "score" not in outputs
+                or np.abs(found.as_numpy("score") - ctr.scores[:40]).max() < 1e-6
+            )
     assert ctr.server.metric('pibroch_requests_total{endpoint="embed",status="200"}') == 2
 
 
@@ -134,7 +156,9 @@ def test_embeddings_are_refused_as_scores_are(ctr):
     wrong = ctr.server.ask("POST", "/embed", {"rows": [row, {**row, "age": "old"}]})
     assert wrong.status == 400 and "age" in wrong.reason
     assert ctr.server.ask("GET", "/embed").status == 405
-    ids = {name: tensor for name, tensor in encoded_inputs(ctr.data, 0, 3).items() if name != "dense"}
+    ids = {
+        name: tensor for name, tensor in encoded_inputs(ctr.data, 0, 3).items() if name != "dense"
+    }
     with pytest.raises(triton.InferenceServerException, match="dense"):  # which scores need
         infer(ctr.url, "ctr", ids, True)
     ids["ids"][0][1, 0] = 10**6
@@ -145,7 +169,9 @@ def test_embeddings_are_refused_as_scores_are(ctr):
         assert many.status == 200
         few = small.ask("POST", "/embed", {"rows": ctr.rows[:20]})
         assert few.status == 200
-        bags = {name: np.zeros(200, np.int64) for name in ("tags.lengths",)} | {"tags.values": np.zeros(0, np.int64)}
+        bags = {name: np.zeros(200, np.int64) for name in ("tags.lengths",)} | {
+            "tags.values": np.zeros(0, np.int64)
+        }
         inputs = {
             "ids": (np.zeros((200, 4), np.int64), "INT64"),
             **{name: (bag, "INT64") for name, bag in bags.items()},
@@ -185,7 +211,9 @@ def test_requests_at_once_get_their_own_answers(ctr):
         thread.start()
     for thread in threads:
         thread.join(120)
-    assert np.abs(np.array([found[place] for place in range(len(ctr.rows))]) - ctr.scores).max() < 1e-6
+    assert (
+        np.abs(np.array([found[place] for place in range(len(ctr.rows))]) - ctr.scores).max() < 1e-6
+    )
     after = ctr.server.metric('pibroch_requests_total{endpoint="score",status="200"}')
     assert after - before == len(ctr.rows)
     assert ctr.server.metric('pibroch_request_seconds_count{endpoint="score"}') >= len(ctr.rows)
@@ -199,10 +227,15 @@ def test_ten_thousand_rows_of_the_criteo_sample(tmp_path):
     data, count = tmp_path / "criteo", 10_000
     assert run_command("data", "prepare", "criteo", SAMPLE, "--out", data).returncode == 0
     recipe = Path(__file__).parents[3] / "recipes/criteo_kaggle_sample.toml"
-    config = load_recipe(str(recipe), [f"data.dir={str(data)!r}", "train.steps=40", "train.evaluate_every=40"])
+    config = load_recipe(
+        str(recipe), [f"data.dir={str(data)!r}", "train.steps=40", "train.evaluate_every=40"]
+    )
     run, _ = train_here(config, tmp_path / "run")
     expected = evaluated(run.path, data, tmp_path / "scores.parquet")[-count:]
-    text = b"".join(piece.text for piece in TextSource(SAMPLE, "\t", False, tuple("abc")).pieces(_start(), 32 << 20))
+    text = b"".join(
+        piece.text
+        for piece in TextSource(SAMPLE, "\t", False, tuple("abc")).pieces(_start(), 32 << 20)
+    )
     lines = text.splitlines()[-count:]
     export_checkpoint(run.path, tmp_path / "sample")
     num_samples = EncodedDataset.open(data).samples["test"]
@@ -234,7 +267,11 @@ def _start():
 def _auc(path, data):
     from pibroch.train.metrics import Predictions
 
-    predictor, samples, predictions = pb.Predictor.open(path), EncodedDataset.open(data).split("test"), Predictions()
+    predictor, samples, predictions = (
+        pb.Predictor.open(path),
+        EncodedDataset.open(data).split("test"),
+        Predictions(),
+    )
     batch = batch_of(samples, np.arange(len(samples)))
     predictions.add(predictor.logits(batch).numpy(), batch.labels.numpy())
     return predictions.result()[0].auc
@@ -260,9 +297,14 @@ def test_without_dictionaries_encoded_samples_are_scored(clicks, tmp_path):
             refused = server.ask("POST", "/score", {"rows": clicks.rows[:1]})
             assert refused.status == 400 and "pibroch export" in refused.reason
             url = "{}:{}".format(*server.address)
-            assert infer(url, "run", encoded_inputs(moved, 0, 5), True).as_numpy("score").shape == (5,)
+            assert infer(url, "run", encoded_inputs(moved, 0, 5), True).as_numpy("score").shape == (
+                5,
+            )
             body = {
-                "inputs": [{"name": name, "shape": [1], "datatype": "BYTES", "data": ["1"]} for name in COLUMNS[1:]]
+                "inputs": [
+                    {"name": name, "shape": [1], "datatype": "BYTES", "data": ["1"]}
+                    for name in COLUMNS[1:]
+                ]
             }
             assert server.ask("POST", "/v2/models/run/infer", json.dumps(body)).status == 400
         with serving(clicks.run, "--data", moved) as server:

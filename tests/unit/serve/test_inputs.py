@@ -20,7 +20,10 @@ def batch_of(rng, size, is_one_hot):
 def bags(batch):
     """Ids by sample and feature."""
     ends, size = batch.offsets.tolist(), batch.batch_size
-    return [[batch.values[ends[f * size + b] : ends[f * size + b + 1]].tolist() for f in range(3)] for b in range(size)]
+    return [
+        [batch.values[ends[f * size + b] : ends[f * size + b + 1]].tolist() for f in range(3)]
+        for b in range(size)
+    ]
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -30,11 +33,17 @@ def test_requests_one_behind_the_other(sizes, is_one_hot):
     parts = [batch_of(rng, size, is_one_hot) for size in sizes]
     merged = merged_batches(parts)
     assert bags(merged) == [bag for part in parts for bag in bags(part)]
-    assert torch.equal(merged.dense, torch.cat([part.dense for part in parts])) and merged.keys == parts[0].keys
+    assert (
+        torch.equal(merged.dense, torch.cat([part.dense for part in parts]))
+        and merged.keys == parts[0].keys
+    )
 
 
 def test_columns_one_behind_the_other():
-    assert merged_columns([{"a": [1], "b": [2]}, {"a": [3, 4], "b": [5, 6]}]) == {"a": [1, 3, 4], "b": [2, 5, 6]}
+    assert merged_columns([{"a": [1], "b": [2]}, {"a": [3, 4], "b": [5, 6]}]) == {
+        "a": [1, 3, 4],
+        "b": [2, 5, 6],
+    }
 
 
 def test_merged_requests_score_as_alone(clicks):

@@ -18,7 +18,9 @@ def test_the_page_keeps_its_promises(clicks, tmp_path):
     with serving(tmp_path / "ctr") as server:
         schema = schemathesis.openapi.from_url("http://{}:{}/openapi.json".format(*server.address))
         operations = [found.ok() for found in schema.get_all_operations()]
-        assert {"/score", "/v2/models/{model}/infer", "/metrics"} <= {each.path for each in operations}
+        assert {"/score", "/v2/models/{model}/infer", "/metrics"} <= {
+            each.path for each in operations
+        }
         statuses = set()
         for operation in operations:
 

@@ -30,7 +30,11 @@ CASES = {
     "narrow rows": ["embedding.dtype=bfloat16", "train.steps=12"],
     "narrow rows, averages": ["embedding.dtype=bfloat16", "train.average=0.9", "train.steps=12"],
     "averages": ["train.average=0.9", "train.steps=12"],
-    "averages, incremental": ["train.average=0.9", "train.steps=13", "train.full_checkpoint_every=9"],
+    "averages, incremental": [
+        "train.average=0.9",
+        "train.steps=13",
+        "train.full_checkpoint_every=9",
+    ],
 }
 
 
@@ -41,7 +45,9 @@ def batches(data):
 
 @pytest.fixture(scope="module")
 def run(data, tmp_path_factory):
-    return train_here(make_config(data, *CASES["averages"]), tmp_path_factory.mktemp("runs") / "run")[0]
+    return train_here(
+        make_config(data, *CASES["averages"]), tmp_path_factory.mktemp("runs") / "run"
+    )[0]
 
 
 def by_session(path, data):
@@ -110,7 +116,11 @@ def test_four_threads_at_once_get_the_same_bits(batches, run):
     for thread in threads:
         thread.join(60)
     assert sorted(found) == [0, 1, 2, 3]
-    assert all(torch.equal(a, b) for scores in found.values() for a, b in zip(scores, expected * 5, strict=True))
+    assert all(
+        torch.equal(a, b)
+        for scores in found.values()
+        for a, b in zip(scores, expected * 5, strict=True)
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the OpenMP that torch brings")
@@ -119,7 +129,9 @@ def test_a_new_thread_computes_on_the_programs_number_of_threads(batches, run):
     number = 1 if openmp.omp_get_num_procs() > 1 else 2
     torch.set_num_threads(number)
     predictor, found = pb.Predictor.open(run.path), []
-    predictor._dense.register_forward_pre_hook(lambda *_: found.append(openmp.omp_get_max_threads()))
+    predictor._dense.register_forward_pre_hook(
+        lambda *_: found.append(openmp.omp_get_max_threads())
+    )
     thread = threading.Thread(target=predictor, args=(batches[0],))
     thread.start()
     thread.join(60)
@@ -140,7 +152,12 @@ def test_the_programs_state_stays_as_it_is(batches, run):
 
 def test_a_damaged_checkpoint_is_refused_by_name(run, tmp_path):
     folder = shutil.copytree(find_checkpoint(run.path), tmp_path / "damaged")
-    for name in ("tables/C1.safetensors", "dense_average.safetensors", "random.safetensors", "manifest.json"):
+    for name in (
+        "tables/C1.safetensors",
+        "dense_average.safetensors",
+        "random.safetensors",
+        "manifest.json",
+    ):
         content = (folder / name).read_bytes()
         (folder / name).write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
         with pytest.raises(CheckpointError, match=Path(name).name):
@@ -167,7 +184,10 @@ def test_bad_batches_are_refused(batches, run):
 def test_an_empty_batch_has_no_scores(batches, run):
     batch = batches[0]
     nothing = pb.JaggedBatch.from_one_hot(
-        batch.dense[:0], batch.keys, torch.empty(len(batch.keys), 0, dtype=torch.int64), batch.labels[:0]
+        batch.dense[:0],
+        batch.keys,
+        torch.empty(len(batch.keys), 0, dtype=torch.int64),
+        batch.labels[:0],
     )
     assert pb.Predictor.open(run.path)(nothing).shape == (0,)
 

@@ -31,7 +31,10 @@ def test_raw_rows_score_as_evaluation_does(clicks, predictor, evaluated):
     assert np.abs(predictor.score_raw(rows).numpy() - evaluated).max() < 1e-6
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     assert np.abs(predictor.score_raw(columns).numpy() - evaluated).max() < 1e-6
-    typed = [{**row, "tags": row["tags"].split("|") if row["tags"] else [], "age": int(row["age"])} for row in rows]
+    typed = [
+        {**row, "tags": row["tags"].split("|") if row["tags"] else [], "age": int(row["age"])}
+        for row in rows
+    ]
     assert np.abs(predictor.score_raw(typed).numpy() - evaluated).max() < 1e-6
 
 
@@ -40,7 +43,9 @@ def test_from_several_threads(clicks, predictor, evaluated):
 
     def ask(number):
         start.wait(60)
-        found[number] = np.concatenate([predictor.score_raw(rows[i : i + 90]).numpy() for i in range(0, 450, 90)])
+        found[number] = np.concatenate(
+            [predictor.score_raw(rows[i : i + 90]).numpy() for i in range(0, 450, 90)]
+        )
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
     for thread in threads:
@@ -58,7 +63,9 @@ def test_dictionaries_come_from_the_data_set(clicks, predictor, tmp_path):
         with pytest.raises(CheckpointError, match="pibroch export"):
             alone.score_raw(clicks.rows[:2])
         given = pb.Predictor.open(clicks.run, data=moved)
-        assert np.array_equal(given.score_raw(clicks.rows[:9]), predictor.score_raw(clicks.rows[:9]))
+        assert np.array_equal(
+            given.score_raw(clicks.rows[:9]), predictor.score_raw(clicks.rows[:9])
+        )
     finally:
         moved.rename(clicks.data)
     other = prepared(tmp_path / "other", raw_rows(300, seed=1))
@@ -84,7 +91,9 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), BAD, ids=[message for _, message in BAD[:3]] + ["long number"])
+@pytest.mark.parametrize(
+    ("change", "message"), BAD, ids=[message for _, message in BAD[:3]] + ["long number"]
+)
 def test_bad_values(clicks, predictor, change, message):
     with pytest.raises(DataError, match=message):
         predictor.score_raw([clicks.rows[0], {**clicks.rows[1], **change}])

@@ -29,18 +29,28 @@ def write_log(path, count):
     rng = np.random.default_rng(7)
     with gzip.open(path, "wt") as file:
         for _ in range(count):
-            numbers = ["" if rng.random() < 0.1 else str(value) for value in rng.integers(0, 50, 13)]
-            texts = ["" if rng.random() < 0.1 else f"{value:08x}" for value in rng.integers(0, 30, 26)]
+            numbers = [
+                "" if rng.random() < 0.1 else str(value) for value in rng.integers(0, 50, 13)
+            ]
+            texts = [
+                "" if rng.random() < 0.1 else f"{value:08x}" for value in rng.integers(0, 30, 26)
+            ]
             file.write("\t".join([str(int(rng.random() < 0.3)), *numbers, *texts]) + "\n")
 
 
-@pytest.mark.skipif(not (shutil.which("curl") and shutil.which("zcat")), reason="needs curl and zcat")
+@pytest.mark.skipif(
+    not (shutil.which("curl") and shutil.which("zcat")), reason="needs curl and zcat"
+)
 def test_from_raw_clicks_to_an_answer(tmp_path):
     prepare, train, serve, ask = readme_commands()
     assert serve == "pibroch serve" and ask.count(":8000") == 1
     write_log(tmp_path / "train.tsv.gz", 1500)
     here = str(Path(sys.executable).parent)
-    environment = {**os.environ, "PATH": f"{here}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "200"}
+    environment = {
+        **os.environ,
+        "PATH": f"{here}{os.pathsep}{os.environ['PATH']}",
+        "COLUMNS": "200",
+    }
     shell = {"shell": True, "cwd": tmp_path, "env": environment, "text": True}
     for command in (prepare, train):
         ran = subprocess.run(command, capture_output=True, timeout=250, check=False, **shell)
@@ -49,10 +59,16 @@ def test_from_raw_clicks_to_an_answer(tmp_path):
     with (tmp_path / "said").open("w+") as said:
         server = subprocess.Popen(f"exec {serve} --port {port}", stdout=said, stderr=said, **shell)
         try:
-            until(lambda: server.poll() is not None or f":{port}" in (tmp_path / "said").read_text())
+            until(
+                lambda: server.poll() is not None or f":{port}" in (tmp_path / "said").read_text()
+            )
             assert server.poll() is None, (tmp_path / "said").read_text()
             answer = subprocess.run(
-                ask.replace(":8000", f":{port}"), capture_output=True, timeout=60, check=True, **shell
+                ask.replace(":8000", f":{port}"),
+                capture_output=True,
+                timeout=60,
+                check=True,
+                **shell,
             )
         finally:
             server.terminate()

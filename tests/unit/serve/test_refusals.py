@@ -51,7 +51,11 @@ ENCODED = {
 
 
 def encoded(name, **changes):
-    return {"inputs": [{"name": each, **ENCODED[each], **(changes if each == name else {})} for each in ENCODED]}
+    return {
+        "inputs": [
+            {"name": each, **ENCODED[each], **(changes if each == name else {})} for each in ENCODED
+        ]
+    }
 
 
 INFER, SCORE = "/v2/models/ctr/infer", "/score"
@@ -64,12 +68,32 @@ WRONG = {
     "too many rows": (SCORE, {"rows": [dict.fromkeys(COLUMNS)] * 9}, 400, "1 to 8"),
     "no object": (SCORE, {"rows": ["a"]}, 400, "str as row 0"),
     "no column": (SCORE, {"rows": [{"age": 1}]}, 400, "without `price`"),
-    "nested": (SCORE, {"rows": [{**dict.fromkeys(COLUMNS), "tags": [[1]]}]}, 400, "nested list as `tags` of row 0"),
+    "nested": (
+        SCORE,
+        {"rows": [{**dict.fromkeys(COLUMNS), "tags": [[1]]}]},
+        400,
+        "nested list as `tags` of row 0",
+    ),
     "no number": (SCORE, {"rows": [{**dict.fromkeys(COLUMNS), "age": "old"}]}, 400, "`old` as age"),
-    "a list of one": (SCORE, {"rows": [{**dict.fromkeys(COLUMNS), "user": ["a"]}]}, 400, "a list as user"),
-    "other lengths": (SCORE, {"columns": {name: [1] * (1 + (name == "age")) for name in COLUMNS}}, 400, "lengths"),
+    "a list of one": (
+        SCORE,
+        {"rows": [{**dict.fromkeys(COLUMNS), "user": ["a"]}]},
+        400,
+        "a list as user",
+    ),
+    "other lengths": (
+        SCORE,
+        {"columns": {name: [1] * (1 + (name == "age")) for name in COLUMNS}},
+        400,
+        "lengths",
+    ),
     "no list": (SCORE, {"columns": dict.fromkeys(COLUMNS, 1)}, 400, "no list of values"),
-    "half a character": (SCORE, b'{"rows": [' + json.dumps(dict.fromkeys(COLUMNS, "\ud800")).encode() + b"]}", 400, ""),
+    "half a character": (
+        SCORE,
+        b'{"rows": [' + json.dumps(dict.fromkeys(COLUMNS, "\ud800")).encode() + b"]}",
+        400,
+        "",
+    ),
     "no request": (INFER, {"input": []}, 400, "inputs"),
     "no inputs": (INFER, {"inputs": []}, 400, "need encoded"),
     "unknown input": (INFER, {"inputs": [tensor(name="colour")]}, 400, "unknown input `colour`"),
@@ -84,7 +108,12 @@ WRONG = {
     "too large": (INFER, raw_tensors(datatype="INT8", data=[300]), 400, "INT8"),
     "unequal": (INFER, raw_tensors(shape=[2], data=["1", "2"]), 400, "values"),
     "unknown output": (INFER, {**raw_tensors(), "outputs": [{"name": "loss"}]}, 400, "`loss`"),
-    "binary size": (INFER, raw_tensors(data=None, parameters={"binary_data_size": 4}), 400, "0 bytes left"),
+    "binary size": (
+        INFER,
+        raw_tensors(data=None, parameters={"binary_data_size": 4}),
+        400,
+        "0 bytes left",
+    ),
     "ids outside": (INFER, encoded("ids", data=[1, 1, 1000, 1]), 400, "id 1000 for feature 'slot'"),
     "negative ids": (INFER, encoded("ids", data=[-1, 1, 1, 1]), 400, "id -1"),
     "floats as ids": (INFER, encoded("ids", datatype="FP32"), 400, "float32"),
@@ -110,7 +139,12 @@ def test_a_reason_for_what_is_wrong(small, case):
 def test_the_right_ones_are_right(small):
     assert small.server.ask("POST", INFER, encoded("")).status == 200
     assert small.server.ask("POST", INFER, raw_tensors()).status == 200
-    assert small.server.ask("POST", INFER, raw_tensors(datatype="FP64", data=[20.0], shape=[1, 1])).status == 200
+    assert (
+        small.server.ask(
+            "POST", INFER, raw_tensors(datatype="FP64", data=[20.0], shape=[1, 1])
+        ).status
+        == 200
+    )
     assert small.server.ask("POST", INFER, raw_tensors(data=[["20"]], shape=[1, 1])).status == 200
 
 
@@ -125,7 +159,9 @@ def test_lines(small):
         (header + b"\n1,2,3,\xff\xfe,5,1,\xff|a", None),
     ):
         answer = small.server.ask("POST", SCORE, body, CSV)
-        assert answer.status == (200 if reason is None else 400) and (reason is None or reason in answer.reason)
+        assert answer.status == (200 if reason is None else 400) and (
+            reason is None or reason in answer.reason
+        )
     assert small.server.ask("POST", SCORE, b"x", {"content-type": "image/png"}).status == 415
     assert small.server.ask("POST", SCORE, b"x", {"content-encoding": "gzip"}).status == 415
     assert small.server.ask("GET", SCORE).status == 405
@@ -138,7 +174,9 @@ def test_a_body_without_a_length_is_bounded_too(small):
 
     connection = small.server.connect()
     try:
-        connection.request("POST", SCORE, pieces(), {"content-type": "application/json"}, encode_chunked=True)
+        connection.request(
+            "POST", SCORE, pieces(), {"content-type": "application/json"}, encode_chunked=True
+        )
         answer = connection.getresponse()
         assert answer.status == 413 and b"52,428" in answer.read()
     finally:
@@ -150,7 +188,11 @@ SLOW = {
     "body": (HEAD + b"content-length: 100\r\n\r\n{", b"HTTP/1.1 408", b"in 0.5 s"),
     "nothing": (b"", b"HTTP/1.1 408", b"in 0.5 s"),
     "half a head": (HEAD, b"HTTP/1.1 408", b"in 0.5 s"),
-    "half a second head": (b"GET /v2 HTTP/1.1\r\nhost: a\r\n\r\n" + HEAD, b"HTTP/1.1 200", b"HTTP/1.1 408"),
+    "half a second head": (
+        b"GET /v2 HTTP/1.1\r\nhost: a\r\n\r\n" + HEAD,
+        b"HTTP/1.1 200",
+        b"HTTP/1.1 408",
+    ),
     "endless head": (HEAD + b"x-y: z\r\n" * 8200, b"HTTP/1.1 431", b"65,536 bytes"),
     "no HTTP": (b"\x16\x03\x01\x02\x00", b"HTTP/1.1 400", b"Invalid"),
 }
@@ -184,12 +226,18 @@ def test_a_full_queue(small):
     """The first request waits for others; while it does, there is no room for a second that is too large."""
     with serving(small.export, "--batch-delay-ms", 1000, "--max-queue-rows", 4) as server:
         found = []
-        first = threading.Thread(target=lambda: found.append(server.ask("POST", SCORE, {"rows": [small.row] * 4})))
+        first = threading.Thread(
+            target=lambda: found.append(server.ask("POST", SCORE, {"rows": [small.row] * 4}))
+        )
         first.start()
         until(lambda: server.metric("pibroch_rows_waiting") == 4)
         refused = server.ask("POST", SCORE, {"rows": [small.row]})
         first.join(60)
-        assert refused.status == 429 and "4 waiting" in refused.reason and refused.headers["retry-after"] == "1"
+        assert (
+            refused.status == 429
+            and "4 waiting" in refused.reason
+            and refused.headers["retry-after"] == "1"
+        )
         assert found[0].status == 200
 
 
@@ -199,7 +247,9 @@ def test_requests_are_computed_together(small):
             threading.Thread(target=server.ask, args=("POST", SCORE, {"rows": [small.row] * count}))
             for count in (1, 2, 3)
         ]
-        bad = threading.Thread(target=server.ask, args=("POST", SCORE, {"rows": [{**small.row, "age": "x"}]}))
+        bad = threading.Thread(
+            target=server.ask, args=("POST", SCORE, {"rows": [{**small.row, "age": "x"}]})
+        )
         for thread in (*threads, bad):
             thread.start()
         for thread in (*threads, bad):
@@ -229,8 +279,13 @@ def test_tls(small, tmp_path):
     context = ssl.create_default_context(cafile=by[1])
     context.check_hostname = False
     env = {"PIBROCH_SERVE_TOKEN": "t"}
-    with serving(small.export, "--tls-cert", certificate, "--tls-key", key, env=env, tls=context) as server:
-        assert server.ask("POST", SCORE, {"rows": [small.row]}, {"authorization": "Bearer t"}).status == 200
+    with serving(
+        small.export, "--tls-cert", certificate, "--tls-key", key, env=env, tls=context
+    ) as server:
+        assert (
+            server.ask("POST", SCORE, {"rows": [small.row]}, {"authorization": "Bearer t"}).status
+            == 200
+        )
         plain = http.client.HTTPConnection(*server.address, timeout=30)
         with pytest.raises((http.client.HTTPException, OSError)):
             ask(plain, "GET", "/v2/health/live")
@@ -255,7 +310,19 @@ def mutated(body, headers, rng):
             body[at:at] = rng.randbytes(rng.randint(1, 4))
         elif kind == 2:
             body[at:at] = rng.choice(
-                [b"null", b"[", b"{", b"-1", b"1e999", b'"', b"\\ud800", b"9" * 400, b",", b"true", b"[[]]"]
+                [
+                    b"null",
+                    b"[",
+                    b"{",
+                    b"-1",
+                    b"1e999",
+                    b'"',
+                    b"\\ud800",
+                    b"9" * 400,
+                    b",",
+                    b"true",
+                    b"[[]]",
+                ]
             )
         elif kind == 3 and body:
             body[at % len(body)] ^= 1 << rng.randrange(8)
@@ -263,8 +330,12 @@ def mutated(body, headers, rng):
             start = rng.randrange(len(body) + 1)
             body[at:at] = body[start : start + 40]
     if rng.random() < 0.2:
-        name = rng.choice(["content-type", "inference-header-content-length", "content-encoding", "accept"])
-        headers[name] = rng.choice(["", "0", "10", "99999999", "-1", "text/csv", "application/json", "x" * 100, "é"])
+        name = rng.choice(
+            ["content-type", "inference-header-content-length", "content-encoding", "accept"]
+        )
+        headers[name] = rng.choice(
+            ["", "0", "10", "99999999", "-1", "text/csv", "application/json", "x" * 100, "é"]
+        )
     return bytes(body), headers
 
 
@@ -276,7 +347,9 @@ def originals(row):
         {"name": "tags.values", "datatype": "INT64", "shape": [1], "parameters": {"binary_data_size": 8}},
         {"name": "tags.lengths", "datatype": "INT64", "shape": [1], "parameters": {"binary_data_size": 8}},
     ], "parameters": {"binary_data_output": True}}).encode()  # fmt: skip
-    binary = head + np.array([1, 2], "<f4").tobytes() + np.array([1, 1, 1, 1, 3, 1], "<i8").tobytes()
+    binary = (
+        head + np.array([1, 2], "<f4").tobytes() + np.array([1, 1, 1, 1, 3, 1], "<i8").tobytes()
+    )
     lines = "\n".join([",".join(COLUMNS), *[",".join(row[name] for name in COLUMNS)] * 3]).encode()
     return [
         (INFER, text, {"content-type": "application/json"}),
@@ -302,7 +375,10 @@ def test_thousands_of_mutated_requests(small):
         headers = {name: value.encode("latin-1") for name, value in headers.items()}
         try:
             answer = ask(connection, "POST", path, body, headers)
-        except (http.client.HTTPException, OSError):  # it closed the connection after its last answer
+        except (
+            http.client.HTTPException,
+            OSError,
+        ):  # it closed the connection after its last answer
             connection.close()
             answer = ask(connection, "POST", path, body, headers)
         statuses[answer.status] = statuses.get(answer.status, 0) + 1

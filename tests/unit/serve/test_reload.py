@@ -32,7 +32,10 @@ def versions(clicks, tmp_path_factory):
         predictor = pb.Predictor.open(folder / dtype)
         expected[predictor.version] = predictor.score_raw(rows).numpy()
     some = list(expected.values())
-    assert all(np.abs(a - b).max() > 2e-5 for a, b in ((some[0], some[1]), (some[0], some[2]), (some[1], some[2])))
+    assert all(
+        np.abs(a - b).max() > 2e-5
+        for a, b in ((some[0], some[1]), (some[0], some[2]), (some[1], some[2]))
+    )
     return SimpleNamespace(folder=folder, rows=rows, expected=expected, run=clicks.run)
 
 
@@ -53,7 +56,10 @@ def test_ten_new_versions_under_load(versions, tmp_path):
             dtype = ("int8", "float16", "float32")[number % 3]
             replace(versions.folder / dtype, out)
             load.until_seen(read_export(out).version)
-        assert server.metric("pibroch_model_loads") == 11 and server.metric("pibroch_model_load_failures") == 0
+        assert (
+            server.metric("pibroch_model_loads") == 11
+            and server.metric("pibroch_model_load_failures") == 0
+        )
     assert not load.failures
 
 
@@ -94,7 +100,9 @@ def test_sigterm_lets_open_requests_end(versions):
     with serving(versions.folder / "int8", "--batch-delay-ms", 1000) as server:
         idle = server.connect()
         ask(idle, "GET", "/v2/health/live")
-        waiting = threading.Thread(target=lambda: found.append(server.ask("POST", "/score", {"rows": versions.rows})))
+        waiting = threading.Thread(
+            target=lambda: found.append(server.ask("POST", "/score", {"rows": versions.rows}))
+        )
         waiting.start()
         until(lambda: server.metric("pibroch_rows_waiting") == len(versions.rows))
         said = server.end()
@@ -157,7 +165,8 @@ def test_workers_share_a_port_and_its_counters(versions, tmp_path):
         workers = children(server.program.pid)
         assert len(workers) == 2
         pages = [
-            int(re.search(r"^Pss: +(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)[1]) for pid in workers
+            int(re.search(r"^Pss: +(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)[1])
+            for pid in workers
         ]
         assert max(pages) < 250_000  # kB
         with Load(server, versions, 4) as load:
@@ -166,7 +175,9 @@ def test_workers_share_a_port_and_its_counters(versions, tmp_path):
             load.until_seen(read_export(out).version)
         assert not load.failures
         counted = 'pibroch_requests_total{endpoint="score",status="200"}'
-        assert [server.metric(counted) for _ in range(12)] == [len(load.seen)] * 12  # whichever of them is asked
+        assert [server.metric(counted) for _ in range(12)] == [
+            len(load.seen)
+        ] * 12  # whichever of them is asked
         os.kill(workers[0], signal.SIGKILL)
         until(lambda: len(set(children(server.program.pid)) - {workers[0]}) == 2)
         assert server.ask("POST", "/score", {"rows": versions.rows}).status == 200

@@ -51,7 +51,15 @@ class ThreadHost:
         num_silent_after: answers of all connections, after which it says nothing.
     """
 
-    def __init__(self, folder, part, tls=None, piece_bytes=1 << 20, num_answers=1 << 20, num_silent_after=1 << 20):
+    def __init__(
+        self,
+        folder,
+        part,
+        tls=None,
+        piece_bytes=1 << 20,
+        num_answers=1 << 20,
+        num_silent_after=1 << 20,
+    ):
         self.part, self.predictor = part, Predictor.open_split(folder, RowSplit(part))
         self._tls, self._piece_bytes = tls, piece_bytes
         self._num_answers, self._num_left = num_answers, num_silent_after
@@ -68,7 +76,9 @@ class ThreadHost:
         while True:
             try:
                 accepted, _ = self._listener.accept()
-                connection = self._tls.wrap_socket(accepted, server_side=True) if self._tls else accepted
+                connection = (
+                    self._tls.wrap_socket(accepted, server_side=True) if self._tls else accepted
+                )
             except OSError:
                 return
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -101,11 +111,15 @@ class ThreadHost:
 def split_predictor(exported, **options):
     """A predictor that holds the first of the parts; the others' hosts are as the options say."""
     with ExitStack() as stack:
-        hosts = [ThreadHost(exported.folder, Part(number, NUM_PARTS), **options) for number in (2, 3)]
+        hosts = [
+            ThreadHost(exported.folder, Part(number, NUM_PARTS), **options) for number in (2, 3)
+        ]
         for host in hosts:
             stack.callback(host.close)
         urls = ["http://127.0.0.1:9", *(host.url for host in hosts)]
-        predictor = Predictor.open_split(exported.folder, RowSplit(Part(1, NUM_PARTS), row_hosts(urls)))
+        predictor = Predictor.open_split(
+            exported.folder, RowSplit(Part(1, NUM_PARTS), row_hosts(urls))
+        )
         yield SimpleNamespace(predictor=predictor, urls=urls)
 
 
@@ -113,7 +127,9 @@ def split_predictor(exported, **options):
 def handed_over(monkeypatch):
     """Batches that went to the thread."""
     found, hand_over = [], Batcher._hand_over
-    monkeypatch.setattr(Batcher, "_hand_over", lambda self, batch: (found.append(batch), hand_over(self, batch)))
+    monkeypatch.setattr(
+        Batcher, "_hand_over", lambda self, batch: (found.append(batch), hand_over(self, batch))
+    )
     return found
 
 
@@ -127,7 +143,9 @@ async def asked(predictor, work, times, kind="logits"):
 
 @pytest.mark.parametrize("piece_bytes", [1 << 20, 7])
 @pytest.mark.parametrize("is_tls", [False, True])
-def test_the_loop_asks_on_connections_that_are_open(exported, handed_over, tmp_path, monkeypatch, is_tls, piece_bytes):
+def test_the_loop_asks_on_connections_that_are_open(
+    exported, handed_over, tmp_path, monkeypatch, is_tls, piece_bytes
+):
     """The first batch opens them, in the thread; whatever pieces an answer comes in, scores have the bits of one host."""
     tls = None
     if is_tls:
@@ -141,7 +159,19 @@ def test_the_loop_asks_on_connections_that_are_open(exported, handed_over, tmp_p
             "-addext",
             "subjectAltName=DNS:localhost",
         )
-        openssl("req", "-x509", *ec, "-keyout", key, "-out", certificate, "-days", 2, "-subj", "/CN=localhost")
+        openssl(
+            "req",
+            "-x509",
+            *ec,
+            "-keyout",
+            key,
+            "-out",
+            certificate,
+            "-days",
+            2,
+            "-subj",
+            "/CN=localhost",
+        )
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         tls.load_cert_chain(certificate, key)
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
@@ -151,7 +181,9 @@ def test_the_loop_asks_on_connections_that_are_open(exported, handed_over, tmp_p
         assert len(handed_over) == 1
         whole = pb.Predictor.open(exported.folder)
         expected = whole.embed(whole.encode(exported.columns)).numpy()
-        for found in asyncio.run(asked(split.predictor, exported.columns, 3, "embeddings")):  # another loop
+        for found in asyncio.run(
+            asked(split.predictor, exported.columns, 3, "embeddings")
+        ):  # another loop
             assert np.array_equal(found, expected)
 
 
@@ -178,13 +210,17 @@ def test_a_host_that_says_nothing_is_named_in_time(exported, handed_over):
 
         ticking = asyncio.ensure_future(tick())
         try:
-            assert np.array_equal(await batcher.logits(split.predictor, exported.columns), exported.expected)
+            assert np.array_equal(
+                await batcher.logits(split.predictor, exported.columns), exported.expected
+            )
             handed_over.clear()
             for _ in range(2):
                 begun = time.monotonic()
                 with pytest.raises(Refusal) as refused:
                     await batcher.logits(split.predictor, exported.columns)
-                assert refused.value.status == 503 and any(url in refused.value.reason for url in split.urls[1:])
+                assert refused.value.status == 503 and any(
+                    url in refused.value.reason for url in split.urls[1:]
+                )
                 times.append(time.monotonic() - begun)
         finally:
             ticking.cancel()
@@ -193,8 +229,12 @@ def test_a_host_that_says_nothing_is_named_in_time(exported, handed_over):
 
     with split_predictor(exported, num_silent_after=1) as split:
         ticks, times = asyncio.run(ask())
-    assert ANSWER_TIMEOUT_S * 0.9 < times[0] < ANSWER_TIMEOUT_S + 2 and times[1] < ANSWER_TIMEOUT_S / 2
-    assert ticks > 20 and len(handed_over) == 1, "the second is refused by the thread, the first by the loop"
+    assert (
+        ANSWER_TIMEOUT_S * 0.9 < times[0] < ANSWER_TIMEOUT_S + 2 and times[1] < ANSWER_TIMEOUT_S / 2
+    )
+    assert ticks > 20 and len(handed_over) == 1, (
+        "the second is refused by the thread, the first by the loop"
+    )
 
 
 def test_what_is_wrong_does_not_spoil_what_it_is_computed_with(exported, handed_over):
@@ -210,7 +250,9 @@ def test_what_is_wrong_does_not_spoil_what_it_is_computed_with(exported, handed_
             try:
                 await batcher.logits(predictor, one_row)
                 return await asyncio.gather(
-                    batcher.logits(predictor, wrong), batcher.logits(predictor, one_row), return_exceptions=True
+                    batcher.logits(predictor, wrong),
+                    batcher.logits(predictor, one_row),
+                    return_exceptions=True,
                 )
             finally:
                 batcher.close()

@@ -44,8 +44,15 @@ def line(clicks, tmp_path_factory):
     """Exports 1 and 3, a delta 2 on 1, as ``.folders``; raw ``.rows`` and the scores of them by version; ``.few`` rows."""
     folder, rows = tmp_path_factory.mktemp("split"), clicks.rows[:40]
     many, few = SimpleNamespace(rows=rows, expected={}), SimpleNamespace(rows=rows[:8], expected={})
-    every = ("train.checkpoint_every=3", "train.steps=9", "train.keep=3", "train.evaluate_every=300")
-    run, _ = train_here(make_config(clicks.data, *every, "train.full_checkpoint_every=9"), folder / "run")
+    every = (
+        "train.checkpoint_every=3",
+        "train.steps=9",
+        "train.keep=3",
+        "train.evaluate_every=300",
+    )
+    run, _ = train_here(
+        make_config(clicks.data, *every, "train.full_checkpoint_every=9"), folder / "run"
+    )
     checkpoints = sorted((run.path / "checkpoints").glob("step-*"))
     folders = [folder / "all" / str(number) for number in (1, 2, 3)]
     export_checkpoint(checkpoints[0], folders[0], ExportOptions("int8", shard_bytes=1000))
@@ -54,7 +61,9 @@ def line(clicks, tmp_path_factory):
     for path in folders:
         predictor = pb.Predictor.open(path)
         for each in (many, few):
-            each.expected[predictor.version] = _scores(predictor.logits(predictor.encode(each.rows)).numpy())
+            each.expected[predictor.version] = _scores(
+                predictor.logits(predictor.encode(each.rows)).numpy()
+            )
     return SimpleNamespace(folders=folders, checkpoints=checkpoints, few=few, **vars(many))
 
 
@@ -94,7 +103,9 @@ def test_scores_have_the_bits_of_one_host(line, tmp_path, dtype, count):
                 host.asked.clear()
             assert torch.equal(split.logits(batch), whole.logits(batch))
             assert torch.equal(split.embed(batch), whole.embed(batch))
-            assert all(len(host.asked) <= (0 if host.part == part else 2) for host in hosts)  # one a batch
+            assert all(
+                len(host.asked) <= (0 if host.part == part else 2) for host in hosts
+            )  # one a batch
             assert folder == delta or part == Part(1, 1) or any(host.asked for host in hosts)
 
 
@@ -121,7 +132,18 @@ def test_a_host_needs_the_files_of_its_part_alone(line, tmp_path):
 
 
 def test_what_cannot_be_split(clicks, line, tmp_path):
-    for wrong in ("", "1", "0/2", "3/2", "1/2/3", "-1/2", "1/9999", "one/two", "1/", "\u0661/\u0662"):
+    for wrong in (
+        "",
+        "1",
+        "0/2",
+        "3/2",
+        "1/2/3",
+        "-1/2",
+        "1/9999",
+        "one/two",
+        "1/",
+        "\u0661/\u0662",
+    ):
         with pytest.raises(ConfigError, match="--part"):
             Part.parse(wrong)
     for wrong in (
@@ -155,7 +177,14 @@ def asked(app, path, body, method="POST"):
     async def send(message):
         sent.append(message)
 
-    scope = {"type": "http", "method": method, "path": path, "headers": [], "query_string": b"", "raw_path": b""}
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "headers": [],
+        "query_string": b"",
+        "raw_path": b"",
+    }
     asyncio.run(app(scope, receive, send))
     return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
 
@@ -196,7 +225,9 @@ class Wire(asyncio.Transport):
 def test_requests_for_rows_are_checked(line):
     """Whatever comes: rows of this part and of this export, within bounds, or a reason."""
     store = ModelStore(line.folders[0], split=RowSplit(Part(2, 2)))
-    gate = Gate(build_app(Service(store, ServerMetrics())), ServerLimits(), ServerMetrics(), "secret")
+    gate = Gate(
+        build_app(Service(store, ServerMetrics())), ServerLimits(), ServerMetrics(), "secret"
+    )
     door = RowDoor(RowService(store, Part(2, 2)), gate.check, ServerMetrics(), 15.0)
     sha256 = json.loads((line.folders[0] / "export.json").read_text())["sha256"]
     rows = store.current.exported_rows(sha256)
@@ -234,7 +265,9 @@ def test_requests_for_rows_are_checked(line):
         ((status, reason),) = wire.take()
         assert status == 409 and store.current.version.encode() in reason
         many = np.full(MOST_IDS, held.start)
-        connection.data_received(request_of(sha256, many) + right)  # a thread copies them; the next one waits for it
+        connection.data_received(
+            request_of(sha256, many) + right
+        )  # a thread copies them; the next one waits for it
         assert wire.take() == []
         while not wire.written:
             await asyncio.sleep(0.001)
@@ -250,7 +283,9 @@ def test_requests_for_rows_are_checked(line):
     app = Gate(build_app(Service(store, ServerMetrics())), ServerLimits(), ServerMetrics(), None)
     assert asked(app, "/rows/2-of-2", b"", "GET")[0] == 404
     status, body = asked(app, "/score", b"[]")
-    assert status == 404 and b"--rows-at" in body and asked(app, "/v2/models/1/infer", b"{}")[0] == 404
+    assert (
+        status == 404 and b"--rows-at" in body and asked(app, "/v2/models/1/infer", b"{}")[0] == 404
+    )
 
 
 def test_a_request_for_rows_that_stops_in_the_middle_is_waited_for_so_long(line):
@@ -283,7 +318,9 @@ def test_a_host_that_says_nothing_is_waited_for_once(line):
             with pytest.raises(WorkerLostError, match=re.escape(url)):
                 predictor.score_raw(line.rows)
             times.append(time.monotonic() - begun)
-        assert ANSWER_TIMEOUT_S <= times[0] < ANSWER_TIMEOUT_S + 2 and times[1] < ANSWER_TIMEOUT_S / 2
+        assert (
+            ANSWER_TIMEOUT_S <= times[0] < ANSWER_TIMEOUT_S + 2 and times[1] < ANSWER_TIMEOUT_S / 2
+        )
 
 
 @pytest.mark.parametrize(
@@ -298,7 +335,9 @@ def test_a_host_that_says_nothing_is_waited_for_once(line):
 def test_what_is_no_answer(line, said):
     with socket.create_server(("127.0.0.1", 0)) as odd:
         url = f"http://127.0.0.1:{odd.getsockname()[1]}"
-        predictor = Predictor.open_split(line.folders[0], RowSplit(Part(2, 2), row_hosts([url, "http://127.0.0.1:9"])))
+        predictor = Predictor.open_split(
+            line.folders[0], RowSplit(Part(2, 2), row_hosts([url, "http://127.0.0.1:9"]))
+        )
 
         def answer():
             connection, _ = odd.accept()
@@ -355,12 +394,23 @@ class TwoHosts:
         self.servers = [self.start(number) for number in (0, 1)]
 
     def start(self, number):
-        options = ["--port", self.ports[number], "--part", f"{number + 1}/2", "--reload-every", 0.05]
+        options = [
+            "--port",
+            self.ports[number],
+            "--part",
+            f"{number + 1}/2",
+            "--reload-every",
+            0.05,
+        ]
         options += [option for url in self.urls for option in ("--rows-at", url)]
-        return self._stack.enter_context(serving(self.models[number], *options, env={"PIBROCH_SERVE_TOKEN": TOKEN}))
+        return self._stack.enter_context(
+            serving(self.models[number], *options, env={"PIBROCH_SERVE_TOKEN": TOKEN})
+        )
 
     def ask(self, number, rows):
-        return self.servers[number].ask("POST", "/score", {"rows": rows}, {"authorization": f"Bearer {TOKEN}"})
+        return self.servers[number].ask(
+            "POST", "/score", {"rows": rows}, {"authorization": f"Bearer {TOKEN}"}
+        )
 
     def add(self, number, folder):
         coming = shutil.copytree(folder, self.models[number].parent / "coming")
@@ -383,7 +433,9 @@ class AuthorisedLoad(Load):
                 self.failures.append(answer)
                 return
             version = answer.json["model_version"]
-            if not np.array_equal(np.float32(answer.json["scores"]), self.versions.expected[version]):
+            if not np.array_equal(
+                np.float32(answer.json["scores"]), self.versions.expected[version]
+            ):
                 self.failures.append((answer, version))
             self.seen.append(version)
 
@@ -399,7 +451,10 @@ def test_two_hosts_score_as_one_and_survive_each_other(line, tmp_path):
             answer = hosts.ask(number, line.rows)
             assert np.array_equal(np.float32(answer.json["scores"]), line.expected[first])
         assert hosts.servers[0].ask("POST", "/rows/0/1-of-2", b"").status == 401
-        with AuthorisedLoad(hosts.servers[0], line, 1) as load, AuthorisedLoad(hosts.servers[1], line.few, 1) as other:
+        with (
+            AuthorisedLoad(hosts.servers[0], line, 1) as load,
+            AuthorisedLoad(hosts.servers[1], line.few, 1) as other,
+        ):
             hosts.add(0, line.folders[1])  # a delta stands on what both have
             load.until_seen(second)
             hosts.add(0, line.folders[2])
@@ -414,7 +469,11 @@ def test_two_hosts_score_as_one_and_survive_each_other(line, tmp_path):
         for rows in (line.few.rows, line.rows):
             begun = time.monotonic()
             answer = hosts.ask(0, rows)
-            assert answer.status == 503 and hosts.urls[1] in answer.reason and answer.headers["retry-after"] == "1"
+            assert (
+                answer.status == 503
+                and hosts.urls[1] in answer.reason
+                and answer.headers["retry-after"] == "1"
+            )
             assert time.monotonic() - begun < 5
         hosts.servers[1] = hosts.start(1)
         until(lambda: hosts.ask(0, line.rows).status == 200)

@@ -39,15 +39,24 @@ def by_hand(clicks, rows):
     kept = {user for user, count in counts.items() if count >= 2}
     unknown = sum(bool(row["user"]) and row["user"] not in kept for row in rows)
     predictor = pb.Predictor.open(clicks.run)
-    cleaned = [{**row, "user": row["user"] if row["user"] in kept or not row["user"] else "never seen"} for row in rows]
-    return np.concatenate([predictor.score_raw(cleaned[i : i + 1]).numpy() for i in range(len(rows))]), unknown
+    cleaned = [
+        {**row, "user": row["user"] if row["user"] in kept or not row["user"] else "never seen"}
+        for row in rows
+    ]
+    return np.concatenate(
+        [predictor.score_raw(cleaned[i : i + 1]).numpy() for i in range(len(rows))]
+    ), unknown
 
 
 @pytest.mark.parametrize("source", ["dataset", "run", "export"])
-def test_prepared_with_what_was_known_predicts_as_by_hand(clicks, sources, tomorrow, tmp_path, source):
+def test_prepared_with_what_was_known_predicts_as_by_hand(
+    clicks, sources, tomorrow, tmp_path, source
+):
     rows, path = tomorrow
     data, out = tmp_path / "day", tmp_path / "scores.csv"
-    ran = run_command("data", "prepare", "csv", path, "--vocabularies", sources[source], "--out", data)
+    ran = run_command(
+        "data", "prepare", "csv", path, "--vocabularies", sources[source], "--out", data
+    )
     assert ran.returncode == 0, ran.stderr
     expected, unknown = by_hand(clicks, rows)
     assert unknown > 5 and f"user {unknown} of 400" in ran.stdout
@@ -57,7 +66,9 @@ def test_prepared_with_what_was_known_predicts_as_by_hand(clicks, sources, tomor
     ran = run_command("predict", "--checkpoint", clicks.run, "--data", data, "--out", out)
     assert ran.returncode == 0, ran.stderr
     assert np.abs(pl.read_csv(out)["score"].to_numpy() - expected).max() < 1e-6
-    assert [row["label"] for row in csv.DictReader(out.open())] == [f"{float(row['clicked'])}" for row in rows]
+    assert [row["label"] for row in csv.DictReader(out.open())] == [
+        f"{float(row['clicked'])}" for row in rows
+    ]
 
 
 def test_counts_are_those_of_the_new_training_samples(clicks, tomorrow, tmp_path):
@@ -79,7 +90,11 @@ def test_counts_are_those_of_the_new_training_samples(clicks, tomorrow, tmp_path
     for feature in ("user", "city", "tags"):
         counts = dataset.access_counts(feature)
         samples = dataset.split("train")
-        ids = samples.bags[feature].values if feature == "tags" else samples.ids[:, ["user", "city"].index(feature)]
+        ids = (
+            samples.bags[feature].values
+            if feature == "tags"
+            else samples.ids[:, ["user", "city"].index(feature)]
+        )
         assert np.array_equal(counts, np.bincount(ids, minlength=len(counts)))
 
 

@@ -45,7 +45,8 @@ def parts_of(answer):
 
 def test_views_are_those_of_the_trainers_own_oracles_in_whatever_order(oracles):
     questions = [
-        [ask(rank, n, *q) for n, q in ((1, ("plan", 2)), (0, ("open", 2)), (2, ("plan", 3)))] for rank in range(2)
+        [ask(rank, n, *q) for n, q in ((1, ("plan", 2)), (0, ("open", 2)), (2, ("plan", 3)))]
+        for rank in range(2)
     ]
     for number, trainer in ((2, 0), (0, 1), (1, 0), (3, 1), (0, 0), (1, 1)):
         tell(trainer, number)
@@ -78,7 +79,9 @@ def test_messages_that_make_no_sense_are_refused(oracles, order):
         with pytest.raises(ProtocolError):
             served.add("k", order[1], 0, 1, [arguments[0]], arguments[1])
     with pytest.raises(ProtocolError, match="rows from"):
-        served.add("k", order[1], 0, 1, [2], torch.tensor([1] + [255] * 8 + [127], dtype=torch.uint8))
+        served.add(
+            "k", order[1], 0, 1, [2], torch.tensor([1] + [255] * 8 + [127], dtype=torch.uint8)
+        )
     tell(order[1], 0)
     for trainer, what in ((2, "plan"), (0, "restart")):
         with pytest.raises(ProtocolError):

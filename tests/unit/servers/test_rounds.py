@@ -12,13 +12,17 @@ from pibroch.servers.rounds import Rounds
 def test_rounds_come_whole_and_in_order(num_trainers, num_rounds, data):
     rounds, taken, sent = Rounds(num_trainers), [], [0] * num_trainers
     while min(sent) < num_rounds:
-        trainer = data.draw(st.sampled_from([t for t in range(num_trainers) if sent[t] < num_rounds]))
+        trainer = data.draw(
+            st.sampled_from([t for t in range(num_trainers) if sent[t] < num_rounds])
+        )
         rounds.add(trainer, sent[trainer], (trainer, sent[trainer]))
         sent[trainer] += 1
         while (messages := rounds.take()) is not None:
             taken.append(messages)
         assert len(taken) == rounds.number == min(sent)
-    assert taken == [[(trainer, number) for trainer in range(num_trainers)] for number in range(num_rounds)]
+    assert taken == [
+        [(trainer, number) for trainer in range(num_trainers)] for number in range(num_rounds)
+    ]
     assert rounds.clear() == []
 
 

@@ -49,7 +49,9 @@ def test_a_round_brings_home_before_it_lends_whoever_comes_first():
         answers = {trainer: home.request(trainer, 0, errands[trainer]) for trainer in order}
         assert np.array_equal(answers[0].value().numpy(), expected[8, :DIM])
         seven = np.full(WIDTH, 7.0, np.float32)
-        assert np.array_equal(answers[1].value().numpy(), np.concatenate([seven, seven[:DIM], expected[0, :DIM]]))
+        assert np.array_equal(
+            answers[1].value().numpy(), np.concatenate([seven, seven[:DIM], expected[0, :DIM]])
+        )
         assert home.shard.touched.nonzero()[0].tolist() == [3]
 
 
@@ -114,7 +116,9 @@ def test_many_threads_lose_nothing():
 
     def visit(trainer):
         for number in range(num_rounds):
-            answers[trainer].append(home.request(trainer, number, bring(trainer, number, lent=(trainer,))))
+            answers[trainer].append(
+                home.request(trainer, number, bring(trainer, number, lent=(trainer,)))
+            )
 
     answers = [[] for _ in range(4)]
     threads = [Thread(target=visit, args=(trainer,)) for trainer in range(4)]
@@ -147,7 +151,10 @@ def test_a_server_makes_what_trainers_want_and_serves_one_run(homes):
         served.configure("run", trainer, "k", wanted(), [])
     expected = MemoryShard.whole(TABLES, pb.Adam(lr=0.1, betas=(0.8, 0.9)), 1)
     home = homes.find("k")
-    assert np.array_equal(home.shard.records, expected.records) and home.optimizer.betas == (0.8, 0.9)
+    assert np.array_equal(home.shard.records, expected.records) and home.optimizer.betas == (
+        0.8,
+        0.9,
+    )
     with pytest.raises(ConfigError, match="from trainer1 than"):
         served.configure("run", TRAINERS[1], "k", wanted(seed=2), [])
     served.configure("run", TRAINERS[0], "other", wanted(), ["k"])
@@ -187,7 +194,9 @@ def test_what_a_server_cannot_make_is_refused():
         wanted([pb.Table("a", 3, 2, initializer=Own())])
     for change in ({"pieces": [[0, 0, 6, 1]]}, {"pieces": [[7, 0, 1, 1]]}, {"optimizer": ["SGD", {"lr": -1}]},
                    {"optimizer": ["open", {}]}, {"tables": [{}]}, {"pieces": [[0, -1, 2, 1]]}):  # fmt: skip
-        spec = dict(zip(("tables", "pieces", "optimizer", "seed"), wanted()[0], strict=True)) | change
+        spec = (
+            dict(zip(("tables", "pieces", "optimizer", "seed"), wanted()[0], strict=True)) | change
+        )
         with pytest.raises(ConfigError):
             ShardSpec(**spec).build(DIM)
     with pytest.raises(ConfigError, match="dim 4"):

@@ -26,8 +26,16 @@ FEATURES = {"a": [[0, 1], [], [2]], "b": [[3], [4], [4, 4, 1]], "c": [[5], [0], 
 
 def bag_configs(**others):
     return [
-        EmbeddingBagConfig(num_embeddings=9, embedding_dim=4, name="t1", feature_names=["a", "b"], **others),
-        EmbeddingBagConfig(num_embeddings=7, embedding_dim=8, name="t2", feature_names=["b"], pooling=PoolingType.MEAN),
+        EmbeddingBagConfig(
+            num_embeddings=9, embedding_dim=4, name="t1", feature_names=["a", "b"], **others
+        ),
+        EmbeddingBagConfig(
+            num_embeddings=7,
+            embedding_dim=8,
+            name="t2",
+            feature_names=["b"],
+            pooling=PoolingType.MEAN,
+        ),
         EmbeddingBagConfig(num_embeddings=6, embedding_dim=8, name="c"),
     ]
 
@@ -48,13 +56,21 @@ def wanted(collection, ids, readers, weighted):
         part = ids[feature]
         weight = state[f"embedding_bags.{table}.weight"]
         scale = part.weights() if weighted else torch.ones(len(part.values()))
-        rows, sample = weight[part.values().long()] * scale[:, None], torch.arange(3).repeat_interleave(part.lengths())
+        rows, sample = (
+            weight[part.values().long()] * scale[:, None],
+            torch.arange(3).repeat_interleave(part.lengths()),
+        )
         total = torch.zeros(3, weight.shape[1]).index_add(0, sample, rows)
         found[name] = total / part.lengths().clamp(min=1)[:, None] if mode == "mean" else total
     return found
 
 
-READERS = [("a", "a", "t1", "sum"), ("b@t1", "b", "t1", "sum"), ("b@t2", "b", "t2", "mean"), ("c", "c", "c", "sum")]
+READERS = [
+    ("a", "a", "t1", "sum"),
+    ("b@t1", "b", "t1", "sum"),
+    ("b@t2", "b", "t2", "mean"),
+    ("c", "c", "c", "sum"),
+]
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -75,7 +91,9 @@ def test_pooled_embeddings_have_torchrec_s_names_order_and_values(weighted):
 
 
 def test_tables_of_one_dim_give_the_same_form():
-    configs = [EmbeddingBagConfig(num_embeddings=9, embedding_dim=4, name=name) for name in ("a", "b")]
+    configs = [
+        EmbeddingBagConfig(num_embeddings=9, embedding_dim=4, name=name) for name in ("a", "b")
+    ]
     collection = EmbeddingBagCollection(configs, False, torch.device("meta"), optimizer=SGD)
     out = collection(features())
     assert (out.keys(), out.length_per_key(), out.values().shape) == (["a", "b"], [4, 4], (3, 8))
@@ -86,14 +104,18 @@ def test_tables_of_one_dim_give_the_same_form():
 
 def test_weights_of_a_batch_count_only_when_asked_for():
     collection = EmbeddingBagCollection(bag_configs(), optimizer=SGD)
-    assert torch.equal(collection(features(weighted=True)).values(), collection(features()).values())
+    assert torch.equal(
+        collection(features(weighted=True)).values(), collection(features()).values()
+    )
     with pytest.raises(DataError, match="without weights"):
         EmbeddingBagCollection(bag_configs(), is_weighted=True, optimizer=SGD)(features())
 
 
 def test_rows_learn_what_torch_s_embedding_bag_learns():
     collection = EmbeddingBagCollection(bag_configs(), optimizer=SGD)
-    weights = {name: each.clone().requires_grad_() for name, each in collection.state_dict().items()}
+    weights = {
+        name: each.clone().requires_grad_() for name, each in collection.state_dict().items()
+    }
     ids, target = features(), torch.randn(3, 24, generator=torch.manual_seed(0))
     for _ in range(3):
         loss = functional.mse_loss(collection(ids).values(), target)
@@ -133,7 +155,9 @@ def test_vectors_an_id_have_torchrec_s_names_and_values():
     for name, feature, table in (("a", "a", "t1"), ("b@t1", "b", "t1"), ("b@t2", "b", "t2")):
         part = out[name]
         assert isinstance(part, JaggedTensor)
-        torch.testing.assert_close(part.values(), state[f"embeddings.{table}.weight"][ids[feature].values().long()])
+        torch.testing.assert_close(
+            part.values(), state[f"embeddings.{table}.weight"][ids[feature].values().long()]
+        )
         assert part.lengths().tolist() == ids[feature].lengths().tolist()
         assert part.weights().tolist() == ids[feature].values().tolist(), "the ids"
     padded = out["b@t2"].to_padded_dense(2)
@@ -145,15 +169,21 @@ def test_vectors_an_id_have_torchrec_s_names_and_values():
         state["embeddings.t2.weight"]
         - EmbeddingCollection(ec_configs(), optimizer=SGD).state_dict()["embeddings.t2.weight"]
     )
-    assert moved[:, 0].tolist() == pytest.approx([0, 0, 0, -0.5, -1.5, 0, 0]), "the third id was cut off"
+    assert moved[:, 0].tolist() == pytest.approx([0, 0, 0, -0.5, -1.5, 0, 0]), (
+        "the third id was cut off"
+    )
 
 
 def test_state_dicts_go_from_one_to_the_other():
     first, second = (EmbeddingCollection(ec_configs(), optimizer=SGD, seed=seed) for seed in (1, 2))
     second.load_state_dict(first.state_dict())
-    assert all(torch.equal(first.state_dict()[name], each) for name, each in second.state_dict().items())
+    assert all(
+        torch.equal(first.state_dict()[name], each) for name, each in second.state_dict().items()
+    )
     with pytest.raises(RuntimeError, match=r"Missing.*embeddings\.t1"):
-        first.load_state_dict({f"embedding_bags.{name}.weight": torch.zeros(1) for name in ("t1", "t2")})
+        first.load_state_dict(
+            {f"embedding_bags.{name}.weight": torch.zeros(1) for name in ("t1", "t2")}
+        )
 
 
 def test_without_samples_and_without_ids():
@@ -170,14 +200,25 @@ def test_without_samples_and_without_ids():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: EmbeddingBagCollection(bag_configs()), "without an optimizer.*apply_optimizer_in_backward"),
+        (
+            lambda: EmbeddingBagCollection(bag_configs()),
+            "without an optimizer.*apply_optimizer_in_backward",
+        ),
         (lambda: EmbeddingBagCollection(bag_configs(), device="xpu", optimizer=SGD), "device xpu"),
-        (lambda: EmbeddingBagCollection(ec_configs(), optimizer=SGD), "'t1' without pooling.*EmbeddingCollection"),
+        (
+            lambda: EmbeddingBagCollection(ec_configs(), optimizer=SGD),
+            "'t1' without pooling.*EmbeddingCollection",
+        ),
         (lambda: EmbeddingBagCollection(bag_configs(need_pos=True), optimizer=SGD), "need_pos"),
-        (lambda: EmbeddingBagCollection([EmbeddingBagConfig(9, 4)], optimizer=SGD), "without a name"),
+        (
+            lambda: EmbeddingBagCollection([EmbeddingBagConfig(9, 4)], optimizer=SGD),
+            "without a name",
+        ),
         (lambda: EmbeddingBagCollection([], optimizer=SGD), "no tables"),
         (
-            lambda: EmbeddingCollection([*ec_configs(), EmbeddingConfig(3, 8, "x")], optimizer=SGD).embedding_dim(),
+            lambda: EmbeddingCollection(
+                [*ec_configs(), EmbeddingConfig(3, 8, "x")], optimizer=SGD
+            ).embedding_dim(),
             r"dims \[4, 8\]",
         ),
     ],
@@ -200,7 +241,9 @@ def test_the_ids_of_a_fed_batch_are_known_again(caplog):
     with caplog.at_level(logging.WARNING):
         for place, batch in enumerate(collection.feed(batches, key=lambda batch: batch.ids)):
             assert batch is batches[place]
-            again = KeyedJaggedTensor(batch.ids.keys(), batch.ids.values(), None, batch.ids.lengths())
+            again = KeyedJaggedTensor(
+                batch.ids.keys(), batch.ids.values(), None, batch.ids.lengths()
+            )
             collection(again if place % 2 else batch.ids).values().sum().backward()
     assert len(calls) == 4, "each batch is prepared once, when it is read"
     assert collection.step == 4
@@ -221,11 +264,16 @@ def test_eps_counts_where_gradients_are_small(gradient, less):
     """What docs/moving-from-torchrec.md says of it; FBGEMM 1.8 gives the same."""
 
     def moved(**eps):
-        config = EmbeddingBagConfig(num_embeddings=3, embedding_dim=4, name="t", init_fn=torch.nn.init.zeros_)
+        config = EmbeddingBagConfig(
+            num_embeddings=3, embedding_dim=4, name="t", init_fn=torch.nn.init.zeros_
+        )
         collection = EmbeddingBagCollection([config], optimizer=pb.RowWiseAdagrad(lr=0.1, **eps))
         for _ in range(10):
             (
-                collection(KeyedJaggedTensor(["t"], torch.tensor([0]), lengths=torch.tensor([1]))).values() * gradient
+                collection(
+                    KeyedJaggedTensor(["t"], torch.tensor([0]), lengths=torch.tensor([1]))
+                ).values()
+                * gradient
             ).sum().backward()
         return collection.state_dict()["embedding_bags.t.weight"][0, 0].item()
 
@@ -241,7 +289,14 @@ def test_weights_of_ids_learn_where_they_count_and_all_is_where_it_shall_be(devi
     ids = features(weighted=True).to(where)
     ids.weights().requires_grad_()
     pooled, part = model[0](ids), model[1](ids)["b@t2"]
-    found = [pooled.values(), part.values(), part.lengths(), part.offsets(), part.weights(), part.to_padded_dense(3)]
+    found = [
+        pooled.values(),
+        part.values(),
+        part.lengths(),
+        part.offsets(),
+        part.weights(),
+        part.to_padded_dense(3),
+    ]
     assert {each.device.type for each in found} == {where.type} == {bags.device.type}
     model[2](torch.cat([pooled.values(), part.to_padded_dense(3).flatten(1)], 1)).sum().backward()
     assert (bags.step, vectors.step) == (1, 1)

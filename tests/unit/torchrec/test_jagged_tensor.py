@@ -44,8 +44,12 @@ def test_padding(length):
     width = length or 2
     want = [(row + [-1.0] * width)[:width] for row in rows]
     assert ragged.to_padded_dense(length, padding_value=-1.0).tolist() == want
-    wide = JaggedTensor(torch.tensor([[1.0, 5.0], [2.0, 6.0], [3.0, 7.0]]), offsets=torch.tensor([0, 2, 2, 3]))
-    assert wide.to_padded_dense(length)[:, :, 0].tolist() == [[max(0.0, number) for number in row] for row in want]
+    wide = JaggedTensor(
+        torch.tensor([[1.0, 5.0], [2.0, 6.0], [3.0, 7.0]]), offsets=torch.tensor([0, 2, 2, 3])
+    )
+    assert wide.to_padded_dense(length)[:, :, 0].tolist() == [
+        [max(0.0, number) for number in row] for row in want
+    ]
 
 
 def test_what_does_not_fit_is_refused():
@@ -66,7 +70,10 @@ def test_keyed_tensors_of_a_list_regroup():
     made = KeyedTensor.from_tensor_list(["x", "y"], parts)
     other = KeyedTensor(["z"], [1], torch.zeros(2, 1)).to("cpu")
     groups = KeyedTensor.regroup_as_dict([made, other], [["y", "z"], ["x"]], ["first", "second"])
-    assert groups["first"].tolist() == [[3.0, 3.0, 3.0, 0.0]] * 2 and groups["second"].tolist() == [[1.0]] * 2
+    assert (
+        groups["first"].tolist() == [[3.0, 3.0, 3.0, 0.0]] * 2
+        and groups["second"].tolist() == [[1.0]] * 2
+    )
     assert made.key_dim() == 1 and made.device() == torch.device("cpu")
     with pytest.raises(KeyError, match="there are x, y"):
         made["z"]

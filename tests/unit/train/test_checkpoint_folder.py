@@ -59,14 +59,28 @@ def test_every_incremental_one_is_complete_in_itself(data, session, tmp_path):
 def test_full_ones_come_when_they_are_due(session, tmp_path):
     folder = CheckpointFolder(tmp_path, keep=9, full_every=3)
     save_steps(folder, session, range(1, 8))
-    assert [read_manifest(folder.path(step)).increments for step in folder.steps()] == [0, 1, 2, 0, 1, 2, 0]
-    sizes = [sum(path.stat().st_size for path in folder.path(step).glob("tables/*@delta*")) for step in folder.steps()]
+    assert [read_manifest(folder.path(step)).increments for step in folder.steps()] == [
+        0,
+        1,
+        2,
+        0,
+        1,
+        2,
+        0,
+    ]
+    sizes = [
+        sum(path.stat().st_size for path in folder.path(step).glob("tables/*@delta*"))
+        for step in folder.steps()
+    ]
     assert sizes[0] == sizes[3] == 0 < sizes[1] < sizes[2]
 
 
 def test_touched_rows_come_back_when_resumed(data, session, tmp_path):
     save_steps(CheckpointFolder(tmp_path, keep=9, full_every=3), session, [1, 2])
-    touched = [view.touched[:].tolist() for view in resumed(data, tmp_path, full_every=3).embeddings.pieces()]
+    touched = [
+        view.touched[:].tolist()
+        for view in resumed(data, tmp_path, full_every=3).embeddings.pieces()
+    ]
     assert all(rows[0] and not any(rows[1:]) for rows in touched)
 
 
@@ -95,7 +109,9 @@ def test_the_best_one_is_kept_also_in_a_relative_folder(session, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     folder = CheckpointFolder(tmp_path.relative_to(tmp_path) / "checkpoints", keep=1)
     for step in (1, 2, 3):
-        progress = Progress.model_validate({"step": step, "monitor": {"best_step": 1, "best_value": 0.5}})
+        progress = Progress.model_validate(
+            {"step": step, "monitor": {"best_step": 1, "best_value": 0.5}}
+        )
         folder.save(session, progress)
     assert folder.steps() == [1, 3] and folder.best().name == "step-00000001"
 

@@ -21,15 +21,24 @@ from pibroch.train.session import build_session
 from small_run import make_config, make_dataset, train_here
 
 PLAIN = ["model.batch_norm=false", "model.top=[16, 8]"]
-VARIANTS = {"plain": PLAIN, "batch norm": ["train.steps=30"], "averaged": [*PLAIN, "train.average=0.9"]}
+VARIANTS = {
+    "plain": PLAIN,
+    "batch norm": ["train.steps=30"],
+    "averaged": [*PLAIN, "train.average=0.9"],
+}
 
 
 @pytest.fixture(scope="module")
 def trained(data, tmp_path_factory):
     """Finished runs by variant."""
     folder = tmp_path_factory.mktemp("trained")
-    changes = {name: [*(["train.steps=6"] if "train.steps=30" not in c else []), *c] for name, c in VARIANTS.items()}
-    return {name: train_here(make_config(data, *c), folder / name)[0] for name, c in changes.items()}
+    changes = {
+        name: [*(["train.steps=6"] if "train.steps=30" not in c else []), *c]
+        for name, c in VARIANTS.items()
+    }
+    return {
+        name: train_here(make_config(data, *c), folder / name)[0] for name, c in changes.items()
+    }
 
 
 def checkpoint_of(run):
@@ -61,7 +70,9 @@ def mlp(state, name, x, last_is_hidden):
 def reference_dlrm(state, dense, ids):
     """The forward pass of dlrm_s_pytorch.py up to its sigmoid, restated; ids [B, F]."""
     bottom = mlp(state, "bot_l", dense, True)
-    vectors = torch.stack([bottom, *(state[f"emb_l.{f}.weight"][ids[:, f]] for f in range(ids.shape[1]))], 1)
+    vectors = torch.stack(
+        [bottom, *(state[f"emb_l.{f}.weight"][ids[:, f]] for f in range(ids.shape[1]))], 1
+    )
     products = torch.bmm(vectors, vectors.transpose(1, 2))
     first = [i for i in range(vectors.shape[1]) for _ in range(i)]
     second = [j for i in range(vectors.shape[1]) for j in range(i)]
@@ -73,8 +84,12 @@ def test_the_reference_dlrm_computes_the_same_logits(trained, data, tmp_path, va
     export_checkpoint(checkpoint_of(trained[variant]), tmp_path / "model.pt", "dlrm")
     content = torch.load(tmp_path / "model.pt", weights_only=True)
     batch = some_batch(data)
-    logits = reference_dlrm(content["state_dict"], batch.dense, batch.values.view(len(batch.keys), -1).T)
-    np.testing.assert_allclose(logits.numpy(), our_logits(trained[variant], data), rtol=1e-5, atol=1e-5)
+    logits = reference_dlrm(
+        content["state_dict"], batch.dense, batch.values.view(len(batch.keys), -1).T
+    )
+    np.testing.assert_allclose(
+        logits.numpy(), our_logits(trained[variant], data), rtol=1e-5, atol=1e-5
+    )
     assert content["iter"] == read_manifest(checkpoint_of(trained[variant])).progress.step
 
 
@@ -93,7 +108,10 @@ def test_torchrec_s_dlrm_computes_the_same_logits(trained, data, tmp_path, varia
         tmp_path / "batch.npz", dense=batch.dense.numpy(), ids=batch.values.view(len(batch.keys), -1).T.numpy(),
         names=list(rows), rows=list(rows.values()), bottom=[*model.bottom, model.dim], top=[*model.top, 1],
     )  # fmt: skip
-    script, files = Path(__file__).with_name("torchrec_forward.py"), ("model.pt", "batch.npz", "logits.npy")
+    script, files = (
+        Path(__file__).with_name("torchrec_forward.py"),
+        ("model.pt", "batch.npz", "logits.npy"),
+    )
     arguments = [python, script, *(tmp_path / file for file in files)]
     ended = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr[-2000:]
@@ -108,8 +126,13 @@ def test_an_export_comes_back_and_trains_on(trained, data, tmp_path, system, wra
     if wrapped:
         content = torch.load(tmp_path / "model.pt", weights_only=True)
         state = content.get("state_dict", content)
-        torch.save({f"module.{name}": tensor for name, tensor in state.items()}, tmp_path / "model.pt")
-    config, run = make_config(data, *VARIANTS["averaged"], "train.steps=3"), RunDirectory(tmp_path / "run")
+        torch.save(
+            {f"module.{name}": tensor for name, tensor in state.items()}, tmp_path / "model.pt"
+        )
+    config, run = (
+        make_config(data, *VARIANTS["averaged"], "train.steps=3"),
+        RunDirectory(tmp_path / "run"),
+    )
     import_checkpoint(tmp_path / "model.pt", run, system, config, EncodedDataset.open(data))
     np.testing.assert_array_equal(our_logits(run, data), our_logits(trained["plain"], data))
     assert evaluate_checkpoint(run.path, EncodedDataset.open(data), "test").num_samples > 0
@@ -122,8 +145,16 @@ def test_other_models_keep_the_names_of_their_dense_layers(data, tmp_path, syste
     config = make_config(data, "model.name=deepfm", "train.steps=3")
     run, _ = train_here(config, tmp_path / "trained")
     export_checkpoint(checkpoint_of(run), tmp_path / "model.pt", system)
-    import_checkpoint(tmp_path / "model.pt", RunDirectory(tmp_path / "run"), system, config, EncodedDataset.open(data))
-    np.testing.assert_array_equal(our_logits(RunDirectory(tmp_path / "run"), data), our_logits(run, data))
+    import_checkpoint(
+        tmp_path / "model.pt",
+        RunDirectory(tmp_path / "run"),
+        system,
+        config,
+        EncodedDataset.open(data),
+    )
+    np.testing.assert_array_equal(
+        our_logits(RunDirectory(tmp_path / "run"), data), our_logits(run, data)
+    )
 
 
 def refused(data, tmp_path, content, message, error=CheckpointError, system="dlrm", changes=PLAIN):
@@ -131,7 +162,9 @@ def refused(data, tmp_path, content, message, error=CheckpointError, system="dlr
     path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
     with pytest.raises(error, match=message):
         config = make_config(data, *changes)
-        import_checkpoint(path, RunDirectory(tmp_path / "run"), system, config, EncodedDataset.open(data))
+        import_checkpoint(
+            path, RunDirectory(tmp_path / "run"), system, config, EncodedDataset.open(data)
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -141,9 +174,16 @@ def test_what_is_no_state_of_this_model_is_refused(trained, data, tmp_path):
     refused(data, tmp_path, b"no pickle at all", "model.pt, which is no file of tensors")
     refused(data, tmp_path, torch.nn.Linear(2, 2), "no file of tensors.*do: save model.state_dict")
     refused(data, tmp_path, [1, 2], "a list in")
-    refused(data, tmp_path, {"a": torch.zeros(2)}, r"parameters named a, \.\.\.; need some named emb_l")
+    refused(
+        data, tmp_path, {"a": torch.zeros(2)}, r"parameters named a, \.\.\.; need some named emb_l"
+    )
     refused(data, tmp_path, {"emb_l.0.weight": torch.zeros(2, 2)}, "1 tables.*need 26")
-    refused(data, tmp_path, good | {"emb_l.3.weight": torch.zeros(2, 2)}, r"table C\d+' of shape \[2, 2\]")
+    refused(
+        data,
+        tmp_path,
+        good | {"emb_l.3.weight": torch.zeros(2, 2)},
+        r"table C\d+' of shape \[2, 2\]",
+    )
     refused(data, tmp_path, good | {"top_l.6.weight": torch.zeros(2, 2)}, "no 'top_l.6.bias'")
     refused(data, tmp_path, good, "batch norm", ConfigError, changes=["model.top=[16, 8]"])
     refused(
@@ -157,7 +197,9 @@ def test_what_is_no_state_of_this_model_is_refused(trained, data, tmp_path):
 
 
 def test_models_without_an_equal_and_used_names_are_refused(trained, data, tmp_path):
-    run, _ = train_here(make_config(data, "model.activation=gelu", "train.steps=1"), tmp_path / "gelu")
+    run, _ = train_here(
+        make_config(data, "model.activation=gelu", "train.steps=1"), tmp_path / "gelu"
+    )
     with pytest.raises(ConfigError, match="activation 'gelu'"):
         export_checkpoint(checkpoint_of(run), tmp_path / "model.pt", "torchrec")
     (tmp_path / "model.pt").write_text("mine")
@@ -169,12 +211,23 @@ def test_models_without_an_equal_and_used_names_are_refused(trained, data, tmp_p
 def test_tables_of_other_names_are_taken_in_their_order(trained, data, tmp_path):
     export_checkpoint(checkpoint_of(trained["plain"]), tmp_path / "model.pt", "torchrec")
     state = torch.load(tmp_path / "model.pt", weights_only=True)
-    torch.save({name.replace("t_C", "t_cat_"): tensor for name, tensor in state.items()}, tmp_path / "model.pt")
+    torch.save(
+        {name.replace("t_C", "t_cat_"): tensor for name, tensor in state.items()},
+        tmp_path / "model.pt",
+    )
     run = RunDirectory(tmp_path / "run")
-    import_checkpoint(tmp_path / "model.pt", run, "torchrec", make_config(data, *PLAIN), EncodedDataset.open(data))
+    import_checkpoint(
+        tmp_path / "model.pt", run, "torchrec", make_config(data, *PLAIN), EncodedDataset.open(data)
+    )
     np.testing.assert_array_equal(our_logits(run, data), our_logits(trained["plain"], data))
-    other = EncodedDataset.open(make_dataset(tmp_path / "other", num_samples=500, max_table_rows=30))
+    other = EncodedDataset.open(
+        make_dataset(tmp_path / "other", num_samples=500, max_table_rows=30)
+    )
     with pytest.raises(CheckpointError, match="table C"):
         import_checkpoint(
-            tmp_path / "model.pt", RunDirectory(tmp_path / "no"), "torchrec", make_config(data, *PLAIN), other
+            tmp_path / "model.pt",
+            RunDirectory(tmp_path / "no"),
+            "torchrec",
+            make_config(data, *PLAIN),
+            other,
         )

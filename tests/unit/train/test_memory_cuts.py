@@ -48,9 +48,19 @@ def test_there_is_room_for_what_the_optimizer_has_after_its_first_step(make, opt
     optimizer = make(layer.parameters(), lr=0.1, **options)
 
     def content():
-        named = {f"{at}.{name}": each for at, state in optimizer.state.items() for name, each in state.items()}
-        named = {str(number): tensor for number, tensor in enumerate(named.values()) if tensor is not None}
-        return CutState(Progress(step=0, loader={}), None, {"weights": layer.state_dict(), "optimizer": named}).encode()
+        named = {
+            f"{at}.{name}": each
+            for at, state in optimizer.state.items()
+            for name, each in state.items()
+        }
+        named = {
+            str(number): tensor
+            for number, tensor in enumerate(named.values())
+            if tensor is not None
+        }
+        return CutState(
+            Progress(step=0, loader={}), None, {"weights": layer.state_dict(), "optimizer": named}
+        ).encode()
 
     memory = _StateMemory(np.zeros(_StateMemory.num_bytes(len(content())), np.uint8))
     layer(torch.ones(1000)).sum().backward()

@@ -28,7 +28,9 @@ def test_auc_equals_torchmetrics_ties_included(samples):
     if labels.min() == labels.max():
         assert math.isnan(auc)
     else:
-        expected = binary_auroc(torch.sigmoid(torch.from_numpy(logits)).double(), torch.from_numpy(labels).long())
+        expected = binary_auroc(
+            torch.sigmoid(torch.from_numpy(logits)).double(), torch.from_numpy(labels).long()
+        )
         assert auc == pytest.approx(expected.item(), abs=1e-6)
 
 

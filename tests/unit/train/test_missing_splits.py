@@ -29,12 +29,16 @@ def prepared(tmp_path_factory):
         categorical=[{"name": "city", "column": "city", "min_count": 1}],
     )  # fmt: skip
     towns = np.random.default_rng(0).integers(0, 9, 300)
-    (folder / "clicks.csv").write_text("".join(f"{int(town % 3 == 0)},town{town}\n" for town in towns))
+    (folder / "clicks.csv").write_text(
+        "".join(f"{int(town % 3 == 0)},town{town}\n" for town in towns)
+    )
 
     def make(split):
         path = folder / split.replace("/", "-").replace(":", "-")
         if not path.exists():
-            source = TextSource(folder / "clicks.csv", schema.separator, schema.quotes, schema.columns)
+            source = TextSource(
+                folder / "clicks.csv", schema.separator, schema.quotes, schema.columns
+            )
             options = PrepareOptions(SplitRule.parse(split))
             prepare([source], schema, path, options, lambda stage, fraction: None)
         return path
@@ -49,7 +53,9 @@ def test_without_validation_the_last_model_is_kept_and_tested(prepared, tmp_path
     assert result.summary.steps == 10 and result.summary.auc is not None
     folder = CheckpointFolder(run.checkpoints_path, 2)
     assert folder.best() is None and folder.latest() == folder.path(10)
-    assert [record["split"] for record in run.metrics() if record["kind"] == "evaluation"] == ["test"]
+    assert [record["split"] for record in run.metrics() if record["kind"] == "evaluation"] == [
+        "test"
+    ]
     again = evaluate_checkpoint(run.path, EncodedDataset.open(prepared("time:0.8/0/0.2")), "test")
     assert again.auc == result.summary.auc
 
@@ -99,7 +105,12 @@ def test_what_goes_by_validation_is_refused_without_it(prepared, tmp_path, chang
     with pytest.raises(ConfigError, match="with no validation samples in") as refused:
         train_here(config, tmp_path / "run")
     assert f"--set {off}" in refused.value.do
-    assert train_here(make_config(prepared("none"), *SMALL, change, off), tmp_path / "other")[1].summary.steps == 12
+    assert (
+        train_here(make_config(prepared("none"), *SMALL, change, off), tmp_path / "other")[
+            1
+        ].summary.steps
+        == 12
+    )
 
 
 def test_without_training_samples_nothing_is_trained(data, tmp_path):

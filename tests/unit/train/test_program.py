@@ -10,7 +10,13 @@ from torch import nn
 
 import pibroch as pb
 from pibroch.embedding.checkpoint import SavedTable
-from pibroch.errors import CheckpointError, ConfigError, DamagedCheckpointError, StorageError, TrainingError
+from pibroch.errors import (
+    CheckpointError,
+    ConfigError,
+    DamagedCheckpointError,
+    StorageError,
+    TrainingError,
+)
 from pibroch.train import checkpoint
 from pibroch.train.manifest import read_manifest
 from small_run import files_below, make_config, run_command, train_here
@@ -47,8 +53,12 @@ SCHEDULERS = {
     "one_cycle": lambda o: LR.OneCycleLR(o, 0.2, total_steps=20),
     "lambda": lambda o: LR.LambdaLR(o, lambda step: 0.9**step),
     "multiplicative": lambda o: LR.MultiplicativeLR(o, lambda step: 0.9),
-    "sequential": lambda o: LR.SequentialLR(o, [LR.ConstantLR(o, total_iters=3), LR.ExponentialLR(o, 0.9)], [3]),
-    "chained": lambda o: LR.ChainedScheduler([LR.ConstantLR(o, total_iters=3), LR.ExponentialLR(o, 0.9)], o),
+    "sequential": lambda o: LR.SequentialLR(
+        o, [LR.ConstantLR(o, total_iters=3), LR.ExponentialLR(o, 0.9)], [3]
+    ),
+    "chained": lambda o: LR.ChainedScheduler(
+        [LR.ConstantLR(o, total_iters=3), LR.ExponentialLR(o, 0.9)], o
+    ),
     "plateau": lambda o: LR.ReduceLROnPlateau(o, patience=0),
 }
 
@@ -57,7 +67,9 @@ class Program:
     def __init__(self, seed=0, optimizer="adam", scheduler="step", tables=TABLES, rows=ROWS):
         self.embeddings = pb.Embeddings(tables, rows, seed=seed)
         torch.manual_seed(seed)
-        self.model = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3), nn.Dropout(0.2), nn.Linear(3, 1))
+        self.model = nn.Sequential(
+            nn.Linear(6, 3), nn.BatchNorm1d(3), nn.Dropout(0.2), nn.Linear(3, 1)
+        )
         self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
         self.scheduler = SCHEDULERS[scheduler](self.optimizer)
 
@@ -68,7 +80,9 @@ class Program:
     def train(self, first, last):
         for step in range(first, last + 1):
             ids = torch.randint(7, (2, 8), generator=torch.Generator().manual_seed(step))
-            batch = pb.JaggedBatch.from_one_hot(torch.zeros(8, 0), ["a", "b"], ids, (ids[0] % 2).float())
+            batch = pb.JaggedBatch.from_one_hot(
+                torch.zeros(8, 0), ["a", "b"], ids, (ids[0] % 2).float()
+            )
 
             def loss(batch=batch):
                 self.optimizer.zero_grad()
@@ -78,12 +92,18 @@ class Program:
                 return value
 
             value = self.optimizer.step(loss)
-            self.scheduler.step(*([value.item()] if isinstance(self.scheduler, LR.ReduceLROnPlateau) else []))
+            self.scheduler.step(
+                *([value.item()] if isinstance(self.scheduler, LR.ReduceLROnPlateau) else [])
+            )
 
     def numbers(self):
         state = {**self.model.state_dict(), **self.embeddings.full_state_dict(row_state=True)}
         rates = [float(group["lr"]) for group in self.optimizer.param_groups]
-        return {name: tensor.numpy().copy() for name, tensor in state.items()}, rates, self.embeddings.step
+        return (
+            {name: tensor.numpy().copy() for name, tensor in state.items()},
+            rates,
+            self.embeddings.step,
+        )
 
 
 def assert_same(one, other):
@@ -93,12 +113,15 @@ def assert_same(one, other):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "scheduler"), [*((name, "step") for name in OPTIMIZERS), *(("momentum", name) for name in SCHEDULERS)]
+    ("optimizer", "scheduler"),
+    [*((name, "step") for name in OPTIMIZERS), *(("momentum", name) for name in SCHEDULERS)],
 )
 def test_goes_on_to_the_same_bits(tmp_path, optimizer, scheduler):
     program = Program(1, optimizer, scheduler)
     program.train(1, 3)
-    pb.save(tmp_path, program.embeddings, **program.parts, step=3)  # LBFGS looks at a batch several times
+    pb.save(
+        tmp_path, program.embeddings, **program.parts, step=3
+    )  # LBFGS looks at a batch several times
     program.train(4, 6)
 
     other = Program(2, optimizer, scheduler)
@@ -116,7 +139,14 @@ class Wide(nn.Module):
         self.tables = pb.Embeddings(TABLES, ROWS, seed=seed)
         self.head = nn.Linear(6, 2).bfloat16()
         self.register_buffer("mask", torch.full((2, 2), float("-inf")))
-        for dtype in (torch.float16, torch.uint8, torch.complex64, torch.int16, torch.float8_e4m3fn, torch.bool):
+        for dtype in (
+            torch.float16,
+            torch.uint8,
+            torch.complex64,
+            torch.int16,
+            torch.float8_e4m3fn,
+            torch.bool,
+        ):
             self.register_buffer(f"a_{dtype}".replace(".", "_"), torch.full((3, 1), seed).to(dtype))
 
     def get_extra_state(self):
@@ -128,23 +158,38 @@ class Wide(nn.Module):
 
 def test_several_parts_tables_inside_a_model_and_types_of_every_kind(tmp_path):
     wide, deep = Wide(1), nn.Linear(2, 2)
-    models, optimizers = {"wide": wide, "deep": deep}, {"deep/1": torch.optim.SGD(deep.parameters(), lr=0.5)}
-    extra = {"tuple": (1, [2.5, None]), 3: "int", "inf": float("inf"), "numbers": torch.arange(3), "np": np.int64(4)}
+    models, optimizers = (
+        {"wide": wide, "deep": deep},
+        {"deep/1": torch.optim.SGD(deep.parameters(), lr=0.5)},
+    )
+    extra = {
+        "tuple": (1, [2.5, None]),
+        3: "int",
+        "inf": float("inf"),
+        "numbers": torch.arange(3),
+        "np": np.int64(4),
+    }
     position = {"epoch": 1, "seeds": (1, 2)}
-    pb.save(tmp_path, wide.tables, model=models, optimizer=optimizers, extra=extra, position=position)
+    pb.save(
+        tmp_path, wide.tables, model=models, optimizer=optimizers, extra=extra, position=position
+    )
     files = files_below(tmp_path)
     assert not any("deep%2F1" in name for name in files)  # no state, no file
     assert not any(b"embedding_bags" in content for content in files.values())
 
     other, models["deep"] = Wide(2), nn.Linear(2, 2)
     optimizer = torch.optim.SGD(models["deep"].parameters(), lr=0.1)
-    saved = pb.load(tmp_path, other.tables, model={**models, "wide": other}, optimizer={"deep/1": optimizer})
+    saved = pb.load(
+        tmp_path, other.tables, model={**models, "wide": other}, optimizer={"deep/1": optimizer}
+    )
     assert saved.position == position and optimizer.param_groups[0]["lr"] == 0.5
     assert torch.equal(saved.extra.pop("numbers"), extra.pop("numbers")) and saved.extra == extra
     state = other.state_dict()
     assert other.extra == state.pop("_extra_state") == {"seen": (1, {2: "two"})}
     for name, tensor in state.items():
-        assert tensor.dtype == wide.state_dict()[name].dtype and torch.equal(tensor, wide.state_dict()[name]), name
+        assert tensor.dtype == wide.state_dict()[name].dtype and torch.equal(
+            tensor, wide.state_dict()[name]
+        ), name
     assert torch.equal(deep.weight, models["deep"].weight)
 
 
@@ -154,29 +199,57 @@ def test_rows_of_other_tables_and_missing_parts_are_refused(tmp_path):
     pb.save(tmp_path, program.embeddings, model=program.model, optimizer=program.optimizer)
     before = program.numbers()
     wrong = [
-        ({"tables": [TABLES[0], pb.Table("b", 8, 2)]}, {}, "table 'b' with 7 rows x 2 .* need 8 rows x 2"),
-        ({"tables": [TABLES[0], pb.Table("b", 7, 3)]}, {}, "table 'b' with 7 rows x 2 .* need 7 rows x 3"),
+        (
+            {"tables": [TABLES[0], pb.Table("b", 8, 2)]},
+            {},
+            "table 'b' with 7 rows x 2 .* need 8 rows x 2",
+        ),
+        (
+            {"tables": [TABLES[0], pb.Table("b", 7, 3)]},
+            {},
+            "table 'b' with 7 rows x 2 .* need 7 rows x 3",
+        ),
         (
             {"tables": [*TABLES, pb.Table("c", 7, 3)], "rows": {**ROWS, "c": pb.SGD(lr=0.1)}},
             {},
             "no table 'c' in the checkpoint",
         ),
         ({"rows": pb.Adagrad(lr=0.1)}, {}, r"exp_avg\[4\].* in the checkpoint; need .*sum\[4\]"),
-        ({}, {"scheduler": True}, "no scheduler in a checkpoint of tables, model, optimizer; .* leave scheduler= out"),
+        (
+            {},
+            {"scheduler": True},
+            "no scheduler in a checkpoint of tables, model, optimizer; .* leave scheduler= out",
+        ),
         ({}, {"model": nn.Linear(1, 1)}, "model in the checkpoint that does not fit"),
-        ({}, {"model": {"x": nn.Linear(1, 1)}}, "no model 'x' in a checkpoint of tables, model, optimizer"),
-        ({"optimizer": "momentum"}, {"model": True, "optimizer": True}, "state of Adam in the checkpoint; need of SGD"),
+        (
+            {},
+            {"model": {"x": nn.Linear(1, 1)}},
+            "no model 'x' in a checkpoint of tables, model, optimizer",
+        ),
+        (
+            {"optimizer": "momentum"},
+            {"model": True, "optimizer": True},
+            "state of Adam in the checkpoint; need of SGD",
+        ),
     ]
     for options, parts, said in wrong:
         other = Program(2, **options)
-        chosen = {name: getattr(other, name) if part is True else part for name, part in parts.items()}
+        chosen = {
+            name: getattr(other, name) if part is True else part for name, part in parts.items()
+        }
         with pytest.raises(CheckpointError, match=said):
             pb.load(tmp_path, other.embeddings, **chosen)
     more = torch.optim.Adam([*program.model.parameters(), nn.Parameter(torch.ones(1))])
     for optimizer, said in (
-        (torch.optim.Adam(list(program.model.parameters())[:-1]), "with '3.bias' in the checkpoint alone"),
+        (
+            torch.optim.Adam(list(program.model.parameters())[:-1]),
+            "with '3.bias' in the checkpoint alone",
+        ),
         (more, "with '0.6' in this program alone"),
-        (torch.optim.Adam([{"params": [each]} for each in program.model.parameters()]), "of 1 parameter groups"),
+        (
+            torch.optim.Adam([{"params": [each]} for each in program.model.parameters()]),
+            "of 1 parameter groups",
+        ),
     ):
         with pytest.raises(CheckpointError, match=said):
             pb.load(tmp_path, program.embeddings, model=program.model, optimizer=optimizer)
@@ -188,7 +261,10 @@ def test_what_cannot_be_stored_is_named_and_nothing_is_written(tmp_path):
     other = nn.ModuleDict({"tables": pb.Embeddings([pb.Table("z", 3, 2)], pb.SGD(lr=1.0))})
     position = "position=3; need batch.position"
     for options, said in (
-        ({"extra": {"deep": [{"f": open}]}}, "extra/deep/0/f, a builtin_function_or_method, to be saved"),
+        (
+            {"extra": {"deep": [{"f": open}]}},
+            "extra/deep/0/f, a builtin_function_or_method, to be saved",
+        ),
         ({"extra": {"x": torch.ones(2, device="meta")}}, "extra/x, a Tensor"),
         ({"extra": {"x": torch.ones(2).to_sparse()}}, "extra/x, a Tensor .*sparse"),
         ({"extra": {1, 2}}, "extra, a set"),
@@ -232,7 +308,9 @@ def test_no_checkpoint_and_damaged_ones(tmp_path, caplog):
         (tmp_path / "kept").rename(path)
     for step in (1, 2, 3):
         (tmp_path / f"step-{step:08d}" / "tables" / "b.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"no undamaged checkpoint in .* of step 3 no .*, and 2 older"):
+    with pytest.raises(
+        CheckpointError, match=r"no undamaged checkpoint in .* of step 3 no .*, and 2 older"
+    ):
         pb.load(tmp_path, program.embeddings, missing_ok=True)
 
 
@@ -274,7 +352,9 @@ def test_weights_alone_into_tables_of_another_optimizer_and_what_stays_behind(tm
         batch = pb.JaggedBatch.from_one_hot(
             torch.zeros(2, 0), ["a", "b"], torch.tensor([[1, 2], [3, 4]]), torch.zeros(2)
         )
-        assert torch.equal(other.embeddings(batch)["a"], expected["embedding_bags.a.weight"][[1, 2]])
+        assert torch.equal(
+            other.embeddings(batch)["a"], expected["embedding_bags.a.weight"][[1, 2]]
+        )
     assert other.embeddings.step == 0 and other.embeddings.learning_rate == 0.1
 
 
@@ -313,11 +393,17 @@ def test_a_checkpoint_of_a_run_into_a_program_and_the_other_way_about(tmp_path, 
         == files_below(run.checkpoints_path / "step-00000021")["dense.safetensors"]
     )
     inspected = run_command("checkpoint", "inspect", tmp_path / "program")
-    assert "step 21" in inspected.stdout and "a program of one's own" in inspected.stdout, inspected.stderr
+    assert "step 21" in inspected.stdout and "a program of one's own" in inspected.stdout, (
+        inspected.stderr
+    )
     assert "tables, model, optimizer, extra; position not saved" in inspected.stdout
     assert run_command("checkpoint", "verify", path).returncode == 0
     refused = run_command("evaluate", "--checkpoint", path, "--data", data)
-    assert refused.returncode == 2 and "pibroch.save wrote" in refused.stderr and "Traceback" not in refused.stderr
+    assert (
+        refused.returncode == 2
+        and "pibroch.save wrote" in refused.stderr
+        and "Traceback" not in refused.stderr
+    )
     with pytest.raises(CheckpointError, match=r"load it by pibroch\.load"):
         pb.Predictor.open(path)
     assert isinstance(read_manifest(path).tables["C1"], SavedTable)

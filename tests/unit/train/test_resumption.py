@@ -25,7 +25,9 @@ KEPT = ["train.checkpoint_every=4", "train.evaluate_every=6", "train.keep=9"]
 @pytest.fixture(scope="module")
 def trained(data, tmp_path_factory):
     """A finished run of twelve steps with checkpoints 4, 6, 8 and 12; tests copy it before they change it."""
-    run, result = train_here(make_config(data, LENGTH, *KEPT), tmp_path_factory.mktemp("trained") / "run")
+    run, result = train_here(
+        make_config(data, LENGTH, *KEPT), tmp_path_factory.mktemp("trained") / "run"
+    )
     assert CheckpointFolder(run.checkpoints_path, 9).steps()[0] == 4 and result.summary.steps == 12
     return run
 
@@ -54,9 +56,21 @@ def damage(path):
         (["model.top=[32]"], "`model.top = [32]`", "`model.top = [16]`"),
         (["model.activation=gelu"], "`model.activation = 'gelu'`", "`model.activation = 'relu'`"),
         (["train.batch_size=50"], "`train.batch_size = 50`", "`train.batch_size = 100`"),
-        (["seed=4", "train.monitor=logloss"], "`seed = 4`, `train.monitor = 'logloss'`", "`train.monitor = 'auc'`"),
-        (["optimizer={name='sgd', lr=0.1}"], "`optimizer.name = 'sgd'`", "`optimizer.name = 'adam'`"),
-        (["embedding.optimizer={name='sgd', lr=0.1}"], "`embedding.optimizer.name = 'sgd'`", "'adam'"),
+        (
+            ["seed=4", "train.monitor=logloss"],
+            "`seed = 4`, `train.monitor = 'logloss'`",
+            "`train.monitor = 'auc'`",
+        ),
+        (
+            ["optimizer={name='sgd', lr=0.1}"],
+            "`optimizer.name = 'sgd'`",
+            "`optimizer.name = 'adam'`",
+        ),
+        (
+            ["embedding.optimizer={name='sgd', lr=0.1}"],
+            "`embedding.optimizer.name = 'sgd'`",
+            "'adam'",
+        ),
         (["train.average=0.9"], "`train.average = 0.9`", "no `train.average`"),
     ],
 )
@@ -64,20 +78,33 @@ def test_what_a_run_keeps_to_its_end_is_refused_by_name(data, run, caplog, chang
     before = files_below(run.path)
     with pytest.raises(CheckpointError) as refused:
         train_here(longer(data, *changes, "schedule.warmup_steps=1"), run.path)
-    assert not [record for record in caplog.records if "in place of" in record.getMessage()], "nothing goes on"
-    assert got in refused.value.got and need in refused.value.need and "from step 12" in refused.value.got
-    assert {name for name in files_below(run.path) if "step-" in name} == {name for name in before if "step-" in name}
+    assert not [record for record in caplog.records if "in place of" in record.getMessage()], (
+        "nothing goes on"
+    )
+    assert (
+        got in refused.value.got
+        and need in refused.value.need
+        and "from step 12" in refused.value.got
+    )
+    assert {name for name in files_below(run.path) if "step-" in name} == {
+        name for name in before if "step-" in name
+    }
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         (["optimizer.lr=0.02"], "`optimizer.lr = 0.02` in place of `optimizer.lr = 0.01`"),
-        (["model.dropout=0.1"], "from step 13 on: `model.dropout = 0.1` in place of `model.dropout = 0.2`"),
+        (
+            ["model.dropout=0.1"],
+            "from step 13 on: `model.dropout = 0.1` in place of `model.dropout = 0.2`",
+        ),
         (["train.log_every=2", "train.early_stop_patience=9", "embedding.exchange=local"], None),
     ],
 )
-def test_what_changes_the_numbers_is_said_and_what_does_not_is_not(data, run, caplog, changes, said):
+def test_what_changes_the_numbers_is_said_and_what_does_not_is_not(
+    data, run, caplog, changes, said
+):
     with caplog.at_level(logging.WARNING, "pibroch"):
         assert train_here(longer(data, *changes), run.path)[1].summary.steps == 14
     assert (said in caplog.text) if said else not caplog.records
@@ -107,7 +134,9 @@ def test_resuming_a_finished_run_leaves_it_as_it_is(data, trained, run, caplog):
         _, result = train_here(make_config(data, LENGTH, *KEPT), run.path)
     assert "the run is finished (12 steps)" in caplog.text
     assert files_below(run.path) == before
-    assert result.summary.samples_per_second == run.read_json("summary.json")["samples_per_second"] > 0
+    assert (
+        result.summary.samples_per_second == run.read_json("summary.json")["samples_per_second"] > 0
+    )
     assert 0.5 < result.best_possible_auc < 1
 
 
@@ -120,7 +149,9 @@ def test_a_run_whose_end_was_cut_off_ends(data, run):
     assert train_here(make_config(data, LENGTH, *KEPT), run.path)[1].summary.steps == 12
 
 
-@pytest.mark.parametrize("how", ["a byte", "the manifest", "no manifest", "a lost file", "cut short"])
+@pytest.mark.parametrize(
+    "how", ["a byte", "the manifest", "no manifest", "a lost file", "cut short"]
+)
 def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(data, trained, run, caplog, how):
     newest = CheckpointFolder(run.checkpoints_path, 9).path(12)
     table = newest / "tables" / "C7.safetensors"
@@ -169,7 +200,9 @@ def test_several_damaged_ones_are_all_named_and_all_damaged_is_an_error(data, ru
     steps = folder.steps()
     for step in steps:
         damage(folder.path(step) / "dense.safetensors")
-    with pytest.raises(CheckpointError, match=rf"of step 12 .*dense\.safetensors.*, and {len(steps) - 1} older"):
+    with pytest.raises(
+        CheckpointError, match=rf"of step 12 .*dense\.safetensors.*, and {len(steps) - 1} older"
+    ):
         train_here(make_config(data, LENGTH, *KEPT), run.path)
     assert folder.steps() == steps, "nothing is set aside then"
 
@@ -205,4 +238,7 @@ def test_a_folder_that_holds_no_run_is_not_gone_on_with(tmp_path):
 def test_a_damaged_file_of_versions_is_no_crash(data, run, caplog):
     (run.path / "versions.json").write_text("{")
     train_here(longer(data), run.path)
-    assert "is damaged" in caplog.text and json.loads((run.path / "versions.json").read_text())["threads"] == 1
+    assert (
+        "is damaged" in caplog.text
+        and json.loads((run.path / "versions.json").read_text())["threads"] == 1
+    )

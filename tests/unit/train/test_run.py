@@ -33,7 +33,11 @@ def test_a_run_leaves_what_the_design_lists(data, tmp_path):
     run, result = train_here(config, tmp_path / "run")
     summary = run.read_json("summary.json")
     assert set(summary) == SUMMARY_KEYS
-    assert summary["steps"] == 42 and summary["samples"] == 4200 and summary["auc"] == result.summary.auc > 0.5
+    assert (
+        summary["steps"] == 42
+        and summary["samples"] == 4200
+        and summary["auc"] == result.summary.auc > 0.5
+    )
     assert (
         summary["cache_hit_rate"]
         is summary["lookahead"]
@@ -42,11 +46,15 @@ def test_a_run_leaves_what_the_design_lists(data, tmp_path):
         is None
     )
     assert summary["exchange"] == "local"
-    assert check_config(tomllib.loads((run.path / "config.toml").read_text()), "config.toml") == config
+    assert (
+        check_config(tomllib.loads((run.path / "config.toml").read_text()), "config.toml") == config
+    )
     assert run.read_json("versions.json")["torch"] == torch.__version__
     records = run.metrics()
     assert [r["step"] for r in records if r["kind"] == "training"] == list(range(1, 43))
-    assert [r["step"] for r in records if r["kind"] == "evaluation" and r["split"] == "validation"] == [
+    assert [
+        r["step"] for r in records if r["kind"] == "evaluation" and r["split"] == "validation"
+    ] == [
         10,
         20,
         30,
@@ -59,11 +67,15 @@ def test_a_run_leaves_what_the_design_lists(data, tmp_path):
 def test_the_newest_and_the_best_checkpoints_are_kept(data, tmp_path):
     run, result = train_here(make_config(data, "train.keep=1"), tmp_path / "run")
     folder = CheckpointFolder(run.checkpoints_path, keep=1)
-    evaluations = [r for r in run.metrics() if r["kind"] == "evaluation" and r["split"] == "validation"]
+    evaluations = [
+        r for r in run.metrics() if r["kind"] == "evaluation" and r["split"] == "validation"
+    ]
     best_step = max(evaluations, key=lambda r: r["auc"])["step"]
     assert folder.steps() == sorted({best_step, 42})
     assert folder.best() == folder.path(best_step)
-    assert evaluate_checkpoint(run.path, EncodedDataset.open(data), "test").auc == result.summary.auc
+    assert (
+        evaluate_checkpoint(run.path, EncodedDataset.open(data), "test").auc == result.summary.auc
+    )
 
 
 def test_early_stop_and_plateau(data, tmp_path):
@@ -75,7 +87,9 @@ def test_early_stop_and_plateau(data, tmp_path):
     ]
     run, result = train_here(make_config(data, *overrides, "optimizer.lr=0.5"), tmp_path / "run")
     monitor = read_manifest(CheckpointFolder(run.checkpoints_path, 2).latest()).progress.monitor
-    assert monitor.evaluations_since_best == 2 and result.summary.steps == monitor.best_step + 6 < 1000
+    assert (
+        monitor.evaluations_since_best == 2 and result.summary.steps == monitor.best_step + 6 < 1000
+    )
     rates = {r["step"]: r["learning_rate"] for r in run.metrics() if r["kind"] == "training"}
     assert rates[monitor.best_step + 4] == rates[monitor.best_step] * 0.5
 
@@ -90,12 +104,19 @@ def test_equal_runs_write_equal_bytes_and_training_again_continues(data, tmp_pat
     assert files_below(first.checkpoints_path / "step-00000020") == files_below(
         second.checkpoints_path / "step-00000020"
     )
-    losses = [[(r["step"], r["loss"]) for r in run.metrics() if r["kind"] == "training"] for run in (first, second)]
+    losses = [
+        [(r["step"], r["loss"]) for r in run.metrics() if r["kind"] == "training"]
+        for run in (first, second)
+    ]
     assert losses[0] == losses[1]
 
 
 def test_a_non_finite_loss_names_the_step_and_is_never_saved(data, tmp_path):
-    overrides = ["embedding.optimizer={name='sgd', lr=1e30}", "train.checkpoint_every=1", "model.batch_norm=false"]
+    overrides = [
+        "embedding.optimizer={name='sgd', lr=1e30}",
+        "train.checkpoint_every=1",
+        "model.batch_norm=false",
+    ]
     with pytest.raises(NonFiniteLossError, match=r"loss \S+ in step (\d+)") as failure:
         train_here(make_config(data, *overrides), tmp_path / "run")
     step = int(failure.value.got.split()[-1])
@@ -113,17 +134,23 @@ def test_averages_are_what_is_evaluated(data, tmp_path):
         for path in (run.path, tmp_path / "plain")
     ]
     assert losses[0] == losses[1]
-    assert evaluate_checkpoint(run.path, EncodedDataset.open(data), "test").auc == result.summary.auc
+    assert (
+        evaluate_checkpoint(run.path, EncodedDataset.open(data), "test").auc == result.summary.auc
+    )
 
 
 def test_bf16_and_clipping_train(data, tmp_path):
-    _, result = train_here(make_config(data, "train.bf16=true", "train.clip_norm=0.1"), tmp_path / "run")
+    _, result = train_here(
+        make_config(data, "train.bf16=true", "train.clip_norm=0.1"), tmp_path / "run"
+    )
     assert result.summary.auc > 0.5
 
 
 @pytest.mark.parametrize("name", ["dcnv2", "deepfm", "wide_deep"])
 def test_each_model_trains(data, tmp_path, name):
-    _, result = train_here(make_config(data, f"model.name={name}", "train.epochs=3"), tmp_path / "run")
+    _, result = train_here(
+        make_config(data, f"model.name={name}", "train.epochs=3"), tmp_path / "run"
+    )
     assert result.summary.auc > 0.52
 
 
@@ -134,7 +161,9 @@ def test_every_byte_of_a_checkpoint_counts(data, tmp_path):
     for path in sorted(checkpoint.rglob("*.*")):
         content = path.read_bytes()
         for position in (0, len(content) // 2, len(content) - 2):
-            path.write_bytes(content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :])
+            path.write_bytes(
+                content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :]
+            )
             with pytest.raises(CheckpointError, match=path.name):
                 evaluate_checkpoint(checkpoint, dataset, "test")
         path.write_bytes(content)
@@ -175,15 +204,27 @@ def test_data_of_equal_sizes_and_other_vocabularies_are_refused(tmp_path):
     datasets = []
     for number, towns in enumerate((range(20), range(20, 40))):
         random, path = np.random.default_rng(number), tmp_path / f"{number}.csv"
-        path.write_text("".join(f"{int(town % 3 == 0)},town{town}\n" for town in random.choice(towns, 2000)))
+        path.write_text(
+            "".join(f"{int(town % 3 == 0)},town{town}\n" for town in random.choice(towns, 2000))
+        )
         source = TextSource(path, schema.separator, schema.quotes, schema.columns)
-        prepare([source], schema, tmp_path / f"data{number}", PrepareOptions(), lambda stage, fraction: None)
+        prepare(
+            [source],
+            schema,
+            tmp_path / f"data{number}",
+            PrepareOptions(),
+            lambda stage, fraction: None,
+        )
         datasets.append(tmp_path / f"data{number}")
     mine, other = map(EncodedDataset.open, datasets)
     assert mine.num_rows == other.num_rows == {"city": 12}
-    run, _ = train_here(make_config(datasets[0], "train.epochs=1", "model.bottom=[4]"), tmp_path / "run")
+    run, _ = train_here(
+        make_config(datasets[0], "train.epochs=1", "model.bottom=[4]"), tmp_path / "run"
+    )
     assert evaluate_checkpoint(run.path, mine, "test").num_samples > 0
-    with pytest.raises(CheckpointError, match="whose vocabularies or encodings are not the checkpoint's"):
+    with pytest.raises(
+        CheckpointError, match="whose vocabularies or encodings are not the checkpoint's"
+    ):
         evaluate_checkpoint(run.path, other, "test")
 
 
@@ -206,7 +247,9 @@ def test_a_run_does_not_go_on_with_flipped_labels(data, tmp_path):
 
 def test_a_checkpoint_of_before_exchanges_had_sections_is_read(data, tmp_path):
     """Its configuration has all settings of all exchanges beside ``exchange``, its manifest no digest of the data."""
-    run, _ = train_here(make_config(data, "train.steps=4", "embedding.exchange=auto"), tmp_path / "run")
+    run, _ = train_here(
+        make_config(data, "train.steps=4", "embedding.exchange=auto"), tmp_path / "run"
+    )
     path = run.checkpoints_path / "step-00000004" / "manifest.json"
     content = json.loads(path.read_text())
     old = {

@@ -6,7 +6,10 @@ from pibroch.train.schedule import learning_rate_factor
 
 
 def factors(total_steps, **settings):
-    return [learning_rate_factor(ScheduleConfig(**settings), s, total_steps) for s in range(1, total_steps + 1)]
+    return [
+        learning_rate_factor(ScheduleConfig(**settings), s, total_steps)
+        for s in range(1, total_steps + 1)
+    ]
 
 
 def test_constant_with_warm_up():
@@ -32,4 +35,6 @@ def test_monitor_counts_what_did_not_improve():
         True, False, False, True, False,
     ]  # fmt: skip
     assert (monitor.best_step, monitor.evaluations_since_best, monitor.plateaus) == (3, 1, 3)
-    assert monitor.is_exhausted(1) and not monitor.is_exhausted(2) and not monitor.is_exhausted(None)
+    assert (
+        monitor.is_exhausted(1) and not monitor.is_exhausted(2) and not monitor.is_exhausted(None)
+    )

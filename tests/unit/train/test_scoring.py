@@ -15,7 +15,9 @@ from small_run import make_config, train_here
 
 @pytest.fixture(scope="module")
 def run(data, tmp_path_factory):
-    config = make_config(data, "train.steps=12", "train.average=0.9", "train.evaluate_batch_size=100")
+    config = make_config(
+        data, "train.steps=12", "train.average=0.9", "train.evaluate_batch_size=100"
+    )
     return train_here(config, tmp_path_factory.mktemp("runs") / "run")[0].path
 
 
@@ -29,20 +31,31 @@ def test_the_scores_of_evaluation_in_order(run, data, tmp_path, name):
     predictor, folder = open_for(run, dataset)
     steps = []
     done = score_split(predictor, folder, dataset, "test", tmp_path / name, steps.append)
-    assert (done.num_samples, done.num_kept, sum(steps)) == (dataset.samples["test"], 0, dataset.samples["test"])
+    assert (done.num_samples, done.num_kept, sum(steps)) == (
+        dataset.samples["test"],
+        0,
+        dataset.samples["test"],
+    )
     assert done.num_samples > 2 * 100
     found = read(tmp_path / name)
     assert found["sample"].to_list() == list(range(done.num_samples))
     batches = list(Loader(dataset.split("test"), 100))
     expected = np.concatenate([predictor.scores(batch).numpy() for batch in batches])
     np.testing.assert_allclose(found["score"].to_numpy(), expected, rtol=1e-6)
-    assert found["label"].to_list() == [label for batch in batches for label in batch.labels.tolist()]
+    assert found["label"].to_list() == [
+        label for batch in batches for label in batch.labels.tolist()
+    ]
     metrics = evaluate_checkpoint(run, dataset, "test", tmp_path / f"again-{name}")
     assert read(tmp_path / f"again-{name}").equals(found)
     order = found["score"].to_numpy()
-    positive, negative = order[found["label"].to_numpy() == 1], order[found["label"].to_numpy() == 0]
+    positive, negative = (
+        order[found["label"].to_numpy() == 1],
+        order[found["label"].to_numpy() == 0],
+    )
     above = (positive[:, None] > negative).mean() + 0.5 * (positive[:, None] == negative).mean()
-    assert metrics.auc == pytest.approx(above, abs=1e-4)  # float32 probabilities tie where logits do not
+    assert metrics.auc == pytest.approx(
+        above, abs=1e-4
+    )  # float32 probabilities tie where logits do not
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"again-{name}", name]
 
 
@@ -59,7 +72,10 @@ def test_a_run_that_was_cut_off_goes_on(run, data, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         score_split(predictor, folder, dataset, "test", out, stop_later)
     assert not out.exists()
-    parts = {path: path.stat().st_mtime_ns for path in (tmp_path / "scores.parquet.parts").glob("*.parquet")}
+    parts = {
+        path: path.stat().st_mtime_ns
+        for path in (tmp_path / "scores.parquet.parts").glob("*.parquet")
+    }
     assert len(parts) == 2
     with pytest.raises(ConfigError, match="begun with another checkpoint, data or split"):
         score_split(predictor, folder, dataset, "train", out)
@@ -72,7 +88,9 @@ def test_a_run_that_was_cut_off_goes_on(run, data, tmp_path):
 
 def test_the_command_scores_and_refuses_what_it_cannot_do(run, data, tmp_path):
     def predict(*more):
-        return CliRunner().invoke(app, ["predict", "--checkpoint", str(run), "--data", str(data), *map(str, more)])
+        return CliRunner().invoke(
+            app, ["predict", "--checkpoint", str(run), "--data", str(data), *map(str, more)]
+        )
 
     ran = predict("--out", tmp_path / "scores.csv", "--split", "validation")
     assert ran.exit_code == 0, ran.output

@@ -17,7 +17,12 @@ from pibroch.train.timed_checkpoints import LONGEST_CHAIN
 from small_run import files_below, make_config, train_here
 
 EVERY_STEP = "train.checkpoint_every_seconds=1e-9"
-LONG = ["train.steps=40", "train.checkpoint_every=1000", "train.evaluate_every=1000", "train.average=0.9"]
+LONG = [
+    "train.steps=40",
+    "train.checkpoint_every=1000",
+    "train.evaluate_every=1000",
+    "train.average=0.9",
+]
 
 
 class Stopped(Exception):
@@ -44,7 +49,9 @@ def train_until(config, run, last, **more):
     if not run.exists():
         run.create(config)
     with pytest.raises(Stopped):
-        run_training(config, open_dataset(config.data), run, lambda total_steps: Until(run, last, **more))
+        run_training(
+            config, open_dataset(config.data), run, lambda total_steps: Until(run, last, **more)
+        )
 
 
 def saved(run):
@@ -57,7 +64,9 @@ def saved(run):
 
 @pytest.fixture(scope="module")
 def expected(data, tmp_path_factory):
-    run, _ = train_here(make_config(data, *LONG, "train.checkpoint_every_seconds=0"), tmp_path_factory.mktemp("run"))
+    run, _ = train_here(
+        make_config(data, *LONG, "train.checkpoint_every_seconds=0"), tmp_path_factory.mktemp("run")
+    )
     assert not run.recovery_path.exists()
     return saved(run)
 
@@ -69,10 +78,13 @@ def test_a_long_chain_becomes_short_and_goes_on_to_the_same_bits(data, tmp_path,
         names = sorted(path.name for path in run.recovery_path.glob("step-*"))
         assert names == [f"step-{last - 2:08d}", f"step-{last - 1:08d}"]
         parts = [
-            len(table.parts) for table in read_manifest(run.recovery_path / names[-1], to_go_on=True).tables.values()
+            len(table.parts)
+            for table in read_manifest(run.recovery_path / names[-1], to_go_on=True).tables.values()
         ]
         assert 0 < max(parts) <= LONGEST_CHAIN + 1 < last - 1, "a delta a step, and some became one"
-    with pytest.raises(CheckpointError, match="lacks all rows that were not updated before step 23"):
+    with pytest.raises(
+        CheckpointError, match="lacks all rows that were not updated before step 23"
+    ):
         Predictor.open(run.recovery_path / names[-1])
     _, result = train_here(config, run.path)
     assert saved(run) == expected
@@ -90,7 +102,9 @@ def test_a_damaged_one_is_set_aside_for_the_one_before(data, tmp_path, expected,
     assert saved(run) == expected
 
 
-def test_training_goes_on_when_the_disk_refuses_and_the_next_one_has_all_rows(data, tmp_path, expected, caplog):
+def test_training_goes_on_when_the_disk_refuses_and_the_next_one_has_all_rows(
+    data, tmp_path, expected, caplog
+):
     config, run = make_config(data, *LONG, EVERY_STEP), RunDirectory(tmp_path / "run")
     run.create(config)
     run.recovery_path.write_text("no folder")

@@ -25,7 +25,20 @@ def run(data, tmp_path_factory):
 @pytest.mark.parametrize("name", ["tower_dlrm", "tower_dcn"])
 def test_groups_that_were_found_train_a_model_with_towers(run, data, tmp_path, name):
     out, page = tmp_path / "groups.json", tmp_path / "map.html"
-    asked = ["--checkpoint", run, "--data", data, "--towers", 3, "--out", out, "--page", page, "--samples", 500]
+    asked = [
+        "--checkpoint",
+        run,
+        "--data",
+        data,
+        "--towers",
+        3,
+        "--out",
+        out,
+        "--page",
+        page,
+        "--samples",
+        500,
+    ]
     said = CliRunner().invoke(app, ["towers", *map(str, asked)])
     assert said.exit_code == 0, said.output
     towers = json.loads(out.read_text())["towers"]
@@ -34,11 +47,17 @@ def test_groups_that_were_found_train_a_model_with_towers(run, data, tmp_path, n
     )
     assert "<svg" in page.read_text() and all(feature in page.read_text() for feature in towers[1])
     config = make_config(
-        data, f"model.name={name}", f"model.towers.groups={out}", "model.towers.width=2", "train.steps=8"
+        data,
+        f"model.name={name}",
+        f"model.towers.groups={out}",
+        "model.towers.width=2",
+        "train.steps=8",
     )
     out.unlink()  # the run has the groups themselves
     folder, _ = train_here(config, tmp_path / "run")
-    assert [list(group) for group in Predictor.open(folder.path).config.model.towers.groups] == towers
+    assert [
+        list(group) for group in Predictor.open(folder.path).config.model.towers.groups
+    ] == towers
 
 
 def test_similar_features_share_a_tower_and_categories_are_kept(run, data, tmp_path):
@@ -53,7 +72,9 @@ def test_similar_features_share_a_tower_and_categories_are_kept(run, data, tmp_p
     units = torch.nn.functional.normalize(predictor.embed(batch.select(predictor.features)), dim=2)
     right = (units @ units.transpose(1, 2)).abs().mean(0)
     np.testing.assert_allclose(found.similarity, right.numpy(), atol=1e-4)
-    centred = group_features(predictor, dataset, 4, 700, "coherent", centred=True, advance=counted.append)
+    centred = group_features(
+        predictor, dataset, 4, 700, "coherent", centred=True, advance=counted.append
+    )
     assert sum(counted) == 1400 and not np.allclose(centred.similarity, found.similarity)
     path = tmp_path / "kinds.toml"
     names = list(predictor.features)

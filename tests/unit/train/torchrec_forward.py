@@ -15,7 +15,9 @@ batch = np.load(batch_path)
 dense, ids = torch.from_numpy(batch["dense"]), torch.from_numpy(batch["ids"])
 names, rows, bottom, top = (batch[key].tolist() for key in ("names", "rows", "bottom", "top"))
 tables = [
-    EmbeddingBagConfig(name=f"t_{name}", embedding_dim=bottom[-1], num_embeddings=count, feature_names=[name])
+    EmbeddingBagConfig(
+        name=f"t_{name}", embedding_dim=bottom[-1], num_embeddings=count, feature_names=[name]
+    )
     for name, count in zip(names, rows, strict=True)
 ]
 model = DLRM(EmbeddingBagCollection(tables=tables), dense.shape[1], bottom, top)

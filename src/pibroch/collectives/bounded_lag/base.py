@@ -118,7 +118,9 @@ class LaggedTransport(ABC):
     def look_at_others(self, missing: Sequence[int], number: int, patience: Patience) -> None:
         """Raise for a rank that is lost: one that is missing, or any that another rank has given up for."""
 
-    def judge(self, states: Mapping[int, str], notes: Mapping[int, int], number: int, patience: Patience) -> None:
+    def judge(
+        self, states: Mapping[int, str], notes: Mapping[int, int], number: int, patience: Patience
+    ) -> None:
         """:meth:`look_at_others` by what was found; states were read before notes, as who ends has left its note before.
 
         Args:

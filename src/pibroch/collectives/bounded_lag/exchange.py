@@ -32,10 +32,17 @@ class LaggedAllToAll:
         self.window = LagWindow(bound)
         assert transport.num_slots == self.window.num_slots
         self.transport = transport
-        self._shared = transport if isinstance(transport, SharedMemoryTransport) and _is_whole(transport) else None
+        self._shared = (
+            transport
+            if isinstance(transport, SharedMemoryTransport) and _is_whole(transport)
+            else None
+        )
         self._outstanding: deque[RankParts] = deque()
         size = transport.world_size
-        self._equal = [(np.zeros(size, np.int64), np.zeros(size, np.int64)) for _ in range(self.window.num_slots)]
+        self._equal = [
+            (np.zeros(size, np.int64), np.zeros(size, np.int64))
+            for _ in range(self.window.num_slots)
+        ]
         self._lock = threading.RLock()
         self._failure: PibrochError | None = None
 
@@ -74,7 +81,9 @@ class LaggedAllToAll:
             coming = RankParts(addresses, sizes, kept)
             instructions = self.window.initiate()
             self._outstanding.append(coming)
-            self._carry_out(instructions, lambda slot: shared.put_equal(slot, source, target, nbytes, coming))
+            self._carry_out(
+                instructions, lambda slot: shared.put_equal(slot, source, target, nbytes, coming)
+            )
             return number
 
     def wait(self, number: int) -> None:
@@ -89,7 +98,9 @@ class LaggedAllToAll:
         with self._lock:
             self._check()
             for each in range(self.window.num_completed, number + 1):
-                if not all(self.transport.has_arrived(Slot(0, each), p) for p in self.transport.peers):
+                if not all(
+                    self.transport.has_arrived(Slot(0, each), p) for p in self.transport.peers
+                ):
                     return False
             self.wait(number)
             return True
@@ -124,10 +135,14 @@ class LaggedAllToAll:
         self.transport.close()
 
     def _put(self, going: RankParts, slot: Slot) -> None:
-        self.transport.put_beside(slot, going, int(self._outstanding[-1].addresses[self.transport.rank]))
+        self.transport.put_beside(
+            slot, going, int(self._outstanding[-1].addresses[self.transport.rank])
+        )
 
     def _carry_out(
-        self, instructions: list[Instruction] | list[Complete], put: Callable[[Slot], None] | None = None
+        self,
+        instructions: list[Instruction] | list[Complete],
+        put: Callable[[Slot], None] | None = None,
     ) -> None:
         try:
             for each in instructions:

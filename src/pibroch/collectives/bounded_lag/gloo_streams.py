@@ -58,7 +58,9 @@ class GlooStreamTransport(StreamTransport):
         timeout_s: as there.
     """
 
-    def __init__(self, store: Store, rank: int, members: Sequence[int], num_slots: int, timeout_s: float) -> None:
+    def __init__(
+        self, store: Store, rank: int, members: Sequence[int], num_slots: int, timeout_s: float
+    ) -> None:
         peers = [p for p in range(len(members)) if p != rank]
         super().__init__(peers, rank, members, num_slots, timeout_s)
         self._group = cast(_Pairs, dist.ProcessGroupGloo(store, rank, len(members), FOREVER))
@@ -74,9 +76,13 @@ class GlooStreamTransport(StreamTransport):
         try:
             with self._locks[peer]:
                 # both under the lock: gloo matches by order alone, and another thread's head must not come between
-                for tensor in (head, torch.from_numpy(frame.part.copy()))[: 2 if len(frame.part) else 1]:
+                for tensor in (head, torch.from_numpy(frame.part.copy()))[
+                    : 2 if len(frame.part) else 1
+                ]:
                     self._sent[peer].append((self._group.send([tensor], peer, 0), tensor))
-                while len(self._sent[peer]) > max(_NUM_KEPT, 8 * self.num_slots):  # of messages that were taken
+                while len(self._sent[peer]) > max(
+                    _NUM_KEPT, 8 * self.num_slots
+                ):  # of messages that were taken
                     self._sent[peer].popleft()[0].wait()
         except RuntimeError:
             return  # its thread has noticed

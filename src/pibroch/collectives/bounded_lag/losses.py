@@ -74,4 +74,6 @@ def has_hung_up(link: socket.socket) -> bool:
     """Whether the other end of a socket is gone."""
     poll = select.poll()
     poll.register(link, select.POLLRDHUP)
-    return any(events & (select.POLLHUP | select.POLLRDHUP | select.POLLERR) for _, events in poll.poll(0))
+    return any(
+        events & (select.POLLHUP | select.POLLRDHUP | select.POLLERR) for _, events in poll.poll(0)
+    )

@@ -32,7 +32,9 @@ def total_time(delays: NDArray[np.float64], bound: int) -> float:
     return max(complete, default=0.0)
 
 
-def removed(times: dict[int, float], delays: NDArray[np.float64], bounds: Sequence[int]) -> dict[int, float]:
+def removed(
+    times: dict[int, float], delays: NDArray[np.float64], bounds: Sequence[int]
+) -> dict[int, float]:
     """The share of the gap between synchronous and mean-delay time that each bound removes; ``times`` has 0, too."""
     mean = float(delays.sum(0).max())
     gap = times[0] - mean

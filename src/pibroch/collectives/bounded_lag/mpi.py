@@ -107,10 +107,14 @@ class MpiTransport(LaggedTransport):
         memory = np.frombuffer(self._inbox.tomemory(), np.uint8)
         self._memory: Bytes = memory
         self._notes: Ints = memory[: 8 * len(members)].view(np.int64)
-        slots = memory[self._head_bytes :].reshape(num_streams, len(members), num_slots, self._stride)
+        slots = memory[self._head_bytes :].reshape(
+            num_streams, len(members), num_slots, self._stride
+        )
         self._slots, self._headers = slots, slots[..., :HEADER_BYTES].view(np.int64)
         self._own: dict[tuple[int, int, int], Bytes] = {}  # by stream, place and peer
-        self._got: dict[tuple[int, int, int], tuple[int, Bytes]] = {}  # with the number of the message
+        self._got: dict[
+            tuple[int, int, int], tuple[int, Bytes]
+        ] = {}  # with the number of the message
         self._progress: threading.Thread | None = None
         if peers.remote:
             self._let_others_in()
@@ -159,17 +163,24 @@ class MpiTransport(LaggedTransport):
 
     def has_arrived(self, slot: Slot, peer: int) -> bool:
         """See :class:`LaggedTransport`."""
-        return bool(self._headers[slot.stream, peer, slot.number % self.num_slots, SEQUENCE] == slot.number + 1)
+        return bool(
+            self._headers[slot.stream, peer, slot.number % self.num_slots, SEQUENCE]
+            == slot.number + 1
+        )
 
     def view(self, slot: Slot, peer: int) -> Bytes:
         """See :class:`LaggedTransport`."""
         place = slot.number % self.num_slots
         # what was put by others becomes visible in this rank's memory
         self._inbox.Sync()
-        sequence, nbytes, address = (int(word) for word in self._headers[slot.stream, peer, place, :3])
+        sequence, nbytes, address = (
+            int(word) for word in self._headers[slot.stream, peer, place, :3]
+        )
         assert sequence == slot.number + 1, f"slot of message {slot.number} holds {sequence - 1}"
         if not address:
-            part: Bytes = self._slots[slot.stream, peer, place, HEADER_BYTES : HEADER_BYTES + nbytes]
+            part: Bytes = self._slots[
+                slot.stream, peer, place, HEADER_BYTES : HEADER_BYTES + nbytes
+            ]
             return part
         number, found = self._got.get((slot.stream, place, peer), (-1, np.empty(0, np.uint8)))
         if number != slot.number:
@@ -197,7 +208,10 @@ class MpiTransport(LaggedTransport):
 
     def look_at_others(self, missing: Sequence[int], number: int, patience: Patience) -> None:
         """See :class:`LaggedTransport`."""
-        states = {p: "" if has_hung_up(self._links[p]) else state_of(self._processes.get(p, 0)) for p in missing}
+        states = {
+            p: "" if has_hung_up(self._links[p]) else state_of(self._processes.get(p, 0))
+            for p in missing
+        }
         self.judge(states, {p: int(self._notes[p]) for p in self.peers}, number, patience)
 
     def close(self) -> None:
@@ -212,7 +226,10 @@ class MpiTransport(LaggedTransport):
 
     def _place(self, stream: int, place: int) -> int:
         """Of a slot of this rank's messages, in the window of the one that gets them."""
-        return self._head_bytes + ((stream * self.world_size + self.rank) * self.num_slots + place) * self._stride
+        return (
+            self._head_bytes
+            + ((stream * self.world_size + self.rank) * self.num_slots + place) * self._stride
+        )
 
     def _send(self, address: int, nbytes: int, peer: int, place: int) -> None:
         memory, byte = (ctypes.c_char * nbytes).from_address(address), self._mpi.BYTE
@@ -244,7 +261,9 @@ class MpiTransport(LaggedTransport):
     def _let_others_in(self) -> None:
         """Look into MPI now and then from now on, until all have closed: others' gets may be served in its calls alone."""
         if self._progress is None:
-            self._progress = threading.Thread(target=self._look_in, name="mpi progress", daemon=True)
+            self._progress = threading.Thread(
+                target=self._look_in, name="mpi progress", daemon=True
+            )
             self._progress.start()
 
     def _look_in(self) -> None:
@@ -260,7 +279,9 @@ class MpiTransport(LaggedTransport):
     def _note(self, text: int) -> None:
         word = np.array([text], np.int64)
         for p in self.peers:
-            if not has_hung_up(self._links[p]) or p in self._processes:  # memory of this host outlives its process
+            if (
+                not has_hung_up(self._links[p]) or p in self._processes
+            ):  # memory of this host outlives its process
                 self._send(word.ctypes.data, 8, p, 8 * self.rank)
                 self._inbox.Flush(p)
 
@@ -272,7 +293,11 @@ class MpiTransport(LaggedTransport):
 
     def _open(self, members: tuple[int, ...], nbytes: int) -> _MpiWindows:
         """New windows between all members, and an end to those that all have closed."""
-        opened, mpi, communicator = self._opened.setdefault(members, []), self._mpi, self._communicator
+        opened, mpi, communicator = (
+            self._opened.setdefault(members, []),
+            self._mpi,
+            self._communicator,
+        )
         closed = np.array([each.is_closed for each in opened], np.int64)
         if opened:
             communicator.Allreduce(closed.copy(), closed, mpi.MIN)
@@ -284,7 +309,9 @@ class MpiTransport(LaggedTransport):
         inbox = mpi.Win.Allocate(nbytes, 1, mpi.INFO_NULL, communicator)
         memory = np.frombuffer(inbox.tomemory(), np.uint8)
         memory[: self._head_bytes] = 0
-        memory[self._head_bytes :].reshape(-1, self._stride)[:, :HEADER_BYTES] = 0  # it may have been a window before
+        memory[self._head_bytes :].reshape(-1, self._stride)[:, :HEADER_BYTES] = (
+            0  # it may have been a window before
+        )
         windows = _MpiWindows(inbox, mpi.Win.Create_dynamic(mpi.INFO_NULL, communicator))
         windows.inbox.Lock_all()
         windows.overflow.Lock_all()

@@ -101,14 +101,22 @@ def forget_files() -> None:
 def _mapped_files() -> Iterable[str]:
     with suppress(OSError):
         lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-        return {line.split(maxsplit=5)[5] for line in lines if "/dev/shm/mpich" in line and "(deleted)" not in line}
+        return {
+            line.split(maxsplit=5)[5]
+            for line in lines
+            if "/dev/shm/mpich" in line and "(deleted)" not in line
+        }
     return ()
 
 
 def _speak_pmi(store: SharedStore, rank: int, num_ranks: int) -> None:
     """Give MPI a socket at whose other end a thread answers."""
     ours, theirs = socket.socketpair()
-    os.environ |= {"PMI_FD": str(theirs.detach()), "PMI_RANK": str(rank), "PMI_SIZE": str(num_ranks)}
+    os.environ |= {
+        "PMI_FD": str(theirs.detach()),
+        "PMI_RANK": str(rank),
+        "PMI_SIZE": str(num_ranks),
+    }
     threading.Thread(target=_answer, args=(ours, store, num_ranks), name="pmi", daemon=True).start()
 
 
@@ -124,12 +132,16 @@ def _answer(link: socket.socket, store: SharedStore, num_ranks: int) -> None:
                 answer = _answer_to(asked, store, num_ranks, num_barriers)
             except RuntimeError:  # the store is gone, or a rank did not come
                 return
-            lines.write((" ".join(f"{key}={value}" for key, value in answer.items()) + "\n").encode())
+            lines.write(
+                (" ".join(f"{key}={value}" for key, value in answer.items()) + "\n").encode()
+            )
             if asked["cmd"] == "finalize":
                 return
 
 
-def _answer_to(asked: dict[str, str], store: SharedStore, num_ranks: int, num_barriers: int) -> dict[str, str | int]:
+def _answer_to(
+    asked: dict[str, str], store: SharedStore, num_ranks: int, num_barriers: int
+) -> dict[str, str | int]:
     command = asked["cmd"]
     fixed: dict[str, dict[str, str | int]] = {
         "init": {"cmd": "response_to_init", "pmi_version": 1, "pmi_subversion": 1, "rc": 0},

@@ -54,15 +54,21 @@ def open_lagged_transport(
     if name == "mpi":
         start = _mpi_to_start(members)
         peers = rendezvous(store, rank, len(members), timeout_s)
-        return MpiTransport(start(), peers, rank, members, num_slots, options.slot_bytes, num_streams, timeout_s)
+        return MpiTransport(
+            start(), peers, rank, members, num_slots, options.slot_bytes, num_streams, timeout_s
+        )
     shares_memory = FUTEX_CALL is not None and name == "auto"
     peers = rendezvous(store, rank, len(members), timeout_s, shares_memory=shares_memory)
     if not peers.local:
         return TcpTransport(peers.remote, rank, members, num_slots, timeout_s)
-    local = SharedMemoryTransport(peers.local, rank, members, num_slots, options.slot_bytes, num_streams, timeout_s)
+    local = SharedMemoryTransport(
+        peers.local, rank, members, num_slots, options.slot_bytes, num_streams, timeout_s
+    )
     if not peers.remote:
         return local
-    return MixedTransport(local, TcpTransport(peers.remote, rank, members, num_slots, timeout_s, local.wake))
+    return MixedTransport(
+        local, TcpTransport(peers.remote, rank, members, num_slots, timeout_s, local.wake)
+    )
 
 
 def _mpi_to_start(members: Sequence[int]) -> Callable[[], ModuleType]:
@@ -78,13 +84,17 @@ def _mpi_to_start(members: Sequence[int]) -> Callable[[], ModuleType]:
             f"a first transport mpi between {len(members)} of {num_ranks} ranks", "all of them: MPI starts on all at once",
             "make a group of all ranks with it first",
         )  # fmt: skip
-    return lambda: start_mpi(PrefixStore("pibroch/pmi", _get_default_store()), dist.get_rank(), num_ranks)
+    return lambda: start_mpi(
+        PrefixStore("pibroch/pmi", _get_default_store()), dist.get_rank(), num_ranks
+    )
 
 
 _OPENED: WeakKeyDictionary[dist.ProcessGroup, Counter[tuple[int, ...]]] = WeakKeyDictionary()
 
 
-def transport_of(ranks: Ranks, num_slots: int, options: BoundedLagOptions, num_streams: int) -> LaggedTransport:
+def transport_of(
+    ranks: Ranks, num_slots: int, options: BoundedLagOptions, num_streams: int
+) -> LaggedTransport:
     """A transport between the members of a group of ranks, who open theirs in the same order. Blocks.
 
     Raises:
@@ -92,7 +102,9 @@ def transport_of(ranks: Ranks, num_slots: int, options: BoundedLagOptions, num_s
         TrainingError: when some did not come.
     """
     store = store_between(ranks)
-    return open_lagged_transport(store, ranks.rank, ranks.members, num_slots, options, ranks.timeout_s, num_streams)
+    return open_lagged_transport(
+        store, ranks.rank, ranks.members, num_slots, options, ranks.timeout_s, num_streams
+    )
 
 
 def store_between(ranks: Ranks) -> Store:

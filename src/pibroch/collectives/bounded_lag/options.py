@@ -51,10 +51,14 @@ class BoundedLagOptions:
             if text == AUTO:
                 return None
             if not text.lstrip("-").isdecimal():
-                raise ConfigError(f"{BOUND_VARIABLE}={text}", "a number, or auto", "0 is an ordinary all-to-all")
+                raise ConfigError(
+                    f"{BOUND_VARIABLE}={text}", "a number, or auto", "0 is an ordinary all-to-all"
+                )
             found = int(text)
         if isinstance(found, bool) or not isinstance(found, int) or found < 0:
-            raise ConfigError(f"{where} {found!r}", "an integer, 0 or more", "0 is an ordinary all-to-all")
+            raise ConfigError(
+                f"{where} {found!r}", "an integer, 0 or more", "0 is an ordinary all-to-all"
+            )
         return found
 
     def resolved_transport(self) -> str:
@@ -65,5 +69,7 @@ class BoundedLagOptions:
         """
         name = self.transport or os.environ.get(TRANSPORT_VARIABLE) or "auto"
         if name not in TRANSPORTS:
-            raise ConfigError(f"transport {name!r} of bounded lag", f"one of {', '.join(TRANSPORTS)}")
+            raise ConfigError(
+                f"transport {name!r} of bounded lag", f"one of {', '.join(TRANSPORTS)}"
+            )
         return name

@@ -38,10 +38,19 @@ class LaggedWork(dist.Work):
     """A request under way. Nothing makes progress on it but calls of its group and of its methods."""
 
     def __init__(
-        self, exchange: LaggedAllToAll | None, number: int, outputs: list[Tensor], received: list[Tensor]
+        self,
+        exchange: LaggedAllToAll | None,
+        number: int,
+        outputs: list[Tensor],
+        received: list[Tensor],
     ) -> None:
         super().__init__()
-        self._exchange, self._number, self._outputs, self._received = exchange, number, outputs, received
+        self._exchange, self._number, self._outputs, self._received = (
+            exchange,
+            number,
+            outputs,
+            received,
+        )
 
     def wait(self, timeout: timedelta = _NO_TIME) -> bool:
         """Block until this request and all before it are complete; the group's time limit holds."""
@@ -92,7 +101,12 @@ class BoundedLagProcessGroup(dist.ProcessGroup):
     """
 
     def __init__(
-        self, store: Store, rank: int, members: Sequence[int], timeout: timedelta, options: BoundedLagOptions
+        self,
+        store: Store,
+        rank: int,
+        members: Sequence[int],
+        timeout: timedelta,
+        options: BoundedLagOptions,
     ) -> None:
         size = len(members)
         bound = options.resolved_bound()  # raises before any rank waits for another
@@ -105,7 +119,12 @@ class BoundedLagProcessGroup(dist.ProcessGroup):
         self._exchange: LaggedAllToAll | None = None
         if size > 1:
             transport = open_lagged_transport(
-                PrefixStore("lag", store), rank, members, LagWindow(bound).num_slots, options, timeout.total_seconds()
+                PrefixStore("lag", store),
+                rank,
+                members,
+                LagWindow(bound).num_slots,
+                options,
+                timeout.total_seconds(),
             )
             self._exchange = LaggedAllToAll(transport, bound)
             finalize(self, transport.close).atexit = False  # torch shuts down none but its own
@@ -128,7 +147,9 @@ class BoundedLagProcessGroup(dist.ProcessGroup):
         if not (output_split_sizes or input_split_sizes):
             _check_equal(input, output, self._size)
             each = input.nbytes // self._size
-            is_waited_for = opts is not None and not getattr(opts, "asyncOp", True)  # not in torch 2.6
+            is_waited_for = opts is not None and not getattr(
+                opts, "asyncOp", True
+            )  # not in torch 2.6
             if exchange is not None:
                 source, target = input.data_ptr(), output.data_ptr()
                 if is_waited_for and exchange.exchange(source, target, each):
@@ -145,21 +166,29 @@ class BoundedLagProcessGroup(dist.ProcessGroup):
     alltoall_base = all_to_all_single  # type: ignore[assignment]  # its name before torch 2.13
 
     def alltoall(  # type: ignore[override]  # its overloads differ in names of arguments
-        self, output_tensors: list[Tensor], input_tensors: list[Tensor], opts: dist.AllToAllOptions | None = None
+        self,
+        output_tensors: list[Tensor],
+        input_tensors: list[Tensor],
+        opts: dist.AllToAllOptions | None = None,
     ) -> dist.Work:
         """See :func:`torch.distributed.all_to_all`."""
         for name, tensors in (("input", input_tensors), ("output", output_tensors)):
             if len(tensors) != self._size:
-                raise _refused(f"{name} tensor list size {len(tensors)} does not match world size {self._size}")
+                raise _refused(
+                    f"{name} tensor list size {len(tensors)} does not match world size {self._size}"
+                )
             if not all(each.is_cpu for each in tensors):
                 raise _refused("tensors on the CPU are needed")
         sent = [each.contiguous() for each in input_tensors]
         received = [
-            each if each.is_contiguous() else torch.empty(each.shape, dtype=each.dtype) for each in output_tensors
+            each if each.is_contiguous() else torch.empty(each.shape, dtype=each.dtype)
+            for each in output_tensors
         ]
         return self._begin(_scattered(sent), _scattered(received), output_tensors, received)
 
-    def _begin(self, going: RankParts, coming: RankParts, outputs: list[Tensor], received: list[Tensor]) -> LaggedWork:
+    def _begin(
+        self, going: RankParts, coming: RankParts, outputs: list[Tensor], received: list[Tensor]
+    ) -> LaggedWork:
         if going.sizes[self._rank] != coming.sizes[self._rank]:
             raise _refused(
                 f"{going.sizes[self._rank]} bytes for this rank itself, which expects {coming.sizes[self._rank]}"
@@ -188,9 +217,12 @@ def create(options: _DistributedBackendOptions, chosen: object) -> BoundedLagPro
     """
     if chosen is not None and not isinstance(chosen, BoundedLagOptions):
         raise ConfigError(
-            f"pg_options of type {type(chosen).__name__} for the backend bls", "pibroch.BoundedLagOptions"
+            f"pg_options of type {type(chosen).__name__} for the backend bls",
+            "pibroch.BoundedLagOptions",
         )
-    members = options.global_ranks_in_group or list(range(options.group_size or dist.get_world_size()))
+    members = options.global_ranks_in_group or list(
+        range(options.group_size or dist.get_world_size())
+    )
     return BoundedLagProcessGroup(
         options.store, options.group_rank, members, options.timeout, chosen or BoundedLagOptions()
     )
@@ -203,7 +235,9 @@ def _refused(what: str) -> RuntimeError:
 
 def _check_equal(input: Tensor, output: Tensor, size: int) -> None:
     if input.nbytes != output.nbytes:
-        raise _refused(f"{input.nbytes} bytes to send in equal parts, and {output.nbytes} to receive")
+        raise _refused(
+            f"{input.nbytes} bytes to send in equal parts, and {output.nbytes} to receive"
+        )
     if input.ndim == 0 or len(input) % size or len(output) % size:
         raise RuntimeError("Tensor's dim 0 does not divide equally across group size")
 

@@ -86,15 +86,23 @@ def rendezvous(
     return _rendezvous(store, rank, size, timeout_s, (shares_memory, True))
 
 
-def _rendezvous(store: KeyStore, rank: int, size: int, timeout_s: float, ways: tuple[bool, bool]) -> ConnectedPeers:
+def _rendezvous(
+    store: KeyStore, rank: int, size: int, timeout_s: float, ways: tuple[bool, bool]
+) -> ConnectedPeers:
     """See :func:`rendezvous`; ``ways`` says whether ranks are met at Unix sockets, and over TCP where they cannot be."""
     deadline = time.monotonic() + timeout_s
     if rank == 0:
         store.set("secret", secrets.token_hex(16))
     with _listening(*ways) as (servers, here):
         store.set(f"member{rank}", json.dumps([here.machine, here.unix, here.host, here.port]))
-        everybody = {each: Member(*json.loads(store.get(f"member{each}"))) for each in range(size) if each != rank}
-        members = {each: it for each, it in everybody.items() if ways[1] or here.shares_memory_with(it)}
+        everybody = {
+            each: Member(*json.loads(store.get(f"member{each}")))
+            for each in range(size)
+            if each != rank
+        }
+        members = {
+            each: it for each, it in everybody.items() if ways[1] or here.shares_memory_with(it)
+        }
         token = store.get("secret")
         links: dict[int, socket.socket] = {}
         try:
@@ -171,7 +179,11 @@ def _call(member: Member, here: Member, rank: int, token: bytes, deadline: float
 
 
 def _admit(
-    servers: list[socket.socket], links: dict[int, socket.socket], expected: set[int], token: bytes, deadline: float
+    servers: list[socket.socket],
+    links: dict[int, socket.socket],
+    expected: set[int],
+    token: bytes,
+    deadline: float,
 ) -> None:
     while not expected <= set(links):
         remaining = deadline - time.monotonic()

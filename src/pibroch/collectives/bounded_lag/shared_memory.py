@@ -64,7 +64,11 @@ class SharedMemoryTransport(LaggedTransport):
         self._foreign = self._trade_inboxes()
         self._links = np.zeros((self.world_size, 3), np.int64)
         for p, foreign in self._foreign.items():
-            self._links[p] = self._ring(foreign.address, rank), self._ring(self._inbox.address, p), foreign.address
+            self._links[p] = (
+                self._ring(foreign.address, rank),
+                self._ring(self._inbox.address, p),
+                foreign.address,
+            )
         self._is_peer = (self._links[:, 0] != 0).astype(np.int64)
         self._pending = np.zeros(self.world_size, np.int64)
         shape = (num_streams, num_slots, self.world_size, 2)
@@ -73,7 +77,9 @@ class SharedMemoryTransport(LaggedTransport):
         self._room = np.zeros(shape[:3], np.int64)  # bytes of the segments that go out
         self._own: dict[tuple[int, int, int], OwnSegment] = {}
         self._seen: dict[tuple[int, int, int], ForeignSegment] = {}
-        self._unknown: dict[tuple[int, int], ForeignSegment] = {}  # by rank and id, until a slot names them
+        self._unknown: dict[
+            tuple[int, int], ForeignSegment
+        ] = {}  # by rank and id, until a slot names them
         self._num_segments = 0
         # who waits for a rank that wants this very core should not spin on it
         has_cores = len(os.sched_getaffinity(0)) > len(links)
@@ -96,7 +102,11 @@ class SharedMemoryTransport(LaggedTransport):
             return
         place = slot.number % self.num_slots
         segments = self._segments_for(slot.stream, place, going, (only,))
-        at, address, nbytes = self._place(slot.stream, place), int(going.addresses[only]), int(going.sizes[only])
+        at, address, nbytes = (
+            self._place(slot.stream, place),
+            int(going.addresses[only]),
+            int(going.sizes[only]),
+        )
         ring.put_one(self._links[only], at, slot.number + 1, address, nbytes, segments[only])
 
     def put_beside(self, slot: Slot, going: RankParts, own: int) -> None:
@@ -104,14 +114,18 @@ class SharedMemoryTransport(LaggedTransport):
         place = slot.number % self.num_slots
         segments = self._segments_for(slot.stream, place, going, self.peers)
         at = self._place(slot.stream, place)
-        ring.put(self._links, self.rank, at, slot.number + 1, going.addresses, going.sizes, segments, own)
+        ring.put(
+            self._links, self.rank, at, slot.number + 1, going.addresses, going.sizes, segments, own
+        )
 
     def take(self, slot: Slot, coming: RankParts) -> None:
         """See :class:`LaggedTransport`."""
         self._pending[:] = self._is_peer
         self._take_pending(slot, coming)
 
-    def put_equal(self, slot: Slot, source: int, target: int, nbytes: int, coming: RankParts) -> None:
+    def put_equal(
+        self, slot: Slot, source: int, target: int, nbytes: int, coming: RankParts
+    ) -> None:
         """:meth:`put_beside` of equal parts of at most ``slot_bytes``, where all other ranks are peers.
 
         Args:
@@ -123,7 +137,15 @@ class SharedMemoryTransport(LaggedTransport):
         """
         place = self._place(slot.stream, slot.number % self.num_slots)
         ring.put_equal(
-            self._links, self.rank, place, slot.number + 1, source, target, nbytes, coming.addresses, coming.sizes
+            self._links,
+            self.rank,
+            place,
+            slot.number + 1,
+            source,
+            target,
+            nbytes,
+            coming.addresses,
+            coming.sizes,
         )
 
     def exchange(self, slot: Slot, source: int, target: int, nbytes: int) -> None:
@@ -153,7 +175,9 @@ class SharedMemoryTransport(LaggedTransport):
         """See :class:`LaggedTransport`."""
         stream, place = slot.stream, slot.number % self.num_slots
         start = int(self._links[peer, ring.READ]) + self._place(stream, place) - self._inbox.address
-        sequence, nbytes, segment = (int(word) for word in self._inbox.array[start : start + 24].view(np.int64))
+        sequence, nbytes, segment = (
+            int(word) for word in self._inbox.array[start : start + 24].view(np.int64)
+        )
         assert sequence == slot.number + 1, f"slot of message {slot.number} holds {sequence - 1}"
         if segment:
             self._learn(stream, place, peer, segment)
@@ -176,8 +200,14 @@ class SharedMemoryTransport(LaggedTransport):
 
     def look_at_others(self, missing: Sequence[int], number: int, patience: Patience) -> None:
         """See :class:`LaggedTransport`."""
-        states = {p: "" if has_hung_up(self._sockets[p]) else state_of(self._processes[p]) for p in missing}
-        notes = {p: int(each.array[NOTE : NOTE + 8].view(np.int64)[0]) for p, each in self._foreign.items()}
+        states = {
+            p: "" if has_hung_up(self._sockets[p]) else state_of(self._processes[p])
+            for p in missing
+        }
+        notes = {
+            p: int(each.array[NOTE : NOTE + 8].view(np.int64)[0])
+            for p, each in self._foreign.items()
+        }
         self.judge(states, notes, number, patience)
 
     def close(self) -> None:
@@ -209,7 +239,9 @@ class SharedMemoryTransport(LaggedTransport):
             missing = [int(p) for p in np.flatnonzero(self._pending)]
             if outcome == ring.PENDING:
                 patience = patience or Patience(self.members, self.timeout_s)
-                self.look_at_others([p for p in missing if not self.has_arrived(slot, p)], slot.number, patience)
+                self.look_at_others(
+                    [p for p in missing if not self.has_arrived(slot, p)], slot.number, patience
+                )
                 continue
             p = next(p for p in missing if self.has_arrived(slot, p))
             self._resolve(slot, p, int(coming.sizes[p]))
@@ -223,7 +255,9 @@ class SharedMemoryTransport(LaggedTransport):
                 f"{expected}, which this rank expects", "let all ranks agree on the sizes of an exchange",
             )  # fmt: skip
 
-    def _segments_for(self, stream: int, place: int, going: RankParts, peers: Sequence[int]) -> Ints:
+    def _segments_for(
+        self, stream: int, place: int, going: RankParts, peers: Sequence[int]
+    ) -> Ints:
         """The segments in which messages travel: those of the slot, or larger ones; none where the slot will do."""
         # mostly so: no copy of the table for it
         if int(going.sizes.max()) <= self.slot_bytes:
@@ -256,7 +290,10 @@ class SharedMemoryTransport(LaggedTransport):
         known = self._seen.get((stream, place, p))
         if known is not None and known.segment_id == segment_id:
             return
-        while (p, segment_id) not in self._unknown:  # they come in the order in which they were made
+        while (
+            p,
+            segment_id,
+        ) not in self._unknown:  # they come in the order in which they were made
             came = self._receive_segment(p)
             self._unknown[p, came.segment_id] = came
         known = self._seen[stream, place, p] = self._unknown.pop((p, segment_id))

@@ -67,7 +67,8 @@ class StreamTransport(LaggedTransport):
         self._pinged: set[int] = set()
         self._is_closed = False
         self._threads = [
-            threading.Thread(target=self._read, args=(p,), name=f"pibroch-lag-{p}", daemon=True) for p in self.peers
+            threading.Thread(target=self._read, args=(p,), name=f"pibroch-lag-{p}", daemon=True)
+            for p in self.peers
         ]
 
     def listen(self) -> None:
@@ -98,7 +99,12 @@ class StreamTransport(LaggedTransport):
             for key in [key for key in self._came if key[0] == slot.stream and key[1] <= oldest]:
                 del self._came[key]
         for p in self.peers if only is None else (only,):
-            self.send(p, StreamFrame(slot.stream, slot.number, bytes_at(int(going.addresses[p]), int(going.sizes[p]))))
+            self.send(
+                p,
+                StreamFrame(
+                    slot.stream, slot.number, bytes_at(int(going.addresses[p]), int(going.sizes[p]))
+                ),
+            )
 
     def put_beside(self, slot: Slot, going: RankParts, own: int) -> None:
         """See :class:`LaggedTransport`."""
@@ -114,7 +120,11 @@ class StreamTransport(LaggedTransport):
                 # before the second look: what comes after it ends the sleep
                 seen = self._news
                 if not self.has_arrived(slot, p) and self.sleep(seen) == seen:
-                    self.look_at_others([q for q in self.peers if not self.has_arrived(slot, q)], slot.number, patience)
+                    self.look_at_others(
+                        [q for q in self.peers if not self.has_arrived(slot, q)],
+                        slot.number,
+                        patience,
+                    )
             part, expected = self._came[slot.stream, slot.number, p], int(coming.sizes[p])
             if len(part) != expected:
                 raise InputError(

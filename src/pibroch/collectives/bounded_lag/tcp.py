@@ -43,7 +43,9 @@ class TcpTransport(StreamTransport):
 
     def send(self, peer: int, frame: StreamFrame) -> None:
         """See :class:`StreamTransport`."""
-        self._outboxes[peer].send(_HEAD.pack(frame.stream, frame.number, len(frame.part)), frame.part)
+        self._outboxes[peer].send(
+            _HEAD.pack(frame.stream, frame.number, len(frame.part)), frame.part
+        )
 
     def receive(self, peer: int) -> StreamFrame | None:
         """See :class:`StreamTransport`."""

@@ -110,7 +110,9 @@ class LagWindow:
             ConfigError: for a bound that has no slots.
         """
         if not 0 <= bound <= self._most:
-            raise ConfigError(f"a lag bound of {bound}", f"0 to {self._most}, for which there are slots")
+            raise ConfigError(
+                f"a lag bound of {bound}", f"0 to {self._most}, for which there are slots"
+            )
         self.bound = bound
 
     def initiate_alone(self) -> int:
@@ -126,7 +128,9 @@ class LagWindow:
             ConfigError: for a request that was not initiated.
         """
         if number >= self.num_initiated:
-            raise ConfigError(f"a wait for request {number} of {self.num_initiated}", "one that was initiated")
+            raise ConfigError(
+                f"a wait for request {number} of {self.num_initiated}", "one that was initiated"
+            )
         instructions = []
         # in their order, as on every other rank
         while self._outstanding and self._outstanding[0] <= number:

@@ -82,7 +82,10 @@ def build(setup: Setup, **options: object) -> AllToAllExchange:
     def groups_under(of: Plan, seed: int | None = None) -> list[GroupLanes]:
         groups = []
         for each in setup.groups:
-            lanes = [lane_type(layout)(layout, each, seed, wire) for layout in lay_out(each.space, of, ranks.rank)]
+            lanes = [
+                lane_type(layout)(layout, each, seed, wire)
+                for layout in lay_out(each.space, of, ranks.rank)
+            ]
             for lane in lanes:
                 if isinstance(lane, RowLane):
                     lane.replicas = chosen.replicas

@@ -28,12 +28,21 @@ Sums = NDArray[np.float64]
 
 def needs_whole_rows(layout: LaneLayout, optimizer: SparseOptimizer) -> bool:
     """Whether updates of a lane depend on columns that lie elsewhere; the same on all ranks."""
-    couples = isinstance(optimizer, RowWiseAdagrad | RowWiseAdam) or optimizer.max_row_norm is not None
-    return couples and any(len(piece.columns) < piece.table.dim for held in layout.pieces for piece in held)
+    couples = (
+        isinstance(optimizer, RowWiseAdagrad | RowWiseAdam) or optimizer.max_row_norm is not None
+    )
+    return couples and any(
+        len(piece.columns) < piece.table.dim for held in layout.pieces for piece in held
+    )
 
 
 def with_whole_rows(
-    layout: LaneLayout, rank: int, shard: MemoryShard, updates: Grouped, gradients: Records, hyper: Hyper
+    layout: LaneLayout,
+    rank: int,
+    shard: MemoryShard,
+    updates: Grouped,
+    gradients: Records,
+    hyper: Hyper,
 ) -> Talk[tuple[Grouped, Records, Hyper]]:
     """Gradients combined and clipped by whole rows, and the mean squares that row-wise optimizers want.
 
@@ -79,12 +88,16 @@ def _over_columns(
     num_touched = {piece.table.name: span.stop - span.start for piece, span in spans.items()}
     tables = [{piece.table.name for piece in held} for held in pieces]
     for_others = [
-        [piece for piece in shard.pieces if p != here and piece.table.name in t] for p, t in enumerate(tables)
+        [piece for piece in shard.pieces if p != here and piece.table.name in t]
+        for p, t in enumerate(tables)
     ]
     from_others = [
-        [piece for piece in held if p != here and piece.table.name in tables[here]] for p, held in enumerate(pieces)
+        [piece for piece in held if p != here and piece.table.name in tables[here]]
+        for p, held in enumerate(pieces)
     ]
-    sent = np.concatenate([parts[:0], *(parts[spans[piece]] for to_one in for_others for piece in to_one)])
+    sent = np.concatenate(
+        [parts[:0], *(parts[spans[piece]] for to_one in for_others for piece in to_one)]
+    )
     came = yield Values(
         torch.from_numpy(sent),
         [sum(num_touched[piece.table.name] for piece in to_one) for to_one in for_others],
@@ -94,7 +107,9 @@ def _over_columns(
     for piece, span in spans.items():
         found[piece.table.name][piece.columns.start] = parts[span]
     sizes = [num_touched[piece.table.name] for from_one in from_others for piece in from_one]
-    for piece, sums in zip((p for from_one in from_others for p in from_one), came.tensor.split(sizes), strict=True):
+    for piece, sums in zip(
+        (p for from_one in from_others for p in from_one), came.tensor.split(sizes), strict=True
+    ):
         found[piece.table.name][piece.columns.start] = sums.numpy()
     whole = {name: sum(blocks[first] for first in sorted(blocks)) for name, blocks in found.items()}
     dims = [np.full(span.stop - span.start, piece.table.dim) for piece, span in spans.items()]

@@ -78,7 +78,9 @@ class OwnedCopies(ABC):
             numbers = self._owned.rows.astype(id_type)
             counts = yield Counts(torch.full((self.world_size, 1), len(numbers)))
             sizes = counts.tensor[:, 0].tolist()
-        came = yield Values(_repeated(numbers, self.world_size), [len(numbers)] * self.world_size, sizes)
+        came = yield Values(
+            _repeated(numbers, self.world_size), [len(numbers)] * self.world_size, sizes
+        )
         parts = [part.numpy() for part in came.tensor.split(sizes)]
         if sends_bits:
             parts = [series.of_bits(part) for series, part in zip(everyone, parts, strict=True)]
@@ -90,7 +92,13 @@ class OwnedCopies(ABC):
         order = np.argsort(self._rows)
         positions = rising(len(order))
         segments = rising(len(order) + 1)
-        return Grouped(self._rows[order], segments, positions, self._places_of_sums()[order].astype(np.int32), NO_SCALE)
+        return Grouped(
+            self._rows[order],
+            segments,
+            positions,
+            self._places_of_sums()[order].astype(np.int32),
+            NO_SCALE,
+        )
 
     @abstractmethod
     def _places_of_sums(self) -> RowIds:
@@ -122,7 +130,9 @@ class SparseSums(OwnedCopies):
     def sums(self, received: Records, own: Records) -> Talk[Records]:
         """See :class:`OwnedCopies`."""
         totals = np.empty((len(self._owned.rows), received.shape[1]), np.float32)
-        parallel.run(updating.sum_gradients, len(totals), self._owned, received, np.float32(1.0), totals)
+        parallel.run(
+            updating.sum_gradients, len(totals), self._owned, received, np.float32(1.0), totals
+        )
         return (yield from self._to_all(totals, self._counts))
 
 
@@ -153,7 +163,11 @@ class DenseSums(OwnedCopies):
         return (yield from self._to_all(totals, counts))
 
 
-WAYS: dict[str, type[OwnedCopies] | None] = {"gather": None, "sparse": SparseSums, "dense": DenseSums}
+WAYS: dict[str, type[OwnedCopies] | None] = {
+    "gather": None,
+    "sparse": SparseSums,
+    "dense": DenseSums,
+}
 
 
 def _repeated(rows: Array, times: int) -> torch.Tensor:

@@ -51,7 +51,10 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
         wire: RowWire,
         groups_under: Callable[[Plan], list[GroupLanes]] | None = None,
     ) -> None:
-        super().__init__(wire.channel, tuple(dict.fromkeys(name for each in groups for name in each.space.features)))
+        super().__init__(
+            wire.channel,
+            tuple(dict.fromkeys(name for each in groups for name in each.space.features)),
+        )
         self.wire, self._groups_under = wire, groups_under
         self._movement: RowMovement | None = None
         self._moved: Future[bool] | None = None
@@ -64,7 +67,9 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
         self._lanes = [lane for each in groups for lane in each.lanes]
         self.shards = [lane.shard for lane in self._lanes]
 
-    def lookup(self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None) -> tuple[list[Tensor], Routed]:
+    def lookup(
+        self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None
+    ) -> tuple[list[Tensor], Routed]:
         """See :class:`Exchange`."""
         routes, rows = self.found(batch, averaged_at)
         self._num_to_update += trains
@@ -94,12 +99,21 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
     def update(self, handle: Routed, gradients: Sequence[Tensor], rates: Rates) -> None:
         """See :class:`Exchange`; returns when this rank's gradients are summed, the rest goes on beside the caller."""
         parts = zip(handle.routes, self._lanes, self.split(handle.batch, gradients), strict=True)
-        sums = [gradient[:0] if lane.is_frozen else route.combine(gradient) for route, lane, gradient in parts]
-        of_lane = [rate for rate, each in zip(rates.learning_rates, self.groups, strict=True) for _ in each.lanes]
+        sums = [
+            gradient[:0] if lane.is_frozen else route.combine(gradient)
+            for route, lane, gradient in parts
+        ]
+        of_lane = [
+            rate
+            for rate, each in zip(rates.learning_rates, self.groups, strict=True)
+            for _ in each.lanes
+        ]
 
         def deliver() -> None:
             updates = zip(handle.routes, sums, of_lane, strict=True)
-            self._deliver([route.update(totals, rate, rates.step) for route, totals, rate in updates])
+            self._deliver(
+                [route.update(totals, rate, rates.step) for route, totals, rate in updates]
+            )
 
         self._communication.submit(deliver)
         self._num_to_update -= 1
@@ -120,12 +134,18 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
     def move_to(self, plan: Plan, rows_per_step: int) -> None:
         """See :meth:`pibroch.Embeddings.move_rows`."""
         if self._groups_under is None or self._movement is not None:
-            got = "rows that do not move" if self._groups_under is None else "rows on their way to another plan"
+            got = (
+                "rows that do not move"
+                if self._groups_under is None
+                else "rows on their way to another plan"
+            )
             need = "an exchange whose rows can move, and one plan at a time"
             raise ConfigError(got, need, "wait until is_moving is false")
         options = {"rows_per_step": rows_per_step, "plan": plan.digest}
         self._communication.submit(lambda: check_same_options(self.wire.channel, options)).result()
-        self._movement = RowMovement(self.groups, self._groups_under(plan), self.wire, rows_per_step)
+        self._movement = RowMovement(
+            self.groups, self._groups_under(plan), self.wire, rows_per_step
+        )
 
     @property
     def is_moving(self) -> bool:
@@ -141,7 +161,10 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
         self._movement = self._moved = None
         self._use(movement.after)
         for pending in self._announced:
-            pending.routes, pending.rows = self.announce(pending.batch, pending.is_real).routes, None
+            pending.routes, pending.rows = (
+                self.announce(pending.batch, pending.is_real).routes,
+                None,
+            )
 
     def forget(self) -> None:
         """See :class:`Exchange`."""

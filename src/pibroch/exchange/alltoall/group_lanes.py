@@ -60,7 +60,10 @@ class GroupLanes:
         if self._is_simple or (self.space.is_pooled and not batch.by_id):
             return [gradient] * len(self.lanes)
         spans = self._spans(batch)
-        return [torch.cat([gradient[spans[cell.place], cell.columns] for cell in _cells(lane)]) for lane in self.lanes]
+        return [
+            torch.cat([gradient[spans[cell.place], cell.columns] for cell in _cells(lane)])
+            for lane in self.lanes
+        ]
 
     @property
     def space(self) -> RowSpace:
@@ -70,7 +73,9 @@ class GroupLanes:
     @cached_property
     def _is_simple(self) -> bool:
         """Whether one lane has all readers in their order."""
-        return len(self.lanes) == 1 and self.lanes[0].layout.places == tuple(range(len(self.space.features)))
+        return len(self.lanes) == 1 and self.lanes[0].layout.places == tuple(
+            range(len(self.space.features))
+        )
 
     def _spans(self, batch: JaggedBatch) -> list[slice]:
         """Of each reader, its ids among those of the group."""

@@ -70,14 +70,20 @@ class InferenceLookup:
             numbers = [batch.batch_size, int(is_real), took_ns]
             for each in lanes:
                 numbers += [len(each.parts[p]), each.notes[p]]
-            messages.append(_joined([np.array(numbers, np.int64).view(np.uint8), *(each.parts[p] for each in lanes)]))
+            messages.append(
+                _joined(
+                    [np.array(numbers, np.int64).view(np.uint8), *(each.parts[p] for each in lanes)]
+                )
+            )
         return Question(batch, messages, lanes)
 
     def nothing(self, width: int, is_real: bool, took_ns: int = 0) -> Question:
         """The question of a batch without samples, of so many dense features."""
         none, offsets = torch.empty(0), torch.zeros(1, dtype=torch.int64)
         keys = self._exchange.features
-        return self.ask(JaggedBatch(torch.empty(0, width), keys, none.long(), offsets, none), is_real, took_ns)
+        return self.ask(
+            JaggedBatch(torch.empty(0, width), keys, none.long(), offsets, none), is_real, took_ns
+        )
 
     def is_real(self, message: Bytes) -> bool:
         """Whether a question is of a batch of the asking rank's own."""
@@ -115,7 +121,9 @@ class InferenceLookup:
             vectors = []
             for p, count in enumerate(part.num_vectors):
                 nbytes = count * width * dtype.itemsize
-                vectors.append(widened(answers[p][starts[p] : starts[p] + nbytes], dtype).reshape(count, width))
+                vectors.append(
+                    widened(answers[p][starts[p] : starts[p] + nbytes], dtype).reshape(count, width)
+                )
                 starts[p] += _padded(nbytes)
             pooled.append(part.pool(vectors, room))
         return self._exchange.assemble(question.batch, pooled)
@@ -139,7 +147,9 @@ def narrowed(vectors: Records, dtype: torch.dtype) -> Bytes:
     """Float32 numbers as they travel, flat."""
     if dtype == torch.float32:
         return np.ascontiguousarray(vectors).reshape(-1).view(np.uint8)
-    narrow: Bytes = torch.from_numpy(vectors).to(dtype).view(torch.int16).numpy().reshape(-1).view(np.uint8)
+    narrow: Bytes = (
+        torch.from_numpy(vectors).to(dtype).view(torch.int16).numpy().reshape(-1).view(np.uint8)
+    )
     return narrow
 
 

@@ -87,13 +87,20 @@ class Lane(ABC):
         self, layout: LaneLayout, group: TableGroup, seed: int | None, wire: RowWire, spare_rows: int = 0,
         make_room: MakeRoom = empty_rows,
     ) -> None:  # fmt: skip
-        self.layout, self.optimizer, self.channel, self.wire = layout, group.optimizer, wire.channel, wire
+        self.layout, self.optimizer, self.channel, self.wire = (
+            layout,
+            group.optimizer,
+            wire.channel,
+            wire,
+        )
         self.columns: Columns | None = None
         if group.columns is not None:
             self.columns = group.columns.part(layout.places, layout.first_columns, layout.width)
         self.rank, self.world_size = self.channel.ranks.rank, self.channel.ranks.world_size
         pieces = layout.pieces[self.rank]
-        self.shard = MemoryShard(pieces, layout.width, self.optimizer, seed, spare_rows, layout.dtype, make_room)
+        self.shard = MemoryShard(
+            pieces, layout.width, self.optimizer, seed, spare_rows, layout.dtype, make_room
+        )
         largest = int(np.diff(layout.bounds).max())
         self.id_type: DTypeLike = np.int32 if largest < 1 << 31 else np.int64
 
@@ -118,7 +125,9 @@ class Lane(ABC):
         """
 
     @abstractmethod
-    def answer(self, question: Bytes, num_samples: int, note: int, averaged_at: int | None) -> Records:
+    def answer(
+        self, question: Bytes, num_samples: int, note: int, averaged_at: int | None
+    ) -> Records:
         """Vectors ``[num_vectors, width]`` for one rank's part of a :class:`LaneQuestion`, of a batch of so many samples."""
 
     def exchange_heads(self, heads: Tensor, problem: RowIdError | None) -> Talk[Ints]:
@@ -131,7 +140,9 @@ class Lane(ABC):
             raise found
         return received
 
-    def carry(self, rows: Tensor, send_counts: list[int], receive_counts: list[int]) -> Talk[Records]:
+    def carry(
+        self, rows: Tensor, send_counts: list[int], receive_counts: list[int]
+    ) -> Talk[Records]:
         """Send float32 rows to all ranks, and receive theirs."""
         came = yield Rows(rows, send_counts, receive_counts)
         numbers: Records = came.tensor.numpy()

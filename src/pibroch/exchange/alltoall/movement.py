@@ -80,10 +80,14 @@ class LaneMovement:
         assert progress is not None, "while they move"
         found, count = [np.empty(0, np.int64)], 0
         while self.cursor < len(progress) and count < most:
-            rows = self.cursor + np.flatnonzero(progress[self.cursor : self.cursor + ROWS_PER_LOOK] == UNTOUCHED)
+            rows = self.cursor + np.flatnonzero(
+                progress[self.cursor : self.cursor + ROWS_PER_LOOK] == UNTOUCHED
+            )
             rows = rows[: most - count]
             is_full = count + len(rows) == most
-            self.cursor = int(rows[-1]) + 1 if is_full else min(self.cursor + ROWS_PER_LOOK, len(progress))
+            self.cursor = (
+                int(rows[-1]) + 1 if is_full else min(self.cursor + ROWS_PER_LOOK, len(progress))
+            )
             found.append(rows)
             count += len(rows)
         return np.concatenate(found)
@@ -103,7 +107,10 @@ class LaneMovement:
         """
         world_size, shard = self.before.world_size, self.before.shard
         assert shard.progress is not None, "while they move"
-        by_rank = [rows[(self.target[rows] == p) | (self.target[rows] == EVERYWHERE)] for p in range(world_size)]
+        by_rank = [
+            rows[(self.target[rows] == p) | (self.target[rows] == EVERYWHERE)]
+            for p in range(world_size)
+        ]
         counts = [len(some) for some in by_rank]
         chosen = np.concatenate(by_rank)
         came = yield Counts(torch.tensor([[count, left] for count in counts]))
@@ -140,7 +147,11 @@ class RowMovement:
     """
 
     def __init__(
-        self, before: Sequence[GroupLanes], after: Sequence[GroupLanes], wire: RowWire, rows_per_step: int
+        self,
+        before: Sequence[GroupLanes],
+        after: Sequence[GroupLanes],
+        wire: RowWire,
+        rows_per_step: int,
     ) -> None:
         self.after, self._wire, self._rows_per_step = after, wire, rows_per_step
         self._lanes = [LaneMovement.between(*pair) for pair in _pairs(before, after)]
@@ -157,7 +168,10 @@ class RowMovement:
             chosen = [lane.next_cold(most) for lane in self._lanes]
             left = sum(len(lane.target) - lane.cursor for lane in self._lanes)
         else:
-            chosen, self._hot = [rows[:most] for rows in self._hot], [rows[most:] for rows in self._hot]
+            chosen, self._hot = (
+                [rows[:most] for rows in self._hot],
+                [rows[most:] for rows in self._hot],
+            )
             left = sum(map(len, self._hot))
         if self._send(chosen, left) == 0:
             self._stage += 1
@@ -178,10 +192,17 @@ class RowMovement:
 
     def _send(self, rows: Sequence[Ints], left: int) -> int:
         self.rows_sent += sum(map(len, rows))
-        return sum(together(self._wire, [lane.send(some, left) for lane, some in zip(self._lanes, rows, strict=True)]))
+        return sum(
+            together(
+                self._wire,
+                [lane.send(some, left) for lane, some in zip(self._lanes, rows, strict=True)],
+            )
+        )
 
 
-def _pairs(before: Sequence[GroupLanes], after: Sequence[GroupLanes]) -> Iterator[tuple[RowLane, RowLane]]:
+def _pairs(
+    before: Sequence[GroupLanes], after: Sequence[GroupLanes]
+) -> Iterator[tuple[RowLane, RowLane]]:
     for old, new in zip(before, after, strict=True):
         for lanes in (old.lanes, new.lanes):
             (first, *others) = lanes

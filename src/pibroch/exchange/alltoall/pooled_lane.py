@@ -52,7 +52,11 @@ class BagRoute(Route):
     def fetch(self, averaged_at: int | None) -> Talk[Records]:
         """For each owner in turn its features' vectors, ``[B * F_p, D]``."""
         pooled = [self.lane.pooled(ids, averaged_at) for ids in self.bags]
-        return (yield from self.lane.carry(torch.cat(pooled), [len(part) for part in pooled], self._own_bags()))
+        return (
+            yield from self.lane.carry(
+                torch.cat(pooled), [len(part) for part in pooled], self._own_bags()
+            )
+        )
 
     def pool(self, fetched: Records, room_BS: Tensor | None) -> Tensor:
         """See :class:`Route`."""
@@ -76,7 +80,14 @@ class BagRoute(Route):
         for p, grouped in enumerate(self.grouped):
             total = np.empty((len(grouped.rows), lane.layout.width), np.float32)
             share = np.float32(self.num_samples[p] / size)
-            parallel.run(updating.sum_gradients, len(total), grouped, received[ends[p] : ends[p + 1]], share, total)
+            parallel.run(
+                updating.sum_gradients,
+                len(total),
+                grouped,
+                received[ends[p] : ends[p + 1]],
+                share,
+                total,
+            )
             totals.append(total)
         hyper = lane.optimizer.hyper(learning_rate, step)
         update_rows(lane.shard, lane.optimizer, self.updates, np.concatenate(totals), hyper, step)
@@ -103,10 +114,15 @@ class PooledLane(Lane):
         sizes = received[:, 2].tolist()
         came = yield Values(torch.from_numpy(np.concatenate(messages)), counts, sizes)
         pieces = zip(came.tensor.split(sizes), received, strict=True)
-        bags = [self._bags(piece.numpy(), int(size), bool(scaled)) for piece, (size, _, _, scaled) in pieces]
+        bags = [
+            self._bags(piece.numpy(), int(size), bool(scaled))
+            for piece, (size, _, _, scaled) in pieces
+        ]
         grouped = [group(ids) for ids in bags]
         updates = group_rows(np.concatenate([each.rows for each in grouped]))
-        return BagRoute(self, received[:, 0].tolist(), bags, grouped, updates, bool(received[:, 1].any()))
+        return BagRoute(
+            self, received[:, 0].tolist(), bags, grouped, updates, bool(received[:, 1].any())
+        )
 
     def ask(self, batch: JaggedBatch) -> LaneQuestion:
         """See :class:`Lane`."""
@@ -120,9 +136,13 @@ class PooledLane(Lane):
 
         return LaneQuestion(messages, [int(scaled)] * len(messages), self.bags_of(size), join)
 
-    def answer(self, question: Bytes, num_samples: int, note: int, averaged_at: int | None) -> Records:
+    def answer(
+        self, question: Bytes, num_samples: int, note: int, averaged_at: int | None
+    ) -> Records:
         """See :class:`Lane`."""
-        pooled: Records = self.pooled(self._bags(question, num_samples, bool(note)), averaged_at).numpy()
+        pooled: Records = self.pooled(
+            self._bags(question, num_samples, bool(note)), averaged_at
+        ).numpy()
         return pooled
 
     def pooled(self, ids: BatchIds, averaged_at: int | None) -> Tensor:
@@ -146,7 +166,9 @@ class PooledLane(Lane):
         layout, columns = self.layout, self.columns
         assert columns is not None, "owners pool"
         firsts = iter(columns.first.tolist())
-        for part, count in zip(vectors.split(self.bags_of(num_samples)), layout.num_features_of_shard, strict=True):
+        for part, count in zip(
+            vectors.split(self.bags_of(num_samples)), layout.num_features_of_shard, strict=True
+        ):
             for of_bags in part.view(num_samples, count, layout.width).unbind(1):
                 first = next(firsts)
                 yield slice(first, first + layout.width), of_bags
@@ -169,7 +191,11 @@ class PooledLane(Lane):
         if bad >= 0:
             problem = row_id_error(layout.features, layout.homes.num_rows, batch, int(bad))
         scale = pooling_scale(batch, layout.readers.mean)
-        return [self._message(p, addresses, offsets, scale) for p in range(self.world_size)], len(scale) > 0, problem
+        return (
+            [self._message(p, addresses, offsets, scale) for p in range(self.world_size)],
+            len(scale) > 0,
+            problem,
+        )
 
     def _message(self, owner: int, addresses: Ints, offsets: Ints, scale: Records) -> Bytes:
         """What one owner hears of its bags."""
@@ -189,10 +215,14 @@ class PooledLane(Lane):
         offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         num_ids, start = int(offsets[-1]), 4 * num_bags
         end = start + num_ids * np.dtype(self.id_type).itemsize
-        rows = np.frombuffer(message[start:end].tobytes(), self.id_type).astype(np.int64)  # copied: may lie unaligned
+        rows = np.frombuffer(message[start:end].tobytes(), self.id_type).astype(
+            np.int64
+        )  # copied: may lie unaligned
         scale = np.frombuffer(message[end:].tobytes(), np.float32) if scaled else NO_SCALE
         one_hot = num_ids == num_bags and bool((lengths == 1).all())
-        return BatchIds(rows, offsets, scale, one_hot, max(1, num_features), self.layout.readers.shares_tables)
+        return BatchIds(
+            rows, offsets, scale, one_hot, max(1, num_features), self.layout.readers.shares_tables
+        )
 
 
 class PartialSumLane(PooledLane):
@@ -218,7 +248,9 @@ class PartialSumLane(PooledLane):
         """See :class:`PooledLane`; a reader comes once for each shard of its table."""
         layout, columns = self.layout, self.columns
         assert columns is not None, "owners pool"
-        for part, readers in zip(vectors.split(self.bags_of(num_samples)), layout.readers_of_shard, strict=True):
+        for part, readers in zip(
+            vectors.split(self.bags_of(num_samples)), layout.readers_of_shard, strict=True
+        ):
             of_readers = part.view(num_samples, len(readers), layout.width).unbind(1)
             for reader, of_bags in zip(readers, of_readers, strict=True):
                 first = int(columns.first[reader])
@@ -228,7 +260,9 @@ class PartialSumLane(PooledLane):
         start, end = self.layout.bounds[owner : owner + 2]
         chosen = np.flatnonzero((addresses >= start) & (addresses < end))
         bags = np.searchsorted(offsets, chosen, side="right") - 1
-        lengths = np.bincount(bags, minlength=len(offsets) - 1).reshape(len(self.layout.features), -1)
+        lengths = np.bincount(bags, minlength=len(offsets) - 1).reshape(
+            len(self.layout.features), -1
+        )
         own = lengths[list(self.layout.readers_of_shard[owner])].reshape(-1).astype(np.int32)
         rows = (addresses[chosen] - start).astype(self.id_type)
         return _packed(own, rows, scale[chosen] if len(scale) else NO_SCALE)

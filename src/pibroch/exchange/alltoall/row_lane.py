@@ -78,7 +78,9 @@ class RowRoute(DistinctRoute):
 
     def fetch(self, averaged_at: int | None) -> Talk[Records]:
         """The distinct rows ``[U, D]``, in the order of their addresses."""
-        rows = torch.from_numpy(read_rows(self.lane.shard, self.lane.optimizer, self.asked, averaged_at))
+        rows = torch.from_numpy(
+            read_rows(self.lane.shard, self.lane.optimizer, self.asked, averaged_at)
+        )
         return (yield from self.lane.carry(rows, self.asked_counts, self.wanted))
 
     def update(self, gradients: Tensor, learning_rate: float, step: int) -> Talk[None]:
@@ -91,8 +93,13 @@ class RowRoute(DistinctRoute):
         if layout.num_replicated:
             parts = gradients.split(counts)
             own = parts[lane.rank][: self.num_replicated]
-            along = [own[:0] if rank == lane.rank else self._along(own, rank) for rank in range(len(counts))]
-            gradients = torch.cat([half for both in zip(parts, along, strict=True) for half in both])
+            along = [
+                own[:0] if rank == lane.rank else self._along(own, rank)
+                for rank in range(len(counts))
+            ]
+            gradients = torch.cat(
+                [half for both in zip(parts, along, strict=True) for half in both]
+            )
             counts = [count + len(copied) for count, copied in zip(counts, along, strict=True)]
         came = received = yield from lane.carry(gradients, counts, self.update_counts)
         updates, hyper = self.updates, optimizer.hyper(learning_rate, step)
@@ -130,11 +137,18 @@ class RowLane(Lane):
         rows = here.grouped.rows
         ends, offsets = self._by_owner(rows)
         wanted = np.diff(ends).tolist()
-        replicated = int(np.searchsorted(rows, layout.bounds[rank] + layout.num_replicated) - ends[rank])
+        replicated = int(
+            np.searchsorted(rows, layout.bounds[rank] + layout.num_replicated) - ends[rank]
+        )
         own = offsets[ends[rank] : ends[rank + 1]]
         copies = self._owned_copies(own[:replicated])
-        copied = [own[:replicated] if copies is None else own[copies.owned_by(p)] for p in range(self.world_size)]
-        packed = [self._copied(copies, p).packed(rows, self.id_type) for p, rows in enumerate(copied)]
+        copied = [
+            own[:replicated] if copies is None else own[copies.owned_by(p)]
+            for p in range(self.world_size)
+        ]
+        packed = [
+            self._copied(copies, p).packed(rows, self.id_type) for p, rows in enumerate(copied)
+        ]
         heads = [
             [-1 if problem else batch.batch_size, is_real, count, length]
             for count, (_, length) in zip(wanted, packed, strict=True)
@@ -147,8 +161,12 @@ class RowLane(Lane):
         asked_counts, lengths = received[:, 2].tolist(), received[:, 3].tolist()
         lengths[rank] = 0  # among its own
         sizes = [count + abs(length) for count, length in zip(asked_counts, lengths, strict=True)]
-        came = yield Values(torch.from_numpy(np.concatenate(parts)), [len(part) for part in parts], sizes)
-        asked, updated, update_counts = _apart(came.tensor.numpy(), asked_counts, lengths, self._copied(copies, rank))
+        came = yield Values(
+            torch.from_numpy(np.concatenate(parts)), [len(part) for part in parts], sizes
+        )
+        asked, updated, update_counts = _apart(
+            came.tensor.numpy(), asked_counts, lengths, self._copied(copies, rank)
+        )
         updates = group_rows(updated) if copies is None else group_rows(updated[:0])
         if copies is not None:
             yield from copies.hear(updated, self.id_type)
@@ -163,7 +181,9 @@ class RowLane(Lane):
 
     def _copied(self, copies: OwnedCopies | None, rank: int) -> RowSeries:
         """The copied rows that a rank hears of."""
-        return RowSeries(0, 1, self.layout.num_replicated) if copies is None else copies.series(rank)
+        return (
+            RowSeries(0, 1, self.layout.num_replicated) if copies is None else copies.series(rank)
+        )
 
     def _owned_copies(self, own: RowIds) -> OwnedCopies | None:
         """This rank's copied rows, where owners sum their gradients."""
@@ -186,7 +206,9 @@ class RowLane(Lane):
 
         return LaneQuestion(parts, [0] * len(parts), np.diff(ends).tolist(), pool_rows)
 
-    def answer(self, question: Bytes, num_samples: int, note: int, averaged_at: int | None) -> Records:
+    def answer(
+        self, question: Bytes, num_samples: int, note: int, averaged_at: int | None
+    ) -> Records:
         """See :class:`Lane`."""
         offsets = question.view(self.id_type).astype(np.int64)
         return read_rows(self.shard, self.optimizer, offsets, averaged_at)
@@ -197,7 +219,9 @@ class RowLane(Lane):
         ends: Ints = np.searchsorted(rows, bounds)
         return ends, (rows - np.repeat(bounds[:-1], np.diff(ends))).astype(self.id_type)
 
-    def resolve(self, batch: JaggedBatch, homes: Homes | None = None) -> tuple[BatchIds, RowIdError | None]:
+    def resolve(
+        self, batch: JaggedBatch, homes: Homes | None = None
+    ) -> tuple[BatchIds, RowIdError | None]:
         """The batch's ids as addresses, by the layout's homes or others.
 
         Where one is outside its table, no ids and the error, for all ranks to hear of.
@@ -205,10 +229,14 @@ class RowLane(Lane):
         layout = self.layout
         values, offsets = batch.values.numpy(), batch.offsets.numpy()
         addresses, problem = np.empty(len(values), np.int64), None
-        bad = routing.resolve_addresses(values, offsets, layout.homes if homes is None else homes, addresses)
+        bad = routing.resolve_addresses(
+            values, offsets, layout.homes if homes is None else homes, addresses
+        )
         if bad >= 0:
             problem = row_id_error(layout.features, layout.homes.num_rows, batch, int(bad))
-            return BatchIds(addresses[:0], np.zeros(1, np.int64), NO_SCALE, False, 1, False), problem
+            return BatchIds(
+                addresses[:0], np.zeros(1, np.int64), NO_SCALE, False, 1, False
+            ), problem
         return BatchIds.of(addresses, batch, layout.readers, self.columns), problem
 
 
@@ -223,7 +251,9 @@ def _apart(
     if not any(lengths):
         rows = numbers.astype(np.int64)
         return rows, rows, counts
-    ends = np.cumsum([count + abs(length) for count, length in zip(counts, lengths, strict=True)]).tolist()
+    ends = np.cumsum(
+        [count + abs(length) for count, length in zip(counts, lengths, strict=True)]
+    ).tolist()
     asked, both = [], []
     for end, count, length in zip(ends, counts, lengths, strict=True):
         start = end - abs(length)

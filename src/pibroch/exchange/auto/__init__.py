@@ -2,7 +2,13 @@
 
 from typing import Any, Literal
 
-from pibroch.config.exchange import PLACEMENTS, ExchangeSection, ExchangeSpec, PlacedSection, find_exchange
+from pibroch.config.exchange import (
+    PLACEMENTS,
+    ExchangeSection,
+    ExchangeSpec,
+    PlacedSection,
+    find_exchange,
+)
 
 
 class AutoSection(PlacedSection):
@@ -13,7 +19,9 @@ class AutoSection(PlacedSection):
     def for_ranks(self, num_ranks: int) -> ExchangeSection:
         """See :class:`ExchangeSection`."""
         name = _name_for(num_ranks)
-        return find_exchange(name).section(**({} if name == "local" else self.options({})), name=name)
+        return find_exchange(name).section(
+            **({} if name == "local" else self.options({})), name=name
+        )
 
 
 def _name_for(num_ranks: int) -> str:
@@ -25,4 +33,6 @@ def _build(setup: Any, **options: object) -> object:
     return find_exchange(name).build(setup, **({} if name == "local" else options))
 
 
-SPEC = ExchangeSpec("auto", "local in one process, alltoall in several", AutoSection, _build, PLACEMENTS)
+SPEC = ExchangeSpec(
+    "auto", "local in one process, alltoall in several", AutoSection, _build, PLACEMENTS
+)

@@ -36,9 +36,13 @@ class LocalExchange(Exchange[list[BatchIds]]):
             if problem is not None:
                 raise problem
         handle, room = [ids for ids, _ in found], room_for(self._groups, batch)
-        return [self._pooled(number, ids, room, averaged_at) for number, ids in enumerate(handle)], handle
+        return [
+            self._pooled(number, ids, room, averaged_at) for number, ids in enumerate(handle)
+        ], handle
 
-    def _pooled(self, number: int, ids: BatchIds, room: Tensor | None, averaged_at: int | None) -> Tensor:
+    def _pooled(
+        self, number: int, ids: BatchIds, room: Tensor | None, averaged_at: int | None
+    ) -> Tensor:
         each, shard = self._groups[number], self._held[number]
         records, rows = shard.stored, ids.row_ids
         if averaged_at is not None:

@@ -31,7 +31,9 @@ class LookaheadSection(PlacedSection):
     delayed_sync: bool = True
     servers: int | None = Field(default=None, ge=1)
     oracle: Literal["replicated", "central"] = "replicated"
-    rendezvous: str | None = Field(default=None, validation_alias=AliasChoices("rendezvous", "meet"))  # its name before
+    rendezvous: str | None = Field(
+        default=None, validation_alias=AliasChoices("rendezvous", "meet")
+    )  # its name before
 
     @model_validator(mode="after")
     def _somebody_there(self) -> Self:
@@ -45,7 +47,10 @@ class LookaheadSection(PlacedSection):
         """See :class:`ExchangeSection`."""
         own = self.model_dump(exclude={"name", "rendezvous"})
         oracles = workers.get(ORACLE, ())
-        return own | {"servers": tuple(workers.get(SERVER, ())), "oracle": oracles[0] if oracles else None}
+        return own | {
+            "servers": tuple(workers.get(SERVER, ())),
+            "oracle": oracles[0] if oracles else None,
+        }
 
     def helpers(self) -> dict[str, int]:
         """See :class:`ExchangeSection`."""
@@ -54,11 +59,15 @@ class LookaheadSection(PlacedSection):
 
     def duties(self) -> dict[str, str]:
         """See :class:`ExchangeSection`."""
-        length = "as far as the cache holds" if self.lookahead is None else f"{self.lookahead} steps"
+        length = (
+            "as far as the cache holds" if self.lookahead is None else f"{self.lookahead} steps"
+        )
         how = "for all trainers, from the rows that they send"
         if self.oracle != "central":
             how = "all plan the same, so no plan is sent"
-        plans = f"plans what travels, {length} ahead{';' if self.oracle != 'central' else ','} {how}"
+        plans = (
+            f"plans what travels, {length} ahead{';' if self.oracle != 'central' else ','} {how}"
+        )
         homes = f"keeps the records of its part of the rows ({self.placed()})"
         return {ORACLE: plans} | ({} if self.servers is None else {SERVER: homes})
 

@@ -159,13 +159,19 @@ class Announcer:
             rows = [[nothing] * len(of_lane) for of_lane in rows]
             here = replace(here, lanes=[lane.emptied() for lane in here.lanes])
         share = here.num_samples / max(1, int(heads[:, 0].sum()))
-        return Announcement(here, rows, share, bool(heads[:, 1].any()), problem, int(heads[:, 2].max()))
+        return Announcement(
+            here, rows, share, bool(heads[:, 1].any()), problem, int(heads[:, 2].max())
+        )
 
     def _exchange(self, here: Prepared, is_real: bool) -> tuple[Ints, list[Bytes]]:
         """The numbers that head each rank's message, and its encoded rows."""
         size, encoded = self._world_size, np.concatenate([lane.encoded for lane in here.lanes])
-        of_lanes = [number for lane in here.lanes for number in (len(lane.grouped.rows), len(lane.encoded))]
-        head = np.array([-1 if here.problem else here.num_samples, is_real, here.num_bytes, *of_lanes])
+        of_lanes = [
+            number for lane in here.lanes for number in (len(lane.grouped.rows), len(lane.encoded))
+        ]
+        head = np.array(
+            [-1 if here.problem else here.num_samples, is_real, here.num_bytes, *of_lanes]
+        )
         room = int(self._room[self._rank])
         self._purposes.add("ids", (size - 1) * max(room, len(encoded)) if self._tells_rows else 0)
         message = np.zeros(head.nbytes + room, np.uint8)
@@ -180,7 +186,9 @@ class Announcer:
         more = self._to_all(encoded[room:], rest) if rest.any() else [encoded[:0]] * size
         self._room = num_bytes + num_bytes // 16
         return heads, [
-            np.concatenate([first[head.nbytes :], second]) if len(second) else first[head.nbytes : head.nbytes + count]
+            np.concatenate([first[head.nbytes :], second])
+            if len(second)
+            else first[head.nbytes : head.nbytes + count]
             for first, second, count in zip(received, more, num_bytes.tolist(), strict=True)
         ]
 
@@ -198,7 +206,9 @@ class Announcer:
             start = 0
             for lane, (num_rows, num_bytes) in enumerate(heads[rank, 3:].reshape(-1, 2).tolist()):
                 if rank != self._rank:
-                    rows[lane][rank] = _decoded_rows(of_rank[start : start + num_bytes], num_rows, rank)
+                    rows[lane][rank] = _decoded_rows(
+                        of_rank[start : start + num_bytes], num_rows, rank
+                    )
                 start += num_bytes
         return rows
 
@@ -206,5 +216,7 @@ class Announcer:
 def _decoded_rows(encoded: Bytes, num_rows: int, rank: int) -> Ints:
     rows = np.empty(num_rows, np.int64)
     if varint.decode(encoded, rows) != len(encoded):
-        raise ProtocolError(f"{len(encoded)} bytes of rows from rank {rank}", "as many rows as it announced")
+        raise ProtocolError(
+            f"{len(encoded)} bytes of rows from rank {rank}", "as many rows as it announced"
+        )
     return rows

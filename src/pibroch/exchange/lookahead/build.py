@@ -83,7 +83,8 @@ def build(setup: Setup, **options: object) -> LookaheadExchange:
     for layout in (layout for of_group in layouts for layout in of_group):
         check_whole_rows(layout)
     check_same_options(
-        channel, {name: getattr(chosen, name) for name in ("lookahead", "cache", "delayed_sync", "oracle")}
+        channel,
+        {name: getattr(chosen, name) for name in ("lookahead", "cache", "delayed_sync", "oracle")},
     )
     held = _Held(setup, chosen, [layout for (layout,) in layouts], wire)
     thread = TaskThread("pibroch-planner")
@@ -130,7 +131,9 @@ class _Held:
 
     def groups(self, setup: Setup) -> list[GroupLanes]:
         """All tables, with their lanes."""
-        return [GroupLanes(each, [lane]) for each, lane in zip(setup.groups, self.lanes, strict=True)]
+        return [
+            GroupLanes(each, [lane]) for each, lane in zip(setup.groups, self.lanes, strict=True)
+        ]
 
     def groups_under(self, setup: Setup, plan: Plan) -> list[GroupLanes]:
         """Lanes for another plan, with caches as large, whose rows nobody has filled."""
@@ -139,7 +142,11 @@ class _Held:
             layouts = lay_out(each.space, plan, setup.channel.ranks.rank)
             for layout in layouts:
                 check_whole_rows(layout)
-            found.append(GroupLanes(each, [RowLane(layout, each, None, self._wire, spare) for layout in layouts]))
+            found.append(
+                GroupLanes(
+                    each, [RowLane(layout, each, None, self._wire, spare) for layout in layouts]
+                )
+            )
         return found
 
     def take(self, lanes: Iterable[RowLane]) -> None:
@@ -154,16 +161,25 @@ class _Held:
         self.carriers.append(Carrier(lane, self.purposes, homes))
 
     def _add_on_servers(
-        self, layout: LaneLayout, how: tuple[TableGroup, int | None, RowWire, int], chosen: LookaheadOptions
+        self,
+        layout: LaneLayout,
+        how: tuple[TableGroup, int | None, RowWire, int],
+        chosen: LookaheadOptions,
     ) -> None:
-        from pibroch.exchange.lookahead.server_homes import ServerHomes  # with all of RPC, which nobody else needs
+        from pibroch.exchange.lookahead.server_homes import (
+            ServerHomes,
+        )  # with all of RPC, which nobody else needs
         from pibroch.exchange.lookahead.server_lane import ServerLane
         from pibroch.servers.remote_shard import RemoteShard
 
         lane = ServerLane(layout, *how, chosen.servers)
         held = list(enumerate(layout.pieces[lane.world_size :]))[lane.rank :: lane.world_size]
-        shards = [RemoteShard(lane.servers, number, pieces, lane.optimizer) for number, pieces in held]
-        self._add(lane, shards, ServerHomes(lane.servers, lane.channel, early_steps(_steps(chosen))))
+        shards = [
+            RemoteShard(lane.servers, number, pieces, lane.optimizer) for number, pieces in held
+        ]
+        self._add(
+            lane, shards, ServerHomes(lane.servers, lane.channel, early_steps(_steps(chosen)))
+        )
 
 
 def _planner(chosen: LookaheadOptions, held: _Held, thread: TaskThread) -> Planner:
@@ -175,7 +191,10 @@ def _planner(chosen: LookaheadOptions, held: _Held, thread: TaskThread) -> Plann
         return LocalPlanner(
             thread,
             JointOracle(
-                [Oracle(homes, ranks.rank, _steps(chosen), room, *how, ranks.world_size) for homes, room in lanes]
+                [
+                    Oracle(homes, ranks.rank, _steps(chosen), room, *how, ranks.world_size)
+                    for homes, room in lanes
+                ]
             ),
         )
     from pibroch.exchange.lookahead.remote_planner import RemotePlanner

@@ -27,7 +27,10 @@ def check_whole_rows(layout: LaneLayout) -> None:
 
 
 def spare_rows(
-    layouts: Sequence[LaneLayout], optimizers: Sequence[SparseOptimizer], wanted: int | None, channel: Channel
+    layouts: Sequence[LaneLayout],
+    optimizers: Sequence[SparseOptimizer],
+    wanted: int | None,
+    channel: Channel,
 ) -> list[int]:
     """The slots of each lane's cache, the same numbers on all ranks; every rank calls it.
 
@@ -45,13 +48,22 @@ def spare_rows(
     if wanted is None:
         rank = channel.ranks.rank
         neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", channel.ranks.world_size))
-        widths = [4 * o.record_width(layout.width, layout.dtype) for o, layout in zip(optimizers, layouts, strict=True)]
+        widths = [
+            4 * o.record_width(layout.width, layout.dtype)
+            for o, layout in zip(optimizers, layouts, strict=True)
+        ]
         homes = [sum(len(piece.rows) for piece in layout.pieces[rank]) for layout in layouts]
         own_bytes = sum(width * count for width, count in zip(widths, homes, strict=True))
-        free_bytes = max(0, free_memory() // neighbours - own_bytes)  # its own rows, which are still to be made
-        whole = [width * int(layout.bounds[-1]) for width, layout in zip(widths, layouts, strict=True)]
+        free_bytes = max(
+            0, free_memory() // neighbours - own_bytes
+        )  # its own rows, which are still to be made
+        whole = [
+            width * int(layout.bounds[-1]) for width, layout in zip(widths, layouts, strict=True)
+        ]
         room = int(free_bytes * SHARE_OF_FREE_MEMORY)
-        offers = [room * each // sum(whole) // width for each, width in zip(whole, widths, strict=True)]
+        offers = [
+            room * each // sum(whole) // width for each, width in zip(whole, widths, strict=True)
+        ]
     offered: list[list[int]] = channel.gather(offers)
     least = np.min(offered, axis=0).tolist()
     return [min(int(layout.bounds[-1]), each) for layout, each in zip(layouts, least, strict=True)]

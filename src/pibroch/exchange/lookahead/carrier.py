@@ -52,12 +52,21 @@ class Carrier:
         returned: rows, and records of them that were in slots when a run was cut off, see :meth:`bring_home`.
     """
 
-    def __init__(self, lane: RowLane, purposes: BytesByPurpose, homes: ServerHomes | None = None) -> None:
-        self.shard, self.wire, self._bounds, self._optimizer = lane.shard, lane.wire, lane.layout.bounds, lane.optimizer
+    def __init__(
+        self, lane: RowLane, purposes: BytesByPurpose, homes: ServerHomes | None = None
+    ) -> None:
+        self.shard, self.wire, self._bounds, self._optimizer = (
+            lane.shard,
+            lane.wire,
+            lane.layout.bounds,
+            lane.optimizer,
+        )
         self.is_frozen, self.purposes, self._homes = lane.is_frozen, purposes, homes
         self._channel, self._num_home = lane.channel, len(lane.shard.records)
         self._num_ranks = lane.world_size
-        self._row_of_slot = np.empty(0, np.int64)  # as far as slots were ever used: the lowest are taken first
+        self._row_of_slot = np.empty(
+            0, np.int64
+        )  # as far as slots were ever used: the lowest are taken first
         self.returned = _NOTHING
 
     @property
@@ -65,7 +74,9 @@ class Carrier:
         """Slots that hold a row's record."""
         return int(np.count_nonzero(self._row_of_slot != NOBODY))
 
-    def read(self, places: Ints, row_of_position: NDArray[np.int32]) -> tuple[Stored, NDArray[np.signedinteger]]:
+    def read(
+        self, places: Ints, row_of_position: NDArray[np.int32]
+    ) -> tuple[Stored, NDArray[np.signedinteger]]:
         """Records, and which one each position of a batch reads; rounded to the wire's type wherever they are."""
         space, dim = self.shard.stored_space, self.shard.dim
         if self.wire.is_exact:
@@ -81,7 +92,9 @@ class Carrier:
         num_received = sum(int(part.counts[1].sum()) for part in (plan.critical, plan.deferred))
         num_sums = len(grouped.rows)
         room = np.empty((num_sums + num_received, self.shard.dim), np.float32)
-        parallel.run(updating.sum_gradients, num_sums, grouped, gradients, np.float32(share), room[:num_sums])
+        parallel.run(
+            updating.sum_gradients, num_sums, grouped, gradients, np.float32(share), room[:num_sums]
+        )
         if not self.wire.is_exact:
             room[:num_sums] = self.wire.rounded(room[:num_sums])
         return room
@@ -104,12 +117,31 @@ class Carrier:
         widths = np.array([records.shape[1], dim])
         transfer = reduce(merged, transfers.values())
         send_counts, receive_counts = widths @ transfer.counts[:2], widths @ transfer.counts[2:]
-        sent, received = np.empty(int(send_counts.sum()), np.float32), np.empty(int(receive_counts.sum()), np.float32)
-        packing.pack(records, stored, transfer.records_out, transfer.weights_out, transfer.counts[:2], dim, sent)
+        sent, received = (
+            np.empty(int(send_counts.sum()), np.float32),
+            np.empty(int(receive_counts.sum()), np.float32),
+        )
+        packing.pack(
+            records,
+            stored,
+            transfer.records_out,
+            transfer.weights_out,
+            transfer.counts[:2],
+            dim,
+            sent,
+        )
         yield from self._swap(transfers, transfer, sent, received, widths)
         left = transfer.records_out[transfer.records_out >= num_home] - num_home
         self._row_of_slot[left] = NOBODY
-        packing.unpack(received, transfer.records_in, transfer.weights_in, transfer.counts[2:], dim, records, stored)
+        packing.unpack(
+            received,
+            transfer.records_in,
+            transfer.weights_in,
+            transfer.counts[2:],
+            dim,
+            records,
+            stored,
+        )
         in_slots = transfer.records_in >= num_home
         self._note_rows(transfer.records_in[in_slots] - num_home, transfer.rows_in[in_slots])
         self.shard.mark(transfer.records_in[~in_slots])
@@ -123,11 +155,18 @@ class Carrier:
         self._row_of_slot[slots] = rows
 
     def _swap(
-        self, transfers: dict[str, Transfer], transfer: Transfer, sent: Records, received: Records, widths: Ints
+        self,
+        transfers: dict[str, Transfer],
+        transfer: Transfer,
+        sent: Records,
+        received: Records,
+        widths: Ints,
     ) -> Talk[None]:
         """Send a message's parts to ranks and servers, and fill ``received`` with theirs: servers have the end of both."""
         size = self._num_ranks
-        spans = (transfer.counts.reshape(2, 2, -1) * widths[:, None]).transpose(0, 2, 1)  # [out or in, peer, kind]
+        spans = (transfer.counts.reshape(2, 2, -1) * widths[:, None]).transpose(
+            0, 2, 1
+        )  # [out or in, peer, kind]
         out, into = spans[:, :size].sum((1, 2)).tolist()
         answers = None
         if self._homes is not None:
@@ -143,7 +182,10 @@ class Carrier:
     def _count(self, transfers: dict[str, Transfer], sent: int, widths: Ints) -> None:
         """Add the bytes that went to other ranks, shared by what they were before compression, and all traffic with servers."""
         itemsizes = (4, self.wire.dtype.itemsize)
-        shares = [int((widths * itemsizes @ each.counts[:2, : self._num_ranks]).sum()) for each in transfers.values()]
+        shares = [
+            int((widths * itemsizes @ each.counts[:2, : self._num_ranks]).sum())
+            for each in transfers.values()
+        ]
         for (purpose, each), share in zip(transfers.items(), shares, strict=True):
             num_bytes = round(sent * share / max(1, sum(shares)))
             if self._homes is not None:
@@ -151,7 +193,13 @@ class Carrier:
             self.purposes.add(purpose, num_bytes)
 
     def update(
-        self, plan: Gradients, gradients: Records, num_sums: int, hyper: Hyper, step: int, purpose: str
+        self,
+        plan: Gradients,
+        gradients: Records,
+        num_sums: int,
+        hyper: Hyper,
+        step: int,
+        purpose: str,
     ) -> Talk[None]:
         """Bring gradients to the owners, and update what is owned here.
 
@@ -172,11 +220,15 @@ class Carrier:
         self.purposes.add(purpose, came.sent)
         self.apply(plan, gradients, hyper, step, purpose)
 
-    def apply(self, plan: Gradients, gradients: Records, hyper: Hyper, step: int, name: str) -> None:
+    def apply(
+        self, plan: Gradients, gradients: Records, hyper: Hyper, step: int, name: str
+    ) -> None:
         """Update what is owned here by gradients that are here."""
         if self.is_frozen:
             return
-        grouped = Grouped(plan.places, plan.segments, rising(len(plan.source)), plan.source, NO_SCALE)
+        grouped = Grouped(
+            plan.places, plan.segments, rising(len(plan.source)), plan.source, NO_SCALE
+        )
         with span(f"{name} updates"):
             update_rows(self.shard, self._optimizer, grouped, gradients, hyper, step)
 

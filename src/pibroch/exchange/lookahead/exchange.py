@@ -92,7 +92,9 @@ class LookaheadExchange(Exchange[Step | Routed]):
             announcing.append(step)
             if len(announcing) > _HEARD_AFTER:  # as all ranks know it by then, without waiting
                 reach.batch_takes(announcing.popleft().announced.result().num_bytes)
-            while len(ahead) > reach.steps + 2:  # a step's plan is made one step early, and waits for no message
+            while (
+                len(ahead) > reach.steps + 2
+            ):  # a step's plan is made one step early, and waits for no message
                 yield ahead.popleft().batch
                 reach.step_begins()
                 feed = self._begin_again(feed, ahead)
@@ -162,8 +164,13 @@ class LookaheadExchange(Exchange[Step | Routed]):
         elif not self._window.update(handle):  # the plan was left since
             self._unplanned.update(self._unplanned.route(handle.batch), gradients, rates)
         else:
-            here, parts = handle.announced.result().here, self._unplanned.split(handle.batch, gradients)
-            rows = [lane.ids.gradient_rows(part) for lane, part in zip(here.lanes, parts, strict=True)]
+            here, parts = (
+                handle.announced.result().here,
+                self._unplanned.split(handle.batch, gradients),
+            )
+            rows = [
+                lane.ids.gradient_rows(part) for lane, part in zip(here.lanes, parts, strict=True)
+            ]
             self._finish(handle, rows, rates)
 
     def _finish(self, step: Step, gradients: Sequence[Records], rates: Rates) -> None:
@@ -174,10 +181,12 @@ class LookaheadExchange(Exchange[Step | Routed]):
         lanes = zip(self._carriers, announced.here.lanes, gradients, plans, strict=True)
         with span("sum gradients"):
             step.gradients = [
-                carrier.sums(here.grouped, gradient, announced.share, plan) for carrier, here, gradient, plan in lanes
+                carrier.sums(here.grouped, gradient, announced.share, plan)
+                for carrier, here, gradient, plan in lanes
             ]
         step.hyper = [
-            carrier.hyper(rate, rates.step) for carrier, rate in zip(self._carriers, rates.learning_rates, strict=True)
+            carrier.hyper(rate, rates.step)
+            for carrier, rate in zip(self._carriers, rates.learning_rates, strict=True)
         ]
         step.update = rates.step
         self._window.finish(step)
@@ -186,7 +195,9 @@ class LookaheadExchange(Exchange[Step | Routed]):
         self._communication.submit(partial(self._synchronise, step, plans, num_sums))
 
     def _update_local(self, step: Step, plans: Sequence[StepPlan]) -> None:
-        for carrier, plan, gradients, hyper in zip(self._carriers, plans, step.gradients, step.hyper, strict=True):
+        for carrier, plan, gradients, hyper in zip(
+            self._carriers, plans, step.gradients, step.hyper, strict=True
+        ):
             carrier.apply(plan.local, gradients, hyper, step.update, "local")
 
     def _synchronise(self, step: Step, plans: Sequence[StepPlan], num_sums: Sequence[int]) -> None:
@@ -242,7 +253,9 @@ class LookaheadExchange(Exchange[Step | Routed]):
         """Rows of all lanes."""
         lanes = zip(self._carriers, transfers, strict=True)
         with span(f"carry {purpose}"):
-            together(self._wire, [carrier.carry({purpose: transfer}) for carrier, transfer in lanes])
+            together(
+                self._wire, [carrier.carry({purpose: transfer}) for carrier, transfer in lanes]
+            )
 
     def report(self) -> Report:
         """See :class:`Exchange`."""
@@ -255,7 +268,9 @@ class LookaheadExchange(Exchange[Step | Routed]):
 
     def _count_planned(self, plans: Sequence[StepPlan]) -> None:
         for plan in plans:
-            for step, transfer in zip(self._window.upcoming(), (plan.next_step, plan.prefetch), strict=False):
+            for step, transfer in zip(
+                self._window.upcoming(), (plan.next_step, plan.prefetch), strict=False
+            ):
                 step.num_fetched += arrivals(transfer)
         self._done.num_steps += 1
         self._done.lookahead = min(plan.lookahead for plan in plans)
@@ -274,7 +289,9 @@ class LookaheadExchange(Exchange[Step | Routed]):
 
     def bring_home(self) -> None:
         """See :class:`Exchange`."""
-        self._communication.submit(lambda: together(self._wire, [each.bring_home() for each in self._carriers]))
+        self._communication.submit(
+            lambda: together(self._wire, [each.bring_home() for each in self._carriers])
+        )
         self.finish_updates()
 
     def forget(self) -> None:
@@ -306,7 +323,9 @@ class LookaheadExchange(Exchange[Step | Routed]):
 
     def _write_home(self) -> None:
         if self._window.must_write_home():
-            self._communication.submit(lambda: together(self._wire, [each.write_home() for each in self._carriers]))
+            self._communication.submit(
+                lambda: together(self._wire, [each.write_home() for each in self._carriers])
+            )
 
     def _leave_plan(self) -> None:
         """From now on, until the next feed, batches are looked up as they come."""
@@ -322,7 +341,9 @@ class LookaheadExchange(Exchange[Step | Routed]):
             prepared = self._planner_thread.submit(partial(prepare, self._lanes, step.batch))
             announced = self._communication.submit(partial(self._announce, prepared, step.is_real))
             announced.add_done_callback(partial(pass_on, step.announced))
-            goes_on = self._window.feed == step.feed and (step.is_real or announced.result().is_real)
+            goes_on = self._window.feed == step.feed and (
+                step.is_real or announced.result().is_real
+            )
             if goes_on and self._window.admit(step):
                 self._planner.add(step.feed, announced)
 
@@ -340,7 +361,9 @@ class LookaheadExchange(Exchange[Step | Routed]):
             opened = opening.result()
             step.num_fetched += sum(arrivals(each.now) for each in opened)
             self._carry("prefetch", [each.now for each in opened])
-            early = [each.prefetch for each in opened if each.prefetch is not None]  # of all lanes, or of none
+            early = [
+                each.prefetch for each in opened if each.prefetch is not None
+            ]  # of all lanes, or of none
             if following is not None:
                 following.num_fetched += sum(map(arrivals, early))
             if early:

@@ -66,11 +66,19 @@ class FeedLog:
 
     def answered(self) -> list[tuple[int, PlanRequest]]:
         """Requests that have their answers, with their numbers."""
-        return [each for each in enumerate(self._requests, self.first_request) if each[0] not in self._unanswered]
+        return [
+            each
+            for each in enumerate(self._requests, self.first_request)
+            if each[0] not in self._unanswered
+        ]
 
     def unanswered(self) -> list[tuple[int, PlanRequest]]:
         """The others."""
-        return [each for each in enumerate(self._requests, self.first_request) if each[0] in self._unanswered]
+        return [
+            each
+            for each in enumerate(self._requests, self.first_request)
+            if each[0] in self._unanswered
+        ]
 
     def add(self, feed: int, num_rows: Sequence[int], encoded: torch.Tensor) -> LoggedStep:
         """The next step."""
@@ -95,12 +103,16 @@ class FeedLog:
     def answer(self, number: int) -> None:
         """A request has its answer, or needs none."""
         self._unanswered.discard(number)
-        feed = self._requests[number - self.first_request].feed if number >= self.first_request else 0
+        feed = (
+            self._requests[number - self.first_request].feed if number >= self.first_request else 0
+        )
         if feed > self._answered_feed:
             self._answered_feed = feed
             self._forget_before(feed)
         if not self.is_whole:
-            self._forget_requests(min(self._unanswered, default=self.first_request + len(self._requests)))
+            self._forget_requests(
+                min(self._unanswered, default=self.first_request + len(self._requests))
+            )
 
     def _forget_before(self, feed: int) -> None:
         """All ranks have come to a feed: who is in one before waits for nothing."""
@@ -108,7 +120,9 @@ class FeedLog:
             self._too_large = 0
         self._steps = [step for step in self._steps if step.feed >= feed]
         self._num_bytes = sum(step.encoded.nbytes for step in self._steps)
-        self._forget_requests(self.first_request + sum(request.feed < feed for request in self._requests))
+        self._forget_requests(
+            self.first_request + sum(request.feed < feed for request in self._requests)
+        )
 
     def _forget_requests(self, first: int) -> None:
         """Those before a number."""

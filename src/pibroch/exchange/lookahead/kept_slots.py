@@ -49,12 +49,17 @@ class KeptSlots:
         self._slots = slots
         self._head = memory[:HEAD_BYTES].view(np.int64)
         most = (len(memory) - HEAD_BYTES) // (8 + 4 * width) // 2
-        rows, records = memory[HEAD_BYTES : HEAD_BYTES + 16 * most], memory[HEAD_BYTES + 16 * most :]
+        rows, records = (
+            memory[HEAD_BYTES : HEAD_BYTES + 16 * most],
+            memory[HEAD_BYTES + 16 * most :],
+        )
         self._rows: Ints = rows.view(np.int64).reshape(2, most)
         self._records = records[: 8 * most * width].view(np.float32).reshape(2, most, width)
 
     @classmethod
-    def open(cls, slots: KeepsRecords, key: str, tag: str, most: int, width: int) -> KeptSlots | None:
+    def open(
+        cls, slots: KeepsRecords, key: str, tag: str, most: int, width: int
+    ) -> KeptSlots | None:
         """What is kept under a name, as it was left or anew; ``None`` where nobody keeps memory.
 
         Args:
@@ -89,7 +94,9 @@ class KeptSlots:
         place = int(np.argmin(steps))
         steps[place] = 0
         self._rows[place, : len(rows)] = rows
-        parallel.run(routing.gather_rows, len(rows), self._slots.space, places, self._records[place])
+        parallel.run(
+            routing.gather_rows, len(rows), self._slots.space, places, self._records[place]
+        )
         self._head[_LENGTHS][place] = len(rows)
         steps[place] = step + 1
 

@@ -78,7 +78,9 @@ class RemotePlanner(Planner):
         lanes = announcement.here.lanes
         encoded = np.concatenate([each.encoded for each in lanes])
         self._count("ids", encoded.nbytes)
-        step = self._log.add(feed, [len(each.grouped.rows) for each in lanes], torch.from_numpy(encoded))
+        step = self._log.add(
+            feed, [len(each.grouped.rows) for each in lanes], torch.from_numpy(encoded)
+        )
         with span("add"):
             self._say(lambda: self._tell_step(step))
 
@@ -100,14 +102,20 @@ class RemotePlanner(Planner):
             self._log.answer(number)
             self._answers.give(number, partial(self._decoded, request.kind, called))
 
-        self._call(plan_service.ask, number, request.kind, request.feed, request.num_steps, heard=give)
+        self._call(
+            plan_service.ask, number, request.kind, request.feed, request.num_steps, heard=give
+        )
 
     def _decoded(self, kind: RequestKind, called: torch.futures.Future[Any]) -> Answer:
         with self._workers.explained(self._name), span(kind):
             arrays = [part.numpy() for part in called.value()]
             lanes = [Parts(*pair) for pair in zip(arrays[::2], arrays[1::2], strict=True)]
             self._count("plans", sum(parts.num_bytes for parts in lanes))
-            return [decode_plan(parts) for parts in lanes] if kind == "plan" else [*map(decode_opening, lanes)]
+            return (
+                [decode_plan(parts) for parts in lanes]
+                if kind == "plan"
+                else [*map(decode_opening, lanes)]
+            )
 
     def _notice(self, called: torch.futures.Future[Any]) -> None:
         try:
@@ -169,8 +177,18 @@ class RemotePlanner(Planner):
         workers.find_again(name)
         with workers.explained(name):
             workers.configure(name, plan_service.configure, self._settings, True).wait()
-        answered = [[number, each.kind, each.feed, each.num_steps] for number, each in log.answered()]
-        workers.ask(name, plan_service.go_on, workers.key, self._rank, log.first_step, log.first_request, answered)
+        answered = [
+            [number, each.kind, each.feed, each.num_steps] for number, each in log.answered()
+        ]
+        workers.ask(
+            name,
+            plan_service.go_on,
+            workers.key,
+            self._rank,
+            log.first_step,
+            log.first_request,
+            answered,
+        )
         for step in log.steps:
             self._tell_step(step)
         for number, request in log.unanswered():

@@ -55,9 +55,14 @@ class ServerHomes:
             leaving: rows that go to servers, grouped by server.
             records: theirs, flat.
         """
-        first, counts = transfer.counts[:, : self._num_ranks].sum(1), transfer.counts[:, self._num_ranks :]
+        first, counts = (
+            transfer.counts[:, : self._num_ranks].sum(1),
+            transfer.counts[:, self._num_ranks :],
+        )
         rows = transfer.rows_in[first[2] :], transfer.lent_in[first[3] :]
-        begins_so = self._servers.is_float32  # else weights alone travel in another type than in records
+        begins_so = (
+            self._servers.is_float32
+        )  # else weights alone travel in another type than in records
         found = self.early.find(rows[0]), self.early.find(rows[1] if begins_so else rows[1][:0])
         whole, lent = (
             _less(RowsByServer(of_kind, counts[kind]), early)
@@ -73,16 +78,22 @@ class ServerHomes:
             self._servers.collect(coming.answers, (widths @ coming.counts).tolist(), out)
             return
         kinds = [
-            np.empty((count, width), np.float32) for count, width in zip(coming.counts.sum(1), widths, strict=True)
+            np.empty((count, width), np.float32)
+            for count, width in zip(coming.counts.sum(1), widths, strict=True)
         ]
         asked = [
-            np.flatnonzero(~_padded(found.is_early, len(rows))) for found, rows in zip(coming.found, kinds, strict=True)
+            np.flatnonzero(~_padded(found.is_early, len(rows)))
+            for found, rows in zip(coming.found, kinds, strict=True)
         ]
         ends = np.cumsum(np.c_[[0, 0], coming.counts], 1)
         parts = [
-            np.split(places, np.searchsorted(places, bounds[1:-1])) for places, bounds in zip(asked, ends, strict=True)
+            np.split(places, np.searchsorted(places, bounds[1:-1]))
+            for places, bounds in zip(asked, ends, strict=True)
         ]
-        sizes = [int(len(whole) * widths[0] + len(lent) * widths[1]) for whole, lent in zip(*parts, strict=True)]
+        sizes = [
+            int(len(whole) * widths[0] + len(lent) * widths[1])
+            for whole, lent in zip(*parts, strict=True)
+        ]
         came, at = np.empty(sum(sizes), np.float32), 0
         self._servers.collect(coming.answers, sizes, came)
         for of_server in zip(*parts, strict=True):
@@ -122,7 +133,9 @@ class ServerHomes:
         for first in range(0, num_rounds * rows_per_round, rows_per_round):
             part = slice(first, first + rows_per_round)
             nothing = servers.no_rows()
-            servers.exchange(servers.rows_by_server(rows[part]), records[slots[part]].ravel(), nothing, nothing)
+            servers.exchange(
+                servers.rows_by_server(rows[part]), records[slots[part]].ravel(), nothing, nothing
+            )
         return row_bytes * len(rows) + servers.num_row_bytes(len(rows))
 
     def flush(self) -> None:

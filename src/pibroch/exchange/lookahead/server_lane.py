@@ -44,7 +44,9 @@ class ServerRoute(DistinctRoute):
         """See :class:`Route`."""
         if self.lane.is_frozen:
             return
-        self.lane.servers.update(self._rows(), self.lane.wire.rounded(gradients.numpy()), learning_rate, step)
+        self.lane.servers.update(
+            self._rows(), self.lane.wire.rounded(gradients.numpy()), learning_rate, step
+        )
         yield from ()
 
     def _rows(self) -> RowsByServer:

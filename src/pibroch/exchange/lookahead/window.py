@@ -138,7 +138,9 @@ class FeedWindow(Generic[S]):
 
     def num_known(self, step: S, num_steps: int) -> int:
         """Steps that the oracle knows when it knows the first ``num_steps`` of the window, or all of it, and ``step``."""
-        return self._known[min(num_steps, len(self._known)) - 1].number if self._known else step.number
+        return (
+            self._known[min(num_steps, len(self._known)) - 1].number if self._known else step.number
+        )
 
     def leave(self) -> bool:
         """The plan is left, after what was read has been announced: whether there is one, and caches must be cleared."""

@@ -45,7 +45,9 @@ def build(setup: Setup, **options: object) -> RetrieveExchange:
     declared = None if chosen.hosts is None else list(chosen.hosts)
     check_same_options(channel, {"replicas": chosen.replicas, "hosts": declared})
     if declared is not None and len(declared) != ranks.world_size:
-        raise ConfigError(f"hosts {declared} of {ranks.world_size} ranks", "the number of each rank's host")
+        raise ConfigError(
+            f"hosts {declared} of {ranks.world_size} ranks", "the number of each rank's host"
+        )
     wire, plan = chosen.wire_on(setup), chosen.plan_of(setup, ranks.world_size, "ranks")
     hosts = Topology.gather(channel).host_of_rank if declared is None else declared
     host = HostMemory(ranks, hosts)
@@ -59,17 +61,23 @@ def build(setup: Setup, **options: object) -> RetrieveExchange:
             ]
             for lane in lanes:
                 lane.replicas = chosen.replicas
-                lane.copies = None if copies is None else LaneCopies.of(copies, lane.layout, wire.is_exact)
+                lane.copies = (
+                    None if copies is None else LaneCopies.of(copies, lane.layout, wire.is_exact)
+                )
             groups.append(GroupLanes(each, lanes))
         return groups
 
     def moved(of: Plan) -> list[GroupLanes]:
         return groups_under(plan_for(setup.tables, of, ranks.world_size, "ranks"))
 
-    return RetrieveExchange(groups_under(plan, setup.seed), wire, host, RemoteGets(ranks, hosts), moved)
+    return RetrieveExchange(
+        groups_under(plan, setup.seed), wire, host, RemoteGets(ranks, hosts), moved
+    )
 
 
 def _checked(layouts: Sequence[LaneLayout]) -> Sequence[LaneLayout]:
     if any(layout.owners_pool for layout in layouts):
-        raise ConfigError("a placement where owners pool", "one under which rows are read", "e.g. table_wise")
+        raise ConfigError(
+            "a placement where owners pool", "one under which rows are read", "e.g. table_wise"
+        )
     return layouts

@@ -43,7 +43,10 @@ class HostCopies:
     @classmethod
     def of(cls, plan: Plan, hosts: Sequence[int], rank: int) -> HostCopies | None:
         """For the host of a rank; ``None`` where the plan has no copies for it."""
-        row_map, ranks = plan.row_map, tuple(p for p in range(len(hosts)) if hosts[p] == hosts[rank])
+        row_map, ranks = (
+            plan.row_map,
+            tuple(p for p in range(len(hosts)) if hosts[p] == hosts[rank]),
+        )
         if row_map is None or row_map.num_shards != len(hosts):
             return None
         held = holders(row_map.home, row_map.copies)
@@ -52,7 +55,10 @@ class HostCopies:
             return None
         for table, placement in plan.placements.items():
             if placement.kind == "rows" and placement.shards != tuple(range(len(hosts))):
-                raise ConfigError(f"shards {list(placement.shards)} of table {table!r}", "those of the ranks, in order")
+                raise ConfigError(
+                    f"shards {list(placement.shards)} of table {table!r}",
+                    "those of the ranks, in order",
+                )
         turn = np.arange(len(may)) % np.maximum(
             1, may.sum(axis=1)
         )  # hot partitions, which may follow each other, spread
@@ -66,7 +72,9 @@ class HostCopies:
 
     def rows(self, table: str, holder: int) -> Ints:
         """Ids of a table's rows that a holder has, rising."""
-        ids: Ints = np.flatnonzero(self.holder[self.row_map.partition[self.row_map.rows_of(table)]] == holder)
+        ids: Ints = np.flatnonzero(
+            self.holder[self.row_map.partition[self.row_map.rows_of(table)]] == holder
+        )
         return ids
 
 
@@ -94,7 +102,11 @@ class CopyRows:
 
     def write(self, places: Ints, weights: Records) -> None:
         """Put weights there, which the type of these rows holds exactly."""
-        bits = weights if self.stored.dtype == np.float32 else (weights.view(np.uint32) >> 16).astype(np.uint16)
+        bits = (
+            weights
+            if self.stored.dtype == np.float32
+            else (weights.view(np.uint32) >> 16).astype(np.uint16)
+        )
         self.stored[places, : self.dim] = bits
 
 
@@ -133,8 +145,15 @@ class LaneCopies:
         if bounds[-1] == layout.bounds[-1]:
             return None
         place = np.where(copies.holder == NOBODY, homes.part_of, num_parts + copies.holder)
-        extended = homes._replace(first_address=firsts, number=copies.number, part_of=place.astype(np.int64))
-        return cls(extended, np.array(bounds, np.int64), tuple(sources), layout.dtype if is_exact else "float32")
+        extended = homes._replace(
+            first_address=firsts, number=copies.number, part_of=place.astype(np.int64)
+        )
+        return cls(
+            extended,
+            np.array(bounds, np.int64),
+            tuple(sources),
+            layout.dtype if is_exact else "float32",
+        )
 
     def width(self, dim: int) -> int:
         """Floats of a row."""

@@ -73,7 +73,9 @@ class RetrieveExchange(AllToAllExchange):
         self._trains |= trains
         yield from super().feed(batches, trains) if self._keeps_step else batches
 
-    def lookup(self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None) -> tuple[list[Tensor], Routed]:
+    def lookup(
+        self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None
+    ) -> tuple[list[Tensor], Routed]:
         """See :class:`Exchange`."""
         self._trains |= trains
         if self._keeps_step:
@@ -98,7 +100,12 @@ class RetrieveExchange(AllToAllExchange):
         for _ in range(MOST_TRIES):
             own = self._held.settled(0)
             version = max(own, least)
-            by_copies = self._has_copies and averaged_at is None and version == own and self._copies_are_there(own)
+            by_copies = (
+                self._has_copies
+                and averaged_at is None
+                and version == own
+                and self._copies_are_there(own)
+            )
             wanted = [lane.wanted(batch, by_copies=by_copies) for lane in self._row_lanes]
             later = self._read(wanted, version, averaged_at)
             if later is None:
@@ -110,16 +117,22 @@ class RetrieveExchange(AllToAllExchange):
             "load less often, or look up smaller batches",
         )  # fmt: skip
 
-    def _read(self, wanted: Sequence[WantedRows], version: int, averaged_at: int | None) -> int | None:
+    def _read(
+        self, wanted: Sequence[WantedRows], version: int, averaged_at: int | None
+    ) -> int | None:
         """Fill in the rows that each lane is to give; or return a later version, where some holder has one."""
         holders = sorted({holder for each in wanted for holder in each.holders()})
         far = [p for p in holders if p in self._gets.peers]
         for p in far:
             self._gets.ask(p, version, averaged_at, [each.question(p) for each in wanted])
-        near = self._host.neighbours if any(p >= self._ranks.world_size for p in holders) else holders
+        near = (
+            self._host.neighbours if any(p >= self._ranks.world_size for p in holders) else holders
+        )
         near = [p for p in near if p in self._host.neighbours]
         try:
-            versions = self._read_here(wanted, version, averaged_at, near, self._ranks.rank in holders)
+            versions = self._read_here(
+                wanted, version, averaged_at, near, self._ranks.rank in holders
+            )
         finally:  # an answer that nobody takes would be taken for the next one
             with self._ranks.waiting():
                 answers = [self._receive(p, wanted) for p in far]
@@ -127,7 +140,12 @@ class RetrieveExchange(AllToAllExchange):
         return None if later == version else later
 
     def _read_here(
-        self, wanted: Sequence[WantedRows], version: int, averaged_at: int | None, near: Sequence[int], own: bool
+        self,
+        wanted: Sequence[WantedRows],
+        version: int,
+        averaged_at: int | None,
+        near: Sequence[int],
+        own: bool,
     ) -> list[int]:
         """Fill in the rows of this host; returns the versions that its ranks had before and after."""
         before = [self._held.settled(version)] if own else [version]
@@ -160,7 +178,9 @@ class RetrieveExchange(AllToAllExchange):
         for start in range(0, len(order), ROWS_PER_GET):
             chosen = order[start : start + ROWS_PER_GET]
             wanted = [
-                WantedRows.at(each, sources[chosen if each is lane else chosen[:0]], each.layout.bounds)
+                WantedRows.at(
+                    each, sources[chosen if each is lane else chosen[:0]], each.layout.bounds
+                )
                 for each in self._row_lanes
             ]
             if self._read(wanted, version, None) is not None:

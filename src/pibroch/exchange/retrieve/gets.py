@@ -30,7 +30,9 @@ GET_TIMEOUT_S = 30.0
 class Holder(Protocol):
     """Who reads rows for others."""
 
-    def answer(self, version: int, averaged_at: int | None, rows: Sequence[Bytes]) -> list[Bytes] | int:
+    def answer(
+        self, version: int, averaged_at: int | None, rows: Sequence[Bytes]
+    ) -> list[Bytes] | int:
         """Rows of each lane as they travel, for row numbers as they travelled; blocks until the version is there.
 
         Returns the version in force where that is a later one.
@@ -58,7 +60,9 @@ class RemoteGets:
             return
         for is_first in (True, False):
             store = store_between(ranks)
-            met = rendezvous(store, here, ranks.world_size, ranks.timeout_s, shares_memory=False).remote
+            met = rendezvous(
+                store, here, ranks.world_size, ranks.timeout_s, shares_memory=False
+            ).remote
             for p, link in met.items():
                 if p not in self.peers:
                     link.close()
@@ -75,8 +79,14 @@ class RemoteGets:
 
     def ask(self, p: int, version: int, averaged_at: int | None, rows: Sequence[RowIds]) -> None:
         """Send a request; :meth:`receive` has what comes of it."""
-        numbers = [version, -1 if averaged_at is None else averaged_at, *(each.nbytes for each in rows)]
-        request = np.concatenate([np.array(numbers, np.int64).view(np.uint8), *(each.view(np.uint8) for each in rows)])
+        numbers = [
+            version,
+            -1 if averaged_at is None else averaged_at,
+            *(each.nbytes for each in rows),
+        ]
+        request = np.concatenate(
+            [np.array(numbers, np.int64).view(np.uint8), *(each.view(np.uint8) for each in rows)]
+        )
         try:
             self._asking[p].sendall(request.data)
         except OSError as error:
@@ -100,7 +110,9 @@ class RemoteGets:
             if state != OK:
                 text = np.empty(nbytes, np.uint8)
                 _fill(link, text)
-                raise TrainingError(f"no rows from rank {self._ranks.members[p]}: {text.tobytes().decode()}")
+                raise TrainingError(
+                    f"no rows from rank {self._ranks.members[p]}: {text.tobytes().decode()}"
+                )
             assert nbytes == sum(map(len, places)), "both know the lanes"
             for place in places:
                 _fill(link, place)
@@ -137,7 +149,9 @@ class RemoteGets:
             self._ranks.traffic.add(self._ranks.members[p], sent, self._ranks.members[p], received)
 
     def _lost(self, p: int, error: OSError) -> RankFailedError:
-        self._asking[p].close()  # an answer that comes yet would be taken for that to another request
+        self._asking[
+            p
+        ].close()  # an answer that comes yet would be taken for that to another request
         is_late = isinstance(error, TimeoutError)
         why = "it answers no gets" if is_late else "its process ended, or let go of the tables"
         return RankFailedError(self._ranks.members[p], None, why)
@@ -154,7 +168,9 @@ def _message(holder: Holder, version: int, averaged_at: int | None, rows: Sequen
         if isinstance(answer, int):
             return np.array([NEWER, answer], np.int64).view(np.uint8)
         found = answer
-    return np.concatenate([np.array([state, sum(map(len, found))], np.int64).view(np.uint8), *found])
+    return np.concatenate(
+        [np.array([state, sum(map(len, found))], np.int64).view(np.uint8), *found]
+    )
 
 
 def _fill(link: socket.socket, room: Bytes) -> None:

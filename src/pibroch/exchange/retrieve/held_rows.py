@@ -75,7 +75,9 @@ class HeldRows:
                 )  # fmt: skip
             return self._version
 
-    def answer(self, version: int, averaged_at: int | None, rows: Sequence[Bytes]) -> list[Bytes] | int:
+    def answer(
+        self, version: int, averaged_at: int | None, rows: Sequence[Bytes]
+    ) -> list[Bytes] | int:
         """See :class:`pibroch.exchange.retrieve.gets.Holder`."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._is_settled(version), self._timeout_s):
@@ -85,7 +87,10 @@ class HeldRows:
                 )  # fmt: skip
             if self._version != version:
                 return self._version
-            return [self._read(lane, part, averaged_at) for lane, part in zip(self.lanes, rows, strict=True)]
+            return [
+                self._read(lane, part, averaged_at)
+                for lane, part in zip(self.lanes, rows, strict=True)
+            ]
 
     def _is_settled(self, least: int) -> bool:
         return self._version >= least and self._version % 2 == 0

@@ -52,7 +52,9 @@ class NeighbourRows:
     def of(cls, memory: Bytes, like: MemoryShard) -> NeighbourRows:
         """In memory that holds nothing else."""
         records = memory.view(np.float32).reshape(-1, like.records.shape[1])
-        return cls(like.dim, records, records if like.dtype == "float32" else records.view(np.uint16), like)
+        return cls(
+            like.dim, records, records if like.dtype == "float32" else records.view(np.uint16), like
+        )
 
     def column(self, field: str) -> int:
         """First column of a state field in a record."""
@@ -139,11 +141,17 @@ class HostMemory:
         """
         address, start = self._foreign[p].address + place, time.monotonic()
         while words.wait(address, least, LOOK_US) < least:
-            has_ended = _has_hung_up(self._links[p])  # looked at first: who ends has shown all that it will
+            has_ended = _has_hung_up(
+                self._links[p]
+            )  # looked at first: who ends has shown all that it will
             if words.read(address) >= least:
                 return
             if has_ended or time.monotonic() - start > self._ranks.timeout_s:
-                why = "its process ended, or let go of the tables" if has_ended else "it was waited for in vain"
+                why = (
+                    "its process ended, or let go of the tables"
+                    if has_ended
+                    else "it was waited for in vain"
+                )
                 raise RankFailedError(self._ranks.members[p], None, why)
 
     def _met(self, mine: Sequence[int]) -> dict[int, socket.socket]:
@@ -167,10 +175,14 @@ class HostMemory:
         try:
             message, descriptors, _, _ = socket.recv_fds(link, _SIZE.size, 1)
         except OSError as error:
-            raise RankFailedError(self._ranks.members[p], None, f"no memory from it: {error}") from error
+            raise RankFailedError(
+                self._ranks.members[p], None, f"no memory from it: {error}"
+            ) from error
         if len(message) != _SIZE.size or len(descriptors) != 1:
             raise TrainingError(
-                f"no memory from rank {self._ranks.members[p]}", "all ranks alive", "look at that rank's log"
+                f"no memory from rank {self._ranks.members[p]}",
+                "all ranks alive",
+                "look at that rank's log",
             )
         return ForeignSegment.open(descriptors[0], _SIZE.unpack(message)[0])
 
@@ -178,4 +190,6 @@ class HostMemory:
 def _has_hung_up(link: socket.socket) -> bool:
     poll = select.poll()
     poll.register(link, select.POLLRDHUP)
-    return any(events & (select.POLLHUP | select.POLLRDHUP | select.POLLERR) for _, events in poll.poll(0))
+    return any(
+        events & (select.POLLHUP | select.POLLRDHUP | select.POLLERR) for _, events in poll.poll(0)
+    )

@@ -42,7 +42,9 @@ class RetrieveLane(RowLane):
             RowIdError: for an id outside its table.
         """
         copies = self.copies if by_copies else None
-        ids, problem = self.resolve(batch.pick(self.layout.features), None if copies is None else copies.homes)
+        ids, problem = self.resolve(
+            batch.pick(self.layout.features), None if copies is None else copies.homes
+        )
         if problem is not None:
             raise problem
         return WantedRows.of(self, DistinctRows.of(ids), copies)
@@ -69,20 +71,33 @@ class WantedRows:
     here: DistinctRows | None = None
 
     @classmethod
-    def of(cls, lane: RetrieveLane, here: DistinctRows, copies: LaneCopies | None = None) -> WantedRows:
+    def of(
+        cls, lane: RetrieveLane, here: DistinctRows, copies: LaneCopies | None = None
+    ) -> WantedRows:
         """Of a batch whose addresses are those of a lane, or of a lane with copies."""
         bounds = lane.layout.bounds if copies is None else copies.bounds
         return cls.at(lane, here.grouped.rows, bounds, here)
 
     @classmethod
-    def at(cls, lane: RetrieveLane, addresses: Ints, bounds: Ints, here: DistinctRows | None = None) -> WantedRows:
+    def at(
+        cls, lane: RetrieveLane, addresses: Ints, bounds: Ints, here: DistinctRows | None = None
+    ) -> WantedRows:
         """Of rising addresses."""
         ends: Ints = np.searchsorted(addresses, bounds)
-        return cls(lane, addresses, bounds, ends, np.empty((len(addresses), lane.layout.width), np.float32), here)
+        return cls(
+            lane,
+            addresses,
+            bounds,
+            ends,
+            np.empty((len(addresses), lane.layout.width), np.float32),
+            here,
+        )
 
     def offsets(self, holder: int) -> Ints:
         """A holder's rows, as places in its memory."""
-        first: Ints = self.addresses[self.ends[holder] : self.ends[holder + 1]] - self.bounds[holder]
+        first: Ints = (
+            self.addresses[self.ends[holder] : self.ends[holder + 1]] - self.bounds[holder]
+        )
         return first
 
     def question(self, p: int) -> RowIds:

@@ -14,7 +14,9 @@ from pibroch.kernels.arrays import Records
 
 def share(host: HostMemory, lanes: Sequence[RetrieveLane]) -> None:
     """Give each lane the shards and the copies of this host."""
-    own = {lane: _room_for_copies(host, lane, lane.copies) for lane in lanes if lane.copies is not None}
+    own = {
+        lane: _room_for_copies(host, lane, lane.copies) for lane in lanes if lane.copies is not None
+    }
     memory = host.trade()
     for number, lane in enumerate(lanes):
         lane.near = {lane.rank: lane.shard}
@@ -29,7 +31,9 @@ def share(host: HostMemory, lanes: Sequence[RetrieveLane]) -> None:
         for holder, p in enumerate(lane.near):
             floats = len(copies.sources[holder]) * copies.width(dim)
             held = rows if p == lane.rank else memory[p][number][: 4 * floats].view(np.float32)
-            copied[lane.world_size + holder] = CopyRows.of(held.reshape(-1, copies.width(dim)), dim, copies.dtype)
+            copied[lane.world_size + holder] = CopyRows.of(
+                held.reshape(-1, copies.width(dim)), dim, copies.dtype
+            )
         lane.copied = copied
 
 

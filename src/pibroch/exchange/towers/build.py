@@ -63,7 +63,11 @@ def build(setup: Setup, **options: object) -> Exchange[Any]:
     chosen = options_of(TowersOptions, "towers", options)
     chosen.check()
     groups = None if chosen.groups is None else [list(tower) for tower in chosen.groups]
-    same = {"ranks_per_host": chosen.ranks_per_host, "hosts_per_tower": chosen.hosts_per_tower, "groups": groups}
+    same = {
+        "ranks_per_host": chosen.ranks_per_host,
+        "hosts_per_tower": chosen.hosts_per_tower,
+        "groups": groups,
+    }
     check_same_options(setup.channel, same)
     wire = chosen.wire_on(setup)
     topology = chosen.topology(setup)
@@ -75,16 +79,22 @@ def build(setup: Setup, **options: object) -> Exchange[Any]:
     ]
     here = [TablesHere.of(each, setup.groups) for each in held]
     if len(places.groups) == 1:
-        return _inside(setup, setup.groups, chosen.plan_of(setup, wire.channel.ranks.world_size, "ranks"), wire)
+        return _inside(
+            setup, setup.groups, chosen.plan_of(setup, wire.channel.ranks.world_size, "ranks"), wire
+        )
     members = setup.channel.ranks.groups(places.groups)
     assert members is not None, "every rank is in one"
     number = places.group_of(setup.channel.ranks.rank)
     inner = RowWire(members.open_channel(), compress=chosen.compress)
     plan = _plan_inside(chosen, setup.tables, held[number], places, number)
-    return TowersExchange(setup.groups, places, here, _inside(setup, here[number].groups, plan, inner), wire)
+    return TowersExchange(
+        setup.groups, places, here, _inside(setup, here[number].groups, plan, inner), wire
+    )
 
 
-def _towers(tables: Sequence[Table], groups: list[list[str]] | None, num_hosts: int) -> list[list[Table]]:
+def _towers(
+    tables: Sequence[Table], groups: list[list[str]] | None, num_hosts: int
+) -> list[list[Table]]:
     """The tables of each tower; as many towers as hosts where nobody says which."""
     if groups is None:
         count = min(num_hosts, len(tables))
@@ -95,7 +105,11 @@ def _towers(tables: Sequence[Table], groups: list[list[str]] | None, num_hosts: 
 
 
 def _plan_inside(
-    chosen: TowersOptions, tables: Sequence[Table], held: Sequence[Table], places: TowerPlaces, number: int
+    chosen: TowersOptions,
+    tables: Sequence[Table],
+    held: Sequence[Table],
+    places: TowerPlaces,
+    number: int,
 ) -> Plan:
     """Where the tables of a group of hosts lie among its members."""
     placement, members = chosen.placement, places.groups[number]
@@ -109,7 +123,9 @@ def _plan_inside(
     return plan_for(held, kinds, len(members), "ranks of a tower")
 
 
-def _inside(setup: Setup, tables: Sequence[TableGroup], plan: Plan, wire: RowWire) -> AllToAllExchange:
+def _inside(
+    setup: Setup, tables: Sequence[TableGroup], plan: Plan, wire: RowWire
+) -> AllToAllExchange:
     groups = []
     for each in tables:
         lanes = [

@@ -92,13 +92,26 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         self, groups: Sequence[TableGroup], places: TowerPlaces, tables: Sequence[TablesHere], inside: AllToAllExchange,
         wire: RowWire,
     ) -> None:  # fmt: skip
-        super().__init__(wire.channel, tuple(dict.fromkeys(name for each in groups for name in each.space.features)))
-        self.groups, self.places, self.tables, self.wire, self._inside = groups, places, tables, wire, inside
+        super().__init__(
+            wire.channel,
+            tuple(dict.fromkeys(name for each in groups for name in each.space.features)),
+        )
+        self.groups, self.places, self.tables, self.wire, self._inside = (
+            groups,
+            places,
+            tables,
+            wire,
+            inside,
+        )
         rank = self._ranks.rank
         self.peers, self.served = places.peers_of(rank), places.served_by(rank)
         self.group = places.group_of(rank)
         self._order, self._num_slots = places.order_of(self.group), places.most_served(self.group)
-        self.here, self._inner_wire, self.members = tables[self.group], inside.wire, inside.wire.channel.ranks
+        self.here, self._inner_wire, self.members = (
+            tables[self.group],
+            inside.wire,
+            inside.wire.channel.ranks,
+        )
         self.shards = inside.shards
         largest = max(table.num_rows for each in groups for table in each.space.tables)
         self._id_type: DTypeLike = np.int32 if largest < 1 << 31 else np.int64
@@ -126,7 +139,9 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         peers = handle.peers
         if handle.is_modular:
             parts = gradients[0].split([slot.batch_size for slot in peers.slots])
-            self._communication.submit(lambda: self._update(peers, [[p] * len(self.here.groups) for p in parts], rates))
+            self._communication.submit(
+                lambda: self._update(peers, [[p] * len(self.here.groups) for p in parts], rates)
+            )
         else:
             going = [tables.take(peers.batch, gradients) for tables in self.tables]
 
@@ -146,19 +161,32 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         Blocks. Returns what the towers of each group of hosts made of this rank's samples, ``[B, widths[g']]``.
         """
         width, size = widths[self.group], peers.batch.batch_size
-        floats = vectors.detach().reshape(-1).split([peers.sizes[rank] * width for rank in self.served])
+        floats = (
+            vectors.detach().reshape(-1).split([peers.sizes[rank] * width for rank in self.served])
+        )
         counts = [size * each for each in widths]
-        came = self._on_wire(lambda: self._carry("embeddings", self.served, floats, self.peers, counts))
-        return [part.view(size, -1) if size else part.view(0, each) for part, each in zip(came, widths, strict=True)]
+        came = self._on_wire(
+            lambda: self._carry("embeddings", self.served, floats, self.peers, counts)
+        )
+        return [
+            part.view(size, -1) if size else part.view(0, each)
+            for part, each in zip(came, widths, strict=True)
+        ]
 
-    def to_peers(self, gradients: Sequence[Tensor], peers: PeerBatch, widths: Sequence[int]) -> Tensor:
+    def to_peers(
+        self, gradients: Sequence[Tensor], peers: PeerBatch, widths: Sequence[int]
+    ) -> Tensor:
         """The inverse for gradients, weighted by each rank's share of the global batch: those of its mean loss, to be added."""
         width = widths[self.group]
         counts = [peers.sizes[rank] * width for rank in self.served]
         floats = [gradient.detach().reshape(-1) for gradient in gradients]
-        came = self._on_wire(lambda: self._carry("gradients", self.peers, floats, self.served, counts))
+        came = self._on_wire(
+            lambda: self._carry("gradients", self.peers, floats, self.served, counts)
+        )
         parts, shares = zip(came, self.served, strict=True), peers.shares
-        return torch.cat([part.view(peers.sizes[rank], width) * shares[rank] for part, rank in parts])
+        return torch.cat(
+            [part.view(peers.sizes[rank], width) * shares[rank] for part, rank in parts]
+        )
 
     def _on_wire(self, task: Callable[[], list[Tensor]]) -> list[Tensor]:
         with self._ranks.waiting():
@@ -175,7 +203,9 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
                 "a placement under which rows travel, e.g. table_wise",
             )
         kind, problem = kind_of(batch), self._problem(batch)
-        messages = [packed(batch.pick(tables.features), kind, self._id_type) for tables in self.tables]
+        messages = [
+            packed(batch.pick(tables.features), kind, self._id_type) for tables in self.tables
+        ]
         heads = torch.zeros(self._ranks.world_size, 4, dtype=torch.int64)
         heads[:, 0], heads[:, 1], heads[:, 2] = -1 if problem else batch.batch_size, is_real, kind
         for peer, message in zip(self.peers, messages, strict=True):
@@ -195,7 +225,9 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         lanes = self._inside.lanes
         routes = together(self._inner_wire, [lane.route(slot) for lane in lanes for slot in slots])
         by_lane = [routes[n * len(slots) : (n + 1) * len(slots)] for n in range(len(lanes))]
-        ways = [slots_of(lane, found, self._order) for lane, found in zip(lanes, by_lane, strict=True)]
+        ways = [
+            slots_of(lane, found, self._order) for lane, found in zip(lanes, by_lane, strict=True)
+        ]
         return PeerBatch(batch, sizes, bool(came[:, 1].any()), slots, ways)
 
     def _problem(self, batch: JaggedBatch) -> RowIdError | None:
@@ -214,7 +246,9 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         return [pieces[rank].numpy() for rank in self.served]
 
     def _nothing(self, batch: JaggedBatch) -> JaggedBatch:
-        return unpacked(np.empty(0, np.uint8), 0, kind_of(batch) & ~2, self.here.features, self._id_type)
+        return unpacked(
+            np.empty(0, np.uint8), 0, kind_of(batch) & ~2, self.here.features, self._id_type
+        )
 
     def _fetch(self, routes: PeerBatch, averaged_at: int | None) -> list[Tensor]:
         """Steps (b) to (e), and (f) where no module is between."""
@@ -224,7 +258,8 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         for number, slot in enumerate(routes.slots):
             room = self._inside.room_for(slot)
             parts = [
-                way.routes[number].pool(fetched[n * num_slots + number], room) for n, way in enumerate(routes.lanes)
+                way.routes[number].pool(fetched[n * num_slots + number], room)
+                for n, way in enumerate(routes.lanes)
             ]
             found.append(self._inside.assemble(slot, parts))
         if self.is_modular:
@@ -239,15 +274,27 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         counts = [self.here.num_floats(slot) for slot in slots[: len(self.served)]]
         came = self._carry("gradients", self.peers, going, self.served, counts)
         padding = [torch.empty(0)] * (len(slots) - len(came))
-        return [self.here.unflat(slot, part) for slot, part in zip(slots, [*came, *padding], strict=True)]
+        return [
+            self.here.unflat(slot, part)
+            for slot, part in zip(slots, [*came, *padding], strict=True)
+        ]
 
     def _update(
-        self, peers: PeerBatch, gradients: Sequence[list[Tensor]], rates: Rates, shares: Sequence[float] | None = None
+        self,
+        peers: PeerBatch,
+        gradients: Sequence[list[Tensor]],
+        rates: Rates,
+        shares: Sequence[float] | None = None,
     ) -> None:
         """Gradients of each slot to the owners of rows, who update them; ``shares`` where they are not weighted yet."""
         weights = [1.0] * len(peers.sizes) if shares is None else shares
-        of_slot = [weights[rank] for rank in self.served] + [1.0] * (len(peers.slots) - len(self.served))
-        by_slot = [self._inside.split(slot, each) for slot, each in zip(peers.slots, gradients, strict=True)]
+        of_slot = [weights[rank] for rank in self.served] + [1.0] * (
+            len(peers.slots) - len(self.served)
+        )
+        by_slot = [
+            self._inside.split(slot, each)
+            for slot, each in zip(peers.slots, gradients, strict=True)
+        ]
         moving = [(n, way) for n, way in enumerate(peers.lanes) if not way.lane.is_frozen]
         talks = []
         for n, way in moving:
@@ -265,7 +312,12 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         ])  # fmt: skip
 
     def _carry(
-        self, purpose: str, to: Sequence[int], floats: Sequence[Tensor], by: Sequence[int], counts: Sequence[int]
+        self,
+        purpose: str,
+        to: Sequence[int],
+        floats: Sequence[Tensor],
+        by: Sequence[int],
+        counts: Sequence[int],
     ) -> list[Tensor]:
         """Float32 to some ranks, and from others, in the type of the wire; returns what came from each of ``by``."""
         before, size = self.wire.sent, self._ranks.world_size

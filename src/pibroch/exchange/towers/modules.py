@@ -35,7 +35,9 @@ class PlacedTowers(nn.Module):
         num_outputs: G.
     """
 
-    def __init__(self, towers: Towers, held: Sequence[int], to_home: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self, towers: Towers, held: Sequence[int], to_home: Callable[[Tensor], Tensor]
+    ) -> None:
         super().__init__()
         self.groups, self.num_outputs = towers.groups, towers.num_outputs
         self.towers = nn.ModuleDict({str(number): towers.towers[number] for number in held})
@@ -69,15 +71,22 @@ def place_towers(model: M, embeddings: Embeddings) -> M:
     if not isinstance(exchange, TowersExchange) or not named:
         return model
     if len(named) > 1:
-        raise ConfigError(f"a model with {len(named)} Towers", "one", "run the others on what they give")
+        raise ConfigError(
+            f"a model with {len(named)} Towers", "one", "run the others on what they give"
+        )
     ((name, towers),) = named
     if all(isinstance(tower, PassThrough) for tower in towers.towers):
         return model
     held = _check(model, towers, embeddings, exchange)
     dim = embeddings.tables[0].dim
-    shapes = [_output_shape(tower, len(group), dim) for tower, group in zip(towers.towers, towers.groups, strict=True)]
+    shapes = [
+        _output_shape(tower, len(group), dim)
+        for tower, group in zip(towers.towers, towers.groups, strict=True)
+    ]
     if len({width for _, width in shapes}) > 1:
-        raise ConfigError(f"towers that give vectors of widths {[width for _, width in shapes]}", "one width")
+        raise ConfigError(
+            f"towers that give vectors of widths {[width for _, width in shapes]}", "one width"
+        )
     widths = [sum(shapes[number][0] * shapes[number][1] for number in numbers) for numbers in held]
     to_home = _to_home(exchange, widths, shapes[0][1])
     placed = PlacedTowers(towers, held[exchange.group], to_home)
@@ -90,10 +99,16 @@ def place_towers(model: M, embeddings: Embeddings) -> M:
     return model
 
 
-def _check(model: nn.Module, towers: Towers, embeddings: Embeddings, exchange: TowersExchange) -> list[range]:
+def _check(
+    model: nn.Module, towers: Towers, embeddings: Embeddings, exchange: TowersExchange
+) -> list[range]:
     """The towers of each group of hosts, by number; raises ConfigError where model and exchange do not fit."""
-    if len({table.dim for table in embeddings.tables}) > 1 or any(t.pooling == "none" for t in embeddings.tables):
-        raise ConfigError("towers on tables of several dims, or that pool nothing", "pooled tables of one dim")
+    if len({table.dim for table in embeddings.tables}) > 1 or any(
+        t.pooling == "none" for t in embeddings.tables
+    ):
+        raise ConfigError(
+            "towers on tables of several dims, or that pool nothing", "pooled tables of one dim"
+        )
     if isinstance(model, Model) and model.config.embedding_dropout:
         raise ConfigError(
             f"embedding_dropout {model.config.embedding_dropout} with towers that run before embeddings arrive", "0",
@@ -101,7 +116,9 @@ def _check(model: nn.Module, towers: Towers, embeddings: Embeddings, exchange: T
         )  # fmt: skip
     held = towers_of_groups(len(towers.groups), len(exchange.places.groups))
     readers = tuple(feature for table in embeddings.tables for feature in table.features)
-    wanted = [tuple(_names(readers, [towers.groups[number] for number in numbers])) for numbers in held]
+    wanted = [
+        tuple(_names(readers, [towers.groups[number] for number in numbers])) for numbers in held
+    ]
     known = [tables.features for tables in exchange.tables]
     if wanted != known:
         raise ConfigError(
@@ -115,7 +132,10 @@ def _names(readers: Sequence[str], groups: Sequence[Sequence[int]]) -> Iterator[
     for group in groups:
         for number in group:
             if number >= len(readers):
-                raise ConfigError(f"feature {number} in a tower", f"one of the {len(readers)} that embeddings have")
+                raise ConfigError(
+                    f"feature {number} in a tower",
+                    f"one of the {len(readers)} that embeddings have",
+                )
             yield readers[number]
 
 
@@ -128,7 +148,9 @@ def _output_shape(tower: nn.Module, num_features: int, dim: int) -> tuple[int, i
     return out.shape[1], out.shape[2]
 
 
-def _to_home(exchange: TowersExchange, widths: Sequence[int], width: int) -> Callable[[Tensor], Tensor]:
+def _to_home(
+    exchange: TowersExchange, widths: Sequence[int], width: int
+) -> Callable[[Tensor], Tensor]:
     def to_home(outputs: Tensor) -> Tensor:
         peers = exchange.last
         num_samples = None if peers is None else sum(peers.sizes[rank] for rank in exchange.served)
@@ -156,4 +178,9 @@ class _ToHome(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        return ctx.exchange.to_peers([g.contiguous() for g in gradients], ctx.peers, ctx.widths), None, None, None
+        return (
+            ctx.exchange.to_peers([g.contiguous() for g in gradients], ctx.peers, ctx.widths),
+            None,
+            None,
+            None,
+        )

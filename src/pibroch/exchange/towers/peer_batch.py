@@ -18,7 +18,9 @@ id by id."""
 
 def kind_of(batch: JaggedBatch) -> int:
     """The sum of what is so."""
-    return ONE_HOT * is_one_hot(batch) + WEIGHTED * (batch.weights is not None) + BY_ID * batch.by_id
+    return (
+        ONE_HOT * is_one_hot(batch) + WEIGHTED * (batch.weights is not None) + BY_ID * batch.by_id
+    )
 
 
 def packed(batch: JaggedBatch, kind: int, id_type: DTypeLike) -> Bytes:
@@ -31,7 +33,9 @@ def packed(batch: JaggedBatch, kind: int, id_type: DTypeLike) -> Bytes:
     return np.concatenate([part.view(np.uint8) for part in parts])
 
 
-def unpacked(message: Bytes, num_samples: int, kind: int, features: tuple[str, ...], id_type: DTypeLike) -> JaggedBatch:
+def unpacked(
+    message: Bytes, num_samples: int, kind: int, features: tuple[str, ...], id_type: DTypeLike
+) -> JaggedBatch:
     """What :func:`packed` was given, without dense features and labels."""
     num_bags, data = len(features) * num_samples, message.tobytes()  # copied: may lie unaligned
     id_bytes, weight_bytes = np.dtype(id_type).itemsize, 4 * bool(kind & WEIGHTED)
@@ -47,4 +51,12 @@ def unpacked(message: Bytes, num_samples: int, kind: int, features: tuple[str, .
     if kind & WEIGHTED:
         weights = torch.from_numpy(np.frombuffer(data, np.float32, num_ids, at).copy())
     nothing, labels = torch.empty(num_samples, 0), torch.zeros(num_samples)
-    return JaggedBatch(nothing, features, torch.from_numpy(values), offsets, labels, weights, by_id=bool(kind & BY_ID))
+    return JaggedBatch(
+        nothing,
+        features,
+        torch.from_numpy(values),
+        offsets,
+        labels,
+        weights,
+        by_id=bool(kind & BY_ID),
+    )

@@ -57,7 +57,9 @@ class TowerPlaces:
     def served_by(self, rank: int) -> tuple[int, ...]:
         """The ranks whose peer this one is in its group, rising."""
         group = self.group_of(rank)
-        return tuple(other for other in range(self.num_ranks) if self.peers_of(other)[group] == rank)
+        return tuple(
+            other for other in range(self.num_ranks) if self.peers_of(other)[group] == rank
+        )
 
     def most_served(self, group: int) -> int:
         """The most that a member of a group serves."""
@@ -71,11 +73,16 @@ class TowerPlaces:
         """
         members = self.groups[group]
         peers = [self.peers_of(rank)[group] for rank in range(self.num_ranks)]
-        return [(members.index(peer), self.served_by(peer).index(rank)) for rank, peer in enumerate(peers)]
+        return [
+            (members.index(peer), self.served_by(peer).index(rank))
+            for rank, peer in enumerate(peers)
+        ]
 
     @cached_property
     def _place(self) -> dict[int, tuple[int, int]]:
-        return {rank: (g, i) for g, members in enumerate(self.groups) for i, rank in enumerate(members)}
+        return {
+            rank: (g, i) for g, members in enumerate(self.groups) for i, rank in enumerate(members)
+        }
 
 
 def hosts_of(num_ranks: int, ranks_per_host: int) -> Topology:
@@ -112,4 +119,7 @@ def towers_of_groups(num_towers: int, num_groups: int) -> list[range]:
     >>> towers_of_groups(5, 2)
     [range(0, 2), range(2, 5)]
     """
-    return [range(num_towers * g // num_groups, num_towers * (g + 1) // num_groups) for g in range(num_groups)]
+    return [
+        range(num_towers * g // num_groups, num_towers * (g + 1) // num_groups)
+        for g in range(num_groups)
+    ]

@@ -53,7 +53,9 @@ class LaneSlots(ABC, Generic[L, S]):
         """Bring it to the owners; returns what came here, by member."""
 
     @abstractmethod
-    def apply(self, came: Sequence[Records], shares: Sequence[float], rate: float, step: int) -> Talk[None]:
+    def apply(
+        self, came: Sequence[Records], shares: Sequence[float], rate: float, step: int
+    ) -> Talk[None]:
         """Update each touched row of this member once.
 
         Args:
@@ -86,10 +88,14 @@ class RowSlots(LaneSlots[RowLane, RowRoute]):
         route = self.routes[slot]
         return (yield from self.lane.carry(sums, route.wanted, route.asked_counts))
 
-    def apply(self, came: Sequence[Records], shares: Sequence[float], rate: float, step: int) -> Talk[None]:
+    def apply(
+        self, came: Sequence[Records], shares: Sequence[float], rate: float, step: int
+    ) -> Talk[None]:
         """See :class:`LaneSlots`."""
         lane, optimizer = self.lane, self.lane.optimizer
-        parts = [_split(rows, route.asked_counts) for rows, route in zip(came, self.routes, strict=True)]
+        parts = [
+            _split(rows, route.asked_counts) for rows, route in zip(came, self.routes, strict=True)
+        ]
         gradients = np.concatenate([parts[slot][member] for member, slot in self.order])
         updates, hyper = self._updates, optimizer.hyper(rate, step)
         if needs_whole_rows(lane.layout, optimizer):
@@ -104,7 +110,9 @@ class BagSlots(LaneSlots[PooledLane, BagRoute]):
 
     def __init__(self, lane: PooledLane, routes: Sequence[BagRoute], order: Order) -> None:
         super().__init__(lane, routes, order)
-        self._updates = group_rows(np.concatenate([routes[slot].grouped[member].rows for member, slot in order]))
+        self._updates = group_rows(
+            np.concatenate([routes[slot].grouped[member].rows for member, slot in order])
+        )
 
     def combine(self, slot: int, gradient: Tensor, share: float) -> Tensor:
         """See :class:`LaneSlots`; owners multiply."""
@@ -116,7 +124,9 @@ class BagSlots(LaneSlots[PooledLane, BagRoute]):
         own = self.lane.bags_of(route.num_samples[self.lane.rank])
         return (yield from self.lane.carry(sums, own, [len(ids.offsets) - 1 for ids in route.bags]))
 
-    def apply(self, came: Sequence[Records], shares: Sequence[float], rate: float, step: int) -> Talk[None]:
+    def apply(
+        self, came: Sequence[Records], shares: Sequence[float], rate: float, step: int
+    ) -> Talk[None]:
         """See :class:`LaneSlots`."""
         parts = [
             _split(vectors, [len(ids.offsets) - 1 for ids in route.bags])
@@ -126,7 +136,14 @@ class BagSlots(LaneSlots[PooledLane, BagRoute]):
         for (member, slot), share in zip(self.order, shares, strict=True):
             grouped = self.routes[slot].grouped[member]
             total = np.empty((len(grouped.rows), self.num_columns), np.float32)
-            parallel.run(updating.sum_gradients, len(total), grouped, parts[slot][member], np.float32(share), total)
+            parallel.run(
+                updating.sum_gradients,
+                len(total),
+                grouped,
+                parts[slot][member],
+                np.float32(share),
+                total,
+            )
             totals.append(total)
         optimizer = self.lane.optimizer
         hyper = optimizer.hyper(rate, step)

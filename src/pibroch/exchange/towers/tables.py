@@ -46,14 +46,18 @@ class TablesHere:
     def of(cls, tables: Sequence[Table], everywhere: Sequence[TableGroup]) -> TablesHere:
         """Some of all tables."""
         number = {table.name: n for n, each in enumerate(everywhere) for table in each.space.tables}
-        optimizers: Mapping[str, SparseOptimizer] = {t.name: everywhere[number[t.name]].optimizer for t in tables}
+        optimizers: Mapping[str, SparseOptimizer] = {
+            t.name: everywhere[number[t.name]].optimizer for t in tables
+        }
         groups = group_tables(tables, optimizers)
         features = tuple(dict.fromkeys(feature for table in tables for feature in table.features))
         number_of = tuple(number[each.space.tables[0].name] for each in groups)
         here, there = _columns(groups), _columns(everywhere)
         pairs = sorted((place.start, place, there[reader]) for reader, place in here.items())
         width = max((place.stop for place in here.values()), default=0)
-        return cls(groups, features, number_of, _joined([pair[1:] for pair in pairs]), width, everywhere)
+        return cls(
+            groups, features, number_of, _joined([pair[1:] for pair in pairs]), width, everywhere
+        )
 
     def shapes(self, batch: JaggedBatch) -> list[tuple[int, ...]]:
         """Of what the tables give for a batch: pooled embeddings once, then what is not pooled, group by group."""
@@ -67,9 +71,15 @@ class TablesHere:
     def unflat(self, batch: JaggedBatch, floats: Tensor) -> list[Tensor]:
         """The inverse: a tensor for each of the groups, the same for all that are pooled."""
         shapes = self.shapes(batch)
-        parts = [part.view(shape) for part, shape in zip(floats.split(_sizes(shapes)), shapes, strict=True)]
+        parts = [
+            part.view(shape)
+            for part, shape in zip(floats.split(_sizes(shapes)), shapes, strict=True)
+        ]
         room = parts.pop(0) if self._has_room(batch) else None
-        return [parts.pop(0) if room is None or not each.space.is_pooled else room for each in self.groups]
+        return [
+            parts.pop(0) if room is None or not each.space.is_pooled else room
+            for each in self.groups
+        ]
 
     def num_floats(self, batch: JaggedBatch) -> int:
         """That the tables give for a batch."""
@@ -98,22 +108,35 @@ class TablesHere:
         rows = slice(None)
         if self._has_room(batch):
             number = next(n for n, each in enumerate(self.groups) if each.space.is_pooled)
-            blocks: list[tuple[Index, Index]] = [((rows, here), (rows, there)) for here, there in self.columns]
+            blocks: list[tuple[Index, Index]] = [
+                ((rows, here), (rows, there)) for here, there in self.columns
+            ]
             parts.append((found[number], whole[self.number_of[number]], blocks))
         for number, each in enumerate(self.groups):
             if batch.by_id or not each.space.is_pooled:
                 there = self.everywhere[self.number_of[number]]
                 spans, theirs = _spans(each, batch), _spans(there, batch)
                 parts.append(
-                    (found[number], whole[self.number_of[number]], [((spans[r],), (theirs[r],)) for r in spans])
+                    (
+                        found[number],
+                        whole[self.number_of[number]],
+                        [((spans[r],), (theirs[r],)) for r in spans],
+                    )
                 )
         return parts
 
     def _once(self, batch: JaggedBatch, found: Sequence[Tensor]) -> list[Tensor]:
-        own = [f for each, f in zip(self.groups, found, strict=True) if batch.by_id or not each.space.is_pooled]
+        own = [
+            f
+            for each, f in zip(self.groups, found, strict=True)
+            if batch.by_id or not each.space.is_pooled
+        ]
         if not self._has_room(batch):
             return own
-        return [next(f for each, f in zip(self.groups, found, strict=True) if each.space.is_pooled), *own]
+        return [
+            next(f for each, f in zip(self.groups, found, strict=True) if each.space.is_pooled),
+            *own,
+        ]
 
     def _by_id(self, batch: JaggedBatch) -> list[TableGroup]:
         return [each for each in self.groups if batch.by_id or not each.space.is_pooled]
@@ -142,7 +165,9 @@ def tables_of_towers(tables: Sequence[Table], towers: Sequence[Sequence[str]]) -
         ConfigError: for a table that features of two towers read.
     """
     tower_of = {feature: number for number, tower in enumerate(towers) for feature in tower}
-    place = {feature: n for n, feature in enumerate(feature for tower in towers for feature in tower)}
+    place = {
+        feature: n for n, feature in enumerate(feature for tower in towers for feature in tower)
+    }
     found: list[list[Table]] = [[] for _ in towers]
     for table in sorted(tables, key=lambda table: place[table.features[0]]):
         numbers = [tower_of[feature] for feature in table.features]

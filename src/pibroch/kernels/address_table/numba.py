@@ -23,7 +23,9 @@ from pibroch.kernels.policy import kernel
 
 AHEAD = 16  # addresses between the one that is looked for and the one whose place is fetched
 PLACES_PER_ADDRESS = 4  # at least
-GOLDEN = 2654435769  # 2^32 / golden ratio: neighbours' products are spread evenly (Knuth 3, Sec. 6.4)
+GOLDEN = (
+    2654435769  # 2^32 / golden ratio: neighbours' products are spread evenly (Knuth 3, Sec. 6.4)
+)
 
 
 class AddressTable(NamedTuple):
@@ -44,7 +46,9 @@ def empty_table(num_places: int, dtype: np.dtype[Any]) -> AddressTable:
     """A table of ``num_places``, a power of two from 4 on; ``dtype`` must hold the greatest address + 1."""
     assert num_places >= PLACES_PER_ADDRESS and num_places & (num_places - 1) == 0, num_places
     return AddressTable(
-        np.zeros((num_places, 2), dtype), np.empty(num_places // PLACES_PER_ADDRESS, np.int32), np.zeros(3, np.int64)
+        np.zeros((num_places, 2), dtype),
+        np.empty(num_places // PLACES_PER_ADDRESS, np.int32),
+        np.zeros(3, np.int64),
     )
 
 
@@ -76,7 +80,12 @@ def find_or_add(table: AddressTable, addresses: RowIds, numbers: NDArray[np.int3
     pairs, free, counts = table.pairs, table.free, table.counts
     num_bits, mask, final = num_bits_of(table), np.uint64(len(pairs) - 1), len(addresses) - 1
     for i in range(len(addresses)):
-        prefetch(pairs, np.int64(place_of(np.int64(addresses[min(i + AHEAD, final)]), num_bits) << np.uint64(1)))
+        prefetch(
+            pairs,
+            np.int64(
+                place_of(np.int64(addresses[min(i + AHEAD, final)]), num_bits) << np.uint64(1)
+            ),
+        )
         key = np.int64(addresses[i]) + 1
         at = place_of(key - 1, num_bits)
         while pairs[at, 0] != key and pairs[at, 0] != 0:
@@ -100,7 +109,12 @@ def remove(table: AddressTable, addresses: RowIds) -> None:
     num_bits, mask, final = num_bits_of(table), np.uint64(len(pairs) - 1), len(addresses) - 1
     size = np.uint64(len(pairs))
     for i in range(len(addresses)):
-        prefetch(pairs, np.int64(place_of(np.int64(addresses[min(i + AHEAD, final)]), num_bits) << np.uint64(1)))
+        prefetch(
+            pairs,
+            np.int64(
+                place_of(np.int64(addresses[min(i + AHEAD, final)]), num_bits) << np.uint64(1)
+            ),
+        )
         key = np.int64(addresses[i]) + 1
         hole = place_of(key - 1, num_bits)
         while pairs[hole, 0] != key:

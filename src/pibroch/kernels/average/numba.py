@@ -16,7 +16,14 @@ from pibroch.kernels.policy import kernel
 
 @kernel
 def advance(
-    records: Records, rows: NDArray[np.int64], dim: int, first: int, decay: float, step: int, start: int, stop: int
+    records: Records,
+    rows: NDArray[np.int64],
+    dim: int,
+    first: int,
+    decay: float,
+    step: int,
+    start: int,
+    stop: int,
 ) -> None:
     """Bring the averages of ``rows[start:stop]`` from where they were taken to ``step``, by the weights as they stand.
 

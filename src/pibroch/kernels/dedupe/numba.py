@@ -16,7 +16,9 @@ RADIX_BITS = 11  # 2,048 counters stay in the first-level cache
 
 
 @kernel
-def sample_major_sequence(offsets: NDArray[np.int64], num_features: int, sequence: NDArray[np.int32]) -> None:
+def sample_major_sequence(
+    offsets: NDArray[np.int64], num_features: int, sequence: NDArray[np.int32]
+) -> None:
     """Positions of feature-major bags in the order sample, feature, place in the bag.
 
     Needed where several features read one table: gradients are summed in sample order (design, section 2).

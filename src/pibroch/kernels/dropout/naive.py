@@ -23,7 +23,9 @@ def bits(key: int, counter: int) -> int:
     return z ^ (z >> 31)
 
 
-def dropout(x_BC: NDArray[np.float32], key: int, p: float, first_sample: int) -> NDArray[np.float32]:
+def dropout(
+    x_BC: NDArray[np.float32], key: int, p: float, first_sample: int
+) -> NDArray[np.float32]:
     """``x / (1 - p)`` where the element's 32 bits are at least ``p * 2**32``, zero (times ``x``) elsewhere.
 
     Sample b of the batch is number ``first_sample + b``. Its columns c and c + H share a hash, the one of counter
@@ -35,5 +37,7 @@ def dropout(x_BC: NDArray[np.float32], key: int, p: float, first_sample: int) ->
         for c in range(num_columns):
             half, place = divmod(c, hashes)
             drawn = bits(key, (first_sample + b) * hashes + place) >> (32 * half) & 0xFFFFFFFF
-            out[b, c] = x_BC[b, c] * (np.float32(1 / (1 - p)) if drawn >= round(p * 2**32) else np.float32(0))
+            out[b, c] = x_BC[b, c] * (
+                np.float32(1 / (1 - p)) if drawn >= round(p * 2**32) else np.float32(0)
+            )
     return out

@@ -56,8 +56,12 @@ def dropout(
             drawn = bits(key, base + c)
             out_BC[b, c] = x_BC[b, c] * (scale if (drawn & LOWER) >= threshold else np.float32(0))
             upper = c + hashes
-            out_BC[b, upper] = x_BC[b, upper] * (scale if (drawn >> np.uint64(32)) >= threshold else np.float32(0))
+            out_BC[b, upper] = x_BC[b, upper] * (
+                scale if (drawn >> np.uint64(32)) >= threshold else np.float32(0)
+            )
         if num_columns % np.uint64(2):
             middle = hashes - np.uint64(1)
             drawn = bits(key, base + middle)
-            out_BC[b, middle] = x_BC[b, middle] * (scale if (drawn & LOWER) >= threshold else np.float32(0))
+            out_BC[b, middle] = x_BC[b, middle] * (
+                scale if (drawn & LOWER) >= threshold else np.float32(0)
+            )

@@ -27,7 +27,12 @@ def split_mix(key: np.uint64, counter: np.uint64) -> float:
 
 @kernel
 def fill_uniform(
-    weights: NDArray[np.float32], rows: NDArray[np.int64], key: np.uint64, bound: np.float32, start: int, stop: int
+    weights: NDArray[np.float32],
+    rows: NDArray[np.int64],
+    key: np.uint64,
+    bound: np.float32,
+    start: int,
+    stop: int,
 ) -> None:
     """Uniform in [-bound, bound) for ``weights[start:stop]`` ``[rows, D]``; row i is the table's ``rows[i]``."""
     dim = weights.shape[1]
@@ -39,7 +44,12 @@ def fill_uniform(
 
 @kernel
 def fill_normal(
-    weights: NDArray[np.float32], rows: NDArray[np.int64], key: np.uint64, std: np.float32, start: int, stop: int
+    weights: NDArray[np.float32],
+    rows: NDArray[np.int64],
+    key: np.uint64,
+    std: np.float32,
+    start: int,
+    stop: int,
 ) -> None:
     """Normal(0, std) by Box and Muller, two uniforms an element."""
     dim = weights.shape[1]

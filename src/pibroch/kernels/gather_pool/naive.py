@@ -10,7 +10,10 @@ from pibroch.kernels.narrow.naive import widened
 
 
 def resolve_rows(
-    values: NDArray[np.int64], offsets: NDArray[np.int64], first_row: NDArray[np.int64], num_rows: NDArray[np.int64]
+    values: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    first_row: NDArray[np.int64],
+    num_rows: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], int]:
     """Ids local to each feature's table → row ids of the row space, and the position of the first bad id or -1."""
     num_features = len(first_row)
@@ -52,7 +55,9 @@ def gradient_sources(
     """For each position the row of the gradients ``[B * rows_per_sample, unit]`` with which its own begins."""
     num_samples = (len(offsets) - 1) // len(first_rows)
     bags = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    return ((bags % num_samples) * rows_per_sample + first_rows[bags // num_samples]).astype(np.int32)
+    return ((bags % num_samples) * rows_per_sample + first_rows[bags // num_samples]).astype(
+        np.int32
+    )
 
 
 def pooling_scale(

@@ -102,7 +102,10 @@ def gather_pool(
 
 @kernel
 def gradient_sources(
-    offsets: NDArray[np.int64], first_rows: NDArray[np.int64], rows_per_sample: int, source: NDArray[np.int32]
+    offsets: NDArray[np.int64],
+    first_rows: NDArray[np.int64],
+    rows_per_sample: int,
+    source: NDArray[np.int32],
 ) -> None:
     """For each position the row of the gradients ``[B * rows_per_sample, unit]`` with which its own begins.
 

@@ -41,13 +41,18 @@ def encode(numbers: bytes) -> bytes:
     table = codes(lengths)
     bits = "".join(table[number] for number in numbers)
     bits += "0" * (-len(bits) % 32)
-    return header + b"".join(int(bits[at : at + 32][::-1], 2).to_bytes(4, "little") for at in range(0, len(bits), 32))
+    return header + b"".join(
+        int(bits[at : at + 32][::-1], 2).to_bytes(4, "little") for at in range(0, len(bits), 32)
+    )
 
 
 def decode(encoded: bytes, length: int) -> bytes:
     """``length`` numbers."""
     nibbles = [half for byte in encoded[:HEADER] for half in (byte & 15, byte >> 4)]
-    number_of = {code: number for number, code in codes({n: bits for n, bits in enumerate(nibbles) if bits}).items()}
+    number_of = {
+        code: number
+        for number, code in codes({n: bits for n, bits in enumerate(nibbles) if bits}).items()
+    }
     bits = _bits(encoded[HEADER:])
     numbers = bytearray()
     while len(numbers) < length:

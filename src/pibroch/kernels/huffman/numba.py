@@ -124,7 +124,9 @@ def _find_lengths(counts: Ints, lengths: Ints) -> None:
     for each in range(num):
         weight[each] = counts[order[each]]
     leaf, node = 0, num
-    for made in range(num, 2 * num - 1):  # the two lightest of leaves and nodes, both of which are in order of weight
+    for made in range(
+        num, 2 * num - 1
+    ):  # the two lightest of leaves and nodes, both of which are in order of weight
         weight[made] = 0
         for _ in range(2):
             if node == made or (leaf < num and weight[leaf] <= weight[node]):

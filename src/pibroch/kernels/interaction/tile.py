@@ -55,7 +55,9 @@ def _multiply_tile(
     """Typing and code of `multiply_tile`; each sum runs over ``depth`` in order."""
 
     def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
-        out_, left_, right_ = (_MatrixInMemory(context, builder, signature.args[k], args[k]) for k in (0, 3, 4))
+        out_, left_, right_ = (
+            _MatrixInMemory(context, builder, signature.args[k], args[k]) for k in (0, 3, 4)
+        )
         rows = [builder.add(args[1], INT64(r)) for r in range(ROWS)]
         sums = [cgutils.alloca_once_value(builder, VECTOR(None)) for _ in rows]
         with cgutils.for_range(builder, args[5]) as loop:
@@ -63,8 +65,12 @@ def _multiply_tile(
             for total, r in zip(sums, rows, strict=True):
                 scalar = left_.load(r, loop.index, ir.FloatType())
                 first = builder.insert_element(VECTOR(ir.Undefined), scalar, INT32(0))
-                product = builder.fmul(_shuffle(builder, first, first, [0] * LANES), lanes, flags=("contract",))
-                builder.store(builder.fadd(builder.load(total), product, flags=("contract",)), total)
+                product = builder.fmul(
+                    _shuffle(builder, first, first, [0] * LANES), lanes, flags=("contract",)
+                )
+                builder.store(
+                    builder.fadd(builder.load(total), product, flags=("contract",)), total
+                )
         for total, r in zip(sums, rows, strict=True):
             out_.store(builder.load(total), r, args[2])
         return context.get_dummy_value()
@@ -72,19 +78,31 @@ def _multiply_tile(
     return types.void(out, types.int64, types.int64, left, right, types.int64), generate
 
 
-def _transpose_tile(typingctx: Context, out: Kind, source: Kind, row: Kind, column: Kind) -> Intrinsic:
+def _transpose_tile(
+    typingctx: Context, out: Kind, source: Kind, row: Kind, column: Kind
+) -> Intrinsic:
     """Typing and code of `transpose_tile`: rows are interleaved within quarters, in two steps that x86 has as shuffles."""
     quarters = range(0, LANES, 4)
 
     def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
-        out_, source_ = (_MatrixInMemory(context, builder, signature.args[k], args[k]) for k in (0, 1))
-        a, b, c, d = (source_.load(builder.add(args[2], INT64(r)), args[3], VECTOR) for r in range(ROWS))
+        out_, source_ = (
+            _MatrixInMemory(context, builder, signature.args[k], args[k]) for k in (0, 1)
+        )
+        a, b, c, d = (
+            source_.load(builder.add(args[2], INT64(r)), args[3], VECTOR) for r in range(ROWS)
+        )
         for half in (0, 2):
-            mask = [k for q in quarters for k in (q + half, LANES + q + half, q + half + 1, LANES + q + half + 1)]
+            mask = [
+                k
+                for q in quarters
+                for k in (q + half, LANES + q + half, q + half + 1, LANES + q + half + 1)
+            ]
             upper, lower = _shuffle(builder, a, b, mask), _shuffle(builder, c, d, mask)
             for odd in (0, 1):
                 mask = [k + 2 * odd for q in quarters for k in (q, q + 1, LANES + q, LANES + q + 1)]
-                columns = _shuffle(builder, upper, lower, mask)  # in each quarter q, column q + half + odd
+                columns = _shuffle(
+                    builder, upper, lower, mask
+                )  # in each quarter q, column q + half + odd
                 for q in quarters:
                     four = _shuffle(builder, columns, columns, [q, q + 1, q + 2, q + 3])
                     out_.store(four, builder.add(args[3], INT64(q + half + odd)), args[2])
@@ -93,7 +111,9 @@ def _transpose_tile(typingctx: Context, out: Kind, source: Kind, row: Kind, colu
     return types.void(out, source, types.int64, types.int64), generate
 
 
-def _multiply_tile_plainly(out: Records, row: int, column: int, left: Records, right: Records, depth: int) -> None:
+def _multiply_tile_plainly(
+    out: Records, row: int, column: int, left: Records, right: Records, depth: int
+) -> None:
     """``out[tile] = (left[:, :depth] @ right[:depth])[tile]`` for the tile that begins at ``(row, column)``."""
     rows, columns = slice(row, row + ROWS), slice(column, column + LANES)
     out[rows, columns] = left[rows, :depth] @ right[:depth, columns]

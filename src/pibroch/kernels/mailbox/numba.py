@@ -23,7 +23,9 @@ def prepare(slot: int) -> None:
 
 
 @kernel
-def leave(base: int, slot: int, following: int, place: int, source: int, nbytes: int, bell: int) -> None:
+def leave(
+    base: int, slot: int, following: int, place: int, source: int, nbytes: int, bell: int
+) -> None:
     """Write a message and its slot, and wake its reader.
 
     Args:

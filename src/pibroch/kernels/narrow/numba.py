@@ -31,7 +31,9 @@ def rounded(bits: np.uint32, added: np.uint32) -> np.uint32:
 
     Added are random bits, or one less than half of what is cut and the lowest bit that stays, for the nearest or even one.
     """
-    kept = bits | QUIET if (bits & MANTISSA) != 0 else bits  # a NaN of lower bits alone were an infinity
+    kept = (
+        bits | QUIET if (bits & MANTISSA) != 0 else bits
+    )  # a NaN of lower bits alone were an infinity
     found = kept if (bits & SPECIAL) == SPECIAL else bits + added
     return np.uint32(found & np.uint32(0xFFFF0000))
 
@@ -57,7 +59,9 @@ def nearest(weights: Records, out: NDArray[np.uint16]) -> None:
 
 
 @kernel
-def round_rows(words: Words, num_rows: int, dim: int, keys: Words, first_columns: NDArray[np.int32]) -> None:
+def round_rows(
+    words: Words, num_rows: int, dim: int, keys: Words, first_columns: NDArray[np.int32]
+) -> None:
     """Round the first ``dim`` numbers of each row in place: to a neighbour by chance, or to the nearest without ``keys``.
 
     Args:
@@ -77,4 +81,6 @@ def round_rows(words: Words, num_rows: int, dim: int, keys: Words, first_columns
         mine = keys[first_columns[row] :] if len(first_columns) > 0 else keys
         for d in range(dim):
             bits = words[row, d]
-            words[row, d] = rounded(bits, np.uint32(mixed(np.uint32(bits ^ mine[d])) >> np.uint32(16)))
+            words[row, d] = rounded(
+                bits, np.uint32(mixed(np.uint32(bits ^ mine[d])) >> np.uint32(16))
+            )

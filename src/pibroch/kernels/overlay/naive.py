@@ -14,4 +14,6 @@ def redirect(row_ids: Ints, changed: Ints, first: int) -> Ints:
     [7, 102, 101, 102]
     """
     places = {int(row): place for place, row in enumerate(changed)}
-    return np.array([first + places[int(row)] if int(row) in places else row for row in row_ids], np.int64)
+    return np.array(
+        [first + places[int(row)] if int(row) in places else row for row in row_ids], np.int64
+    )

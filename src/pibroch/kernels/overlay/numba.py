@@ -13,7 +13,10 @@ from pibroch.kernels.arrays import Ints
 from pibroch.kernels.policy import kernel
 
 _EMPTY = -1
-_FACTOR, _WORD = 0x9E3779B1, 0xFFFFFFFF  # Fibonacci hashing of 31 bits, whose product fits a signed word
+_FACTOR, _WORD = (
+    0x9E3779B1,
+    0xFFFFFFFF,
+)  # Fibonacci hashing of 31 bits, whose product fits a signed word
 
 
 def slots_of(changed: Ints) -> NDArray[np.int32]:
@@ -38,7 +41,14 @@ def fill_slots(changed: Ints, slots: NDArray[np.int32], shift: int) -> None:
 
 @kernel
 def redirect(
-    row_ids: Ints, changed: Ints, slots: NDArray[np.int32], shift: int, first: int, out: Ints, start: int, stop: int
+    row_ids: Ints,
+    changed: Ints,
+    slots: NDArray[np.int32],
+    shift: int,
+    first: int,
+    out: Ints,
+    start: int,
+    stop: int,
 ) -> None:
     """Write to ``out`` the ids ``start`` to ``stop``; one of a changed row becomes ``first`` plus the row's last place."""
     mask = len(slots) - 1

@@ -20,14 +20,24 @@ def spans(counts: Ints, widths: tuple[int, int]) -> list[tuple[int, int, int, in
     return found
 
 
-def pack(records: Records, stored: Stored, whole: Ints, lent: Ints, counts: Ints, dim: int, out: Records) -> None:
+def pack(
+    records: Records, stored: Stored, whole: Ints, lent: Ints, counts: Ints, dim: int, out: Records
+) -> None:
     """For each rank in turn the records of its ``whole`` rows, then the weights of its ``lent`` ones."""
     for kind, first, end, at in spans(counts, (records.shape[1], dim)):
         rows = widened(stored[lent[first:end], :dim]) if kind else records[whole[first:end]]
         out[at : at + rows.size] = rows.ravel()
 
 
-def unpack(message: Records, whole: Ints, lent: Ints, counts: Ints, dim: int, records: Records, stored: Stored) -> None:
+def unpack(
+    message: Records,
+    whole: Ints,
+    lent: Ints,
+    counts: Ints,
+    dim: int,
+    records: Records,
+    stored: Stored,
+) -> None:
     """The inverse of :func:`pack` at the receiver's places."""
     for kind, first, end, at in spans(counts, (records.shape[1], dim)):
         width = (records.shape[1], dim)[kind]

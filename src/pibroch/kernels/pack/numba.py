@@ -14,7 +14,9 @@ AHEAD = 8
 
 
 @kernel
-def copy_out(records: Stored, places: Ints, width: int, out: Records, at: int, begin: int, end: int) -> int:
+def copy_out(
+    records: Stored, places: Ints, width: int, out: Records, at: int, begin: int, end: int
+) -> int:
     """Write ``width`` numbers of each of ``places[begin:end]`` as float32 to ``out`` from ``at`` on; returns where they end."""
     last, floats = len(places) - 1, (width * records.itemsize + 3) // 4
     is_long = floats > MAX_SHORT_DIM
@@ -28,7 +30,9 @@ def copy_out(records: Stored, places: Ints, width: int, out: Records, at: int, b
 
 
 @kernel
-def copy_in(message: Records, at: int, places: Ints, width: int, records: Stored, begin: int, end: int) -> int:
+def copy_in(
+    message: Records, at: int, places: Ints, width: int, records: Stored, begin: int, end: int
+) -> int:
     """The inverse of :func:`copy_out`. Bfloat16 weights come as such: no wire gives them bits that they did not have."""
     for i in range(begin, end):
         place = places[i]
@@ -39,7 +43,9 @@ def copy_in(message: Records, at: int, places: Ints, width: int, records: Stored
 
 
 @kernel
-def pack(records: Records, stored: Stored, whole: Ints, lent: Ints, counts: Ints, dim: int, out: Records) -> None:
+def pack(
+    records: Records, stored: Stored, whole: Ints, lent: Ints, counts: Ints, dim: int, out: Records
+) -> None:
     """Fill a message.
 
     Args:
@@ -61,7 +67,15 @@ def pack(records: Records, stored: Stored, whole: Ints, lent: Ints, counts: Ints
 
 
 @kernel
-def unpack(message: Records, whole: Ints, lent: Ints, counts: Ints, dim: int, records: Records, stored: Stored) -> None:
+def unpack(
+    message: Records,
+    whole: Ints,
+    lent: Ints,
+    counts: Ints,
+    dim: int,
+    records: Records,
+    stored: Stored,
+) -> None:
     """Put a message's rows to their places; arguments as in :func:`pack`, as the receiver knows them."""
     at, first_whole, first_lent = 0, 0, 0
     for rank in range(counts.shape[1]):

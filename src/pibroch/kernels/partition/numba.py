@@ -18,7 +18,9 @@ Floats = NDArray[np.float64]
 
 
 @kernel
-def count_counts(accesses: Ints, batches: NDArray[np.int32], num_rows: Ints, batch_sums: Ints) -> None:
+def count_counts(
+    accesses: Ints, batches: NDArray[np.int32], num_rows: Ints, batch_sums: Ints
+) -> None:
     """Add to ``num_rows`` and ``batch_sums`` ``[dense]`` the rows of each count below ``dense`` and their batches."""
     dense = np.uint64(len(num_rows))
     for row in range(len(accesses)):
@@ -68,13 +70,22 @@ def cut(
             if take <= 0:
                 if place == limit:
                     return -1
-                stops[place], sums[place, 0], sums[place, 1], sums[place, 2] = end, rows, accesses, batches
+                stops[place], sums[place, 0], sums[place, 1], sums[place, 2] = (
+                    end,
+                    rows,
+                    accesses,
+                    batches,
+                )
                 place += 1
                 rows, accesses, batches = 0, 0, 0.0
                 continue
             left -= take
             end += take
-            rows, accesses, batches = rows + take, accesses + take * count, batches + take * mean_batches
+            rows, accesses, batches = (
+                rows + take,
+                accesses + take * count,
+                batches + take * mean_batches,
+            )
     if rows:
         if place == limit:
             return -1
@@ -84,7 +95,9 @@ def cut(
 
 
 @kernel
-def assign(accesses: Ints, cursor: Ints, current: Ints, stops: Ints, first: int, out: NDArray[np.uint16]) -> None:
+def assign(
+    accesses: Ints, cursor: Ints, current: Ints, stops: Ints, first: int, out: NDArray[np.uint16]
+) -> None:
     """Write the partition of each row whose count is below ``dense``; called table after table.
 
     Args:

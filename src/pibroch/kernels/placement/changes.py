@@ -36,7 +36,9 @@ def choose_link(link: Floats, state: NDArray[np.uint64]) -> int:
 
 
 @kernel
-def choose_pair(touched: Ints, link: int, problem: Problem, placed: Placed, state: NDArray[np.uint64]) -> bool:
+def choose_pair(
+    touched: Ints, link: int, problem: Problem, placed: Placed, state: NDArray[np.uint64]
+) -> bool:
     """A partition that crosses a link, and another: like it, or any; whether they were found."""
     num_partitions, num_shards = placed.held.shape
     reader, shard = link // num_shards, link % num_shards
@@ -76,13 +78,24 @@ def _redirect(partition: int, reader: int, start: int, placed: Placed) -> None:
     num_shards = placed.held.shape[1]
     for step in range(num_shards):
         shard = (start + step) % num_shards
-        if shard != reader and placed.held[partition, shard] and shard != placed.source[partition, reader]:
+        if (
+            shard != reader
+            and placed.held[partition, shard]
+            and shard != placed.source[partition, reader]
+        ):
             placed.source[partition, reader] = shard
             return
 
 
 @kernel
-def _copy(touched: Ints, shard: int, problem: Problem, placed: Placed, sums: Sums, state: NDArray[np.uint64]) -> int:
+def _copy(
+    touched: Ints,
+    shard: int,
+    problem: Problem,
+    placed: Placed,
+    sums: Sums,
+    state: NDArray[np.uint64],
+) -> int:
     """Give ``shard`` a copy of ``touched[0]``; it drops those of ``touched[1]`` and, as far as is needed, of others.
 
     Returns:
@@ -138,7 +151,9 @@ def _swap_homes(p: int, q: int, problem: Problem, placed: Placed, sums: Sums) ->
     if a == b or held[p, b] or held[q, a]:
         return 0
     more = problem.memory[q] - problem.memory[p]
-    if (more > 0 and used[a] + more > problem.room[a]) or (more < 0 and used[b] - more > problem.room[b]):
+    if (more > 0 and used[a] + more > problem.room[a]) or (
+        more < 0 and used[b] - more > problem.room[b]
+    ):
         return 0
     held[p, a], held[p, b], held[q, b], held[q, a] = False, True, False, True
     used[a] += more
@@ -182,7 +197,9 @@ def change(
 
 
 @kernel
-def take_back(kind: int, touched: Ints, reader: int, old: Placed, problem: Problem, placed: Placed, sums: Sums) -> None:
+def take_back(
+    kind: int, touched: Ints, reader: int, old: Placed, problem: Problem, placed: Placed, sums: Sums
+) -> None:
     """Undo a change; memory is the caller's."""
     for number in range(len(touched)):
         one = touched[number]

@@ -35,7 +35,9 @@ def replicate(
         reader = min(going, key=lambda shard: (-available[shard], shard))
         link = np.zeros(num_shards)
         for partition in range(num_partitions):
-            link[source[partition, reader]] += weight[partition] * cost[reader, source[partition, reader]]
+            link[source[partition, reader]] += (
+                weight[partition] * cost[reader, source[partition, reader]]
+            )
         # what a shard reads from itself crosses no link
         link[reader] = 0.0
         fitting = [
@@ -43,7 +45,9 @@ def replicate(
             for worst in np.argsort(-link, kind="stable")
             if worst != reader and link[worst] > 1e-9
             for partition in order
-            if source[partition, reader] == worst and memory[partition] <= available[reader] and weight[partition] > 0
+            if source[partition, reader] == worst
+            and memory[partition] <= available[reader]
+            and weight[partition] > 0
         ]
         if not fitting:
             going.remove(reader)

@@ -17,7 +17,14 @@ Flags = NDArray[np.bool_]
 
 @kernel
 def place(
-    order: Ints, weight: Floats, memory: Floats, by_memory: Flags, room: Floats, load: Floats, used: Floats, home: Ints
+    order: Ints,
+    weight: Floats,
+    memory: Floats,
+    by_memory: Flags,
+    room: Floats,
+    load: Floats,
+    used: Floats,
+    home: Ints,
 ) -> int:
     """Give each partition of ``order`` a home: access-bound ones the least loaded shard, memory-bound ones the emptiest.
 
@@ -49,9 +56,16 @@ def place(
             if used[shard] + size > room[shard]:
                 continue
             # within half a partition of the emptiest is as empty
-            if by_memory[partition] and used[shard] / room[shard] > level + 0.5 * size / room[shard]:
+            if (
+                by_memory[partition]
+                and used[shard] / room[shard] > level + 0.5 * size / room[shard]
+            ):
                 continue
-            if best < 0 or load[shard] < load[best] or (load[shard] == load[best] and used[shard] < used[best]):
+            if (
+                best < 0
+                or load[shard] < load[best]
+                or (load[shard] == load[best] and used[shard] < used[best])
+            ):
                 best = shard
         if best < 0:
             best = emptiest
@@ -96,7 +110,11 @@ def _first_relief(
         place = pointer[reader, worst]
         while place < num_places:
             partition = order[place]
-            if source[partition, reader] == worst and memory[partition] <= available[reader] and weight[partition] > 0:
+            if (
+                source[partition, reader] == worst
+                and memory[partition] <= available[reader]
+                and weight[partition] > 0
+            ):
                 pointer[reader, worst] = place
                 return int(place)
             place += 1
@@ -136,7 +154,9 @@ def replicate(
         The number of copies that were added.
     """
     num_shards, added = len(available), 0
-    pointer = np.zeros((num_shards, num_shards), np.int64)  # places before it offer this reader nothing on this link
+    pointer = np.zeros(
+        (num_shards, num_shards), np.int64
+    )  # places before it offer this reader nothing on this link
     stopped, tried = np.zeros(num_shards, np.bool_), np.zeros(num_shards, np.bool_)
     num_stopped = 0
     while num_stopped < num_shards:
@@ -144,24 +164,34 @@ def replicate(
         for shard in range(num_shards):
             if not stopped[shard] and (reader < 0 or available[shard] > available[reader]):
                 reader = shard
-        found = _first_relief(reader, order, weight, memory, available, source, link, pointer, tried)
+        found = _first_relief(
+            reader, order, weight, memory, available, source, link, pointer, tried
+        )
         if found < 0:
-            stopped[reader] = True  # nothing that fits relieves it: for good, as its room only shrinks
+            stopped[reader] = (
+                True  # nothing that fits relieves it: for good, as its room only shrinks
+            )
             num_stopped += 1
             continue
         partition = order[found]
         added += 1
         available[reader] -= memory[partition]
         held[partition, reader] = True
-        link[reader, source[partition, reader]] -= weight[partition] * cost[reader, source[partition, reader]]
+        link[reader, source[partition, reader]] -= (
+            weight[partition] * cost[reader, source[partition, reader]]
+        )
         source[partition, reader] = reader
         link[reader, reader] += weight[partition] * cost[reader, reader]
         for other in range(num_shards):
             before = source[partition, other]
-            if held[partition, other] or not is_nearer(other, reader, before, home[partition], cost):
+            if held[partition, other] or not is_nearer(
+                other, reader, before, home[partition], cost
+            ):
                 continue
             link[other, before] -= weight[partition] * cost[other, before]
             link[other, reader] += weight[partition] * cost[other, reader]
             source[partition, other] = reader
-            pointer[other, reader] = min(pointer[other, reader], found)  # this very place may relieve it now
+            pointer[other, reader] = min(
+                pointer[other, reader], found
+            )  # this very place may relieve it now
     return added

@@ -70,7 +70,15 @@ def _energy(link: Floats, load: Floats, load_scale: float) -> float:
 def _scaled(problem: Problem, scale: float) -> Problem:
     """With costs by which the worst link is 1, so that its powers stay within reach."""
     cost = problem.cost / scale
-    return Problem(problem.order, problem.place_of, problem.weight, problem.lookup, problem.memory, cost, problem.room)
+    return Problem(
+        problem.order,
+        problem.place_of,
+        problem.weight,
+        problem.lookup,
+        problem.memory,
+        cost,
+        problem.room,
+    )
 
 
 @kernel
@@ -131,7 +139,11 @@ def improve(
     energy = best_energy = _energy(sums.link, sums.load, load_scale)
     best = _begin(placed)
     state = np.array([np.uint64(seed * 2 + 0x9E3779B97F4A7C15)], np.uint64)
-    touched, old, used = np.empty(MOST_TOUCHED, np.int64), empty_placed(MOST_TOUCHED, num_shards), np.empty(num_shards)
+    touched, old, used = (
+        np.empty(MOST_TOUCHED, np.int64),
+        empty_placed(MOST_TOUCHED, num_shards),
+        np.empty(num_shards),
+    )
     for trial in range(num_trials):
         link = choose_link(sums.link, state)
         if not choose_pair(touched, link, problem, placed, state):
@@ -153,13 +165,19 @@ def improve(
         if after < energy * bearable:
             energy = after
             _note(touched[:count], best)
-            if energy < best_energy * 0.999999:  # sums drift: better by rounding alone is not better
+            if (
+                energy < best_energy * 0.999999
+            ):  # sums drift: better by rounding alone is not better
                 best_energy = energy
                 _save(placed, best)
         else:
             take_back(kind, touched[:count], reader, old, problem, placed, sums)
             sums.used[:] = used
-    placed.home[:], placed.held[:], placed.source[:] = best.placed.home, best.placed.held, best.placed.source
+    placed.home[:], placed.held[:], placed.source[:] = (
+        best.placed.home,
+        best.placed.held,
+        best.placed.source,
+    )
     sum_up(problem, placed, sums)
     link = worst(sums.link)
     return float(sums.link[link // num_shards, link % num_shards] * first)

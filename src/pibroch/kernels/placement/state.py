@@ -78,7 +78,9 @@ def sum_up(problem: Problem, placed: Placed, sums: Sums) -> None:
 def empty_placed(num_partitions: int, num_shards: int) -> Placed:
     """Room for a placement."""
     shape = (num_partitions, num_shards)
-    return Placed(np.empty(num_partitions, np.int64), np.empty(shape, np.bool_), np.empty(shape, np.int64))
+    return Placed(
+        np.empty(num_partitions, np.int64), np.empty(shape, np.bool_), np.empty(shape, np.int64)
+    )
 
 
 @kernel

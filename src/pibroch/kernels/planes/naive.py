@@ -15,4 +15,6 @@ def split(numbers: Array, low: Bytes, top: Bytes) -> None:
 
 def join(low: Bytes, top: Bytes, numbers: Array) -> None:
     """The inverse of :func:`split`."""
-    numbers.view(np.uint8).reshape(len(numbers), numbers.itemsize)[:] = np.concatenate([low, top[None]]).T
+    numbers.view(np.uint8).reshape(len(numbers), numbers.itemsize)[:] = np.concatenate(
+        [low, top[None]]
+    ).T

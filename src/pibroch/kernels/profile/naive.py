@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def count(batches_of_ids: Sequence[NDArray[np.int64]], num_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+def count(
+    batches_of_ids: Sequence[NDArray[np.int64]], num_rows: int
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Accesses to each row, and batches in which it occurs.
 
     >>> accesses, batches = count([np.array([2, 0, 2]), np.array([2])], 3)

@@ -42,13 +42,22 @@ def quantise(weights: Records) -> Bytes:
 
 def weights_of(records: Bytes, dim: int) -> Records:
     """Weights ``[R, D]`` that rows of bytes stand for."""
-    scale, offset = (np.ascontiguousarray(records[:, at : at + 4]).view(np.float32) for at in (0, 4))
-    weights: Records = offset + scale * records[:, HEADER_BYTES : HEADER_BYTES + dim].astype(np.float32)
+    scale, offset = (
+        np.ascontiguousarray(records[:, at : at + 4]).view(np.float32) for at in (0, 4)
+    )
+    weights: Records = offset + scale * records[:, HEADER_BYTES : HEADER_BYTES + dim].astype(
+        np.float32
+    )
     return weights
 
 
 def add_rows(
-    weights: Records, first_row: int, row_ids: Ints, offsets: Ints, scale: Records, pooled_BFD: NDArray[np.float32]
+    weights: Records,
+    first_row: int,
+    row_ids: Ints,
+    offsets: Ints,
+    scale: Records,
+    pooled_BFD: NDArray[np.float32],
 ) -> None:
     """Add to each bag's sum those of its rows that lie here: ``weights[r]`` is row ``first_row + r``."""
     num_samples, num_features, _ = pooled_BFD.shape

@@ -34,7 +34,9 @@ def quantise(weights: Records, records: Bytes, words: Records, start: int, stop:
         for d in range(dim):
             steps = 0.0
             if scale > 0:
-                steps = np.floor((np.float64(weights[row, d]) - np.float64(low)) / np.float64(scale) + 0.5)
+                steps = np.floor(
+                    (np.float64(weights[row, d]) - np.float64(low)) / np.float64(scale) + 0.5
+                )
             records[row, HEADER_BYTES + d] = np.uint8(min(max(steps, 0.0), float(LEVELS)))
         for d in range(HEADER_BYTES + dim, records.shape[1]):
             records[row, d] = 0
@@ -69,7 +71,9 @@ def add_bytes(
             factor = scale[position] if scaled else np.float32(1.0)
             step, offset = factor * words[row, 0], factor * words[row, 1]
             for d in range(dim):
-                pooled_BFD[sample, feature, d] += offset + step * np.float32(records[row, HEADER_BYTES + d])
+                pooled_BFD[sample, feature, d] += offset + step * np.float32(
+                    records[row, HEADER_BYTES + d]
+                )
 
 
 @kernel

@@ -76,7 +76,9 @@ def ring_bell(bell: int) -> None:
 
 
 @kernel
-def put_one(link: Ints, place: int, sequence: int, address: int, nbytes: int, segment: Ints) -> None:
+def put_one(
+    link: Ints, place: int, sequence: int, address: int, nbytes: int, segment: Ints
+) -> None:
     """One message to one process; see :func:`put`."""
     slot = link[WRITE] + place
     if segment[0] == 0:
@@ -92,7 +94,14 @@ def put_one(link: Ints, place: int, sequence: int, address: int, nbytes: int, se
 
 @kernel
 def put(
-    links: Ints, me: int, place: int, sequence: int, addresses: Ints, sizes: Ints, segments: Ints, own: int
+    links: Ints,
+    me: int,
+    place: int,
+    sequence: int,
+    addresses: Ints,
+    sizes: Ints,
+    segments: Ints,
+    own: int,
 ) -> None:
     """Put a message into one slot of each process.
 
@@ -118,7 +127,15 @@ def put(
 
 @kernel
 def put_equal(
-    links: Ints, me: int, place: int, sequence: int, source: int, target: int, nbytes: int, addresses: Ints, sizes: Ints
+    links: Ints,
+    me: int,
+    place: int,
+    sequence: int,
+    source: int,
+    target: int,
+    nbytes: int,
+    addresses: Ints,
+    sizes: Ints,
 ) -> None:
     """:func:`put` of equal parts that fit a slot, and what :func:`take` will need to fetch those that come.
 
@@ -258,7 +275,11 @@ def take(
             if not is_news:
                 sleep_on(bell, rung, sleep_us)
             add(bell + SLEEPERS, -1)
-            if not is_news and not _any_news(links, place, sequence, pending) and load(bell) == rung:
+            if (
+                not is_news
+                and not _any_news(links, place, sequence, pending)
+                and load(bell) == rung
+            ):
                 return PENDING
 
 
@@ -313,5 +334,7 @@ def exchange(
     put(links, me, place, sequence, addresses, sizes, nothing, target + me * nbytes)
     for p in range(size):
         addresses[p] = target + p * nbytes
-    outcome: int = take(links, bell, place, sequence, addresses, sizes, nothing, pending, effort, sleep_us)
+    outcome: int = take(
+        links, bell, place, sequence, addresses, sizes, nothing, pending, effort, sleep_us
+    )
     return outcome

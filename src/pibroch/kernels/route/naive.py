@@ -11,7 +11,9 @@ from pibroch.kernels.arrays import Array
 from pibroch.kernels.scatter_update.numba import Grouped
 
 
-def resolve_addresses(values: Array, offsets: Array, homes: Any, addresses: NDArray[np.int64]) -> int:
+def resolve_addresses(
+    values: Array, offsets: Array, homes: Any, addresses: NDArray[np.int64]
+) -> int:
     """Write the address of each value; return the position of the first id out of range, or -1."""
     num_samples = (len(offsets) - 1) // len(homes.num_rows)
     for position, value in enumerate(values.tolist()):

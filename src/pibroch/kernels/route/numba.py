@@ -16,9 +16,7 @@ from pibroch.kernels.memory import MAX_SHORT_DIM, prefetch, prefetch_row
 from pibroch.kernels.policy import kernel
 from pibroch.kernels.scatter_update.numba import ROWS_AHEAD, Grouped
 
-HOMES_AHEAD = (
-    80  # ids whose places in the map are fetched before they are needed: a miss of both arrays an id otherwise
-)
+HOMES_AHEAD = 80  # ids whose places in the map are fetched before they are needed: a miss of both arrays an id otherwise
 
 
 class Homes(NamedTuple):
@@ -47,7 +45,10 @@ class Homes(NamedTuple):
 
 @kernel
 def resolve_addresses(
-    values: NDArray[np.int64], offsets: NDArray[np.int64], homes: Homes, addresses: NDArray[np.int64]
+    values: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    homes: Homes,
+    addresses: NDArray[np.int64],
 ) -> int:
     """Write the address of each value to ``addresses``; return the position of the first id out of range, or -1."""
     num_features = len(homes.num_rows)
@@ -70,7 +71,9 @@ def resolve_addresses(
                 prefetch(homes.number, ahead)
                 row = mapped + values[position]
                 part = homes.part_of[np.int64(homes.partition[row])]
-                addresses[position] = homes.first_address[feature, part] + np.int64(homes.number[row])
+                addresses[position] = homes.first_address[feature, part] + np.int64(
+                    homes.number[row]
+                )
         elif parts == 1:
             first = homes.first_address[feature, 0]
             for position in range(begin, end):
@@ -83,7 +86,9 @@ def resolve_addresses(
         else:
             for position in range(begin, end):
                 row = values[position] // np.int64(parts)
-                addresses[position] = homes.first_address[feature, values[position] - row * np.int64(parts)] + row
+                addresses[position] = (
+                    homes.first_address[feature, values[position] - row * np.int64(parts)] + row
+                )
     return -1
 
 
@@ -96,7 +101,9 @@ def places(grouped: Grouped, out: NDArray[np.int64], start: int, stop: int) -> N
 
 
 @kernel
-def gather_rows(records: Stored, rows: NDArray[np.int64], out: Records, start: int, stop: int) -> None:
+def gather_rows(
+    records: Stored, rows: NDArray[np.int64], out: Records, start: int, stop: int
+) -> None:
     """Copy the weights of ``rows[start:stop]`` to ``out`` ``[U, D]``, as float32."""
     dim, last = out.shape[1], len(rows) - 1
     floats = (dim * records.itemsize + 3) // 4
@@ -109,7 +116,9 @@ def gather_rows(records: Stored, rows: NDArray[np.int64], out: Records, start: i
 
 
 @kernel
-def scatter_rows(given: Records, rows: NDArray[np.int64], records: Records, start: int, stop: int) -> None:
+def scatter_rows(
+    given: Records, rows: NDArray[np.int64], records: Records, start: int, stop: int
+) -> None:
     """Copy rows ``start`` to ``stop`` of ``given`` ``[U, W]`` to ``rows[start:stop]`` of ``records``, which are distinct."""
     width, last = given.shape[1], len(rows) - 1
     is_long = width > MAX_SHORT_DIM

@@ -13,7 +13,10 @@ from pibroch.kernels.policy import kernel
 
 @kernel
 def number_rows(
-    partition: NDArray[np.uint16], place_of: NDArray[np.int64], counts: NDArray[np.int64], index: NDArray[np.uint32]
+    partition: NDArray[np.uint16],
+    place_of: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    index: NDArray[np.uint32],
 ) -> int:
     """Write to ``index`` ``[N]`` each row's number at the place of its partition, and count them in ``counts`` ``[S + 1]``.
 
@@ -38,7 +41,10 @@ def number_rows(
 
 @kernel
 def check_numbers(
-    partition: NDArray[np.uint16], place_of: NDArray[np.int64], counts: NDArray[np.int64], index: NDArray[np.uint32]
+    partition: NDArray[np.uint16],
+    place_of: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    index: NDArray[np.uint32],
 ) -> int:
     """As :func:`number_rows`, but compare: the first row of an unknown partition or another number, or -1."""
     for row in range(len(partition)):
@@ -53,7 +59,12 @@ def check_numbers(
 
 
 @kernel
-def rows_at(partition: NDArray[np.uint16], place_of: NDArray[np.int64], place: np.int64, out: NDArray[np.int64]) -> int:
+def rows_at(
+    partition: NDArray[np.uint16],
+    place_of: NDArray[np.int64],
+    place: np.int64,
+    out: NDArray[np.int64],
+) -> int:
     """Write to ``out`` the rows at a place, rising; return how many."""
     found = 0
     for row in range(len(partition)):

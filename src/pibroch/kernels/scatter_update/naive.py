@@ -30,10 +30,15 @@ def combine(
     return total
 
 
-def sum_gradients(grouped: Grouped, gradients: NDArray[np.float32], share: float) -> NDArray[np.float64]:
+def sum_gradients(
+    grouped: Grouped, gradients: NDArray[np.float32], share: float
+) -> NDArray[np.float64]:
     """The gradient of each distinct row ``[U, D]``, times ``share``."""
     rows = [grouped.order[start:stop] for start, stop in pairwise(grouped.segments)]
-    sums = [combine(gradients, grouped.source, grouped.scale, row, grouped.rows_per_gradient) for row in rows]
+    sums = [
+        combine(gradients, grouped.source, grouped.scale, row, grouped.rows_per_gradient)
+        for row in rows
+    ]
     return share * np.array(sums).reshape(len(rows), -1)
 
 
@@ -74,7 +79,9 @@ def adam(record: Row, gradient: Row, hyper: Hyper) -> None:
     g = prepare(weights, gradient, hyper)
     first += (1 - hyper.beta1) * (g - first)
     second += (1 - hyper.beta2) * (g**2 - second)
-    weights -= hyper.lr * (first / hyper.correction1) / (np.sqrt(second / hyper.correction2) + hyper.eps)
+    weights -= (
+        hyper.lr * (first / hyper.correction1) / (np.sqrt(second / hyper.correction2) + hyper.eps)
+    )
 
 
 def row_wise_adam(record: Row, gradient: Row, hyper: Hyper) -> None:
@@ -84,4 +91,6 @@ def row_wise_adam(record: Row, gradient: Row, hyper: Hyper) -> None:
     g = prepare(weights, gradient, hyper)
     first += (1 - hyper.beta1) * (g - first)
     second += (1 - hyper.beta2) * ((g**2).mean() - second)
-    weights -= hyper.lr * (first / hyper.correction1) / (np.sqrt(second / hyper.correction2) + hyper.eps)
+    weights -= (
+        hyper.lr * (first / hyper.correction1) / (np.sqrt(second / hyper.correction2) + hyper.eps)
+    )

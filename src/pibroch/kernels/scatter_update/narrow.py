@@ -51,12 +51,21 @@ class Rounding(NamedTuple):
 
 @kernel
 def load(
-    records: Records, stored: Halves, rows: NDArray[np.int64], first: int, last: int, dim: int, scratch: Records
+    records: Records,
+    stored: Halves,
+    rows: NDArray[np.int64],
+    first: int,
+    last: int,
+    dim: int,
+    scratch: Records,
 ) -> None:
     """Copy the rows ``first`` to ``last`` to ``scratch`` ``[rows, D + state]``."""
     width, num_rows = records.shape[1], len(rows)
     is_long = width > MAX_SHORT_DIM
-    state, found = records[:, (dim + 1) // 2 :], scratch[:, dim:]  # sums of indices would keep loops from being vectors
+    state, found = (
+        records[:, (dim + 1) // 2 :],
+        scratch[:, dim:],
+    )  # sums of indices would keep loops from being vectors
     num_state = state.shape[1]
     for u in range(first, last):
         prefetch_row(records, rows[min(u + ROWS_AHEAD, num_rows - 1)], width, is_long)
@@ -69,7 +78,13 @@ def load(
 
 @kernel
 def store(
-    records: Records, stored: Halves, rows: NDArray[np.int64], first: int, last: int, dim: int, scratch: Records
+    records: Records,
+    stored: Halves,
+    rows: NDArray[np.int64],
+    first: int,
+    last: int,
+    dim: int,
+    scratch: Records,
 ) -> None:
     """The inverse of :func:`load`, of weights that were rounded."""
     state, found = records[:, (dim + 1) // 2 :], scratch[:, dim:]

@@ -53,7 +53,13 @@ class Grouped(NamedTuple):
 
 @kernel
 def combine(
-    records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, first: int, last: int, totals: Records
+    records: Records,
+    grouped: Grouped,
+    gradients: Records,
+    hyper: Hyper,
+    first: int,
+    last: int,
+    totals: Records,
 ) -> None:
     """Write the gradients of the rows ``first`` to ``last``, clipped and with L2 decay, to ``totals`` ``[rows, D]``.
 
@@ -66,13 +72,23 @@ def combine(
     for u in range(first, last):
         prefetch_row(records, rows[min(u + ROWS_AHEAD, num_rows - 1)], width, is_long)
         begin, end, i = segments[u], segments[u + 1], u - first
-        prefetch_row(gradients, np.int64(source[order[min(begin + POSITIONS_AHEAD, last_place)]]), dim, is_long)
+        prefetch_row(
+            gradients,
+            np.int64(source[order[min(begin + POSITIONS_AHEAD, last_place)]]),
+            dim,
+            is_long,
+        )
         at = np.int64(source[order[begin]]) * unit
         factor = scale[order[begin]] if scaled else np.float32(1.0)
         for d in range(dim):
             totals[i, d] = factor * float_at(gradients, at + d)
         for place in range(begin + 1, end):
-            prefetch_row(gradients, np.int64(source[order[min(place + POSITIONS_AHEAD, last_place)]]), dim, is_long)
+            prefetch_row(
+                gradients,
+                np.int64(source[order[min(place + POSITIONS_AHEAD, last_place)]]),
+                dim,
+                is_long,
+            )
             at = np.int64(source[order[place]]) * unit
             factor = scale[order[place]] if scaled else np.float32(1.0)
             for d in range(dim):
@@ -113,13 +129,23 @@ def sum_gradients(
     is_long = dim > MAX_SHORT_DIM
     for u in range(start, stop):
         begin, end = segments[u], segments[u + 1]
-        prefetch_row(gradients, np.int64(source[order[min(begin + POSITIONS_AHEAD, last_place)]]), dim, is_long)
+        prefetch_row(
+            gradients,
+            np.int64(source[order[min(begin + POSITIONS_AHEAD, last_place)]]),
+            dim,
+            is_long,
+        )
         at = np.int64(source[order[begin]]) * unit
         factor = scale[order[begin]] if scaled else np.float32(1.0)
         for d in range(dim):
             totals[u, d] = factor * float_at(gradients, at + d)
         for place in range(begin + 1, end):
-            prefetch_row(gradients, np.int64(source[order[min(place + POSITIONS_AHEAD, last_place)]]), dim, is_long)
+            prefetch_row(
+                gradients,
+                np.int64(source[order[min(place + POSITIONS_AHEAD, last_place)]]),
+                dim,
+                is_long,
+            )
             at = np.int64(source[order[place]]) * unit
             factor = scale[order[place]] if scaled else np.float32(1.0)
             for d in range(dim):
@@ -130,7 +156,9 @@ def sum_gradients(
 
 
 @kernel
-def sgd(records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, start: int, stop: int) -> None:
+def sgd(
+    records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, start: int, stop: int
+) -> None:
     """Stochastic gradient descent; no state."""
     dim, rows = gradients.shape[1] * grouped.rows_per_gradient, grouped.rows
     totals = np.empty((ROWS_AT_ONCE, dim), np.float32)
@@ -144,12 +172,16 @@ def sgd(records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, st
 
 
 @kernel
-def frozen(records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, start: int, stop: int) -> None:
+def frozen(
+    records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, start: int, stop: int
+) -> None:
     """No row moves."""
 
 
 @kernel
-def adagrad(records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, start: int, stop: int) -> None:
+def adagrad(
+    records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, start: int, stop: int
+) -> None:
     """Adagrad; state: sum of squares ``[D]``."""
     dim, rows = gradients.shape[1] * grouped.rows_per_gradient, grouped.rows
     totals = np.empty((ROWS_AT_ONCE, dim), np.float32)
@@ -170,7 +202,11 @@ def row_wise_adagrad(
     records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, start: int, stop: int
 ) -> None:
     """Row-wise Adagrad; state: sum of mean squares ``[1]``."""
-    dim, rows, means = gradients.shape[1] * grouped.rows_per_gradient, grouped.rows, grouped.mean_squares
+    dim, rows, means = (
+        gradients.shape[1] * grouped.rows_per_gradient,
+        grouped.rows,
+        grouped.mean_squares,
+    )
     totals = np.empty((ROWS_AT_ONCE, dim), np.float32)
     for first in range(start, stop, ROWS_AT_ONCE):
         last = min(first + ROWS_AT_ONCE, stop)
@@ -188,7 +224,9 @@ def row_wise_adagrad(
 
 
 @kernel
-def adam(records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, start: int, stop: int) -> None:
+def adam(
+    records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, start: int, stop: int
+) -> None:
     """Adam on touched rows; state: first and second moment ``[2 * D]``."""
     dim, rows = gradients.shape[1] * grouped.rows_per_gradient, grouped.rows
     totals = np.empty((ROWS_AT_ONCE, dim), np.float32)
@@ -210,9 +248,15 @@ def adam(records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, s
 
 
 @kernel
-def row_wise_adam(records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, start: int, stop: int) -> None:
+def row_wise_adam(
+    records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, start: int, stop: int
+) -> None:
     """Adam with one second moment a row; state: first moment ``[D]``, second moment ``[1]``."""
-    dim, rows, means = gradients.shape[1] * grouped.rows_per_gradient, grouped.rows, grouped.mean_squares
+    dim, rows, means = (
+        gradients.shape[1] * grouped.rows_per_gradient,
+        grouped.rows,
+        grouped.mean_squares,
+    )
     totals = np.empty((ROWS_AT_ONCE, dim), np.float32)
     fresh1, fresh2 = np.float32(1.0) - hyper.beta1, np.float32(1.0) - hyper.beta2
     for first in range(start, stop, ROWS_AT_ONCE):

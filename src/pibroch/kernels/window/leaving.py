@@ -7,7 +7,17 @@ import numpy as np
 from pibroch.kernels.memory import prefetch
 from pibroch.kernels.policy import kernel
 from pibroch.kernels.window.masks import BITS, add_bits
-from pibroch.kernels.window.rules import AHEAD, HOME, Places, Site, Slots, Transfer, Window, home_of, starts_of
+from pibroch.kernels.window.rules import (
+    AHEAD,
+    HOME,
+    Places,
+    Site,
+    Slots,
+    Transfer,
+    Window,
+    home_of,
+    starts_of,
+)
 
 
 @kernel
@@ -23,7 +33,9 @@ def close(window: Window, slots: Slots, begin: int, end: int) -> tuple[Places, P
     for at in range(begin, end):
         prefetch(newest, np.int64(number_of[min(at + AHEAD, end - 1)]))
         last[num_last] = at
-        num_last += np.uint64(newest[np.uint64(number_of[at])] == at + 1)  # no later touch in the window
+        num_last += np.uint64(
+            newest[np.uint64(number_of[at])] == at + 1
+        )  # no later touch in the window
     leaving, num_leaving = np.empty(num_last, np.int32), np.uint64(0)
     for at in last[:num_last]:
         number = np.uint64(number_of[at])
@@ -64,7 +76,10 @@ def go_home(window: Window, site: Site, slots: Slots, leaving: Places) -> Transf
         counts[2, holder] += home == here
         slots.used[holder] -= 1  # every rank keeps count for all: it must know where there is room
     position = starts_of(counts)
-    records_out, records_in = np.empty(counts[0].sum(), np.int64), np.empty(counts[2].sum(), np.int64)
+    records_out, records_in = (
+        np.empty(counts[0].sum(), np.int64),
+        np.empty(counts[2].sum(), np.int64),
+    )
     rows_in, nothing = np.empty(len(records_in), np.int64), np.empty(0, np.int64)
     for at in leaving:
         row, holder = np.int64(window.row[at]), np.int64(window.owner[at])
@@ -76,6 +91,9 @@ def go_home(window: Window, site: Site, slots: Slots, leaving: Places) -> Transf
             slots.free[slots.depth[0]] = window.place[at]
             slots.depth[0] += 1
         if home == here:
-            records_in[position[2, holder]], rows_in[position[2, holder]] = row - site.bounds[here], row
+            records_in[position[2, holder]], rows_in[position[2, holder]] = (
+                row - site.bounds[here],
+                row,
+            )
             position[2, holder] += 1
     return Transfer(records_out, nothing, records_in, nothing, counts, rows_in, nothing)

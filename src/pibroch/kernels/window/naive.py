@@ -31,7 +31,11 @@ class NaiveWindow:
     """
 
     def __init__(
-        self, bounds: Sequence[int], touches: Sequence[Sequence[set[int]]], lookahead: int, design: str = "lrpp"
+        self,
+        bounds: Sequence[int],
+        touches: Sequence[Sequence[set[int]]],
+        lookahead: int,
+        design: str = "lrpp",
     ) -> None:
         self.bounds, self.touches, self.lookahead, self.design = bounds, touches, lookahead, design
         self.trainers = range(len(touches[0]))
@@ -73,13 +77,17 @@ class NaiveWindow:
         for row in rows:
             home, readers = self.home(row), self.readers(step, row)
             source = self.holder.get(row, home)
-            owner = self.choose(row, source, readers, self.readers(step + 1, row) if is_known else [])
+            owner = self.choose(
+                row, source, readers, self.readers(step + 1, row) if is_known else []
+            )
             self.owner[step, row] = owner
             if owner != source:
                 moves.records.add((row, source, owner))
             # replicas are kept equal by giving weights to all, read or not
             borrowers = self.trainers if self.design == "replicated" else readers
-            moves.weights |= {(row, source, rank) for rank in borrowers if rank not in (owner, source)}
+            moves.weights |= {
+                (row, source, rank) for rank in borrowers if rank not in (owner, source)
+            }
             # whoever had it has it no longer; a row at home has no holder
             self.holder.pop(row, None)
             if owner != home:
@@ -99,10 +107,19 @@ class NaiveWindow:
         rows = {row for row in self.rows(step) if (row in self.rows(step + 1)) == critical}
         owner = {row: self.owner[step, row] for row in rows}
         return Moves(
-            gradients={(row, r, owner[row]) for row in rows for r in self.readers(step, row) if r != owner[row]}
+            gradients={
+                (row, r, owner[row])
+                for row in rows
+                for r in self.readers(step, row)
+                if r != owner[row]
+            }
         )
 
     def leaving(self, step: int) -> Moves:
         """Records that go home after a step."""
-        gone = {row for row in self.rows(step) if self.next_step(step, row) is None and row in self.holder}
+        gone = {
+            row
+            for row in self.rows(step)
+            if self.next_step(step, row) is None and row in self.holder
+        }
         return Moves(records={(row, self.holder.pop(row), self.home(row)) for row in gone})

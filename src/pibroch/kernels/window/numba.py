@@ -37,7 +37,9 @@ from pibroch.kernels.window.rules import (
 
 
 @kernel
-def enter(window: Window, rows: Array, numbers: Array, reader: int, begin: int, end: int, touches: Places) -> int:
+def enter(
+    window: Window, rows: Array, numbers: Array, reader: int, begin: int, end: int, touches: Places
+) -> int:
     """Note that ``reader`` touches ``rows`` (duplicates allowed) in the newest step; returns the step's new end.
 
     Args:
@@ -88,7 +90,9 @@ def split(window: Window, begin: int, end: int, gap: int) -> tuple[Places, Place
         for word in range(len(words)):
             then_of[word, at] = 0
         behind = np.int64(behind_of[at])
-        is_again = (behind != 0) & (behind <= at - begin + gap)  # not further back than the step before begins
+        is_again = (behind != 0) & (
+            behind <= at - begin + gap
+        )  # not further back than the step before begins
         touches[0, num_fresh] = at
         touches[1, num_again] = at
         num_fresh += not is_again
@@ -128,12 +132,26 @@ def arrive(window: Window, site: Site, slots: Slots, touches: Places) -> tuple[T
     Returns also the touches that concern this rank: it owns the row, or reads it.
     """
     here, bounds, words, num_words = site.rank, site.bounds, window.words, len(window.words)
-    row_of, readers_of, then_of, owners, lent_of = window.row, window.readers, window.then, window.owner, window.lent
+    row_of, readers_of, then_of, owners, lent_of = (
+        window.row,
+        window.readers,
+        window.then,
+        window.owner,
+        window.lent,
+    )
     number_of = window.number
     place_of, holders, first = window.place, window.holder, site.bounds[site.rank]
     size, final = len(touches), len(touches) - 1
-    mine, num_mine, held, num_held = np.empty(size, np.int32), np.uint64(0), np.empty(size, np.int32), np.uint64(0)
-    taken, freed = np.empty((num_words, size), readers_of.dtype), np.empty((num_words, size), readers_of.dtype)
+    mine, num_mine, held, num_held = (
+        np.empty(size, np.int32),
+        np.uint64(0),
+        np.empty(size, np.int32),
+        np.uint64(0),
+    )
+    taken, freed = (
+        np.empty((num_words, size), readers_of.dtype),
+        np.empty((num_words, size), readers_of.dtype),
+    )
     lists, lengths, num_moving = np.empty((4, size), np.int32), np.zeros(4, np.int64), np.uint64(0)
     others = np.empty((4, num_words, size), readers_of.dtype)
     leave, lend, come, borrow = np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)
@@ -193,7 +211,9 @@ def _note_places(window: Window, held: Places) -> None:
 
 
 @kernel
-def _list(window: Window, site: Site, slots: Slots, lists: Places, others: Array, lengths: Ints) -> Transfer:
+def _list(
+    window: Window, site: Site, slots: Slots, lists: Places, others: Array, lengths: Ints
+) -> Transfer:
     """Group by rank what leaves, whose places are free for what comes in the same message, and what comes.
 
     Args:
@@ -204,7 +224,13 @@ def _list(window: Window, site: Site, slots: Slots, lists: Places, others: Array
         others: masks ``[4, K, .]`` of the ranks to or from which.
         lengths: how many there are in each list.
     """
-    here, first, num_home, free, depth = site.rank, site.bounds[site.rank], site.num_home, slots.free, slots.depth[0]
+    here, first, num_home, free, depth = (
+        site.rank,
+        site.bounds[site.rank],
+        site.num_home,
+        slots.free,
+        slots.depth[0],
+    )
     row_of, place_of, slot_of, lent_of = window.row, window.place, window.slot, window.lent
     number_of, words = window.number, window.words
     counts = np.zeros((4, len(site.bounds) - 1), np.int64)
@@ -230,7 +256,9 @@ def _list(window: Window, site: Site, slots: Slots, lists: Places, others: Array
         place, rank = place_of[lists[0, i]], lowest_in(words, others[0], i)
         records_out[position[0, rank]] = place
         position[0, rank] += 1
-        free[depth] = place  # unless it is a place of its own shard, or is still read here in this step
+        free[depth] = (
+            place  # unless it is a place of its own shard, or is still read here in this step
+        )
         depth += (place >= num_home) & (not is_in(words, lent_of, lists[0, i], here))
     for i in range(lengths[2]):
         prefetch(slot_of, np.int64(number_of[lists[2, min(i + AHEAD, lengths[2] - 1)]]))

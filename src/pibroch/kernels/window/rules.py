@@ -137,7 +137,9 @@ def home_of(bounds: Ints, row: int) -> int:
 
 
 @kernel
-def owner_of(site: Site, words: Words, readers: Array, then: Array, at: int, source: int, home: int, row: int) -> int:
+def owner_of(
+    site: Site, words: Words, readers: Array, then: Array, at: int, source: int, home: int, row: int
+) -> int:
     """Who updates a row in touch ``at``, of which the readers and those of the next step are known, and the record's rank.
 
     Decision 2 of design note 0005.

@@ -12,7 +12,14 @@ from pibroch.kernels.window.rules import Gradients, Places, Site, Slots, Window,
 
 @kernel
 def settle(
-    window: Window, site: Site, slots: Slots, begin: int, end: int, touches: Places, mine: Places, delayed: bool
+    window: Window,
+    site: Site,
+    slots: Slots,
+    begin: int,
+    end: int,
+    touches: Places,
+    mine: Places,
+    delayed: bool,
 ) -> tuple[Gradients, Gradients, Gradients]:
     """Who gives which gradients to whom after a step, and what is updated of them here.
 
@@ -31,11 +38,18 @@ def settle(
     """
     here, words = site.rank, window.words
     readers_of, owners, then_of = window.readers, window.owner, window.then
-    lent_of, place_of, free, depth = window.lent, window.place, slots.free, np.uint64(slots.depth[0])
+    lent_of, place_of, free, depth = (
+        window.lent,
+        window.place,
+        slots.free,
+        np.uint64(slots.depth[0]),
+    )
     sum_of = np.empty(end - begin, np.int32)  # by touch, the number of this rank's sum of gradients
     for i in range(len(mine)):
         sum_of[mine[i] - begin] = i
-    kinds = np.empty((5, len(touches)), np.int32)  # owned and critical, owned and deferred, given (both), alone
+    kinds = np.empty(
+        (5, len(touches)), np.int32
+    )  # owned and critical, owned and deferred, given (both), alone
     num_owned, num_deferred, num_alone = np.uint64(0), np.uint64(0), np.uint64(0)
     num_given, num_given_later = np.uint64(0), np.uint64(0)
     for i in range(len(touches)):
@@ -59,20 +73,38 @@ def settle(
         free[depth] = place_of[at]  # weights that were lent for this step
         depth += np.uint64(is_in(words, lent_of, at, here))
     slots.depth[0] = depth
-    critical = _sums(window, site, kinds[0, :num_owned], kinds[2, :num_given], sum_of, begin, len(mine))
+    critical = _sums(
+        window, site, kinds[0, :num_owned], kinds[2, :num_given], sum_of, begin, len(mine)
+    )
     num_received = len(mine) + critical.counts[1].sum()
-    deferred = _sums(window, site, kinds[1, :num_deferred], kinds[3, :num_given_later], sum_of, begin, num_received)
+    deferred = _sums(
+        window,
+        site,
+        kinds[1, :num_deferred],
+        kinds[3, :num_given_later],
+        sum_of,
+        begin,
+        num_received,
+    )
     places, source = np.empty(num_alone, np.int64), np.empty(num_alone, np.int32)
     for i in range(len(places)):
         places[i], source[i] = place_of[kinds[4, i]], sum_of[kinds[4, i] - begin]
     segments = np.arange(len(places) + 1).astype(np.int32)
-    alone = Gradients(np.empty(0, np.int64), np.zeros_like(critical.counts), places, segments, source)
+    alone = Gradients(
+        np.empty(0, np.int64), np.zeros_like(critical.counts), places, segments, source
+    )
     return critical, deferred, alone
 
 
 @kernel
 def _sums(
-    window: Window, site: Site, owned: Places, given_here: Places, sum_of: Places, begin: int, num_before: int
+    window: Window,
+    site: Site,
+    owned: Places,
+    given_here: Places,
+    sum_of: Places,
+    begin: int,
+    num_before: int,
 ) -> Gradients:
     """The gradients that are given for, and received for, some rows; received ones are numbered from ``num_before`` on."""
     here, num_ranks = site.rank, len(site.bounds) - 1
@@ -83,11 +115,18 @@ def _sums(
         counts[0, owners[at]] += 1
     for word in range(len(words)):
         add_bits(readers_of[word][owned], BITS * word, 1, to_come)
-    num_sources, counts[1, here] = counts[1].sum(), 0  # its own sums are contributions, but do not travel
+    num_sources, counts[1, here] = (
+        counts[1].sum(),
+        0,
+    )  # its own sums are contributions, but do not travel
     position = starts_of(counts)
     position[1] += num_before
     given, places = np.empty(len(given_here), np.int64), np.empty(len(owned), np.int64)
-    segments, source, filled = np.zeros(len(owned) + 1, np.int32), np.empty(num_sources, np.int32), 0
+    segments, source, filled = (
+        np.zeros(len(owned) + 1, np.int32),
+        np.empty(num_sources, np.int32),
+        0,
+    )
     for at in given_here:
         owner = owners[at]
         given[position[0, owner]] = sum_of[at - begin]
@@ -97,7 +136,9 @@ def _sums(
         places[i] = place_of[at]
         for word in range(len(words)):
             rest = np.int64(readers_of[word, at])
-            while rest:  # from the lowest rank up: gradients are added in rank order (design, section 2)
+            while (
+                rest
+            ):  # from the lowest rank up: gradients are added in rank order (design, section 2)
                 rank = BITS * word + lowest(rest)
                 source[filled] = sum_of[at - begin] if rank == here else position[1, rank]
                 position[1, rank] += 1

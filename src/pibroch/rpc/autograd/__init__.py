@@ -44,7 +44,11 @@ def context() -> Iterator[int]:
 
 
 def backward(
-    context_id: int, roots: Sequence[Tensor], retain_graph: bool = False, *, timeout: float = UNSET_RPC_TIMEOUT
+    context_id: int,
+    roots: Sequence[Tensor],
+    retain_graph: bool = False,
+    *,
+    timeout: float = UNSET_RPC_TIMEOUT,
 ) -> None:
     """Accumulate the gradients of the sum of ``roots`` in the context, on every worker that the graph reaches.
 

@@ -34,4 +34,8 @@ def as_runtime_error(error: Exception, worker: WorkerInfo) -> Exception:
 
 @functools.cache
 def _as_both(kind: Any) -> object:
-    return type(kind.__name__, (kind, RuntimeError), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
+    return type(
+        kind.__name__,
+        (kind, RuntimeError),
+        {"__module__": kind.__module__, "__qualname__": kind.__qualname__},
+    )

@@ -78,7 +78,9 @@ class Contexts:
         self._lock = threading.Lock()
         self._here = threading.local()
 
-    def open(self, context_id: int, creator: tuple[int, int], origin: int | None = None) -> Context | None:
+    def open(
+        self, context_id: int, creator: tuple[int, int], origin: int | None = None
+    ) -> Context | None:
         """The context of this id, made when it is new; ``None`` when it is closed already and this message came late.
 
         Args:

@@ -33,7 +33,11 @@ class Coordinator:
         agent.serve(Abort, self._on_abort)
 
     def run(
-        self, context_id: int, roots: Sequence[Tensor], retain_graph: bool = False, timeout: float = UNSET_RPC_TIMEOUT
+        self,
+        context_id: int,
+        roots: Sequence[Tensor],
+        retain_graph: bool = False,
+        timeout: float = UNSET_RPC_TIMEOUT,
     ) -> None:
         """Accumulate the gradients of ``roots`` in the context, on all workers; see ``pibroch.rpc.autograd.backward``."""
         _check_roots(context_id, roots)
@@ -56,8 +60,13 @@ class Coordinator:
     def _pass(self, context: Context, number: int, root: int, timeout_s: float) -> Pass:
         """This worker's part in a pass."""
         if number not in context.passes and len(context.passes) >= MAX_PASSES:
-            raise RpcError(f"{len(context.passes)} backward passes at once in a context", f"at most {MAX_PASSES}")
-        made = Pass(number, context, self._agent.info, root, self._send_gradients, self._agent.pool.waiting)
+            raise RpcError(
+                f"{len(context.passes)} backward passes at once in a context",
+                f"at most {MAX_PASSES}",
+            )
+        made = Pass(
+            number, context, self._agent.info, root, self._send_gradients, self._agent.pool.waiting
+        )
         made.deadline = deadline_after(timeout_s)
         return context.passes.setdefault(number, made)
 
@@ -68,7 +77,11 @@ class Coordinator:
         return _infos(self._agent.wait(found, left_until(part.deadline)))
 
     def _run_everywhere(
-        self, part: Pass, roots: Sequence[Tensor], workers: frozenset[WorkerInfo], retain_graph: bool
+        self,
+        part: Pass,
+        roots: Sequence[Tensor],
+        workers: frozenset[WorkerInfo],
+        retain_graph: bool,
     ) -> None:
         others = [worker for worker in workers if worker.id != self._agent.info.id]
         rest = _Rest(part, len(others))
@@ -98,7 +111,9 @@ class Coordinator:
         question = Discover(part.context.id, part.number, part.root, edges, timeout_s)
         self._agent.ask(_Search(self, part), ask.worker, question, None, timeout_s, None)
 
-    def _on_discover(self, origin: WorkerInfo, question: Discover, value: object) -> torch.futures.Future[Any]:
+    def _on_discover(
+        self, origin: WorkerInfo, question: Discover, value: object
+    ) -> torch.futures.Future[Any]:
         context = self._contexts.get(question.context)
         part = self._pass(context, question.backward, question.root, question.timeout_s)
         answer: torch.futures.Future[Any] = torch.futures.Future()
@@ -116,7 +131,9 @@ class Coordinator:
         finally:
             context.passes.pop(start.backward, None)
 
-    def _send_gradients(self, part: Pass, received: Received, gradients: list[Tensor | None]) -> None:
+    def _send_gradients(
+        self, part: Pass, received: Received, gradients: list[Tensor | None]
+    ) -> None:
         note = GradientsMessage(part.context.id, part.number, received.message)
         self._agent.notify(received.origin, note, gradients)
 
@@ -178,7 +195,9 @@ class _Search:
         try:
             workers = _infos(value)
         except (TypeError, ValueError):
-            self.fail(ProtocolError(f"the answer {value!r:.100} to a search", "names and ids of workers"))
+            self.fail(
+                ProtocolError(f"the answer {value!r:.100} to a search", "names and ids of workers")
+            )
             return
         self._coordinator.perform(self._part, self._part.answered(workers))
 

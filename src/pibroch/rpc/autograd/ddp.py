@@ -22,7 +22,9 @@ from torch.autograd.graph import Node
 from pibroch.rpc.autograd.gates import BackwardGate, is_running
 
 _lock = threading.Lock()
-_before: dict[Tensor, tuple[Tensor | None, int]] = {}  # .grad as it was, and how many passes show theirs at the moment
+_before: dict[
+    Tensor, tuple[Tensor | None, int]
+] = {}  # .grad as it was, and how many passes show theirs at the moment
 _shown: dict[int, Tensor] = {}  # by id
 
 
@@ -45,11 +47,16 @@ class LeafGradients:
         self._gradients: dict[Tensor, Tensor] = {}
 
     def __enter__(self) -> LeafGradients:
-        self._handles = [leaf.register_prehook(self._shower(leaf.variable)) for leaf in self._leaves]
+        self._handles = [
+            leaf.register_prehook(self._shower(leaf.variable)) for leaf in self._leaves
+        ]
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         for handle in self._handles:
             handle.remove()
@@ -62,7 +69,9 @@ class LeafGradients:
                 before, num_passes = _before[leaf]
                 if num_passes > 1:
                     _before[leaf] = (before, num_passes - 1)
-                    leaf.grad = None  # else a pass that goes on would take it for what DDP made of its own
+                    leaf.grad = (
+                        None  # else a pass that goes on would take it for what DDP made of its own
+                    )
                 else:
                     leaf.grad = _before.pop(leaf)[0]
 

@@ -32,7 +32,9 @@ class Autograd:
 
     # messages
 
-    def outgoing(self, context: int, to: WorkerInfo, tensors: list[Tensor]) -> tuple[Graph | None, list[Tensor]]:
+    def outgoing(
+        self, context: int, to: WorkerInfo, tensors: list[Tensor]
+    ) -> tuple[Graph | None, list[Tensor]]:
         """A message of ``context`` leaves: gates behind its tensors that require gradients.
 
         Returns:
@@ -51,7 +53,9 @@ class Autograd:
         if places:
             if len(known.sent) >= MAX_SENT:
                 raise RpcError(
-                    f"{len(known.sent):,} messages in one autograd context", f"at most {MAX_SENT:,}", "use several"
+                    f"{len(known.sent):,} messages in one autograd context",
+                    f"at most {MAX_SENT:,}",
+                    "use several",
                 )
             gates = {place: make_gate(message, place, tensors[place]) for place in places}
             known.sent[message] = Sent(message, to, next(known.orders), gates)
@@ -70,7 +74,11 @@ class Autograd:
                 f"a part of a graph that cannot be read ({error})", "one as in the wire format"
             ) from error
         own = self._agent.info.id
-        is_stale = origin.id != own and part.creator[0] == own and self._contexts.find(part.context) is None
+        is_stale = (
+            origin.id != own
+            and part.creator[0] == own
+            and self._contexts.find(part.context) is None
+        )
         context = None if is_stale else self._contexts.open(part.context, part.creator, origin.id)
         if context is None:
             return tensors
@@ -80,11 +88,14 @@ class Autograd:
             return tensors
         if not _fits(places, tensors):
             raise ProtocolError(
-                f"gradients for tensors {places}", f"different ones of {len(tensors)}, of floating type"
+                f"gradients for tensors {places}",
+                f"different ones of {len(tensors)}, of floating type",
             )
         received = Received(part.message, origin, next(context.orders), places)
         chosen = [tensors[place] for place in places]
-        if origin.id == self._agent.info.id:  # they still share the sender's memory, which its graph may need as it is
+        if (
+            origin.id == self._agent.info.id
+        ):  # they still share the sender's memory, which its graph may need as it is
             chosen = [tensor.clone() for tensor in chosen]
         made = make_receipt(received, context.anchor, chosen)
         arrived = list(tensors)
@@ -111,7 +122,12 @@ class Autograd:
     def release(self, context: int) -> None:
         """Close a context here and, by and by, on all workers that it reached; those that are lost need nothing."""
         self._drop(
-            context, RpcError("a backward pass in a closed context", "an open one", "leave the with block after it")
+            context,
+            RpcError(
+                "a backward pass in a closed context",
+                "an open one",
+                "leave the with block after it",
+            ),
         )
 
     def check_open(self, context: int) -> None:
@@ -132,9 +148,12 @@ class Autograd:
         passes = [each for context in contexts for each in tuple(context.passes.values())]
         return {
             "contexts": len(contexts),
-            "gates": sum(len(sent.gates) for context in contexts for sent in tuple(context.sent.values())),
+            "gates": sum(
+                len(sent.gates) for context in contexts for sent in tuple(context.sent.values())
+            ),
             "passes": len(passes),
-            "buffers": sum(len(context.gradients()) for context in contexts) + sum(each.num_waiting for each in passes),
+            "buffers": sum(len(context.gradients()) for context in contexts)
+            + sum(each.num_waiting for each in passes),
         }
 
     def close(self) -> None:
@@ -158,7 +177,11 @@ class Autograd:
     # backward
 
     def backward(
-        self, context_id: int, roots: Sequence[Tensor], retain_graph: bool = False, timeout: float = UNSET_RPC_TIMEOUT
+        self,
+        context_id: int,
+        roots: Sequence[Tensor],
+        retain_graph: bool = False,
+        timeout: float = UNSET_RPC_TIMEOUT,
     ) -> None:
         """Accumulate the gradients of ``roots`` in the context, on all workers; see ``pibroch.rpc.autograd.backward``."""
         self.coordinator.run(context_id, roots, retain_graph, timeout)
@@ -170,7 +193,9 @@ class Autograd:
                 context.reached.discard(worker)
             is_own = context.creator[0] == self._agent.info.id
             is_over = context.creator == (worker.id, incarnation)
-            if is_over or (not is_own and not context.reached):  # nobody is left who would say that it is closed
+            if is_over or (
+                not is_own and not context.reached
+            ):  # nobody is left who would say that it is closed
                 self._drop(context.id, error, for_good=is_over)
         self.coordinator.lost(worker, error)
 
@@ -184,6 +209,7 @@ def _clear(context: Context, error: Exception) -> None:
 
 def _fits(places: tuple[int, ...], tensors: list[Tensor]) -> bool:
     return len(set(places)) == len(places) and all(
-        0 <= place < len(tensors) and (tensors[place].is_floating_point() or tensors[place].is_complex())
+        0 <= place < len(tensors)
+        and (tensors[place].is_floating_point() or tensors[place].is_complex())
         for place in places
     )

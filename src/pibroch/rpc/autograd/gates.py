@@ -105,9 +105,13 @@ class _Gate(Function):
 
 class _Receipt(Function):
     @staticmethod
-    def forward(ctx: Any, received: Received, anchor: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, received: Received, anchor: Tensor, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.mark_dirty(*tensors)  # they become outputs themselves, and not views, which forbid work in place
+        ctx.mark_dirty(
+            *tensors
+        )  # they become outputs themselves, and not views, which forbid work in place
         ctx.received = received
         return tensors
 
@@ -133,7 +137,11 @@ class _Turn(Function):
 class _Launch(Function):
     @staticmethod
     def forward(
-        ctx: Any, backward: BackwardGate, started: list[int], num_roots: int, *roots_and_turn: Tensor
+        ctx: Any,
+        backward: BackwardGate,
+        started: list[int],
+        num_roots: int,
+        *roots_and_turn: Tensor,
     ) -> Tensor:
         ctx.pass_, ctx.started, ctx.num_turns = backward, started, len(roots_and_turn) - num_roots
         ctx.save_for_backward(*roots_and_turn[:num_roots])
@@ -156,7 +164,9 @@ def make_gate(message: int, place: int, tensor: Tensor) -> Tensor:
     return cast(Tensor, _Gate.apply(message, place, tensor))
 
 
-def make_receipt(received: Received, anchor: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def make_receipt(
+    received: Received, anchor: Tensor, tensors: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
     """The tensors of a message as results of its receipt.
 
     Args:

@@ -94,7 +94,9 @@ class Pass:
         """Start at the roots, as the worker on which ``backward`` was called."""
         return self._go_on(asker, [start_of(root) for root in roots])
 
-    def asked(self, asker: object, origin: WorkerInfo, edges: Iterable[tuple[int, int]]) -> list[Instruction]:
+    def asked(
+        self, asker: object, origin: WorkerInfo, edges: Iterable[tuple[int, int]]
+    ) -> list[Instruction]:
         """Go on from the gates of these tensors, (message, place).
 
         Raises:
@@ -140,8 +142,13 @@ class Pass:
             RpcTimeoutError: a gradient did not come in time.
             Exception: what ``abort`` was given, or a function or hook raised.
         """
-        sent = sorted((self.context.sent[message] for message in self._gates), key=lambda each: each.order)
-        gates = [(each, [each.gates[place] for place in sorted(self._gates[each.message])]) for each in sent]
+        sent = sorted(
+            (self.context.sent[message] for message in self._gates), key=lambda each: each.order
+        )
+        gates = [
+            (each, [each.gates[place] for place in sorted(self._gates[each.message])])
+            for each in sent
+        ]
         self._unsent = sorted(self._walk.receipts, key=lambda each: each.order)
         leaves = self._walk.leaves
         try:
@@ -151,7 +158,9 @@ class Pass:
             raise
         self._check()
         pairs = zip([cast(Any, leaf).variable for leaf in leaves], gradients, strict=False)
-        self.context.accumulate({leaf: self._owned(each) for leaf, each in pairs if each is not None})
+        self.context.accumulate(
+            {leaf: self._owned(each) for leaf, each in pairs if each is not None}
+        )
 
     def _gradients(
         self,
@@ -220,17 +229,26 @@ class Pass:
     def send(self, received: Received, gradients: Sequence[Tensor | None]) -> None:
         """Send the gradients of a message to where it came from; those that nobody waits for stay here."""
         places = self._walk.receipts[received]
-        wanted = [each if place in places else None for place, each in zip(received.tensors, gradients, strict=True)]
+        wanted = [
+            each if place in places else None
+            for place, each in zip(received.tensors, gradients, strict=True)
+        ]
         with self._changed:
             self._check()
             self._sent.add(received.message)
-            self._own.update(_address(part) for each in wanted if each is not None for part in _parts(each))
+            self._own.update(
+                _address(part) for each in wanted if each is not None for part in _parts(each)
+            )
         self._post(self, received, wanted)
 
     def _let_newer_ones_finish(self, sent: Sent) -> None:
         """A turn comes when the CPU has nothing else to do; other devices may still be at work on what comes before it."""
         while self._has_newer(sent):
-            device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+            device = (
+                torch.accelerator.current_accelerator()
+                if torch.accelerator.is_available()
+                else None
+            )
             assert device is not None, "the engine took a turn before what comes first"
             # the engine runs what is ready on the CPU while it waits for this, which has to go through the device
             torch.zeros((), device=device, requires_grad=True).neg().backward()
@@ -246,7 +264,11 @@ class Pass:
 
 def _parts(gradient: Tensor) -> tuple[Tensor, ...]:
     """The strided tensors that a gradient consists of."""
-    return (gradient._indices(), gradient._values()) if gradient.layout == torch.sparse_coo else (gradient,)
+    return (
+        (gradient._indices(), gradient._values())
+        if gradient.layout == torch.sparse_coo
+        else (gradient,)
+    )
 
 
 def _address(part: Tensor) -> int:
@@ -260,7 +282,13 @@ def _fills_its_memory(part: Tensor) -> bool:
 def _copied(gradient: Tensor) -> Tensor:
     if gradient.layout != torch.sparse_coo:
         return gradient.clone(memory_format=torch.contiguous_format)
-    indices, values = (part.clone(memory_format=torch.contiguous_format) for part in _parts(gradient))
+    indices, values = (
+        part.clone(memory_format=torch.contiguous_format) for part in _parts(gradient)
+    )
     return torch.sparse_coo_tensor(
-        indices, values, gradient.shape, check_invariants=False, is_coalesced=gradient.is_coalesced()
+        indices,
+        values,
+        gradient.shape,
+        check_invariants=False,
+        is_coalesced=gradient.is_coalesced(),
     )

@@ -46,14 +46,20 @@ class Agent:
     ) -> None:
         self.options, self.callables = options, callables
         self.ids = IdSource()
-        self.wait_to_leave: Callable[[float], None] = lambda timeout_s: None  # whoever composes a worker says more
+        self.wait_to_leave: Callable[[float], None] = lambda timeout_s: (
+            None
+        )  # whoever composes a worker says more
         self.reactor = Reactor(f"rpc-{name}")
         self.pool = Pool(f"rpc-{name}-worker", options.num_worker_threads, self.reactor)
-        self._packer = Packer(Codec(callables, options.allow_pickle, reference_type), options.device_maps)
+        self._packer = Packer(
+            Codec(callables, options.allow_pickle, reference_type), options.device_maps
+        )
         self._closed_callbacks: list[Callable[[], None]] = []
         self._is_closed = False
         self._membership = Membership(rendezvous)
-        self.info = WorkerInfo(name, rendezvous.rank if rendezvous.rank >= 0 else self._membership.new_id())
+        self.info = WorkerInfo(
+            name, rendezvous.rank if rendezvous.rank >= 0 else self._membership.new_id()
+        )
         self._requests = Requests(self.info, self._packer, self.reactor, callables)
         self._service = RequestService(self._packer, self.reactor, self.pool, options.limits)
         self.on_failure, self.on_lost = (
@@ -61,7 +67,9 @@ class Agent:
             self._requests.lose,
         )  # with ``on_message``: an ``Inbox``
         host = options.bind or rendezvous.bind_host()
-        self._peers = Peers(self.info, options, secret, self.reactor, self.pool.submit, self._membership, host, self)
+        self._peers = Peers(
+            self.info, options, secret, self.reactor, self.pool.submit, self._membership, host, self
+        )
         self.incarnation = self._peers.incarnation
         self._loopback = Loopback(self.info, self.incarnation, options.limits, self, self.reactor)
 
@@ -115,7 +123,9 @@ class Agent:
         for callback in self._closed_callbacks:
             callback()
         with contextlib.suppress(RuntimeError):  # the host of the store may be gone already
-            self._membership.leave(self._peers.record)  # first: who hears the goodbye finds nobody when it looks again
+            self._membership.leave(
+                self._peers.record
+            )  # first: who hears the goodbye finds nobody when it looks again
         self._peers.close()
         self._requests.lose_all("this worker was shut down")
         self.reactor.stop()
@@ -146,7 +156,9 @@ class Agent:
         if record is None:
             known = ", ".join(info.name for info in self.workers())
             raise UnknownWorkerError(
-                f"worker {to!r}, could not find destination", f"one that has joined ({known})", "see its init_rpc"
+                f"worker {to!r}, could not find destination",
+                f"one that has joined ({known})",
+                "see its init_rpc",
             )
         return record.info
 
@@ -192,7 +204,14 @@ class Agent:
         connection = self.ask(waiter, to, body, value, timeout_s, context)
         return waiter.wait(self.pool, timeout_s, connection.only_stream)
 
-    def notify(self, to: WorkerInfo, body: msgspec.Struct, value: object = None, *, context: int | None = None) -> None:
+    def notify(
+        self,
+        to: WorkerInfo,
+        body: msgspec.Struct,
+        value: object = None,
+        *,
+        context: int | None = None,
+    ) -> None:
         """Tell ``to`` something that needs no answer. Does not block; when the worker is lost the note is, too."""
         if not self._is_closed:
             self._requests.tell(self._connection_to(to), body, value, context)
@@ -256,7 +275,12 @@ class Agent:
     # serving
 
     def serve(
-        self, body_type: type[msgspec.Struct], handler: Handler, *, in_pool: bool = False, life: Life | None = None
+        self,
+        body_type: type[msgspec.Struct],
+        handler: Handler,
+        *,
+        in_pool: bool = False,
+        life: Life | None = None,
     ) -> None:
         """Have messages with such a body handled: on the loop, or on a thread of the pool (``RequestService.serve``)."""
         self._service.serve(body_type, handler, in_pool, life)
@@ -299,7 +323,9 @@ def current_agent() -> Agent:
         RuntimeError: when RPC is not initialised.
     """
     if _current is None:
-        raise RuntimeError("RPC has not been initialized. Call init_rpc before using RPC functions.")
+        raise RuntimeError(
+            "RPC has not been initialized. Call init_rpc before using RPC functions."
+        )
     return _current
 
 

@@ -58,7 +58,9 @@ class Departure:
             own += 1
             message = Arrived(round_, self._agent.num_started - own)
             try:
-                may_go = self._agent.request_sync(leader, message, timeout=min(left, threading.TIMEOUT_MAX / 2))
+                may_go = self._agent.request_sync(
+                    leader, message, timeout=min(left, threading.TIMEOUT_MAX / 2)
+                )
             except RpcTimeoutError as error:
                 raise self._too_late(leader, timeout_s) from error
             round_ += 1
@@ -78,17 +80,23 @@ class Departure:
     def _on_absent(self, origin: WorkerInfo, message: Absent, value: object) -> list[str]:
         """At the leader, on its loop."""
         with self._lock:
-            return [worker.name for worker in self._agent.workers() if worker.id not in self._waiting]
+            return [
+                worker.name for worker in self._agent.workers() if worker.id not in self._waiting
+            ]
 
     def _be_idle(self, deadline: float) -> None:
         while self._agent.is_busy(but=len(self._waiting)):
             if time.monotonic() > deadline:
                 raise RpcTimeoutError(
-                    "calls under way", "none, to leave", "wait for their futures, or shut down with graceful=False"
+                    "calls under way",
+                    "none, to leave",
+                    "wait for their futures, or shut down with graceful=False",
                 )
             time.sleep(_LOOK_AGAIN_S)
 
-    def _on_arrived(self, origin: WorkerInfo, message: Arrived, value: object) -> torch.futures.Future[bool]:
+    def _on_arrived(
+        self, origin: WorkerInfo, message: Arrived, value: object
+    ) -> torch.futures.Future[bool]:
         """At the leader, on its loop."""
         answer: torch.futures.Future[bool] = torch.futures.Future()
         with self._lock:
@@ -105,7 +113,9 @@ class Departure:
             waiting, self._waiting = self._waiting, {}
             may_go = self._sum == self._last_sum
             self._last_sum, self._sum = self._sum, 0
-        own = waiting.pop(self._agent.info.id)  # last: as soon as it has its own answer this worker may be gone
+        own = waiting.pop(
+            self._agent.info.id
+        )  # last: as soon as it has its own answer this worker may be gone
         for each in (*waiting.values(), own):
             each.set_result(may_go)
         return answer

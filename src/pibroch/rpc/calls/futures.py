@@ -55,7 +55,9 @@ class Future(torch.futures.Future[Any]):
         except Exception as error:
             error.__traceback__ = None
 
-    def then(self, callback: Callable[[torch.futures.Future[Any]], Any]) -> torch.futures.Future[Any]:
+    def then(
+        self, callback: Callable[[torch.futures.Future[Any]], Any]
+    ) -> torch.futures.Future[Any]:
         """A future of what ``callback(self)`` returns once this one is done."""
         self._has_callbacks = True
         return super().then(callback)
@@ -92,7 +94,9 @@ class Future(torch.futures.Future[Any]):
 
     def _join(self, group: _Group) -> None:
         self._groups = (*self._groups, group)
-        if self._is_over:  # before it could see the group, which would refer to this future for ever
+        if (
+            self._is_over
+        ):  # before it could see the group, which would refer to this future for ever
             self._groups = ()
             if self._error is not None:
                 group.fail(self._error)
@@ -101,7 +105,9 @@ class Future(torch.futures.Future[Any]):
         if self._has_callbacks:
             self._pool.submit(function)
         elif self._loop is not None and self._loop.is_here():
-            self._loop.complete(function)  # ``collect_all`` adds callbacks that cannot be seen from here
+            self._loop.complete(
+                function
+            )  # ``collect_all`` adds callbacks that cannot be seen from here
         elif self._loop is not None and self._loop.is_reading():
             self._loop.call_soon(functools.partial(self._loop.complete, function))
         else:
@@ -135,7 +141,9 @@ class _Group(Future):
             super().fail(error)
 
 
-def _collect_all(futures: Sequence[torch.futures.Future[Any]]) -> torch.futures.Future[list[torch.futures.Future[Any]]]:
+def _collect_all(
+    futures: Sequence[torch.futures.Future[Any]],
+) -> torch.futures.Future[list[torch.futures.Future[Any]]]:
     """``torch.futures.collect_all``, which leaves at the first error of our futures, too.
 
     What Python sets as a future's exception torch's own takes for a value, so it would wait for the others.
@@ -189,7 +197,9 @@ class Waiter:
                 stream.read_until(lambda: self.is_done, timeout_s)
             if not self._done.acquire(timeout=timeout_s + 30.0 if timeout_s > 0 else -1):
                 raise RpcTimeoutError(
-                    f"no answer within {timeout_s} s", "one in time", "raise the timeout, or see the callee's log"
+                    f"no answer within {timeout_s} s",
+                    "one in time",
+                    "raise the timeout, or see the callee's log",
                 )
         finally:
             pool.end_wait(token)

@@ -43,7 +43,9 @@ class Recorder(Protocol):
     ) -> tuple[msgspec.Struct | None, list[torch.Tensor]]:
         """Tensors about to leave: their part in the graph, and what to send."""
 
-    def incoming(self, origin: WorkerInfo, graph: object, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    def incoming(
+        self, origin: WorkerInfo, graph: object, tensors: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
         """Tensors that arrived, as parts of the graph."""
 
 
@@ -109,7 +111,9 @@ class Packer:
             tensors = self.recorder.incoming(origin, envelope.graph, tensors)
         return self._codec.decode(envelope.value, tensors, references)
 
-    def _send_references(self, references: list[Any], to: WorkerInfo, incarnation: int, wires: list[Any]) -> None:
+    def _send_references(
+        self, references: list[Any], to: WorkerInfo, incarnation: int, wires: list[Any]
+    ) -> None:
         for reference in references:
             assert self.references is not None
             wires.append(self.references.send(reference, to, incarnation))
@@ -121,7 +125,14 @@ class Packer:
 
 
 def _envelope(
-    body: msgspec.Raw, raw: msgspec.Raw, infos: list[Any], context: int | None, graph: object, wires: list[Any]
+    body: msgspec.Raw,
+    raw: msgspec.Raw,
+    infos: list[Any],
+    context: int | None,
+    graph: object,
+    wires: list[Any],
 ) -> Envelope:
     packed_graph = None if graph is None else msgspec.Raw(encode(graph))
-    return Envelope(body, raw, infos, context, packed_graph, [msgspec.Raw(encode(wire)) for wire in wires])
+    return Envelope(
+        body, raw, infos, context, packed_graph, [msgspec.Raw(encode(wire)) for wire in wires]
+    )

@@ -49,7 +49,9 @@ class PendingCalls:
             return None
         queue = self._queues.setdefault(call.timeout_s, deque())
         if len(queue) > 1000 and len(queue) > 4 * len(self._calls):
-            queue = self._queues[call.timeout_s] = deque(entry for entry in tuple(queue) if entry[1] in self._calls)
+            queue = self._queues[call.timeout_s] = deque(
+                entry for entry in tuple(queue) if entry[1] in self._calls
+            )
         queue.append((now + call.timeout_s, call.number))
         return now + call.timeout_s
 

@@ -28,7 +28,9 @@ class _PoolThread:
     def __init__(self) -> None:
         self.asleep = threading.Lock()
         self.asleep.acquire()
-        self.is_started = threading.Event()  # whoever made it starts it without the pool's lock, a moment later
+        self.is_started = (
+            threading.Event()
+        )  # whoever made it starts it without the pool's lock, a moment later
         self.thread: threading.Thread
 
     def start(self) -> None:
@@ -153,7 +155,10 @@ class Pool:
                 self._watch()
                 return
             beyond = POLICIES.notice_stuck and self._is_stuck()
-            num_wanted, self._wake_next = min(self._wake_next, len(self._tasks)), self._wake_next * 2
+            num_wanted, self._wake_next = (
+                min(self._wake_next, len(self._tasks)),
+                self._wake_next * 2,
+            )
             workers = [self._wake_one(beyond) for _ in range(num_wanted)]
             self._watch()
         for worker in workers:

@@ -23,7 +23,9 @@ def key(kind: str, function: object, caller: WorkerInfo, callee: WorkerInfo) -> 
     """An event's name; ``function`` is a function, or the name of a method."""
     name = function
     if not isinstance(function, str):
-        name = torch.jit._builtins._find_builtin(function) or getattr(function, "__qualname__", repr(function))
+        name = torch.jit._builtins._find_builtin(function) or getattr(
+            function, "__qualname__", repr(function)
+        )
     return f"rpc_{kind}#{name}({caller.name} -> {callee.name})"
 
 
@@ -33,7 +35,9 @@ def sync_call(agent: Agent, to: WorkerInfo, function: object, call: Callable[[],
         return call()
 
 
-def async_call(agent: Agent, to: WorkerInfo, function: object, call: Callable[[], Future]) -> Future:
+def async_call(
+    agent: Agent, to: WorkerInfo, function: object, call: Callable[[], Future]
+) -> Future:
     """A future of what the future of ``call()`` will have; it is done when the event is over, too."""
     result = agent.future()
     with record_function(key("async", function, agent.info, to)) as event:
@@ -51,7 +55,9 @@ def async_call(agent: Agent, to: WorkerInfo, function: object, call: Callable[[]
     return result
 
 
-def remote_call(agent: Agent, to: WorkerInfo, function: object, call: Callable[[Callable[[], None]], _T]) -> _T:
+def remote_call(
+    agent: Agent, to: WorkerInfo, function: object, call: Callable[[Callable[[], None]], _T]
+) -> _T:
     """What ``call(answered)`` returns; the event ends when ``answered()`` is called."""
     answered: torch.futures.Future[None] = torch.futures.Future()
     with record_function(key("remote", function, agent.info, to)) as event:

@@ -33,7 +33,9 @@ class Requests:
         callables: for types of exceptions that come back.
     """
 
-    def __init__(self, me: WorkerInfo, packer: Packer, reactor: Reactor, callables: Callables) -> None:
+    def __init__(
+        self, me: WorkerInfo, packer: Packer, reactor: Reactor, callables: Callables
+    ) -> None:
         self._me, self._packer, self._reactor, self._callables = me, packer, reactor, callables
         self._calls, self._lock = PendingCalls(), threading.Lock()
         self._numbers = itertools.count(1)
@@ -58,11 +60,15 @@ class Requests:
         number = next(self._numbers)
         packed = msgspec.Raw(encode(body))
         call = PendingCall(number, connection, receiver, timeout_s, context)
-        self._packer.send(connection, Kind.REQUEST, number, packed, [value], context, lambda: self._expect(call))
+        self._packer.send(
+            connection, Kind.REQUEST, number, packed, [value], context, lambda: self._expect(call)
+        )
         if connection.is_lost:
             self.lose(connection, connection.loss)
 
-    def tell(self, connection: Connection, body: msgspec.Struct, value: object, context: int | None) -> None:
+    def tell(
+        self, connection: Connection, body: msgspec.Struct, value: object, context: int | None
+    ) -> None:
         """Send a note, which has no answer."""
         packed = msgspec.Raw(encode(body))
         self._packer.send(connection, Kind.NOTE, 0, packed, [value], context)
@@ -71,7 +77,9 @@ class Requests:
         """The answer to one of them has come."""
         call, origin = self._calls.take(message.number, connection), connection.peer
         try:
-            references = self._packer.references_in(message.envelope, origin, connection.incarnation)
+            references = self._packer.references_in(
+                message.envelope, origin, connection.incarnation
+            )
             if call is None:
                 log.debug("an answer that came too late")
                 return

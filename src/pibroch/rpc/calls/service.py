@@ -51,7 +51,13 @@ class RequestService:
         self.num_running = 0  # messages at work here
         self._running_lock = threading.Lock()
 
-    def serve(self, body_type: type[msgspec.Struct], handler: Handler, in_pool: bool, life: Life | None = None) -> None:
+    def serve(
+        self,
+        body_type: type[msgspec.Struct],
+        handler: Handler,
+        in_pool: bool,
+        life: Life | None = None,
+    ) -> None:
         """Have messages with such a body handled: on the loop, or on a thread of the pool.
 
         ``life(body)`` is the sender's incarnation as it says; it must be that of its connection.
@@ -70,8 +76,13 @@ class RequestService:
             handler, in_pool = self._handlers[type(body)]
             life = self._lives.get(type(body))
             if life is not None and life(body) != connection.incarnation:
-                raise ProtocolError(f"incarnation {life(body)} of worker {origin.name!r}", f"{connection.incarnation}")
-            is_many = connection.is_overdue or connection.num_at_work >= connection.uncounted_requests
+                raise ProtocolError(
+                    f"incarnation {life(body)} of worker {origin.name!r}",
+                    f"{connection.incarnation}",
+                )
+            is_many = (
+                connection.is_overdue or connection.num_at_work >= connection.uncounted_requests
+            )
             if is_many and message.kind == Kind.REQUEST:
                 self._check_load(connection, message)
         except RpcError as error:
@@ -96,7 +107,9 @@ class RequestService:
         self._check_answers(connection)
         num_bytes = 0
         if connection.num_at_work >= connection.uncounted_requests:
-            num_bytes = sum(tensor.untyped_storage().nbytes() for tensor in message.tensors)  # with room between rows
+            num_bytes = sum(
+                tensor.untyped_storage().nbytes() for tensor in message.tensors
+            )  # with room between rows
         if connection.num_at_work >= limits.requests:
             raise ProtocolError(
                 f"one more request than the {limits.requests:,} that worker {connection.peer.name!r} has under way here",
@@ -152,7 +165,9 @@ class RequestService:
             log.error("a note could not be handled", exc_info=error)
         self._is_done(connection, message)
 
-    def _answer_failure(self, connection: Connection, message: Message, error: BaseException) -> None:
+    def _answer_failure(
+        self, connection: Connection, message: Message, error: BaseException
+    ) -> None:
         if message.kind == Kind.REQUEST:
             connection.send_failure(message.number, encode_failure(error))
 
@@ -215,6 +230,8 @@ class _Task:
             box = [future.value()]
         except Exception as error:
             self.service.finish_failed(self.connection, self.message, error)
-            error.__traceback__ = None  # the future keeps the error, and would keep all these frames
+            error.__traceback__ = (
+                None  # the future keeps the error, and would keep all these frames
+            )
             return
         self.service.finish(self.connection, self.message, box)

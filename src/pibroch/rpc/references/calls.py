@@ -68,7 +68,10 @@ class References(ReferenceRuntime):
         """A copy of a value elsewhere."""
         try:
             return self.agent.request_sync(
-                rref.owner(), Fetch(rref.place()), timeout=timeout, context=self.agent.current_context()
+                rref.owner(),
+                Fetch(rref.place()),
+                timeout=timeout,
+                context=self.agent.current_context(),
             )
         except WorkerLostError as error:
             raise lost(rref) from error
@@ -120,7 +123,10 @@ class References(ReferenceRuntime):
 
 
 def call_of(
-    agent: Agent, function: object, args: Sequence[object] | None, kwargs: Mapping[str, object] | None
+    agent: Agent,
+    function: object,
+    args: Sequence[object] | None,
+    kwargs: Mapping[str, object] | None,
 ) -> tuple[str, list[Any]]:
     """The name of a function and ``[args, kwargs]``; what has no name travels as a pickle, where pickles are allowed."""
     value: list[object] = [[*args] if args else [], dict(kwargs) if kwargs else {}]
@@ -149,13 +155,17 @@ def run_backward(root: object, context: int, retain_graph: bool) -> None:
 def check_method_name(name: str) -> None:
     """Raise NotAllowedError for a private name; the owner looks more closely."""
     if name.startswith("__") and not name.endswith("__"):
-        raise NotAllowedError(f"{name!r}, which is private", "names with one underscore at most", "make it public")
+        raise NotAllowedError(
+            f"{name!r}, which is private", "names with one underscore at most", "make it public"
+        )
 
 
 def lost(rref: Handle) -> ReferenceLostError:
     """The error of a reference whose owner is lost."""
     return ReferenceLostError(
-        f"{rref!r}, whose owner {rref.owner().name!r} is lost", "a living owner", "make the value again"
+        f"{rref!r}, whose owner {rref.owner().name!r} is lost",
+        "a living owner",
+        "make the value again",
     )
 
 
@@ -198,7 +208,9 @@ class _OwnCreation:
 
     __slots__ = ("_answered", "_keeps", "_owned")
 
-    def __init__(self, owned: OwnedValue, keeps: Handle | None, answered: Callable[[], None] | None) -> None:
+    def __init__(
+        self, owned: OwnedValue, keeps: Handle | None, answered: Callable[[], None] | None
+    ) -> None:
         self._owned, self._keeps, self._answered = owned, keeps, answered
 
     def succeed(self, value: object) -> None:

@@ -24,7 +24,8 @@ class Peer(NamedTuple):
     def matches(self, other: Peer) -> bool:
         """Whether both may be the same life."""
         return self.worker == other.worker and (
-            self.incarnation == other.incarnation or ANY_LIFE in (self.incarnation, other.incarnation)
+            self.incarnation == other.incarnation
+            or ANY_LIFE in (self.incarnation, other.incarnation)
         )
 
     def ends_with(self, lost: Peer) -> bool:

@@ -71,7 +71,9 @@ class OwnedValue:
         if not self.is_done:
             timeout_s = agent.timeout_s(timeout)
             if not self.is_done_within(agent, timeout_s):
-                raise RpcTimeoutError(f"no value within {timeout_s:g} s", "it to be made in time", "wait longer")
+                raise RpcTimeoutError(
+                    f"no value within {timeout_s:g} s", "it to be made in time", "wait longer"
+                )
         return self.get()
 
     def is_done_within(self, agent: Agent, timeout_s: float) -> bool:
@@ -109,7 +111,11 @@ def fill(owned: OwnedValue, make: Callable[[], Any]) -> None:
     except BaseException as error:
         # without this frame, which holds the arguments and cannot be cleared yet
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
-        owned.fail(error if isinstance(error, Exception) else RemoteError(f"{type(error).__name__}: {error}"))
+        owned.fail(
+            error
+            if isinstance(error, Exception)
+            else RemoteError(f"{type(error).__name__}: {error}")
+        )
         return
     if is_future(result):
         result.add_done_callback(lambda done: fill(owned, done.value))

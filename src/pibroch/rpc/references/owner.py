@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pibroch.rpc.references.messages import ANY_LIFE, Asked, Confirmed, Peer, Refused, Register, ValuePlace
+from pibroch.rpc.references.messages import (
+    ANY_LIFE,
+    Asked,
+    Confirmed,
+    Peer,
+    Refused,
+    Register,
+    ValuePlace,
+)
 from pibroch.rpc.references.user import IsLost, Tell
 
 MAX_EXPECTED = 1 << 16  # values that others speak of and that are not there
@@ -148,7 +156,9 @@ class OwnerSide:
                 del entry.forks[number]
             if not entry.made and peer in (entry.creator, (entry.creator.worker, ANY_LIFE)):
                 self._fail(reference, entry)
-            elif not entry.made and entry.creator.worker == peer.worker:  # the question may be lost with that life
+            elif (
+                not entry.made and entry.creator.worker == peer.worker
+            ):  # the question may be lost with that life
                 self._tell(entry.creator, Asked(reference))
             elif ended:
                 self._discard_if_unused(reference, entry)

@@ -42,11 +42,15 @@ class Handle(Protocol):
     """An object that users hold (``rref.RRef``), and how the runtime makes one."""
 
     @classmethod
-    def of_owner(cls, references: Any, reference: int, owned: OwnedValue, deadline: float | None = None) -> object:
+    def of_owner(
+        cls, references: Any, reference: int, owned: OwnedValue, deadline: float | None = None
+    ) -> object:
         """One for a value of this worker, counted already."""
 
     @classmethod
-    def of_user(cls, references: Any, owner: WorkerInfo, fork: Fork, deadline: float | None = None) -> object:
+    def of_user(
+        cls, references: Any, owner: WorkerInfo, fork: Fork, deadline: float | None = None
+    ) -> object:
         """One for a value elsewhere."""
 
     def owner(self) -> WorkerInfo:
@@ -97,7 +101,9 @@ class ReferenceRuntime:
         self._workers[owner.id] = owner
         with self._lock:
             self.check_open()
-            return self._table.users.create(next(self.agent.ids), next(self.agent.ids), self._peer(owner))
+            return self._table.users.create(
+                next(self.agent.ids), next(self.agent.ids), self._peer(owner)
+            )
 
     def created(self, fork: Fork, owner: Peer) -> None:
         """The owner has answered."""
@@ -140,7 +146,9 @@ class ReferenceRuntime:
                 if reference not in self._table.owners.entries:
                     raise no_value(f"{rref!r}, whose value is gone")
                 self._table.owners.share(reference, number, peer)
-                place = ValuePlace(reference, self.me, self._table.owners.entries[reference].creator, known=True)
+                place = ValuePlace(
+                    reference, self.me, self._table.owners.entries[reference].creator, known=True
+                )
         return Wire(place, rref.owner().name, self.me, number)
 
     def unsend(self, wire: Wire) -> None:
@@ -158,15 +166,22 @@ class ReferenceRuntime:
         try:
             wire = _read_wire(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ProtocolError(f"a reference that cannot be read ({error})", "one as in the wire format") from error
+            raise ProtocolError(
+                f"a reference that cannot be read ({error})", "one as in the wire format"
+            ) from error
         if wire.sender != (origin.id, incarnation):
-            raise ProtocolError(f"a reference of {wire.sender} from worker {origin.id}", "its own, of its present life")
+            raise ProtocolError(
+                f"a reference of {wire.sender} from worker {origin.id}",
+                "its own, of its present life",
+            )
         self._remember(origin)
         place = wire.place
         with self._lock:
             self.check_open()
             if len(self._table.users.forks) >= MAX_FORKS:
-                raise ProtocolError(f"one more reference than {MAX_FORKS:,}", "fewer", "let some of them go")
+                raise ProtocolError(
+                    f"one more reference than {MAX_FORKS:,}", "fewer", "let some of them go"
+                )
             self._table.is_back(wire.sender)
             got = self._table.receive(wire)
             owned = self._value(place.reference) if got is True else OwnedValue()
@@ -174,7 +189,9 @@ class ReferenceRuntime:
         if got is None:
             raise ProtocolError(f"fork {wire.fork} twice", "each fork once")
         if isinstance(got, Fork):
-            owner = self._workers.setdefault(place.owner.worker, WorkerInfo(wire.owner_name, place.owner.worker))
+            owner = self._workers.setdefault(
+                place.owner.worker, WorkerInfo(wire.owner_name, place.owner.worker)
+            )
             return self.handles.of_user(self, owner, got)
         if not got:
             owned.fail(no_value(f"reference {place.reference}, whose value is gone"))
@@ -223,7 +240,10 @@ class ReferenceRuntime:
     def live_counts(self) -> dict[str, int]:
         """How many values, forks and so on there are, by kind; all zero when nothing is referred to."""
         with self._lock:
-            return self._table.counts() | {"held": len(self._values), "released": len(self._released)}
+            return self._table.counts() | {
+                "held": len(self._values),
+                "released": len(self._released),
+            }
 
     def close(self) -> None:
         """Forget everything; references cannot be used any more."""
@@ -231,7 +251,9 @@ class ReferenceRuntime:
             self.is_closed = True
             values, self._values = self._values, {}
             for fork in list(self._table.users.forks.values()):
-                fork.failure = RuntimeError("got a reference after RPC was shut down; need one of the present group")
+                fork.failure = RuntimeError(
+                    "got a reference after RPC was shut down; need one of the present group"
+                )
                 self._table.users.gone(fork)
             self._table = ReferenceTable(self.me)
             self._released.clear()
@@ -241,7 +263,9 @@ class ReferenceRuntime:
     def check_open(self) -> None:
         """Raise RuntimeError once RPC was shut down."""
         if self.is_closed:
-            raise RuntimeError("got a reference after RPC was shut down; need one of the present group")
+            raise RuntimeError(
+                "got a reference after RPC was shut down; need one of the present group"
+            )
 
     # inside
 
@@ -284,7 +308,11 @@ class ReferenceRuntime:
 
     def _plan(self) -> None:
         """Let the loop do what is to be done; without locks."""
-        if (self._table.has_instructions or self._released) and not self._is_planned and not self.is_closed:
+        if (
+            (self._table.has_instructions or self._released)
+            and not self._is_planned
+            and not self.is_closed
+        ):
             self._is_planned = True
             self.agent.call_soon(self._flush)
 
@@ -300,8 +328,16 @@ class ReferenceRuntime:
                 else:
                     self._table.owners.release(item)
             messages = self._table.take_messages()
-            dropped = [self._values.pop(each) for each in self._table.take_discarded() if each in self._values]
-            failed = [(each, self._values.pop(each)) for each in self._table.take_failed() if each in self._values]
+            dropped = [
+                self._values.pop(each)
+                for each in self._table.take_discarded()
+                if each in self._values
+            ]
+            failed = [
+                (each, self._values.pop(each))
+                for each in self._table.take_failed()
+                if each in self._values
+            ]
         for peer, batch in messages.items():
             for start in range(0, len(batch), MAX_BATCH):
                 self._tell(peer, batch[start : start + MAX_BATCH])

@@ -64,9 +64,13 @@ class ReferenceTable:
         users, owners = self.users, self.owners
         self._handlers: dict[type, Callable[[Peer, Any], None]] = {
             Register: lambda origin, message: owners.register(message, origin),
-            Dropped: lambda origin, message: owners.dropped(message.reference, message.fork, origin),
+            Dropped: lambda origin, message: owners.dropped(
+                message.reference, message.fork, origin
+            ),
             NotComing: lambda origin, message: owners.not_coming(message.reference, origin),
-            Confirmed: lambda origin, message: users.confirmed(message.reference, message.fork, origin),
+            Confirmed: lambda origin, message: users.confirmed(
+                message.reference, message.fork, origin
+            ),
             Refused: lambda origin, message: users.refused(message.fork, origin),
             Settled: lambda origin, message: users.settled(message.fork, origin),
             Asked: lambda origin, message: users.asked(message.reference, origin),
@@ -83,7 +87,11 @@ class ReferenceTable:
             for message in news.messages:
                 self.handle(origin, message)
             return
-        log.info("%d messages of worker %d are for an earlier life of this worker", len(news.messages), origin_worker)
+        log.info(
+            "%d messages of worker %d are for an earlier life of this worker",
+            len(news.messages),
+            origin_worker,
+        )
         for message in news.messages:
             if isinstance(message, Register):
                 self._tell(origin, Refused(message.fork))

@@ -6,7 +6,16 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pibroch.rpc.references.messages import ANY_LIFE, Dropped, Message, NotComing, Peer, Register, Settled, ValuePlace
+from pibroch.rpc.references.messages import (
+    ANY_LIFE,
+    Dropped,
+    Message,
+    NotComing,
+    Peer,
+    Register,
+    Settled,
+    ValuePlace,
+)
 
 Tell = Callable[[Peer, Message], None]
 IsLost = Callable[[Peer], bool]
@@ -85,7 +94,9 @@ class UserSide:
         if self._is_creation(fork):
             del self.creations[fork.reference]
             fork.askers.discard(by)
-            self._answer_askers(fork)  # other lives of the owner, which do not get what this one has
+            self._answer_askers(
+                fork
+            )  # other lives of the owner, which do not get what this one has
             fork.owner, fork.state = by, State.CONFIRMED
             self._drop_if_unused(fork)
 
@@ -133,7 +144,9 @@ class UserSide:
     def confirmed(self, reference: int, number: int, by: Peer) -> None:
         """The owner counts our fork. What it was asked to make is confirmed by its answer alone."""
         fork = self.forks.get(number)
-        if fork is None:  # we registered twice, see ``lost``, and one of both came after we had dropped it
+        if (
+            fork is None
+        ):  # we registered twice, see ``lost``, and one of both came after we had dropped it
             self._tell(by, Dropped(reference, number))
             return
         if not fork.owner.matches(by) or fork.state is not State.PENDING or self._is_creation(fork):
@@ -171,8 +184,14 @@ class UserSide:
             unheard = peer == (fork.owner.worker, ANY_LIFE) and fork.state is State.PENDING
             if fork.owner == peer or unheard:
                 self.gone(fork)
-            elif fork.state is State.PENDING and fork.owner.worker == peer.worker and not self._is_creation(fork):
-                self._tell(fork.owner, Register(fork.place, fork.number))  # again: it may be lost with that life
+            elif (
+                fork.state is State.PENDING
+                and fork.owner.worker == peer.worker
+                and not self._is_creation(fork)
+            ):
+                self._tell(
+                    fork.owner, Register(fork.place, fork.number)
+                )  # again: it may be lost with that life
             for child in [child for child, to in fork.children.items() if to.ends_with(peer)]:
                 self.unshare(child)
 

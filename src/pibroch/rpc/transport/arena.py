@@ -68,8 +68,12 @@ class Arena:
         self._segments: dict[int, _Segment] = {}
         self._idle: dict[int, None] = {}  # wholly free segments, the one freed first in front
         self._sizes: list[int] = []  # sizes of free ranges in shared segments, sorted, each once
-        self._ranges: dict[int, dict[tuple[int, int], None]] = {}  # size to (segment, offset), last freed last
-        self._whole: dict[int, dict[int, None]] = {}  # size class to free segments of that size, likewise
+        self._ranges: dict[
+            int, dict[tuple[int, int], None]
+        ] = {}  # size to (segment, offset), last freed last
+        self._whole: dict[
+            int, dict[int, None]
+        ] = {}  # size class to free segments of that size, likewise
         self.idle_bytes = 0
         self.total_bytes = 0
         self.lent_blocks = 0

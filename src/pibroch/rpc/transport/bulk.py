@@ -67,7 +67,9 @@ class BulkSender:
         for offset in range(0, data.nbytes, CHUNK_BYTES):
             chunk = data[offset : offset + CHUNK_BYTES]
             metadata = encode((data.nbytes, offset))
-            chunks.append((header(Kind.BULK, number, len(metadata), chunk.nbytes) + metadata, chunk))
+            chunks.append(
+                (header(Kind.BULK, number, len(metadata), chunk.nbytes) + metadata, chunk)
+            )
         with self._lock:
             self._chunks += chunks
             self._num_waiting_bytes += data.nbytes
@@ -124,8 +126,15 @@ class BulkReceiver:
         transfer = self._transfers.get(frame.number) or self._begin(frame.number, total_bytes)
         end = offset + frame.payload_bytes
         is_chunk = offset % CHUNK_BYTES == 0 and end == min(offset + CHUNK_BYTES, total_bytes)
-        if transfer.memory.nbytes != total_bytes or not is_chunk or offset < 0 or offset in transfer.started:
-            raise ProtocolError(f"bytes {offset} to {end} of a transfer of {total_bytes}", "each byte once")
+        if (
+            transfer.memory.nbytes != total_bytes
+            or not is_chunk
+            or offset < 0
+            or offset in transfer.started
+        ):
+            raise ProtocolError(
+                f"bytes {offset} to {end} of a transfer of {total_bytes}", "each byte once"
+            )
         transfer.started.add(offset)
         return [transfer.memory[offset:end]]
 
@@ -154,7 +163,8 @@ class BulkReceiver:
         self._pending_bytes -= transfer.memory.nbytes
         if transfer.memory.nbytes != info.num_bytes():
             raise ProtocolError(
-                f"a transfer of {transfer.memory.nbytes} bytes", f"{info.num_bytes()}, as its shape says"
+                f"a transfer of {transfer.memory.nbytes} bytes",
+                f"{info.num_bytes()}, as its shape says",
             )
         storage = transfer.data.untyped_storage()
         return torch.empty(0, dtype=DTYPE_OF_CODE[info.dtype]).set_(storage, 0, info.shape)  # type: ignore[call-overload,no-any-return]

@@ -35,11 +35,16 @@ from pibroch.rpc.values.tensors import (
 
 log = logging.getLogger(__name__)
 
-_MESSAGES, _SHARED_MEMORY = (Kind.REQUEST, Kind.NOTE, Kind.ANSWER), (Kind.SEGMENT, Kind.FREE, Kind.DROP)
+_MESSAGES, _SHARED_MEMORY = (
+    (Kind.REQUEST, Kind.NOTE, Kind.ANSWER),
+    (Kind.SEGMENT, Kind.FREE, Kind.DROP),
+)
 UNREAD_BYTES = 64 << 20
 """Of errors in place of answers: a peer that reads none of so many is lost."""
 _DEAF = "it does not read its answers"
-_COPY_BELOW_BYTES = 16 << 10  # small tensors are copied behind their metadata: one buffer, one system call
+_COPY_BELOW_BYTES = (
+    16 << 10
+)  # small tensors are copied behind their metadata: one buffer, one system call
 
 
 @dataclass(slots=True)
@@ -86,16 +91,26 @@ class Connection:
         inbox: hears of what comes.
     """
 
-    uncounted_requests: ClassVar[int] = 16  # of the peer's, under way, before their tensors are counted
+    uncounted_requests: ClassVar[int] = (
+        16  # of the peer's, under way, before their tensors are counted
+    )
 
     def __init__(self, peer: WorkerInfo, incarnation: int, limits: Limits, inbox: Inbox) -> None:
         self.peer, self.incarnation, self.limits = peer, incarnation, limits
         self.number = 0  # the dialler's number for it, at its other end
-        self._on_message, self._on_failure, self._on_lost = inbox.on_message, inbox.on_failure, inbox.on_lost
+        self._on_message, self._on_failure, self._on_lost = (
+            inbox.on_message,
+            inbox.on_failure,
+            inbox.on_lost,
+        )
         self._lock = threading.Lock()
         self.stream: FrameStream | None = None
-        self.only_stream: FrameStream | None = None  # the same, when all answers come on it and callers may read them
-        self._backlog: list[tuple[Sequence[Buffer], Sequence[HasDescriptor]]] = []  # until there is a stream
+        self.only_stream: FrameStream | None = (
+            None  # the same, when all answers come on it and callers may read them
+        )
+        self._backlog: list[
+            tuple[Sequence[Buffer], Sequence[HasDescriptor]]
+        ] = []  # until there is a stream
         self.sharing: Sharing | None = None
         self._bulk_streams: list[FrameStream] = []
         self._sender, self._receiver = BulkSender(), BulkReceiver(limits.message_bytes)
@@ -103,7 +118,10 @@ class Connection:
         self.refusal: PibrochError | None = None  # why the peer did not let this worker in
         self.is_lost, self.loss = False, ""  # and why
         self.left_on_purpose = self.is_overdue = False  # the latter: it has not taken its answers
-        self._unread_bytes, self._is_deaf = 0, False  # of errors that were sent since all was with the kernel
+        self._unread_bytes, self._is_deaf = (
+            0,
+            False,
+        )  # of errors that were sent since all was with the kernel
         self.num_at_work = self.bytes_at_work = 0  # the peer's, kept by ``service.py``
 
     # sending, from any thread
@@ -115,30 +133,49 @@ class Connection:
 
         The caller must hold the tensors in this list alone, and not use them afterwards: received ones may be given back.
         """
-        infos, payload, devices = list[TensorInfo](), list[Buffer](), stage(tensors, device_maps, self.peer.name)
-        described = [describe(tensor) for tensor in tensors]  # what cannot be sent shows before anything is given away
+        infos, payload, devices = (
+            list[TensorInfo](),
+            list[Buffer](),
+            stage(tensors, device_maps, self.peer.name),
+        )
+        described = [
+            describe(tensor) for tensor in tensors
+        ]  # what cannot be sent shows before anything is given away
         for place, info in enumerate(described):
             if info.layout is not None:
                 tensors[place] = in_memory_order(tensors[place], info)
-            tensor = tensors[place]  # held by this variable and the list: what ``give_back`` is told
+            tensor = tensors[
+                place
+            ]  # held by this variable and the list: what ``give_back`` is told
             num_bytes = tensor.numel() * tensor.element_size()
             shared: TensorInfo | None = None  # not where the connection is gone
             if self.sharing is not None and num_bytes >= SHARE_FROM_BYTES:
-                shared = self.sharing.give_back(tensor, info, 2) or self.sharing.put(tensor, info, num_bytes)
+                shared = self.sharing.give_back(tensor, info, 2) or self.sharing.put(
+                    tensor, info, num_bytes
+                )
             if shared is not None:
                 infos.append(shared)
                 continue
             data = read_only_bytes(tensor, _COPY_BELOW_BYTES)
-            if isinstance(data, memoryview) and num_bytes >= BULK_FROM_BYTES and self._sender.is_ready:
+            if (
+                isinstance(data, memoryview)
+                and num_bytes >= BULK_FROM_BYTES
+                and self._sender.is_ready
+            ):
                 infos.append(msgspec.structs.replace(info, transfer=self._sender.send(data)))
                 continue
             infos.append(info)
             payload.append(data)
         if devices:
-            infos = [msgspec.structs.replace(info, device=d) for info, d in zip(infos, devices, strict=True)]
+            infos = [
+                msgspec.structs.replace(info, device=d)
+                for info, d in zip(infos, devices, strict=True)
+            ]
         return infos, payload
 
-    def send(self, kind: Kind, number: int, metadata: bytes, payload: Sequence[Buffer] = ()) -> None:
+    def send(
+        self, kind: Kind, number: int, metadata: bytes, payload: Sequence[Buffer] = ()
+    ) -> None:
         """Send a frame; never blocks. What cannot be sent any more is dropped: ``on_lost`` says so."""
         payload_bytes = sum(map(len, payload))
         report = b"" if self.sharing is None else self.sharing.report()
@@ -157,7 +194,9 @@ class Connection:
             self._is_deaf = True
             stream.close_soon(_DEAF)
 
-    def send_buffers(self, buffers: Sequence[Buffer], descriptors: Sequence[HasDescriptor] = ()) -> None:
+    def send_buffers(
+        self, buffers: Sequence[Buffer], descriptors: Sequence[HasDescriptor] = ()
+    ) -> None:
         """Send whole frames."""
         stream = self.stream
         if stream is None:
@@ -197,14 +236,18 @@ class Connection:
                 stream.send(buffers, descriptors)
             self._backlog.clear()
             self.stream = stream
-            self.only_stream = stream if self.sharing is not None and POLICIES.caller_reads else None
+            self.only_stream = (
+                stream if self.sharing is not None and POLICIES.caller_reads else None
+            )
         stream.start(surplus)
 
     def open_bulk(
         self, make_stream: Callable[[Allocate, Callable[[Frame], None], Callable[[], None]], FrameStream], surplus: bytes,
     ) -> None:  # fmt: skip
         """One more stream, for large tensors."""
-        stream = make_stream(self._receiver.allocate, self._on_chunk, lambda: self._sender.pull(stream))
+        stream = make_stream(
+            self._receiver.allocate, self._on_chunk, lambda: self._sender.pull(stream)
+        )
         self._bulk_streams.append(stream)
         self._sender.add(stream)
         stream.start(surplus)
@@ -214,7 +257,10 @@ class Connection:
         with self._lock:
             if self.is_lost:
                 return
-            self.loss, self.is_lost = reason, True  # in this order, for whoever looks without the lock
+            self.loss, self.is_lost = (
+                reason,
+                True,
+            )  # in this order, for whoever looks without the lock
             self._backlog.clear()
         for stream in (*self._bulk_streams, *([self.stream] if self.stream is not None else [])):
             stream.close(reason)
@@ -233,7 +279,9 @@ class Connection:
         inline = [info for info in envelope.tensors if info.is_inline]
         expected = sum(info.num_bytes() for info in inline)
         if expected != frame.payload_bytes:
-            raise ProtocolError(f"{frame.payload_bytes:,} bytes of tensors", f"{expected:,}, as their shapes say")
+            raise ProtocolError(
+                f"{frame.payload_bytes:,} bytes of tensors", f"{expected:,}, as their shapes say"
+            )
         arriving = _Arriving(envelope)
         buffers = []
         for info in inline:
@@ -258,7 +306,9 @@ class Connection:
         elif self.sharing is not None and frame.kind in _SHARED_MEMORY:
             self._on_shared_memory(self.sharing, frame)
         else:
-            raise ProtocolError(f"a frame of kind {frame.kind.name}", "one that belongs on this stream")
+            raise ProtocolError(
+                f"a frame of kind {frame.kind.name}", "one that belongs on this stream"
+            )
 
     def _on_shared_memory(self, sharing: Sharing, frame: Frame) -> None:
         if frame.kind == Kind.FREE:
@@ -276,7 +326,8 @@ class Connection:
             if not isinstance(arriving, _Arriving):
                 envelope = decode_envelope(frame.metadata)
                 arriving = _Arriving(
-                    envelope, cut([each for each in envelope.tensors if each.is_inline], frame.payload)
+                    envelope,
+                    cut([each for each in envelope.tensors if each.is_inline], frame.payload),
                 )
             arriving.kind, arriving.number = frame.kind, frame.number
             if self._waits(arriving):
@@ -292,7 +343,9 @@ class Connection:
         for info in arriving.envelope.tensors:
             if info.transfer is not None and not self._receiver.is_complete(info.transfer):
                 if len(self._incomplete) >= self.limits.requests:
-                    raise ProtocolError(f"{len(self._incomplete):,} messages that wait for their transfers", "fewer")
+                    raise ProtocolError(
+                        f"{len(self._incomplete):,} messages that wait for their transfers", "fewer"
+                    )
                 self._incomplete[info.transfer] = arriving
                 return True
         return False
@@ -306,7 +359,9 @@ class Connection:
         try:
             if self._waits(arriving):
                 return
-            message = Message(arriving.kind, arriving.number, arriving.envelope, self._in_order(arriving))
+            message = Message(
+                arriving.kind, arriving.number, arriving.envelope, self._in_order(arriving)
+            )
         except RpcError as error:
             self.unreadable(arriving.kind, arriving.number, error)
             return
@@ -327,7 +382,9 @@ class Connection:
             inline = iter(tensors)
             tensors = [next(inline) if info.is_inline else self._elsewhere(info) for info in infos]
         with_room = sum(bytes_with_room(info) for info in infos if info.layout is not None)
-        if with_room > self.limits.message_bytes:  # a place in shared memory may be named many times
+        if (
+            with_room > self.limits.message_bytes
+        ):  # a place in shared memory may be named many times
             raise ProtocolError(
                 f"tensors of up to {with_room:,} bytes with room between their rows",
                 f"at most {self.limits.message_bytes:,}",
@@ -338,7 +395,9 @@ class Connection:
                 tensors[place] = in_own_order(tensors[place], info)
             if info.device is not None:
                 tensors[place] = unstage(tensors[place], info.device)
-            if info.requires_grad and (tensors[place].is_floating_point() or tensors[place].is_complex()):
+            if info.requires_grad and (
+                tensors[place].is_floating_point() or tensors[place].is_complex()
+            ):
                 tensors[place].requires_grad_()
         return tensors
 

@@ -20,7 +20,9 @@ class HasDescriptor(Protocol):
         """Close it."""
 
 
-def send_descriptors(sock: socket.socket, view: memoryview, descriptors: Sequence[HasDescriptor]) -> int:
+def send_descriptors(
+    sock: socket.socket, view: memoryview, descriptors: Sequence[HasDescriptor]
+) -> int:
     """Send descriptors with the first byte of ``view``, and close them here; how many bytes were sent."""
     rights = array.array("i", [each.fd for each in descriptors])
     sent = sock.sendmsg([view], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
@@ -32,7 +34,9 @@ def send_descriptors(sock: socket.socket, view: memoryview, descriptors: Sequenc
 def receive_descriptors(sock: socket.socket, target: memoryview) -> tuple[int, list[int], bool]:
     """Receive into ``target``: how many bytes, the descriptors that came with them, and whether some were cut off."""
     found = array.array("i")
-    num_bytes, ancillary, flags, _ = sock.recvmsg_into([target], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+    num_bytes, ancillary, flags, _ = sock.recvmsg_into(
+        [target], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+    )
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             found.frombytes(data[: len(data) - len(data) % 4])

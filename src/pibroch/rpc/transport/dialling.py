@@ -91,4 +91,6 @@ def is_final(error: Exception) -> bool:
         return True
     if isinstance(error, (ConnectionResetError, BrokenPipeError, ConnectionAbortedError)):
         return False
-    return not (type(error) is ConnectionError or (isinstance(error, OSError) and error.errno in _BUSY))
+    return not (
+        type(error) is ConnectionError or (isinstance(error, OSError) and error.errno in _BUSY)
+    )

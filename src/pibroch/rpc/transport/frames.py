@@ -91,7 +91,10 @@ def seal(buffers: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
             checksum = zlib.crc32(part, checksum)
             payload_bytes -= part.nbytes
             view = view[part.nbytes :]
-        sealed += [start + _CHECKS.pack(zlib.crc32(start), zlib.crc32(metadata), checksum) + metadata, *payload]
+        sealed += [
+            start + _CHECKS.pack(zlib.crc32(start), zlib.crc32(metadata), checksum) + metadata,
+            *payload,
+        ]
     return sealed
 
 
@@ -178,7 +181,9 @@ class FrameReader:
         start = self._start
         if self._end - start < HEADER.size:
             return False
-        magic, version, kind, metadata_bytes, number, payload_bytes = HEADER.unpack_from(self._staging, start)
+        magic, version, kind, metadata_bytes, number, payload_bytes = HEADER.unpack_from(
+            self._staging, start
+        )
         self._check(magic, version, kind & ~CHECKED, metadata_bytes, payload_bytes)
         body_start = start + HEADER.size
         checks = None
@@ -228,7 +233,9 @@ class FrameReader:
         self._finish(frames)
         return not self._targets
 
-    def _check(self, magic: bytes, version: int, kind: int, metadata_bytes: int, payload_bytes: int) -> None:
+    def _check(
+        self, magic: bytes, version: int, kind: int, metadata_bytes: int, payload_bytes: int
+    ) -> None:
         if magic != MAGIC or version != VERSION or kind not in _KINDS:
             raise ProtocolError(
                 f"a frame that begins with {magic!r}, version {version}, kind {kind}",

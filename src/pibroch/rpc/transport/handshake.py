@@ -92,11 +92,15 @@ class Client(Side):
     def _greet(self) -> bytes:
         seen = bytes(self._buffer[: len(MAGIC)])
         if not MAGIC.startswith(seen):
-            raise ProtocolError(f"{seen!r} as a first word", "a pibroch worker", "look who listens at this address")
+            raise ProtocolError(
+                f"{seen!r} as a first word", "a pibroch worker", "look who listens at this address"
+            )
         if len(self._buffer) < HELLO.size:
             return b""
         if len(self._buffer) > HELLO.size:
-            raise ProtocolError("bytes after the hello", "a server that waits for the client's proof")
+            raise ProtocolError(
+                "bytes after the hello", "a server that waits for the client's proof"
+            )
         hello = bytes(self._buffer)
         self._buffer.clear()
         self._greeted = True
@@ -129,7 +133,9 @@ class Client(Side):
                 "look who listens at this address",
             )
         if len(said) < REPLY.size:
-            raise ProtocolError(f"a reply of {len(message)} bytes", f"at least {REPLY.size + MAC_BYTES}")
+            raise ProtocolError(
+                f"a reply of {len(message)} bytes", f"at least {REPLY.size + MAC_BYTES}"
+            )
         _, worker_id, incarnation = REPLY.unpack_from(said)
         name, rest = unpacked_name(said[REPLY.size :])
         if rest:
@@ -151,8 +157,12 @@ class Client(Side):
                 "set PIBROCH_RPC_SECRET or the option secret alike everywhere",
             )
         if code == ReplyCode.WRONG_VERSION:
-            raise AuthenticationError(f"a refusal by worker {worker}: it does not speak version {self.version}")
-        raise ProtocolError(f"a refusal with code {code} by worker {worker}", "a handshake that both understand")
+            raise AuthenticationError(
+                f"a refusal by worker {worker}: it does not speak version {self.version}"
+            )
+        raise ProtocolError(
+            f"a refusal with code {code} by worker {worker}", "a handshake that both understand"
+        )
 
 
 class Server(Side):
@@ -216,22 +226,32 @@ class Server(Side):
             self._refuse(
                 ReplyCode.WRONG_SECRET,
                 AuthenticationError(
-                    "a client without the job's secret, or a repeated handshake", "a worker of this job"
+                    "a client without the job's secret, or a repeated handshake",
+                    "a worker of this job",
                 ),
             )
         if len(said) < CLIENT.size:
-            raise ProtocolError(f"a handshake message of {len(message)} bytes", f"at least {CLIENT.size + MAC_BYTES}")
-        lowest, highest, chosen, _, worker_id, incarnation, connection_id, stream = CLIENT.unpack_from(said)
+            raise ProtocolError(
+                f"a handshake message of {len(message)} bytes",
+                f"at least {CLIENT.size + MAC_BYTES}",
+            )
+        lowest, highest, chosen, _, worker_id, incarnation, connection_id, stream = (
+            CLIENT.unpack_from(said)
+        )
         name, rest = unpacked_name(said[CLIENT.size :])
         expected, rest = unpacked_name(rest)
         if rest:
             raise ProtocolError(f"{len(rest)} bytes after the client's identity", "none")
         self._transcript += message
         if chosen != common_version(self._versions, (lowest, highest)):
-            error = AuthenticationError(f"version {chosen} by worker {name!r}", f"one of {range_of(self._versions)}")
+            error = AuthenticationError(
+                f"version {chosen} by worker {name!r}", f"one of {range_of(self._versions)}"
+            )
             self._refuse(ReplyCode.WRONG_VERSION, error)
         if expected != self._me.name:
-            error = AuthenticationError(f"worker {name!r} that wants worker {expected!r}", f"{self._me.name!r}")
+            error = AuthenticationError(
+                f"worker {name!r} that wants worker {expected!r}", f"{self._me.name!r}"
+            )
             self._refuse(ReplyCode.WRONG_WORKER, error)
         self.version = chosen
         self._purpose = Purpose(connection_id, stream)
@@ -239,11 +259,15 @@ class Server(Side):
         return self._reply(ReplyCode.ACCEPTED)
 
     def _reply(self, code: ReplyCode) -> bytes:
-        said = REPLY.pack(code, self._me.id, self._me.incarnation) + packed_name(encoded_name(self._me.name))
+        said = REPLY.pack(code, self._me.id, self._me.incarnation) + packed_name(
+            encoded_name(self._me.name)
+        )
         return framed(said + self._proof(SERVER_LABEL, said))
 
     def _refuse(self, code: ReplyCode, error: PibrochError) -> NoReturn:
         # who dialled the wrong worker has proved itself and may know who we are; nobody else
-        self.refusal = self._reply(code) if code == ReplyCode.WRONG_WORKER else framed(bytes([code]))
+        self.refusal = (
+            self._reply(code) if code == ReplyCode.WRONG_WORKER else framed(bytes([code]))
+        )
         self.surplus = b""
         raise error

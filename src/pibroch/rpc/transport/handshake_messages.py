@@ -19,7 +19,9 @@ NONCE_BYTES = 32
 MAC_BYTES = 32
 HELLO = struct.Struct(f"<8sHH{NONCE_BYTES}s")  # magic, lowest version, highest version, nonce
 _LENGTH = struct.Struct("<H")
-CLIENT = struct.Struct(f"<HHH{NONCE_BYTES}sQQQH")  # three versions, nonce, id, incarnation, connection, stream
+CLIENT = struct.Struct(
+    f"<HHH{NONCE_BYTES}sQQQH"
+)  # three versions, nonce, id, incarnation, connection, stream
 REPLY = struct.Struct("<BQQ")  # code, id, incarnation
 CLIENT_LABEL = b"pibroch rpc client proof\0"
 SERVER_LABEL = b"pibroch rpc server proof\0"
@@ -95,7 +97,9 @@ class Side:
             return None
         (length,) = _LENGTH.unpack_from(self._buffer)
         if length > MAX_MESSAGE_BYTES:
-            raise ProtocolError(f"a handshake message of {length} bytes", f"at most {MAX_MESSAGE_BYTES}")
+            raise ProtocolError(
+                f"a handshake message of {length} bytes", f"at most {MAX_MESSAGE_BYTES}"
+            )
         end = _LENGTH.size + length
         if len(self._buffer) < end:
             return None
@@ -150,7 +154,9 @@ def unpacked_name(data: bytes) -> tuple[str, bytes]:
     """A name with its length before it, and what follows."""
     length = data[0] if data else 0
     if not length or len(data) < 1 + length:
-        raise ProtocolError("a name that is empty or cut off", "its length in one byte, then that many bytes")
+        raise ProtocolError(
+            "a name that is empty or cut off", "its length in one byte, then that many bytes"
+        )
     try:
         return data[1 : 1 + length].decode(), data[1 + length :]
     except UnicodeDecodeError as error:

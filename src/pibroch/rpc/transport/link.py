@@ -262,7 +262,9 @@ class Listener:
     def _pause(self) -> None:
         """Without descriptors the socket would stay readable and the loop would spin: a stranger goes, the next ones wait."""
         if self._strangers:
-            next(iter(self._strangers.values())).refuse(ConnectionError("no descriptors are left; the oldest goes"))
+            next(iter(self._strangers.values())).refuse(
+                ConnectionError("no descriptors are left; the oldest goes")
+            )
         self._reactor.change(self._sock.fileno(), 0)
         self._reactor.call_at(time.monotonic() + _PAUSE_S, self._resume)
 
@@ -283,7 +285,9 @@ class Listener:
                 return
             try:
                 if is_foreign(sock):
-                    _foreigners.write(logging.WARNING, "refused a connection of another user of this machine")
+                    _foreigners.write(
+                        logging.WARNING, "refused a connection of another user of this machine"
+                    )
                     sock.close()
                     continue
                 tune(sock, self._lost_after_s)
@@ -306,11 +310,19 @@ class Listener:
 
         def refused(error: Exception) -> None:
             del self._strangers[number]
-            level = logging.WARNING if isinstance(error, AuthenticationError | ProtocolError) else logging.DEBUG
+            level = (
+                logging.WARNING
+                if isinstance(error, AuthenticationError | ProtocolError)
+                else logging.DEBUG
+            )
             where = address or "this machine"
-            _refusals.write(level, "refused a connection from %s: %s: %s", where, type(error).__name__, error)
+            _refusals.write(
+                level, "refused a connection from %s: %s: %s", where, type(error).__name__, error
+            )
 
-        admission = Admission(self._reactor, sock, core, self._handshake_s, admitted, refused, self._tls)
+        admission = Admission(
+            self._reactor, sock, core, self._handshake_s, admitted, refused, self._tls
+        )
         self._strangers[number] = admission
         if len(self._strangers) > self._max_strangers:
             oldest = next(iter(self._strangers.values()))

@@ -23,7 +23,9 @@ class Loopback(Connection):
 
     uncounted_requests = sys.maxsize
 
-    def __init__(self, me: WorkerInfo, incarnation: int, limits: Limits, inbox: Inbox, loop: Reactor) -> None:
+    def __init__(
+        self, me: WorkerInfo, incarnation: int, limits: Limits, inbox: Inbox, loop: Reactor
+    ) -> None:
         super().__init__(me, incarnation, limits, inbox)
         self._loop = loop
 

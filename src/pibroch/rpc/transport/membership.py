@@ -21,7 +21,9 @@ from pibroch.rpc.transport.link import Address
 
 log = logging.getLogger(__name__)
 
-_num_joined = 0  # by this process; who joins a second time must not find what it wrote the first time
+_num_joined = (
+    0  # by this process; who joins a second time must not find what it wrote the first time
+)
 _LOOPBACK = ("localhost", "127.", "::1")
 KILLED_S = 3.0
 _NUM_STATIC, _NUM_DYNAMIC = "pibroch_rpc_static", "pibroch_rpc_dynamic"
@@ -61,7 +63,12 @@ class Rendezvous:
     """
 
     def __init__(
-        self, init_method: str, rank: int, world_size: int | None, timeout_s: float, store: Store | None = None
+        self,
+        init_method: str,
+        rank: int,
+        world_size: int | None,
+        timeout_s: float,
+        store: Store | None = None,
     ) -> None:
         self._store = store
         if isinstance(store, TCPStore):
@@ -74,7 +81,10 @@ class Rendezvous:
         self._scheme, self._path = url.scheme, url.path
         self._is_hosted = False
         if url.scheme == "env":
-            given = {"rank": os.environ.get("RANK", "-1"), "world_size": os.environ.get("WORLD_SIZE", "0")} | given
+            given = {
+                "rank": os.environ.get("RANK", "-1"),
+                "world_size": os.environ.get("WORLD_SIZE", "0"),
+            } | given
             host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
             self._is_hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
             if host is None or port is None:
@@ -88,7 +98,9 @@ class Rendezvous:
         elif url.scheme == "file":
             host, port = "localhost", "0"
         else:
-            raise ConfigError(f"init_method {init_method!r}", "env://, tcp://host:port or file://path")
+            raise ConfigError(
+                f"init_method {init_method!r}", "env://, tcp://host:port or file://path"
+            )
         if not host or not port.isdigit():
             raise ConfigError(f"init_method {init_method!r}", "a host and a port")
         self.host, self.port = host, int(port)
@@ -116,7 +128,15 @@ class Rendezvous:
             return FileStore(self._path, -1)
         is_host = self.rank == 0 and not self._is_hosted
         try:
-            return TCPStore(self.host, self.port, None, is_host, timeout, wait_for_workers=False, multi_tenant=True)
+            return TCPStore(
+                self.host,
+                self.port,
+                None,
+                is_host,
+                timeout,
+                wait_for_workers=False,
+                multi_tenant=True,
+            )
         except (dist.DistError, RuntimeError) as error:
             raise RpcError(
                 f"no rendezvous at {self.host}:{self.port} ({str(error).splitlines()[0]})",
@@ -134,7 +154,9 @@ class Rendezvous:
         if self.is_loopback:
             return "127.0.0.1"
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting a datagram socket sends nothing
+        with socket.socket(
+            family, socket.SOCK_DGRAM
+        ) as probe:  # connecting a datagram socket sends nothing
             probe.connect((self.host, self.port or 1))
             return str(probe.getsockname()[0])
 
@@ -144,7 +166,9 @@ class Membership:
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self._rendezvous = rendezvous
-        self._prefix = "pibroch_rpc" if rendezvous.world_size is None else f"pibroch_rpc_{_num_joined}"
+        self._prefix = (
+            "pibroch_rpc" if rendezvous.world_size is None else f"pibroch_rpc_{_num_joined}"
+        )
         self._store = self._open()
         self._is_counted = False  # among those of its kind of group
         self._me: Record | None = None
@@ -225,7 +249,9 @@ class Membership:
     def known(self) -> list[WorkerInfo]:
         """The workers that this one has met or looked up."""
         with self._lock:
-            return sorted((record.info for record in self._known.values()), key=lambda info: info.id)
+            return sorted(
+                (record.info for record in self._known.values()), key=lambda info: info.id
+            )
 
     def forget(self, name: str, left: bool) -> None:
         """Look ``name`` up again the next time; it left, or it was lost."""
@@ -284,7 +310,10 @@ class Membership:
 
     def _check_free(self, me: Record) -> None:
         """Name and id must be free, or have belonged to a worker that is gone."""
-        for key, what in ((f"worker/{me.name}", f"the name {me.name!r}"), (f"id/{me.id}", f"the id {me.id}")):
+        for key, what in (
+            (f"worker/{me.name}", f"the name {me.name!r}"),
+            (f"id/{me.id}", f"the id {me.id}"),
+        ):
             if not self._store.check([key]):
                 continue
             name = me.name if key.startswith("worker") else self._store.get(key).decode()
@@ -303,7 +332,9 @@ class Membership:
                 f"{'no' if is_static else 'the'} world_size, as the workers that are there",
                 "give all the same, or let them meet elsewhere",
             )
-        if not is_static or me.id == 0:  # who may host the store stands for all of a group: the others leave after it
+        if (
+            not is_static or me.id == 0
+        ):  # who may host the store stands for all of a group: the others leave after it
             self._count(1)
 
     def _count(self, change: int) -> None:

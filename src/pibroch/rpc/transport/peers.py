@@ -58,7 +58,11 @@ class Peers:
         self.info, self.incarnation = info, secrets.randbits(62)
         self._options, self._secret, self._reactor, self._submit = options, secret, reactor, submit
         self._membership = membership
-        self.on_message, self.on_failure, self._tell_lost = inbox.on_message, inbox.on_failure, inbox.on_lost
+        self.on_message, self.on_failure, self._tell_lost = (
+            inbox.on_message,
+            inbox.on_failure,
+            inbox.on_lost,
+        )
         self._identity = Identity(info.name, info.id, self.incarnation)
         self._machine = this_machine()
         self._dialled: dict[int, Connection] = {}
@@ -94,7 +98,9 @@ class Peers:
         connection = self._dialled.get(worker.id)
         if connection is not None and connection.incarnation:
             return connection.incarnation
-        return next((each.incarnation for each in self.connections() if each.peer.id == worker.id), 0)
+        return next(
+            (each.incarnation for each in self.connections() if each.peer.id == worker.id), 0
+        )
 
     def connections(self) -> list[Connection]:
         """All, dialled and accepted."""
@@ -108,7 +114,10 @@ class Peers:
         for connection in connections:
             connection.send(Kind.GOODBYE, 0, b"")
         deadline = time.monotonic() + _FLUSH_S
-        while any(each.num_queued for each in connections if not each.is_lost) and time.monotonic() < deadline:
+        while (
+            any(each.num_queued for each in connections if not each.is_lost)
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.001)
         done = threading.Event()
         self._reactor.call_soon(lambda: self._close_all(done))
@@ -150,10 +159,14 @@ class Peers:
             connection.open(self._stream(connection, sock), core.surplus)
             if sock.family != socket.AF_UNIX:
                 for stream in range(1, options.num_streams + 1):
-                    self._admit(connection, record, machine, Purpose(connection_id, stream), bulk_admitted)
+                    self._admit(
+                        connection, record, machine, Purpose(connection_id, stream), bulk_admitted
+                    )
 
         def bulk_admitted(sock: socket.socket, core: Client) -> None:
-            connection.open_bulk(functools.partial(self._bulk_stream, connection, sock), core.surplus)
+            connection.open_bulk(
+                functools.partial(self._bulk_stream, connection, sock), core.surplus
+            )
 
         self._admit(connection, record, machine, Purpose(connection_id), admitted)
 
@@ -193,7 +206,9 @@ class Peers:
         limits = self._options.limits
         reader = FrameReader(limits.metadata_bytes, limits.message_bytes, connection.allocate)
         checksums = self._options.checksums
-        return FrameStream(self._reactor, sock, reader, connection.on_frame, connection.lose, checksums=checksums)
+        return FrameStream(
+            self._reactor, sock, reader, connection.on_frame, connection.lose, checksums=checksums
+        )
 
     def _bulk_stream(
         self,
@@ -203,9 +218,13 @@ class Peers:
         on_chunk: Callable[[Frame], None],
         on_drained: Callable[[], None],
     ) -> FrameStream:
-        reader = FrameReader(_MAX_CHUNK_METADATA_BYTES, self._options.limits.message_bytes, allocate)
+        reader = FrameReader(
+            _MAX_CHUNK_METADATA_BYTES, self._options.limits.message_bytes, allocate
+        )
         checksums = self._options.checksums
-        return FrameStream(self._reactor, sock, reader, on_chunk, connection.lose, on_drained, checksums)
+        return FrameStream(
+            self._reactor, sock, reader, on_chunk, connection.lose, on_drained, checksums
+        )
 
     def _share_memory(self, connection: Connection) -> None:
         def discard(what: object) -> None:
@@ -230,11 +249,15 @@ class Peers:
         except OSError as error:
             tcp.close()
             raise ConfigError(
-                f"address {host!r} to listen on ({error.strerror})", "one of this machine", "see the option bind"
+                f"address {host!r} to listen on ({error.strerror})",
+                "one of this machine",
+                "see the option bind",
             ) from error
         port = tcp.getsockname()[1]
         self._listeners.append(self._listener(tcp, self._options.tls))
-        return Record(self.info.name, self.info.id, self.incarnation, self._machine, unix, host, port)
+        return Record(
+            self.info.name, self.info.id, self.incarnation, self._machine, unix, host, port
+        )
 
     def _listener(self, sock: socket.socket, files: tuple[str, str, str] | None) -> Listener:
         limits = self._options.limits
@@ -253,7 +276,9 @@ class Peers:
         if core.purpose.stream:
             self._on_bulk_admitted(sock, core)
             return
-        connection = self._new_connection(WorkerInfo(core.peer.name, core.peer.id), core.peer.incarnation)
+        connection = self._new_connection(
+            WorkerInfo(core.peer.name, core.peer.id), core.peer.incarnation
+        )
         connection.number = core.purpose.connection_id
         if sock.family == socket.AF_UNIX:
             self._share_memory(connection)
@@ -266,7 +291,9 @@ class Peers:
         for connection in self.connections():
             key = (connection.number, connection.peer.id, connection.incarnation)
             if key == (core.purpose.connection_id, core.peer.id, core.peer.incarnation):
-                connection.open_bulk(functools.partial(self._bulk_stream, connection, sock), core.surplus)
+                connection.open_bulk(
+                    functools.partial(self._bulk_stream, connection, sock), core.surplus
+                )
                 return
         log.warning("worker %r opened a stream of a connection that there is not", core.peer.name)
         sock.close()
@@ -283,7 +310,11 @@ class Peers:
         self._membership.forget(peer.name, connection.left_on_purpose)
         reason = "it left" if connection.left_on_purpose else reason
         self._tell_lost(connection, reason)
-        others = [each for each in self.connections() if each.peer.id == peer.id and each.incarnation == incarnation]
+        others = [
+            each
+            for each in self.connections()
+            if each.peer.id == peer.id and each.incarnation == incarnation
+        ]
         if others and (connection.left_on_purpose or not connection.was_open):
             return  # each has its own end; and that one could not be opened does not mean that the worker is gone
         for other in others:

@@ -90,7 +90,9 @@ class Reactor:
     def complete(self, function: Callable[[], None]) -> None:
         """Run ``function`` on the loop, at the end of a round. It may run code of users, best of all short one."""
         self._completions.append(function)
-        if not self.is_here():  # after appending: whoever takes the loop over later looks here first
+        if (
+            not self.is_here()
+        ):  # after appending: whoever takes the loop over later looks here first
             self._wake()
 
     def expect_bulk(self) -> None:
@@ -107,7 +109,9 @@ class Reactor:
             if not self.is_here():
                 return
             if not self._lent_at:
-                raise RuntimeError("a handler of the network thread must not wait for other workers")
+                raise RuntimeError(
+                    "a handler of the network thread must not wait for other workers"
+                )
             self._lent_at = 0.0
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
@@ -186,7 +190,9 @@ class Reactor:
 
     def _run_completions(self, me: threading.Thread) -> None:
         while self._completions and self._thread is me:
-            function = self._completions.popleft()  # before it is lent: the deputy takes from there, too
+            function = (
+                self._completions.popleft()
+            )  # before it is lent: the deputy takes from there, too
             self._lent_at = time.monotonic()
             self._num_lent += 1
             if self._deputy_sleeps:
@@ -213,7 +219,9 @@ class Reactor:
             num_seen = self._num_lent
             if num_quiet > _QUIET_ROUNDS:
                 self._deputy_sleeps = True
-                if self._lent_at or self._num_lent != num_seen:  # just then: the loop may not have seen that it sleeps
+                if (
+                    self._lent_at or self._num_lent != num_seen
+                ):  # just then: the loop may not have seen that it sleeps
                     self._deputy_bed.acquire(timeout=_PATIENCE_S)
                 else:
                     self._deputy_bed.acquire()

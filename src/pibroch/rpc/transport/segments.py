@@ -36,7 +36,14 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
 _mmap, _munmap, _madvise = _libc.mmap, _libc.munmap, _libc.madvise
 _mmap.restype = ctypes.c_void_p
-_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
 _munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _move = _libc.memmove  # lets other threads run meanwhile
@@ -52,13 +59,22 @@ class _Map:
         self.nbytes = 0
         address = _mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
         if address == _MAP_FAILED:
-            raise OSError(ctypes.get_errno(), f"mmap of {nbytes} bytes: {os.strerror(ctypes.get_errno())}")
+            raise OSError(
+                ctypes.get_errno(), f"mmap of {nbytes} bytes: {os.strerror(ctypes.get_errno())}"
+            )
         self.address, self.nbytes = int(address), nbytes
-        _madvise(address, nbytes, mmap.MADV_HUGEPAGE)  # a hint: where the system allows none, small pages do
+        _madvise(
+            address, nbytes, mmap.MADV_HUGEPAGE
+        )  # a hint: where the system allows none, small pages do
 
     @property
     def __array_interface__(self) -> dict[str, object]:
-        return {"data": (self.address, False), "shape": (self.nbytes,), "typestr": "|u1", "version": 3}
+        return {
+            "data": (self.address, False),
+            "shape": (self.nbytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }
 
     def __del__(self, munmap: Callable[[int, int], int] = _munmap) -> None:
         if self.nbytes:
@@ -168,7 +184,11 @@ class _Lease(np.ndarray[Any, Any]):
 
 
 def view(
-    segment: Segment, offset: int, dtype: torch.dtype, shape: Sequence[int], when_dead: Callable[[], None]
+    segment: Segment,
+    offset: int,
+    dtype: torch.dtype,
+    shape: Sequence[int],
+    when_dead: Callable[[], None],
 ) -> Tensor:
     """A tensor on the bytes at ``offset`` (a multiple of 64), row-major, with a storage of its own.
 
@@ -198,8 +218,16 @@ def _tensor_on(loan: Loan, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
 
 def loan_of(tensor: Tensor) -> Loan | None:
     """The bytes whose value ``tensor`` is, when it was made by ``view`` or shares all of such a tensor's memory."""
-    loan = _Lease.loans.get(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else None
-    if loan is None or not _is_plain(tensor) or tensor.numel() * tensor.element_size() != loan.nbytes:
+    loan = (
+        _Lease.loans.get(tensor.untyped_storage()._cdata)
+        if tensor.layout is torch.strided
+        else None
+    )
+    if (
+        loan is None
+        or not _is_plain(tensor)
+        or tensor.numel() * tensor.element_size() != loan.nbytes
+    ):
         return None
     return loan
 
@@ -248,7 +276,9 @@ _COUNTERS: tuple[Callable[[Any], int], ...] = (
 def _counts(tensor: Tensor) -> tuple[int, ...]:
     """All counts at one moment: ``map`` over functions in C does not let another Python thread in between."""
     storage = tensor.untyped_storage()
-    return tuple(map(operator.call, _COUNTERS, (tensor, tensor, tensor, storage, storage, storage._cdata)))
+    return tuple(
+        map(operator.call, _COUNTERS, (tensor, tensor, tensor, storage, storage, storage._cdata))
+    )
 
 
 @cache
@@ -266,7 +296,9 @@ def _is_plain(tensor: Tensor) -> bool:
 
 def _check_fits(segment: Segment, offset: int, nbytes: int) -> None:
     if not 0 <= offset <= segment.nbytes - max(nbytes, 1):
-        raise ValueError(f"got {nbytes} bytes at {offset}, need a place within the segment's {segment.nbytes} bytes")
+        raise ValueError(
+            f"got {nbytes} bytes at {offset}, need a place within the segment's {segment.nbytes} bytes"
+        )
 
 
 def _check_sealed(fd: int, nbytes: int) -> None:
@@ -280,4 +312,6 @@ def _check_sealed(fd: int, nbytes: int) -> None:
 
 
 def _refused(what: str) -> ProtocolError:
-    return ProtocolError(f"a shared segment that cannot be used: {what}", "a sealed memfd of the announced size")
+    return ProtocolError(
+        f"a shared segment that cannot be used: {what}", "a sealed memfd of the announced size"
+    )

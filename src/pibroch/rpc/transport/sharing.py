@@ -23,7 +23,14 @@ from pibroch.errors import ProtocolError
 from pibroch.rpc.policies import POLICIES
 from pibroch.rpc.transport.arena import SHARED_SEGMENT_BYTES, Arena, NeedSegment, size_class
 from pibroch.rpc.transport.frames import Kind, header
-from pibroch.rpc.transport.segments import ForeignSegment, OwnSegment, give_back, loan_of, view, write
+from pibroch.rpc.transport.segments import (
+    ForeignSegment,
+    OwnSegment,
+    give_back,
+    loan_of,
+    view,
+    write,
+)
 from pibroch.rpc.values.messages import DTYPE_OF_CODE, TensorInfo, encode
 
 log = logging.getLogger(__name__)
@@ -75,7 +82,9 @@ class Sharing:
         self._came_home: deque[tuple[int, int]] = (
             deque()
         )  # own places whose views have died; filled by the garbage collector
-        self._returned: set[tuple[int, int]] = set()  # own places that came back and still have views
+        self._returned: set[tuple[int, int]] = (
+            set()
+        )  # own places that came back and still have views
         self._foreign: dict[int, ForeignSegment] = {}
         self._dead: deque[tuple[int, int]] = deque()  # places of the peer's, likewise
         self._report_is_planned = self._trim_is_planned = False
@@ -98,15 +107,23 @@ class Sharing:
         write(segment, place.offset, tensor)
         return msgspec.structs.replace(info, segment=place.segment_id, offset=place.offset)
 
-    def give_back(self, tensor: torch.Tensor, info: TensorInfo, references: int) -> TensorInfo | None:
+    def give_back(
+        self, tensor: torch.Tensor, info: TensorInfo, references: int
+    ) -> TensorInfo | None:
         """The place of a received tensor that goes back, if only the caller holds it (``references`` as in ``segments``)."""
         loan = loan_of(tensor)
-        if loan is None or self._foreign.get(loan.segment.segment_id) is not loan.segment or not self._gives_back:
+        if (
+            loan is None
+            or self._foreign.get(loan.segment.segment_id) is not loan.segment
+            or not self._gives_back
+        ):
             return None
         loan = give_back(tensor, references + 1)
         if loan is None:
             return None
-        return msgspec.structs.replace(info, segment=loan.segment.segment_id, offset=loan.offset, returned=True)
+        return msgspec.structs.replace(
+            info, segment=loan.segment.segment_id, offset=loan.offset, returned=True
+        )
 
     @property
     def bytes_owed(self) -> int:
@@ -146,11 +163,16 @@ class Sharing:
             segment = self._foreign.get(key[0])
             when_dead = functools.partial(self._died, key)
         if segment is None or info.offset % 64:
-            raise ProtocolError(f"a tensor in shared segment {key[0]} at {info.offset}", "a segment that was announced")
+            raise ProtocolError(
+                f"a tensor in shared segment {key[0]} at {info.offset}",
+                "a segment that was announced",
+            )
         try:
             tensor = view(segment, info.offset, DTYPE_OF_CODE[info.dtype], info.shape, when_dead)
         except ValueError as error:
-            raise ProtocolError(f"a tensor out of its segment ({error})", "a place within it") from error
+            raise ProtocolError(
+                f"a tensor out of its segment ({error})", "a place within it"
+            ) from error
         if info.returned:
             self._returned.add(key)
         return tensor
@@ -161,7 +183,10 @@ class Sharing:
             num_bytes = _decoded(_size_decoder, metadata)
             is_new = segment_id not in self._foreign and len(self._foreign) < _MAX_SEGMENTS
             if not is_new or not 0 < num_bytes <= self._max_segment_bytes:
-                raise ProtocolError(f"shared segment {segment_id} of {num_bytes} bytes", "a new one within the limits")
+                raise ProtocolError(
+                    f"shared segment {segment_id} of {num_bytes} bytes",
+                    "a new one within the limits",
+                )
         except ProtocolError:
             os.close(descriptor)
             raise
@@ -201,7 +226,9 @@ class Sharing:
         self._dead.append(key)
         if not self._report_is_planned and not self._is_closed:
             self._report_is_planned = True
-            self._loop.call_soon(lambda: self._loop.call_at(time.monotonic() + _REPORT_AFTER_S, self._report_late))
+            self._loop.call_soon(
+                lambda: self._loop.call_at(time.monotonic() + _REPORT_AFTER_S, self._report_late)
+            )
 
     def _report_late(self) -> None:
         self._report_is_planned = False
@@ -214,7 +241,9 @@ class Sharing:
         self._own[segment.segment_id] = segment
         self._arena.add_segment(segment.segment_id, num_bytes)
         metadata = encode(num_bytes)
-        self._send([header(Kind.SEGMENT, segment.segment_id, len(metadata), 0) + metadata], [segment])
+        self._send(
+            [header(Kind.SEGMENT, segment.segment_id, len(metadata), 0) + metadata], [segment]
+        )
 
     def _free(self, key: tuple[int, int]) -> None:
         self._arena.free(*key)
@@ -226,7 +255,9 @@ class Sharing:
             self._returned.discard(key)
             try:
                 self._free(key)
-            except ProtocolError as error:  # the peer said that it was free, too: its mistake, not the caller's
+            except (
+                ProtocolError
+            ) as error:  # the peer said that it was free, too: its mistake, not the caller's
                 log.warning("a place in shared memory was given back twice: %s", error)
 
     def _trim(self, keep_bytes: int | None) -> None:

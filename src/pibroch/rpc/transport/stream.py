@@ -15,7 +15,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from pibroch.errors import ProtocolError, RpcError
-from pibroch.rpc.transport.descriptors import MAX_DESCRIPTORS, HasDescriptor, receive_descriptors, send_descriptors
+from pibroch.rpc.transport.descriptors import (
+    MAX_DESCRIPTORS,
+    HasDescriptor,
+    receive_descriptors,
+    send_descriptors,
+)
 from pibroch.rpc.transport.frames import Frame, FrameReader, seal
 from pibroch.rpc.transport.reactor import READ, SPIN_S, WRITE, Reactor
 from pibroch.rpc.transport.stall import StallWatch
@@ -86,7 +91,9 @@ class FrameStream:
         with self._lock:
             self._reactor.watch(self._fd, self._events(), self._on_events)
         if isinstance(self._sock, ssl.SSLSocket):
-            self._on_events(READ)  # what TLS has decrypted already does not make the socket readable
+            self._on_events(
+                READ
+            )  # what TLS has decrypted already does not make the socket readable
 
     def _take(self, view: memoryview) -> None:
         while view:
@@ -107,7 +114,8 @@ class FrameStream:
         if len(buffers) == 1 and not descriptors and self._send_at_once(buffers[0]):
             return
         views = [
-            memoryview(buffer).cast("B") if isinstance(buffer, memoryview) else memoryview(buffer) for buffer in buffers
+            memoryview(buffer).cast("B") if isinstance(buffer, memoryview) else memoryview(buffer)
+            for buffer in buffers
         ]
         with self._lock:
             if self._is_closed:
@@ -221,7 +229,9 @@ class FrameStream:
 
     def _close_read_out(self, reason: str) -> None:
         """Close it because nothing can be written, but read first what the peer said before it went: answers, a goodbye."""
-        if self._reading.acquire(timeout=_HANDED_OVER_S):  # a caller that reads does so at once itself
+        if self._reading.acquire(
+            timeout=_HANDED_OVER_S
+        ):  # a caller that reads does so at once itself
             try:
                 poller = select.poll()
                 poller.register(self._fd, select.POLLIN)
@@ -306,7 +316,9 @@ class FrameStream:
                     self._on_frame(frame)
                 if self._reader.num_staged:
                     self._stalls.watch(self)
-                if self._is_closed or (num_bytes < len(target) and not isinstance(self._sock, ssl.SSLSocket)):
+                if self._is_closed or (
+                    num_bytes < len(target) and not isinstance(self._sock, ssl.SSLSocket)
+                ):
                     return
             if isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
                 self._reactor.call_soon(lambda: self._on_events(READ))
@@ -316,7 +328,9 @@ class FrameStream:
             self._fail(str(error) if not isinstance(error, RpcError) else error.args[0])
         except RpcError as error:
             self._fail(str(error))
-        except Exception as error:  # a mistake of ours: the stream cannot go on in the middle of a frame
+        except (
+            Exception
+        ) as error:  # a mistake of ours: the stream cannot go on in the middle of a frame
             log.exception("a frame could not be handled")
             self._fail(f"{type(error).__name__}: {error}")
 
@@ -338,12 +352,16 @@ class FrameStream:
 
     def _receive(self, target: memoryview) -> int:
         if isinstance(self._sock, ssl.SSLSocket):
-            with self._lock:  # OpenSSL's objects are for one thread at a time, also to read and to write
+            with (
+                self._lock
+            ):  # OpenSSL's objects are for one thread at a time, also to read and to write
                 return self._sock.recv_into(target)
         if not self._takes_descriptors:
             return self._sock.recv_into(target)
         num_bytes, descriptors, is_cut = receive_descriptors(self._sock, target)
-        self._descriptors.extend(descriptors)  # also if they are too many: what is closed with the stream does not leak
+        self._descriptors.extend(
+            descriptors
+        )  # also if they are too many: what is closed with the stream does not leak
         if is_cut or len(self._descriptors) > MAX_DESCRIPTORS:
             raise ProtocolError("too many descriptors at once", f"at most {MAX_DESCRIPTORS}")
         return num_bytes

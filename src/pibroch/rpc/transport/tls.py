@@ -32,7 +32,11 @@ def client_context(files: tuple[str, str, str]) -> ssl.SSLContext:
 
 def _context(protocol: int, files: tuple[str, str, str]) -> ssl.SSLContext:
     if len(files) != 3:
-        raise ConfigError(f"{len(files)} files for TLS", "three: " + ", ".join(_ROLES), "set RpcBackendOptions.tls")
+        raise ConfigError(
+            f"{len(files)} files for TLS",
+            "three: " + ", ".join(_ROLES),
+            "set RpcBackendOptions.tls",
+        )
     for role, path in zip(_ROLES, files, strict=True):
         _readable(role, path)
     certificate, key, authorities = files
@@ -42,10 +46,13 @@ def _context(protocol: int, files: tuple[str, str, str]) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_REQUIRED
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     try:
-        context.load_cert_chain(certificate, key, password="")  # an encrypted key must not ask at the terminal
+        context.load_cert_chain(
+            certificate, key, password=""
+        )  # an encrypted key must not ask at the terminal
     except ssl.SSLError as error:
         raise ConfigError(
-            f"certificate {certificate} with key {key} ({error})", "a PEM certificate and its unencrypted PEM key"
+            f"certificate {certificate} with key {key} ({error})",
+            "a PEM certificate and its unencrypted PEM key",
         ) from error
     try:
         context.load_verify_locations(authorities)

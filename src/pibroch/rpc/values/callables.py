@@ -37,8 +37,20 @@ _OWN_NAMES = frozenset(
     """)
 )
 _OWN_MODULES = frozenset(name.partition(":")[0] for name in _OWN_NAMES)
-_LIBRARIES = ("torch", "numpy", "builtins", "operator", "_operator", "pibroch")  # their private names stay private
-_LISTED = ("torch", "builtins", "operator", "_operator")  # modules of which only the listed names count
+_LIBRARIES = (
+    "torch",
+    "numpy",
+    "builtins",
+    "operator",
+    "_operator",
+    "pibroch",
+)  # their private names stay private
+_LISTED = (
+    "torch",
+    "builtins",
+    "operator",
+    "_operator",
+)  # modules of which only the listed names count
 
 _Found = tuple[
     dict[str, Any], str, object, object
@@ -53,7 +65,12 @@ def default_modules(caller: str) -> tuple[str, ...]:
             calls on behalf of the user) does not count; nor does pibroch, whose parts allow what they serve.
     """
     package = caller.partition(".")[0]
-    foreign = package in sys.stdlib_module_names or package in ("torch", "pibroch", _MAIN, _SPAWNED_MAIN)
+    foreign = package in sys.stdlib_module_names or package in (
+        "torch",
+        "pibroch",
+        _MAIN,
+        _SPAWNED_MAIN,
+    )
     return (_MAIN, _OWN) if foreign else (_MAIN, _OWN, package)
 
 
@@ -73,7 +90,9 @@ class Callables:
                     "modules whose every function a peer may run",
                     "leave it out: its tensor functions can be called as it is",
                 )
-        self._allowed = tuple(dict.fromkeys(_canonical(module) for module in allowed if ":" not in module))
+        self._allowed = tuple(
+            dict.fromkeys(_canonical(module) for module in allowed if ":" not in module)
+        )
         self._importable = tuple(module for module in importable if ":" not in module)
         self._single = {name: _single(name) for name in allowed if ":" in name}
         self._single_names = {id(function): name for name, function in self._single.items()}
@@ -90,7 +109,11 @@ class Callables:
             return self._names[function]
         except (KeyError, TypeError):  # unknown, or without a hash
             pass
-        name = self._single_names.get(id(function)) or names_of_known().get(id(function)) or _checked_name(function)
+        name = (
+            self._single_names.get(id(function))
+            or names_of_known().get(id(function))
+            or _checked_name(function)
+        )
         if len(self._names) >= MAX_CACHED:
             self._names.clear()
         self._names[function] = name
@@ -103,7 +126,9 @@ class Callables:
             NotAllowedError: when it may not be named here, or is not there.
         """
         found = self._found.get(name)
-        if found is not None and found[0].get(found[1]) is found[2]:  # still the same after a reload or in a notebook
+        if (
+            found is not None and found[0].get(found[1]) is found[2]
+        ):  # still the same after a reload or in a notebook
             return found[3]
         known = self._single.get(name)
         if known is not None:
@@ -157,7 +182,9 @@ class Callables:
                 "define a function of your own that calls it, or add this name to RpcBackendOptions.allowed_modules",
             )
         if _below(module_name, (_OWN,)):
-            return NotAllowedError(f"{name!r}", "a function of pibroch.rpc that other workers may call")
+            return NotAllowedError(
+                f"{name!r}", "a function of pibroch.rpc that other workers may call"
+            )
         return NotAllowedError(
             f"{name!r}, of a module that is not allowed here",
             "a module below " + ", ".join(self._allowed),
@@ -169,7 +196,9 @@ class Callables:
             raise _missing(name)
         origin = _origin(value)
         is_own = isinstance(origin, str) and _below(origin, (_OWN,))
-        if not self.allows(origin) or (is_own and not _is_own(f"{origin}:{getattr(value, '__qualname__', '')}")):
+        if not self.allows(origin) or (
+            is_own and not _is_own(f"{origin}:{getattr(value, '__qualname__', '')}")
+        ):
             raise NotAllowedError(
                 f"{name!r}, which is no function or class that was defined in an allowed module (but in {origin!r})",
                 "a module below " + ", ".join(self._allowed),
@@ -184,7 +213,9 @@ class Callables:
             try:
                 module = importlib.import_module(module_name)
             except ImportError as error:
-                raise NotAllowedError(f"{name!r}, whose module cannot be imported here ({error})") from error
+                raise NotAllowedError(
+                    f"{name!r}, whose module cannot be imported here ({error})"
+                ) from error
         if module is None:
             raise NotAllowedError(
                 f"{name!r}, of a module that is not imported here",
@@ -202,7 +233,9 @@ def _name(function: object) -> str:
             "send the function of the partial, and its arguments as arguments",
         )
     if isinstance(function, torch.jit.ScriptFunction):
-        function = getattr(function, "_torchdynamo_inline", function)  # the Python function that it was made of
+        function = getattr(
+            function, "_torchdynamo_inline", function
+        )  # the Python function that it was made of
     owner = getattr(function, "__self__", None)
     if isinstance(function, types.MethodType) and not isinstance(owner, type):
         raise NotAllowedError(
@@ -214,7 +247,9 @@ def _name(function: object) -> str:
     if isinstance(function, types.MethodType) and isinstance(owner, type):
         module, qualname = owner.__module__, f"{owner.__qualname__}.{function.__name__}"
     if not isinstance(module, str) or not isinstance(qualname, str) or not callable(function):
-        raise NotAllowedError(f"{function!r} to be sent by name", "a function or class that is defined in a module")
+        raise NotAllowedError(
+            f"{function!r} to be sent by name", "a function or class that is defined in a module"
+        )
     return f"{_canonical(module)}:{qualname}"
 
 
@@ -257,7 +292,9 @@ def _single(name: str) -> object:
 def _split(name: str) -> tuple[str, list[str]]:
     """Module and parts of a name that has the right form."""
     if len(name) > MAX_NAME_LENGTH:
-        raise NotAllowedError(f"{name[:MAX_NAME_LENGTH]!r} as a name", f"at most {MAX_NAME_LENGTH} letters")
+        raise NotAllowedError(
+            f"{name[:MAX_NAME_LENGTH]!r} as a name", f"at most {MAX_NAME_LENGTH} letters"
+        )
     module, colon, qualname = name.partition(":")
     parts = qualname.split(".")
     if "<" in qualname:
@@ -269,9 +306,13 @@ def _split(name: str) -> tuple[str, list[str]]:
     if not colon or not all(part.isidentifier() for part in (*module.split("."), *parts)):
         raise NotAllowedError(f"{name!r} as a name", "module:qualname")
     prefix = private_prefix(module)
-    if any(part.startswith(prefix) for part in parts) or (module != _MAIN and ".__" in f".{module}"):
+    if any(part.startswith(prefix) for part in parts) or (
+        module != _MAIN and ".__" in f".{module}"
+    ):
         raise NotAllowedError(
-            f"{name!r}, which is private", f"names that do not begin with {prefix!r}", "give it a public name"
+            f"{name!r}, which is private",
+            f"names that do not begin with {prefix!r}",
+            "give it a public name",
         )
     return module, parts
 
@@ -317,7 +358,11 @@ def _origin(value: object) -> object:
 
 def _defined_in(value: object) -> object:
     module = getattr(value, "__module__", None)
-    return module if module is not None else getattr(getattr(value, "__objclass__", None), "__module__", None)
+    return (
+        module
+        if module is not None
+        else getattr(getattr(value, "__objclass__", None), "__module__", None)
+    )
 
 
 def _missing(name: str) -> NotAllowedError:

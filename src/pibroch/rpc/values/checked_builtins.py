@@ -85,7 +85,9 @@ def _for_arrays(function: Function) -> Function:
             and a.shape != b.shape
             and a.size * b.size > MAX_ELEMENTS
         ):
-            raise too_large(f"arrays of {a.size:,} and {b.size:,} elements and different shapes", "smaller ones")
+            raise too_large(
+                f"arrays of {a.size:,} and {b.size:,} elements and different shapes", "smaller ones"
+            )
         return function(a, b)
 
     return checked
@@ -108,7 +110,9 @@ def _frozenset(items: object = ()) -> frozenset[Any]:
 
 def _hashed(items: Any) -> Any:
     check_values(items)
-    return items if isinstance(items, (set, frozenset, dict, str, bytes)) else check_hashes([*items])
+    return (
+        items if isinstance(items, (set, frozenset, dict, str, bytes)) else check_hashes([*items])
+    )
 
 
 def _dict(items: Any = (), **kwargs: object) -> dict[Any, Any]:
@@ -176,7 +180,9 @@ def _check_power(base: int, exp: int, mod: Any) -> None:
     if mod is None and exp > 0 and base.bit_length() * exp > MAX_BITS and abs(base) > 1:
         raise too_large(f"a power of {base.bit_length() * exp:,} bits", f"at most {MAX_BITS:,}")
     if mod is not None and max(each.bit_length() for each in (base, exp, mod)) > _MAX_BASE_BITS:
-        raise too_large("a power of large numbers modulo another one", f"at most {_MAX_BASE_BITS:,} bits")
+        raise too_large(
+            "a power of large numbers modulo another one", f"at most {_MAX_BASE_BITS:,} bits"
+        )
 
 
 def _lshift(number: object, by: object) -> object:
@@ -201,7 +207,9 @@ _multiplied = broadcasting(_for_arrays(operator.mul))
 
 def _mod(a: object, b: object) -> object:
     if isinstance(a, (str, bytes, bytearray)):
-        raise NotAllowedError("text to be formatted", "numbers or tensors", "format it in a function of your own")
+        raise NotAllowedError(
+            "text to be formatted", "numbers or tensors", "format it in a function of your own"
+        )
     return _remainder(a, b)
 
 

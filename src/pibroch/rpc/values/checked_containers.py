@@ -33,7 +33,11 @@ def _update(container: Any, items: Any = (), **named: Any) -> None:
     check_values(items)
     if not isinstance(items, Mapping | set | frozenset | str | bytes):
         items = [*items]
-        keys = [pair[0] for pair in items] if isinstance(container, dict) and not _counts(container) else items
+        keys = (
+            [pair[0] for pair in items]
+            if isinstance(container, dict) and not _counts(container)
+            else items
+        )
         check_hashes(keys)
     container.update(items, **named)
 
@@ -57,6 +61,8 @@ CONTAINERS: dict[type, dict[str, Function | str]] = {
     collections.Counter: _methods(f"{_OF_DICTS} most_common total", update=_update),
     set: _methods("add discard remove", update=_update),
     collections.deque: _methods(
-        f"{_OF_LISTS} __setitem__ appendleft popleft rotate", extend=_extend, extendleft=_extend_left
+        f"{_OF_LISTS} __setitem__ appendleft popleft rotate",
+        extend=_extend,
+        extendleft=_extend_left,
     ),
 }

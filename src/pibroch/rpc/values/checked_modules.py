@@ -27,7 +27,11 @@ _MAX_LAYERS = 256
 _MAX_SPATIAL = 1 << 26  # of what a layer without parameters is told: sizes of images, paddings
 _WINDOWS = ("kernel_size", "stride", "dilation")
 _PER_DIM = ("output_size", "size", "padding", "kernel_size", "scale_factor", "output_padding")
-_RECURRENT = ("input_size", "hidden_size", "num_layers")  # arguments of classes that do not name theirs
+_RECURRENT = (
+    "input_size",
+    "hidden_size",
+    "num_layers",
+)  # arguments of classes that do not name theirs
 
 
 def made_small(cls: type[torch.nn.Module]) -> Function:
@@ -46,7 +50,10 @@ def made_small(cls: type[torch.nn.Module]) -> Function:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             named = dict(bound.arguments)
-        numbers = {name: _number(value, num_dims if name in _PER_DIM else 1) for name, value in named.items()}
+        numbers = {
+            name: _number(value, num_dims if name in _PER_DIM else 1)
+            for name, value in named.items()
+        }
         for name, number in numbers.items():
             if name.endswith("layers") and number > _MAX_LAYERS:
                 raise too_large(f"{number:,} layers", f"at most {_MAX_LAYERS}")
@@ -62,7 +69,11 @@ def _number(value: object, num_dims: int) -> int:
     """A size, or the product of sizes; a single one stands for all dimensions."""
     if isinstance(value, (list, tuple)):
         return product(value)
-    return max(math.ceil(value), 0) ** num_dims if isinstance(value, (int, float)) and math.isfinite(value) else 1
+    return (
+        max(math.ceil(value), 0) ** num_dims
+        if isinstance(value, (int, float)) and math.isfinite(value)
+        else 1
+    )
 
 
 def _num_parameters(numbers: dict[str, int]) -> int:
@@ -75,7 +86,9 @@ def _num_parameters(numbers: dict[str, int]) -> int:
     def of(*names: str) -> int:
         return product(numbers.get(name, 1) for name in names)
 
-    width = max(of("d_model"), of("embed_dim"), of("hidden_size"), of("input_size"), of("kdim"), of("vdim"))
+    width = max(
+        of("d_model"), of("embed_dim"), of("hidden_size"), of("input_size"), of("kdim"), of("vdim")
+    )
     layers = of("num_layers") + of("num_encoder_layers") + of("num_decoder_layers")
     wide = [
         of("in_features", "out_features", "in1_features", "in2_features"),
@@ -106,7 +119,9 @@ def optimizer_of(cls: type[torch.optim.Optimizer]) -> Function:
     @functools.wraps(cls, updated=())
     def checked(*args: Any, **kwargs: Any) -> object:
         if kwargs.get("fused"):
-            raise NotAllowedError("a fused optimizer", "one without fused", "make it in a function of your own")
+            raise NotAllowedError(
+                "a fused optimizer", "one without fused", "make it in a function of your own"
+            )
         return cls(*args, **kwargs)
 
     return checked
@@ -117,13 +132,17 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state_dict: Any) -> N
     own = optimizer.state_dict()["param_groups"]
     for group in state_dict["param_groups"]:
         if any(group.get(name) for name in ("fused", "foreach", "capturable")):
-            raise NotAllowedError("a state of fused kernels", "a plain one", "load it in a function of your own")
+            raise NotAllowedError(
+                "a state of fused kernels", "a plain one", "load it in a function of your own"
+            )
     shapes = [parameter.shape for group in optimizer.param_groups for parameter in group["params"]]
     for number, state in state_dict["state"].items():
         for value in state.values():
             is_odd = isinstance(value, Tensor) and value.numel() != 1
             if is_odd and not (0 <= number < len(shapes) and value.shape == shapes[number]):
-                raise NotAllowedError(f"a state of shape {tuple(value.shape)}", "that of the parameter")
+                raise NotAllowedError(
+                    f"a state of shape {tuple(value.shape)}", "that of the parameter"
+                )
     if len(own) != len(state_dict["param_groups"]):
         raise ValueError("loaded state dict has a different number of parameter groups")
     optimizer.load_state_dict(state_dict)

@@ -30,7 +30,9 @@ Size = AnyCallable[[tuple[Any, ...], dict[str, Any]], int]
 
 def too_large(what: str, need: str) -> NotAllowedError:
     """The error of a call that would become too large."""
-    return NotAllowedError(what, need, "let a function of your own do it, in a module that the callee allows")
+    return NotAllowedError(
+        what, need, "let a function of your own do it, in a module that the callee allows"
+    )
 
 
 def integer(value: object) -> int | None:
@@ -50,7 +52,9 @@ def integer(value: object) -> int | None:
 def check_elements(num_elements: int) -> None:
     """Refuse a result of so many elements."""
     if num_elements > MAX_ELEMENTS:
-        raise too_large(f"a result of {float(num_elements):.3g} elements", f"at most {MAX_ELEMENTS:,}")
+        raise too_large(
+            f"a result of {float(num_elements):.3g} elements", f"at most {MAX_ELEMENTS:,}"
+        )
 
 
 def check_values(*values: object) -> None:
@@ -63,7 +67,9 @@ def check_values(*values: object) -> None:
         elif isinstance(value, dict):
             waiting += value.values()
         elif isinstance(value, (range, Tensor, np.ndarray)) and length_of(value) > MAX_VALUES:
-            raise too_large(f"a {type(value).__name__} to be taken apart", f"at most {MAX_VALUES:,} items")
+            raise too_large(
+                f"a {type(value).__name__} to be taken apart", f"at most {MAX_VALUES:,} items"
+            )
 
 
 def length_of(value: range | Tensor | np.ndarray[Any, Any]) -> int:
@@ -129,7 +135,13 @@ def spread(args: tuple[object, ...], kwargs: dict[str, Any]) -> int:
 
 def _aligned(first: Any, second: Any) -> list[tuple[int, int]]:
     length = max(len(first), len(second))
-    return list(zip([1] * (length - len(first)) + [*first], [1] * (length - len(second)) + [*second], strict=True))
+    return list(
+        zip(
+            [1] * (length - len(first)) + [*first],
+            [1] * (length - len(second)) + [*second],
+            strict=True,
+        )
+    )
 
 
 def _product_of(sizes: list[int]) -> int:
@@ -155,7 +167,11 @@ def windowed(function: Function) -> Function:
     def checked(*args: object, **kwargs: object) -> object:
         check_device(kwargs)
         numbers = [*args, *kwargs.values()]
-        for number in (each for item in numbers for each in (item if isinstance(item, (list, tuple)) else [item])):
+        for number in (
+            each
+            for item in numbers
+            for each in (item if isinstance(item, (list, tuple)) else [item])
+        ):
             size = integer(number)
             if size is not None and abs(size) > MAX_WINDOW:
                 raise too_large(f"a window of {size:,}", f"at most {MAX_WINDOW:,}")
@@ -169,7 +185,9 @@ def shaped(function: Function) -> Function:
 
     @functools.wraps(function)
     def checked(*args: object, **kwargs: object) -> object:
-        num_sizes = sum(len(arg) if isinstance(arg, (list, tuple)) else 1 for arg in (*args, *kwargs.values()))
+        num_sizes = sum(
+            len(arg) if isinstance(arg, (list, tuple)) else 1 for arg in (*args, *kwargs.values())
+        )
         if num_sizes > MAX_DIMS:
             raise too_large(f"{num_sizes:,} sizes", f"at most {MAX_DIMS}")
         return function(*args, **kwargs)
@@ -183,9 +201,19 @@ def in_parts(function: Function) -> Function:
 
     @functools.wraps(function)
     def checked(tensor: Tensor, *args: object, **kwargs: object) -> object:
-        number = args[0] if args else next((value for name, value in kwargs.items() if name != "dim" or is_unbind), 0)
+        number = (
+            args[0]
+            if args
+            else next((value for name, value in kwargs.items() if name != "dim" or is_unbind), 0)
+        )
         longest = max(tensor.shape, default=0)
-        num_parts = number.numel() if isinstance(number, Tensor) else number if isinstance(number, int) else 0
+        num_parts = (
+            number.numel()
+            if isinstance(number, Tensor)
+            else number
+            if isinstance(number, int)
+            else 0
+        )
         if is_unbind:
             num_parts = tensor.shape[num_parts] if -tensor.dim() <= num_parts < tensor.dim() else 0
         elif by_size:

@@ -17,7 +17,14 @@ import numpy as np
 import torch
 
 from pibroch.errors import NotAllowedError, ProtocolError, RpcError
-from pibroch.rpc.values.forms import MAX_BIG_INT_BYTES, MAX_SCALAR_BYTES, SCALAR_KINDS, Code, Decoding, Names
+from pibroch.rpc.values.forms import (
+    MAX_BIG_INT_BYTES,
+    MAX_SCALAR_BYTES,
+    SCALAR_KINDS,
+    Code,
+    Decoding,
+    Names,
+)
 
 __all__ = ["Code", "Codec", "EncodedValue"]
 
@@ -42,7 +49,9 @@ class Codec:
         reference_type: the class of remote references, if there are any.
     """
 
-    def __init__(self, names: Names, allow_pickle: bool = False, reference_type: type | None = None) -> None:
+    def __init__(
+        self, names: Names, allow_pickle: bool = False, reference_type: type | None = None
+    ) -> None:
         self._names, self._allow_pickle = names, allow_pickle
         self._reference_type = reference_type
 
@@ -54,12 +63,19 @@ class Codec:
         """
         encoding = _Encoding(self)
         try:
-            return EncodedValue(msgspec.Raw(_encode(encoding.plain(value))), encoding.tensors, encoding.references)
+            return EncodedValue(
+                msgspec.Raw(_encode(encoding.plain(value))), encoding.tensors, encoding.references
+            )
         except RecursionError as error:
-            raise NotAllowedError("a value that is nested too deeply", "at most some hundred levels") from error
+            raise NotAllowedError(
+                "a value that is nested too deeply", "at most some hundred levels"
+            ) from error
 
     def decode(
-        self, raw: msgspec.Raw, tensors: Sequence[torch.Tensor] = (), references: Sequence[object] = ()
+        self,
+        raw: msgspec.Raw,
+        tensors: Sequence[torch.Tensor] = (),
+        references: Sequence[object] = (),
     ) -> object:
         """The value.
 
@@ -73,10 +89,13 @@ class Codec:
         except RpcError:
             raise
         except RecursionError as error:
-            raise ProtocolError("a value that is nested too deeply", "at most some hundred levels") from error
+            raise ProtocolError(
+                "a value that is nested too deeply", "at most some hundred levels"
+            ) from error
         except Exception as error:  # a constructor of the user's may raise anything
             raise ProtocolError(
-                f"a value that cannot be read ({type(error).__name__}: {error})", "one of the known forms"
+                f"a value that cannot be read ({type(error).__name__}: {error})",
+                "one of the known forms",
             ) from error
 
 
@@ -128,13 +147,27 @@ class _Encoding:
                     raise
                 return _Ext(Code.PICKLE, pickle.dumps(value))  # such as a bound method
         if hasattr(type(value), "__rpc_state__"):  # says itself what of it travels
-            return self.ext(Code.OBJECT, [codec._names.name(type(value)), self.plain(value.__rpc_state__())])
+            return self.ext(
+                Code.OBJECT, [codec._names.name(type(value)), self.plain(value.__rpc_state__())]
+            )
         if dataclasses.is_dataclass(value):
-            fields = {field.name: self.plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+            fields = {
+                field.name: self.plain(getattr(value, field.name))
+                for field in dataclasses.fields(value)
+            }
             return self.ext(Code.OBJECT, [codec._names.name(type(value)), fields])
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return self.ext(Code.OBJECT, [codec._names.name(type(value)), [self.plain(item) for item in value]])
-        for base in (dict, list, tuple, str, int, float):  # a subclass without state of its own travels as its base
+            return self.ext(
+                Code.OBJECT, [codec._names.name(type(value)), [self.plain(item) for item in value]]
+            )
+        for base in (
+            dict,
+            list,
+            tuple,
+            str,
+            int,
+            float,
+        ):  # a subclass without state of its own travels as its base
             if isinstance(value, base) and type(value).__module__ in ("collections", "builtins"):
                 plain: Any = base
                 return self.plain(plain(value))
@@ -148,7 +181,11 @@ class _Encoding:
 
 
 def _is_function(value: object) -> bool:
-    return callable(value) and hasattr(value, "__qualname__") and not isinstance(value, torch.nn.Module)
+    return (
+        callable(value)
+        and hasattr(value, "__qualname__")
+        and not isinstance(value, torch.nn.Module)
+    )
 
 
 def _tensor(encoding: _Encoding, tensor: torch.Tensor) -> object:
@@ -158,28 +195,34 @@ def _tensor(encoding: _Encoding, tensor: torch.Tensor) -> object:
     encoding.tensors.append(tensor)
     if isinstance(tensor, torch.nn.Parameter):
         return encoding.ext(Code.PARAMETER, [index, tensor.requires_grad])
-    return _FIRST_TENSORS[index] if index < len(_FIRST_TENSORS) else _Ext(Code.TENSOR, _encode(index))
+    return (
+        _FIRST_TENSORS[index] if index < len(_FIRST_TENSORS) else _Ext(Code.TENSOR, _encode(index))
+    )
 
 
 def _sparse(encoding: _Encoding, tensor: torch.Tensor) -> object:
     if tensor.layout != torch.sparse_coo:
-        raise NotAllowedError(f"a tensor of layout {tensor.layout}", "dense or COO", "send its parts, or .to_dense()")
-    if (
-        tensor.requires_grad
-    ):  # its values stand for it in the graph; each place once, else it would get its gradient twice
+        raise NotAllowedError(
+            f"a tensor of layout {tensor.layout}", "dense or COO", "send its parts, or .to_dense()"
+        )
+    if tensor.requires_grad:  # its values stand for it in the graph; each place once, else it would get its gradient twice
         with torch.enable_grad():
             tensor = tensor.coalesce()
             encoding.tensors += [tensor.indices(), tensor.values()]
     else:
         encoding.tensors += [tensor._indices(), tensor._values()]
     count = len(encoding.tensors)
-    return encoding.ext(Code.SPARSE, [count - 2, count - 1, list(tensor.shape), tensor.is_coalesced()])
+    return encoding.ext(
+        Code.SPARSE, [count - 2, count - 1, list(tensor.shape), tensor.is_coalesced()]
+    )
 
 
 def _dict(encoding: _Encoding, value: dict[Any, Any]) -> object:
     if not value or all(type(key) is str for key in value):
         return {key: encoding.plain(item) for key, item in value.items()}
-    return encoding.ext(Code.ORDERED, [[encoding.plain(key), encoding.plain(item)] for key, item in value.items()])
+    return encoding.ext(
+        Code.ORDERED, [[encoding.plain(key), encoding.plain(item)] for key, item in value.items()]
+    )
 
 
 def _int(encoding: _Encoding, value: int) -> object:
@@ -187,13 +230,18 @@ def _int(encoding: _Encoding, value: int) -> object:
         return value
     num_bytes = value.bit_length() // 8 + 1
     if num_bytes > MAX_BIG_INT_BYTES:
-        raise NotAllowedError(f"an integer of {num_bytes:,} bytes", f"at most {MAX_BIG_INT_BYTES:,}")
+        raise NotAllowedError(
+            f"an integer of {num_bytes:,} bytes", f"at most {MAX_BIG_INT_BYTES:,}"
+        )
     return _Ext(Code.BIG_INT, value.to_bytes(num_bytes, "little", signed=True))
 
 
 def _scalar(encoding: _Encoding, value: np.generic) -> object:
     if value.dtype.kind not in SCALAR_KINDS or value.dtype.itemsize > MAX_SCALAR_BYTES:
-        got, need = f"a NumPy scalar of type {value.dtype}", f"a numeric one of at most {MAX_SCALAR_BYTES} bytes"
+        got, need = (
+            f"a NumPy scalar of type {value.dtype}",
+            f"a numeric one of at most {MAX_SCALAR_BYTES} bytes",
+        )
         raise NotAllowedError(got, need)
     return encoding.ext(Code.SCALAR, [value.dtype.str, value.tobytes()])
 
@@ -203,7 +251,9 @@ def _array(encoding: _Encoding, value: np.ndarray[Any, Any]) -> object:
         is_usable = value.flags.writeable and all(stride >= 0 for stride in value.strides)
         tensor = torch.from_numpy(value if is_usable else np.array(value, order="C"))
     except TypeError as error:
-        raise NotAllowedError(f"an array of type {value.dtype}", "a numeric one that torch knows") from error
+        raise NotAllowedError(
+            f"an array of type {value.dtype}", "a numeric one that torch knows"
+        ) from error
     encoding.tensors.append(tensor)
     return _Ext(Code.ARRAY, _encode(len(encoding.tensors) - 1))
 
@@ -227,7 +277,9 @@ _FORMS: dict[type, Callable[[_Encoding, Any], Any]] = {
         Code.SLICE, [encoding.plain(x) for x in (value.start, value.stop, value.step)]
     ),
     range: lambda encoding, value: encoding.ext(Code.RANGE, [value.start, value.stop, value.step]),
-    torch.dtype: lambda encoding, value: encoding.ext(Code.DTYPE, str(value).removeprefix("torch.")),
+    torch.dtype: lambda encoding, value: encoding.ext(
+        Code.DTYPE, str(value).removeprefix("torch.")
+    ),
     torch.device: lambda encoding, value: encoding.ext(Code.DEVICE, str(value)),
     torch.Size: lambda encoding, value: encoding.ext(Code.SIZE, list(value)),
     bytearray: lambda encoding, value: _Ext(Code.BYTEARRAY, bytes(value)),

@@ -14,7 +14,9 @@ from pibroch.errors import NotAllowedError, ProtocolError
 DeviceMap = Mapping[torch.device, torch.device]
 
 
-def stage(tensors: list[torch.Tensor], device_maps: Mapping[str, DeviceMap], to: str) -> list[int | None]:
+def stage(
+    tensors: list[torch.Tensor], device_maps: Mapping[str, DeviceMap], to: str
+) -> list[int | None]:
     """Have all tensors of the list on the CPU; the index of each on the receiver's devices, ``None`` for its CPU.
 
     Blocks until copies from devices are done.
@@ -43,7 +45,9 @@ def unstage(tensor: torch.Tensor, index: int) -> torch.Tensor:
         ProtocolError: when there is no such device.
     """
     if not torch.cuda.is_available() or not 0 <= index < torch.cuda.device_count():
-        raise ProtocolError(f"a tensor for device cuda:{index}", "one of this worker's devices", "see device_maps")
+        raise ProtocolError(
+            f"a tensor for device cuda:{index}", "one of this worker's devices", "see device_maps"
+        )
     return tensor.to(torch.device("cuda", index))
 
 

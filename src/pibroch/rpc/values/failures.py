@@ -82,7 +82,8 @@ def decode_failure(data: bytes, worker: WorkerInfo, callables: Callables) -> Exc
         return error_of(_decoder.decode(data), worker, callables)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return ProtocolError(
-            f"a failure of worker {worker.name!r} that cannot be read ({error})", "as in the wire format"
+            f"a failure of worker {worker.name!r} that cannot be read ({error})",
+            "as in the wire format",
         )
 
 
@@ -150,10 +151,10 @@ def _ways(cls: type[Exception], failure: Failure) -> Iterator[Callable[[], Excep
     yield functools.partial(cls, failure.message)
 
 
-def _without_constructor(cls: type[Exception], arguments: list[Any], state: Mapping[str, object]) -> Exception:
-    for (
-        base
-    ) in cls.__mro__:  # the first may be unfit: a subclass of RuntimeError and OSError has the layout of the latter
+def _without_constructor(
+    cls: type[Exception], arguments: list[Any], state: Mapping[str, object]
+) -> Exception:
+    for base in cls.__mro__:  # the first may be unfit: a subclass of RuntimeError and OSError has the layout of the latter
         with contextlib.suppress(TypeError):
             error = base.__new__(cls, *arguments)
             error.args = tuple(arguments)
@@ -174,7 +175,11 @@ def _blank(cls: type[Exception], arguments: Iterable[object]) -> Exception:
 @functools.cache
 def _known_errors() -> Mapping[str, type[Exception]]:
     """Classes of exceptions that may be built wherever they come from."""
-    of_torch = [vars(torch.linalg)["LinAlgError"], torch.OutOfMemoryError, *_errors_of(torch.distributed)]
+    of_torch = [
+        vars(torch.linalg)["LinAlgError"],
+        torch.OutOfMemoryError,
+        *_errors_of(torch.distributed),
+    ]
     candidates = [*_errors_of(builtins), *_errors_of(errors), *of_torch]
     known = {f"{cls.__module__}:{cls.__qualname__}": cls for cls in candidates}
     return types.MappingProxyType(known)

@@ -79,9 +79,18 @@ class Decoding:
     __slots__ = ("allow_pickle", "depth", "names", "references", "tensors")
 
     def __init__(
-        self, names: Names, allow_pickle: bool, tensors: Sequence[torch.Tensor], references: Sequence[object]
+        self,
+        names: Names,
+        allow_pickle: bool,
+        tensors: Sequence[torch.Tensor],
+        references: Sequence[object],
     ) -> None:
-        self.names, self.allow_pickle, self.tensors, self.references = names, allow_pickle, tensors, references
+        self.names, self.allow_pickle, self.tensors, self.references = (
+            names,
+            allow_pickle,
+            tensors,
+            references,
+        )
         self.depth = 0
 
     def value(self, data: Any) -> Any:
@@ -105,14 +114,18 @@ class Decoding:
     def tensor(self, index: object) -> torch.Tensor:
         """One of the message's."""
         if type(index) is not int or not 0 <= index < len(self.tensors):
-            raise ProtocolError(f"tensor {_short(index)}", f"one of the message's {len(self.tensors)}")
+            raise ProtocolError(
+                f"tensor {_short(index)}", f"one of the message's {len(self.tensors)}"
+            )
         return self.tensors[index]
 
     def items(self, data: memoryview, *types: type) -> list[Any]:
         """A list; with ``types``, of as many items of these types."""
         found = self.value(data)
         if type(found) is not list or (types and len(found) != len(types)):
-            raise ProtocolError(_short(found), f"a list of {len(types)} items" if types else "a list")
+            raise ProtocolError(
+                _short(found), f"a list of {len(types)} items" if types else "a list"
+            )
         for item, wanted in zip(found, types, strict=False):
             if wanted is not object and type(item) is not wanted:
                 raise ProtocolError(_short(item), f"a value of type {wanted.__name__}")
@@ -128,7 +141,9 @@ class Decoding:
 
 def _short(value: object) -> str:
     """A value in a message; without looking at all of it, which may be long."""
-    is_short = type(value) in (bool, int, float) or (isinstance(value, str) and len(value) <= _MAX_NAME_LENGTH)
+    is_short = type(value) in (bool, int, float) or (
+        isinstance(value, str) and len(value) <= _MAX_NAME_LENGTH
+    )
     return repr(value) if is_short else f"a value of type {type(value).__name__}"
 
 
@@ -141,7 +156,9 @@ def _big_int(decoding: Decoding, data: memoryview) -> int:
 def _reference(decoding: Decoding, data: memoryview) -> object:
     index = decoding.value(data)
     if type(index) is not int or not 0 <= index < len(decoding.references):
-        raise ProtocolError(f"remote reference {_short(index)}", f"one of the message's {len(decoding.references)}")
+        raise ProtocolError(
+            f"remote reference {_short(index)}", f"one of the message's {len(decoding.references)}"
+        )
     return decoding.references[index]
 
 
@@ -168,7 +185,12 @@ def _object(decoding: Decoding, data: memoryview) -> object:
         return _flag(cls, state)
     if isinstance(cls, type) and dataclasses.is_dataclass(cls) and isinstance(state, dict):
         return _made(cls, state)
-    if isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields") and isinstance(state, list):
+    if (
+        isinstance(cls, type)
+        and issubclass(cls, tuple)
+        and hasattr(cls, "_fields")
+        and isinstance(state, list)
+    ):
         return cls(*state)
     raise ProtocolError(f"data for {name}", "a dataclass, named tuple or enum")
 
@@ -188,9 +210,12 @@ def _made(cls: type, state: dict[str, Any]) -> object:
     fields = dataclasses.fields(cls)
     if state.keys() - {field.name for field in fields}:
         raise ProtocolError(
-            f"{len(state)} fields for {cls.__qualname__}, not all of them known", "those of the dataclass"
+            f"{len(state)} fields for {cls.__qualname__}, not all of them known",
+            "those of the dataclass",
         )
-    made = cls(**{field.name: state[field.name] for field in fields if field.init and field.name in state})
+    made = cls(
+        **{field.name: state[field.name] for field in fields if field.init and field.name in state}
+    )
     for field in fields:
         if not field.init and field.name in state:
             object.__setattr__(made, field.name, state[field.name])
@@ -205,7 +230,9 @@ def _scalar(decoding: Decoding, data: memoryview) -> object:
     if dtype.kind not in SCALAR_KINDS or dtype.fields is not None or dtype.subdtype is not None:
         raise ProtocolError(f"a scalar of type {name}", "a numeric one")
     if dtype.itemsize != len(raw) or dtype.itemsize > MAX_SCALAR_BYTES:
-        raise ProtocolError(f"a scalar of type {name} in {len(raw)} bytes", f"{dtype.itemsize}, at most 64")
+        raise ProtocolError(
+            f"a scalar of type {name} in {len(raw)} bytes", f"{dtype.itemsize}, at most 64"
+        )
     return np.frombuffer(raw, dtype)[0]
 
 
@@ -215,12 +242,20 @@ def _sparse(decoding: Decoding, data: memoryview) -> torch.Tensor:
     for size in shape:
         num_elements *= max(_size(size), 1)
         if num_elements > _MAX_SPARSE_ELEMENTS:
-            raise ProtocolError(f"a sparse tensor with {len(shape)} sizes", "fewer than 2**62 elements")
+            raise ProtocolError(
+                f"a sparse tensor with {len(shape)} sizes", "fewer than 2**62 elements"
+            )
     # where they lie the sender could still change them, once they are checked
     places, values = decoding.tensor(indices).clone(), decoding.tensor(at)
-    is_leaf = values.requires_grad and values.grad_fn is None  # outside of a distributed graph: so it was sent
+    is_leaf = (
+        values.requires_grad and values.grad_fn is None
+    )  # outside of a distributed graph: so it was sent
     tensor = torch.sparse_coo_tensor(
-        places, values.detach() if is_leaf else values, shape, check_invariants=True, is_coalesced=coalesced
+        places,
+        values.detach() if is_leaf else values,
+        shape,
+        check_invariants=True,
+        is_coalesced=coalesced,
     )
     return tensor.requires_grad_() if is_leaf else tensor
 
@@ -241,7 +276,9 @@ def _parameter(decoding: Decoding, data: memoryview) -> torch.Tensor:
 
 def _pickled(decoding: Decoding, data: memoryview) -> object:
     if not decoding.allow_pickle:
-        raise NotAllowedError("a pickle", "data", "set allow_pickle on both sides if you trust every worker")
+        raise NotAllowedError(
+            "a pickle", "data", "set allow_pickle on both sides if you trust every worker"
+        )
     return pickle.Unpickler(io.BytesIO(bytes(data))).load()
 
 
@@ -280,7 +317,11 @@ def _ordered(decoding: Decoding, data: memoryview) -> dict[Any, Any]:
     return dict(pairs)
 
 
-_DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+_DTYPES = {
+    str(value).removeprefix("torch."): value
+    for value in vars(torch).values()
+    if isinstance(value, torch.dtype)
+}
 _READERS: dict[int, Callable[[Decoding, memoryview], Any]] = {
     Code.TUPLE: lambda decoding, data: tuple(decoding.items(data)),
     Code.SET: lambda decoding, data: set(check_hashes(decoding.items(data))),

@@ -169,7 +169,11 @@ def _modules() -> Iterator[Known]:
         (functional, names.FUNCTIONAL_WINDOWS, windowed),
         (functional, names.FUNCTIONAL_BROADCASTING, _spread),
         (linalg, names.LINALG, _plain),
-        (linalg, names.LINALG_BROADCASTING, lambda function: broadcasting(function, SIZES["matmul"])),
+        (
+            linalg,
+            names.LINALG_BROADCASTING,
+            lambda function: broadcasting(function, SIZES["matmul"]),
+        ),
         (fft, names.FFT_PLAIN, _plain),
         (torch.special, names.SPECIAL, _plain),
         (torch.nn.init, names.INIT, _plain),
@@ -180,7 +184,11 @@ def _modules() -> Iterator[Known]:
             yield f"{module.__name__}:{name}", function, check(function)
     for module, listed in ((functional, names.FUNCTIONAL_SIZED), (fft, names.FFT)):
         for name in listed:
-            yield f"{module.__name__}:{name}", getattr(module, name), sized(getattr(module, name), SIZES[name])
+            yield (
+                f"{module.__name__}:{name}",
+                getattr(module, name),
+                sized(getattr(module, name), SIZES[name]),
+            )
     for name, checked in special.FUNCTIONAL.items():
         yield f"{functional.__name__}:{name}", getattr(functional, name), checked
     for name, checked in special.LINALG.items():

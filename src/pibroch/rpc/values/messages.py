@@ -77,12 +77,19 @@ class TensorInfo(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
         Raises:
             ProtocolError: for a type or shape that does not exist.
         """
-        if self.dtype not in _ITEM_BYTES or len(self.shape) > _MAX_DIMS or any(size < 0 for size in self.shape):
+        if (
+            self.dtype not in _ITEM_BYTES
+            or len(self.shape) > _MAX_DIMS
+            or any(size < 0 for size in self.shape)
+        ):
             raise ProtocolError(
-                f"a tensor of type {self.dtype} and shape {self.shape}", "a known type, sizes from 0 on"
+                f"a tensor of type {self.dtype} and shape {self.shape}",
+                "a known type, sizes from 0 on",
             )
         num_bytes = math.prod(self.shape) * _ITEM_BYTES[self.dtype]
-        if num_bytes >= 1 << 62 or (not num_bytes and math.prod(size or 1 for size in self.shape) >= 1 << 58):
+        if num_bytes >= 1 << 62 or (
+            not num_bytes and math.prod(size or 1 for size in self.shape) >= 1 << 58
+        ):
             raise ProtocolError(f"a tensor of shape {self.shape}", "one that fits into memory")
         return num_bytes
 
@@ -176,7 +183,9 @@ class BodyDecoder:
         try:
             body: msgspec.Struct = self._decoder.decode(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ProtocolError(f"a message that cannot be read ({error})", "one of the known messages") from error
+            raise ProtocolError(
+                f"a message that cannot be read ({error})", "one of the known messages"
+            ) from error
         return body
 
 

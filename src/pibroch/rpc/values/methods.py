@@ -31,7 +31,19 @@ _SPECIAL = frozenset(
     __sub__ __truediv__ __xor__
     """)
 )
-_VALUES = (str, bytes, bytearray, int, float, complex, tuple, frozenset, range, np.ndarray, np.generic)
+_VALUES = (
+    str,
+    bytes,
+    bytearray,
+    int,
+    float,
+    complex,
+    tuple,
+    frozenset,
+    range,
+    np.ndarray,
+    np.generic,
+)
 _TORCH = ("torch.nn.", "torch.optim.")
 _Method = AnyCallable[..., Any]
 
@@ -44,16 +56,26 @@ def find_method(value: object, name: str, callables: Callables) -> _Method:
         AttributeError: when there is none of that name.
     """
     if name.startswith("_") and name not in _SPECIAL and not _is_own(value, name, callables):
-        raise _refused(value, name, "public methods, or with one underscore those of classes in allowed modules")
+        raise _refused(
+            value,
+            name,
+            "public methods, or with one underscore those of classes in allowed modules",
+        )
     if not _has(value, name):
         raise AttributeError(f"{type(value).__qualname__!r} object has no attribute {name!r}")
-    base = _owner(value, name) or type(value)  # else it is an attribute of the object itself, or made by its class
+    base = _owner(value, name) or type(
+        value
+    )  # else it is an attribute of the object itself, or made by its class
     if isinstance(value, torch.Tensor) and _is_of_torch(base):
         return _method_of_tensor(value, name, callables)
     if base in CONTAINERS:
         return _method_of_container(value, CONTAINERS[base].get(name), name)
     if not _is_open(value, base, name, callables):
-        raise _refused(value, name, "public methods of classes in allowed modules, of containers, tensors and torch.nn")
+        raise _refused(
+            value,
+            name,
+            "public methods of classes in allowed modules, of containers, tensors and torch.nn",
+        )
     for owner, methods in CHECKED_METHODS.items():
         if isinstance(value, owner) and name in methods and _is_of_torch(base):
             return functools.partial(methods[name], value)
@@ -72,7 +94,9 @@ def _bound(value: object, name: str, callables: Callables) -> _Method:
     if known is not None:
         checked: _Method = callables.to_call(known)
         return checked
-    if isinstance(method, (types.FunctionType, types.MethodType)) and callables.allows(method.__module__):
+    if isinstance(method, (types.FunctionType, types.MethodType)) and callables.allows(
+        method.__module__
+    ):
         return method
     if isinstance(method, (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type)):
         raise _refused(value, name, "a method, or a function or object of an allowed module")
@@ -81,7 +105,9 @@ def _bound(value: object, name: str, callables: Callables) -> _Method:
 
 def _has(value: object, name: str) -> bool:
     """Whether there may be an attribute of that name; runs no code of the value's."""
-    made = any("__getattr__" in vars(base) for base in type(value).__mro__)  # such as the submodules of a module
+    made = any(
+        "__getattr__" in vars(base) for base in type(value).__mro__
+    )  # such as the submodules of a module
     return made or _owner(value, name) is not None or name in getattr(value, "__dict__", ())
 
 
@@ -101,7 +127,9 @@ def _is_own(value: object, name: str, callables: Callables) -> bool:
 def _method_of_container(value: object, checked: _Method | str | None, name: str) -> _Method:
     if checked is None:
         raise _refused(value, name, "a method that takes or gives single items, or all of them")
-    method: _Method = getattr(value, name) if isinstance(checked, str) else functools.partial(checked, value)
+    method: _Method = (
+        getattr(value, name) if isinstance(checked, str) else functools.partial(checked, value)
+    )
     return method
 
 
@@ -125,7 +153,9 @@ def _is_open(value: object, base: type, name: str, callables: Callables) -> bool
         return name in OF_MODULES or (base is type(value) and name not in vars(base))
     if _is_of_torch(base):
         return name in OF_OPTIMIZERS and base.__module__.startswith(_TORCH)
-    return callables.allows(type(value).__module__) or callables.opens(f"{base.__module__}:{base.__qualname__}.{name}")
+    return callables.allows(type(value).__module__) or callables.opens(
+        f"{base.__module__}:{base.__qualname__}.{name}"
+    )
 
 
 def _is_of_torch(base: type) -> bool:

@@ -42,7 +42,9 @@ def _lenient(rule: Size) -> Size:
 def by_sizes(args: Args, kwargs: Kwargs) -> Any:
     """The first list of sizes, or all integers."""
     lists = [each for each in (*args, *kwargs.values()) if isinstance(each, (list, tuple))]
-    return max(map(product, lists)) if lists else product(each for each in args if type(each) is int)
+    return (
+        max(map(product, lists)) if lists else product(each for each in args if type(each) is int)
+    )
 
 
 def like(args: Args, kwargs: Kwargs) -> Any:
@@ -52,9 +54,13 @@ def like(args: Args, kwargs: Kwargs) -> Any:
 
 def arange(args: Args, kwargs: Kwargs) -> Any:
     """``(start, end, step)``."""
-    start, end = (args[0], args[1]) if len(args) > 1 else (kwargs.get("start", 0), kwargs.get("end", 0))
+    start, end = (
+        (args[0], args[1]) if len(args) > 1 else (kwargs.get("start", 0), kwargs.get("end", 0))
+    )
     if len(args) == 1:
-        start, end = (args[0], kwargs["end"]) if "end" in kwargs else (kwargs.get("start", 0), args[0])
+        start, end = (
+            (args[0], kwargs["end"]) if "end" in kwargs else (kwargs.get("start", 0), args[0])
+        )
     return math.ceil((end - start) / argument(args, kwargs, 2, "step", 1))
 
 
@@ -70,7 +76,9 @@ def two_sizes(args: Args, kwargs: Kwargs) -> Any:
 
 def normal(args: Args, kwargs: Kwargs) -> Any:
     """``(mean, std, size)``."""
-    return max(spread(args, kwargs), by_sizes(args, kwargs) if len(args) > 2 or "size" in kwargs else 0)
+    return max(
+        spread(args, kwargs), by_sizes(args, kwargs) if len(args) > 2 or "size" in kwargs else 0
+    )
 
 
 def expand(args: Args, kwargs: Kwargs) -> Any:
@@ -97,7 +105,11 @@ def diag(args: Args, kwargs: Kwargs) -> Any:
     """A square for each vector."""
     tensor, offset = args[0], argument(args, kwargs, 1, "offset", kwargs.get("diagonal", 0))
     last = max(tensor.shape[-1] if tensor.dim() else 1, 1)
-    return (tensor.numel() // last + 1) * (last + abs(offset)) ** 2 if tensor.dim() != 2 else tensor.numel() + last**2
+    return (
+        (tensor.numel() // last + 1) * (last + abs(offset)) ** 2
+        if tensor.dim() != 2
+        else tensor.numel() + last**2
+    )
 
 
 def diagflat(args: Args, kwargs: Kwargs) -> Any:
@@ -120,7 +132,11 @@ def block_diag(args: Args, kwargs: Kwargs) -> Any:
 
 def second_number(args: Args, kwargs: Kwargs) -> Any:
     """As many as the number behind the tensor says, for each of its rows."""
-    number = args[1] if len(args) > 1 else next(value for value in kwargs.values() if isinstance(value, int))
+    number = (
+        args[1]
+        if len(args) > 1
+        else next(value for value in kwargs.values() if isinstance(value, int))
+    )
     return int(number) * (args[0].shape[0] if args[0].dim() else 1)
 
 
@@ -149,7 +165,9 @@ def matmul(args: Args, kwargs: Kwargs) -> Any:
 
 def _batches(first: list[int], second: list[int]) -> list[int]:
     length = max(len(first), len(second))
-    pairs = zip([1] * (length - len(first)) + first, [1] * (length - len(second)) + second, strict=True)
+    pairs = zip(
+        [1] * (length - len(first)) + first, [1] * (length - len(second)) + second, strict=True
+    )
     return [max(pair) for pair in pairs]
 
 
@@ -161,7 +179,11 @@ def distances(args: Args, kwargs: Kwargs) -> Any:
 
 def all_pairs(args: Args, kwargs: Kwargs) -> Any:
     """A number for each choice of one element of each operand."""
-    operands = args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else (*args, *kwargs.values())
+    operands = (
+        args[0]
+        if len(args) == 1 and isinstance(args[0], (list, tuple))
+        else (*args, *kwargs.values())
+    )
     sizes = [each.numel() for each in operands if isinstance(each, Tensor)]
     return math.prod(sizes) * len(sizes)
 
@@ -182,7 +204,10 @@ def tensordot(args: Args, kwargs: Kwargs) -> Any:
 
 def einsum(args: Args, kwargs: Kwargs) -> Any:
     """``(equation, operands…)``; more than two are taken to meet all at once."""
-    equation, operands = args[0].replace(" ", ""), args[1] if isinstance(args[1], (list, tuple)) else args[1:]
+    equation, operands = (
+        args[0].replace(" ", ""),
+        args[1] if isinstance(args[1], (list, tuple)) else args[1:],
+    )
     inputs, arrow, output = equation.partition("->")
     sizes: dict[str, int] = {}
     for labels, operand in zip(inputs.split(","), operands, strict=True):
@@ -252,7 +277,9 @@ _RULES: dict[Callable[[Args, Kwargs], int], str] = {
     embedding: "embedding",
     outer_sum: "addr",
 }
-SIZES: dict[str, Size] = {name: _lenient(rule) for rule, names in _RULES.items() for name in names.split()}
+SIZES: dict[str, Size] = {
+    name: _lenient(rule) for rule, names in _RULES.items() for name in names.split()
+}
 spread_size = _lenient(spread)
 unfold_view_size = _lenient(unfold_view)
 
@@ -263,7 +290,9 @@ def size_of_index(value: Tensor, index: tuple[object, ...]) -> int:
     num_taken = 0
     for part in index:
         if isinstance(part, (Tensor, list)):
-            spread_sizes = _batches(spread_sizes, [*part.shape] if isinstance(part, Tensor) else [len(part)])
+            spread_sizes = _batches(
+                spread_sizes, [*part.shape] if isinstance(part, Tensor) else [len(part)]
+            )
             num_taken += 1
     kept = sorted(value.shape)[num_taken:]  # the largest may be those that stay
     return math.prod(spread_sizes) * math.prod(kept)

@@ -13,7 +13,10 @@ def adaptive(args: Args, kwargs: Kwargs) -> Any:
     tensor, sizes = args[0], argument(args, kwargs, 1, "output_size")
     spatial = max(tensor.dim() - 2, 1)
     sizes = [sizes] * spatial if isinstance(sizes, int) else sizes
-    return math.prod(tensor.shape[: -len(sizes)]) * math.prod(max(new or 0, 1) for new in sizes) + tensor.numel()
+    return (
+        math.prod(tensor.shape[: -len(sizes)]) * math.prod(max(new or 0, 1) for new in sizes)
+        + tensor.numel()
+    )
 
 
 def pad(args: Args, kwargs: Kwargs) -> Any:
@@ -28,7 +31,11 @@ def pad(args: Args, kwargs: Kwargs) -> Any:
 
 def interpolate(args: Args, kwargs: Kwargs) -> Any:
     """``(input, size, scale_factor)``."""
-    tensor, size, scale = args[0], argument(args, kwargs, 1, "size"), argument(args, kwargs, 2, "scale_factor")
+    tensor, size, scale = (
+        args[0],
+        argument(args, kwargs, 1, "size"),
+        argument(args, kwargs, 2, "scale_factor"),
+    )
     num_dims = tensor.dim() - 2
     if size is not None:
         sizes = [size] * num_dims if isinstance(size, int) else size
@@ -59,7 +66,9 @@ def unfold_view(args: Args, kwargs: Kwargs) -> Any:
 
 
 def _pair(value: Any, count: int = 2) -> list[Any]:
-    return [value] * count if isinstance(value, int) else [*value] * (count if len(value) == 1 else 1)
+    return (
+        [value] * count if isinstance(value, int) else [*value] * (count if len(value) == 1 else 1)
+    )
 
 
 def convolution(args: Args, kwargs: Kwargs) -> Any:
@@ -74,7 +83,9 @@ def convolution(args: Args, kwargs: Kwargs) -> Any:
     padded = [size + 2 * each for size, each in zip(shape[-count:], pads, strict=True)]
     out = [(size - w - 1) // s + 1 for size, w, s in zip(padded, wide, stride, strict=True)]
     outer = math.prod(shape[:-count])
-    return max(outer * math.prod(padded), outer * weight[0] * math.prod(max(each, 1) for each in out))
+    return max(
+        outer * math.prod(padded), outer * weight[0] * math.prod(max(each, 1) for each in out)
+    )
 
 
 def transposed_convolution(args: Args, kwargs: Kwargs) -> Any:
@@ -87,4 +98,9 @@ def transposed_convolution(args: Args, kwargs: Kwargs) -> Any:
     sizes = zip(shape[-count:], stride, dilation, weight[2:], more, strict=True)
     out = [(size - 1) * s + d * (k - 1) + m + 1 for size, s, d, k, m in sizes]
     groups = argument(args, kwargs, 6, "groups", 1)
-    return math.prod(shape[: -count - 1]) * weight[1] * groups * math.prod(max(each, 1) for each in out)
+    return (
+        math.prod(shape[: -count - 1])
+        * weight[1]
+        * groups
+        * math.prod(max(each, 1) for each in out)
+    )

@@ -40,7 +40,9 @@ def of_data(function: Function) -> Function:
                 elif isinstance(item, Tensor):
                     num_values += item.numel()
         if num_values > MAX_VALUES:
-            raise too_large(f"tensors of {num_values:,} elements as Python data", f"at most {MAX_VALUES:,}")
+            raise too_large(
+                f"tensors of {num_values:,} elements as Python data", f"at most {MAX_VALUES:,}"
+            )
         return function(*args, **kwargs)
 
     return checked
@@ -71,7 +73,9 @@ def _has(value: object, number: int | None) -> bool:
 
 def zeros(*args: object, **kwargs: object) -> object:
     """In place of ``torch.empty``, which shows what was in memory before."""
-    return _zeros(*args, **{name: value for name, value in kwargs.items() if name != "memory_format"})
+    return _zeros(
+        *args, **{name: value for name, value in kwargs.items() if name != "memory_format"}
+    )
 
 
 def zeros_like(*args: object, **kwargs: object) -> object:
@@ -84,7 +88,10 @@ def new_zeros(tensor: Tensor, *args: object, **kwargs: object) -> object:
     return _new_zeros(tensor, *args, **kwargs)
 
 
-_zeros, _new_zeros = sized(torch.zeros, SIZES["zeros"]), sized(torch.Tensor.new_zeros, SIZES["new_zeros"])
+_zeros, _new_zeros = (
+    sized(torch.zeros, SIZES["zeros"]),
+    sized(torch.Tensor.new_zeros, SIZES["new_zeros"]),
+)
 _zeros_like = sized(torch.zeros_like, SIZES["zeros_like"])
 
 
@@ -98,7 +105,9 @@ def legacy_tensor(*args: object) -> object:
         return _tensor(args[0], dtype=torch.get_default_dtype())
     if len(args) == 1 and isinstance(args[0], Tensor):
         return args[0].detach().to(torch.get_default_dtype())
-    raise NotAllowedError("these arguments of torch.Tensor", "sizes, data or a tensor", "use torch.tensor")
+    raise NotAllowedError(
+        "these arguments of torch.Tensor", "sizes, data or a tensor", "use torch.tensor"
+    )
 
 
 _tensor = of_data(torch.tensor)
@@ -128,7 +137,9 @@ def to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 def as_type(tensor: Tensor, dtype: Any = None, **kwargs: Any) -> object:
     """``Tensor.type``, by data types or their old names on the CPU."""
-    if (isinstance(dtype, str) and not dtype.startswith("torch.")) or (dtype is not None and "sparse" in str(dtype)):
+    if (isinstance(dtype, str) and not dtype.startswith("torch.")) or (
+        dtype is not None and "sparse" in str(dtype)
+    ):
         raise NotAllowedError(f"the type {str(dtype)[:40]!r}", "a torch.dtype")
     return tensor.type(dtype, **kwargs)
 
@@ -142,7 +153,9 @@ def tolist(tensor: Tensor) -> object:
 def to_dense(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """``Tensor.to_dense``: the size of a sparse tensor may be any number."""
     if tensor.numel() > MAX_ELEMENTS:
-        raise too_large(f"a dense tensor of {tensor.numel():,} elements", f"at most {MAX_ELEMENTS:,}")
+        raise too_large(
+            f"a dense tensor of {tensor.numel():,} elements", f"at most {MAX_ELEMENTS:,}"
+        )
     return tensor.to_dense(*args, **kwargs)
 
 
@@ -151,7 +164,9 @@ def bincount(tensor: Tensor, weights: Tensor | None = None, minlength: int = 0) 
     if tensor.numel() and not tensor.is_floating_point() and not tensor.is_complex():
         minlength = max(minlength, 0)
         if max(int(tensor.max()), minlength) > MAX_ELEMENTS:
-            raise too_large(f"{max(int(tensor.max()), minlength):,} bins", f"at most {MAX_ELEMENTS:,}")
+            raise too_large(
+                f"{max(int(tensor.max()), minlength):,} bins", f"at most {MAX_ELEMENTS:,}"
+            )
     _check_number(minlength)
     return torch.bincount(tensor, weights, minlength)
 
@@ -167,7 +182,9 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
 def combinations(tensor: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
     """``torch.combinations``: all of them are made before some are chosen."""
     if not 0 <= r <= 64 or max(tensor.numel(), 2) ** r > MAX_ELEMENTS:
-        raise too_large(f"all choices of {r} of {tensor.numel():,} elements", f"at most {MAX_ELEMENTS:,}")
+        raise too_large(
+            f"all choices of {r} of {tensor.numel():,} elements", f"at most {MAX_ELEMENTS:,}"
+        )
     return torch.combinations(tensor, r, with_replacement)
 
 
@@ -175,7 +192,9 @@ def repeat_interleave(tensor: Tensor, repeats: Any = None, dim: int | None = Non
     """``torch.repeat_interleave``, without ``output_size``, which it would believe."""
     counts = tensor if repeats is None else repeats
     if isinstance(counts, Tensor):
-        if counts.numel() and (counts.is_floating_point() or counts.is_complex() or int(counts.min()) < 0):
+        if counts.numel() and (
+            counts.is_floating_point() or counts.is_complex() or int(counts.min()) < 0
+        ):
             raise NotAllowedError("these repeats", "integers from 0 on")
         largest = int(counts.max()) if counts.numel() else 0
         num_elements = largest * max(tensor.numel(), counts.numel())
@@ -237,7 +256,9 @@ def index_put_(tensor: Tensor, indices: Any, values: Tensor, accumulate: bool = 
     return tensor.index_put_(tuple(indices), values, accumulate)
 
 
-def embedding_bag(input: Tensor, weight: Tensor, offsets: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
+def embedding_bag(
+    input: Tensor, weight: Tensor, offsets: Tensor | None = None, *args: Any, **kwargs: Any
+) -> Tensor:
     """``torch.nn.functional.embedding_bag``: ids and offsets within their bounds."""
     check_bags(input, weight.shape[0], offsets)
     return torch.nn.functional.embedding_bag(input, weight, offsets, *args, **kwargs)
@@ -254,7 +275,11 @@ def check_bags(ids: Tensor, num_embeddings: int, offsets: Tensor | None) -> None
     if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < num_embeddings):
         raise IndexError(f"got an id out of {num_embeddings} embeddings")
     if offsets is not None and offsets.numel():
-        wrong = int(offsets.min()) < 0 or int(offsets.max()) > ids.numel() or bool((offsets.diff() < 0).any())
+        wrong = (
+            int(offsets.min()) < 0
+            or int(offsets.max()) > ids.numel()
+            or bool((offsets.diff() < 0).any())
+        )
         if wrong or offsets.dim() != 1:
             raise IndexError(f"got offsets that do not lead through {ids.numel()} ids in order")
 
@@ -335,6 +360,12 @@ LINALG: dict[str, Function] = {
 for _name in str.split(
     "__add__ __and__ __eq__ __floordiv__ __ge__ __gt__ __le__ __lt__ __matmul__ __mod__ __mul__ __ne__"
 ):
-    METHODS[_name] = broadcasting(getattr(torch.Tensor, _name), SIZES["matmul"] if _name == "__matmul__" else None)
-for _name in str.split("__or__ __pow__ __radd__ __rmul__ __rsub__ __rtruediv__ __sub__ __truediv__ __xor__"):
-    METHODS[_name] = broadcasting(getattr(torch.Tensor, _name), SIZES["matmul"] if _name == "__matmul__" else None)
+    METHODS[_name] = broadcasting(
+        getattr(torch.Tensor, _name), SIZES["matmul"] if _name == "__matmul__" else None
+    )
+for _name in str.split(
+    "__or__ __pow__ __radd__ __rmul__ __rsub__ __rtruediv__ __sub__ __truediv__ __xor__"
+):
+    METHODS[_name] = broadcasting(
+        getattr(torch.Tensor, _name), SIZES["matmul"] if _name == "__matmul__" else None
+    )

@@ -19,11 +19,15 @@ def describe(tensor: torch.Tensor) -> TensorInfo:
         NotAllowedError: for a type that the wire format does not know.
     """
     if tensor.is_nested:
-        raise NotAllowedError("a nested tensor", "one with a shape", "send its parts: tensor.unbind()")
+        raise NotAllowedError(
+            "a nested tensor", "one with a shape", "send its parts: tensor.unbind()"
+        )
     code = CODE_OF_DTYPE.get(tensor.dtype)
     if code is None:
         raise NotAllowedError(
-            f"a tensor of type {tensor.dtype}", f"one of {', '.join(map(str, CODE_OF_DTYPE))}", "convert it first"
+            f"a tensor of type {tensor.dtype}",
+            f"one of {', '.join(map(str, CODE_OF_DTYPE))}",
+            "convert it first",
         )
     if tensor.is_contiguous() or _repeats(tensor):
         return TensorInfo(code, tuple(tensor.shape), requires_grad=tensor.requires_grad)
@@ -50,7 +54,9 @@ def layout_of(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def _repeats(tensor: torch.Tensor) -> bool:
     """Whether it was expanded; what arrives has elements of its own."""
-    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return any(
+        stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
 
 
 def _has_room(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
@@ -79,12 +85,22 @@ def in_own_order(tensor: torch.Tensor, info: TensorInfo) -> torch.Tensor:
     order, strides = info.layout
     num_dims = len(info.shape)
     is_order = len(order) == num_dims and sorted(order) == [*range(num_dims)]
-    if not is_order or (strides and (len(strides) != num_dims or not _has_room(info.shape, strides))):
-        got = f"the layout {info.layout}" if len(order) + len(strides) <= 2 * num_dims else "the layout"
-        raise ProtocolError(f"{got} of a tensor of shape {info.shape}", "each dim once, little room")
+    if not is_order or (
+        strides and (len(strides) != num_dims or not _has_room(info.shape, strides))
+    ):
+        got = (
+            f"the layout {info.layout}"
+            if len(order) + len(strides) <= 2 * num_dims
+            else "the layout"
+        )
+        raise ProtocolError(
+            f"{got} of a tensor of shape {info.shape}", "each dim once, little room"
+        )
     if strides:
         tensor = torch.empty_strided(info.shape, strides, dtype=tensor.dtype).copy_(tensor)
-    return tensor.permute([order.index(dim) for dim in range(num_dims)]).data  # no view: it may be worked on in place
+    return tensor.permute(
+        [order.index(dim) for dim in range(num_dims)]
+    ).data  # no view: it may be worked on in place
 
 
 def bytes_with_room(info: TensorInfo) -> int:
@@ -120,7 +136,9 @@ def empty(info: TensorInfo) -> tuple[torch.Tensor, memoryview]:
     try:
         tensor = torch.empty(info.shape, dtype=DTYPE_OF_CODE[info.dtype])
     except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
-        raise ProtocolError(f"a tensor of shape {info.shape} ({error})", "one that fits into memory") from error
+        raise ProtocolError(
+            f"a tensor of shape {info.shape} ({error})", "one that fits into memory"
+        ) from error
     num_bytes = tensor.numel() * tensor.element_size()
     if not num_bytes:
         return tensor, memoryview(b"")
@@ -136,7 +154,9 @@ def cut(infos: list[TensorInfo], payload: bytearray | None) -> list[torch.Tensor
     sizes = [info.num_bytes() for info in infos]
     num_bytes = len(payload) if payload is not None else 0
     if sum(sizes) != num_bytes:
-        raise ProtocolError(f"{num_bytes:,} bytes of tensors", f"{sum(sizes):,}, as their shapes say")
+        raise ProtocolError(
+            f"{num_bytes:,} bytes of tensors", f"{sum(sizes):,}, as their shapes say"
+        )
     tensors, start = [], 0
     for info, size in zip(infos, sizes, strict=True):
         if not size or payload is None:

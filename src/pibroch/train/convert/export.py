@@ -22,7 +22,9 @@ from pibroch.train.manifest import Manifest, read_manifest
 Advance = Callable[[str], None]
 
 
-def export_checkpoint(folder: Path, out: Path, format_name: str, advance: Advance = lambda file: None) -> None:
+def export_checkpoint(
+    folder: Path, out: Path, format_name: str, advance: Advance = lambda file: None
+) -> None:
     """Write a checkpoint's weights, or their averages where the run kept them, under another system's names.
 
     The model's weights are in memory at once: that is how ``torch.save`` works.
@@ -44,7 +46,9 @@ def export_checkpoint(folder: Path, out: Path, format_name: str, advance: Advanc
     for name, digest in manifest.files.items():
         verify_file(folder / name, digest)
         advance(name)
-    content = FORMATS[format_name].write(read_plain(folder, manifest, advance), manifest.progress.step)
+    content = FORMATS[format_name].write(
+        read_plain(folder, manifest, advance), manifest.progress.step
+    )
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         with explained_refusal(out):
@@ -56,7 +60,9 @@ def export_checkpoint(folder: Path, out: Path, format_name: str, advance: Advanc
         temporary.unlink(missing_ok=True)
 
 
-def read_plain(folder: Path, manifest: Manifest, advance: Advance = lambda table: None) -> PlainModel:
+def read_plain(
+    folder: Path, manifest: Manifest, advance: Advance = lambda table: None
+) -> PlainModel:
     """The weights of a verified checkpoint, or their averages where the run kept them."""
     decay, state = manifest.config.train.average, load_file(folder / WEIGHTS)
     if decay is not None:

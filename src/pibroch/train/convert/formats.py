@@ -41,7 +41,9 @@ class TorchRec(Format):
 
     def write(self, model: PlainModel, step: int) -> dict[str, Any]:
         """See :class:`Format`; tables are named ``t_<name>``, as in TorchRec's examples."""
-        state = {f"{self.BAGS}t_{name}.weight": table for name, table in model.tables.items()} | model.other
+        state = {
+            f"{self.BAGS}t_{name}.weight": table for name, table in model.tables.items()
+        } | model.other
         if not model.top:
             return state
         dim, num_vectors = len(model.bottom[-1].bias), len(model.tables) + 1
@@ -54,7 +56,9 @@ class TorchRec(Format):
         """See :class:`Format`."""
         state = _without_prefix(content, self.BAGS)
         stored = {
-            k.removeprefix(self.BAGS).removesuffix(".weight"): v for k, v in state.items() if k.startswith(self.BAGS)
+            k.removeprefix(self.BAGS).removesuffix(".weight"): v
+            for k, v in state.items()
+            if k.startswith(self.BAGS)
         }
         found = _matched({name.removeprefix("t_"): table for name, table in stored.items()}, tables)
         bottom = _layers(state, r"dense_arch\.model\._mlp\.(\d+)\._linear\.")
@@ -62,9 +66,14 @@ class TorchRec(Format):
             state, r"over_arch\.model\.(1)\."
         )
         if not top or not bottom:
-            return PlainModel(found, other={name: tensor for name, tensor in state.items() if self.BAGS not in name})
+            return PlainModel(
+                found,
+                other={name: tensor for name, tensor in state.items() if self.BAGS not in name},
+            )
         back = torch.argsort(upper_to_lower(len(tables) + 1))
-        return PlainModel(found, bottom, [reorder_pairs(top[0], len(bottom[-1].bias), back), *top[1:]])
+        return PlainModel(
+            found, bottom, [reorder_pairs(top[0], len(bottom[-1].bias), back), *top[1:]]
+        )
 
 
 class ReferenceDLRM(Format):
@@ -72,28 +81,45 @@ class ReferenceDLRM(Format):
 
     def write(self, model: PlainModel, step: int) -> dict[str, object]:
         """See :class:`Format`; figures that the script wants besides are there, as of an evaluation not made."""
-        state = {f"emb_l.{i}.weight": table for i, table in enumerate(model.tables.values())} | model.other
+        state = {
+            f"emb_l.{i}.weight": table for i, table in enumerate(model.tables.values())
+        } | model.other
         for name, layers in (("bot_l", model.bottom), ("top_l", model.top)):
             state |= {  # its layers alternate with activations
                 f"{name}.{2 * i}.{kind}": getattr(layer, kind)
                 for i, layer in enumerate(layers)
                 for kind in ("weight", "bias")
             }
-        counts = {"iter": step, "epoch": 0, "nepochs": 1, "nbatches": max(1, step), "nbatches_test": 1}
+        counts = {
+            "iter": step,
+            "epoch": 0,
+            "nepochs": 1,
+            "nbatches": max(1, step),
+            "nbatches_test": 1,
+        }
         figures = dict.fromkeys(("train_loss", "total_loss", "test_acc", "test_auc"), 0.0)
         return {"state_dict": state, **counts, **figures}
 
     def read(self, content: State, tables: Sequence[str]) -> PlainModel:
         """See :class:`Format`."""
         state = _without_prefix(content, "emb_l.")
-        numbered = {int(name.split(".")[1]): tensor for name, tensor in state.items() if name.startswith("emb_l.")}
+        numbered = {
+            int(name.split(".")[1]): tensor
+            for name, tensor in state.items()
+            if name.startswith("emb_l.")
+        }
         if sorted(numbered) != list(range(len(tables))):
             raise CheckpointError(
-                f"{len(numbered)} tables `emb_l.N.weight`", f"{len(tables)}, as the data have categorical features"
+                f"{len(numbered)} tables `emb_l.N.weight`",
+                f"{len(tables)}, as the data have categorical features",
             )
         found = {name: numbered[i] for i, name in enumerate(tables)}
         bottom, top = _layers(state, r"bot_l\.(\d+)\."), _layers(state, r"top_l\.(\d+)\.")
-        other = {} if top else {name: tensor for name, tensor in state.items() if not name.startswith("emb_l.")}
+        other = (
+            {}
+            if top
+            else {name: tensor for name, tensor in state.items() if not name.startswith("emb_l.")}
+        )
         return PlainModel(found, bottom, top, other)
 
 
@@ -103,7 +129,10 @@ FORMATS: dict[str, Format] = {"torchrec": TorchRec(), "dlrm": ReferenceDLRM()}
 def _named(layers: Sequence[Layer], pattern: str) -> dict[str, Tensor]:
     named = {}
     for i, layer in enumerate(layers):
-        named[f"{pattern.format(i)}weight"], named[f"{pattern.format(i)}bias"] = layer.weight, layer.bias
+        named[f"{pattern.format(i)}weight"], named[f"{pattern.format(i)}bias"] = (
+            layer.weight,
+            layer.bias,
+        )
     return named
 
 
@@ -111,9 +140,13 @@ def _layers(state: State, pattern: str) -> list[Layer]:
     """Layers whose names match, in the order of the number in them."""
     numbers = {int(match[1]): match[0] for name in state if (match := re.match(pattern, name))}
     try:
-        return [Layer(state[f"{numbers[i]}weight"], state[f"{numbers[i]}bias"]) for i in sorted(numbers)]
+        return [
+            Layer(state[f"{numbers[i]}weight"], state[f"{numbers[i]}bias"]) for i in sorted(numbers)
+        ]
     except KeyError as error:
-        raise CheckpointError(f"no {error.args[0]!r}", "a weight and a bias for each layer") from error
+        raise CheckpointError(
+            f"no {error.args[0]!r}", "a weight and a bias for each layer"
+        ) from error
 
 
 def _without_prefix(state: State, landmark: str) -> dict[str, Tensor]:
@@ -127,13 +160,21 @@ def _without_prefix(state: State, landmark: str) -> dict[str, Tensor]:
     prefixes = sorted({match[1] for name in state if (match := of_table.fullmatch(name))})
     if not prefixes:
         some = ", ".join(list(state)[:3])
-        raise CheckpointError(f"parameters named {some}, ...", f"some named {landmark}*", "choose the other format")
+        raise CheckpointError(
+            f"parameters named {some}, ...", f"some named {landmark}*", "choose the other format"
+        )
     if len(prefixes) > 1:
         raise CheckpointError(
-            f"tables under {' and '.join(repr(prefix) for prefix in prefixes)}", "those of one model", "save it alone"
+            f"tables under {' and '.join(repr(prefix) for prefix in prefixes)}",
+            "those of one model",
+            "save it alone",
         )
     chosen = prefixes[0]
-    return {name.removeprefix(chosen): tensor for name, tensor in state.items() if name.startswith(chosen)}
+    return {
+        name.removeprefix(chosen): tensor
+        for name, tensor in state.items()
+        if name.startswith(chosen)
+    }
 
 
 def _matched(stored: dict[str, Tensor], tables: Sequence[str]) -> dict[str, Tensor]:
@@ -143,4 +184,6 @@ def _matched(stored: dict[str, Tensor], tables: Sequence[str]) -> dict[str, Tens
     if len(stored) == len(tables) and not set(stored) & set(tables):
         logger.info("tables are taken in their order: %s is %s, ...", next(iter(stored)), tables[0])
         return dict(zip(tables, stored.values(), strict=True))
-    raise CheckpointError(f"tables {sorted(stored)}", f"tables {sorted(tables)}, or as many under other names")
+    raise CheckpointError(
+        f"tables {sorted(stored)}", f"tables {sorted(tables)}, or as many under other names"
+    )

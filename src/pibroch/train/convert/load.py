@@ -35,7 +35,9 @@ def import_checkpoint(
     """
     if config.model.name == "dlrm" and config.model.batch_norm:
         raise ConfigError(
-            "a DLRM with batch norm", "one without, as the file has none", "pass --set model.batch_norm=false"
+            "a DLRM with batch norm",
+            "one without, as the file has none",
+            "pass --set model.batch_norm=false",
         )
     run.must_be_new()
     model = FORMATS[format_name].read(read_source(source), list(dataset.num_rows))
@@ -55,7 +57,9 @@ def fill_session(session: Session, model: PlainModel) -> None:
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     shapes |= {f"table {name}": tuple(table.shape) for name, table in model.tables.items()}
     needed = {name: tuple(tensor.shape) for name, tensor in wanted.items()}
-    needed |= {f"table {table.name}": (table.num_rows, table.dim) for table in session.embeddings.tables}
+    needed |= {
+        f"table {table.name}": (table.num_rows, table.dim) for table in session.embeddings.tables
+    }
     for name in [*needed, *shapes]:
         if shapes.get(name) != needed.get(name):
             raise CheckpointError(

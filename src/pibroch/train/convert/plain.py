@@ -44,7 +44,9 @@ class PlainModel:
     other: dict[str, Tensor] = field(default_factory=dict)
 
 
-def from_state(tables: dict[str, Tensor], state: Mapping[str, Tensor], config: ModelConfig) -> PlainModel:
+def from_state(
+    tables: dict[str, Tensor], state: Mapping[str, Tensor], config: ModelConfig
+) -> PlainModel:
     """Our model's ``state_dict`` as plain layers; batch norm of the top network becomes a part of the layer before it.
 
     Raises:
@@ -53,9 +55,18 @@ def from_state(tables: dict[str, Tensor], state: Mapping[str, Tensor], config: M
     if config.name != "dlrm":
         return PlainModel(tables, other=dict(state))
     if config.activation != "relu" or "constant" in state:
-        got = f"activation {config.activation!r}" if config.activation != "relu" else "no dense features"
-        raise ConfigError(f"a DLRM with {got}", "ReLU and dense features, as the other systems' DLRM has")
-    bottom, top = ([_with_norm(state, name, i) for i in range(_count(state, name))] for name in ("bottom", "top"))
+        got = (
+            f"activation {config.activation!r}"
+            if config.activation != "relu"
+            else "no dense features"
+        )
+        raise ConfigError(
+            f"a DLRM with {got}", "ReLU and dense features, as the other systems' DLRM has"
+        )
+    bottom, top = (
+        [_with_norm(state, name, i) for i in range(_count(state, name))]
+        for name in ("bottom", "top")
+    )
     return PlainModel(tables, bottom, top)
 
 
@@ -64,7 +75,10 @@ def to_state(model: PlainModel) -> dict[str, Tensor]:
     state = dict(model.other)
     for name, layers in (("bottom", model.bottom), ("top", model.top)):
         for i, layer in enumerate(layers):
-            state[f"{name}.layers.{i}.weight"], state[f"{name}.layers.{i}.bias"] = layer.weight, layer.bias
+            state[f"{name}.layers.{i}.weight"], state[f"{name}.layers.{i}.bias"] = (
+                layer.weight,
+                layer.bias,
+            )
     return state
 
 
@@ -81,7 +95,9 @@ def upper_to_lower(num_vectors: int) -> Tensor:
 
 def reorder_pairs(layer: Layer, dim: int, places: Tensor) -> Layer:
     """The layer with its columns from ``dim`` on taken from ``places``."""
-    return Layer(torch.cat([layer.weight[:, :dim], layer.weight[:, dim:][:, places]], 1), layer.bias)
+    return Layer(
+        torch.cat([layer.weight[:, :dim], layer.weight[:, dim:][:, places]], 1), layer.bias
+    )
 
 
 def _count(state: Mapping[str, Tensor], network: str) -> int:
@@ -92,6 +108,10 @@ def _with_norm(state: Mapping[str, Tensor], network: str, i: int) -> Layer:
     weight, norm = state[f"{network}.layers.{i}.weight"], f"{network}.norms.{i}"
     if f"{norm}.weight" not in state:
         return Layer(weight, state[f"{network}.layers.{i}.bias"])
-    scale = state[f"{norm}.weight"].double() / (state[f"{norm}.running_var"].double() + NORM_EPS).sqrt()
-    bias = state[f"{norm}.bias"] - state[f"{norm}.running_mean"] * scale  # the layer before a norm has none
+    scale = (
+        state[f"{norm}.weight"].double() / (state[f"{norm}.running_var"].double() + NORM_EPS).sqrt()
+    )
+    bias = (
+        state[f"{norm}.bias"] - state[f"{norm}.running_mean"] * scale
+    )  # the layer before a norm has none
     return Layer((weight * scale[:, None]).float(), bias.float())

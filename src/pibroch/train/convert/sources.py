@@ -48,7 +48,11 @@ def read_source(source: Path) -> dict[str, Tensor]:
     """
     if (source / _INDEX).is_file():
         return _read_dcp(source)
-    paths = sorted(path for pattern in _FILES for path in source.glob(pattern)) if source.is_dir() else [source]
+    paths = (
+        sorted(path for pattern in _FILES for path in source.glob(pattern))
+        if source.is_dir()
+        else [source]
+    )
     if not paths:
         raise CheckpointError(
             f"{source}, a folder without {_INDEX} and {', '.join(_FILES)}",
@@ -62,7 +66,9 @@ def read_source(source: Path) -> dict[str, Tensor]:
                 sharded.setdefault(name, []).append(value)
             elif _is_wanted(name):
                 found[name] = value
-    return found | {name: _joined(name, parts) for name, parts in sharded.items() if _is_wanted(name)}
+    return found | {
+        name: _joined(name, parts) for name, parts in sharded.items() if _is_wanted(name)
+    }
 
 
 def _is_wanted(name: str) -> bool:
@@ -98,7 +104,9 @@ def _load(source: Path) -> Mapping[str, Any]:
             "save model.state_dict() instead of the model",
         ) from error
     if not isinstance(content, Mapping):
-        raise CheckpointError(f"a {type(content).__name__} in {source}", "a state_dict", "save model.state_dict()")
+        raise CheckpointError(
+            f"a {type(content).__name__} in {source}", "a state_dict", "save model.state_dict()"
+        )
     return content
 
 
@@ -118,7 +126,9 @@ class _Sharded(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, *args: object, **kwargs: object) -> Any:
-        raise NotImplementedError("it has no numbers of its own")  # torch asks that there is such a method
+        raise NotImplementedError(
+            "it has no numbers of its own"
+        )  # torch asks that there is such a method
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.shards, self.metadata = state[0], state[1]
@@ -136,7 +146,11 @@ def _joined(name: str, parts: Sequence[_Sharded]) -> Tensor:
     shards = [shard for part in parts for shard in part.shards]
     size = list(parts[0].metadata.size)
     cells = sum(shard.tensor.numel() for shard in shards)
-    if not shards or cells != math.prod(size) or any(list(part.metadata.size) != size for part in parts):
+    if (
+        not shards
+        or cells != math.prod(size)
+        or any(list(part.metadata.size) != size for part in parts)
+    ):
         raise CheckpointError(
             f"{cells:,} of the {math.prod(size):,} numbers of {name!r}, which was cut over ranks", "all of them",
             "name a folder with the file of each rank, or one that torch.distributed.checkpoint wrote",
@@ -144,7 +158,10 @@ def _joined(name: str, parts: Sequence[_Sharded]) -> Tensor:
     whole = torch.empty(size, dtype=shards[0].tensor.dtype)
     for shard in shards:
         offsets = shard.metadata.shard_offsets
-        here = tuple(slice(first, first + n) for first, n in zip(offsets, shard.metadata.shard_sizes, strict=True))
+        here = tuple(
+            slice(first, first + n)
+            for first, n in zip(offsets, shard.metadata.shard_sizes, strict=True)
+        )
         whole[here] = shard.tensor
     return whole
 
@@ -159,7 +176,14 @@ def _read_dcp(folder: Path) -> dict[str, Tensor]:
             if isinstance(entry, TensorStorageMetadata) and _is_wanted(name)
         }
         load(tensors, storage_reader=reader, no_dist=True)
-    except (CheckpointException, pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError) as error:
+    except (
+        CheckpointException,
+        pickle.UnpicklingError,
+        RuntimeError,
+        OSError,
+        EOFError,
+        ValueError,
+    ) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
             f"{folder}, which cannot be read: {reason}", "an undamaged folder of torch.distributed.checkpoint",
@@ -192,4 +216,6 @@ class _IndexUnpickler(pickle.Unpickler):
         is_class = isinstance(found, type) and module in _FROM_INDEX and found.__module__ == module
         if is_class or found is torch.Size or isinstance(found, torch.dtype):
             return found
-        raise pickle.UnpicklingError(f"an index with {module}.{name} in it, which is no part of one")
+        raise pickle.UnpicklingError(
+            f"an index with {module}.{name} in it, which is no part of one"
+        )

@@ -17,7 +17,13 @@ class Coded(Exception):
 
 @pytest.mark.parametrize(
     "error",
-    [ValueError("bad"), OSError(2, "gone"), KeyError("bad"), Coded(7, "bad"), json.JSONDecodeError("bad", "", 0)],
+    [
+        ValueError("bad"),
+        OSError(2, "gone"),
+        KeyError("bad"),
+        Coded(7, "bad"),
+        json.JSONDecodeError("bad", "", 0),
+    ],
     ids=repr,
 )
 def test_an_error_becomes_a_runtime_error_and_stays_what_it_was(error):

@@ -41,7 +41,9 @@ def leaf():
 
 def test_what_was_there_comes_back(leaf):
     before, seen = leaf.grad, []
-    assert watched_pass((leaf * 3).sum(), leaf, lambda: seen.append(leaf.grad.tolist())).tolist() == [3, 3]
+    assert watched_pass(
+        (leaf * 3).sum(), leaf, lambda: seen.append(leaf.grad.tolist())
+    ).tolist() == [3, 3]
     assert seen == [[3, 3]] and leaf.grad is before and before.tolist() == [9, 9]
 
 
@@ -92,7 +94,10 @@ def test_passes_at_once_on_one_leaf(leaf):
         thread.start()
     for thread in threads:
         thread.join(TIMEOUT_S)
-    assert {factor: gradient.tolist() for factor, gradient in results.items()} == {2: [2, 2], 5: [5, 5]}
+    assert {factor: gradient.tolist() for factor, gradient in results.items()} == {
+        2: [2, 2],
+        5: [5, 5],
+    }
     assert leaf.grad is before
 
 

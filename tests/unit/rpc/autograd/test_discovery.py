@@ -109,7 +109,9 @@ def test_nothing_to_ask():
 
 
 def test_the_first_asker_is_answered_last_and_the_others_at_once():
-    me, first, second = (WorkerInfo(name, number) for number, name in enumerate(("me", "first", "second")))
+    me, first, second = (
+        WorkerInfo(name, number) for number, name in enumerate(("me", "first", "second"))
+    )
     part = Discovery(me)
     assert part.asked(first, [Edge(second, 1, 0)]) == [Ask(second, (Edge(second, 1, 0),))]
     assert part.asked(second, [Edge(second, 1, 0)]) == [SearchAnswer(second, frozenset([me]))]

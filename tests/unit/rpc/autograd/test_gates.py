@@ -5,7 +5,16 @@ import threading
 import pytest
 import torch
 
-from pibroch.rpc.autograd.gates import Received, Sent, Walk, behind, make_gate, make_receipt, run_engine, start_of
+from pibroch.rpc.autograd.gates import (
+    Received,
+    Sent,
+    Walk,
+    behind,
+    make_gate,
+    make_receipt,
+    run_engine,
+    start_of,
+)
 from pibroch.rpc.info import WorkerInfo
 
 OTHER = WorkerInfo("other", 1)
@@ -34,7 +43,12 @@ def anchor():
 
 
 def sent(message, order, *tensors):
-    return Sent(message, OTHER, order, {place: make_gate(message, place, each) for place, each in enumerate(tensors)})
+    return Sent(
+        message,
+        OTHER,
+        order,
+        {place: make_gate(message, place, each) for place, each in enumerate(tensors)},
+    )
 
 
 def received(message, order, anchor, *tensors):
@@ -90,7 +104,9 @@ def test_turns_come_last_and_newest_first(anchor, num_messages):
         roots.append((z.sin().cos() + y).sum())
 
     for number in range(num_messages):
-        thread = threading.Thread(target=build, args=(number,))  # the first nodes of a thread have the lowest priority
+        thread = threading.Thread(
+            target=build, args=(number,)
+        )  # the first nodes of a thread have the lowest priority
         thread.start()
         thread.join()
     log = []
