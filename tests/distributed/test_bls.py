@@ -1,12 +1,19 @@
 """The backend ``bls`` beside gloo, on real ranks."""
 
+import os
 import subprocess
 import sys
 import time
 from importlib.util import find_spec
+from pathlib import Path
 
 import bls_cases as cases
 import pytest
+
+from pibroch.ports import free_port
+
+NEEDS_MPI = pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
+MPIEXEC = Path(sys.executable).with_name("mpiexec")
 
 
 @pytest.mark.parametrize(("size", "bound"), [(2, 0), (3, 1), (4, 3)])
@@ -15,9 +22,52 @@ def test_all_to_all_gives_what_gloo_gives(worlds, size, bound):
 
 
 @pytest.mark.alone
-@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
+@NEEDS_MPI
 def test_and_over_mpi(worlds):
     assert worlds(2).run(cases.over_mpi, 2) == [len(cases.DTYPES) * 3 * 4] * 2
+
+
+WHOLE_RUN_OVER_MPI = """
+import os, sys
+rank, size = (int(os.environ.get("PMI_" + name, os.environ.get(name))) for name in ("RANK", "SIZE"))
+import torch, torch.distributed as dist, pibroch as pb
+options = pb.BoundedLagOptions(transport="mpi") if sys.argv[1] == "options" else None
+dist.init_process_group("bls", pg_options=options, rank=rank, world_size=size)
+for group in (None, dist.new_group([0, 1])):
+    dist.all_to_all_single(out := torch.zeros(size), torch.full((size,), float(rank)), group=group)
+    assert out.tolist() == [0.0, 1.0], out
+print(type(dist.group.WORLD.lag.transport).__name__, flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.alone  # ranks of MPI look for messages all the time
+@NEEDS_MPI
+@pytest.mark.parametrize(("starter", "choice"), [("mpiexec", "options"), ("ranks", "variable")])
+def test_a_run_may_be_over_mpi_from_its_first_group_on(starter, choice):
+    if starter == "mpiexec" and not MPIEXEC.exists():
+        pytest.skip("no mpiexec")
+    command = [sys.executable, "-c", WHOLE_RUN_OVER_MPI, choice]
+    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    if choice == "variable":
+        environment["PIBROCH_BLS_TRANSPORT"] = "mpi"
+    if starter == "mpiexec":
+        commands = [([str(MPIEXEC), "-n", "2", *command], environment)]
+    else:
+        commands = [(command, environment | {"RANK": str(r), "SIZE": "2"}) for r in range(2)]
+    programs = [
+        subprocess.Popen(
+            each, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for each, variables in commands
+    ]
+    try:
+        ended = [program.communicate(timeout=100) for program in programs]
+    finally:
+        for program in programs:
+            program.kill()
+    assert [program.returncode for program in programs] == [0] * len(programs), ended
+    assert "".join(out for out, _ in ended).split() == ["MpiTransport"] * 2
 
 
 @pytest.mark.skipif(find_spec("mpi4py") is not None, reason="mpi4py is installed")

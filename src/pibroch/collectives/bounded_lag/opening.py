@@ -52,7 +52,7 @@ def open_lagged_transport(
     if name == "gloo":
         return GlooStreamTransport(store, rank, members, num_slots, timeout_s)
     if name == "mpi":
-        start = _mpi_to_start(members)
+        start = _mpi_to_start(store, rank, members)
         peers = rendezvous(store, rank, len(members), timeout_s)
         return MpiTransport(
             start(), peers, rank, members, num_slots, options.slot_bytes, num_streams, timeout_s
@@ -71,22 +71,21 @@ def open_lagged_transport(
     )
 
 
-def _mpi_to_start(members: Sequence[int]) -> Callable[[], ModuleType]:
+def _mpi_to_start(store: Store, rank: int, members: Sequence[int]) -> Callable[[], ModuleType]:
     """What starts MPI between all ranks of the run once they are known to be there.
 
     Raises:
         MissingDependencyError: without it.
         ConfigError: for some of them while it does not run.
     """
-    num_ranks = dist.get_world_size()
+    # the group that init_process_group is about to make is not there yet, and is of all ranks
+    num_ranks = dist.get_world_size() if dist.is_initialized() else len(members)
     if not load_mpi().Is_initialized() and len(members) < num_ranks:
         raise ConfigError(
             f"a first transport mpi between {len(members)} of {num_ranks} ranks", "all of them: MPI starts on all at once",
             "make a group of all ranks with it first",
         )  # fmt: skip
-    return lambda: start_mpi(
-        PrefixStore("pibroch/pmi", _get_default_store()), dist.get_rank(), num_ranks
-    )
+    return lambda: start_mpi(PrefixStore("pmi", store), members[rank], num_ranks)
 
 
 _OPENED: WeakKeyDictionary[dist.ProcessGroup, Counter[tuple[int, ...]]] = WeakKeyDictionary()
