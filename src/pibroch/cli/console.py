@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -19,8 +20,11 @@ results = Console(highlight=False, soft_wrap=True)
 def set_up_logging() -> None:
     """Send the library's log to standard error: with colours on a terminal, with times elsewhere.
 
-    Rank 1 and those behind it write into files: no colours, no moving lines.
+    Rank 1 and those behind it write into files: no colours, no moving lines. What the terminal's encoding cannot show is
+    escaped.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     has_log = os.environ.get("RANK", "0") != "0"
     console.__init__(stderr=True, force_terminal=False if has_log else None)  # type: ignore[misc]  # forked ranks have the launcher's
     handler: logging.Handler

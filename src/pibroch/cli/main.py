@@ -5,12 +5,15 @@ Commands import what they need when they run, so that ``pibroch --help`` does no
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 
@@ -24,7 +27,7 @@ from pibroch.cli.report import report
 from pibroch.cli.role_commands import command_of
 from pibroch.cli.serve import serve
 from pibroch.cli.train import evaluate, train
-from pibroch.errors import PibrochError
+from pibroch.errors import ConfigError, PibrochError, StorageError
 from pibroch.roles import roles
 from pibroch.version import __version__
 
@@ -53,14 +56,12 @@ _GROUPS = {
     "bench": "Measure against what others use: correctness first, then a table, CSV, Markdown and a plot.",
 }
 
-_ENDED_FOR_GOOD = (
-    *_GROUPS,
-    "evaluate",
-    "export",
-    "profile",
-    "report",
-    "doctor",
-)  # commands that begin anew when they are given again
+_REFUSALS = {
+    errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EISDIR, errno.ELOOP, errno.EMFILE, errno.ENAMETOOLONG,
+    errno.ENFILE, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS,
+}  # fmt: skip
+"""What the system refuses because of the place that was named or of its own limits: no bug of whoever asked."""
+_Kind = TypeVar("_Kind", bound=BaseException)
 
 
 class _Stopped(BaseException):
@@ -97,28 +98,29 @@ def main() -> NoReturn:
         "--debug" in sys.argv,
         [argument for argument in sys.argv[1:] if argument != "--debug"],
     )
-    set_up_logging()
-    _add_groups(arguments)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop)
-    command = typer.main.get_command(app)
-    _show_flags_bare(command)
     try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _stop)
+        set_up_logging()
+        _refuse_other_encodings(arguments)
+        _add_groups(arguments)
+        command = typer.main.get_command(app)
+        _show_flags_bare(command)
         command(arguments)
     except PibrochError as error:
         if debug:
             console.print_exception()
         leave_with(error)
     except _Stopped as stopped:
-        reason = _reason(stopped)
-        if reason is not None:
-            leave_with(reason)
-        if not has_launcher():
-            console.print(_how_to_go_on(arguments), markup=False)
-        leave(stopped.exit_code)
+        _leave_stopped(stopped, arguments)
     except Exception as error:
+        stop = _in_chain(error, _Stopped)  # extension modules that load make an ImportError of it
+        if stop is not None:
+            _leave_stopped(stop, arguments)
         if debug:
             console.print_exception()
+        if isinstance(error, OSError) and error.errno in _REFUSALS:
+            leave_with(_refusal(error))
         console.print(
             f"{type(error).__name__}: {error}", style="red", markup=False, highlight=False
         )
@@ -129,11 +131,20 @@ def main() -> NoReturn:
     leave(0)
 
 
-def _reason(stopped: _Stopped) -> PibrochError | None:
-    """The error that was on its way here: a launcher that stops all processes because of it is no better news."""
-    error: BaseException | None = stopped
-    while error is not None and not isinstance(error, PibrochError):
-        error = error.__context__
+def _leave_stopped(stopped: _Stopped, arguments: Sequence[str]) -> NoReturn:
+    """End; an error that was on its way here is shown: a launcher that stops all processes because of it is no better news."""
+    reason = _in_chain(stopped, PibrochError)
+    if reason is not None:
+        leave_with(reason)
+    if not has_launcher():
+        console.print(_how_to_go_on(arguments), markup=False)
+    leave(stopped.exit_code)
+
+
+def _in_chain(error: BaseException | None, kind: type[_Kind]) -> _Kind | None:
+    """The error, or the nearest one that it was raised from or beside, of this kind."""
+    while error is not None and not isinstance(error, kind):
+        error = error.__cause__ or error.__context__
     return error
 
 
@@ -141,10 +152,31 @@ def _how_to_go_on(arguments: Sequence[str]) -> str:
     named = [argument for argument in arguments if not argument.startswith("-")]
     if named[:2] == ["data", "prepare"] or named[:1] == ["predict"]:
         return "stopped; the same command goes on where it was"
-    return (
-        "stopped"
-        if named and named[0] in _ENDED_FOR_GOOD
-        else "stopped; a training run goes on with --resume"
+    return "stopped; the run goes on with --resume" if named[:1] == ["train"] else "stopped"
+
+
+def _refuse_other_encodings(arguments: Sequence[str]) -> None:
+    """Names that are not UTF-8 can be neither printed nor written into TOML, JSON or Parquet: refused before anything is."""
+    folder = ""
+    with suppress(FileNotFoundError):  # it was removed
+        folder = os.getcwd()
+    for argument in (*arguments, folder):
+        shown = os.fsencode(argument).decode(errors="backslashreplace")
+        if shown != argument:
+            raise ConfigError(
+                f"{shown}, which is not UTF-8",
+                "arguments and a working folder in UTF-8",
+                "rename it",
+            )
+
+
+def _refusal(error: OSError) -> StorageError:
+    """What the system says, for a place where nobody wrote a better message."""
+    at = "" if error.filename is None else f" at {error.filename}"
+    return StorageError(
+        f"{error.strerror}{at}",
+        "a place with room that this process may use",
+        "name another, or free some space",
     )
 
 

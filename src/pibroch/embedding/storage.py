@@ -73,7 +73,7 @@ def verify_file(path: Path, digest: FileDigest) -> None:
     Raises:
         DamagedCheckpointError: when it is missing, cut short, changed or unreadable; names the file.
     """
-    do = "use another checkpoint; without this one, --resume goes on from the one before"
+    do = "use another checkpoint or export"
     if not path.is_file():
         raise DamagedCheckpointError(f"no {path}", "the file that the manifest names", do)
     try:

@@ -128,7 +128,7 @@ def read_manifest(folder: Path, to_go_on: bool = False) -> Manifest:
     if manifest.rests_on_seed and not to_go_on:
         raise CheckpointError(
             f"{folder}, which lacks all rows that were not updated before step {manifest.progress.step}",
-            "a whole checkpoint", "go on with the run (--resume), or name one in its checkpoints/",
+            "a whole checkpoint", "name one in the run's checkpoints/; pibroch train alone goes on from this one",
         )  # fmt: skip
     return manifest
 

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from pibroch.config import RunConfig, to_toml
 from pibroch.config.recipes import check_config
+from pibroch.embedding.storage import explained_refusal
 from pibroch.errors import ConfigError, StorageError
 from pibroch.train.summary import Summary
 
@@ -109,9 +110,10 @@ class RunDirectory:
                 f"run directory {self.path}, in which {holder} trains", "one that no run is using",
                 "wait until it has ended, or pass another --run-dir",
             ) from error  # fmt: skip
-        self._claim.truncate(0)
-        self._claim.write(f"process {os.getpid()} on {platform.node()}\n")
-        self._claim.flush()
+        with explained_refusal(self.path, "run", "free some space, or pass another --run-dir"):
+            self._claim.truncate(0)
+            self._claim.write(f"process {os.getpid()} on {platform.node()}\n")
+            self._claim.flush()
 
     def create(self, config: RunConfig) -> None:
         """Begin a run.

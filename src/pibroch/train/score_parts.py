@@ -9,6 +9,8 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import polars as pl
@@ -20,6 +22,22 @@ from pibroch.train.manifest import MANIFEST
 MOST_SAMPLES, PARTS_WANTED = 1 << 20, 64
 """Of a part; and how many there are where that is few enough, so that as many processes have something to do."""
 _WHAT = "of.json"
+
+
+@contextmanager
+def writing_scores(out: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Turn what the disk refuses while scores are written into a StorageError, and remove what is half written."""
+    try:
+        yield
+    except (OSError, pl.exceptions.ComputeError) as error:  # the latter from Parquet on a full disk
+        if temporary is not None:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+        raise StorageError(
+            f"{getattr(error, 'strerror', None) or error} while writing {out}",
+            "a folder with room that this process may write to",
+            "free some space, or choose another file",
+        ) from error
 
 
 class ScoreParts:
@@ -59,14 +77,18 @@ class ScoreParts:
             "data": dataset.fingerprint, "samples": dataset.samples, "split": split,
             "samples_per_part": self.samples_per_part,
         }, sort_keys=True)  # fmt: skip
-        self.folder.mkdir(exist_ok=True)
+        with writing_scores(self.out):
+            self.folder.mkdir(exist_ok=True)
         what = self.folder / _WHAT
         if what.exists() and what.read_text(encoding="utf-8") != text:
             raise ConfigError(
                 f"{self.folder}, begun with another checkpoint, data or split", "parts of the same scores",
                 "remove that folder, or choose another --out",
             )  # fmt: skip
-        what.write_text(text, encoding="utf-8")
+        temporary = what.with_suffix(".tmp")
+        with writing_scores(self.out, temporary):
+            temporary.write_text(text, encoding="utf-8")
+            os.replace(temporary, what)
 
     def missing(self) -> list[int]:
         """Parts that are not there."""
@@ -75,8 +97,9 @@ class ScoreParts:
     def publish(self, number: int, frame: pl.DataFrame) -> None:
         """A part is there, all of it or none."""
         temporary = self._file(number).with_suffix(".tmp")
-        frame.write_parquet(temporary)
-        os.replace(temporary, self._file(number))
+        with writing_scores(self.out, temporary):
+            frame.write_parquet(temporary)
+            os.replace(temporary, self._file(number))
 
     def merge(self) -> None:
         """Put all parts together and remove them.
@@ -93,8 +116,9 @@ class ScoreParts:
             )
         whole = pl.scan_parquet(self._files())
         temporary = self.folder / f"whole{self.out.suffix}"
-        (whole.sink_parquet if self.out.suffix == ".parquet" else whole.sink_csv)(temporary)
-        os.replace(temporary, self.out)
+        with writing_scores(self.out, temporary):
+            (whole.sink_parquet if self.out.suffix == ".parquet" else whole.sink_csv)(temporary)
+            os.replace(temporary, self.out)
         shutil.rmtree(self.folder)
 
     def _files(self) -> list[Path]:

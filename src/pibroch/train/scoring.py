@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from pibroch.data.loader import batch_of
 from pibroch.errors import ConfigError, DataError
 from pibroch.serve.predictor import Predictor
 from pibroch.train.metrics import Predictions
-from pibroch.train.score_parts import ScoreParts
+from pibroch.train.score_parts import ScoreParts, writing_scores
 
 FORMATS = (".parquet", ".csv")
 
@@ -56,7 +57,7 @@ def score_split(
     Raises:
         ConfigError: for a file that is there already or of another kind, or parts of other scores beside it.
         DataError: for a split without samples.
-        OSError: when the disk refuses; parts that are written stay.
+        StorageError: when the disk refuses; parts that are written stay.
     """
     check_out(out)
     opened, batch_size = opened_split(dataset, split), predictor.config.train.evaluate_batch_size
@@ -83,12 +84,18 @@ def write_predictions(predictions: Predictions, out: Path) -> None:
     logits, labels = predictions.arrays()
     frame = frame_of([(logits, labels.astype(np.float32))], 0)
     temporary = out.with_name(f"{out.name}.tmp")
-    (frame.write_parquet if out.suffix == ".parquet" else frame.write_csv)(temporary)
-    os.replace(temporary, out)
+    with writing_scores(out, temporary):
+        (frame.write_parquet if out.suffix == ".parquet" else frame.write_csv)(temporary)
+        os.replace(temporary, out)
 
 
 def check_out(out: Path) -> None:
-    """Raise ConfigError for a file that scores cannot be written to."""
+    """Refuse a file that scores cannot be written to before they are computed.
+
+    Raises:
+        ConfigError: for one that is there already, of another kind, or in no folder.
+        StorageError: where nothing can be written.
+    """
     if out.suffix not in FORMATS:
         raise ConfigError(f"{out} for scores", f"a file that ends in {' or '.join(FORMATS)}")
     if out.exists():
@@ -99,6 +106,8 @@ def check_out(out: Path) -> None:
         )
     if not out.parent.is_dir():
         raise ConfigError(f"{out.parent}, which is no folder", "a folder for the scores", "make it")
+    with writing_scores(out), tempfile.TemporaryFile(dir=out.parent):
+        pass
 
 
 def opened_split(dataset: EncodedDataset, split: str) -> Split:

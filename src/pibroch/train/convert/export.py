@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -51,13 +52,14 @@ def export_checkpoint(
     )
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
-        with explained_refusal(out):
+        with explained_refusal(out, "file", "free some space, or choose another place"):
             out.parent.mkdir(parents=True, exist_ok=True)
             with temporary.open("wb") as file:
                 torch.save(content, file)
             temporary.rename(out)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def read_plain(
