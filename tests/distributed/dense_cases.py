@@ -2,14 +2,21 @@
 
 import contextlib
 import copy
+import gc
+import operator
+import os
+import pickle
+import time
+import weakref
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
 from pibroch.collectives import Ranks, data_parallel
 from pibroch.collectives.channel import Channel
-from pibroch.errors import ConfigError
+from pibroch.errors import ConfigError, TrainingError
 from pibroch.models import BatchNorm, build_model, set_place
 
 NUM_STEPS = 3
@@ -168,13 +175,16 @@ def order_of_events(channel):
 
 
 def copies(channel):
-    """A copy of the model goes its own way, and neither evaluation nor a failed backward confuses the next step."""
+    """Copies of the model go their own way, and neither evaluation nor a failed backward confuses
+    the next step.
+    """
     torch.manual_seed(0)
     model = data_parallel(
         nn.Sequential(nn.Linear(4, 4), BatchNorm(4), nn.Linear(4, 1)), channel.ranks
     )
     x = torch.randn(5, 4) + channel.ranks.rank
-    other = copy.deepcopy(model).eval()
+    other, third = copy.deepcopy(model).eval(), pickle.loads(pickle.dumps(model))
+    third(x[:3]).sum().backward()
     model.eval()
     with torch.inference_mode():
         if channel.ranks.rank == 0:
@@ -185,9 +195,11 @@ def copies(channel):
     with contextlib.suppress(ValueError):
         out.sum().backward()
     model(x).mean().backward()
-    return [parameter.grad for parameter in model.parameters()], [
-        parameter.grad for parameter in other.parameters()
-    ]
+    return (
+        [parameter.grad for parameter in model.parameters()],
+        [parameter.grad for parameter in other.parameters()],
+        [parameter.grad is not None for parameter in third.parameters()],
+    )
 
 
 def _fail(gradient):
@@ -210,3 +222,142 @@ def few_samples(channel, num_samples):
     is_last = channel.ranks.rank == channel.ranks.world_size - 1
     x = torch.full((num_samples if is_last else 0, 3), 2.0)
     return norm(x).detach(), norm.state_dict()
+
+
+PASSES = [(2, 0), (1, 3), (0, 0), (4, 1)]
+"""Samples of each of two ranks: of one alone, ragged, none at all."""
+
+
+def passes(channel, order, reduction="mean"):
+    """Gradients of several passes, of which none is cleared, and those that one process has.
+
+    Args:
+        order: "in turn" for a backward after each call, "calls first" for all calls, and then
+            backwards from the last one.
+        reduction: with "sum", losses are weighted before.
+    """
+    rank = channel.ranks.rank
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+    alone = copy.deepcopy(model)
+    data_parallel(model, channel.ranks, reduction)
+    parts = [[torch.randn(count, 2) for count in sizes] for sizes in PASSES]
+    losses = []
+    for x in parts:
+        if any(map(len, x)):
+            alone(torch.cat(x)).square().mean().backward()
+        share = 1 if reduction == "mean" else len(x[rank]) / max(1, sum(map(len, x)))
+        losses.append(model(x[rank]).square().mean().nan_to_num() * share)
+        if order == "in turn":
+            losses.pop().backward()
+    while losses:
+        losses.pop().backward()
+    return [[p.grad for p in each.parameters()] for each in (model, alone)]
+
+
+def two_calls_in_one_pass(channel, sizes):
+    """What is said of one backward through two calls, gradients before and after, and those of the
+    next step.
+    """
+    model = data_parallel(nn.Linear(2, 1), channel.ranks)
+    x, said = torch.ones(9, 2) + channel.ranks.rank, None
+    model(x).mean().backward()
+    before = model.weight.grad.clone()
+    first, second = (model(x[:count]).mean() for count in sizes[channel.ranks.rank])
+    try:
+        (first + second).backward()
+    except TrainingError as error:
+        said = str(error)
+    after = model.weight.grad.clone()
+    model(x).mean().backward()
+    return said, before, after, model.weight.grad
+
+
+def later_layers(channel, how):
+    """What is said of layers that are trained later, and gradients once they belong to the model."""
+    torch.manual_seed(channel.ranks.rank)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].requires_grad_(how != "thawed")
+    data_parallel(model, channel.ranks)
+    if how == "thawed":
+        model.requires_grad_(True)
+    elif how == "added":
+        model.append(nn.Linear(2, 2))
+    else:
+        model[0].weight = nn.Parameter(torch.randn(2, 2))
+    x, said = torch.randn(3 + channel.ranks.rank, 2), None
+    try:
+        model(x)
+    except ConfigError as error:
+        said = str(error)
+    data_parallel(model, channel.ranks)
+    model(x).square().mean().backward()
+    got = {name: p.grad for name, p in model.named_parameters()}
+    alone = copy.deepcopy(model)
+    alone.zero_grad()
+    everything = torch.cat(channel.gather_tensors(x))
+    alone(everything).square().mean().backward()
+    return said, got, {name: p.grad for name, p in alone.named_parameters()}
+
+
+def part_of_its_own(channel):
+    """Gradients of a part that is data-parallel before the model is, and how many sums each
+    backward takes.
+    """
+    torch.manual_seed(0)
+    ranks = RecordingRanks(channel.ranks.rank, channel.ranks.world_size)
+    ranks.events = []
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    alone = copy.deepcopy(model)
+    data_parallel(model[0], ranks)
+    data_parallel(model, ranks)
+    data_parallel(model, ranks)
+    model(torch.ones(1, 2)).mean().backward()
+    alone(torch.ones(1, 2)).mean().backward()
+    return ranks.events, [[p.grad for p in each.parameters()] for each in (model, alone)]
+
+
+def dropped(channel):
+    """Whether a model is freed, and threads and descriptors before, with and after it."""
+    counts = [_threads_and_descriptors()]
+    model = data_parallel(nn.Sequential(nn.Linear(2, 2), BatchNorm(2)), channel.ranks)
+    model(torch.ones(2, 2)).sum().backward()
+    counts.append(_threads_and_descriptors())
+    parameter = weakref.ref(model[0].weight)
+    channel.barrier()
+    del model
+    return parameter() is None, _settles_at(counts[0]), counts
+
+
+def _threads_and_descriptors():
+    return [len(os.listdir(f"/proc/self/{what}")) for what in ("task", "fd")]
+
+
+def _settles_at(most):
+    """Whether there soon are no more; the system shows a thread that has ended for a while."""
+    deadline = time.monotonic() + 10
+    while not (settled := all(map(operator.le, _threads_and_descriptors(), most))):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.01)
+    return settled
+
+
+def train_in_rounds(rank, port):
+    """Join, train and leave again and again, as a job does whose group changes: nothing may stay."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    os.environ |= {"MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
+    counts = []
+    for number in range(4):
+        dist.init_process_group(
+            "gloo", store=dist.PrefixStore(str(number), store), rank=rank, world_size=2
+        )
+        model = data_parallel(nn.Linear(2, 1))
+        model(torch.ones(2, 2)).sum().backward()
+        dist.barrier()
+        del model
+        dist.destroy_process_group()
+        gc.collect()
+        counts.append(_threads_and_descriptors())
+    os._exit(not _settles_at(counts[1]))

@@ -4,8 +4,10 @@ import dense_cases as cases
 import pytest
 import torch
 
+from forked import context
 from pibroch.collectives import Ranks, data_parallel
 from pibroch.models import build_model
+from pibroch.ports import free_port
 
 
 def assert_same_bits(results):
@@ -94,9 +96,71 @@ def test_the_top_network_travels_while_the_bottom_one_is_computed(worlds):
 
 
 def test_copies_evaluation_and_failures_leave_the_next_step_alone(worlds):
-    for mine, copied in worlds(2).run(cases.copies):
+    for mine, copied, of_pickle in worlds(2).run(cases.copies):
         assert all(gradient is not None for gradient in mine)
         assert copied == [None] * len(mine)
+        assert all(of_pickle)
+
+
+@pytest.mark.parametrize(
+    "form", [("in turn",), ("calls first",), ("in turn", "sum"), ("calls first", "sum")]
+)
+def test_several_passes_add_up_to_those_of_one_process(worlds, form):
+    """Each weighs by its own samples, and one without any on any rank changes nothing."""
+    results = worlds(2).run(cases.passes, *form)
+    for got, want in results:
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+    for here, there in zip(results[0][0], results[1][0], strict=True):
+        assert torch.equal(here, there)
+
+
+@pytest.mark.parametrize("sizes", [((4, 1), (3, 3)), ((2, 2), (5, 5))])
+def test_one_pass_through_calls_of_several_sizes_is_refused_on_all_ranks(worlds, sizes):
+    for said, before, after, following in worlds(2).run(cases.two_calls_in_one_pass, sizes):
+        if sizes[0] == (2, 2):
+            # the mean over samples of 1 on one rank and 2 on the other, twice
+            assert said is None
+            torch.testing.assert_close(after - before, torch.full((1, 2), 2 * (2 + 5 * 2) / 7))
+        else:
+            assert "several calls" in said and "do:" in said
+            assert torch.equal(before, after)
+        torch.testing.assert_close(following - after, before)
+
+
+@pytest.mark.parametrize("how", ["thawed", "added", "replaced"])
+def test_layers_that_are_trained_later_are_refused_until_they_belong_to_the_model(worlds, how):
+    results = worlds(2).run(cases.later_layers, how)
+    for said, got, want in results:
+        assert {"thawed": "0.bias", "added": "2.bias", "replaced": "0.weight"}[how] in said
+        assert "data_parallel(model) again" in said
+        torch.testing.assert_close(got, want)
+    assert_same_bits([got for _, got, _ in results])
+
+
+def test_a_part_that_is_data_parallel_by_itself_is_summed_once(worlds):
+    for events, (got, want) in worlds(2).run(cases.part_of_its_own):
+        assert events == ["sum"] * 2
+        torch.testing.assert_close(got, want)
+
+
+def test_a_dropped_model_is_freed_with_its_threads_and_descriptors(worlds):
+    worlds(2).run(cases.dropped)  # the first sum of a process starts the communication thread
+    for is_freed, gives_back, (before, meanwhile) in worlds(2).run(cases.dropped):
+        assert is_freed
+        assert gives_back
+        assert all(more > less for more, less in zip(meanwhile, before, strict=True))
+
+
+def test_rounds_of_joining_and_leaving_keep_nothing():
+    port = free_port()
+    ranks = [
+        context().Process(target=cases.train_in_rounds, args=(rank, port)) for rank in range(2)
+    ]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(120)
+    assert [process.exitcode for process in ranks] == [0, 0]
 
 
 def test_moments_are_sound_far_from_zero(worlds):
@@ -120,6 +184,6 @@ def test_a_global_batch_without_variance_passes_by(worlds, num_samples):
 def test_one_process_is_left_alone():
     model = build_model("dlrm", 4, 5, dim=3, bottom=(8,), top=(9, 7), batch_norm=True)
     assert data_parallel(model) is model
-    assert not model._forward_pre_hooks
+    assert not model._forward_hooks
     assert all(not parameter._post_accumulate_grad_hooks for parameter in model.parameters())
     assert model.top.norms[0].gather is None

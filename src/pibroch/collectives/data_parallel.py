@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from pibroch.collectives import ownership
 from pibroch.collectives.channel import Channel
@@ -25,6 +28,11 @@ from pibroch.models.batch_norm import BatchNorm
 logger = logging.getLogger(__name__)
 M = TypeVar("M", bound=nn.Module)
 Reduction = Literal["mean", "sum"]
+
+_CALLS: WeakKeyDictionary[nn.Module, RemovableHandle] = WeakKeyDictionary()
+"""Models, each with the hook of its calls."""
+_SUMMED = WeakTensorKeyDictionary()
+"""Parameters whose gradients are summed, each with its hooks."""
 
 
 def data_parallel(
@@ -43,8 +51,18 @@ def data_parallel(
 
     Every rank calls the model and one backward through it in each step, with an empty batch too: ranks wait for each other.
     A rank without samples contributes nothing, be its gradients NaN. A parameter that no rank's backward reached keeps its
-    ``grad``. Parameters to be trained must require gradients now; freezing some later is fine. Reentrant activation
-    checkpointing is not supported.
+    ``grad``. Reentrant activation checkpointing is not supported.
+
+    *Several passes*: gradients add up until they are cleared, as in one process, and each pass
+    weighs by its own samples, in whatever order calls and backwards come. One backward through
+    several calls needs one number of samples in all of them, on each rank; any other is refused on
+    all ranks, and leaves ``grad`` as it was.
+
+    *Layers that are trained later*, because they were frozen now or are added later: call this
+    again, on all ranks, or the next call of the model is refused. Freezing some later is fine.
+
+    *Copies*, by `copy.deepcopy` or pickle, keep their gradients to themselves. Batch norms of deep
+    copies still take moments over all ranks. A model that is dropped gives its connections back.
 
     *The number of samples* of a call is the first dimension of the first tensor among its arguments. A batch says its
     ``batch_size`` or, as TorchRec's ids do, its ``stride()``; of any other object or container it is what all tensors and
@@ -63,31 +81,79 @@ def data_parallel(
 
     Raises:
         ConfigError: on all ranks, when their models differ in names, shapes or types; in a call of the model, when its
-            arguments do not say how many samples there are.
+            arguments do not say how many samples there are, or it has layers to train that it had
+            not.
+        TrainingError: in a backward, for calls of several numbers of samples, or for layers used
+            without a call of the model.
         RankFailedError: here and in each backward, when another rank failed or was lost.
     """
     ranks = Ranks.joined() if ranks is None else ranks
     if not ranks.are_all:
         ownership.assign(model, ranks.members)
     if ranks.world_size == 1:
+        for parameter in () if ranks.are_all else model.parameters():
+            _SUMMED[parameter] = []  # a part of one rank: nothing to sum
         return model
     channel, parts = ranks.open_channel(), ownership.own_parts(model)
     ownership.note_parts(model, _check_same(channel, model, parts))
     _broadcast(channel, [tensor for _, tensor in _tensors(model, parts)])
     _share_moments(model, ranks, parts, is_mean=reduction == "mean")
-    parameters = [
+    gradients = GradientReducer(channel, _own_parameters(model, parts), reduction == "mean")
+    for parameter, hooks in gradients.hooks():
+        for hook in _SUMMED.get(parameter, ()):  # of an earlier call, or of another model's
+            hook.remove()
+        _SUMMED[parameter] = hooks
+    if model in _CALLS:
+        _CALLS[model].remove()
+    calls = _Calls(gradients, samples_of if num_samples is None else num_samples)
+    _CALLS[model] = model.register_forward_hook(calls, with_kwargs=True)
+    return model
+
+
+class _Calls:
+    """A hook that looks at each call of a model in training; in a copy of the model it does nothing."""
+
+    def __init__(self, gradients: GradientReducer | None, num_samples: Callable[..., int]) -> None:
+        self._gradients, self._num_samples = gradients, num_samples
+
+    def __call__(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: object
+    ) -> None:
+        if self._gradients is None or not torch.is_grad_enabled():
+            return
+        _check_trained(model)
+        if self._gradients.is_mean:
+            self._gradients.count(int(self._num_samples(*args, **kwargs)), outputs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Calls, (None, samples_of)
+
+
+def _check_trained(model: nn.Module) -> None:
+    if all(p in _SUMMED for p in model.parameters() if p.requires_grad):
+        return
+    names = [name for name, p in model.named_parameters() if p.requires_grad and p not in _SUMMED]
+    raise ConfigError(
+        "layers that require gradients and were frozen or absent when data_parallel was called: "
+        f"{names[:3]}{f' and {len(names) - 3} more' if len(names) > 3 else ''}",
+        "gradients of all ranks for each",
+        "call pb.data_parallel(model) again, on every rank, once layers were thawed or added",
+    )
+
+
+def _own_parameters(model: nn.Module, parts: Iterable[str]) -> list[nn.Parameter]:
+    """Those to be trained now, without parts that groups hold or that are data-parallel themselves."""
+    others = {
+        parameter
+        for module in model.modules()
+        if module is not model and module in _CALLS
+        for parameter in module.parameters()
+    }
+    return [
         p
         for name, p in model.named_parameters()
-        if p.requires_grad and not ownership.is_within(name, parts)
+        if p.requires_grad and p not in others and not ownership.is_within(name, parts)
     ]
-    counted = samples_of if num_samples is None else num_samples
-    gradients = GradientReducer(channel, parameters, is_mean=reduction == "mean")
-    if reduction == "mean":
-        # lambdas: a deep copy of the model, for averages say, shares them and does not copy what they hold
-        model.register_forward_pre_hook(
-            lambda _, args, kwargs: gradients.count(counted, args, kwargs), with_kwargs=True
-        )
-    return model
 
 
 def _tensors(model: nn.Module, parts: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
@@ -155,12 +221,10 @@ def _share_moments(model: nn.Module, ranks: Ranks, parts: Iterable[str], is_mean
     ]
     norms = [module for module in modules if isinstance(module, BatchNorm)]
     if norms:
-        channel, ones = ranks.open_channel(), [1] * ranks.world_size
+        gather = _Gather(ranks.open_channel())
         for norm in norms:
             norm.gradients_are_weighted = not is_mean
-            norm.gather = lambda vector: channel.all_to_all(
-                vector.expand(ranks.world_size, -1).contiguous(), ones, ones
-            )
+            norm.gather = gather
     if any(
         isinstance(module, _BatchNorm) and not isinstance(module, BatchNorm) for module in modules
     ):
@@ -168,3 +232,25 @@ def _share_moments(model: nn.Module, ranks: Ranks, parts: Iterable[str], is_mean
             "torch's batch norm in the model takes the moments of each rank's own samples; "
             "pibroch.models.BatchNorm takes those of the global batch"
         )
+
+
+class _Gather:
+    """Moments of all ranks. Deep copies of a model share it, so that they do; pickles leave it out."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def __call__(self, moments: Tensor) -> Tensor:
+        size = self._channel.ranks.world_size
+        ones = [1] * size
+        return self._channel.all_to_all(moments.expand(size, -1).contiguous(), ones, ones)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Gather:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _nothing, ()
+
+
+def _nothing() -> None:
+    return None

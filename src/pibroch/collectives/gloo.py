@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from hashlib import sha256
 from typing import TYPE_CHECKING, Protocol, cast
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, finalize
 
 import torch.distributed as dist
 from torch import Tensor
@@ -40,16 +40,43 @@ _NUM_KEPT = (
 )
 
 
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """A gloo context and what it does, which outlive the transport while something is under way.
+
+    Attributes:
+        group: ``None`` once closed.
+        sums: the last ones.
+        messages: those not seen to be done, which gloo says only of those that were waited for.
+    """
+
+    group: _GlooGroup | None
+    sums: deque[dist.Work] = field(default_factory=lambda: deque(maxlen=_NUM_KEPT))
+    messages: list[dist.Work] = field(default_factory=list)
+
+    def note(self, message: dist.Work) -> dist.Work:
+        """Remember a message until it is done."""
+        self.messages = [each for each in self.messages if not each.is_completed()]
+        self.messages.append(message)
+        return message
+
+    def close(self) -> None:
+        """End gloo's threads, so that none is the last to let go of a sum, and its sockets."""
+        self.group = None
+        self.sums.clear()
+        self.messages.clear()
+
+
 @dataclass(slots=True)
 class _Opened:
     """What was opened while a default group lasts.
 
     Attributes:
-        groups: those not closed, and the last sums of each.
+        connections: those not closed.
         count: how many were opened, by members.
     """
 
-    groups: dict[_GlooGroup, deque[dist.Work]] = field(default_factory=dict)
+    connections: set[_Connection] = field(default_factory=set)
     count: Counter[tuple[int, ...]] = field(default_factory=Counter)
 
 
@@ -59,16 +86,28 @@ _TRANSPORTS: WeakSet[GlooTransport] = WeakSet()
 
 @atexit.register
 def _keep_to_the_end() -> None:
-    """Never free them: a thread of gloo's that is the last to let go of a sum needs the interpreter, and aborts without one."""
+    """Never free what is open now.
+
+    A thread of gloo's that is the last to let go of a sum needs the interpreter, and aborts without
+    one.
+    """
     for kept in (*_OPENED.values(), *_TRANSPORTS):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
+
+def _close_idle(opened: _Opened, connection: _Connection) -> None:
+    """Close what is done; what travels or failed stays: to end it could wait for a lost rank."""
+    if all(each.is_completed() for each in (*connection.sums, *connection.messages)):
+        opened.connections.discard(connection)
+        connection.close()
 
 
 class GlooTransport(PairTransport):
     """One gloo context between the members of a group, in their order. Needs torch.distributed's default group.
 
-    It is what `torch.distributed.new_group` makes inside. That function must be called by all ranks of the run and sorts the
-    members; this is opened by the members alone and keeps their order.
+    A transport that is dropped closes itself, unless something is under way. It is what
+    `torch.distributed.new_group` makes inside. That function must be called by all ranks of the run
+    and sorts the members; this is opened by the members alone and keeps their order.
 
     Attributes:
         store: of these members and this transport alone.
@@ -90,11 +129,11 @@ class GlooTransport(PairTransport):
             timedelta(seconds=ranks.timeout_s),
         )
         self._others = [rank for rank in range(ranks.world_size) if rank != ranks.rank]
-        group = cast(
-            _GlooGroup, dist.ProcessGroupGloo(self.store, ranks.rank, ranks.world_size, timeout)
-        )
-        self._group: _GlooGroup | None = group
-        self._last_sums = self._opened.groups[group] = deque[dist.Work](maxlen=_NUM_KEPT)
+        group = dist.ProcessGroupGloo(self.store, ranks.rank, ranks.world_size, timeout)
+        self._connection = _Connection(cast(_GlooGroup, group))
+        self._opened.connections.add(self._connection)
+        self._end = finalize(self, _close_idle, self._opened, self._connection)
+        self._end.atexit = False  # see `_keep_to_the_end`
         _TRANSPORTS.add(self)
         let_senders_finish()
 
@@ -117,11 +156,11 @@ class GlooTransport(PairTransport):
 
     def send(self, tensor: Tensor, to: int, tag: int) -> dist.Work:
         """See :class:`PairTransport`."""
-        return self._open_group().send([tensor], to, tag)
+        return self._connection.note(self._open_group().send([tensor], to, tag))
 
     def receive(self, tensor: Tensor, sender: int, tag: int) -> dist.Work:
         """See :class:`PairTransport`."""
-        return self._open_group().recv([tensor], sender, tag)
+        return self._connection.note(self._open_group().recv([tensor], sender, tag))
 
     def reduce(self, tensor: Tensor) -> Wait:
         """Start a sum, and wait for it on this thread: no callback runs on gloo's.
@@ -129,7 +168,7 @@ class GlooTransport(PairTransport):
         gloo's would need the interpreter once more, to let go of the callback; one that ends just then aborts.
         """
         work = self._open_group().allreduce([tensor])
-        self._last_sums.append(work)
+        self._connection.sums.append(work)
         with (
             span("sum dense gradients"),
             suppress(RuntimeError),
@@ -143,12 +182,10 @@ class GlooTransport(PairTransport):
 
     def close(self) -> None:
         """Let gloo end its threads and close its sockets."""
-        if self._group is not None:
-            del self._opened.groups[self._group]
-            self._group = None  # ends its threads, so none is the last to let go of a sum
-            self._last_sums.clear()
+        self._opened.connections.discard(self._connection)
+        self._connection.close()
 
     def _open_group(self) -> _GlooGroup:
-        if self._group is None:
+        if self._connection.group is None:
             raise RuntimeError("a channel that was closed")
-        return self._group
+        return self._connection.group

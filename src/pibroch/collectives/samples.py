@@ -59,6 +59,20 @@ def _counts(thing: object, seen: set[int]) -> Iterator[int]:
         yield from _counts(part, seen)
 
 
+def tensors_of(thing: object) -> Iterator[Tensor]:
+    """The tensors in what a module returned: alone, in containers and in other objects."""
+    yield from _tensors_of(thing, set())
+
+
+def _tensors_of(thing: object, seen: set[int]) -> Iterator[Tensor]:
+    if isinstance(thing, Tensor):
+        yield thing
+    elif not (isinstance(thing, nn.Module | type) or callable(thing) or id(thing) in seen):
+        seen.add(id(thing))
+        for part in _parts(thing):
+            yield from _tensors_of(part, seen)
+
+
 def _parts(thing: object) -> Iterable[object]:
     if isinstance(thing, Mapping):
         return thing.values()
