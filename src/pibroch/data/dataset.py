@@ -78,7 +78,7 @@ class EncodedDataset:
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
         self.path = path
-        self.schema = Schema.model_validate(manifest["schema"])
+        self.schema = Schema.of_manifest(manifest["schema"])
         self.num_rows: dict[str, int] = manifest["num_rows"]
         self.samples: dict[str, int] = manifest["samples"]
         self.fingerprint: str = manifest["fingerprint"]
@@ -163,7 +163,9 @@ class EncodedDataset:
         """For each feature what turns raw values into rows, for serving."""
         return {
             feature.name: FeatureEncoder(
-                feature, None if feature.fixed_num_rows else self.codes(feature.name)
+                feature,
+                None if feature.fixed_num_rows else self.codes(feature.name),
+                text_rules=self.schema.text_rules,
             )
             for feature in self.schema.categorical
         }

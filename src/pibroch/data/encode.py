@@ -12,11 +12,11 @@ from pibroch.data.parse import Fields, item_codes
 from pibroch.data.schema import CategoricalFeature
 from pibroch.data.text import EMPTY_CODE, parse_numbers
 from pibroch.data.transform import FIRST_ROW, MISSING_ROW, UNKNOWN_ROW, log_bin_rows
+from pibroch.data.values import NO_TEXT, TEXT_RULES, is_list, text_of
 from pibroch.errors import DataError
 from pibroch.kernels.policy import kernel
 
 _EMPTY_SLOT = -1
-LISTS = (list, tuple, np.ndarray)
 STACKED_BYTES = 8 << 20
 """Of the codes in small dictionaries, of which a process has copies, with half as much or as much again for their index."""
 
@@ -28,6 +28,7 @@ class FeatureEncoder:
         feature: what the schema says of it.
         vocabulary: the codes of rows 2, 3, ... as uint64; ``None`` unless the encoding is a vocabulary.
         slots: :func:`index_of` the vocabulary, where somebody has made it before; made on first use when absent.
+        text_rules: the schema's.
     """
 
     def __init__(
@@ -35,8 +36,9 @@ class FeatureEncoder:
         feature: CategoricalFeature,
         vocabulary: NDArray[np.uint64] | None = None,
         slots: NDArray[np.int32] | None = None,
+        text_rules: int = TEXT_RULES,
     ) -> None:
-        self.feature = feature
+        self.feature, self._text_rules = feature, text_rules
         self._slots = slots
         self._vocabulary = vocabulary
         fixed = feature.fixed_num_rows
@@ -70,21 +72,23 @@ class FeatureEncoder:
     ) -> tuple[NDArray[np.int32], NDArray[np.int64] | None]:
         """Rows of raw values, and ids per value where the feature is multi-hot (else ``None``).
 
-        ``None`` and the empty string are missing. A multi-hot value is a list, whose items are taken as they are, or text with
-        the feature's delimiter.
+        ``None``, NaN and the empty string are missing. A multi-hot value is a list (or what else holds several), whose
+        items are taken as they are, or text with the feature's delimiter.
 
         Raises:
-            DataError: when a binned feature gets what is no finite number, or a feature that is not multi-hot a list.
+            DataError: for a value that is no single one, a list where the feature is not multi-hot, or no finite number
+                where it is binned; names the column and the sample.
         """
-        if self.feature.binning is not None:
-            return log_bin_rows(raw_numbers(self.feature.column, values)).astype(np.int32), None
-        if not self.feature.multi_hot:
-            return self.rows(item_codes(self.feature, fields_of(self.feature.column, values))), None
-        bags = [_items(value, self.feature.delimiter) for value in values]
-        fields = fields_of(self.feature.column, [item for bag in bags for item in bag])
-        return self.rows(item_codes(self.feature, fields)), np.array(
-            [len(bag) for bag in bags], np.int64
-        )
+        feature, rules = self.feature, self._text_rules
+        if feature.binning is not None:
+            return log_bin_rows(raw_numbers(feature.column, values)).astype(np.int32), None
+        if not feature.multi_hot:
+            fields = fields_of(texts_of(feature.column, values, rules))
+            return self.rows(item_codes(feature, fields, rules)), None
+        bags = [_items(feature, sample, value, rules) for sample, value in enumerate(values)]
+        fields = fields_of([item for bag in bags for item in bag])
+        lengths = np.array([len(bag) for bag in bags], np.int64)
+        return self.rows(item_codes(feature, fields, rules)), lengths
 
 
 class Encoders(dict[str, FeatureEncoder]):
@@ -137,7 +141,7 @@ def raw_numbers(column: str, values: Iterable[object]) -> NDArray[np.float64]:
         DataError: when a value is no finite number; names ``column``, the sample and the value.
     """
     values = list(values)
-    numbers, good = parse_numbers(*fields_of(column, values))
+    numbers, good = parse_numbers(*fields_of(texts_of(column, values)))
     if not good.all():
         wrong = int(np.flatnonzero(~good)[0])
         raise DataError(
@@ -149,49 +153,54 @@ def raw_numbers(column: str, values: Iterable[object]) -> NDArray[np.float64]:
     return found
 
 
-def fields_of(column: str, values: Iterable[object]) -> Fields:
-    """Values as fields of one text: the text, starts and ends."""
+def texts_of(column: str, values: Iterable[object], rules: int = TEXT_RULES) -> list[bytes]:
+    """Single values as :func:`text_of` writes them.
+
+    Raises:
+        DataError: for what has no text; names the column and the sample.
+    """
     values = list(values)
-    if lists := [place for place, value in enumerate(values) if isinstance(value, LISTS)]:
-        need = "one value a sample, or `multi_hot = true` in the schema"
+    try:
+        return [v.encode() if type(v) is str else text_of(v, rules) for v in values]
+    except NO_TEXT:
+        for sample, value in enumerate(values):
+            _placed(value, column, sample, rules)
+        raise
+
+
+def _placed(value: object, column: str, sample: int, rules: int) -> bytes:
+    """The text of a value.
+
+    Raises:
+        DataError: when it has none.
+    """
+    try:
+        return text_of(value, rules)
+    except NO_TEXT as error:
+        where = f"as {column} of sample {sample}"
+        if not isinstance(error, TypeError):  # half a character, or thousands of digits
+            got = f"a value that is no text {where}: {error}"
+            raise DataError(got, "UTF-8", "correct the value") from error
         raise DataError(
-            f"a list as {column} of sample {lists[0]}", need, "correct the value or the schema"
-        )
-    texts = [raw_text(value) for value in values]
-    borders = np.concatenate([[0], np.cumsum([len(text) for text in texts])]).astype(np.int64)
+            f"{error} {where}",
+            "one value: text, a number, a truth value, a time, or None",
+            "convert it, or set `multi_hot = true` in the schema for lists of such",
+        ) from error
+
+
+def fields_of(texts: Sequence[bytes]) -> Fields:
+    """Texts as fields of one text: the text, starts and ends."""
+    borders = np.zeros(len(texts) + 1, np.int64)
+    np.cumsum([len(text) for text in texts], out=borders[1:])
     return np.frombuffer(b"".join(texts) or b" ", np.uint8), borders[:-1], borders[1:]
 
 
-def _items(value: object, delimiter: str) -> Sequence[object]:
-    if isinstance(value, LISTS):
-        return list(value)
-    text = raw_text(value)
-    return text.split(delimiter.encode()) if text else []
-
-
-def raw_text(value: object) -> bytes:
-    """A single value as a text file would hold it; bytes are such a text.
-
-    Raises:
-        DataError: for what cannot be written as UTF-8.
-
-    >>> raw_text(None), raw_text(True), raw_text(1.5)
-    (b'', b'1', b'1.5')
-    """
-    if isinstance(value, bytes):
-        return value
-    if value is None:
-        return b""
-    if isinstance(value, bool):
-        return b"1" if value else b"0"
-    try:
-        return str(value).encode()
-    except (
-        ValueError
-    ) as error:  # half a character of UTF-16, or a whole number of thousands of digits
-        raise DataError(
-            f"a value that is no text: {error}", "UTF-8", "correct the value"
-        ) from error
+def _items(feature: CategoricalFeature, sample: int, value: object, rules: int) -> list[bytes]:
+    """The texts of the items of a multi-hot value."""
+    if is_list(value):
+        return [_placed(item, feature.column, sample, rules) for item in value]  # type: ignore[attr-defined]
+    text = _placed(value, feature.column, sample, rules)
+    return text.split(feature.delimiter.encode()) if text else []
 
 
 def index_of(vocabulary: NDArray[np.uint64]) -> NDArray[np.int32]:

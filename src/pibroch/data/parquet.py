@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import polars as pl
@@ -52,6 +53,7 @@ class ParquetSource:
         self._lists = [
             column for column, kind in kinds.items() if isinstance(kind, pl.List | pl.Array)
         ]
+        self._binary = [column for column, kind in kinds.items() if _inner(kind) == pl.Binary]
         self.layout = Layout(_SEPARATOR, True, "row", frozenset(self._lists))
         self._expressions = [self._as_text(column, kind, schema) for column, kind in kinds.items()]
         self._expressions += [
@@ -75,9 +77,14 @@ class ParquetSource:
                     .encode()
                 )
             except _ERRORS as error:
-                raise _no_parquet(
-                    self.path, error, f" in rows {row + 1:,} to {row + need:,}"
-                ) from error
+                where = f" in rows {row + 1:,} to {row + need:,}"
+                if self._binary and "utf8" in str(error):
+                    raise DataError(
+                        f"bytes that are no text in {', '.join(self._binary)} of {self.path}{where}",
+                        "UTF-8 in columns of bytes",
+                        "write them as text, in hexadecimal for instance",
+                    ) from error
+                raise _no_parquet(self.path, error, where) from error
             if batch.height != need:
                 raise DataError(
                     f"{batch.height:,} rows from row {row + 1:,} on of {self.path}",
@@ -100,7 +107,7 @@ class ParquetSource:
 
     def _as_text(self, name: str, kind: DataType, schema: Schema) -> pl.Expr:
         column = pl.col(name)
-        inner = kind.inner if isinstance(kind, pl.List | pl.Array) else kind
+        inner = _inner(kind)
         is_list = inner is not kind
         if inner.is_nested() or inner in (pl.Object, pl.Duration):
             raise DataError(
@@ -108,6 +115,7 @@ class ParquetSource:
                 "numbers, text or times, or lists of these",
                 "write single fields into columns of their own, or flatten the lists",
             )
+        as_string = partial(_as_string, kind=inner, text_rules=schema.text_rules)
         readers = [feature for feature in schema.categorical if feature.column == name]
         wrong = [feature.name for feature in readers if not feature.multi_hot]
         wrong += [feature.name for feature in schema.dense if feature.column == name]
@@ -120,28 +128,57 @@ class ParquetSource:
             )
         if is_list:
             return (
-                _items(name, kind)
+                _items(name, kind, as_string)
                 .list.eval(pl.concat_str([pl.element(), pl.lit(ITEM_END)]))
                 .list.join("")
             )
-        return _as_string(column, kind) if kind in (pl.Boolean, pl.Binary) else column
+        is_written_so = kind.is_integer() or (
+            schema.text_rules == 1 and kind not in (pl.Boolean, pl.Binary)
+        )
+        return column if is_written_so else as_string(column).alias(name)
 
 
-def _items(name: str, kind: DataType) -> pl.Expr:
+def _inner(kind: DataType) -> DataType | DataTypeClass:
+    """The type of a column's values, which are items where it holds lists."""
+    return kind.inner if isinstance(kind, pl.List | pl.Array) else kind
+
+
+def _items(name: str, kind: DataType, as_string: Callable[[pl.Expr], pl.Expr]) -> pl.Expr:
     """A column of lists of strings; an item that is null is the empty string, which stands for a missing value."""
-    assert isinstance(kind, pl.List | pl.Array)
     items = pl.col(name).arr.to_list() if isinstance(kind, pl.Array) else pl.col(name)
-    return items.list.eval(_as_string(pl.element(), kind.inner).fill_null(""))
+    return items.list.eval(as_string(pl.element()).fill_null(""))
 
 
 def _has_item_end(name: str, kind: DataType) -> pl.Expr:
-    return (
-        _items(name, kind).list.eval(pl.element().str.contains(ITEM_END, literal=True)).list.any()
-    )
+    items = _items(name, kind, lambda item: item.cast(pl.String))
+    return items.list.eval(pl.element().str.contains(ITEM_END, literal=True)).list.any()
 
 
-def _as_string(column: pl.Expr, kind: DataType | DataTypeClass) -> pl.Expr:
-    return (column.cast(pl.Int8) if kind == pl.Boolean else column).cast(pl.String)
+def _as_string(column: pl.Expr, kind: DataType | DataTypeClass, text_rules: int) -> pl.Expr:
+    """What :func:`pibroch.data.values.text_of` gives for each value; nulls stay."""
+    if kind == pl.Boolean:
+        return column.cast(pl.Int8).cast(pl.String)
+    if text_rules == 1:
+        return column.cast(pl.String)
+    if kind.is_float():
+        text = column.cast(pl.Float64).fill_nan(None).cast(pl.String).str.strip_suffix(".0")
+        return pl.when(text == "-0").then(pl.lit("0")).otherwise(text)
+    if kind.is_decimal():
+        return column.cast(pl.String).str.replace(r"(\.[0-9]*?)0+$", "$1").str.strip_suffix(".")
+    if kind == pl.Datetime:
+        assert isinstance(kind, pl.Datetime)
+        zoned = kind.time_zone is not None
+        moment = column.dt.convert_time_zone("UTC") if zoned else column
+        text = _without_zeros(moment.dt.to_string("%Y-%m-%dT%H:%M:%S%.9f"))
+        return pl.concat_str([text, pl.lit("+00:00")]) if zoned else text
+    if kind == pl.Time:
+        return _without_zeros(column.dt.to_string("%H:%M:%S%.9f"))
+    return column.cast(pl.String)
+
+
+def _without_zeros(text: pl.Expr) -> pl.Expr:
+    """Times whose nine places behind the point become six or none where that loses nothing, as Python writes them."""
+    return text.str.strip_suffix("000").str.strip_suffix(".000000")
 
 
 def _no_parquet(path: Path, error: BaseException, where: str = "") -> DataError:

@@ -20,6 +20,7 @@ from pibroch.data.text import (
     RECORD_ITEMS,
     Bytes,
     Positions,
+    cut_characters,
     find_fields,
     hash_fields,
     parse_numbers,
@@ -32,6 +33,7 @@ from pibroch.data.transform import (
     log_bin_rows,
     transform_dense,
 )
+from pibroch.data.values import TEXT_RULES
 from pibroch.errors import DataError
 
 _SHOWN_BAD_RECORDS = 5
@@ -186,31 +188,40 @@ class PieceParser:
             return Codes(log_bin_rows(numbers[feature.column]).astype(np.uint64))
         place = self._place[feature.column]
         is_list = feature.column in self._layout.lists
-        return field_codes(feature, (buffer, bounds[:, place, 0], bounds[:, place, 1]), is_list)
+        fields = buffer, bounds[:, place, 0], bounds[:, place, 1]
+        return field_codes(feature, fields, is_list, self._schema.text_rules)
 
 
-def field_codes(feature: CategoricalFeature, fields: Fields, is_list: bool = False) -> Codes:
+def field_codes(
+    feature: CategoricalFeature, fields: Fields, is_list: bool = False, text_rules: int = TEXT_RULES
+) -> Codes:
     """Codes of raw fields ``(text, starts [R], ends [R])``.
 
     Args:
         feature: what the schema says of them.
         fields: split into items where the feature is multi-hot.
         is_list: each item ends with ``ITEM_END``, whatever the feature's delimiter is.
+        text_rules: the schema's.
     """
     if not feature.multi_hot:
-        return Codes(item_codes(feature, fields))
+        return Codes(item_codes(feature, fields, text_rules))
     lengths, starts, ends = split_items(
         *fields, ord(ITEM_END if is_list else feature.delimiter), is_list
     )
-    return Codes(item_codes(feature, (fields[0], starts, ends)), lengths)
+    return Codes(item_codes(feature, (fields[0], starts, ends), text_rules), lengths)
 
 
-def item_codes(feature: CategoricalFeature, items: Fields) -> NDArray[np.uint64]:
+def item_codes(
+    feature: CategoricalFeature, items: Fields, text_rules: int = TEXT_RULES
+) -> NDArray[np.uint64]:
     """Codes of single values; the one path for preparation and serving."""
     text, starts, ends = items
     if feature.characters is not None:
         first, last = feature.characters
-        starts, ends = np.minimum(starts + first, ends), np.minimum(starts + last, ends)
+        if text_rules > 1:
+            starts, ends = cut_characters(text, starts, ends, first, last)
+        else:  # bytes
+            starts, ends = np.minimum(starts + first, ends), np.minimum(starts + last, ends)
     if feature.encoding == "integer":
         return _integer_rows(feature, text, starts, ends)
     codes: NDArray[np.uint64] = hash_fields(text, starts, ends)

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from pibroch.data.batch import JaggedBatch, one_hot_offsets
-from pibroch.data.encode import LISTS, Encoders, FeatureEncoder, fields_of, raw_numbers, raw_text
+from pibroch.data.encode import Encoders, FeatureEncoder, raw_numbers, texts_of
 from pibroch.data.schema import CategoricalFeature, Schema
 from pibroch.data.text import hash_fields, parse_numbers
 from pibroch.data.transform import log_bin_rows, transform_dense
@@ -24,11 +24,12 @@ def batch_from_raw(
     Args:
         schema: of the dataset that the model was trained on.
         encoders: its ``EncodedDataset.encoders``.
-        columns: raw values by column, each of length B; ``None`` or the empty string is missing. The label's column may be
-            absent (labels are then 0).
+        columns: raw values by column, each of length B; ``None``, NaN or the empty string is missing. The label's column
+            may be absent (labels are then 0).
 
     Raises:
-        DataError: a column absent or of another length, or no finite number where one is needed.
+        DataError: a column absent or of another length, a value that is no single one, or no finite number where one is
+            needed.
     """
     lengths = {len(values) for values in columns.values()}
     needed = [column for column in schema.used_columns() if column != schema.label]
@@ -45,8 +46,12 @@ def batch_from_raw(
             "fill up with None",
         )
     size = lengths.pop()
-    fields = RawFields(columns, [column for column in schema.used_columns() if column in columns])
-    numbers = fields.numbers([f.column for f in schema.dense] + [f.column for f in _binned(schema)])
+    numeric = [f.column for f in schema.dense] + [f.column for f in _binned(schema)]
+    hashed = [feature.column for feature in schema.categorical if _is_hashed(feature)]
+    label = [schema.label] if schema.label in columns else []
+    wanted = tuple(dict.fromkeys([*label, *numeric, *hashed]))
+    fields = RawFields(columns, wanted, size, schema.text_rules)
+    numbers = fields.numbers(numeric)
     dense = np.empty((size, len(schema.dense)), np.float32)
     for transform in {feature.transform for feature in schema.dense}:
         places = [
@@ -56,9 +61,7 @@ def batch_from_raw(
         dense[:, places] = transform_dense(given, transform).T
     values, bag_lengths = _rows(schema, encoders, columns, fields, numbers)
     ids = np.concatenate(values)
-    labels = (
-        fields.numbers([schema.label])[schema.label] if schema.label in columns else np.zeros(size)
-    )
+    labels = fields.numbers(label)[schema.label] if label else np.zeros(size)
     offsets = one_hot_offsets(len(ids)) if bag_lengths is None else _offsets(bag_lengths)
     return JaggedBatch(
         torch.from_numpy(dense),
@@ -124,53 +127,54 @@ def _offsets(lengths: list[NDArray[np.int64]]) -> torch.Tensor:
 
 
 class RawFields:
-    """The texts of all columns, one behind the other, so that one call of a kernel reads those of many columns.
+    """The texts of some columns, one behind the other, so that one call of a kernel reads those of many columns.
 
     Args:
         columns: raw values.
-        wanted: columns, in any order; those with lists are left out.
+        wanted: columns of single values.
+        num_samples: B.
+        text_rules: the schema's.
 
     Raises:
-        DataError: for a value that is no text.
+        DataError: for a value that has no text.
     """
 
-    def __init__(self, columns: Mapping[str, Sequence[object]], wanted: Sequence[str]) -> None:
-        self._columns = columns
-        self.num_samples = len(columns[wanted[0]])
-        self._place: dict[str, int] = {}
-        whole, lengths = self._plain(wanted) or self._mixed(wanted)
+    def __init__(
+        self,
+        columns: Mapping[str, Sequence[object]],
+        wanted: Sequence[str],
+        num_samples: int,
+        text_rules: int,
+    ) -> None:
+        self._columns, self.num_samples = columns, num_samples
+        self._place = {column: place for place, column in enumerate(wanted)}
+        text, lengths = self._plain(wanted) or self._mixed(wanted, text_rules)
         bounds = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=bounds[1:])
-        shape = len(self._place), self.num_samples
+        shape = len(wanted), num_samples
         self._starts, self._ends = bounds[:-1].reshape(shape), bounds[1:].reshape(shape)
-        self._text = np.frombuffer(whole or b" ", np.uint8)
+        self._text = np.frombuffer(text or b" ", np.uint8)
 
     def _plain(self, wanted: Sequence[str]) -> tuple[bytes, list[int]] | None:
-        """All texts joined, and their lengths, where all values are ASCII or missing, as they mostly are."""
+        """All texts joined, and their lengths, where all values are ASCII or missing, or bytes, as they mostly are."""
         values = [
             "" if value is None else value for column in wanted for value in self._columns[column]
         ]
         try:
             whole = "".join(values)  # type: ignore[arg-type]  # which is found out here
         except TypeError:
-            return None
+            if set(map(type, values)) != {bytes}:
+                return None
+            return b"".join(values), list(map(len, values))  # type: ignore[arg-type]
         if not whole.isascii():
             return None
-        self._place = {column: place for place, column in enumerate(wanted)}
         return whole.encode(), list(map(len, values))  # type: ignore[arg-type]
 
-    def _mixed(self, wanted: Sequence[str]) -> tuple[bytes, list[int]]:
+    def _mixed(self, wanted: Sequence[str], text_rules: int) -> tuple[bytes, list[int]]:
         """The same of values of any kind."""
         texts: list[bytes] = []
         for column in wanted:
-            values = self._columns[column]
-            if any(isinstance(value, LISTS) for value in values if type(value) is not str):
-                continue  # of a multi-hot feature, which is encoded by itself, or wrong, which is found when it is read
-            self._place[column] = len(self._place)
-            texts += [
-                value.encode() if type(value) is str and value.isascii() else raw_text(value)
-                for value in values
-            ]
+            texts += texts_of(column, self._columns[column], text_rules)
         return b"".join(texts), list(map(len, texts))
 
     def numbers(self, columns: Sequence[str]) -> dict[str, NDArray[np.float64]]:
@@ -195,8 +199,5 @@ class RawFields:
     def _of(
         self, columns: Sequence[str]
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-        for column in columns:
-            if column not in self._place:
-                fields_of(column, self._columns[column])  # which says that it has a list
         places = [self._place[column] for column in columns]
         return self._text, self._starts[places].reshape(-1), self._ends[places].reshape(-1)

@@ -20,17 +20,19 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from pibroch.config.base import Section
 from pibroch.config.toml import to_toml
 from pibroch.data.transform import FIRST_ROW, NUM_LOG_BIN_ROWS, Transform
+from pibroch.data.values import TEXT_RULES
 from pibroch.errors import ConfigError
 
 Encoding = Literal["vocabulary", "hash", "integer"]
 _S = TypeVar("_S", bound=Section)
+_NO_SEPARATORS = '"\n\r'
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -61,8 +63,8 @@ class CategoricalFeature(Section):
         num_buckets: hash and integer.
         binning: ``log`` reads the column as a number and takes its logarithmic bin instead of an encoding.
         multi_hot: the column holds any number of values, separated by ``delimiter``.
-        delimiter: one character.
-        characters: use only ``value[first:end]``, as the hour in ``yymmddhh``.
+        delimiter: one ASCII character.
+        characters: use only ``value[first:end]``, as the hour in ``yymmddhh``; ``0 <= first < end``, in characters.
     """
 
     name: str
@@ -82,6 +84,8 @@ class CategoricalFeature(Section):
             raise ValueError(f"`num_buckets` for the {self.encoding} encoding of `{self.name}`")
         if self.binning is not None and self.multi_hot:
             raise ValueError(f"`{self.name}` either binned or multi_hot, not both")
+        if self.characters is not None and not 0 <= self.characters[0] < self.characters[1]:
+            raise ValueError(f"`characters` of `{self.name}` as [FIRST, END] with 0 <= FIRST < END")
         return self
 
     @property
@@ -104,14 +108,18 @@ class Schema(Section):
         dense: the n dense features, in the order of ``JaggedBatch.dense``; may be empty.
         categorical: the F categorical features, in the order of ``JaggedBatch.keys``.
         columns: names of all columns of a text file without header, ``None`` where the file has one.
-        separator: one character between the columns of a text file.
+        separator: one ASCII character between the columns of a text file.
         quotes: whether fields of a text file may stand in double quotes.
+        text_rules: the version of the rules by which typed values become text and ``characters`` are counted. What was
+            prepared before there were several has 1: whole floats keep their ``.0``, NaN is a value of its own in Parquet,
+            and ``characters`` are bytes.
     """
 
     label: str
     columns: tuple[str, ...] | None = None
     separator: str = Field(default=",", min_length=1, max_length=1)
     quotes: bool = True
+    text_rules: Literal[1, 2] = TEXT_RULES
     dense: tuple[DenseFeature, ...] = ()
     categorical: tuple[CategoricalFeature, ...]
 
@@ -128,6 +136,33 @@ class Schema(Section):
                 )
         if not self.categorical:
             raise ValueError("at least one categorical feature")
+        return self
+
+    @model_validator(mode="after")
+    def _bytes_and_label(self) -> Self:
+        """What would read other bytes than it says, or the label; a model that was trained so goes on as it was."""
+        if self.text_rules == 1:
+            return self
+        ordinary = "one ASCII character that is no quote and no end of a line"
+        if not self.separator.isascii() or self.separator in _NO_SEPARATORS:
+            raise ValueError(f"as `separator` {ordinary}, not {self.separator!r}")
+        for feature in self.categorical:
+            if not feature.multi_hot:
+                continue
+            if not feature.delimiter.isascii() or feature.delimiter in _NO_SEPARATORS:
+                raise ValueError(
+                    f"as `delimiter` of `{feature.name}` {ordinary}, not {feature.delimiter!r}"
+                )
+            if feature.delimiter == self.separator:
+                raise ValueError(
+                    f"a `delimiter` of `{feature.name}` that is not the `separator` {self.separator!r}"
+                )
+        readers = [f.name for f in self.dense if f.column == self.label]
+        readers += [f.name for f in self.categorical if f.column == self.label]
+        if readers:
+            raise ValueError(
+                f"features of other columns than the label `{self.label}`, which `{readers[0]}` would give away"
+            )
         return self
 
     @property
@@ -187,6 +222,15 @@ class Schema(Section):
         return to_toml({key: value for key, value in tables.items() if value != {}})
 
     @classmethod
+    def of_manifest(cls, raw: dict[str, Any]) -> Schema:
+        """A schema as a dataset or a checkpoint holds it.
+
+        Raises:
+            ValidationError: when it is none.
+        """
+        return cls.model_validate(_as_saved(raw))
+
+    @classmethod
     def from_toml(cls, text: str, source: str = "the schema") -> Schema:
         """Read a schema.
 
@@ -213,12 +257,21 @@ class Schema(Section):
             ConfigError: when it cannot be read or is no schema.
         """
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"schema {path}: {error}", "a readable TOML file", "see docs/data.md"
             ) from error
         return cls.from_toml(text, str(path))
+
+
+def _as_saved(raw: object) -> object:
+    """A schema that was written before it named its rules has the first."""
+    return {"text_rules": 1} | raw if isinstance(raw, dict) else raw
+
+
+SavedSchema = Annotated[Schema, BeforeValidator(_as_saved)]
+"""The same as a field of a manifest."""
 
 
 def _features(model: type[_S], kind: str, tables: object, source: str) -> Iterator[_S]:

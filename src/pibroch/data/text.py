@@ -168,6 +168,27 @@ def hash_fields(text: Bytes, starts: Positions, ends: Positions) -> NDArray[np.u
 
 
 @kernel
+def cut_characters(
+    text: Bytes, starts: Positions, ends: Positions, first: int, end: int
+) -> tuple[Positions, Positions]:
+    """Starts and ends of characters ``first`` to ``end`` of each field; one that is shorter gives what it has.
+
+    A byte that does not continue a character of UTF-8 begins one, so that no text is refused.
+    """
+    new_starts, new_ends = ends.copy(), ends.copy()
+    for record in range(len(starts)):
+        count = -1
+        for position in range(starts[record], ends[record]):
+            count += text[position] & 0xC0 != 0x80 or count < 0
+            if count == end:
+                new_ends[record] = position
+                break
+            if count == first and new_starts[record] == ends[record]:
+                new_starts[record] = position
+    return new_starts, new_ends
+
+
+@kernel
 def split_items(
     text: Bytes, starts: Positions, ends: Positions, delimiter: int, ended: bool
 ) -> tuple[Any, Any, Any]:

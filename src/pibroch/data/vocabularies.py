@@ -49,6 +49,7 @@ class Vocabularies:
             DataError: when a feature that needs a dictionary has none.
         """
         return Encoders({
-            feature.name: FeatureEncoder(feature, self.codes.get(feature.name), self.slots.get(feature.name))
-            for feature in self.schema.categorical
+            feature.name: FeatureEncoder(
+                feature, self.codes.get(feature.name), self.slots.get(feature.name), self.schema.text_rules
+            ) for feature in self.schema.categorical
         })  # fmt: skip

@@ -188,11 +188,15 @@ def write_table(
 
 def fingerprint(schema: Schema, num_rows: dict[str, int], folder: Path) -> str:
     """A hash over what a checkpoint depends on: features, their encoding, table sizes and vocabularies."""
-    content = {
+    content: dict[str, object] = {
         "dense": [feature.model_dump() for feature in schema.dense],
         "categorical": [feature.model_dump() for feature in schema.categorical],
         "num_rows": num_rows,
     }
+    if schema.text_rules > 1 and any(feature.encoding == "hash" for feature in schema.categorical):
+        content["text_rules"] = (
+            schema.text_rules
+        )  # a vocabulary shows by itself what its values are
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
     for feature in schema.categorical:
         path = folder / "tables" / f"{feature.name}.codes.u64"

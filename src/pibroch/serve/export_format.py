@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from pibroch.config.base import Section
 from pibroch.config.model import ModelConfig
-from pibroch.data.schema import Schema
+from pibroch.data.schema import SavedSchema
 from pibroch.embedding.storage import FileDigest
 from pibroch.errors import CheckpointError, DamagedCheckpointError
 
@@ -90,7 +90,7 @@ class ExportManifest(Section):
     dim: int = Field(ge=1)
     tables: tuple[ExportedTable, ...]
     shards: tuple[RowShard, ...]
-    schema_: Schema = Field(alias="schema")
+    schema_: SavedSchema = Field(alias="schema")
     fingerprint: str
     model: ModelConfig
     bf16: bool

@@ -166,7 +166,7 @@ def schema_of(manifest: Manifest) -> Schema:
         CheckpointError: when this version does not understand it.
     """
     try:
-        return Schema.model_validate(manifest.data_schema)
+        return Schema.of_manifest(manifest.data_schema)
     except ValidationError as error:
         raise CheckpointError(
             f"a checkpoint whose schema is not understood: {error.errors()[0]['msg']}",

@@ -353,8 +353,13 @@ def test_serving_encodes_as_preparation_did(prepare_criteo, criteo_file, criteo_
     np.testing.assert_array_equal(
         batch_from_raw(dataset.schema, dataset.encoders, numbers).dense, batch.dense
     )
-    with pytest.raises(DataError, match="`nan` as I1 of sample 0"):
-        batch_from_raw(dataset.schema, dataset.encoders, columns | {"I1": [math.nan] * 300})
+    gaps = [
+        batch_from_raw(dataset.schema, dataset.encoders, columns | {"I1": [gap] * 300})
+        for gap in (None, math.nan)
+    ]
+    np.testing.assert_array_equal(gaps[0].dense, gaps[1].dense)
+    with pytest.raises(DataError, match="`inf` as I1 of sample 0"):
+        batch_from_raw(dataset.schema, dataset.encoders, columns | {"I1": [math.inf] * 300})
     with pytest.raises(DataError, match="no column `C26`"):
         batch_from_raw(
             dataset.schema, dataset.encoders, {k: v for k, v in columns.items() if k != "C26"}
