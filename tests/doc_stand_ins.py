@@ -79,9 +79,6 @@ def training(names=("C1",), dim=4):
     }  # fmt: skip
 
 
-for_block("README.md", 0)(partial(training, dim=16))
-
-
 @for_block("docs/towers.md", 0)
 def towers():
     names = ("user", "age", "item", "shop")
@@ -94,7 +91,6 @@ def towers():
 
 @for_block("docs/lookahead.md", 0, 1)
 @for_block("docs/distributed.md", 0)
-@for_block("README.md", 1)
 def many_ranks():
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -280,9 +276,6 @@ def beside(name):
     )
     worker.start()
     return {"Layer": Layer, "batch": torch.ones(3, 2), "_worker": worker}
-
-
-for_block("README.md", 2)(partial(beside, "server"))
 
 
 @for_block("docs/rpc.md", 0)

@@ -201,3 +201,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
     ) as sphinx:
         ran = sphinx.end(200)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_the_readme_is_read_in_a_few_minutes():
+    assert len((ROOT / "README.md").read_text().split()) <= 900
