@@ -59,6 +59,11 @@ class JaggedBatch:
         """Number of samples B."""
         return int(self.labels.shape[0])
 
+    @property
+    def has_shared_offsets(self) -> bool:
+        """Whether offsets are those that all batches with one id a bag share."""
+        return self.offsets.data_ptr() == one_hot_offsets(self.offsets.numel() - 1).data_ptr()
+
     def lengths(self) -> Tensor:
         """Ids per bag, int64 ``[F * B]``."""
         return self.offsets[1:] - self.offsets[:-1]
@@ -95,10 +100,7 @@ class JaggedBatch:
         if keys == self.keys:
             return self
         size, index = self.batch_size, _places(tuple(self.keys), tuple(keys))
-        if (
-            self.weights is None
-            and self.offsets.data_ptr() == one_hot_offsets(self.offsets.numel() - 1).data_ptr()
-        ):
+        if self.weights is None and self.has_shared_offsets:
             ids_FB, first, count = (
                 self.values.view(len(self.keys), size),
                 min(index, default=0),

@@ -27,6 +27,7 @@ from pibroch.errors import ConfigError, TrainingError
 from pibroch.exchange.base import Exchange, Rates, Setup
 from pibroch.exchange.device_port import DevicePort, there
 from pibroch.exchange.empty_batch import Filler, is_same
+from pibroch.exchange.fingerprint import Fingerprint
 from pibroch.exchange.fused_optimizer import FusedOptimizer
 from pibroch.exchange.learned_weights import by_id_where_learned
 from pibroch.exchange.output import EmbeddingOutput, OutputForm
@@ -97,9 +98,9 @@ class Embeddings(TableStates):
         self._port = None if device is None else DevicePort(device)
         self._averaged = self._is_frozen = False
         self._absent: set[str] = set()
-        self._handed_out: deque[tuple[Any, JaggedBatch]] = deque(
+        self._handed_out: deque[tuple[Any, JaggedBatch, Fingerprint | None]] = deque(
             maxlen=4
-        )  # by feed: what is asked for, as it is known
+        )  # by feed: what is asked for, as it is known, and what it held when it was read
         self._warned_of_waiting = False
         self._anchor = torch.zeros(
             (), requires_grad=True
@@ -189,6 +190,7 @@ class Embeddings(TableStates):
 
         Batches may be any objects: what is looked up is ``key(batch)``, and the loop gets its own batches back. It calls the
         module with what ``key`` gave, or with ids over the same tensors; others are looked up late, with one warning.
+        Batches that are read ahead are not copied: a loader that fills the same tensors again is refused.
 
         Between ranks, one that runs out of batches before the others goes on with empty ones until all have run out: each a
         :class:`JaggedBatch` of no samples, or with a ``key`` a copy of the rank's last batch without its samples. Of several
@@ -201,6 +203,7 @@ class Embeddings(TableStates):
             empty: makes of a batch one without samples; :func:`pibroch.exchange.empty_batch.without_samples` when absent.
 
         Raises:
+            DataError: for a batch whose tensors were written to since it was read ahead, here or when it is looked up.
             ConfigError: for the feed of another module, where both would read ahead; for a batch of which no empty one can be
                 made, and where a rank with a ``key`` has no batch at all.
         """
@@ -212,20 +215,28 @@ class Embeddings(TableStates):
                 "a feed of another module's feed", "one module that reads ahead",
                 "feed the one with the most bytes, and call the others with its batches",
             )  # fmt: skip
-        read: deque[tuple[B, Any]] = deque()
+        read: deque[tuple[B, Any, Fingerprint | None]] = deque()
+        is_ahead = type(self.exchange).feed is not Exchange.feed
 
         def prepared() -> Iterator[JaggedBatch]:
             for batch in batches:
                 asked = batch if key is None else key(batch)
-                read.append((batch, asked))
-                yield self._prepare(asked)
+                known = self._prepare(asked)
+                read.append((batch, asked, Fingerprint(batch, asked) if is_ahead else None))
+                yield known
 
         filler: Filler[B] = Filler(key, empty)
         for known in self.exchange.feed(
             prepared(), self.training and torch.is_grad_enabled() and not self._is_frozen
         ):
-            batch, asked = filler.follow(*read.popleft(), known) if read else filler.make(known)
-            self._handed_out.append((asked, known))
+            if read:
+                batch, asked, fingerprint = read.popleft()
+                filler.follow(batch, known)
+            else:
+                (batch, asked), fingerprint = filler.make(known), None
+            if fingerprint is not None:
+                fingerprint.check_others()
+            self._handed_out.append((asked, known, fingerprint))
             yield batch
 
     def forward(self, batch: object) -> Tensor | EmbeddingOutput:
@@ -269,10 +280,13 @@ class Embeddings(TableStates):
 
     def _known(self, batch: object) -> tuple[JaggedBatch, bool]:
         """The batch as the exchange knows it, and whether it came through :meth:`feed`."""
-        fed = next(
-            (known for asked, known in reversed(self._handed_out) if is_same(asked, batch)), None
-        )
-        return (self._prepare(batch), False) if fed is None else (fed, True)
+        fed = next((each for each in reversed(self._handed_out) if is_same(each[0], batch)), None)
+        if fed is None:
+            return self._prepare(batch), False
+        _, known, fingerprint = fed
+        if fingerprint is not None:
+            fingerprint.check_ids()
+        return known, True
 
     def _prepare(self, batch: object) -> JaggedBatch:
         """The batch as exchanges know it: this module's features in their order."""

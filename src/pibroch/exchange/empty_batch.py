@@ -28,10 +28,9 @@ class Filler(Generic[B]):
         self._key, self._empty = key, empty
         self._last: tuple[B, int] | None = None
 
-    def follow(self, batch: B, asked: object, known: JaggedBatch) -> tuple[B, Any]:
-        """Take note of a batch of which fillers may be made; returns it and what of it is looked up."""
+    def follow(self, batch: B, known: JaggedBatch) -> None:
+        """Take note of a batch of which fillers may be made."""
         self._last = batch, known.batch_size
-        return batch, asked
 
     def make(self, known: JaggedBatch) -> tuple[Any, Any]:
         """A filler and what of it is looked up; ``known`` is the exchange's own.
