@@ -190,7 +190,8 @@ class Embeddings(TableStates):
 
         Batches may be any objects: what is looked up is ``key(batch)``, and the loop gets its own batches back. It calls the
         module with what ``key`` gave, or with ids over the same tensors; others are looked up late, with one warning.
-        Batches that are read ahead are not copied: a loader that fills the same tensors again is refused.
+        Batches that are read ahead are not copied: a loader that fills the same tensors again is
+        refused.
 
         Between ranks, one that runs out of batches before the others goes on with empty ones until all have run out: each a
         :class:`JaggedBatch` of no samples, or with a ``key`` a copy of the rank's last batch without its samples. Of several
@@ -203,7 +204,8 @@ class Embeddings(TableStates):
             empty: makes of a batch one without samples; :func:`pibroch.exchange.empty_batch.without_samples` when absent.
 
         Raises:
-            DataError: for a batch whose tensors were written to since it was read ahead, here or when it is looked up.
+            DataError: for a batch whose tensors were written to since it was read ahead, here or
+                when it is looked up.
             ConfigError: for the feed of another module, where both would read ahead; for a batch of which no empty one can be
                 made, and where a rank with a ``key`` has no batch at all.
         """

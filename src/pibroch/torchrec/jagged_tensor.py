@@ -6,7 +6,7 @@ Shape legend: F keys, B samples, V values in all, T positions of a padded sequen
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Self
 
 import torch
@@ -26,7 +26,8 @@ class JaggedTensor:
         offsets: whole numbers ``[B + 1]``, where they begin and end.
 
     Raises:
-        DataError: without lengths and offsets.
+        DataError: without lengths and offsets, for such that are no whole numbers, and for another
+            number of weights than of values.
     """
 
     def __init__(
@@ -38,6 +39,11 @@ class JaggedTensor:
     ) -> None:
         if lengths is None and offsets is None:
             raise DataError(f"a {type(self).__name__} without lengths and offsets", "one of them")
+        for name, tensor in (("lengths", lengths), ("offsets", offsets)):
+            if tensor is not None and (tensor.is_floating_point() or tensor.dtype == torch.bool):
+                raise DataError(f"{name} of type {tensor.dtype}", "whole numbers", "call .long()")
+        if weights is not None and len(weights) != len(values):
+            raise DataError(f"{len(weights)} weights of {len(values)} values", "one of each value")
         self._values, self._weights, self._lengths, self._offsets = (
             values,
             weights,
@@ -95,9 +101,25 @@ class JaggedTensor:
         """Where the values lie."""
         return self._values.device
 
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> JaggedTensor:
+        """On another device; itself where it lies there."""
+        if self._values.device == torch.device(device):
+            return self
+        return JaggedTensor(*self._moved(device, non_blocking))
+
+    def _moved(
+        self, device: torch.device | str, non_blocking: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        values, lengths = (
+            each.to(device, non_blocking=non_blocking) for each in (self._values, self.lengths())
+        )
+        weights = self._weights
+        moved = None if weights is None else weights.to(device, non_blocking=non_blocking)
+        return values, moved, lengths
+
     def to_dense(self) -> list[Tensor]:
         """The values of each sample."""
-        return list(self._values.split(self.lengths().tolist()))
+        return [self._values[begin:end] for begin, end in pairwise(self.offsets().tolist())]
 
     def to_padded_dense(
         self, desired_length: int | None = None, padding_value: float = 0.0
@@ -124,15 +146,19 @@ class JaggedTensor:
 class KeyedJaggedTensor(JaggedTensor):
     """Ids of several features: the bags of ``keys[0]``, sample by sample, then those of ``keys[1]``, and so on.
 
+    A key may be there twice, as :meth:`permute` and :meth:`concat` make it. Then it is reached by
+    its place, and what goes by names says so.
+
     Args:
         keys: names of the F features.
         values: whole numbers ``[V]``.
         weights: float32 ``[V]``.
         lengths: whole numbers ``[F * B]``; or
         offsets: whole numbers ``[F * B + 1]``.
+        stride: number of samples B, which nothing else says where there are no keys.
 
     Raises:
-        DataError: without lengths and offsets, or with lengths that the keys cannot share evenly.
+        DataError: as for :class:`JaggedTensor`, and for lengths that the keys cannot share evenly.
 
     Example:
         >>> ids = KeyedJaggedTensor(["a", "b"], torch.tensor([7, 8, 9]), lengths=torch.tensor([2, 0, 0, 1]))
@@ -142,47 +168,80 @@ class KeyedJaggedTensor(JaggedTensor):
 
     def __init__(
         self, keys: Sequence[str], values: Tensor, weights: Tensor | None = None, lengths: Tensor | None = None,
-        offsets: Tensor | None = None,
+        offsets: Tensor | None = None, stride: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(values, weights, lengths, offsets)
-        self._keys = list(keys)
-        if not self._keys or self.lengths().numel() % len(self._keys):
+        self._keys, count = list(keys), self.lengths().numel()
+        self._stride = count // max(1, len(self._keys)) if stride is None else stride
+        if self._stride * len(self._keys) != count:
+            samples = "" if stride is None else f" and {stride} samples"
             raise DataError(
-                f"{self.lengths().numel()} lengths for {len(self._keys)} keys",
+                f"{count} lengths for {len(self._keys)} keys{samples}",
                 "a length for each key and sample",
             )
 
     @classmethod
     def from_lengths_sync(
-        cls, keys: Sequence[str], values: Tensor, lengths: Tensor, weights: Tensor | None = None
-    ) -> Self:
+        cls, keys: Sequence[str], values: Tensor, lengths: Tensor, weights: Tensor | None = None,
+        stride: int | None = None,
+    ) -> Self:  # fmt: skip
         """Of lengths."""
-        return cls(keys, values, weights, lengths)
+        return cls(keys, values, weights, lengths, stride=stride)
 
     @classmethod
     def from_offsets_sync(
-        cls, keys: Sequence[str], values: Tensor, offsets: Tensor, weights: Tensor | None = None
-    ) -> Self:
+        cls, keys: Sequence[str], values: Tensor, offsets: Tensor, weights: Tensor | None = None,
+        stride: int | None = None,
+    ) -> Self:  # fmt: skip
         """Of offsets."""
-        return cls(keys, values, weights, offsets=offsets)
+        return cls(keys, values, weights, offsets=offsets, stride=stride)
 
     @classmethod
     def from_jt_dict(cls, jt_dict: Mapping[str, JaggedTensor]) -> Self:
-        """Of each key's ids; all have the same samples, and weights where one has."""
-        parts = list(jt_dict.values())
-        weights = (
-            None
-            if parts[0].weights_or_none() is None
-            else torch.cat([part.weights() for part in parts])
-        )
-        lengths = torch.cat([part.lengths() for part in parts])
-        return cls(list(jt_dict), torch.cat([part.values() for part in parts]), weights, lengths)
+        """Of each key's ids, of the same samples; all with weights, or none.
+
+        Raises:
+            DataError: where that is not so, or there are no keys.
+        """
+        return cls._joined([([key], len(jt.lengths()), jt) for key, jt in jt_dict.items()])
 
     @classmethod
     def concat(cls, kjt_list: Sequence[KeyedJaggedTensor]) -> Self:
-        """The keys of all, of the same samples."""
-        return cls.from_jt_dict(
-            {key: part for each in kjt_list for key, part in each.to_dict().items()}
+        """The keys of all, of the same samples; all with weights, or none.
+
+        Raises:
+            DataError: where that is not so, or there is none.
+        """
+        return cls._joined([(each.keys(), each.stride(), each) for each in kjt_list])
+
+    @classmethod
+    def _joined(cls, parts: Sequence[tuple[Sequence[str], int, JaggedTensor]]) -> Self:
+        if not parts:
+            raise DataError("nothing to make ids of several features of", "at least one part")
+        strides = [stride for _, stride, _ in parts]
+        if len(set(strides)) > 1:
+            raise DataError(
+                f"ids of keys {[list(keys) for keys, *_ in parts]} of {strides} samples",
+                "the same samples for each key", "give samples without ids of a key the length 0",
+            )  # fmt: skip
+        tensors = [tensor for *_, tensor in parts]
+        weights = [tensor.weights_or_none() for tensor in tensors]
+        having = [each for each in weights if each is not None]
+        if 0 < len(having) < len(parts):
+            without = next(
+                ", ".join(part[0]) for part, w in zip(parts, weights, strict=True) if w is None
+            )
+            raise DataError(
+                f"ids of which some have weights and some do not ({without})",
+                "weights for all, or none",
+                "give the others weights of 1",
+            )
+        return cls(
+            [key for keys, *_ in parts for key in keys],
+            torch.cat([tensor.values() for tensor in tensors]),
+            torch.cat(having) if having else None,
+            torch.cat([tensor.lengths() for tensor in tensors]),
+            stride=parts[0][1],
         )
 
     def keys(self) -> list[str]:
@@ -191,50 +250,110 @@ class KeyedJaggedTensor(JaggedTensor):
 
     def stride(self) -> int:
         """Number of samples B."""
-        return self.lengths().numel() // len(self._keys)
+        return self._stride
 
     def length_per_key(self) -> list[int]:
-        """Values of each key."""
-        return [int(total) for total in self.lengths().view(len(self._keys), -1).sum(1).tolist()]
+        """Values of each key.
+
+        Raises:
+            DataError: when they are not as many as there are values.
+        """
+        counts = self.lengths().view(len(self._keys), self._stride).sum(1).tolist()
+        if sum(counts) != len(self._values):
+            raise DataError(
+                f"lengths of {sum(counts)} values in all", f"as many as values, {len(self._values)}"
+            )
+        return counts
 
     def offset_per_key(self) -> list[int]:
         """First value of each key, and the number of all values at the end."""
         return [0, *accumulate(self.length_per_key())]
 
     def to_dict(self) -> dict[str, JaggedTensor]:
-        """Each key's values."""
-        counts, lengths = self.length_per_key(), self.lengths().view(len(self._keys), -1)
-        values = self._values.split(counts)
-        weights = [None] * len(counts) if self._weights is None else self._weights.split(counts)
-        parts = zip(self._keys, values, weights, lengths, strict=True)
-        return {key: JaggedTensor(value, weight, length) for key, value, weight, length in parts}
+        """Each key's values.
+
+        Raises:
+            DataError: for a key that is there twice.
+        """
+        for key in self._keys:
+            self._place(key)
+        return dict(zip(self._keys, self._parts(), strict=True))
 
     def __getitem__(self, key: str) -> JaggedTensor:
         if key not in self._keys:
             raise KeyError(f"{key!r}; there are {', '.join(self._keys)}")
-        return self.to_dict()[key]
+        return self._parts()[self._place(key)]
 
-    def permute(self, indices: Sequence[int]) -> KeyedJaggedTensor:
-        """The keys at these places, in this order."""
-        parts = self.to_dict()
-        return KeyedJaggedTensor.from_jt_dict(
-            {self._keys[index]: parts[self._keys[index]] for index in indices}
+    def permute(
+        self, indices: Sequence[int], indices_tensor: Tensor | None = None
+    ) -> KeyedJaggedTensor:
+        """The keys at these places, in this order; one may come several times, or not at all.
+
+        Args:
+            indices: of the keys.
+            indices_tensor: the same, which nothing here needs.
+
+        Raises:
+            DataError: for a place where there is no key.
+        """
+        wrong = [index for index in indices if not 0 <= index < len(self._keys)]
+        if wrong:
+            raise DataError(
+                f"key {wrong[0]} of {len(self._keys)}", "a place among the keys, from 0"
+            )
+        if not indices:
+            return self._without_keys()
+        parts = self._parts()
+        return self._joined(
+            [([self._keys[index]], self._stride, parts[index]) for index in indices]
         )
 
     def split(self, segments: Sequence[int]) -> list[KeyedJaggedTensor]:
-        """Cut into so many keys each."""
+        """Cut into so many keys each, none included; keys behind them are left out.
+
+        Raises:
+            DataError: for more keys than there are, or fewer than none.
+        """
+        if any(count < 0 for count in segments) or sum(segments) > len(self._keys):
+            raise DataError(
+                f"{len(self._keys)} keys to be split into {list(segments)}", "as many at most"
+            )
         ends = list(accumulate(segments))
         return [
             self.permute(range(end - count, end)) for count, end in zip(segments, ends, strict=True)
         ]
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedJaggedTensor:
-        """On another device; itself where it lies there."""
-        if self._values.device == torch.device(device):
+    def to(
+        self,
+        device: torch.device | str,
+        non_blocking: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> KeyedJaggedTensor:
+        """On another device, and with weights of another type; itself where that is so already."""
+        is_typed = dtype is None or self._weights is None or self._weights.dtype == dtype
+        if self._values.device == torch.device(device) and is_typed:
             return self
-        move = (self._values, self._weights, self.lengths())
-        values, weights, lengths = (
-            None if each is None else each.to(device, non_blocking=non_blocking) for each in move
+        values, weights, lengths = self._moved(device, non_blocking)
+        weights = weights if weights is None or dtype is None else weights.to(dtype)
+        return KeyedJaggedTensor(self._keys, values, weights, lengths, stride=self._stride)
+
+    def _place(self, key: str) -> int:
+        if self._keys.count(key) > 1:
+            raise DataError(
+                f"key {key!r}, which is there {self._keys.count(key)} times", "keys of different names",
+                "take it by its place: permute([place])",
+            )  # fmt: skip
+        return self._keys.index(key)
+
+    def _parts(self) -> list[JaggedTensor]:
+        """Those of each key, in their order."""
+        counts, lengths = self.length_per_key(), self.lengths().view(len(self._keys), self._stride)
+        values = self._values.split(counts)
+        weights = [None] * len(counts) if self._weights is None else self._weights.split(counts)
+        return [JaggedTensor(*each) for each in zip(values, weights, lengths, strict=True)]
+
+    def _without_keys(self) -> KeyedJaggedTensor:
+        weights = None if self._weights is None else self._weights[:0]
+        return KeyedJaggedTensor(
+            [], self._values[:0], weights, self.lengths()[:0], stride=self._stride
         )
-        assert values is not None
-        return KeyedJaggedTensor(self._keys, values, weights, lengths)

@@ -20,7 +20,9 @@ class Clicks:
 
 
 class Loader:
-    """Six batches of two samples, in ``num_buffers`` sets of tensors; ``fill`` says which are filled again, and how."""
+    """Six batches of two samples, in ``num_buffers`` sets of tensors; ``fill`` says which are
+    filled again, and how.
+    """
 
     def __init__(self, fill, num_buffers=1, own=False):
         self.fill, self.own = fill, own
