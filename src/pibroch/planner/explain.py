@@ -49,9 +49,17 @@ def headlines(prediction: PlanPrediction) -> list[tuple[str, str]]:
         ("balance of memory", f"{balance['memory']:.4f}"),
         ("balance of lookups", f"{balance['workload']:.4f}"),
         ("balance of links", f"{balance['communication']:.4f}"),
-        ("extra memory", f"{prediction.used_extra:.2%} of {prediction.extra:.2%}"),
+        ("extra memory", _extra_memory(prediction)),
     ]
     return lines
+
+
+def _extra_memory(prediction: PlanPrediction) -> str:
+    """What copies take, of the budget: in small tables one partition may be more than a shard's part of it."""
+    used, budget = f"{prediction.used_extra:.2%}", f"{prediction.extra:.2%}"
+    is_more = prediction.used_extra > prediction.extra and used != budget
+    rounded = ", rounded up to whole partitions of rows on each shard"
+    return f"{used} of {budget}{rounded if is_more else ''}"
 
 
 def sentences(prediction: PlanPrediction) -> list[str]:

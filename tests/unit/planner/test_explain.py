@@ -50,6 +50,16 @@ def test_plans_are_files(tmp_path, plans):
             assert (again.partition_of[name] == rows).all() and rows.dtype == np.uint16
 
 
+def test_a_budget_of_less_than_a_row_is_said_to_be_rounded_up(plans):
+    tiny = zipf_profile({"a": 7}, 100)
+    _, prediction = make_plan(sizes(tiny), tiny, ClusterTopology.uniform(2), PlanOptions(0.05))
+    assert prediction.used_extra > prediction.extra
+    said = dict(headlines(prediction))["extra memory"]
+    assert said.endswith("of 5.00%, rounded up to whole partitions of rows on each shard")
+    usual = plans[1][1]
+    assert dict(headlines(usual))["extra memory"] == f"{usual.used_extra:.2%} of 10.00%"
+
+
 def test_files_that_are_no_plan_are_refused(tmp_path, plans):
     path, rows = tmp_path / "plan", tmp_path / "plan.rows"
     save_plan(path, *plans[0])
