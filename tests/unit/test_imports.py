@@ -12,7 +12,17 @@ import pibroch
 
 PACKAGE = Path(pibroch.__file__).parent
 LAYERS = [
-    {"errors", "version", "after_import", "process", "ports", "host", "config", "forkserver"},
+    {
+        "errors",
+        "version",
+        "after_import",
+        "process",
+        "ports",
+        "host",
+        "integers",
+        "config",
+        "forkserver",
+    },
     {"data", "kernels", "observability"},
     {"embedding", "models"},
     {"planner", "lookahead", "rpc", "collectives"},

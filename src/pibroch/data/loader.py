@@ -5,6 +5,7 @@ Shape legend: B samples, F features, F1 of them not multi-hot, n dense features.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from pibroch.data.batch import JaggedBatch, LoaderPosition
 from pibroch.data.dataset import Bags, Split
 from pibroch.data.order import EpochOrder
 from pibroch.errors import CheckpointError, ConfigError
+from pibroch.integers import whole_number
 from pibroch.kernels.policy import kernel
 
 _TILE = 16
@@ -49,14 +51,14 @@ class Loader:
         seed: int = 0,
         part: tuple[int, int] = (0, 1),
     ) -> None:
-        if batch_size < 1:
-            raise ConfigError(f"batch size {batch_size}", "at least 1", "choose a larger one")
-        if not 0 <= part[0] < part[1]:
+        rank, world_size = (whole_number(number, "a part with") for number in part)
+        if rank >= world_size:
             raise ConfigError(
-                f"rank {part[0]} of {part[1]}", "a rank from 0 to the number of ranks - 1"
+                f"rank {rank} of {world_size}", "a rank from 0 to the number of ranks - 1"
             )
-        self.split, self.batch_size, self.shuffle, self.seed = split, batch_size, shuffle, seed
-        self.part = part
+        self.split, self.shuffle, self.seed = split, shuffle, operator.index(seed)
+        self.batch_size = whole_number(batch_size, "batch size", 1)
+        self.part = rank, world_size
         self._position = LoaderPosition(0, 0)
         self._order: tuple[int, EpochOrder] | None = None
 

@@ -11,6 +11,7 @@ from pibroch.embedding.dtype import Dtype
 from pibroch.embedding.initializers import Initializer, Uniform
 from pibroch.embedding.torchrec_config import dtype_of, initializer_of, refuse_unsupported
 from pibroch.errors import ConfigError
+from pibroch.integers import whole_number
 
 Pooling = Literal["sum", "mean", "none"]
 
@@ -41,10 +42,8 @@ class Table:
 
     def __post_init__(self) -> None:
         for label, number in (("num_rows", self.num_rows), ("dim", self.dim)):
-            if not isinstance(number, int) or number < 1:
-                raise ConfigError(
-                    f"table {self.name!r} with {label} {number!r}", "a whole number of at least 1"
-                )
+            number = whole_number(number, f"table {self.name!r} with {label}", 1)
+            object.__setattr__(self, label, number)
         for label, value, known in (
             ("pooling", self.pooling, Pooling),
             ("dtype", self.dtype, Dtype),

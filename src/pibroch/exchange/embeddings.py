@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any, Self, TypeVar
 
 import torch
@@ -89,8 +91,14 @@ class Embeddings(TableStates):
         self.features = tuple(
             dict.fromkeys(feature for table in tables for feature in table.features)
         )
-        setup = Setup(self.groups, seed, channel)
-        self.exchange: Exchange[Any] = spec.build(setup, **options)
+        setup = Setup(self.groups, None if seed is None else operator.index(seed), channel)
+        plain = {
+            name: int(value)
+            if isinstance(value, Integral) and not isinstance(value, bool)
+            else value
+            for name, value in options.items()
+        }
+        self.exchange: Exchange[Any] = spec.build(setup, **plain)
         self.ranks = setup.ranks
         self.fused_optimizer = FusedOptimizer(self.groups)
         self.step = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import operator
 import os
 import sys
 import threading
@@ -61,6 +62,8 @@ def init_rpc(
         raise TypeError("Argument rpc_backend_options must be an instance of RpcBackendOptions")
     check_name(name)
     options = rpc_backend_options or RpcBackendOptions()
+    rank = operator.index(rank)
+    world_size = None if world_size is None else operator.index(world_size)
     caller = sys._getframe(1).f_globals.get("__name__", "__main__")
     with _init_lock:
         if is_initialized():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+import operator
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,7 +99,10 @@ class RpcBackendOptions:
             self.set_devices(devices)
 
     def _check(self) -> None:
-        for name in ("num_worker_threads", "rpc_timeout", "lost_after_s"):
+        for name in ("num_worker_threads", "num_streams"):
+            with suppress(TypeError):  # it is refused below
+                setattr(self, name, operator.index(getattr(self, name)))
+        for name in ("num_worker_threads", "num_streams", "rpc_timeout", "lost_after_s"):
             if not isinstance(getattr(self, name), (int, float)):
                 got = f"{name} {getattr(self, name)!r} (incompatible constructor arguments)"
                 raise RpcOptionTypeError(

@@ -18,6 +18,7 @@ from pibroch.embedding.checkpoint import load_tables, load_touched
 from pibroch.embedding.storage import explained_refusal, remove_leftovers
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.exchange import Embeddings
+from pibroch.integers import whole_number
 from pibroch.train.agreement import agreed, on_first, together
 from pibroch.train.checkpoint import Content, check_tables, save_checkpoint, verify_files
 from pibroch.train.checkpoint_folder import (
@@ -102,8 +103,8 @@ def save(
     channel = embeddings.control
 
     def encode_all() -> tuple[ProgramParts, dict[str, EncodedPart], Progress]:
-        if keep is not None and keep < 1:
-            raise ConfigError(f"keep={keep}", "at least 1, or None for all")
+        if keep is not None:
+            whole_number(keep, "keep", 1, "None keeps all")
         parts = ProgramParts(model, optimizer, scheduler, embeddings)
         progress = Progress(step=_number(embeddings, step), loader=_plain(position))
         return parts, parts.encode(extra), progress
@@ -284,10 +285,7 @@ def _settings_of_groups(program: ProgramState, embeddings: Embeddings) -> list[d
 
 
 def _number(embeddings: Embeddings, step: int | None) -> int:
-    number = embeddings.step if step is None else step
-    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-        raise ConfigError(f"step={number!r}", "a whole number of at least 0")
-    return number
+    return embeddings.step if step is None else whole_number(step, "step")
 
 
 def _plain(position: Position | None) -> dict[str, object] | None:

@@ -273,8 +273,8 @@ def test_what_cannot_be_stored_is_named_and_nothing_is_written(tmp_path):
         ({"model": 3}, "got model, a int; need a torch module"),
         ({"optimizer": {"x": nn.Linear(1, 1)}}, "optimizer@x, a Linear; need a torch optimizer"),
         ({"scheduler": object()}, "need something with state_dict"),
-        ({"step": -1}, "step=-1"),
-        ({"keep": 0}, "keep=0"),
+        ({"step": -1}, "step -1"),
+        ({"keep": 0}, "keep 0"),
         ({"model": other}, "tables z in it"),
     ):
         with pytest.raises(ConfigError, match=said):

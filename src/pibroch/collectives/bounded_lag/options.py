@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 from pibroch.errors import ConfigError
+from pibroch.integers import whole_number
 
 SLOT_BYTES = 1 << 16
 AUTO = "auto"
@@ -55,11 +56,7 @@ class BoundedLagOptions:
                     f"{BOUND_VARIABLE}={text}", "a number, or auto", "0 is an ordinary all-to-all"
                 )
             found = int(text)
-        if isinstance(found, bool) or not isinstance(found, int) or found < 0:
-            raise ConfigError(
-                f"{where} {found!r}", "an integer, 0 or more", "0 is an ordinary all-to-all"
-            )
-        return found
+        return whole_number(found, where, do="0 is an ordinary all-to-all")
 
     def resolved_transport(self) -> str:
         """The transport that is in force.

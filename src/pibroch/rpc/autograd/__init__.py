@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from torch import Tensor
 
@@ -67,6 +68,8 @@ def backward(
         WorkerLostError: a worker of the graph was lost; likewise.
         Exception: what an autograd function or hook raised on any worker; likewise.
     """
+    with suppress(TypeError):  # the engine says what it needs
+        context_id = operator.index(context_id)
     _autograd().backward(context_id, roots, retain_graph, timeout)
 
 

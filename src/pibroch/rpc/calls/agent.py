@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import threading
 from collections.abc import Callable
@@ -152,7 +153,10 @@ class Agent:
         info = self._membership.infos.get(to)
         if info is not None:
             return info
-        record = self._membership.find_id(to) if isinstance(to, int) else self._membership.find(to)
+        membership = self._membership
+        record = (
+            membership.find(to) if isinstance(to, str) else membership.find_id(operator.index(to))
+        )
         if record is None:
             known = ", ".join(info.name for info in self.workers())
             raise UnknownWorkerError(
