@@ -34,7 +34,6 @@ from pibroch.version import __version__
 app = typer.Typer(
     help="Train deep recommendation models whose embedding tables outgrow one machine.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command()(train)
@@ -181,6 +180,9 @@ def _refusal(error: OSError) -> StorageError:
 
 
 def _add_groups(arguments: Sequence[str]) -> None:
+    if "_PIBROCH_COMPLETE" in os.environ:  # a shell asks how its line may go on
+        line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
+        arguments = line.split()[1:]
     named = next((argument for argument in arguments if not argument.startswith("-")), None)
     for name, text in _GROUPS.items():
         group = (

@@ -123,3 +123,14 @@ def test_help_names_every_command():
 def test_help_shows_flags_as_they_are_typed(line):
     shown = run_command(*line, "--help").stdout
     assert "--help" in shown and "<bool>" not in shown and "BOOLEAN" not in shown
+
+
+@pytest.mark.parametrize(
+    ("line", "place", "completions"),
+    [("pibroch plan w", 2, ["watch"]), ("pibroch train --ra", 2, ["--ranks"])],
+)
+def test_shells_complete_commands_and_options(line, place, completions, monkeypatch):
+    monkeypatch.setenv("_PIBROCH_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(place))
+    assert run_installed().stdout.split() == completions
