@@ -102,16 +102,15 @@ def save(
     """
     channel = embeddings.control
 
-    def encode_all() -> tuple[ProgramParts, dict[str, EncodedPart], Progress]:
-        if keep is not None:
-            whole_number(keep, "keep", 1, "None keeps all")
+    def encode_all() -> tuple[ProgramParts, dict[str, EncodedPart], Progress, int | None]:
+        most = None if keep is None else whole_number(keep, "keep", 1, "None keeps all")
         parts = ProgramParts(model, optimizer, scheduler, embeddings)
         progress = Progress(step=_number(embeddings, step), loader=_plain(position))
-        return parts, parts.encode(extra), progress
+        return parts, parts.encode(extra), progress, most
 
-    parts, encoded, progress = agreed(channel, encode_all)
+    parts, encoded, progress, most = agreed(channel, encode_all)
     _check_same_step(channel, progress.step, embeddings.step)
-    checkpoints = CheckpointFolder(Path(folder), keep or 1, channel=channel)
+    checkpoints = CheckpointFolder(Path(folder), most or 1, channel=channel)
     on_first(channel, lambda: _prepare(checkpoints, progress.step))
     dense, trees, unchecked = parts.gather(encoded, channel)
     path = checkpoints.path(progress.step)
@@ -121,7 +120,7 @@ def save(
         Content(dense, _about(embeddings, parts, trees, progress), unchecked),
         channel,
     )
-    if keep is not None:
+    if most is not None:
         on_first(channel, checkpoints.remove_old)
     return path
 
