@@ -88,7 +88,10 @@ Shards = Annotated[
     int | None, typer.Option(min=1, help="Without a topology: this many ranks, equal links.")
 ]
 Recipe = Annotated[
-    str | None, typer.Option(help="Widths, types and optimizer of the tables from a recipe.")
+    str | None,
+    typer.Option(
+        help="Widths, types and optimizer of the tables from a recipe; its data, too, without --profile and --data."
+    ),
 ]
 Dim = Annotated[int, typer.Option(min=1, help="Without a recipe: width of all tables.")]
 TableDims = Annotated[
@@ -160,16 +163,16 @@ def plan(
     """
     if context.invoked_subcommand is not None:
         return
-    if out is None or ((profile is None) == (data is None) and profile is None):
+    if out is None or (profile is None and data is None and recipe is None):
         raise ConfigError(
-            "no --out, or neither --profile nor --data",
+            "no --out, or none of --profile, --data and --recipe",
             "a place for the plan, and what it is made from",
             "e.g. pibroch plan --data data/criteo --shards 8 --out plans/criteo; see pibroch plan --help",
         )
     ranks = _topology(topology, shards)
     options = _options(mode, policy, extra, objective, batch_size, threshold)
     with stages() as progress:
-        dataset = None if data is None else EncodedDataset.open(data)
+        dataset = _dataset(data, None if profile else recipe)
         counts = _counts(profile, dataset, batch_size, progress)
         tables, sparse = _tables(counts, recipe, dim, table_dim or (), optimizer)
         sizes = sizes_of(tables, sparse if mode is Mode.TRAINING else None)
@@ -260,6 +263,18 @@ def _options(
         batch_size=batch_size,
         threshold=None if threshold is None else threshold / 100,
     )
+
+
+def _dataset(data: Path | None, recipe: str | None) -> EncodedDataset | None:
+    """What was named, or what the recipe names."""
+    if data is not None:
+        return EncodedDataset.open(data)
+    if recipe is None:
+        return None
+    from pibroch.config import load_recipe
+    from pibroch.train.data_source import open_dataset
+
+    return open_dataset(load_recipe(recipe).data)
 
 
 def _counts(
