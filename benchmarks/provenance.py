@@ -20,7 +20,7 @@ def provenance() -> dict[str, str]:
     return {
         "command": _command(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "commit": _commit(),
+        "commit": commit(),
         "hardware": f"{_processor()}, {len(os.sched_getaffinity(0))} cores, {memory_bytes / 2**30:.0f} GiB",
         "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
     }
@@ -28,7 +28,8 @@ def provenance() -> dict[str, str]:
 
 def _command() -> str:
     """As it was given, but for ``--out``: where its files went says nothing about them."""
-    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    program = Path(sys.argv[0]).name
+    words = ["pibroch" if program == "__main__.py" else program, *sys.argv[1:]]
     kept = [word for word, before in zip(words, ["", *words], strict=False) if before != "--out"]
     return shlex.join(word for word in kept if word != "--out" and not word.startswith("--out="))
 
@@ -40,13 +41,26 @@ def _processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def _commit() -> str:
-    """Short hash, with ``-dirty`` when tracked files differ; ``unknown`` outside git."""
-    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+def commit() -> str:
+    """Short hash, with ``-dirty`` when files differ from it, results left out; ``unknown`` outside git."""
+    found = _git("rev-parse", "--short", "HEAD")
+    if found is None:
+        return "unknown"
+    return f"{found.strip()}-dirty" if changes() else found.strip()
+
+
+def changes() -> list[str]:
+    """Files that differ from the commit or are not in it, but for ignored ones and results: these are what is being made."""
+    found = _git("status", "--porcelain", "--", ".", ":!benchmarks/results") or ""
+    return [line[3:] for line in found.splitlines()]
+
+
+def _git(*arguments: str) -> str | None:
+    command = ["git", *arguments]
     try:
         done = subprocess.run(
             command, cwd=CHECKOUT, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return done.stdout.strip()
+        return None
+    return done.stdout

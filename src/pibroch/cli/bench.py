@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 
 from pibroch.cli.console import console, results
-from pibroch.errors import MissingDependencyError, StorageError
+from pibroch.errors import ConfigError, MissingDependencyError, StorageError
 
 app = typer.Typer(
     invoke_without_command=True,
@@ -46,14 +46,48 @@ Out = Annotated[
 ]
 
 
+Committed = Annotated[
+    bool,
+    typer.Option(
+        "--committed",
+        help="With all: measure every topic for the figures that are committed. Needs a clean checkout; what was measured "
+        "at this commit is left out, what fails is named at the end.",
+    ),
+]
+Skip = Annotated[
+    list[str] | None,
+    typer.Option("--skip", metavar="TOPIC", help="With all: leave this topic out; repeatable."),
+]
+
+
 @app.callback()
-def bench(name: Name = None, quick: Quick = False, only: Only = None, out: Out = None) -> None:
+def bench(
+    name: Name = None,
+    quick: Quick = False,
+    only: Only = None,
+    out: Out = None,
+    committed: Committed = False,
+    skip: Skip = None,
+) -> None:
     """Measure a topic beside its baselines: correctness first, then the table, a CSV file and a plot."""
     checkout = find_checkout()
     registry = _load("benchmarks.registry", checkout)
     if name is None:
         _list(registry.topics().values())
         return
+    if (name == "all") != committed or (skip and not committed):
+        raise ConfigError(
+            f"bench {name} {'with' if committed or skip else 'without'} --committed or --skip",
+            "both of `all` and --committed, or a topic",
+            "pibroch bench all --committed",
+        )
+    if committed:
+        if quick or only or out is not None:
+            raise ConfigError(
+                "--committed with --quick, --only or --out", "whole results in their place"
+            )
+        failed = _load("benchmarks.committed", checkout).measure_all(skip or (), _say)
+        raise typer.Exit(1 if failed else 0)
     topic = registry.find_topic(name)
     sections = topic.chosen(only or (), quick)
     folder = out or checkout / ("runs/bench" if quick else "benchmarks/results") / name
@@ -70,11 +104,15 @@ def bench(name: Name = None, quick: Quick = False, only: Only = None, out: Out =
                 written.join(folder, f"{topic.name}: {topic.summary}", topic.sections)
 
 
+def _say(text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def _tell(written: Any, report: Any, paths: list[Path]) -> None:
     """The table on standard output, the rest beside it."""
     results.print(written.table(report), markup=False)
     for note in report.notes:
-        console.print(f"- {note}", markup=False, highlight=False, soft_wrap=True)
+        _say(f"- {note}")
     console.print(
         f"written: {', '.join(str(path) for path in paths)}", highlight=False, soft_wrap=True
     )
@@ -121,7 +159,8 @@ def _list(topics: Any) -> None:
             table.add_row("", f"--only {', '.join(topic.sections)}")
     results.print(table)
     results.print(
-        "run one with `pibroch bench NAME`, or `pibroch bench NAME --quick` for a first look",
+        "run one with `pibroch bench NAME`, or `pibroch bench NAME --quick` for a first look; all with "
+        "`pibroch bench all --committed`",
         markup=False,
     )
 
