@@ -70,7 +70,7 @@ def test_ratios_of_committed_results_are_own_time_over_the_named_contenders():
             assert float(row["over_torch"]) == pytest.approx(
                 float(row["p50_ms"]) / torch_ms[setting]
             )
-    for topic in ("single_process", "kernels", "rpc"):
+    for topic in ("single_process", "kernels", "rpc/calls"):
         assert {
             row["over_pibroch"]
             for row in _measured(results / topic)
