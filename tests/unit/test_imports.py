@@ -20,6 +20,7 @@ LAYERS = [
         "ports",
         "host",
         "integers",
+        "stores",
         "config",
         "forkserver",
     },

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -169,16 +168,9 @@ class Crew:
         size = {"WORLD_SIZE": str(self._num_ranks), "LOCAL_WORLD_SIZE": str(self._num_ranks)}
         master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         threads = os.environ.get("OMP_NUM_THREADS", str(threads_of_rank(self._num_ranks)))
-        interfaces = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
-        loopback = (
-            {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", interfaces[0])}
-            if interfaces
-            else {}
-        )
         return {
             **size,
             **master,
-            **loopback,
             "OMP_NUM_THREADS": threads,
             LAUNCHER: str(os.getpid()),
         }

@@ -7,10 +7,6 @@ link the others know that it is rank 0 that failed.
 
 from __future__ import annotations
 
-import contextlib
-import hmac
-import os
-import secrets
 import selectors
 import socket
 import threading
@@ -19,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Self
 
+from pibroch.collectives.admission import admit, agreed_key, introduce, key_of_run, published_key
 from pibroch.collectives.channel import Channel
 from pibroch.collectives.peer_link import Message, PeerLink, listen
 from pibroch.errors import PibrochError, RankFailedError, TrainingError
@@ -93,23 +90,28 @@ class FailureDetector:
     def over(cls, channel: Channel, on_stuck: OnStuck | None = None) -> Self:
         """Open the links of all ranks of a channel; every rank calls it. Blocks, for a minute at most.
 
-        Rank 0 listens on the interface of ``MASTER_ADDR``, or on loopback, and admits who knows a secret that went over
-        the channel.
+        Rank 0 listens on the interface of ``MASTER_ADDR``, or on loopback, and admits who knows the run's key.
 
         Raises:
+            AuthenticationError: when somebody else is in the place of rank 0.
             TrainingError: when the ranks do not find each other.
         """
         rank, size = channel.ranks.rank, channel.ranks.world_size
+        own_key = key_of_run()
         try:
             if rank == 0:
-                with listen(os.environ.get("MASTER_ADDR")) as server:
-                    token = secrets.token_hex(16)
-                    channel.gather([*server.getsockname()[:2], token])
-                    links = _admit(server, token, size)
+                with listen() as server:
+                    published = published_key(own_key)
+                    channel.gather([*server.getsockname()[:2], published])
+                    deadline = time.monotonic() + _OPEN_TIMEOUT_S
+                    key = agreed_key(own_key, published)
+                    callers = admit([server], key, rank, range(1, size), deadline)
+                    links = {other: PeerLink(link) for other, link in callers.items()}
             else:
-                host, port, token = channel.gather(None)[0]
-                links = {0: PeerLink(socket.create_connection((host, port), _OPEN_TIMEOUT_S))}
-                links[0].send({"rank": rank, "token": token})
+                host, port, published = channel.gather(None)[0]
+                link = socket.create_connection((host, port), _OPEN_TIMEOUT_S)
+                introduce(link, agreed_key(own_key, published), rank, 0)
+                links = {0: PeerLink(link)}
             channel.barrier()  # nothing comes with the greeting
         except OSError as error:
             raise TrainingError(
@@ -258,37 +260,3 @@ class FailureDetector:
         failure = self.failure()
         if failure is not None and self._on_stuck is not None:
             self._on_stuck(failure.error())
-
-
-def _admit(server: socket.socket, token: str, size: int) -> dict[int, PeerLink]:
-    """The links of all other ranks; strangers are turned away.
-
-    Raises:
-        TimeoutError: names the ranks that did not come.
-    """
-    links: dict[int, PeerLink] = {}
-    deadline = time.monotonic() + _OPEN_TIMEOUT_S
-    while len(links) < size - 1:
-        server.settimeout(max(0.01, deadline - time.monotonic()))
-        try:
-            link = PeerLink(server.accept()[0])
-        except TimeoutError as error:
-            absent = sorted(set(range(1, size)) - set(links))
-            raise TimeoutError(
-                f"ranks {absent} did not come within {_OPEN_TIMEOUT_S:.0f} s"
-            ) from error
-        rank = _hello(link, token)
-        if rank is None or rank in links or not 0 < rank < size:
-            link.close()
-        else:
-            links[rank] = link
-    return links
-
-
-def _hello(link: PeerLink, token: str) -> int | None:
-    """The rank that a newcomer says it has, if it knows the secret."""
-    with contextlib.suppress(ValueError, TypeError, KeyError, IndexError):
-        hello = (link.receive() or [])[0]
-        if hmac.compare_digest(str(hello["token"]), token):
-            return int(hello["rank"])
-    return None

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from pibroch.host import is_one_machine
+
 MAX_LINE_BYTES = 1 << 14
 SEND_TIMEOUT_S = 1.0
 LOST_HOST_S = 6
@@ -67,9 +69,13 @@ class PeerLink:
         self._socket.close()
 
 
-def listen(host: str | None) -> socket.socket:
-    """A server on a free port of the interface that ``host`` names; of the one that leads to it where it is another's."""
-    return socket.create_server((_own_address(host or "127.0.0.1"), 0))
+def listen() -> socket.socket:
+    """A server on a free port of loopback where all ranks are on this machine, else of the interface of ``MASTER_ADDR``.
+
+    That is the one which it names, or, where it is another machine's, the one that leads to it.
+    """
+    host = "127.0.0.1" if is_one_machine() else _own_address(os.environ["MASTER_ADDR"])
+    return socket.create_server((host, 0), backlog=512)
 
 
 def _own_address(host: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from pibroch.collectives.channel import Channel
 from pibroch.collectives.failure_detector import FailureDetector, OnStuck
 from pibroch.collectives.ranks import Ranks
 from pibroch.errors import ConfigError, PibrochError, TrainingError
+from pibroch.host import is_one_machine
+from pibroch.stores import tcp_store
 
 if TYPE_CHECKING:
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
@@ -95,15 +98,12 @@ def world_of_environment(on_stuck: OnStuck | None = None) -> Iterator[World]:
 
 def _join(on_stuck: OnStuck | None) -> tuple[World, FailureDetector]:
     try:
+        rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
         timeout = timedelta(seconds=RENDEZVOUS_TIMEOUT_S)
-        store = _store_of_attempt(timeout)
-        if store is None:
-            dist.init_process_group("gloo", timeout=timeout)
-        else:
-            rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
-            dist.init_process_group(
-                "gloo", store=store, rank=rank, world_size=size, timeout=timeout
-            )
+        _keep_gloo_to_loopback()
+        dist.init_process_group(
+            "gloo", store=_store(rank, timeout), rank=rank, world_size=size, timeout=timeout
+        )
         ranks = Ranks.joined()
         control = ranks.patient(CONTROL_TIMEOUT_S).open_channel()
         detector = FailureDetector.over(control, on_stuck)
@@ -126,18 +126,27 @@ def _join(on_stuck: OnStuck | None) -> tuple[World, FailureDetector]:
     return World(ranks, control, detector), detector
 
 
-def _store_of_attempt(timeout: timedelta) -> PrefixStore | None:
-    """The part of torchrun's store that belongs to this start of the ranks; ``None`` where rank 0 opens a store.
+def _store(rank: int, timeout: timedelta) -> PrefixStore:
+    """The part of the launcher's store that belongs to this start of the ranks, or of one that rank 0 opens.
 
-    With `--max-restarts` the store outlives them, and torch (2.13) would find in it where those before listened.
+    With `--max-restarts` torchrun's outlives them, and torch (2.13) would find in it where those before listened.
     """
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT")
-    if attempt is None or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return None
-    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not in every build of torch
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not in every build of torch
 
-    host, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT", 0)
-    return PrefixStore(f"pibroch_{attempt}", TCPStore(host, port, None, False, timeout))
+    host = os.environ.get("MASTER_ADDR")
+    if host is None or "MASTER_PORT" not in os.environ:
+        raise ValueError("ranks meet where MASTER_ADDR and MASTER_PORT say")
+    opens = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = tcp_store(host, _number("MASTER_PORT", 0), is_host=opens, timeout=timeout)
+    return PrefixStore(f"pibroch_{attempt}", store)
+
+
+def _keep_gloo_to_loopback() -> None:
+    """Where all ranks are on this machine and nothing else was said; gloo would listen where the machine's name leads."""
+    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+    if is_one_machine() and loopback is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
 
 
 def _number(variable: str, default: int) -> int:

@@ -19,6 +19,7 @@ from pibroch.roles.role import FIRST_TRAINER_ID, LARGEST_NUMBER, Role
 from pibroch.rpc.calls.agent import current_agent
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.transport.membership import Record, is_there
+from pibroch.stores import tcp_store
 
 JOIN_TIMEOUT_S = 120.0
 SAY_TIMEOUT_S = 5.0
@@ -191,9 +192,7 @@ def _store(
     if url.scheme != "tcp" or not host or not port:
         raise ConfigError(f"rendezvous {rendezvous!r}", "tcp://HOST:PORT")
     try:
-        return TCPStore(
-            host, port, None, is_host, timedelta(seconds=timeout_s), wait_for_workers=False
-        )
+        return tcp_store(host, port, is_host=is_host, timeout=timedelta(seconds=timeout_s))
     except (dist.DistError, RuntimeError) as error:
         if is_host:
             reason = str(error).splitlines()[0]

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from pibroch.errors import ConfigError, TrainingError
+from pibroch.host import is_one_machine
 from pibroch.roles.registry import roles
 from pibroch.roles.role import Role
+from pibroch.stores import tcp_store
 
 FIND_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 10.0
@@ -114,15 +116,7 @@ class Launcher:
         is_host = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         timeout = timedelta(seconds=FIND_TIMEOUT_S)
         try:
-            store = TCPStore(
-                self._host,
-                int(port),
-                None,
-                is_host,
-                timeout,
-                wait_for_workers=False,
-                multi_tenant=True,
-            )
+            store = tcp_store(self._host, int(port), is_host=is_host, timeout=timeout)
         except (dist.DistError, RuntimeError, ValueError) as error:
             raise TrainingError(
                 f"no store of the launcher at {self._host}:{port} ({str(error).splitlines()[0]})",
@@ -145,9 +139,7 @@ class Launcher:
         """
         place = None
         if rendezvous is None:
-            is_one_machine = os.environ.get("LOCAL_WORLD_SIZE") == str(self.num_ranks)
-            host = "127.0.0.1" if is_one_machine else self._host
-            place = TCPStore(host, 0, None, True, wait_for_workers=False)
+            place = tcp_store("127.0.0.1" if is_one_machine() else self._host, 0, is_host=True)
             rendezvous = f"tcp://{place.host}:{place.port}"
         counts = {role.command: count for role, count in split.counts.items()}
         self._store.set(_SPLIT, json.dumps([split.num_trainers, counts, rendezvous, folder]))

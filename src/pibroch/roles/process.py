@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
 from pibroch.errors import TrainingError
 from pibroch.forkserver import link_to_server
 from pibroch.roles.group import say_lost
 from pibroch.roles.registry import BUILT_IN, VARIABLE
 from pibroch.roles.role import Role
+from pibroch.stores import tcp_store
 
 logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 120.0
@@ -71,9 +70,7 @@ def started(
     """
     store = None
     if rendezvous is None:
-        store = TCPStore(
-            "127.0.0.1", 0, None, True, wait_for_workers=False
-        )  # here, so that it outlives all of them
+        store = tcp_store("127.0.0.1", 0, is_host=True)  # here, so that it outlives all of them
         rendezvous = f"tcp://{store.host}:{store.port}"
     started_here: list[_Started] = []
     keeper = None

@@ -61,6 +61,16 @@ def find_secret(
 def _users_secret() -> bytes:
     """A random secret of this user on this machine, made by whichever process comes first."""
     directory = Path(tempfile.gettempdir()) / f"pibroch-{os.getuid()}"
+    try:
+        return _secret_in(directory)
+    except OSError as error:
+        raise ConfigError(
+            f"no secret in {directory} ({error.strerror})", "a folder for temporary files, to make one in",
+            f"set TMPDIR, or {SECRET_VARIABLE} in all workers",
+        ) from error  # fmt: skip
+
+
+def _secret_in(directory: Path) -> bytes:
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
     found = directory.lstat()

@@ -145,3 +145,12 @@ def test_a_secret_file_that_others_can_read_is_refused_on_one_machine_too(tempor
     path.chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"):
         secret_module.find_secret(None, {}, local=True, key="")
+
+
+def test_without_a_folder_for_it_the_error_says_what_to_do(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
+    with pytest.raises(
+        ConfigError, match=r"no secret in .*Not a directory.*set TMPDIR, or PIBROCH_RPC"
+    ):
+        find(local=True)

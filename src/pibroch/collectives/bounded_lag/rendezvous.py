@@ -1,31 +1,33 @@
 """How the ranks of a group get a socket to each other: over a Unix socket within a host, over TCP between hosts.
 
-Each rank says in the group's store where it listens; the later of two ranks calls the earlier one. A secret of the store admits
-it, so that nobody else who reaches the port gets in; at a Unix socket the system also says whose process calls.
+Each rank says in the group's store where it listens; the later of two ranks calls the earlier one, and both prove who they are.
+The store need not be trusted. At a Unix socket the system also says whose process is at the other end.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import json
 import os
 import secrets
-import select
 import socket
-import struct
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from pibroch.collectives.admission import (
+    admit,
+    agreed_key,
+    credentials,
+    introduce,
+    is_own_user,
+    key_of_run,
+    published_key,
+)
 from pibroch.collectives.peer_link import listen
-from pibroch.errors import TrainingError
+from pibroch.errors import AuthenticationError, TrainingError
 from pibroch.host import this_machine
-
-HELLO_TIMEOUT_S = 5.0
-_HELLO = struct.Struct("32sI")
-_CREDENTIALS = struct.Struct("3i")  # process, user, group at the other end of a Unix socket
 
 
 class KeyStore(Protocol):
@@ -91,8 +93,9 @@ def _rendezvous(
 ) -> ConnectedPeers:
     """See :func:`rendezvous`; ``ways`` says whether ranks are met at Unix sockets, and over TCP where they cannot be."""
     deadline = time.monotonic() + timeout_s
+    own_key = key_of_run()
     if rank == 0:
-        store.set("secret", secrets.token_hex(16))
+        store.set("key", published_key(own_key))
     with _listening(*ways) as (servers, here):
         store.set(f"member{rank}", json.dumps([here.machine, here.unix, here.host, here.port]))
         everybody = {
@@ -103,14 +106,14 @@ def _rendezvous(
         members = {
             each: it for each, it in everybody.items() if ways[1] or here.shares_memory_with(it)
         }
-        token = store.get("secret")
+        key = agreed_key(own_key, store.get("key").decode())
         links: dict[int, socket.socket] = {}
         try:
             for each in sorted(members):
                 # the earlier ones listen already, as they have said where: no two ranks call each other
                 if each < rank:
-                    links[each] = _call(members[each], here, rank, token, deadline)
-            _admit(servers, links, {each for each in members if each > rank}, token, deadline)
+                    links[each] = _call(each, members[each], here, rank, key, deadline)
+            links |= admit(servers, key, rank, {p for p in members if p > rank}, deadline)
         except OSError as error:
             absent = sorted(set(members) - set(links))
             for link in links.values():
@@ -143,13 +146,12 @@ def rendezvous_on_host(
 
 def process_at(link: socket.socket) -> int:
     """The process at the other end of a Unix socket; 0 when it is in another container."""
-    process: int = _credentials(link)[0]
-    return process
+    return credentials(link)[0]
 
 
 @contextlib.contextmanager
 def _listening(shares_memory: bool, over_tcp: bool) -> Iterator[tuple[list[socket.socket], Member]]:
-    servers = [listen(os.environ.get("MASTER_ADDR"))] if over_tcp else []
+    servers = [listen()] if over_tcp else []
     host, port = servers[0].getsockname()[:2] if over_tcp else ("", 0)
     unix = ""
     try:
@@ -164,7 +166,9 @@ def _listening(shares_memory: bool, over_tcp: bool) -> Iterator[tuple[list[socke
             each.close()
 
 
-def _call(member: Member, here: Member, rank: int, token: bytes, deadline: float) -> socket.socket:
+def _call(
+    other: int, member: Member, here: Member, rank: int, key: bytes, deadline: float
+) -> socket.socket:
     remaining = max(0.01, deadline - time.monotonic())
     if here.shares_memory_with(member):
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -173,52 +177,15 @@ def _call(member: Member, here: Member, rank: int, token: bytes, deadline: float
     else:
         link = socket.create_connection((member.host, member.port), remaining)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    link.sendall(_HELLO.pack(token, rank))
+    try:
+        if not is_own_user(link):
+            raise AuthenticationError(
+                f"another user's process in place of rank {other}", "the ranks of one user",
+                "end what listens there",
+            )  # fmt: skip
+        introduce(link, key, rank, other)
+    except BaseException:
+        link.close()
+        raise
     link.settimeout(None)
     return link
-
-
-def _admit(
-    servers: list[socket.socket],
-    links: dict[int, socket.socket],
-    expected: set[int],
-    token: bytes,
-    deadline: float,
-) -> None:
-    while not expected <= set(links):
-        remaining = deadline - time.monotonic()
-        ready = select.select(servers, [], [], max(0.0, remaining))[0]
-        if not ready:
-            raise TimeoutError("they did not come in time")
-        for server in ready:
-            link = server.accept()[0]
-            rank = _hello(link, token)
-            # a stranger, or one that called twice; a port scan must not end the run
-            if rank is None or rank in links or rank not in expected:
-                link.close()
-            else:
-                links[rank] = link
-
-
-def _hello(link: socket.socket, token: bytes) -> int | None:
-    """The rank of who calls, if it knows the secret."""
-    link.settimeout(HELLO_TIMEOUT_S)
-    try:
-        # any user of this host sees the socket's name: only this one, or root, is let in
-        if link.family == socket.AF_UNIX and _credentials(link)[1] not in (os.geteuid(), 0):
-            return None
-        hello = link.recv(_HELLO.size, socket.MSG_WAITALL)
-        given, rank = _HELLO.unpack(hello)
-    except (OSError, struct.error):
-        return None
-    if link.family != socket.AF_UNIX:
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    link.settimeout(None)
-    return int(rank) if hmac.compare_digest(given, token) else None
-
-
-def _credentials(link: socket.socket) -> tuple[int, int, int]:
-    process, user, group = _CREDENTIALS.unpack(
-        link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    )
-    return process, user, group

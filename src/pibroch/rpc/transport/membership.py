@@ -15,16 +15,16 @@ import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from pibroch.errors import ConfigError, RpcError, RpcTimeoutError
-from pibroch.host import this_machine
+from pibroch.host import is_loopback, this_machine
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.transport.link import Address
+from pibroch.stores import tcp_store
 
 log = logging.getLogger(__name__)
 
 _num_joined = (
     0  # by this process; who joins a second time must not find what it wrote the first time
 )
-_LOOPBACK = ("localhost", "127.", "::1")
 KILLED_S = 3.0
 _NUM_STATIC, _NUM_DYNAMIC = "pibroch_rpc_static", "pibroch_rpc_dynamic"
 
@@ -112,7 +112,7 @@ class Rendezvous:
     @property
     def is_loopback(self) -> bool:
         """Whether the rendezvous is on this machine alone."""
-        return self.host.startswith(_LOOPBACK)
+        return is_loopback(self.host)
 
     @property
     def key(self) -> str:
@@ -128,15 +128,7 @@ class Rendezvous:
             return FileStore(self._path, -1)
         is_host = self.rank == 0 and not self._is_hosted
         try:
-            return TCPStore(
-                self.host,
-                self.port,
-                None,
-                is_host,
-                timeout,
-                wait_for_workers=False,
-                multi_tenant=True,
-            )
+            return tcp_store(self.host, self.port, is_host=is_host, timeout=timeout)
         except (dist.DistError, RuntimeError) as error:
             raise RpcError(
                 f"no rendezvous at {self.host}:{self.port} ({str(error).splitlines()[0]})",
