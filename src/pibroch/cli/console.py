@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import sys
+from contextlib import suppress
 from typing import NoReturn
 
 from rich.console import Console
@@ -24,7 +25,10 @@ def set_up_logging() -> None:
     escaped.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
+        with suppress(
+            OSError
+        ):  # a forked process has a pipe where its parent's file was, and asks for its place
+            sys.stdout.reconfigure(errors="backslashreplace")
     has_log = os.environ.get("RANK", "0") != "0"
     console.__init__(stderr=True, force_terminal=False if has_log else None)  # type: ignore[misc]  # forked ranks have the launcher's
     handler: logging.Handler
