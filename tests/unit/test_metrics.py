@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pibroch.errors import ConfigError, DataError
-from pibroch.metrics import NUM_BINS, StreamingMetrics
+from pibroch.metrics import MOST_KEPT, StreamingMetrics
 from pibroch.train.metrics import Predictions
 
 
@@ -21,14 +21,14 @@ def exact(logits, labels):
     return known.result()[0]
 
 
-def assert_same(found, want, auc=1e-5):
+def assert_same(found, want, auc=1e-12):
     assert found.auc == pytest.approx(want.auc, abs=auc)
     assert found.num_samples == want.num_samples
     for name in ("logloss", "normalized_entropy", "calibration"):
         assert getattr(found, name) == pytest.approx(getattr(want, name), rel=1e-6)
 
 
-def test_figures_are_the_exact_ones_but_for_ties_of_auc():
+def test_figures_are_the_exact_ones():
     logits, labels = draw(20_000, 0)
     metrics = StreamingMetrics()
     for part in torch.arange(20_000).split(1536):
@@ -51,7 +51,6 @@ def test_the_window_holds_the_latest_samples():
             assert_same(
                 found.window,
                 exact(*(torch.cat(each) for each in zip(*latest, strict=True))),
-                auc=1e-4,
             )
     metrics.reset()
     assert metrics.compute()["label"].lifetime.num_samples == 0
@@ -68,8 +67,8 @@ def test_tasks_have_their_own_samples():
         {"click": logits, "buy": others[0]}, {"click": labels, "buy": labels_with_gaps}, weights
     )
     found = metrics.compute()
-    assert_same(found["click"].lifetime, exact(logits, labels), auc=1e-3)
-    assert_same(found["buy"].lifetime, exact(others[0][mask], others[1][mask]), auc=1e-3)
+    assert_same(found["click"].lifetime, exact(logits, labels))
+    assert_same(found["buy"].lifetime, exact(others[0][mask], others[1][mask]))
 
 
 def test_a_weight_of_two_is_a_sample_twice():
@@ -89,7 +88,7 @@ def test_nothing_and_one_kind_only_are_nan():
     empty = metrics.compute()["label"].lifetime
     assert math.isnan(empty.auc) and math.isnan(empty.logloss) and empty.num_samples == 0
     metrics.add(torch.zeros(0), torch.zeros(0))
-    metrics.add([100.0, -100.0, 0.0], [0, 0, 0])  # outside the bins, too
+    metrics.add([100.0, -100.0, 0.0], [0, 0, 0])
     found = metrics.compute()["label"].lifetime
     assert (
         math.isnan(found.auc)
@@ -99,11 +98,51 @@ def test_nothing_and_one_kind_only_are_nan():
     assert found.logloss == pytest.approx((100 + math.log(2)) / 3)
 
 
-def test_logits_of_any_size_have_a_bin():
+def normal(generator, batch, labels):
+    return generator.normal(size=len(labels)) + 0.8 * labels
+
+
+STREAMS = {
+    "ordinary": normal,
+    "hardly apart": lambda *given: normal(*given) * 3e-3 - 3,
+    "rare clicks": lambda *given: normal(*given) * 2 - 20,
+    "huge": lambda *given: normal(*given) * 1e300,
+    "spreading and moving": lambda r, batch, y: normal(r, batch, y) * (1 + batch) + 10 * batch,
+    "narrowing": lambda r, batch, y: normal(r, batch, y) / (1 + batch),
+    "mostly one value": lambda r, batch, y: np.where(
+        r.random(len(y)) < 0.6, 0, normal(r, batch, y)
+    ),
+    "in order": lambda r, batch, y: np.sort(normal(r, batch, y)) + batch,
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_auc_of_many_different_logits_is_close_in_bounded_memory(name):
+    """Logits are float64 here, nearly all of them different."""
+    generator, metrics = np.random.default_rng(7), StreamingMetrics(window=160_000)
+    seen = []
+    for batch in range(60):
+        labels = (generator.random(4096) < 0.2).astype(np.float64)
+        seen.append((STREAMS[name](generator, batch, labels), labels))
+        metrics.add(*seen[-1])
+    found = metrics.compute()["label"]
+    for got, count in ((found.lifetime, 60 * 4096), (found.window, found.window.num_samples)):
+        logits, labels = (np.concatenate(each)[-count:] for each in zip(*seen, strict=True))
+        ranks = np.argsort(np.argsort(logits)) if name != "mostly one value" else logits
+        want = exact(torch.from_numpy(ranks), torch.from_numpy(labels))
+        assert got.auc == pytest.approx(want.auc, abs=1e-4)
+        assert got.num_samples == count
+    curves = [metrics._before["label"], *(part.curve for part in metrics._parts["label"])]
+    assert all(curve.rows().shape[1] <= MOST_KEPT for curve in curves)
+
+
+def test_logits_of_any_size_are_told_apart():
     metrics = StreamingMetrics()
     metrics.add(np.array([-1e30, -16.0, 16.0, 1e30]), np.array([0.0, 0, 1, 1]))
     assert metrics.compute()["label"].lifetime.auc == 1.0
-    assert NUM_BINS == 8192
+    metrics.reset()
+    metrics.add(np.array([2.0, 2.0 + 1e-9, -20.0, -21.0]), np.array([0.0, 1, 1, 0]))
+    assert metrics.compute()["label"].lifetime.auc == 0.75
 
 
 @pytest.mark.parametrize(
