@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
@@ -15,7 +16,8 @@ from pibroch.collectives import Channel
 from pibroch.config import RunConfig
 from pibroch.data import EncodedDataset, JaggedBatch, Loader
 from pibroch.data.dataset import SplitName
-from pibroch.errors import ConfigError, DataError
+from pibroch.data.health import click_rates
+from pibroch.errors import ConfigError, DataError, NonFiniteLossError
 from pibroch.train.metrics import Curves, Metrics, Predictions
 from pibroch.train.session import Session
 
@@ -35,8 +37,19 @@ class AccessSkew:
     access_share: list[float]
 
 
+_CONSEQUENCES = {
+    "train": "there is nothing to tell apart, check the schema's label",
+    "validation": "AUC is not defined, so nothing chooses a best model, lowers rates or stops the run early, "
+    "and the last model is kept; --set train.monitor=logloss goes by log loss",
+    "test": "AUC is not defined, so the run ends without",
+}
+"""Of labels that are all alike."""
+
+
 def check_splits(config: RunConfig, dataset: EncodedDataset) -> None:
-    """Whether a run can do with the splits that have samples; logs what it will leave out.
+    """Whether a run can do with the samples of its splits; logs what it will leave out.
+
+    Reads all labels.
 
     Raises:
         DataError: without training samples.
@@ -47,6 +60,9 @@ def check_splits(config: RunConfig, dataset: EncodedDataset) -> None:
         raise DataError(
             f"no training samples in {dataset.path}", "samples to train on", "prepare more data"
         )
+    alike = {split: rate for split, rate in click_rates(dataset).items() if rate in (0.0, 1.0)}
+    if config.train.monitor != "auc":
+        alike.pop("validation", None)
     needing = {
         "train.early_stop_patience": (config.train.early_stop_patience, None),
         "schedule.plateau_factor": (config.schedule.plateau_factor, 1.0),
@@ -58,6 +74,10 @@ def check_splits(config: RunConfig, dataset: EncodedDataset) -> None:
                 "a validation split, by which it goes",
                 f"pass --set {key}={'none' if off is None else off}, or prepare the data with --split time:0.8/0.1/0.1",
             )
+    for split, rate in alike.items():
+        logger.warning(
+            "all %s labels are %.0f in %s: %s", split, rate, dataset.path, _CONSEQUENCES[split]
+        )
     if "validation" in empty:
         logger.warning(
             "no validation samples in %s: nothing chooses a best model, so the last one is kept",
@@ -71,6 +91,9 @@ def evaluate(session: Session, split: SplitName) -> tuple[Metrics, Curves]:
     """Metrics over a whole split, the same on all ranks; weights, optimizer state and random numbers stay untouched.
 
     Each rank of the session's world predicts its part of each batch and calls this at the same time as the others.
+
+    Raises:
+        NonFiniteLossError: (on all ranks) for a model whose predictions are no numbers.
     """
     ranks = session.world.ranks
     loader = Loader(
@@ -83,11 +106,23 @@ def evaluate(session: Session, split: SplitName) -> tuple[Metrics, Curves]:
         batches = session.processors.batches(session.dataset, loader, len(loader))
     with session.predicting() as logits:
         predictions = predict(batches, logits)
-    return (
+    metrics, curves = (
         predictions.result()
         if ranks.world_size == 1
         else _result_of_all(predictions, session.world.control)
     )
+    check_finite(metrics, split)
+    return metrics, curves
+
+
+def check_finite(metrics: Metrics, split: str) -> None:
+    """Raise NonFiniteLossError for figures of predictions that are no numbers."""
+    if metrics.num_samples and not math.isfinite(metrics.logloss):
+        raise NonFiniteLossError(
+            f"log loss {metrics.logloss} over the {split} split",
+            "predictions that are numbers",
+            "lower the learning rates or set train.clip_norm, and go on from an earlier checkpoint",
+        )
 
 
 def predict(batches: Iterable[JaggedBatch], logits: Callable[[JaggedBatch], Tensor]) -> Predictions:

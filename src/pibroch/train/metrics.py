@@ -22,7 +22,8 @@ class Metrics:
     """Figures over N samples.
 
     Attributes:
-        auc: area under the ROC curve, ties counted half; NaN with labels of one kind only.
+        auc: area under the ROC curve, ties counted half; NaN with labels of one kind only, or
+            predictions that are no numbers.
         logloss: mean binary cross-entropy, nats.
         normalized_entropy: log loss over the entropy of the average click rate; below 1 is better than knowing only that.
         calibration: predicted over observed clicks; 1 is right, above 1 predicts too many.
@@ -62,7 +63,8 @@ class Predictions:
     def add(self, logits: NDArray[np.float32], labels: NDArray[np.float32]) -> None:
         """Add a batch: logits ``[B]`` and labels ``[B]`` of 0 and 1; both are copied."""
         wide = logits.astype(np.float64)
-        self._loss_sum += float(np.sum(np.logaddexp(0.0, wide) - wide * labels))
+        with np.errstate(invalid="ignore"):  # infinite logits: the loss is no number then
+            self._loss_sum += float(np.sum(np.logaddexp(0.0, wide) - wide * labels))
         self._logits.append(np.array(logits, np.float32))
         self._labels.append(labels > 0.5)
 
@@ -75,13 +77,16 @@ class Predictions:
         """Figures and curves over all batches so far; costs one sort."""
         logits, labels = self.arrays()
         order = np.argsort(logits, kind="stable")
-        logits, labels = logits[order], labels[order]
-        predicted = np.exp(-np.logaddexp(0.0, -logits.astype(np.float64)))
+        logits, labels = logits[order], labels[order]  # NaN last
+        with np.errstate(invalid="ignore"):
+            predicted = np.exp(-np.logaddexp(0.0, -logits.astype(np.float64)))
         negatives, positives = _roc_counts(logits, labels)
         count, clicks = len(labels), int(labels.sum())
         logloss = self._loss_sum / count if count else math.nan
         metrics = Metrics(
-            auc=area_under_roc(negatives, positives),
+            auc=math.nan
+            if count and np.isnan(logits[-1])
+            else area_under_roc(negatives, positives),
             logloss=logloss,
             normalized_entropy=logloss / binary_entropy(clicks / count)
             if 0 < clicks < count
@@ -114,7 +119,7 @@ def _roc_counts(logits: NDArray[np.float32], labels: NDArray[np.bool_]) -> tuple
     """Negatives and positives at or above each distinct logit, from the highest down, starting at 0."""
     falling, hits = logits[::-1], labels[::-1]
     last_of_ties = (
-        np.append(np.flatnonzero(np.diff(falling)), len(falling) - 1)
+        np.append(np.flatnonzero(falling[1:] != falling[:-1]), len(falling) - 1)
         if len(falling)
         else np.empty(0, int)
     )

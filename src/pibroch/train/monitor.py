@@ -29,8 +29,13 @@ class Monitor:
     plateaus: int = 0
 
     def update(self, step: int, value: float) -> bool:
-        """Take an evaluation's value, higher being better; says whether it is the best so far. NaN never is."""
-        if math.isfinite(value) and (self.best_value is None or value > self.best_value):
+        """Take an evaluation's value, higher being better; says whether it is the best so far.
+
+        NaN says nothing: it is neither an improvement nor the lack of one.
+        """
+        if math.isnan(value):
+            return False
+        if self.best_value is None or value > self.best_value:
             self.best_step, self.best_value, self.evaluations_since_best = step, value, 0
             return True
         self.evaluations_since_best += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -25,7 +26,7 @@ from pibroch.observability.step_trace import StepTrace
 from pibroch.serve.predictor import Predictor
 from pibroch.train.agreement import on_first
 from pibroch.train.checkpoint_folder import CheckpointFolder, find_checkpoint
-from pibroch.train.evaluation import access_skew, check_splits, evaluate, predict
+from pibroch.train.evaluation import access_skew, check_finite, check_splits, evaluate, predict
 from pibroch.train.loop import Trainer, evaluation_record, has_finished, total_steps
 from pibroch.train.manifest import Manifest, Progress, read_manifest, schema_of
 from pibroch.train.memory_cuts import MemoryCuts, has_state
@@ -191,6 +192,7 @@ def evaluate_checkpoint(
         CheckpointError: when it is missing, damaged, or of other tables or dense features.
         ConfigError: when there is no such split, or ``out`` cannot be written.
         DataError: when it has no samples.
+        NonFiniteLossError: when predictions are no numbers.
     """
     if out is not None:
         check_out(out)
@@ -200,7 +202,11 @@ def evaluate_checkpoint(
     predictions = predict(loader, predictor.logits)
     if out is not None:
         write_predictions(predictions, out)
-    return predictions.result()[0]
+    metrics, _ = predictions.result()
+    check_finite(metrics, split)
+    if math.isnan(metrics.auc):
+        logger.warning("all labels of the %s split are alike: AUC is not defined", split)
+    return metrics
 
 
 def open_for(path: Path, dataset: EncodedDataset) -> tuple[Predictor, Path]:
