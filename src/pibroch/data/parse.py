@@ -100,9 +100,7 @@ class PieceParser:
         self._schema, self._columns = schema, columns
         self._place = {column: place for place, column in enumerate(used)}
         self._wanted = np.array([self._place.get(column, -1) for column in columns], np.int64)
-        numeric = [feature.column for feature in schema.dense]
-        numeric += [feature.column for feature in schema.categorical if feature.binning == "log"]
-        self._numeric = tuple(dict.fromkeys([schema.label, *numeric]))
+        self._numeric = schema.numeric_columns()
 
     def parse(self, text: bytes, first_line: int = 1) -> ParsedPiece:
         """Parse whole records; ``first_line`` is the number of the first line, or row, for messages."""

@@ -40,7 +40,12 @@ class Swallowed:
 
 
 def find_swallowed(
-    text: bytes, records: Positions, separator: int, num_columns: int, numeric: Sequence[int]
+    text: bytes,
+    records: Positions,
+    separator: int,
+    num_columns: int,
+    numeric: Sequence[int],
+    has_label: bool = True,
 ) -> Swallowed:
     """Look at the lines of each record that has several.
 
@@ -50,11 +55,14 @@ def find_swallowed(
         separator: byte between columns.
         num_columns: of a good record.
         numeric: places of the label and the numbers among the columns, the label's first.
+        has_label: whether the first of them is the label.
     """
     found, num_inside = records[:, 5] != 0, np.ones(len(records), np.int64)
     several = np.flatnonzero(records[:, 4] > 1)
     if len(several):
-        is_record, owner = _lines(text, records[several], separator, num_columns, numeric)
+        is_record, owner = _lines(
+            text, records[several], separator, num_columns, numeric, has_label
+        )
         num_records = np.bincount(owner, is_record, len(several)).astype(np.int64)
         num_lines = np.bincount(owner, minlength=len(several))
         first = np.cumsum(num_lines) - num_lines
@@ -76,7 +84,12 @@ def find_swallowed(
 
 
 def _lines(
-    text: bytes, records: Positions, separator: int, num_columns: int, numeric: Sequence[int]
+    text: bytes,
+    records: Positions,
+    separator: int,
+    num_columns: int,
+    numeric: Sequence[int],
+    has_label: bool,
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
     """Of all lines of some records, quotes taken for ordinary bytes: whether each is a record, and which one it is of."""
     raw = [text[first:end] for first, end in records[:, :2].tolist()]
@@ -93,6 +106,7 @@ def _lines(
     is_record = lines[:, 2] == num_columns
     for place in range(len(numeric)):
         values, good = parse_numbers(buffer, bounds[:, place, 0], bounds[:, place, 1])
-        is_record &= good & (((values == 0) | (values == 1)) if place == 0 else True)
+        is_label = has_label and place == 0
+        is_record &= good & (((values == 0) | (values == 1)) if is_label else True)
     begins = np.cumsum([0] + [len(record) + 1 for record in raw[:-1]])
     return is_record, np.searchsorted(begins, lines[:, 0], side="right") - 1

@@ -182,6 +182,12 @@ class Schema(Section):
         )
         return tuple(dict.fromkeys([self.label, *dense, *categorical]))
 
+    def numeric_columns(self) -> tuple[str, ...]:
+        """The columns that are read as numbers, each once, the label first."""
+        binned = [feature.column for feature in self.categorical if feature.binning == "log"]
+        dense = [feature.column for feature in self.dense]
+        return tuple(dict.fromkeys([self.label, *dense, *binned]))
+
     def with_changes(
         self, min_count: int | None = None, hash_buckets: Mapping[str, int] | None = None
     ) -> Schema:

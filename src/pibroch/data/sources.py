@@ -6,10 +6,11 @@ go on there in another process.
 
 from __future__ import annotations
 
-import csv
+import io
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -17,13 +18,13 @@ import numpy as np
 import zstandard
 
 from pibroch.data.layout import Layout
-from pibroch.data.text import complete_records_end
+from pibroch.data.text import RECORD_ITEMS, complete_records_end, find_fields
 from pibroch.errors import DataError
 
 _READ_BYTES = 1 << 18
 _LONGEST_RECORD_PIECES = 4
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _OTHER_FORMATS = {
     b"PAR1": ("a Parquet file", "use `pibroch data prepare parquet`"),
     b"\xff\xfe": ("UTF-16 text", "convert it to UTF-8"),
@@ -175,7 +176,7 @@ class TextSource:
             raise DataError(
                 f"{self.path}, which is empty", "at least one record", "check how the file was made"
             )
-        yield from data.splitlines(keepends=True)[:count]
+        yield from islice(io.BytesIO(data), count)
 
 
 class _Decoder(Protocol):
@@ -201,7 +202,7 @@ class _Stream:
         self._blocks = (
             self._plain() if self._new_decoder is None else self._decoded(self._new_decoder)
         )
-        self._left = next(self._blocks, b"").removeprefix(_BYTE_ORDER_MARK)
+        self._left = next(self._blocks, b"").removeprefix(BYTE_ORDER_MARK)
 
     def skip(self, num_bytes: int) -> None:
         """Go forward."""
@@ -272,7 +273,10 @@ def split_record(line: bytes, separator: str, quotes: bool) -> list[str]:
     >>> split_record(b'a,"b,c",d', ",", True)
     ['a', 'b,c', 'd']
     """
-    text = line.decode("utf-8", "replace").rstrip("\r\n")
-    if not quotes or '"' not in text:
-        return text.split(separator)
-    return next(csv.reader([text], delimiter=separator))
+    buffer = np.frombuffer(line.rstrip(b"\r\n"), np.uint8).copy()
+    num_columns = line.count(separator.encode()) + 1
+    bounds = np.zeros((line.count(b"\n") + 1, num_columns, 2), np.int64)
+    records = np.zeros((len(bounds), RECORD_ITEMS), np.int64)
+    find_fields(buffer, ord(separator), quotes, np.arange(num_columns), bounds, records)
+    fields = bounds[0, : max(1, records[0, 2])].tolist()
+    return [buffer[start:end].tobytes().decode("utf-8", "replace") for start, end in fields]

@@ -68,6 +68,8 @@ def find_fields(
 ) -> int:
     """Find the wanted fields of each record; quoted fields are unescaped in place. Blank lines are skipped.
 
+    Ends early where the results have no room for more records.
+
     Args:
         text: whole records; the last may lack its newline. Changed where a field is quoted.
         separator: byte between columns.
@@ -82,7 +84,7 @@ def find_fields(
         The number of records.
     """
     position, line, record = 0, 0, 0
-    while position < len(text):
+    while position < len(text) and record < len(records):
         first, first_line, column, problem = position, line, 0, 0
         while True:
             start = position

@@ -58,7 +58,7 @@ class Batcher:
         limits: ServerLimits,
         observe: Callable[[int, int], None] = lambda requests, rows: None,
     ) -> None:
-        self._limits, self._observe = limits, observe
+        self.limits, self._observe = limits, observe
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[_Request] = deque()
         self.rows_waiting = 0
@@ -91,7 +91,7 @@ class Batcher:
         """
         size, most = (
             4 * num_rows(work) * len(predictor.features) * predictor.dim,
-            self._limits.body_bytes,
+            self.limits.body_bytes,
         )
         if size > most:
             got = f"got {num_rows(work)} rows, whose embeddings are {size:,} bytes"
@@ -105,7 +105,7 @@ class Batcher:
             Refusal: 400 for rows that cannot be scored or too many of them, 429 when the queue is full, 503 when the answer
                 takes too long.
         """
-        limits, count = self._limits, num_rows(work)
+        limits, count = self.limits, num_rows(work)
         if not 1 <= count <= limits.rows:
             raise Refusal(400, f"got {count} rows; need 1 to {limits.rows} in a request")
         if self._waiting and self.rows_waiting + count > limits.queue_rows:
@@ -137,7 +137,7 @@ class Batcher:
 
     def _refuse_late(self) -> None:
         """Give up on what has no answer in time; one timer for all, for nearly all have one long before."""
-        timeout_s, now = self._limits.answer_timeout_s, self._loop.time()
+        timeout_s, now = self.limits.answer_timeout_s, self._loop.time()
         reason = f"no answer within {timeout_s:g} s, as the server has too much to do; try again"
         for request in self._open:
             if now - request.came_at >= timeout_s and not request.answer.done():
@@ -161,8 +161,8 @@ class Batcher:
             self._timer.cancel()
             self._timer = None
         while not self._is_busy and self._waiting:
-            due = self._waiting[0].came_at + self._limits.batch_delay_ms / 1000 - self._loop.time()
-            if due > 0 and self.rows_waiting < self._limits.batch_rows:
+            due = self._waiting[0].came_at + self.limits.batch_delay_ms / 1000 - self._loop.time()
+            if due > 0 and self.rows_waiting < self.limits.batch_rows:
                 self._timer = self._loop.call_later(due, self._begin)
                 return
             batch = self._take()
@@ -215,7 +215,7 @@ class Batcher:
         while self._waiting:
             first = self._waiting[0]
             if batch and not (
-                _goes_with(first, batch[0]) and rows + first.num_rows <= self._limits.batch_rows
+                _goes_with(first, batch[0]) and rows + first.num_rows <= self.limits.batch_rows
             ):
                 break
             self._waiting.popleft()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,15 +22,16 @@ from pibroch.serve.batcher import Batcher
 from pibroch.serve.direct import EMBED_PATH, SCORE_PATH, Answering, Direct, DirectRequest, Reply
 from pibroch.serve.gate import JSON_TYPE, App, error_body
 from pibroch.serve.inference_protocol import JSON_LENGTH, InferRequest, answer, parse_infer
-from pibroch.serve.inputs import encoded_inputs, raw_inputs, work_of
+from pibroch.serve.inputs import Work, encoded_inputs, raw_inputs, work_of
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.prometheus import ServerMetrics
-from pibroch.serve.raw_body import RawColumns, parse_raw
+from pibroch.serve.raw_body import LARGE_BODY_BYTES, RawColumns, parse_raw
 from pibroch.serve.row_service import RowService
 from pibroch.serve.settings import Refusal
 from pibroch.serve.store import ModelStore
 from pibroch.version import __version__
 
+T = TypeVar("T")
 SCORE, LOGIT, EMBEDDING = "score", "logit", "embedding"
 OUTPUTS = (SCORE, LOGIT, EMBEDDING)
 _BYTES = "application/octet-stream"
@@ -59,6 +63,7 @@ class Service:
 
     def __init__(self, store: ModelStore, metrics: ServerMetrics) -> None:
         self.store, self.metrics = store, metrics
+        self._parser = ThreadPoolExecutor(1, "pibroch-parse")  # starts when it is first needed
         self.batcher: Batcher | None = None
         self.is_ready = False
         self.num_open: Callable[[], int] = lambda: 0
@@ -68,9 +73,14 @@ class Service:
         self._known(asked.model)
         predictor = self.store.current  # from here on the request is this version's
         self._of_version(asked.version, predictor.version)
-        wanted = parse_infer(asked.body, asked.header(JSON_LENGTH.lower()), OUTPUTS)
+
+        def parse() -> tuple[InferRequest, Work]:
+            wanted = parse_infer(asked.body, asked.header(JSON_LENGTH.lower()), OUTPUTS)
+            needs_dense = set(wanted.outputs or (SCORE,)) != {EMBEDDING}
+            return wanted, work_of(wanted.inputs, predictor, needs_dense)
+
+        wanted, work = await self._parsed(asked, parse)
         names = set(wanted.outputs or (SCORE,))
-        work = work_of(wanted.inputs, predictor, needs_dense=names != {EMBEDDING})
         if isinstance(work, dict) and not predictor.takes_raw:
             raise self._no_raw()
         outputs: dict[str, NDArray[np.float32]] = {}
@@ -83,7 +93,7 @@ class Service:
 
     async def score(self, asked: DirectRequest) -> Reply:
         """Scores of raw rows: `{"rows": [...]}`, `{"columns": {...}}`, or lines as in the training data (`text/csv`)."""
-        predictor, raw = self._raw(asked)
+        predictor, raw = await self._raw(asked)
         scores = _scores(await self._batcher.logits(predictor, raw)).tolist()
         if asked.headers.get(b"accept", b"").startswith(b"text/csv"):
             text = "".join(f"{score!r}\n" for score in scores)
@@ -101,7 +111,7 @@ class Service:
 
     async def embed(self, asked: DirectRequest) -> Reply:
         """Pooled embeddings of raw rows, as `/score` takes them; a binary tensor with `Accept: application/octet-stream`."""
-        predictor, raw = self._raw(asked)
+        predictor, raw = await self._raw(asked)
         found = await self._batcher.embeddings(predictor, raw)
         if asked.headers.get(b"accept", b"").startswith(_BYTES.encode()):
             return self._tensors(
@@ -161,13 +171,22 @@ class Service:
         }
         return Response(self.metrics.text(gauges), media_type="text/plain; version=0.0.4")
 
-    def _raw(self, asked: DirectRequest) -> tuple[Predictor, RawColumns]:
+    async def _raw(self, asked: DirectRequest) -> tuple[Predictor, RawColumns]:
         """The version that is to answer, and a request's raw rows."""
         predictor = self.store.current
         if not predictor.takes_raw:
             raise self._no_raw()
-        kind = asked.header("content-type") or ""
-        return predictor, parse_raw(asked.body, kind, predictor.schema, predictor.columns)
+        kind, most = asked.header("content-type") or "", self._batcher.limits.rows
+        parse = partial(
+            parse_raw, asked.body, kind, predictor.schema, predictor.columns, max_rows=most
+        )
+        return predictor, await self._parsed(asked, parse)
+
+    async def _parsed(self, asked: DirectRequest, parse: Callable[[], T]) -> T:
+        """What a body holds; a large one is parsed by a thread, so that others are heard meanwhile."""
+        if len(asked.body) <= LARGE_BODY_BYTES:
+            return parse()
+        return await asyncio.get_running_loop().run_in_executor(self._parser, parse)
 
     def _tensors(
         self, predictor: Predictor, wanted: InferRequest, outputs: Mapping[str, NDArray[np.float32]]

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 
 import msgspec
+import numpy as np
 
+from pibroch.data.lines import fields_of_lines
 from pibroch.data.schema import Schema
+from pibroch.data.text import QUOTE, Bytes
+from pibroch.errors import DataError
+from pibroch.kernels.policy import kernel
 from pibroch.serve.settings import Refusal
 
 RawColumns = dict[str, list[object]]
 _TEXTS = ("text/csv", "text/tab-separated-values", "text/plain")
+LARGE_BODY_BYTES = 1 << 18
+"""Above this a body takes milliseconds: it is parsed beside the event loop, and its rows are counted before."""
+_LIST, _LIST_END, _OBJECT, _OBJECT_END, _COMMA, _BACKSLASH = b"[]{},\\"
 _SINGLE = frozenset({str, int, float, bool, type(None)})
 
 
-def parse_raw(body: bytes, content_type: str, schema: Schema, columns: Sequence[str]) -> RawColumns:
+def parse_raw(
+    body: bytes, content_type: str, schema: Schema, columns: Sequence[str], max_rows: int = 8192
+) -> RawColumns:
     """The needed columns of a body, B values each.
 
     Args:
@@ -24,13 +32,17 @@ def parse_raw(body: bytes, content_type: str, schema: Schema, columns: Sequence[
         content_type: JSON where it is empty.
         schema: of the model's data, which says how lines are written.
         columns: that the model reads.
+        max_rows: more are refused before they are parsed, where that would take memory or long.
 
     Raises:
         Refusal: for a body that is not such rows.
     """
     kind = content_type.partition(";")[0].strip().lower()
     if kind in _TEXTS:
-        return _of_lines(body, schema, columns)
+        try:
+            return fields_of_lines(body, schema, columns, max_rows)
+        except DataError as error:
+            raise Refusal(400, str(error)) from error
     if kind not in (
         "",
         "application/json",
@@ -39,7 +51,59 @@ def parse_raw(body: bytes, content_type: str, schema: Schema, columns: Sequence[
         raise Refusal(
             415, f"got {kind[:80]}; need application/json, or lines as {', '.join(_TEXTS)}"
         )
+    if len(body) > LARGE_BODY_BYTES:
+        _refuse_rows(body, columns, max_rows)
     return _of_json(body, columns)
+
+
+def warm_parsers(schema: Schema, columns: Sequence[str]) -> None:
+    """Compile what reads bodies, so that no request waits for it."""
+    count_json(np.frombuffer(b"[]", np.uint8))
+    line = schema.separator.join(columns).encode() + b"\n"  # a header, or a row
+    fields_of_lines(line, schema, columns, 1)
+
+
+def _refuse_rows(body: bytes, columns: Sequence[str], max_rows: int) -> None:
+    """Refuse JSON of too many rows, or of so many lists and objects as no rows of the model have."""
+    num_items, num_nested = count_json(np.frombuffer(body, np.uint8))
+    if num_items > max_rows:
+        raise Refusal(400, f"got {num_items} rows; need 1 to {max_rows} in a request")
+    most = 4 * (max_rows + 1) * (len(columns) + 1)
+    if num_nested > most:
+        raise Refusal(400, f"got {num_nested} lists and objects in JSON; need at most {most}")
+
+
+@kernel
+def count_json(text: Bytes) -> tuple[int, int]:
+    """Items of the longest list that lies in no other (at least 1), and the number of all lists and objects.
+
+    In ``[{"a": [1, 2]}, {}]`` that is the list of two rows, in ``{"columns": {"a": [[1], [], [2]]}}`` the one of three
+    values. Whatever is no JSON has some numbers, too.
+
+    >>> count_json(np.frombuffer(b'{"columns": {"a": [[1], [], ["],"]]}}', np.uint8))
+    (3, 6)
+    """
+    longest, num_nested, depth, commas, position, in_text = 0, 0, 0, 0, 0, False
+    while position < len(text):
+        byte = text[position]
+        if in_text:
+            position += byte == _BACKSLASH
+            in_text = byte != QUOTE
+        elif byte == QUOTE:
+            in_text = True
+        elif byte == _COMMA:
+            commas += depth == 1
+        elif byte in (_LIST, _OBJECT):
+            num_nested += 1
+            if depth == 0:
+                commas = 0
+            depth += depth > 0 or byte == _LIST
+        elif byte in (_LIST_END, _OBJECT_END):
+            if depth == 1:
+                longest = max(longest, commas + 1)
+            depth = max(0, depth - 1)
+        position += 1
+    return longest, num_nested
 
 
 def _of_json(body: bytes, columns: Sequence[str]) -> RawColumns:
@@ -101,47 +165,3 @@ def _checked(value: object, column: str, number: int) -> object:
             400, f"got an object or nested list as `{column[:80]}` of row {number}; need text, a number, a list of such or null"
         )  # fmt: skip
     return value
-
-
-def _of_lines(body: bytes, schema: Schema, columns: Sequence[str]) -> RawColumns:
-    """Lines as preparation reads them; the label's column may be left out.
-
-    Text passes as Latin-1 and back, so that each value keeps the bytes that preparation would have seen.
-    """
-    text = io.StringIO(body.removeprefix(b"\xef\xbb\xbf").decode("latin-1"), newline="")
-    try:
-        if schema.quotes:
-            lines = list(csv.reader(text, delimiter=schema.separator, strict=True))
-        else:
-            lines = list(
-                csv.reader(text, delimiter=schema.separator, quoting=csv.QUOTE_NONE, strict=True)
-            )
-    except csv.Error as error:
-        raise Refusal(
-            400, f"got lines that cannot be read: {error}; need them as in the training data"
-        ) from error
-    lines = [line for line in lines if line or len(columns) == 1]
-    names = list(schema.columns or (lines.pop(0) if lines else ()))
-    if schema.columns is None:
-        names = [name.encode("latin-1").decode("utf-8", "replace") for name in names]
-    if missing := [column for column in columns if names.count(column) != 1]:
-        raise Refusal(
-            400, f"got a header with {names.count(missing[0])} columns `{missing[0][:80]}`; "
-            f"need {schema.separator.join(columns)[:400]} as the first line"
-        )  # fmt: skip
-    without = [name for name in names if name != schema.label]
-    found: RawColumns = {column: [] for column in columns}
-    with_label, without_label = (
-        [header.index(column) for column in columns] for header in (names, without)
-    )
-    for number, line in enumerate(lines):
-        header = names if len(line) == len(names) else without
-        if len(line) != len(header):
-            raise Refusal(
-                400,
-                f"got {len(line)} fields in row {number}; need {len(names)}, or one less without the label",
-            )
-        places = with_label if header is names else without_label
-        for place, values in zip(places, found.values(), strict=True):
-            values.append(line[place].encode("latin-1"))
-    return found

@@ -14,6 +14,7 @@ from pibroch.serve.delta_format import is_delta
 from pibroch.serve.export_format import MANIFEST as EXPORT_MANIFEST
 from pibroch.serve.export_format import is_export
 from pibroch.serve.predictor import Predictor
+from pibroch.serve.raw_body import warm_parsers
 from pibroch.serve.row_files import MappedRows
 from pibroch.serve.split_rows import RowSplit
 from pibroch.train.checkpoint_folder import find_checkpoint
@@ -206,5 +207,6 @@ def _warm(predictor: Predictor, split: RowSplit) -> None:
         return
     predictor.reach_rows()
     if predictor.takes_raw:
+        warm_parsers(predictor.schema, predictor.columns)
         for count in WARM_ROWS:
             predictor.score_raw({column: [None] * count for column in predictor.columns})

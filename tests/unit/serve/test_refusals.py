@@ -7,6 +7,7 @@ import random
 import socket
 import ssl
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -165,6 +166,42 @@ def test_lines(small):
     assert small.server.ask("POST", SCORE, b"x", {"content-type": "image/png"}).status == 415
     assert small.server.ask("POST", SCORE, b"x", {"content-encoding": "gzip"}).status == 415
     assert small.server.ask("GET", SCORE).status == 405
+
+
+FLOODS = {
+    "blank lines": (",".join(COLUMNS).encode() + b"\n" * (15 << 20), CSV, "got 0 rows"),
+    "lines": (b"\n".join([",".join(COLUMNS).encode(), *[b",,,,,,"] * (2 << 20)]), CSV, "more than 8192 rows"),
+    "rows": (b'{"rows": [{}' + b",{}" * (5 << 20) + b"]}", None, "got 5242881 rows"),
+    "columns": (b'{"columns": {"age": [1' + b",1" * (7 << 20) + b"]}}", None, "got 7340033 rows"),
+    "a row of lists": (b'[{"tags": [[]' + b",[]" * (5 << 20) + b"]}]", None, "lists and objects"),
+    "a tensor": (b'{"inputs": [{"name": "age", "shape": [1], "datatype": "FP64", "data": [1' + b",1" * (7 << 20) + b"]}]}",
+                 None, "7340033 items"),
+}  # fmt: skip
+
+
+def peak_bytes(server):
+    status = Path(f"/proc/{server.program.pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+def test_a_flood_is_counted_before_it_is_read_and_stops_nobody(small):
+    """Bodies as large as they may be, with as many rows as fit into them: others are answered meanwhile."""
+    with serving(small.export) as server:
+        before, slowest = peak_bytes(server), 0.0
+        for name, (body, headers, reason) in FLOODS.items():
+            path, answers = INFER if name == "a tensor" else SCORE, []
+            flood = threading.Thread(
+                target=lambda: answers.append(server.ask("POST", path, body, headers))  # noqa: B023
+            )
+            flood.start()
+            while flood.is_alive():
+                started = time.monotonic()
+                assert server.ask("GET", "/v2/health/ready").status == 200
+                slowest = max(slowest, time.monotonic() - started)
+            flood.join(60)
+            assert answers[0].status == 400 and reason in answers[0].reason, answers[0].reason
+        assert slowest < 2
+        assert peak_bytes(server) - before < 600 << 20
 
 
 def test_a_body_without_a_length_is_bounded_too(small):
