@@ -64,7 +64,7 @@ def test_convert_from_dcp_and_from_files_of_ranks(worlds, data, model, tmp_path)
         for file in ("tables/C1.safetensors", "tables/C20.safetensors"):
             weights = []
             for folder in (ours, theirs):
-                with TensorFile(folder / file) as tensors:
+                with TensorFile(folder, file) as tensors:
                     rows = range(tensors.shape(WEIGHT)[0])
                     weights.append(
                         np.concatenate([chunk.copy() for _, chunk in tensors.chunks(WEIGHT, rows)])

@@ -14,6 +14,7 @@ PACKAGE = Path(pibroch.__file__).parent
 LAYERS = [
     {
         "errors",
+        "untrusted",
         "version",
         "after_import",
         "process",

@@ -89,7 +89,7 @@ def verify_command(path: Source) -> None:
     with _progress(manifest) as advance:
         for file, digest in manifest.files.items():
             try:
-                verify_file(folder / file, digest)
+                verify_file(folder, file, digest)
             except CheckpointError as error:
                 problems.append((file, error.got))
             advance(file)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from pibroch.config.base import Section
 from pibroch.config.tower_groups import groups_of, read_groups
+from pibroch.untrusted import NO_FILES
 
 ModelName = Literal["dlrm", "dcnv2", "deepfm", "wide_deep", "tower_dlrm", "tower_dcn"]
 Activation = Literal["relu", "gelu", "silu", "tanh"]
 Width = Annotated[int, Field(ge=1)]
+Widths = Annotated[tuple[Width, ...], Field(max_length=256)]
 
 
 class TowersConfig(Section):
@@ -38,8 +40,10 @@ class TowersConfig(Section):
 
     @field_validator("groups", mode="before")
     @classmethod
-    def _from_file(cls, value: object) -> object:
-        return read_groups(Path(value)) if isinstance(value, str) else value
+    def _from_file(cls, value: object, info: ValidationInfo) -> object:
+        if isinstance(value, str) and info.context != NO_FILES:
+            return read_groups(Path(value))
+        return value
 
     def numbers(self, features: tuple[str, ...]) -> list[list[int]]:
         """The features of each tower by their number.
@@ -70,8 +74,8 @@ class ModelConfig(Section):
 
     name: ModelName = "dlrm"
     dim: int = Field(default=16, ge=1, le=4096)
-    bottom: tuple[Width, ...] = (512, 256)
-    top: tuple[Width, ...] = (512, 256)
+    bottom: Widths = (512, 256)
+    top: Widths = (512, 256)
     cross_layers: int = Field(default=3, ge=1, le=64)
     cross_rank: int | None = Field(default=None, ge=1)
     structure: Literal["stacked", "parallel"] = "parallel"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -48,20 +49,21 @@ def groups_of(
             raise ConfigError(f"{count} towers", f"at most {len(features)}, the number of features")
         return [list(range(first, len(features), count)) for first in range(count)]
     named = [name for group in groups for name in group]
-    unknown = [name for name in named if name not in features]
+    number = {name: number for number, name in enumerate(features)}
+    unknown = [name for name in named if name not in number]
     if unknown:
         raise ConfigError(
             f"feature {unknown[0]!r} in a tower", f"one of {', '.join(features)}", _DO
         )
-    twice = [name for number, name in enumerate(named) if name in named[:number]]
+    twice = [name for name, uses in Counter(named).items() if uses > 1]
     if twice or not all(groups):
         raise ConfigError(
             f"feature {twice[0]!r} in two towers" if twice else "a tower without features",
             "each in one",
             _DO,
         )
-    missing = [name for name in features if name not in named]
+    is_named = set(named)
+    missing = [name for name in features if name not in is_named]
     if missing:
         raise ConfigError(f"feature {missing[0]!r} in no tower", "each in one", _DO)
-    number = {name: number for number, name in enumerate(features)}
     return [[number[name] for name in group] for group in groups]

@@ -4,27 +4,76 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
 
+from pibroch.config.base import Section
 from pibroch.data.encode import FeatureEncoder
 from pibroch.data.mapped import FileIdentity, MappedFiles
-from pibroch.data.schema import Schema
+from pibroch.data.schema import SavedSchema
 from pibroch.data.splits import SPLITS
 from pibroch.data.storage import checksum
 from pibroch.data.transform import FIRST_ROW
 from pibroch.data.writer import FORMAT_VERSION, MANIFEST
-from pibroch.errors import DataError, PibrochError
+from pibroch.errors import DataError
 from pibroch.kernels.arrays import Array
+from pibroch.untrusted import InnerPath, Refusal, checked, open_file, read_json
 
 SplitName = Literal["train", "validation", "test"]
-_DO = "prepare the dataset again with --overwrite"
+DATASET = Refusal(DataError, "prepare the dataset again with --overwrite")
+"""How damaged datasets are refused."""
+_Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 48)]
+
+
+class DatasetManifest(Section):
+    """What is in a dataset.
+
+    Attributes:
+        format: always ``pibroch-dataset``.
+        version: of the layout.
+        fingerprint: of schema, table sizes and vocabularies.
+        samples: of each split.
+        items: of each split and multi-hot feature.
+        num_rows: of each feature's table.
+        truth: see :class:`EncodedDataset`.
+        provenance: where the data came from.
+        schema_: ``schema`` in the file.
+        files: of every other file size and CRC-32.
+    """
+
+    format: Literal["pibroch-dataset"]
+    version: Literal[1]
+    fingerprint: str
+    samples: dict[SplitName, _Count]
+    items: dict[SplitName, dict[str, _Count]]
+    num_rows: dict[str, Annotated[int, Field(strict=True, ge=FIRST_ROW, lt=1 << 31)]]
+    truth: dict[str, dict[str, float]] | None
+    provenance: dict[str, Any]
+    schema_: SavedSchema = Field(alias="schema")
+    files: dict[InnerPath, tuple[_Count, _Count]]
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        features = self.schema_.categorical
+        multi_hot = {feature.name for feature in features if feature.multi_hot}
+        if self.samples.keys() != set(SPLITS) or self.items.keys() != set(SPLITS):
+            raise ValueError(f"samples and items of {', '.join(SPLITS)}")
+        if any(items.keys() != multi_hot for items in self.items.values()):
+            raise ValueError("items of each multi-hot feature")
+        if self.num_rows.keys() != set(self.schema_.keys):
+            raise ValueError("rows of each categorical feature's table")
+        for feature in features:
+            if feature.fixed_num_rows not in (None, self.num_rows[feature.name]):
+                raise ValueError(f"{feature.fixed_num_rows} rows of table {feature.name!r}")
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +125,14 @@ class EncodedDataset:
         truth: of generated data, per split, the metrics of a model that knows the true probabilities; else ``None``.
     """
 
-    def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
+    def __init__(self, path: Path, manifest: DatasetManifest) -> None:
         self.path = path
-        self.schema = Schema.of_manifest(manifest["schema"])
-        self.num_rows: dict[str, int] = manifest["num_rows"]
-        self.samples: dict[str, int] = manifest["samples"]
-        self.fingerprint: str = manifest["fingerprint"]
-        self.provenance: dict[str, object] = manifest["provenance"]
-        self.truth: dict[str, dict[str, float]] | None = manifest["truth"]
-        self._items: dict[str, dict[str, int]] = manifest["items"]
-        self._files: dict[str, list[int]] = manifest["files"]
+        self.schema, self.num_rows = manifest.schema_, manifest.num_rows
+        self.samples = {str(name): count for name, count in manifest.samples.items()}
+        self.fingerprint, self.provenance = manifest.fingerprint, manifest.provenance
+        self.truth = manifest.truth
+        self._items = {str(name): items for name, items in manifest.items.items()}
+        self._files = manifest.files
         self._opened: dict[str, FileIdentity] = {}
 
     @classmethod
@@ -96,26 +143,19 @@ class EncodedDataset:
             DataError: when there is none, or it is damaged or of another version.
         """
         path = Path(path)
-        need, do = (
-            "a dataset made by `pibroch data prepare` or `synthesize`",
-            "check the path, or prepare it",
-        )
-        try:
-            manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise DataError(f"{path}, which has no {MANIFEST}", need, do) from error
-        except (OSError, ValueError) as error:
-            raise DataError(f"{path / MANIFEST}, unreadable: {error}", need, _DO) from error
-        if not isinstance(manifest, dict) or manifest.get("format") != "pibroch-dataset":
-            raise DataError(f"{path / MANIFEST} of another kind", need, do)
-        if manifest["version"] != FORMAT_VERSION:
+        if not (path / MANIFEST).exists():
+            need = "a dataset made by `pibroch data prepare` or `synthesize`"
             raise DataError(
-                f"{path} of format version {manifest['version']}", f"version {FORMAT_VERSION}", _DO
+                f"{path}, which has no {MANIFEST}", need, "check the path, or prepare it"
             )
-        try:
-            dataset = cls(path, manifest)
-        except (KeyError, ValueError, PibrochError) as error:
-            raise DataError(f"{path / MANIFEST}, damaged: {error}", need, _DO) from error
+        content, source = read_json(path, MANIFEST, DATASET), str(path / MANIFEST)
+        kind = content.get("format") if isinstance(content, dict) else None
+        if kind != "pibroch-dataset":
+            raise DATASET(f"{source} of another kind", "a dataset")
+        if content.get("version") != FORMAT_VERSION:
+            got = f"{path} of format version {str(content.get('version'))[:20]}"
+            raise DATASET(got, f"version {FORMAT_VERSION}")
+        dataset = cls(path, checked(DatasetManifest, content, source, DATASET))
         dataset._check_sizes()
         return dataset
 
@@ -200,29 +240,26 @@ class EncodedDataset:
         """
         for name, (_, expected) in self._files.items():
             if checksum(self.path / name) != expected:
-                raise DataError(
-                    f"{self.path / name}, whose contents have changed",
-                    "the bytes that were written",
-                    _DO,
-                )
+                got = f"{self.path / name}, whose contents have changed"
+                raise DATASET(got, "the bytes that were written")
 
     def _check_sizes(self) -> None:
         for name, (size, _) in self._files.items():
-            path = self.path / name
-            found = FileIdentity.of(path) if path.is_file() else None
+            with open_file(self.path, name, DATASET) as file:
+                found = FileIdentity.of(file.fileno())
             if found is None or found.size_bytes != size:
                 got = "missing" if found is None else f"{found.size_bytes:,} bytes long"
-                raise DataError(f"{path}, {got}", f"{size:,} bytes", _DO)
+                raise DATASET(f"{self.path / name}, {got}", f"{size:,} bytes")
             self._opened[name] = found
 
     def _map(
         self, name: str, dtype: str, shape: Sequence[int], files: MappedFiles | None = None
     ) -> Array:
         path, shape = self.path / name, tuple(shape)
-        num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         if name not in self._files or self._files[name][0] != num_bytes:
-            raise DataError(
-                f"{path} that does not fit the manifest", f"an array of shape {list(shape)}", _DO
+            raise DATASET(
+                f"{path} that does not fit the manifest", f"an array of shape {list(shape)}"
             )
         files = files or MappedFiles(self.path, self._opened)
         return files.map(name, dtype, shape) if num_bytes else np.empty(shape, dtype)

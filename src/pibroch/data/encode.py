@@ -14,9 +14,12 @@ from pibroch.data.text import EMPTY_CODE, parse_numbers
 from pibroch.data.transform import FIRST_ROW, MISSING_ROW, UNKNOWN_ROW, log_bin_rows
 from pibroch.data.values import NO_TEXT, TEXT_RULES, is_list, text_of
 from pibroch.errors import DataError
+from pibroch.kernels.arrays import Array
 from pibroch.kernels.policy import kernel
 
 _EMPTY_SLOT = -1
+MOST_USED_SLOTS = 4096
+"""In a row, of a hash table; of codes that are hashes some 100 are, in tables of any size."""
 STACKED_BYTES = 8 << 20
 """Of the codes in small dictionaries, of which a process has copies, with half as much or as much again for their index."""
 
@@ -101,24 +104,28 @@ class Encoders(dict[str, FeatureEncoder]):
     def stacked(self) -> StackedVocabularies:
         """The small dictionaries, one behind the other."""
         found = {
-            name: encoder._vocabulary
+            name: (encoder._vocabulary, encoder._slots)
             for name, encoder in self.items()
-            if encoder.feature.encoding == "vocabulary"
+            if encoder.feature.encoding == "vocabulary" and encoder._vocabulary is not None
         }
-        return StackedVocabularies({
-            name: codes for name, codes in found.items() if codes is not None and codes.nbytes <= STACKED_BYTES // len(found)
-        })  # fmt: skip
+        most = STACKED_BYTES // max(1, len(found))
+        return StackedVocabularies(
+            {name: each for name, each in found.items() if each[0].nbytes <= most}
+        )
 
 
 class StackedVocabularies:
-    """Copies of some dictionaries in one array, with their hash tables in another."""
+    """Copies of some dictionaries in one array, with their hash tables, made where absent, in another."""
 
-    def __init__(self, codes: Mapping[str, NDArray[np.uint64]]) -> None:
-        self._place = {name: place for place, name in enumerate(codes)}
-        slots = [index_of(each) for each in codes.values()]
-        self._codes = np.concatenate([np.empty(0, np.uint64), *codes.values()])
+    def __init__(
+        self, found: Mapping[str, tuple[NDArray[np.uint64], NDArray[np.int32] | None]]
+    ) -> None:
+        self._place = {name: place for place, name in enumerate(found)}
+        codes = [codes for codes, _ in found.values()]
+        slots = [index_of(codes) if slots is None else slots for codes, slots in found.values()]
+        self._codes = np.concatenate([np.empty(0, np.uint64), *codes])
         self._slots = np.concatenate([np.empty(0, np.int32), *slots])
-        self._first_code = np.cumsum([0, *(len(each) for each in codes.values())], dtype=np.int64)
+        self._first_code = np.cumsum([0, *(len(each) for each in codes)], dtype=np.int64)
         self._first_slot = np.cumsum([0, *(len(each) for each in slots)], dtype=np.int64)
 
     def __contains__(self, name: str) -> bool:
@@ -209,6 +216,30 @@ def index_of(vocabulary: NDArray[np.uint64]) -> NDArray[np.int32]:
     return slots
 
 
+def index_problem(vocabulary: Array, slots: Array) -> str:
+    """What is wrong with a vocabulary and its hash table that others wrote, "" when nothing is; finds each code once.
+
+    A slot outside the vocabulary would be read, and a table without a free slot, or with very long runs of used ones, searched
+    without an end.
+    """
+    for array, dtype in ((vocabulary, np.uint64), (slots, np.int32)):
+        if array.dtype != dtype or array.ndim != 1:
+            return f"{array.dtype} {list(array.shape)}, not {np.dtype(dtype)} of one dimension"
+    count, size = len(vocabulary), len(slots)
+    if size <= count or size & (size - 1):
+        return f"{size:,} slots for {count:,} codes, not a power of two above these"
+    if slots.min() < _EMPTY_SLOT or slots.max(initial=-1) >= count:
+        return f"slots from {slots.min()} to {slots.max()}, not from -1 to {count - 1}"
+    free = np.flatnonzero(slots == _EMPTY_SLOT)
+    longest = int(np.diff(free, append=free[:1] + size).max(initial=0)) if len(free) else size
+    if longest > MOST_USED_SLOTS:
+        return f"{longest:,} used slots in a row, not at most {MOST_USED_SLOTS:,}"
+    wrong = _first_not_found(vocabulary, slots)
+    return (
+        f"code {vocabulary[wrong]} at {wrong:,}, which the slots do not find" if wrong >= 0 else ""
+    )
+
+
 def _num_slots(count: int) -> int:
     return 1 << max(4, (2 * count).bit_length())
 
@@ -247,6 +278,19 @@ def _look_up(
                 break
             slot = (slot + np.uint64(1)) & mask
     return rows
+
+
+@kernel
+def _first_not_found(vocabulary: NDArray[np.uint64], slots: NDArray[np.int32]) -> int:
+    """The first code that is not found at its own place, or -1."""
+    mask = np.uint64(len(slots) - 1)
+    for index in range(len(vocabulary)):
+        slot = vocabulary[index] & mask
+        while slots[slot] != _EMPTY_SLOT and vocabulary[slots[slot]] != vocabulary[index]:
+            slot = (slot + np.uint64(1)) & mask
+        if slots[slot] != index:
+            return index
+    return -1
 
 
 @kernel

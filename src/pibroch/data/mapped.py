@@ -1,4 +1,4 @@
-"""Files mapped into memory, and whether they still are what they were when their dataset was opened.
+"""Files mapped into memory, and whether they still are what they were when they were opened.
 
 A map shows a file that is written to as it is now, and a read beyond the end of one that was cut kills the process. So who
 reads asks for a look at the files first. What happens between that look and the read, some milliseconds, is not seen.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Self
 
 import numpy as np
 
-from pibroch.errors import DataError
+from pibroch.errors import DataError, PibrochError
 from pibroch.kernels.arrays import Array
 
 LOOK_EVERY_S = 0.002
@@ -32,13 +32,81 @@ class FileIdentity:
     changed_ns: int
 
     @classmethod
-    def of(cls, path: str | Path) -> Self | None:
-        """The file at ``path`` as it is now; ``None`` when there is none."""
+    def of(cls, path: str | Path | int) -> Self | None:
+        """The file at ``path``, or of a descriptor, as it is now; ``None`` when there is none."""
         try:
             found = os.stat(path)
         except OSError:
             return None
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+class FileWatch:
+    """Files that have to stay as they are while they are mapped.
+
+    Args:
+        refuse: makes the error for a file, from its path and how it was changed.
+    """
+
+    def __init__(self, refuse: Callable[[str, str], PibrochError]) -> None:
+        self._refuse = refuse
+        self._watched: list[tuple[str, str | BinaryIO, FileIdentity]] = []
+        self._look_at = 0.0
+
+    def add(self, path: str, opened: FileIdentity) -> None:
+        """Watch what lies at a path.
+
+        Raises:
+            PibrochError: when it is not what it was when it was opened.
+        """
+        if (now := FileIdentity.of(path)) != opened:
+            raise self.refusal(path, opened, now)
+        self._watched.append((path, path, opened))
+
+    def add_open(self, path: str, file: BinaryIO) -> None:
+        """Watch an open file, which may lose its name, and is kept open."""
+        opened = FileIdentity.of(file.fileno())
+        assert opened is not None, "it is open"
+        self._watched.append((path, file, opened))
+
+    def joined(self, other: FileWatch) -> FileWatch:
+        """A watch of all files of both."""
+        both = FileWatch(self._refuse)
+        both._watched = [*self._watched, *other._watched]
+        return both
+
+    def check(self) -> None:
+        """Look whether the files are what they were, unless somebody has looked just now.
+
+        Raises:
+            PibrochError: naming the first one that was replaced, removed, cut or written to.
+        """
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        for path, where, opened in self._watched:
+            found = FileIdentity.of(where if isinstance(where, str) else where.fileno())
+            if found != opened:
+                raise self.refusal(path, opened, found)
+        self._look_at = now + LOOK_EVERY_S * len(self._watched)
+
+    def check_names(self) -> None:
+        """Look whether the paths, too, still lead to the files that are watched; raises as :meth:`check`."""
+        for path, _, opened in self._watched:
+            if (found := FileIdentity.of(path)) != opened:
+                raise self.refusal(path, opened, found)
+
+    def refusal(self, path: str, opened: FileIdentity, now: FileIdentity | None) -> PibrochError:
+        """The error for a file."""
+        if now is None:
+            how = "removed"
+        elif (now.device, now.inode) != (opened.device, opened.inode):
+            how = "replaced by another file"
+        elif now.size_bytes != opened.size_bytes:
+            how = f"cut or extended from {opened.size_bytes:,} to {now.size_bytes:,} bytes"
+        else:
+            how = "written to"
+        return self._refuse(path, how)
 
 
 class MappedFiles:
@@ -50,9 +118,7 @@ class MappedFiles:
     """
 
     def __init__(self, folder: Path, opened: Mapping[str, FileIdentity]) -> None:
-        self._folder, self._opened = folder, opened
-        self._mapped: list[tuple[str, FileIdentity]] = []
-        self._look_at = 0.0
+        self._folder, self._opened, self._watch = folder, opened, FileWatch(_changed)
 
     def map(self, name: str, dtype: str, shape: Sequence[int]) -> Array:
         """A file as an array of this type and shape.
@@ -64,12 +130,8 @@ class MappedFiles:
         try:
             array: Array = np.memmap(path, dtype, "r", shape=tuple(shape))
         except (OSError, ValueError) as error:
-            raise _changed(path, opened, FileIdentity.of(path)) from error
-        if (
-            now := FileIdentity.of(path)
-        ) != opened:  # after it was mapped: now it is known which file that was
-            raise _changed(path, opened, now)
-        self._mapped.append((path, opened))
+            raise self._watch.refusal(path, opened, FileIdentity.of(path)) from error
+        self._watch.add(path, opened)  # after it was mapped: now it is known which file that was
         return array
 
     def check(self) -> None:
@@ -78,24 +140,10 @@ class MappedFiles:
         Raises:
             DataError: naming the first one that was replaced, removed, cut or written to.
         """
-        now = time.monotonic()
-        if now < self._look_at:
-            return
-        for path, opened in self._mapped:
-            if (found := FileIdentity.of(path)) != opened:
-                raise _changed(path, opened, found)
-        self._look_at = now + LOOK_EVERY_S * len(self._mapped)
+        self._watch.check()
 
 
-def _changed(path: str, opened: FileIdentity, now: FileIdentity | None) -> DataError:
-    if now is None:
-        how = "removed"
-    elif (now.device, now.inode) != (opened.device, opened.inode):
-        how = "replaced by another file"
-    elif now.size_bytes != opened.size_bytes:
-        how = f"cut or extended from {opened.size_bytes:,} to {now.size_bytes:,} bytes"
-    else:
-        how = "written to"
+def _changed(path: str, how: str) -> DataError:
     return DataError(
         f"{path}, which was {how} since the dataset was opened",
         "data that stay as they are while they are read",

@@ -18,6 +18,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -126,7 +127,7 @@ class Schema(Section):
     @model_validator(mode="after")
     def _names(self) -> Self:
         for kind, names in (("dense", self.dense_names), ("categorical", self.keys)):
-            if twice := {name for name in names if names.count(name) > 1}:
+            if twice := {name for name, uses in Counter(names).items() if uses > 1}:
                 raise ValueError(
                     f"different names, `{min(twice)}` is the name of two {kind} features"
                 )

@@ -31,6 +31,9 @@ from pibroch.embedding.table import Table
 from pibroch.errors import CheckpointError
 
 FOLDER = "tables"
+MIN_ITEM_BYTES = 2
+"""Of a weight in a file."""
+_MOST = 1 << 48
 AVERAGING_BYTES = (
     256 << 20
 )  # of weights with what their averages need, while averages are worked out
@@ -52,9 +55,27 @@ class SavedTable:
     state: Mapping[str, int]
     parts: tuple[SavedPart, ...] = ()
 
+    def __post_init__(self) -> None:
+        if not (0 < self.num_rows < _MOST and 0 < self.dim < _MOST):
+            raise ValueError("a table of at least one row and column, below 2^48")
+        if any(not 0 <= width < _MOST for width in self.state.values()):
+            raise ValueError("optimizer state of at least 0 floats a row")
+        for part in self.parts:
+            first, after = part.columns
+            if not 0 <= first < after <= self.dim:
+                raise ValueError(f"columns within 0 to {self.dim}, not {first} to {after}")
+            start, stop, step = part.rows or (0, self.num_rows, 1)
+            if not (0 <= start <= stop <= self.num_rows and step >= 1):
+                raise ValueError(f"rows within 0 to {self.num_rows}, not {start}:{stop}:{step}")
+
     def __str__(self) -> str:
         fields = ", ".join(f"{name}[{width}]" for name, width in self.state.items()) or "none"
         return f"{self.num_rows} rows x {self.dim} with optimizer state {fields}"
+
+    @property
+    def num_cells(self) -> int:
+        """Weights in it."""
+        return self.num_rows * self.dim
 
     @property
     def by_columns(self) -> set[str]:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import numpy as np
 
 from pibroch.embedding.checkpoint import FOLDER, SavedTable
-from pibroch.embedding.parts import ROW_IDS, SavedPart, WrittenPart, write_piece
+from pibroch.embedding.parts import ROW_IDS, SavedPart, WrittenPart, listed_ids, write_piece
 from pibroch.embedding.piece import PieceView
 from pibroch.embedding.row_set import ListedRows
 from pibroch.embedding.tensor_file import Stream, TensorFile, rows_that_fit, write_tensors
@@ -91,7 +91,7 @@ def merge(chain: Chain, source: Path, folder: Path, file: str) -> WrittenPart:
         OSError: when the disk refuses.
     """
     with ExitStack() as stack:
-        files = [stack.enter_context(TensorFile(source / part.file)) for part in chain.parts]
+        files = [stack.enter_context(TensorFile(source, part.file)) for part in chain.parts]
         ids = [_all_ids(each) for each in files]
         union = np.unique(np.concatenate(ids))
         owner = np.empty(len(union), np.int32)
@@ -109,9 +109,7 @@ def merge(chain: Chain, source: Path, folder: Path, file: str) -> WrittenPart:
 
 
 def _all_ids(file: TensorFile) -> Ints:
-    num_rows = file.shape(ROW_IDS)[0]
-    found = [chunk.copy() for _, chunk in file.chunks(ROW_IDS, range(num_rows))]
-    return np.concatenate(found) if found else np.empty(0, np.int64)
+    return np.concatenate([np.empty(0, np.int64), *(ids.copy() for ids in listed_ids(file))])
 
 
 def _newest(

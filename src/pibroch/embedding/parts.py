@@ -6,6 +6,7 @@ A reader takes from every part the rows and columns that it wants, so what was c
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +26,7 @@ from pibroch.embedding.row_set import (
 )
 from pibroch.embedding.storage import FileDigest
 from pibroch.embedding.tensor_file import Stream, TensorFile, rows_that_fit, write_tensors
-from pibroch.errors import CheckpointError
-from pibroch.kernels.arrays import Array
+from pibroch.kernels.arrays import Array, Ints
 
 ROW_IDS, WEIGHT = "row_ids", "weight"
 ROWS_PER_SEARCH = 1 << 20
@@ -118,7 +118,7 @@ def read_part(folder: Path, part: SavedPart, by_columns: Collection[str], view: 
     columns = common(range(*part.columns), piece.columns)
     if not columns or (part.rows is not None and not _may_meet(range(*part.rows), piece.rows)):
         return
-    with TensorFile(folder / part.file) as file:
+    with TensorFile(folder, part.file) as file:
         for name, target in {WEIGHT: view.weights, **view.state}.items():
             source_columns = target_columns = slice(None)
             if name in by_columns:
@@ -128,12 +128,9 @@ def read_part(folder: Path, part: SavedPart, by_columns: Collection[str], view: 
                 target_columns = slice(
                     columns.start - piece.columns.start, columns.stop - piece.columns.start
                 )
-            _check_width(
-                file,
-                name,
-                part.columns[1] - part.columns[0] if name in by_columns else target.shape[1],
-            )
-            for rows, chunk in _wanted_rows(file, name, part, piece.rows):
+            width = part.columns[1] - part.columns[0] if name in by_columns else target.shape[1]
+            _check_tensor(file, name, part, width)
+            for rows, chunk in _wanted_rows(file, name, part, piece):
                 target[rows, target_columns] = chunk[:, source_columns]
 
 
@@ -144,8 +141,8 @@ def mark_touched(folder: Path, part: SavedPart, view: PieceView) -> None:
         and view.touched is not None
         and common(range(*part.columns), view.piece.columns)
     ):
-        with TensorFile(folder / part.file) as file:
-            for rows, _ in _wanted_rows(file, ROW_IDS, part, view.piece.rows):
+        with TensorFile(folder, part.file) as file:
+            for rows, _ in _wanted_rows(file, ROW_IDS, part, view.piece):
                 view.touched[rows] = True
 
 
@@ -156,11 +153,12 @@ def _may_meet(part: range, wanted: RowSet) -> bool:
 
 
 def _wanted_rows(
-    file: TensorFile, name: str, part: SavedPart, wanted: RowSet
+    file: TensorFile, name: str, part: SavedPart, piece: Piece
 ) -> Iterator[tuple[Rows, Array]]:
-    """The rows of a tensor that lie in ``wanted``, piece by piece, each with its places there."""
+    """The rows of a tensor that lie in a piece, some at a time, each with its places there."""
+    wanted = piece.rows
     if part.rows is None:
-        yield from _listed_rows(file, name, wanted)
+        yield from _listed_rows(file, name, wanted, piece.table.num_rows)
     elif isinstance(wanted, range):
         yield from _spaced_rows(file, name, range(*part.rows), wanted)
     else:
@@ -186,14 +184,33 @@ def _spaced_rows(
             )
 
 
-def _listed_rows(file: TensorFile, name: str, wanted: RowSet) -> Iterator[tuple[Rows, Array]]:
+def _listed_rows(
+    file: TensorFile, name: str, wanted: RowSet, num_rows: int
+) -> Iterator[tuple[Rows, Array]]:
     shape = file.shape(name)
-    everything, rows_per_chunk = range(shape[0]), rows_that_fit(8 * math.prod(shape[1:]))
-    chunks = file.chunks(name, everything, rows_per_chunk)
-    for (_, ids), (_, chunk) in zip(
-        file.chunks(ROW_IDS, everything, rows_per_chunk), chunks, strict=True
-    ):
+    rows_per_chunk = rows_that_fit(8 * math.prod(shape[1:]))
+    chunks = file.chunks(name, range(shape[0]), rows_per_chunk)
+    for ids, (_, chunk) in zip(listed_ids(file, num_rows, rows_per_chunk), chunks, strict=True):
         yield _chosen(ListedRows.of(ids), wanted, chunk)
+
+
+def listed_ids(
+    file: TensorFile, num_rows: int = sys.maxsize, rows_per_chunk: int | None = None
+) -> Iterator[Ints]:
+    """The ids of the rows in a file that lists them, some at a time, each valid until the next.
+
+    Raises:
+        CheckpointError: unless they are rising rows of a table of ``num_rows``.
+    """
+    shape, last = file.shape(ROW_IDS), -1
+    need = f"rising int64 row ids from 0 to {num_rows - 1}"
+    if len(shape) != 1 or file.dtype(ROW_IDS) != np.int64:
+        raise file.refusal(f"{ROW_IDS!r} {list(shape)} in {file.path}", need)
+    for first, ids in file.chunks(ROW_IDS, range(shape[0]), rows_per_chunk):
+        if ids[0] <= last or ids[-1] >= num_rows or (np.diff(ids) <= 0).any():
+            raise file.refusal(f"{ROW_IDS!r} of other rows from {first} on in {file.path}", need)
+        last = int(ids[-1])
+        yield ids
 
 
 def _chosen(here: RowSet, wanted: RowSet, numbers: Array) -> tuple[Rows, Array]:
@@ -203,12 +220,12 @@ def _chosen(here: RowSet, wanted: RowSet, numbers: Array) -> tuple[Rows, Array]:
     return found[mask], numbers[mask]
 
 
-def _check_width(file: TensorFile, name: str, width: int) -> None:
-    if file.shape(name)[1:] != (width,):
-        raise CheckpointError(
-            f"{name!r} {list(file.shape(name))} in {file.path}",
-            f"{width} floats a row",
-            "use a checkpoint of this model",
+def _check_tensor(file: TensorFile, name: str, part: SavedPart, width: int) -> None:
+    rows = file.shape(ROW_IDS)[:1] if part.rows is None else (len(range(*part.rows)),)
+    if file.shape(name) != (*rows, width) or file.dtype(name).kind not in "fiu":
+        raise file.refusal(
+            f"{name!r} {file.dtype(name)} {list(file.shape(name))} in {file.path}",
+            f"{width} floats in each of {rows[0] if rows else 0} rows",
         )
 
 

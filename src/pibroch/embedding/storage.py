@@ -6,13 +6,20 @@ import hashlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 
 from pibroch.errors import DamagedCheckpointError, StorageError
+from pibroch.untrusted import Refusal, open_file
 
+CHECKPOINT = Refusal(
+    DamagedCheckpointError,
+    "use another checkpoint or export",
+)
+"""How damaged files of checkpoints are refused."""
 GO_ON = "free some space and go on from the last checkpoint (--resume); earlier ones are untouched"
 
 
@@ -67,30 +74,51 @@ def link_or_copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def verify_file(path: Path, digest: FileDigest) -> None:
-    """Read a file once and compare.
+def verify_file(folder: Path, name: str, digest: FileDigest, refusal: Refusal = CHECKPOINT) -> None:
+    """Read a file of a folder once and compare.
 
     Raises:
-        DamagedCheckpointError: when it is missing, cut short, changed or unreadable; names the file.
+        DamagedCheckpointError: (or the refusal) when it is missing, cut short, changed or unreadable; names the file.
     """
-    do = "use another checkpoint or export"
-    if not path.is_file():
-        raise DamagedCheckpointError(f"no {path}", "the file that the manifest names", do)
-    try:
-        size = path.stat().st_size
-        if size != digest.size_bytes:
-            need = f"{digest.size_bytes} bytes, as its manifest says"
-            raise DamagedCheckpointError(f"{path} of {size} bytes", need, do)
-        with path.open("rb") as file:
+    path = folder / name
+    with open_file(folder, name, refusal) as file:
+        _check_size(path, file, digest, refusal)
+        try:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DamagedCheckpointError(
-            f"{path}, unreadable: {error.strerror}", "a readable file", do
-        ) from error
+        except OSError as error:
+            raise refusal(f"{path}, unreadable: {error.strerror}", "a readable file") from error
     if sha256 != digest.sha256:
-        raise DamagedCheckpointError(
-            f"{path}, whose bytes changed since it was saved", "an undamaged file", do
-        )
+        raise refusal(f"{path}, whose bytes changed since it was saved", "an undamaged file")
+
+
+def verify_files(folder: Path, files: Mapping[str, FileDigest]) -> None:
+    """Verify some files of a checkpoint.
+
+    Raises:
+        DamagedCheckpointError: as :func:`verify_file`.
+    """
+    check_sizes(folder, files)
+    for name, digest in files.items():
+        verify_file(folder, name, digest)
+
+
+def check_sizes(
+    folder: Path, files: Mapping[str, FileDigest], refusal: Refusal = CHECKPOINT
+) -> None:
+    """Look whether files are there in their sizes, so that where one is not, nothing is read in vain.
+
+    Raises:
+        DamagedCheckpointError: (or the refusal) when one is missing, or of another size.
+    """
+    for name, digest in files.items():
+        with open_file(folder, name, refusal) as file:
+            _check_size(folder / name, file, digest, refusal)
+
+
+def _check_size(path: Path, file: BufferedReader, digest: FileDigest, refusal: Refusal) -> None:
+    size = os.fstat(file.fileno()).st_size
+    if size != digest.size_bytes:
+        raise refusal(f"{path} of {size} bytes", f"{digest.size_bytes} bytes, as its manifest says")
 
 
 def flush_to_disk(path: Path) -> None:

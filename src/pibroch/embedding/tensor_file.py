@@ -7,26 +7,59 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
+import torch
+from pydantic import Field
 
 from pibroch.embedding.piece import RowArray
-from pibroch.embedding.storage import FileDigest
-from pibroch.errors import CheckpointError, TrainingError
+from pibroch.embedding.storage import CHECKPOINT, FileDigest
+from pibroch.errors import TrainingError
 from pibroch.kernels.arrays import Array
+from pibroch.untrusted import Refusal, checked, open_file, parse_json
 
 BUFFER_BYTES = 8 << 20
+MAX_HEADER_BYTES = 100_000_000
+"""As the safetensors library has it."""
 _TYPE_NAMES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "complex64": "C64", "bool": "BOOL",
     "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
     "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8",
 }  # fmt: skip
 _TYPES = {name: np.dtype(numpy_name) for numpy_name, name in _TYPE_NAMES.items()}
+_TORCH_TYPES: dict[str, torch.dtype] = {
+    **{name: getattr(torch, numpy_name) for numpy_name, name in _TYPE_NAMES.items()},
+    "BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+_Size = Annotated[int, Field(strict=True, ge=0, lt=1 << 63)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Of the header, for a tensor; ``data_offsets`` are counted from the header's end."""
+
+    dtype: str
+    shape: tuple[_Size, ...]
+    data_offsets: tuple[_Size, _Size]
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _TORCH_TYPES:
+            raise ValueError(f"a dtype of {', '.join(_TORCH_TYPES)}")
+        if len(self.shape) > _MAX_DIMS:
+            raise ValueError(f"at most {_MAX_DIMS} dimensions")
+        start, end = self.data_offsets
+        if end - start != math.prod(self.shape) * _TORCH_TYPES[self.dtype].itemsize:
+            raise ValueError("offsets as far apart as dtype and shape need")
+
+
+_MAX_DIMS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,20 +134,28 @@ def _file_pieces(
 
 
 class TensorFile:
-    """A safetensors file to read, in a ``with`` block."""
+    """A safetensors file to read, in a ``with`` block.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = path.open("rb")
-        size = int.from_bytes(self._file.read(8), "little")
-        entries = json.loads(self._file.read(size))
-        if not isinstance(entries, dict):
-            raise CheckpointError(
-                f"{path}, which begins as no safetensors file does", "a safetensors file"
-            )
-        self._entries: dict[str, Any] = entries
-        self._entries.pop("__metadata__", None)
-        self._data_start = 8 + size
+    Args:
+        folder: that it is in.
+        name: inside the folder.
+        refusal: of a file that is damaged, or lacks what is asked for.
+
+    Attributes:
+        path: of the file.
+
+    Raises:
+        CheckpointError: (or the refusal) when it is missing, or its header does not fit the file.
+    """
+
+    def __init__(self, folder: Path, name: str, refusal: Refusal = CHECKPOINT) -> None:
+        self.path, self.refusal = folder / name, refusal
+        self._file = open_file(folder, name, refusal)
+        try:
+            self._entries, self._data_start = self._read_header()
+        except BaseException:
+            self._file.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -138,7 +179,20 @@ class TensorFile:
         Raises:
             CheckpointError: when the file has none of this name.
         """
-        return tuple(self._entry(name)["shape"])
+        return self._entry(name).shape
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """Type of a tensor.
+
+        Raises:
+            CheckpointError: when the file has none of this name, or NumPy no such type.
+        """
+        entry = self._entry(name)
+        if entry.dtype not in _TYPES:
+            raise self.refusal(
+                f"{name!r} of type {entry.dtype} in {self.path}", f"one of {', '.join(_TYPES)}"
+            )
+        return _TYPES[entry.dtype]
 
     def chunks(
         self, name: str, rows: range, rows_per_chunk: int | None = None
@@ -149,52 +203,94 @@ class TensorFile:
             The number of a piece's first row, and the piece ``[r, ...]``, valid until the next one is asked for.
 
         Raises:
-            CheckpointError: when there is no such tensor, or the file ends early.
+            CheckpointError: when there is no such tensor, or it has fewer rows, or the file ends early.
         """
-        entry = self._entry(name)
-        dtype, shape = _TYPES[entry["dtype"]], tuple(entry["shape"][1:])
-        row_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        entry, dtype = self._entry(name), self.dtype(name)
+        if not entry.shape or rows.stop > entry.shape[0]:
+            raise self.refusal(f"{name!r} {list(entry.shape)} in {self.path}", f"{rows.stop} rows")
+        shape = entry.shape[1:]
+        row_bytes = math.prod(shape) * dtype.itemsize
         step = rows_per_chunk or rows_that_fit(row_bytes)
         buffer = memoryview(
             bytearray(max(1, min(step, len(range(rows.start, rows.stop)))) * row_bytes)
         )
         for first in range(rows.start, rows.stop, step):
             part = buffer[: (min(first + step, rows.stop) - first) * row_bytes]
-            self._file.seek(self._data_start + entry["data_offsets"][0] + first * row_bytes)
-            if self._file.readinto(part) != len(part):
-                raise CheckpointError(
-                    f"{self.path}, which ends in the middle of {name!r}", "a whole file"
-                )
+            self._read(entry.data_offsets[0] + first * row_bytes, part, name)
             yield first, np.frombuffer(part, dtype).reshape(-1, *shape)
 
     def mapped(self, name: str) -> Array:
         """A tensor where it lies in the file; processes that map it share its memory until they write to it.
 
         Raises:
-            CheckpointError: when there is no such tensor, or the file ends early.
+            CheckpointError: when there is no such tensor.
         """
-        entry = self._entry(name)
-        dtype, shape, start = (
-            _TYPES[entry["dtype"]],
-            tuple(entry["shape"]),
-            self._data_start + entry["data_offsets"][0],
-        )
-        num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        if start + num_bytes > self.path.stat().st_size or start < 0 or num_bytes < 0:
-            raise CheckpointError(
-                f"{self.path}, which ends in the middle of {name!r}", "a whole file"
-            )
-        if not num_bytes:
-            return np.empty(shape, dtype)
-        return np.asarray(np.memmap(self._file, dtype, "c", start, shape))
+        entry, dtype = self._entry(name), self.dtype(name)
+        if entry.data_offsets[0] == entry.data_offsets[1]:
+            return np.empty(entry.shape, dtype)
+        start = self._data_start + entry.data_offsets[0]
+        return np.asarray(np.memmap(self._file, dtype, "c", start, entry.shape))
 
-    def _entry(self, name: str) -> dict[str, Any]:
-        if name not in self._entries:
-            raise CheckpointError(
-                f"no {name!r} in {self.path}", "a file of this model", "use another checkpoint"
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All of them, read into memory.
+
+        Raises:
+            CheckpointError: when the file ends early.
+        """
+        found = {}
+        for name, entry in self._entries.items():
+            found[name] = torch.empty(entry.shape, dtype=_TORCH_TYPES[entry.dtype])
+            data = found[name].reshape(-1).view(torch.uint8).numpy()
+            self._read(entry.data_offsets[0], data.data, name)
+        return found
+
+    def _read_header(self) -> tuple[dict[str, _Entry], int]:
+        """The entries by name, and where the tensors' bytes begin."""
+        file_bytes = os.fstat(self._file.fileno()).st_size
+        size = int.from_bytes(self._file.read(8), "little")
+        if not 2 <= size <= min(file_bytes - 8, MAX_HEADER_BYTES):
+            raise self.refusal(
+                f"{self.path}, damaged: a header of {size:,} bytes in a file of {file_bytes:,}",
+                "a safetensors file",
             )
-        entry: dict[str, Any] = self._entries[name]
-        return entry
+        source = f"the header of {self.path}"
+        content = parse_json(self._file.read(size), source, self.refusal)
+        if isinstance(content, dict):
+            content.pop("__metadata__", None)
+        entries = checked(dict[str, _Entry], content, source, self.refusal)
+        end = 0
+        for name, entry in sorted(entries.items(), key=lambda each: each[1].data_offsets):
+            if entry.data_offsets[0] != end:
+                raise self.refusal(
+                    f"{source}, damaged: {name!r} begins at {entry.data_offsets[0]}",
+                    f"tensors end to end, so {end}",
+                )
+            end = entry.data_offsets[1]
+        if end != file_bytes - 8 - size:
+            raise self.refusal(
+                f"{self.path} of {file_bytes:,} bytes", f"{end + 8 + size:,}, as its header says"
+            )
+        return entries, 8 + size
+
+    def _read(self, start: int, part: memoryview, name: str) -> None:
+        self._file.seek(self._data_start + start)
+        if self._file.readinto(part) != len(part):
+            raise self.refusal(f"{self.path}, which ends in the middle of {name!r}", "a whole file")
+
+    def _entry(self, name: str) -> _Entry:
+        if name not in self._entries:
+            raise self.refusal(f"no {name!r} in {self.path}", "a file of this model")
+        return self._entries[name]
+
+
+def load_tensors(folder: Path, name: str, refusal: Refusal = CHECKPOINT) -> dict[str, torch.Tensor]:
+    """All tensors of a safetensors file, read into memory.
+
+    Raises:
+        CheckpointError: (or the refusal) when it is missing or damaged.
+    """
+    with TensorFile(folder, name, refusal) as file:
+        return file.tensors()
 
 
 def rows_that_fit(row_bytes: int) -> int:

@@ -15,22 +15,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from pibroch.config.exchange import PLACEMENTS, PlacementKind
 from pibroch.embedding import Piece, Table
+from pibroch.embedding.storage import FileDigest
 from pibroch.errors import ConfigError
 from pibroch.planner.assignment import Assignment
 from pibroch.planner.row_map import RowMap
-from pibroch.planner.row_map_file import open_row_map, write_row_map
+from pibroch.planner.row_map_file import PLAN, open_row_map, write_row_map
+from pibroch.untrusted import CHECKSUM, checked, read_json, read_manifest, write_manifest
 
 ROWS_A_BATCH = 4096
 """Distinct rows that a minibatch asks of a large table, about: what a table costs its shard is traffic, not memory."""
+MOST_SHARDS = 1 << 16
+_ROWS = "rows"
 
 
 class Placement(BaseModel):
@@ -60,7 +65,7 @@ class Plan(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
-    num_shards: int
+    num_shards: int = Field(ge=1, le=MOST_SHARDS)
     placements: dict[str, Placement]
     made_from: dict[str, Any] = {}
     row_map: RowMap | None = Field(default=None, exclude=True)
@@ -235,10 +240,11 @@ class Plan(BaseModel):
         return [(s, Piece(table, rows[j :: len(shards)], columns)) for j, s in enumerate(shards)]
 
     def save(self, path: Path) -> None:
-        """Write the plan as JSON, and homes of single rows beside it, as ``<path>.rows``."""
+        """Write the plan as JSON with its checksum, and homes of single rows beside it, as ``<path>.rows``."""
+        content = self.model_dump(mode="json")
         if self.row_map is not None:
-            write_row_map(_beside(path), self.row_map)
-        path.write_text(json.dumps(self.model_dump(), indent=1) + "\n", encoding="utf-8")
+            content[_ROWS] = asdict(write_row_map(_beside(path), self.row_map))
+        write_manifest(path, content)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -247,19 +253,18 @@ class Plan(BaseModel):
         Raises:
             ConfigError: when there is none, or when it is no plan, or damaged.
         """
-        try:
-            plan = cls.model_validate_json(path.read_text(encoding="utf-8"))
-            if not any(placement.kind == "rows" for placement in plan.placements.values()):
-                return plan
-            return plan.model_copy(update={"row_map": open_row_map(_beside(path))})
-        except FileNotFoundError as error:
-            raise ConfigError(
-                f"{path}, which is not there", "a plan", "make one with pibroch plan"
-            ) from error
-        except (OSError, ValidationError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"{path}, which is no plan: {error}", "a file that pibroch wrote as a plan"
-            ) from error
+        if not path.exists():
+            raise ConfigError(f"{path}, which is not there", "a plan", "make one with pibroch plan")
+        content = read_json(path.parent, path.name, PLAN)
+        if not isinstance(content, dict):
+            raise PLAN(f"{path}, which is no plan", "a file that pibroch wrote as a plan")
+        if CHECKSUM in content:  # plans of before there was one have none
+            content, _ = read_manifest(path.parent, path.name, PLAN)
+        digest = checked(FileDigest | None, content.pop(_ROWS, None), f"{path} at `rows`", PLAN)
+        plan: Self = checked(cls, content, f"{path}, which is no plan", PLAN)
+        if not any(placement.kind == "rows" for placement in plan.placements.values()):
+            return plan
+        return plan.model_copy(update={"row_map": open_row_map(_beside(path), digest)})
 
 
 def _beside(path: Path) -> Path:

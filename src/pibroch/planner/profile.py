@@ -10,20 +10,38 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from pydantic import BaseModel, ConfigDict, Field
 
 from pibroch.data.storage import storage_errors
 from pibroch.errors import DataError
 from pibroch.kernels.arrays import Array
 from pibroch.kernels.profile import numba as kernels
+from pibroch.untrusted import MAX_JSON_BYTES, Refusal, checked, parse_json
 
 FORMAT, VERSION = "pibroch-profile", 1
 _HEADER, _ACCESSES, _BATCHES = "profile", "accesses/", "batches/"
+_NEED = "a profile made by `pibroch profile`"
+_REFUSAL = Refusal(DataError, "check the path, or make the profile again")
 Progress = Callable[[str, float], None]
+
+
+class _Header(BaseModel):
+    """What a profile's file says of its counts."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: Literal["pibroch-profile"]
+    version: Literal[1]
+    num_samples: int = Field(ge=0)
+    num_batches: int = Field(ge=0)
+    batch_size: int = Field(ge=0)
+    fingerprint: str
+    origin: dict[str, Any]
+    tables: list[str]
 
 
 class NamedTable(Protocol):
@@ -140,32 +158,26 @@ class AccessProfile:
         Raises:
             DataError: when there is none, or it is cut short, of another kind or version.
         """
-        need, do = (
-            "a profile made by `pibroch profile`",
-            "check the path, or make the profile again",
-        )
-        try:
-            with safe_open(path, framework="numpy") as file:
-                if _HEADER not in file.keys():  # noqa: SIM118 - it is no dict
-                    raise DataError(f"{path}, a safetensors file of another kind", need, do)
-                header = json.loads(file.get_tensor(_HEADER).tobytes())
-                if header.get("format") != FORMAT or header.get("version") != VERSION:
-                    got = f"{header.get('format')} of version {header.get('version')}"
-                    raise DataError(f"{path}, {got}", f"{FORMAT} of version {VERSION}", do)
-                tables = {
-                    name: TableCounts(
-                        file.get_tensor(_ACCESSES + name), file.get_tensor(_BATCHES + name)
-                    )
-                    for name in header["tables"]
-                }
-            return cls(
-                tables, header["num_samples"], header["num_batches"], header["batch_size"], header["fingerprint"],
-                header["origin"],
-            )  # fmt: skip
-        except FileNotFoundError as error:
-            raise DataError(f"{path}, which is not there", need, do) from error
-        except (OSError, SafetensorError, ValueError, KeyError, AttributeError) as error:
-            raise DataError(f"{path}, cut short or no profile: {error}", need, do) from error
+        from pibroch.embedding.tensor_file import TensorFile  # likewise
+
+        with TensorFile(path.parent, path.name, _REFUSAL) as file:
+            if _HEADER not in file.names:
+                raise _REFUSAL(f"{path}, a safetensors file of another kind", _NEED)
+            data = file.mapped(_HEADER).tobytes()
+            content = parse_json(data[:MAX_JSON_BYTES], f"{path}, no profile", _REFUSAL)
+            header: _Header = checked(_Header, content, f"{path} at {_HEADER!r}", _REFUSAL)
+            tables = {}
+            for name in header.tables:
+                arrays = [np.array(file.mapped(kind + name)) for kind in (_ACCESSES, _BATCHES)]
+                kinds = [(each.dtype.name, each.shape) for each in arrays]
+                if kinds != [("int64", arrays[0].shape[:1]), ("int32", arrays[0].shape[:1])]:
+                    raise _REFUSAL(f"{path} with counts {kinds} of {name!r}", "int64, int32 [rows]")
+                if any(each.min(initial=0) < 0 for each in arrays):
+                    raise _REFUSAL(f"{path} with counts of {name!r} below 0", "counts")
+                tables[name] = TableCounts(*arrays)
+        return cls(
+            tables, header.num_samples, header.num_batches, header.batch_size, header.fingerprint, header.origin
+        )  # fmt: skip
 
 
 class ProfileCounter:

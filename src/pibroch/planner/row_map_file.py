@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
+from pibroch.embedding.storage import FileDigest, verify_file
 from pibroch.embedding.tensor_file import Stream, TensorFile, write_tensors
-from pibroch.errors import CheckpointError, ConfigError
+from pibroch.errors import ConfigError
 from pibroch.planner.row_map import RowMap
+from pibroch.untrusted import MAX_JSON_BYTES, Refusal, checked, parse_json
 
 _TYPES = {"partition": np.uint16, "index": np.uint32, "home": np.uint16, "copies": np.bool_}
 _SOURCE = "source"
-_DO = "make the plan anew"
+_TABLES = "tables"
+_NumRows = dict[str, Annotated[int, Field(strict=True, ge=1)]]
+PLAN = Refusal(ConfigError, "make the plan anew")
+"""How damaged plans are refused."""
 
 
-def write_row_map(path: Path, row_map: RowMap) -> None:
+def write_row_map(path: Path, row_map: RowMap) -> FileDigest:
     """Write it, 6 bytes a row.
 
     Raises:
@@ -26,51 +33,51 @@ def write_row_map(path: Path, row_map: RowMap) -> None:
     arrays = {name: getattr(row_map, name) for name in _TYPES}
     if row_map.source is not None:
         arrays[_SOURCE] = row_map.source
-    write_tensors(
+    return write_tensors(
         path,
-        {"tables": Stream.of(names), **{name: Stream.of(array) for name, array in arrays.items()}},
+        {_TABLES: Stream.of(names), **{name: Stream.of(array) for name, array in arrays.items()}},
     )
 
 
-def open_row_map(path: Path) -> RowMap:
+def open_row_map(path: Path, digest: FileDigest | None = None) -> RowMap:
     """Map it, and look at every number once.
+
+    Args:
+        path: of the file.
+        digest: that it must have; plans of before there was one do not say.
 
     Raises:
         ConfigError: when it is not there, or damaged.
     """
-    try:
-        with TensorFile(path) as file:
-            num_rows = json.loads(bytes(file.mapped("tables")))
-            arrays = {name: file.mapped(name) for name in _TYPES}
-            source = file.mapped(_SOURCE) if _SOURCE in file.names else None
-        found = RowMap(
-            {str(name): int(count) for name, count in num_rows.items()}, **arrays, source=source
-        )
-        total = sum(found.num_rows.values())
-        if source is not None and (source.dtype != np.uint16 or source.shape != found.copies.shape):
-            raise ConfigError(
-                f"{path}, whose sources are not those of its copies", "a whole file", _DO
-            )
-        wrong = [name for name, dtype in _TYPES.items() if arrays[name].dtype != dtype]
-        if (
-            wrong
-            or arrays["copies"].ndim != 2
-            or {arrays["partition"].shape, arrays["index"].shape} != {(total,)}
-        ):
-            raise ConfigError(
-                f"{path}, which has other numbers than its {total:,} rows need", "a whole file", _DO
-            )
-    except (
-        OSError,
-        CheckpointError,
-        ValueError,
-        KeyError,
-        AttributeError,
-        OverflowError,
-        MemoryError,
-    ) as error:
-        raise ConfigError(
-            f"{path}, which cannot be read: {error}", "the file beside the plan", _DO
-        ) from error
+    folder, name = path.parent, path.name
+    if digest is not None:
+        verify_file(folder, name, digest, PLAN)
+    with TensorFile(folder, name, PLAN) as file:
+        arrays = {name: file.mapped(name) for name in (_TABLES, *_TYPES)}
+        source = file.mapped(_SOURCE) if _SOURCE in file.names else None
+    tables = arrays.pop(_TABLES)
+    if tables.dtype != np.uint8 or tables.ndim != 1 or tables.nbytes > MAX_JSON_BYTES:
+        raise PLAN(f"`tables` {tables.dtype} {list(tables.shape)} in {path}", "JSON in uint8")
+    where = f"`tables` in {path}"
+    num_rows = checked(_NumRows, parse_json(bytes(tables), where, PLAN), where, PLAN)
+    total, num_partitions, shape = (
+        sum(num_rows.values()),
+        arrays["home"].shape,
+        arrays["copies"].shape,
+    )
+    shapes = {
+        "partition": (total,), "index": (total,), "home": num_partitions[:1],
+        "copies": (*num_partitions[:1], *shape[1:2]), _SOURCE: shape,
+    }  # fmt: skip
+    for name, array in {**arrays, **({} if source is None else {_SOURCE: source})}.items():
+        dtype = _TYPES.get(name, np.uint16)
+        if array.dtype != dtype or array.shape != shapes[name]:
+            need = f"{np.dtype(dtype)} {list(shapes[name])}"
+            raise PLAN(f"{name!r} {array.dtype} {list(array.shape)} in {path}", need)
+    if arrays["copies"].size and arrays["copies"].view(np.uint8).max() > 1:
+        raise PLAN(f"'copies' in {path} with bytes that are no truth values", "0 and 1")
+    if source is not None and source.size and source.max() >= shape[1]:
+        raise PLAN(f"'source' {source.max()} in {path}", f"one of {shape[1]} shards")
+    found = RowMap(num_rows, **arrays, source=source)
     found.check()
     return found

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from pibroch.data import JaggedBatch
-from pibroch.errors import InputError, WorkerLostError
+from pibroch.errors import DamagedCheckpointError, InputError, PibrochError, WorkerLostError
 from pibroch.serve.inputs import Work, merged_batches, merged_columns, num_rows
 from pibroch.serve.predictor import Begun, Predictor
 from pibroch.serve.row_arrival import when_read
@@ -254,6 +254,8 @@ def _score(batch: Sequence[_Request]) -> list[Outputs | Exception]:
     """Each request's outputs, or why it has none: one bad request does not spoil the others'."""
     try:
         return _split(batch, _outputs(batch, _merged(batch)))
+    except DamagedCheckpointError as error:
+        return _lost(batch, error)
     except InputError as error:
         if len(batch) == 1:
             return [Refusal(400, str(error))]
@@ -262,7 +264,7 @@ def _score(batch: Sequence[_Request]) -> list[Outputs | Exception]:
         return _lost(batch, error)
 
 
-def _lost(batch: Sequence[_Request], error: WorkerLostError) -> list[Outputs | Exception]:
+def _lost(batch: Sequence[_Request], error: PibrochError) -> list[Outputs | Exception]:
     return [Refusal(503, str(error), {"retry-after": "1"})] * len(batch)
 
 

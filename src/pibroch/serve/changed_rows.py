@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.embedding.parts import ROW_IDS
+from pibroch.embedding.parts import listed_ids
 from pibroch.embedding.row_set import ListedRows
-from pibroch.embedding.storage import verify_file
+from pibroch.embedding.storage import verify_file, verify_files
 from pibroch.embedding.tensor_file import TensorFile, rows_that_fit
 from pibroch.kernels.arrays import Ints
 from pibroch.serve.export import weights_of
@@ -53,8 +53,7 @@ def compared_rows(
         DamagedCheckpointError: for a file that is missing or damaged.
         TrainingError: for weights that the type cannot hold.
     """
-    for name, digest in manifest.files.items():
-        verify_file(folder / name, digest)
+    verify_files(folder, manifest.files)
     for table in base.manifest.tables:
         for found in _all_rows(folder, manifest, base, table):
             before = base.stored(found.row_ids)
@@ -112,12 +111,9 @@ def find_touched(
         ids, widths = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for part in table.parts:
             if part.is_delta:
-                verify_file(folder / part.file, manifest.files[part.file])
-                with TensorFile(folder / part.file) as file:
-                    ids += [
-                        chunk.copy()
-                        for _, chunk in file.chunks(ROW_IDS, range(file.shape(ROW_IDS)[0]))
-                    ]
+                verify_file(folder, part.file, manifest.files[part.file])
+                with TensorFile(folder, part.file) as file:
+                    ids += [chunk.copy() for chunk in listed_ids(file, table.num_rows)]
                 widths.append(
                     np.full(
                         sum(map(len, ids)) - sum(map(len, widths)),

@@ -84,7 +84,7 @@ def export_delta(
     _check_alike(folder, manifest, base, rows)
     for name in (WEIGHTS, AVERAGES):
         if name in manifest.files:
-            verify_file(folder / name, manifest.files[name])
+            verify_file(folder, name, manifest.files[name])
     touched = _touched_since(folder, manifest, base)
 
     def write(temporary: Path) -> DeltaManifest:

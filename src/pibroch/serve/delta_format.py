@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Literal
 
@@ -11,9 +10,16 @@ from pydantic import Field
 from pibroch.config.base import Section
 from pibroch.embedding.storage import FileDigest
 from pibroch.errors import CheckpointError
+from pibroch.serve.export_format import (
+    EXPORT,
+    VERSION_NAME,
+    ExportManifest,
+    read_checked,
+    write_checked,
+)
 from pibroch.serve.export_format import FORMAT as EXPORT_FORMAT
 from pibroch.serve.export_format import MANIFEST as EXPORT_MANIFEST
-from pibroch.serve.export_format import VERSION_NAME, ExportManifest, read_checked, write_checked
+from pibroch.untrusted import InnerPath, read_manifest
 
 FORMAT = "pibroch-delta"
 MANIFEST = "delta.json"
@@ -55,11 +61,11 @@ class DeltaManifest(Section):
     format_version: Literal[1] = 1
     version: str = Field(pattern=f"^{VERSION_NAME}$")
     base: DeltaBase
-    step: int
+    step: int = Field(ge=0)
     made_by: str
     num_rows: int = Field(ge=0)
     bf16: bool
-    files: dict[str, FileDigest]
+    files: dict[InnerPath, FileDigest]
 
     def write(self, folder: Path) -> None:
         """Write ``delta.json``.
@@ -96,29 +102,28 @@ def read_delta(folder: Path) -> tuple[DeltaManifest, str]:
         DamagedCheckpointError: when there is none, or when it is damaged.
         CheckpointError: when it is of another layout.
     """
-    return read_checked(folder / MANIFEST, FORMAT, DeltaManifest)
+    return read_checked(folder, MANIFEST, FORMAT, DeltaManifest)
 
 
 def read_export_with_checksum(folder: Path) -> tuple[ExportManifest, str]:
     """The manifest of an export, itself checked, and its checksum; errors as of :func:`read_delta`."""
-    return read_checked(folder / EXPORT_MANIFEST, EXPORT_FORMAT, ExportManifest)
+    return read_checked(folder, EXPORT_MANIFEST, EXPORT_FORMAT, ExportManifest)
 
 
 def checksum_in(folder: Path) -> str | None:
-    """The checksum that the manifest of an export or a delta says, unchecked; ``None`` where there is none."""
+    """The checksum of the manifest of an export or a delta; ``None`` where there is no whole one."""
     for name in (EXPORT_MANIFEST, MANIFEST):
         try:
-            found = json.loads((folder / name).read_text(encoding="utf-8"))["sha256"]
-        except (OSError, ValueError, KeyError, TypeError):
+            return read_manifest(folder, name, EXPORT)[1]
+        except CheckpointError:
             continue
-        return found if isinstance(found, str) else None
     return None
 
 
 def read_origin(folder: Path, export_sha256: str) -> dict[str, str]:
     """The files that an export was made from, by name with their checksums; none where that is not known."""
     try:
-        origin, _ = read_checked(folder / ORIGIN, "pibroch-origin", Origin)
+        origin, _ = read_checked(folder, ORIGIN, "pibroch-origin", Origin)
     except CheckpointError:  # whatever is wrong with it: all rows are compared then
         return {}
     return origin.tables if origin.export_sha256 == export_sha256 else {}

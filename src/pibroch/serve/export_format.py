@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, Self, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, model_validator
 
+from pibroch import untrusted
 from pibroch.config.base import Section
 from pibroch.config.model import ModelConfig
 from pibroch.data.schema import SavedSchema
@@ -27,7 +26,10 @@ WRITE_AGAIN = (
     "free some space, or choose another place, and export again; what was there before is untouched"
 )
 """What to do when the disk refuses."""
+EXPORT = untrusted.Refusal(DamagedCheckpointError, "export the checkpoint again")
+"""How damaged exports and deltas are refused."""
 
+MOST_ROWS, MOST_DIM = 1 << 48, 1 << 20
 VERSION_NAME = "[A-Za-z0-9._-]{1,80}"
 ExportDtype = Literal["float32", "float16", "int8"]
 AnyManifest = TypeVar("AnyManifest", bound=Section)
@@ -43,8 +45,8 @@ class ExportedTable(Section):
     """
 
     name: str
-    first_row: int = Field(ge=0)
-    num_rows: int = Field(ge=1)
+    first_row: int = Field(ge=0, le=MOST_ROWS)
+    num_rows: int = Field(ge=1, le=MOST_ROWS)
 
 
 class RowShard(Section):
@@ -57,8 +59,8 @@ class RowShard(Section):
     """
 
     file: str
-    first_row: int = Field(ge=0)
-    num_rows: int = Field(ge=1)
+    first_row: int = Field(ge=0, le=MOST_ROWS)
+    num_rows: int = Field(ge=1, le=MOST_ROWS)
 
 
 class ExportManifest(Section):
@@ -84,17 +86,34 @@ class ExportManifest(Section):
     format: Literal["pibroch-export"] = "pibroch-export"
     format_version: Literal[1] = 1
     version: str = Field(pattern=f"^{VERSION_NAME}$")
-    step: int
+    step: int = Field(ge=0)
     made_by: str
     dtype: ExportDtype
-    dim: int = Field(ge=1)
+    dim: int = Field(ge=1, le=MOST_DIM)
     tables: tuple[ExportedTable, ...]
     shards: tuple[RowShard, ...]
     schema_: SavedSchema = Field(alias="schema")
     fingerprint: str
     model: ModelConfig
     bf16: bool
-    files: dict[str, FileDigest]
+    files: dict[untrusted.InnerPath, FileDigest]
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        names = [table.name for table in self.tables]
+        if sorted(names) != sorted(self.schema_.keys):
+            raise ValueError(
+                f"a table for each of the features {', '.join(self.schema_.keys)[:200]}"
+            )
+        for feature in self.schema_.categorical:
+            table = self.tables[names.index(feature.name)]
+            if feature.fixed_num_rows not in (None, table.num_rows):
+                raise ValueError(f"{feature.fixed_num_rows} rows of table {feature.name!r}")
+        if _end(self.tables) is None or _end(self.tables) != _end(self.shards):
+            raise ValueError("tables and shards with the same rows, both end to end")
+        if odd := [shard.file for shard in self.shards if shard.file not in self.files]:
+            raise ValueError(f"shards in files of the export, not {odd[0]!r}")
+        return self
 
     def write(self, folder: Path) -> None:
         """Write ``export.json``.
@@ -105,14 +124,19 @@ class ExportManifest(Section):
         write_checked(folder / MANIFEST, self)
 
 
+def _end(parts: Sequence[ExportedTable | RowShard]) -> int | None:
+    """Rows of parts that lie end to end; ``None`` for others."""
+    end = 0
+    for part in parts:
+        if part.first_row != end:
+            return None
+        end += part.num_rows
+    return end
+
+
 def is_export(path: Path) -> bool:
     """Whether a folder is an export, whole or not."""
     return (path / MANIFEST).is_file()
-
-
-def checksum(content: Mapping[str, Any]) -> str:
-    """Of a manifest without its checksum."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def write_checked(path: Path, section: Section) -> None:
@@ -121,41 +145,27 @@ def write_checked(path: Path, section: Section) -> None:
     Raises:
         OSError: when the disk refuses.
     """
-    content = section.model_dump(mode="json", by_alias=True)
-    content["sha256"] = checksum(content)
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    untrusted.write_manifest(path, section.model_dump(mode="json", by_alias=True))
 
 
-def read_checked(path: Path, of_format: str, kind: type[AnyManifest]) -> tuple[AnyManifest, str]:
+def read_checked(
+    folder: Path, name: str, of_format: str, kind: type[AnyManifest]
+) -> tuple[AnyManifest, str]:
     """A manifest, itself checked, and its checksum.
 
     Raises:
         DamagedCheckpointError: when there is none, or when it is damaged.
         CheckpointError: when it is of another layout.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        expected = content.pop("sha256")
-        if expected != checksum(content):
-            raise ValueError("its checksum does not match its content")
-        if content.get("format") != of_format or content.get("format_version") != FORMAT_VERSION:
-            raise CheckpointError(
-                f"{path.parent} of format {content.get('format')} {content.get('format_version')}",
-                f"{of_format} {FORMAT_VERSION}",
-                "export the checkpoint again with this version of pibroch",
-            )
-        return kind.model_validate(content), expected
-    except FileNotFoundError as error:
-        raise DamagedCheckpointError(
-            f"no {path}", "a folder that `pibroch export` wrote", "check the path"
-        ) from error
-    except (ValueError, KeyError, AttributeError, TypeError, OSError) as error:
-        problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-        raise DamagedCheckpointError(
-            f"{path}, which is damaged: {problem}",
-            "an undamaged file",
-            "export the checkpoint again",
-        ) from error
+    content, sha256 = untrusted.read_manifest(folder, name, EXPORT)
+    if content.get("format") != of_format or content.get("format_version") != FORMAT_VERSION:
+        got = f"{content.get('format')} {content.get('format_version')}"
+        raise CheckpointError(
+            f"{folder} of format {got[:80]}",
+            f"{of_format} {FORMAT_VERSION}",
+            "export the checkpoint again with this version of pibroch",
+        )
+    return untrusted.checked(kind, content, str(folder / name), EXPORT), sha256
 
 
 def read_export(folder: Path) -> ExportManifest:
@@ -165,4 +175,4 @@ def read_export(folder: Path) -> ExportManifest:
         DamagedCheckpointError: when there is none, or when it is damaged.
         CheckpointError: when it is of another layout.
     """
-    return read_checked(folder / MANIFEST, FORMAT, ExportManifest)[0]
+    return read_checked(folder, MANIFEST, FORMAT, ExportManifest)[0]

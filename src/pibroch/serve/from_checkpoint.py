@@ -6,7 +6,6 @@ import hashlib
 import logging
 from pathlib import Path
 
-from safetensors.torch import load_file
 from torch import Tensor
 
 from pibroch.collectives import Channel
@@ -15,7 +14,8 @@ from pibroch.data import EncodedDataset
 from pibroch.data.vocabularies import Vocabularies
 from pibroch.embedding import SGD, Table, Zeros
 from pibroch.embedding.checkpoint import load_averages, load_tables
-from pibroch.embedding.storage import verify_file
+from pibroch.embedding.storage import verify_files
+from pibroch.embedding.tensor_file import load_tensors
 from pibroch.errors import CheckpointError, DataError
 from pibroch.exchange import Embeddings
 from pibroch.serve.model import OpenedModel, dense_layers
@@ -70,8 +70,7 @@ def read_verified(folder: Path) -> Manifest:
         CheckpointError: when it is of another format.
     """
     manifest = read_manifest(folder)
-    for name, digest in manifest.files.items():
-        verify_file(folder / name, digest)
+    verify_files(folder, manifest.files)
     return manifest
 
 
@@ -120,10 +119,10 @@ def vocabularies_of(manifest: Manifest, data: Path | None = None) -> Vocabularie
 
 def dense_state(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
     """The dense layers' weights and buffers by name: their averages where the run kept them."""
-    state: dict[str, Tensor] = load_file(folder / WEIGHTS)
+    state: dict[str, Tensor] = load_tensors(folder, WEIGHTS)
     if manifest.config.train.average is None:
         return state
-    averages = load_file(folder / AVERAGES)
+    averages = load_tensors(folder, AVERAGES)
     return {name: averages[f"module.{name}"] for name in state if f"module.{name}" in averages}
 
 

@@ -6,12 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from safetensors.torch import load_file
 from torch import nn
 
 from pibroch.embedding.storage import verify_file
-from pibroch.embedding.tensor_file import TensorFile
-from pibroch.errors import CheckpointError, DamagedCheckpointError, PibrochError
+from pibroch.embedding.tensor_file import TensorFile, load_tensors
+from pibroch.errors import CheckpointError
 from pibroch.serve.delta_format import (
     CHANGED,
     ROW_IDS,
@@ -21,10 +20,10 @@ from pibroch.serve.delta_format import (
     is_delta,
     read_delta,
 )
-from pibroch.serve.export_format import DENSE
-from pibroch.serve.from_export import open_export
+from pibroch.serve.export_format import DENSE, EXPORT
+from pibroch.serve.from_export import open_export, watched
 from pibroch.serve.model import OpenedModel, dense_layers
-from pibroch.serve.row_files import MappedRows, check_written
+from pibroch.serve.row_files import MappedRows, check_finite, check_written
 from pibroch.serve.split_rows import RowSplit
 
 MOST_LINKS = 256
@@ -83,29 +82,23 @@ def _with_delta(
     """What a base and a delta are together."""
     rows = base.lookup
     assert isinstance(rows, MappedRows), "deltas begin at exports"
+    watch = watched(folder, manifest.files)
     for name, digest in manifest.files.items():
-        verify_file(folder / name, digest)
+        verify_file(folder, name, digest, EXPORT)
     path = folder / CHANGED
-    try:
-        with TensorFile(path) as file:
-            row_ids, changed = file.mapped(ROW_IDS), file.mapped(ROWS)
-        state = load_file(folder / DENSE)
-    except PibrochError:
-        raise
-    except Exception as error:  # of whatever a file that somebody else wrote holds
-        raise DamagedCheckpointError(
-            f"{folder}, which is damaged: {error}", "a whole delta", "export again"
-        ) from error
+    with TensorFile(folder, CHANGED, EXPORT) as file:
+        row_ids, changed = file.mapped(ROW_IDS), file.mapped(ROWS)
+    state = load_tensors(folder, DENSE, EXPORT)
     check_written(path, changed, manifest.num_rows, rows.manifest)
+    check_finite(folder, CHANGED)
     is_rising = (
         row_ids.dtype == np.int64
         and row_ids.shape == (len(changed),)
         and bool((np.diff(row_ids) > 0).all())
     )
     if not is_rising or (len(row_ids) and not 0 <= row_ids[0] <= row_ids[-1] < rows.num_rows):
-        raise DamagedCheckpointError(
-            f"{path} with other row ids", f"rising ones below {rows.num_rows}", "export again"
-        )
+        raise EXPORT(f"{path} with other row ids", f"rising ones below {rows.num_rows}")
+    watch.check_names()
     features = [table.name for table in rows.manifest.tables]
     return replace(
         base,
@@ -118,5 +111,6 @@ def _with_delta(
         ),
         bf16=manifest.bf16,
         sha256=sha256,
+        files=watch if base.files is None else base.files.joined(watch),
         root=base.root or replace(base, dense=nn.Identity()),
     )

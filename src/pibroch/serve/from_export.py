@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from safetensors.torch import load_file
-
+from pibroch.data.encode import index_problem
+from pibroch.data.mapped import FileWatch
+from pibroch.data.transform import FIRST_ROW
 from pibroch.data.vocabularies import Vocabularies
-from pibroch.embedding.storage import verify_file
-from pibroch.embedding.tensor_file import TensorFile
-from pibroch.errors import DamagedCheckpointError, PibrochError
+from pibroch.embedding.storage import check_sizes, verify_file
+from pibroch.embedding.tensor_file import TensorFile, load_tensors
+from pibroch.errors import DamagedCheckpointError
 from pibroch.serve.delta_format import read_export_with_checksum
-from pibroch.serve.export_format import DENSE, VOCABULARIES, ExportManifest
+from pibroch.serve.export_format import DENSE, EXPORT, VOCABULARIES, ExportManifest
 from pibroch.serve.model import OpenedModel, dense_layers
-from pibroch.serve.row_files import MappedRows
+from pibroch.serve.row_files import MappedRows, check_finite
 from pibroch.serve.split_rows import RowSplit, SplitRows
+from pibroch.untrusted import open_file
 
 
 def open_export(folder: Path, verify: bool = True, split: RowSplit = RowSplit()) -> OpenedModel:
@@ -33,23 +36,22 @@ def open_export(folder: Path, verify: bool = True, split: RowSplit = RowSplit())
     elsewhere = {
         shard.file for shard in manifest.shards if not (split.is_whole or split.needs(shard, total))
     }
-    for name, digest in manifest.files.items() if verify else ():
-        if name not in elsewhere:
-            verify_file(folder / name, digest)
-    try:
-        rows = (
-            MappedRows(folder, manifest)
-            if split.is_whole
-            else SplitRows(folder, manifest, sha256, split)
-        )
-        state = load_file(folder / DENSE)
-        vocabularies = exported_vocabularies(folder, manifest)
-    except PibrochError:
-        raise
-    except Exception as error:  # of whatever a file that was not verified holds
-        raise DamagedCheckpointError(
-            f"{folder}, which is damaged: {error}", "a whole export", "export again"
-        ) from error
+    files = {name: digest for name, digest in manifest.files.items() if name not in elsewhere}
+    watch = watched(folder, files)
+    check_sizes(folder, files, EXPORT)
+    has_rows = {shard.file for shard in manifest.shards}
+    for name, digest in files.items() if verify else ():
+        verify_file(folder, name, digest, EXPORT)
+        if name in has_rows:
+            check_finite(folder, name)
+    rows = (
+        MappedRows(folder, manifest)
+        if split.is_whole
+        else SplitRows(folder, manifest, sha256, split)
+    )
+    state = load_tensors(folder, DENSE, EXPORT)
+    vocabularies = exported_vocabularies(folder, manifest, verify)
+    watch.check_names()
     num_dense, features = len(manifest.schema_.dense), [table.name for table in manifest.tables]
     return OpenedModel(
         source=str(folder),
@@ -66,11 +68,39 @@ def open_export(folder: Path, verify: bool = True, split: RowSplit = RowSplit())
         vocabularies=vocabularies,
         sha256=sha256,
         is_remote=split.is_remote,
+        files=watch,
     )
 
 
-def exported_vocabularies(folder: Path, manifest: ExportManifest) -> Vocabularies | None:
+def watched(folder: Path, names: Iterable[str]) -> FileWatch:
+    """A watch of files of an export or a delta, by which it is noticed when they change while they are served.
+
+    Raises:
+        DamagedCheckpointError: when one is missing.
+    """
+    watch = FileWatch(_changed)
+    for name in names:
+        watch.add_open(str(folder / name), open_file(folder, name, EXPORT))
+    return watch
+
+
+def _changed(path: str, how: str) -> DamagedCheckpointError:
+    return DamagedCheckpointError(
+        f"{path}, which was {how} since it was opened",
+        "an export that stays as it is while it is served",
+        "write the next one into a folder of its own, or by `pibroch export --overwrite`",
+    )
+
+
+def exported_vocabularies(
+    folder: Path, manifest: ExportManifest, verify: bool = True
+) -> Vocabularies | None:
     """The dictionaries of an export, mapped; ``None`` for one that was written without.
+
+    Args:
+        folder: of the export.
+        manifest: its own.
+        verify: look each code up once.
 
     Raises:
         CheckpointError: when the file does not fit the manifest.
@@ -81,7 +111,17 @@ def exported_vocabularies(folder: Path, manifest: ExportManifest) -> Vocabularie
         return Vocabularies(schema, manifest.fingerprint, {})
     if VOCABULARIES not in manifest.files:
         return None
-    with TensorFile(folder / VOCABULARIES) as file:
+    with TensorFile(folder, VOCABULARIES, EXPORT) as file:
         codes = {name: file.mapped(f"{name}.codes") for name in needed}
         slots = {name: file.mapped(f"{name}.slots") for name in needed}
+    num_rows = {table.name: table.num_rows for table in manifest.tables}
+    for name in needed if verify else ():
+        problem = index_problem(codes[name], slots[name])
+        if len(codes[name]) + FIRST_ROW != num_rows[name]:
+            problem = f"{len(codes[name]):,} codes for {num_rows[name]:,} rows"
+        if problem:
+            need = "a code for each row, all of which their slots find"
+            raise EXPORT(
+                f"the dictionary of {name!r} in {folder / VOCABULARIES} with {problem}", need
+            )
     return Vocabularies(schema, manifest.fingerprint, codes, slots)

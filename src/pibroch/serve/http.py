@@ -129,7 +129,7 @@ class Service:
 
     async def ready(self) -> Response:
         """Whether requests should be sent here: 200, or 503 while the server starts or drains."""
-        is_ready = self.is_ready and self.store.is_warm
+        is_ready = self.is_ready and self.store.is_warm and self.store.current.is_intact
         return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
 
     async def server_metadata(self) -> Response:

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from pibroch.config import RunConfig
 from pibroch.config.model import ModelConfig
 from pibroch.data import JaggedBatch
+from pibroch.data.mapped import FileWatch
 from pibroch.data.schema import Schema
 from pibroch.data.vocabularies import Vocabularies
 from pibroch.errors import CheckpointError
 from pibroch.models import build_model
 from pibroch.models.linear import FEW_SAMPLES, Linear
+from pibroch.untrusted import Refusal
 
 _one_at_a_time = (
     threading.Lock()
@@ -44,6 +46,7 @@ class OpenedModel:
         sha256: the checksum in the manifest of an export or a delta.
         root: the export that a delta stands on, without its dense layers.
         is_remote: whether a lookup waits for other hosts.
+        files: that are mapped; ``None`` where all is in memory.
     """
 
     source: str
@@ -62,6 +65,7 @@ class OpenedModel:
     sha256: str | None = None
     root: OpenedModel | None = None
     is_remote: bool = False
+    files: FileWatch | None = None
 
     def known(self, sha256: str) -> OpenedModel | None:
         """This one, or the export that it stands on, by the checksum in its manifest."""
@@ -82,17 +86,31 @@ def dense_layers(
     Raises:
         CheckpointError: when the weights are not those of the configuration.
     """
-    with _one_at_a_time, torch.device("meta"):
-        model = build_model(config, num_dense, len(features), features)
+    damaged = Refusal(
+        CheckpointError,
+        "use a checkpoint of this version's models, or load it with the one that wrote it",
+    )
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise damaged(f"NaN or infinite numbers in {name!r} of {source}", "finite numbers")
     try:
+        with _one_at_a_time, torch.device("meta"):
+            model = build_model(config, num_dense, len(features), features)
+        wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+        for name in [*wanted, *shapes]:  # before memory is taken for them
+            if wanted.get(name) != shapes.get(name):
+                need = f"{_shape(wanted.get(name))}, as its configuration says"
+                raise damaged(f"{name!r} {_shape(shapes.get(name))} in {source}", need)
         model.to_empty(device="cpu").load_state_dict(state)
-    except RuntimeError as error:
-        raise CheckpointError(
-            f"dense layers in {source} that are not those of its configuration: {str(error).splitlines()[-1].strip()}",
-            "a checkpoint of this version's models",
-            "load it with the version of pibroch that wrote it",
-        ) from error
+    except (RuntimeError, ValueError, TypeError, OverflowError) as error:
+        problem = str(error).splitlines()[-1].strip()
+        raise damaged(f"dense layers in {source} that cannot be made: {problem}", "such") from error
     for layer in model.modules():
         if isinstance(layer, Linear):
             layer.few_samples = FEW_SAMPLES
     return model
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "absent" if shape is None else f"of shape {list(shape)}"

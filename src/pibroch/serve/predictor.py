@@ -20,7 +20,7 @@ from torch import Tensor
 from pibroch.config import RunConfig
 from pibroch.data import JaggedBatch
 from pibroch.data.raw_batch import batch_from_raw
-from pibroch.errors import CheckpointError, DataError
+from pibroch.errors import CheckpointError, DamagedCheckpointError, DataError
 from pibroch.models.base import Model
 from pibroch.serve.delta_format import is_delta
 from pibroch.serve.export_format import is_export
@@ -124,6 +124,25 @@ class Predictor:
         if isinstance(self._model.lookup, SplitRows):
             self._model.lookup.reach()
 
+    def check_files(self) -> None:
+        """Look whether the files that it maps still are as they were when it was opened, at most every few milliseconds.
+
+        Raises:
+            DamagedCheckpointError: when one was written to or cut; it must not predict any more, as a read beyond the end of a
+                file that was cut ends the process.
+        """
+        if self._model.files is not None:
+            self._model.files.check()
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether :meth:`check_files` finds nothing."""
+        try:
+            self.check_files()
+        except DamagedCheckpointError:
+            return False
+        return True
+
     @property
     def is_remote(self) -> bool:
         """Whether rows lie on other hosts, so that a call waits for them, and raises WorkerLostError in vain."""
@@ -165,6 +184,7 @@ class Predictor:
             PibrochError: as :meth:`logits`.
         """
         assert isinstance(self._model.lookup, SplitRows) and isinstance(self._dense, Model)
+        self.check_files()
         rows = self._model.lookup.ask(batch, waits=False)
         try:
             with torch.inference_mode(), self._autocast():
@@ -186,6 +206,7 @@ class Predictor:
         Raises:
             DataError: when the batch does not fit the model.
             RowIdError: for an id outside its table.
+            DamagedCheckpointError: when files of an export were changed since it was opened.
         """
         if not isinstance(batch, JaggedBatch):
             raise DataError(
@@ -193,6 +214,7 @@ class Predictor:
                 "a pibroch.JaggedBatch",
                 "make one, e.g. by JaggedBatch.from_one_hot",
             )
+        self.check_files()
         torch.get_num_threads()  # in a new thread it takes over the program's number, for which oneDNN would not ask
         with torch.inference_mode(), self._autocast():
             logits: Tensor
@@ -217,6 +239,7 @@ class Predictor:
 
     def embed(self, batch: JaggedBatch, begun: Begun | None = None) -> Tensor:
         """The embeddings of a batch, float32 ``[B, F, D]``, features in the order of the model; errors as of :meth:`logits`."""
+        self.check_files()
         with torch.no_grad():
             return self._model.lookup(batch) if begun is None else begun.rows()
 
@@ -241,6 +264,7 @@ class Predictor:
                 "an export, or the data set that it was trained on",
                 "serve what `pibroch export` wrote, or pass --data DIR",
             )
+        self.check_files()
         columns = raw if isinstance(raw, Mapping) else self._columns_of(raw)
         wanted = {name: columns[name] for name in self.columns if name in columns}
         return batch_from_raw(self.schema, self._encoders, wanted)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -21,14 +21,14 @@ from torch import Tensor
 from pibroch.data import JaggedBatch
 from pibroch.embedding import Frozen, Table, group_tables
 from pibroch.embedding.tensor_file import Stream, TensorFile
-from pibroch.errors import DamagedCheckpointError, TrainingError
+from pibroch.errors import TrainingError
 from pibroch.exchange.rows import BatchIds, resolve
 from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Ints, Records
 from pibroch.kernels.overlay import numba as overlay
 from pibroch.kernels.quantise import numba as fast
 from pibroch.kernels.quantise.naive import record_bytes
-from pibroch.serve.export_format import ROWS, ExportDtype, ExportManifest, RowShard
+from pibroch.serve.export_format import EXPORT, ROWS, ExportDtype, ExportManifest, RowShard
 
 logger = logging.getLogger(__name__)
 ROWS_PER_THREAD = 4096
@@ -156,7 +156,6 @@ class MappedRows:
         self._changes: _Changes | None = None
         self._add = fast.add_bytes if manifest.dtype == "int8" else fast.add_numbers
         self._absent: frozenset[str] = frozenset()
-        _check_rows(folder, manifest)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -259,10 +258,30 @@ def _overlaps(shard: RowShard, held: range) -> bool:
 
 def _mapped(folder: Path, shard: RowShard, manifest: ExportManifest) -> _MappedShard:
     path = folder / shard.file
-    with TensorFile(path) as file:
+    with TensorFile(folder, shard.file, EXPORT) as file:
         rows = file.mapped(ROWS)
     check_written(path, rows, shard.num_rows, manifest)
     return _MappedShard(rows, shard.first_row)
+
+
+def check_finite(folder: Path, name: str) -> None:
+    """Read the rows in a file once; raise DamagedCheckpointError for one with NaN or infinite numbers.
+
+    Reads through a small buffer: a map's pages would count as this process's memory.
+    """
+    with TensorFile(folder, name, EXPORT) as file:
+        for first, chunk in file.chunks(ROWS, range(*file.shape(ROWS)[:1])):
+            numbers = chunk
+            if chunk.dtype == np.uint8:  # of int8 rows scale and offset
+                numbers = np.ascontiguousarray(chunk[:, :8]).view(np.float32)
+            elif chunk.dtype == np.float16:  # of which NumPy's own check takes ten times as long
+                numbers = (chunk.view(np.uint16) & 0x7FFF) < 0x7C00
+            is_finite = numbers if numbers.dtype == np.bool_ else np.isfinite(numbers)
+            if not is_finite.all():
+                row = first + int(np.flatnonzero(~is_finite.all(1))[0])
+                raise EXPORT(
+                    f"NaN or infinite numbers in row {row:,} of {file.path}", "finite numbers"
+                )
 
 
 def check_written(path: Path, rows: NDArray[Any], num_rows: int, manifest: ExportManifest) -> None:
@@ -270,29 +289,10 @@ def check_written(path: Path, rows: NDArray[Any], num_rows: int, manifest: Expor
     kind, width = _written_as(manifest)
     if rows.shape != (num_rows, width) or rows.dtype != kind:
         need = f"{np.dtype(kind)} {[num_rows, width]}"
-        raise DamagedCheckpointError(
-            f"{path} with {rows.dtype} {list(rows.shape)}", need, "export again"
-        )
+        raise EXPORT(f"{path} with {rows.dtype} {list(rows.shape)}", need)
 
 
 def _written_as(manifest: ExportManifest) -> tuple[type[Any], int]:
     """Type and width of rows."""
     width = record_bytes(manifest.dim) if manifest.dtype == "int8" else manifest.dim
     return {"float32": np.float32, "float16": np.float16, "int8": np.uint8}[manifest.dtype], width
-
-
-def _check_rows(folder: Path, manifest: ExportManifest) -> None:
-    """Raise unless tables and shards lie end to end and hold the same rows."""
-    parts: tuple[Sequence[Any], ...] = (manifest.tables, manifest.shards)
-    ends = []
-    for kind in parts:
-        end = 0
-        for part in kind:
-            if part.first_row != end:
-                break
-            end += part.num_rows
-        ends.append((end, sum(part.num_rows for part in kind)))
-    if len({end for pair in ends for end in pair}) != 1:
-        raise DamagedCheckpointError(
-            f"{folder}, whose tables and shards do not fit", "rows end to end", "export again"
-        )

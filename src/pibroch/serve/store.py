@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,12 +28,34 @@ HELD_VERSIONS = 4
 Identity = tuple[str, int, int, int]
 
 
+FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 300.0
+"""Until something that could not be opened is looked at again: each time twice as long, up to this."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """What a path means now, and what tells it from another that takes its place."""
 
     folder: Path
     identity: Identity
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """What could not be opened, and when to look again: its files may still be on their way."""
+
+    target: Target
+    reason: str
+    wait_s: float
+    again_at: float
+
+    @classmethod
+    def of(cls, target: Target, reason: str, before: _Refused | None) -> _Refused:
+        """After one more attempt."""
+        wait_s = FIRST_RETRY_S
+        if before is not None and before.target == target:
+            wait_s = min(2 * before.wait_s, LONGEST_RETRY_S)
+        return cls(target, reason, wait_s, time.monotonic() + wait_s)
 
 
 def find_target(path: Path) -> Target:
@@ -111,7 +134,7 @@ class ModelStore:
         self._path, self._data, self.split = path, data, split or RowSplit()
         self.name = name or re.sub(r"[^A-Za-z0-9._-]+", "-", path.absolute().name) or "model"
         self._refreshing = threading.Lock()
-        self._refused: Target | None = None
+        self._refused: _Refused | None = None
         self._coming: tuple[Target, Predictor] | None = None
         self._held: tuple[Predictor, ...] = ()
         self._target = find_target(path)
@@ -124,15 +147,23 @@ class ModelStore:
     def refresh(self) -> bool:
         """Open what has taken the place of the current version, if something has; returns whether it did.
 
-        Blocks for as long as that takes. What cannot be opened is logged once and left: the current version stays. It
-        stays, too, until all hosts that have rows of the next one have opened that.
+        Blocks for as long as that takes. What cannot be opened is logged, and looked at again later and later: the current
+        version stays. It stays, too, until all hosts that have rows of the next one have opened that. Where its own files were
+        changed it is opened again, too, which succeeds once they are whole.
         """
         with self._refreshing:
             try:
                 target = find_target(self._path)
             except PibrochError:
                 return False  # while one folder takes another's name there is none
-            if target in (self._target, self._refused):
+            if target == self._target and self.current.is_intact:
+                return False
+            refused = self._refused
+            if (
+                refused is not None
+                and refused.target == target
+                and time.monotonic() < refused.again_at
+            ):
                 return False
             is_new = self._coming is None or self._coming[0] != target
             try:
@@ -150,6 +181,7 @@ class ModelStore:
                 self._refuse(target, error)
                 return False
             before, self.current, self._target, self._coming = self.current, opened, target, None
+            self._refused = None
             self.num_loaded += 1
             self.is_warm = True
             logger.info("serving version %s in place of %s", opened.version, before.version)
@@ -170,7 +202,7 @@ class ModelStore:
         """The part of an export's rows that is here, by the checksum in its manifest; from any thread."""
         for predictor in (self.current, *reversed(self._held)):
             rows = predictor.exported_rows(sha256)
-            if rows is not None:
+            if rows is not None and predictor.is_intact:
                 return rows
         return None
 
@@ -179,6 +211,8 @@ class ModelStore:
         if self._coming is not None and self._coming[0] == target:
             return self._coming[1]
         beside: Predictor | None = getattr(self, "current", None)
+        if beside is not None and not beside.is_intact:
+            beside = None
         if self.split.is_whole:
             opened = Predictor.open(target.folder, self._data, beside)
         else:
@@ -189,24 +223,39 @@ class ModelStore:
         return opened
 
     def _refuse(self, target: Target, error: PibrochError) -> None:
-        """Leave what cannot be opened, unless it was replaced meanwhile: then it is looked at again."""
+        """Leave what cannot be opened for a while, unless it was replaced meanwhile: then it is looked at at once."""
         self._coming = None
         try:
             is_final = find_target(self._path) == target
         except PibrochError:
             is_final = False
-        if is_final:
-            self._refused = target
-            self.num_failed += 1
-            logger.error("%s stays in service: %s", self.current.version, error)
+        if not is_final:
+            return
+        before, self._refused = self._refused, _Refused.of(target, str(error), self._refused)
+        if before is not None and (before.target, before.reason) == (target, str(error)):
+            return
+        self.num_failed += 1
+        stays = "stays in service" if self.current.is_intact else "is not served any more"
+        logger.error("%s %s: %s", self.current.version, stays, error)
 
 
 def _warm(predictor: Predictor, split: RowSplit) -> None:
-    """Score, so that kernels are compiled and files are in memory."""
+    """Score missing and unknown values, so that kernels are compiled and files are in memory.
+
+    Raises:
+        CheckpointError: where a score is no number.
+    """
     if not split.scores:
         return
     predictor.reach_rows()
     if predictor.takes_raw:
         warm_parsers(predictor.schema, predictor.columns)
         for count in WARM_ROWS:
-            predictor.score_raw({column: [None] * count for column in predictor.columns})
+            values = [None, *map(str, range(count - 1))]
+            scores = predictor.score_raw(dict.fromkeys(predictor.columns, values))
+            if not scores.isfinite().all():
+                raise CheckpointError(
+                    f"version {predictor.version}, which scores {values[int(scores.isfinite().logical_not().nonzero()[0])]!r} "
+                    "with no number",
+                    "finite scores", "export another checkpoint",
+                )  # fmt: skip

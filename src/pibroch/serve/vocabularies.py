@@ -32,7 +32,7 @@ def find_vocabularies(path: Path) -> Vocabularies:
     elif is_export(path):
         manifest = read_export(path)
         if VOCABULARIES in manifest.files:
-            verify_file(path / VOCABULARIES, manifest.files[VOCABULARIES])
+            verify_file(path, VOCABULARIES, manifest.files[VOCABULARIES])
         found = exported_vocabularies(path, manifest)
     else:
         found = vocabularies_of(read_manifest(find_checkpoint(path)))

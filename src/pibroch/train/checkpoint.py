@@ -305,7 +305,7 @@ def verify_files(folder: Path, manifest: Manifest, channel: Channel) -> None:
 
     def verify() -> None:
         for file in share_of_files(manifest.files, channel.ranks.rank, channel.ranks.world_size):
-            verify_file(folder / file, manifest.files[file])
+            verify_file(folder, file, manifest.files[file])
 
     together(channel, verify)
 

@@ -5,6 +5,7 @@ Rank 0 writes it. It has all but what belongs to other groups of ranks, whose fi
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +13,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
-from safetensors.torch import load, load_file, save
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from pibroch.collectives import Channel
 from pibroch.collectives.ownership import Parts, all_parts, is_within, own_parts
-from pibroch.embedding.storage import FileDigest
-from pibroch.embedding.tensor_file import Stream, write_tensors
+from pibroch.embedding.storage import CHECKPOINT, FileDigest
+from pibroch.embedding.tensor_file import Stream, load_tensors, write_tensors
 from pibroch.errors import CheckpointError
 from pibroch.train.optimizer_state import encode_optimizer, load_optimizer
 
@@ -34,6 +35,13 @@ _BY_BYTES = {
     torch.float8_e4m3fn: (torch.uint8, "F8_E4M3"),
     torch.float8_e5m2: (torch.uint8, "F8_E5M2"),
 }
+
+_NUM_WORDS = 624
+_TWISTER = struct.Struct("<QiiQ")  # seed, numbers left, whether it is seeded, the next one's place
+_NORMALS = struct.Struct("<dddi")
+_FLAGS = struct.Struct("<fB")
+_RANDOM_BYTES = _TWISTER.size + 8 * _NUM_WORDS + _NORMALS.size + 4 + 8
+"""Of torch's state on the CPU: Mersenne twister, normal numbers kept back, whether there are some."""
 
 T = TypeVar("T")
 DenseState = dict[str, dict[str, Tensor]]
@@ -116,7 +124,7 @@ def save_dense(
 
 def tensors_in(folder: Path) -> ReadTensors:
     """What gives the tensors of a checkpoint's files."""
-    return lambda file: load_file(folder / file)
+    return lambda file: load_tensors(folder, file)
 
 
 def load_dense_weights(read: ReadTensors, session: Session) -> None:
@@ -145,7 +153,39 @@ def load_dense_optimizer(read: ReadTensors, session: Session) -> None:
     """Load what this rank holds of the dense optimizer's state, and the random state."""
     names = [name for name, _ in session.model.named_parameters()]
     load_optimizer(session.optimizer, names, _own(read, OPTIMIZER, session), None)
-    torch.set_rng_state(read(RANDOM)["torch"])
+    set_random_state(read(RANDOM), "torch")
+
+
+def set_random_state(states: Mapping[str, Tensor], name: str) -> None:
+    """Set torch's random state to one of a file, once it is known to be one.
+
+    Torch itself takes a Mersenne twister whose position would be counted beyond its numbers, and then reads there.
+
+    Raises:
+        CheckpointError: when it is none.
+    """
+    state, need = states.get(name), f"a state of torch's generator, uint8 [{_RANDOM_BYTES}]"
+    if state is None or state.dtype != torch.uint8 or state.shape != (_RANDOM_BYTES,):
+        got = "absent" if state is None else f"{state.dtype} {list(state.shape)}"
+        raise CHECKPOINT(f"{name!r} in {RANDOM}, {got}", need)
+    data = state.numpy().tobytes()
+    _, left, seeded, after = _TWISTER.unpack_from(data)
+    words = np.frombuffer(data, "<u8", _NUM_WORDS, _TWISTER.size)
+    normals, flags = (
+        _NORMALS.unpack_from(data, _TWISTER.size + words.nbytes),
+        _FLAGS.unpack_from(data, _RANDOM_BYTES - 8),
+    )
+    is_at_start = (left, after) == (1, 0)
+    if not (
+        seeded == 1
+        and (is_at_start or (1 <= left <= _NUM_WORDS and left + after == _NUM_WORDS + 1))
+        and int(words.max()) < 1 << 32
+        and np.isfinite([*normals[:3], flags[0]]).all()
+        and normals[3] in (0, 1)
+        and flags[1] in (0, 1)
+    ):
+        raise CHECKPOINT(f"{name!r} in {RANDOM} with numbers that no generator has", need)
+    torch.set_rng_state(state)
 
 
 def _dense_state(session: Session) -> DenseState:

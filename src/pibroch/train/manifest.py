@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
+from pibroch import untrusted
 from pibroch.config import RunConfig
 from pibroch.config.base import Section
 from pibroch.data.schema import Schema
-from pibroch.embedding.checkpoint import SavedTable
-from pibroch.embedding.storage import FileDigest
+from pibroch.embedding.checkpoint import MIN_ITEM_BYTES, SavedTable
+from pibroch.embedding.storage import CHECKPOINT, FileDigest
 from pibroch.errors import CheckpointError, DamagedCheckpointError
 from pibroch.train.monitor import Monitor
 
@@ -28,7 +26,7 @@ _EITHER = ("config", "program")
 class Progress(Section):
     """How far a run is; ``loader`` is the loader's state after the last batch that was trained on."""
 
-    step: int = 0
+    step: int = Field(default=0, ge=0)
     loader: dict[str, object] | None = None
     monitor: Monitor = Monitor()
 
@@ -44,10 +42,10 @@ class ProgramState(Section):
         extra: what the program wanted to keep.
     """
 
-    embedding_step: int
-    num_ranks: int
+    embedding_step: int = Field(ge=0)
+    num_ranks: int = Field(ge=1)
     rates: dict[str, dict[str, Any]]
-    parts: dict[str, Any]
+    parts: dict[str, dict[str, Any] | None]
     extra: Any = None
 
 
@@ -80,7 +78,25 @@ class Manifest(Section):
     progress: Progress
     rests_on_seed: bool = False
     learning_rates: dict[str, float]
-    files: dict[str, FileDigest]
+    files: dict[untrusted.InnerPath, FileDigest]
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        for name, table in self.tables.items():
+            sizes = {}
+            for part in table.parts:
+                if part.file not in self.files:
+                    raise ValueError(
+                        f"table {name!r} in files of the checkpoint, not {part.file!r}"
+                    )
+                if not part.is_delta:
+                    sizes[part.file] = self.files[part.file].size_bytes
+            if not self.rests_on_seed and sum(sizes.values()) < MIN_ITEM_BYTES * table.num_cells:
+                raise ValueError(f"table {name!r} with files as large as its {table}")
+        rates = self.tables if self.program is None else self.program.rates
+        if self.tables.keys() - rates.keys() or "embedding" not in self.learning_rates:
+            raise ValueError("a learning rate of each table, and one called `embedding`")
+        return self
 
     @property
     def config(self) -> RunConfig:
@@ -101,6 +117,7 @@ class Manifest(Section):
         """Write ``manifest.json``.
 
         Raises:
+            ConfigError: for more in ``program`` than a manifest takes.
             OSError: when the disk refuses.
         """
         content = self.model_dump(mode="json")
@@ -109,8 +126,7 @@ class Manifest(Section):
         }
         if not self.rests_on_seed:
             del content["rests_on_seed"]
-        content["sha256"] = _checksum(content)
-        (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        untrusted.write_manifest(folder / MANIFEST, content)
 
 
 def read_manifest(folder: Path, to_go_on: bool = False) -> Manifest:
@@ -134,29 +150,20 @@ def read_manifest(folder: Path, to_go_on: bool = False) -> Manifest:
 
 
 def _read(folder: Path) -> Manifest:
-    path = folder / MANIFEST
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        checksum = content.pop("sha256")
-        if checksum != _checksum(content):
-            raise ValueError("its checksum does not match its content")
-        if content.get("format_version") not in (2, FORMAT_VERSION):
-            raise CheckpointError(
-                f"{folder} of format {content.get('format_version')}",
-                f"format 2 or {FORMAT_VERSION}",
-                "load it with the version of pibroch that wrote it",
-            )
-        if content["format_version"] == 2:
-            _mark_deltas(content)
-        return Manifest.model_validate(content)
-    except FileNotFoundError as error:
+    if not (folder / MANIFEST).exists():
         do = "name a folder that pibroch train or pibroch.save wrote"
-        raise DamagedCheckpointError(f"no {path}", "a checkpoint folder", do) from error
-    except (ValueError, KeyError, AttributeError, OSError) as error:
-        problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-        raise DamagedCheckpointError(
-            f"{path}, which is damaged: {problem}", "an undamaged file", "use another checkpoint"
-        ) from error
+        raise DamagedCheckpointError(f"no {folder / MANIFEST}", "a checkpoint folder", do)
+    content, _ = untrusted.read_manifest(folder, MANIFEST, CHECKPOINT)
+    if content.get("format_version") not in (2, FORMAT_VERSION):
+        raise CheckpointError(
+            f"{folder} of format {str(content.get('format_version'))[:20]}",
+            f"format 2 or {FORMAT_VERSION}",
+            "load it with the version of pibroch that wrote it",
+        )
+    if content["format_version"] == 2:
+        _mark_deltas(content)
+    found: Manifest = untrusted.checked(Manifest, content, str(folder / MANIFEST), CHECKPOINT)
+    return found
 
 
 def schema_of(manifest: Manifest) -> Schema:
@@ -177,10 +184,9 @@ def schema_of(manifest: Manifest) -> Schema:
 
 def _mark_deltas(content: dict[str, Any]) -> None:
     """Say of each part whether it is a delta, as format 3 does: in format 2 those are the parts that list their rows."""
-    for table in content["tables"].values():
-        for part in table["parts"]:
-            part["is_delta"] = part["rows"] is None
-
-
-def _checksum(content: Mapping[str, object]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    try:
+        for table in content["tables"].values():
+            for part in table["parts"]:
+                part["is_delta"] = part["rows"] is None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CHECKPOINT("a manifest whose `tables` are none", "tables with parts") from error

@@ -9,10 +9,25 @@ import torch
 from torch import Tensor, nn
 
 from pibroch.collectives.ownership import is_within
+from pibroch.config.base import Section
+from pibroch.embedding.storage import CHECKPOINT
 from pibroch.errors import CheckpointError
 from pibroch.train.state_tree import decode, encode
+from pibroch.untrusted import checked
 
+_BY_PARAMETER = (
+    torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop,
+)  # fmt: skip
+"""Optimizers whose tensors are a number, or of the shape of their parameter."""
 _DO = "make the optimizer as it was when the checkpoint was saved, over the same model"
+
+
+class _Saved(Section):
+    """What :func:`encode_optimizer` gives."""
+
+    kind: str
+    state: dict[str, dict[str, Any]]
+    groups: list[dict[str, Any]]
 
 
 def names_of_parameters(
@@ -87,22 +102,31 @@ def load_optimizer(
             name, _, field = key.rpartition("/")
             state.setdefault(name, {})[field] = tensor
     else:
-        if saved["kind"] != type(optimizer).__name__:
+        tree: _Saved = checked(_Saved, saved, "the optimizer's part of the checkpoint", CHECKPOINT)
+        if tree.kind != type(optimizer).__name__:
             raise CheckpointError(
-                f"state of {saved['kind']} in the checkpoint", f"of {type(optimizer).__name__}", _DO
+                f"state of {tree.kind} in the checkpoint", f"of {type(optimizer).__name__}", _DO
             )
         state = {
-            name: decode(each, tensors)
-            for name, each in saved["state"].items()
+            name: {field: decode(value, tensors) for field, value in each.items()}
+            for name, each in tree.state.items()
             if not is_within(name, elsewhere)
         }
-        groups = _settings(groups, saved["groups"], names, tensors, elsewhere)
+        groups = _settings(groups, tree.groups, names, tensors, elsewhere)
     place = {name: number for number, name in enumerate(names)}
     strange = [name for name in state if name not in place]
     if strange:
         raise CheckpointError(
             f"optimizer state of {strange[0]!r} in the checkpoint", "such a parameter here", _DO
         )
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    for name, fields in state.items():
+        shape = tuple(parameters[place[name]].shape)
+        for field, value in fields.items() if type(optimizer) in _BY_PARAMETER else ():
+            if not isinstance(value, Tensor) or tuple(value.shape) not in ((), shape):
+                kind = list(value.shape) if isinstance(value, Tensor) else f"{value!r:.60}"
+                need = f"a number or a tensor {list(shape)}"
+                raise CheckpointError(f"{field} {kind} of {name!r} in the checkpoint", need, _DO)
     try:
         optimizer.load_state_dict(
             {"state": {place[name]: each for name, each in state.items()}, "param_groups": groups}
@@ -125,7 +149,8 @@ def _settings(
     filled = []
     for number, (group, kept) in enumerate(zip(groups, saved, strict=True)):
         here = {names[place] for place in group["params"]}
-        there = {name for name in kept["params"] if not is_within(name, elsewhere)}
+        named = checked(list[str], kept.get("params"), f"parameters of group {number}", CHECKPOINT)
+        there = {name for name in named if not is_within(name, elsewhere)}
         odd = sorted(here ^ there) if not elsewhere else sorted(there - here)
         if odd:
             where = "the checkpoint" if odd[0] in there else "this program"
@@ -134,6 +159,25 @@ def _settings(
                 "the same parameters in both",
                 _DO,
             )
-        settings = {key: decode(value, tensors) for key, value in kept.items() if key != "params"}
+        settings: dict[str, Any] = {
+            key: decode(value, tensors) for key, value in kept.items() if key != "params"
+        }
+        for key, value in settings.items():
+            if not is_alike(value, group.get(key)):
+                got = f"{key} = {value!r:.60} in group {number} of the optimizer's settings"
+                raise CheckpointError(got, f"what is like {group[key]!r}", _DO)
         filled.append({**group, **settings, "params": group["params"]})
     return filled
+
+
+def is_alike(value: object, here: object) -> bool:
+    """Whether a setting may take the place of another: numbers that of numbers, tuples that of as many."""
+    if value is None or here is None:
+        return True
+    if isinstance(here, bool) or isinstance(value, bool):
+        return isinstance(here, bool) and isinstance(value, bool)
+    if isinstance(here, int | float | Tensor):
+        return isinstance(value, int | float | Tensor) and torch.as_tensor(value).numel() == 1
+    if isinstance(here, list | tuple) and isinstance(value, list | tuple):
+        return len(here) == len(value) and all(map(is_alike, value, here))
+    return type(value) is type(here)

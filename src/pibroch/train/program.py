@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pibroch.collectives import Channel
 from pibroch.data.batch import LoaderPosition
 from pibroch.embedding.checkpoint import load_tables, load_touched
-from pibroch.embedding.storage import explained_refusal, remove_leftovers
+from pibroch.embedding.storage import CHECKPOINT, explained_refusal, remove_leftovers
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.exchange import Embeddings
 from pibroch.integers import whole_number
@@ -29,6 +29,7 @@ from pibroch.train.checkpoint_folder import (
     step_of,
 )
 from pibroch.train.manifest import MANIFEST, Manifest, ProgramState, Progress, read_manifest
+from pibroch.train.optimizer_state import is_alike
 from pibroch.train.program_state import (
     EncodedPart,
     HasState,
@@ -38,6 +39,7 @@ from pibroch.train.program_state import (
     restore_random,
 )
 from pibroch.train.state_tree import decode, encode
+from pibroch.untrusted import checked
 
 logger = logging.getLogger(__name__)
 Position = LoaderPosition | Mapping[str, Any]
@@ -126,7 +128,7 @@ def save(
 
 
 def _about(
-    embeddings: Embeddings, parts: ProgramParts, trees: dict[str, object], progress: Progress
+    embeddings: Embeddings, parts: ProgramParts, trees: dict[str, Any], progress: Progress
 ) -> dict[str, object]:
     """What a manifest says of a program beside its files."""
     num_ranks = embeddings.control.ranks.world_size
@@ -219,8 +221,8 @@ def _restore(
             "torch's random state stays as it is: %s was saved by another number of ranks", folder
         )
     position = decode(manifest.progress.loader, {})
-    if position is not None and position.keys() == {"epoch", "sample"}:
-        position = LoaderPosition(**position)
+    if isinstance(position, dict) and position.keys() == {"epoch", "sample"}:
+        position = checked(LoaderPosition, position, f"the position in {folder}", CHECKPOINT)
     return Saved(folder, manifest.progress.step, position, load_extra(folder, manifest))
 
 
@@ -279,7 +281,12 @@ def _settings_of_groups(program: ProgramState, embeddings: Embeddings) -> list[d
                 f"tables {tables[0]!r} and {odd!r} with one optimizer, whose rows were saved with different rates",
                 "optimizers as they were when the checkpoint was saved", "give each table its own again",
             )  # fmt: skip
-        settings.append(decode(program.rates[tables[0]], {}))
+        kept = decode(program.rates[tables[0]], {})
+        odd_key = next((key for key in kept if not is_alike(kept[key], group.get(key))), None)
+        if odd_key is not None:
+            got = f"{odd_key} = {kept[odd_key]!r:.60} of table {tables[0]!r} in the checkpoint"
+            raise CHECKPOINT(got, f"what is like {group[odd_key]!r}")
+        settings.append(kept)
     return settings
 
 

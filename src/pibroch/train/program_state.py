@@ -9,11 +9,12 @@ from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 from urllib.parse import quote
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from pibroch.collectives import Channel
 from pibroch.collectives.ownership import Parts, all_parts
+from pibroch.embedding.storage import CHECKPOINT
+from pibroch.embedding.tensor_file import load_tensors
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.exchange.embeddings import Embeddings
 from pibroch.train.dense_state import (
@@ -25,11 +26,13 @@ from pibroch.train.dense_state import (
     led,
     parts_elsewhere,
     send_to_first,
+    set_random_state,
     without,
 )
 from pibroch.train.manifest import Manifest
 from pibroch.train.optimizer_state import encode_optimizer, load_optimizer, names_of_parameters
 from pibroch.train.state_tree import decode, encode
+from pibroch.untrusted import checked
 
 T = TypeVar("T")
 Named: TypeAlias = T | Mapping[str, T] | None
@@ -190,7 +193,8 @@ class ProgramParts:
             )
             load_optimizer(optimizer, names, tensors, trees.get(part), away)
         for part, scheduler in self._schedulers.items():
-            scheduler.load_state_dict(decode(trees[part]["state"], _read(folder, part, files)))
+            state = decode(_state(trees, part), _read(folder, part, files))
+            _load_scheduler(scheduler, part, state)
 
     def check(self, manifest: Manifest) -> list[str]:
         """The names of saved parts that are not loaded here.
@@ -241,7 +245,7 @@ def load_extra(folder: Path, manifest: Manifest) -> object:
     """What the program kept besides; ``None`` when nothing."""
     if manifest.program is None or "extra" not in manifest.program.parts:
         return None
-    return decode(manifest.program.parts["extra"]["state"], _read(folder, "extra", manifest.files))
+    return decode(_state(manifest.program.parts, "extra"), _read(folder, "extra", manifest.files))
 
 
 def restore_random(folder: Path, manifest: Manifest, channel: Channel) -> bool:
@@ -249,7 +253,7 @@ def restore_random(folder: Path, manifest: Manifest, channel: Channel) -> bool:
     ranks, num_saved = channel.ranks, 1 if manifest.program is None else manifest.program.num_ranks
     if ranks.world_size != num_saved or RANDOM not in manifest.files:
         return False
-    torch.set_rng_state(load_file(folder / RANDOM)[_random_name(ranks.rank)])
+    set_random_state(load_tensors(folder, RANDOM), _random_name(ranks.rank))
     return True
 
 
@@ -301,11 +305,13 @@ def _encode_values(value: object, part: str) -> EncodedPart:
 
 def _load_model(model: nn.Module, part: str, tree: Any, tensors: Mapping[str, Tensor]) -> None:
     named = (
-        tensors if tree is None else decode(without(tree["state"], parts_elsewhere(model)), tensors)
+        tensors
+        if tree is None
+        else decode(without(_state({part: tree}, part), parts_elsewhere(model)), tensors)
     )
     try:
         model.load_state_dict(dict(named))
-    except RuntimeError as error:
+    except (RuntimeError, TypeError, AttributeError, KeyError, ValueError) as error:
         raise CheckpointError(
             f"{part} in the checkpoint that does not fit: {str(error).splitlines()[-1].strip()}",
             "the same layers of the same shapes",
@@ -313,9 +319,30 @@ def _load_model(model: nn.Module, part: str, tree: Any, tensors: Mapping[str, Te
         ) from error
 
 
+def _load_scheduler(scheduler: HasState, part: str, state: dict[str, Any]) -> None:
+    """Fill a scheduler; torch's take whatever is named as attributes, of which none may hide a method."""
+    do = "make it as it was when the checkpoint was saved"
+    hidden = [name for name in state if callable(getattr(type(scheduler), str(name), None))]
+    if hidden:
+        raise CheckpointError(f"{hidden[0]!r} in {part}, a method", "its state alone", do)
+    try:
+        scheduler.load_state_dict(state)
+    except (RuntimeError, TypeError, AttributeError, LookupError, ValueError) as error:
+        got = f"{part} in the checkpoint that {type(scheduler).__name__} does not take: {error!r:.200}"
+        raise CheckpointError(got, "its own state", do) from error
+
+
+def _state(trees: Mapping[str, Any], part: str) -> dict[str, Any]:
+    """The state of a part, still encoded."""
+    where = f"part {part!r} of the checkpoint"
+    tree = checked(dict[str, Any], trees.get(part), where, CHECKPOINT)
+    state: dict[str, Any] = tree.get("state")
+    return state if part == "extra" else checked(dict[str, Any], state, where, CHECKPOINT)
+
+
 def _read(folder: Path, part: str, files: Collection[str]) -> dict[str, Tensor]:
     file = file_of(part)
-    return load_file(folder / file) if file in files else {}
+    return load_tensors(folder, file) if file in files else {}
 
 
 def _listed(parts: Collection[str]) -> str:

@@ -84,7 +84,7 @@ def _opened(folder: Path, dataset: EncodedDataset, world: World) -> tuple[Manife
     manifest = must_fit(read_manifest(folder), dataset)
     files = list(manifest.files.items())
     for name, digest in files[world.ranks.rank :: world.ranks.world_size]:
-        verify_file(folder / name, digest)
+        verify_file(folder, name, digest)
     torch.set_num_threads(manifest.config.train.threads or threads_of_rank())
     num_dense, state = len(schema_of(manifest).dense), dense_state(folder, manifest)
     dense = dense_layers(

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pibroch.errors import CheckpointError, ConfigError
+from pibroch.embedding.storage import CHECKPOINT
+from pibroch.errors import ConfigError
 
 _FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _KINDS = (
@@ -77,18 +78,20 @@ def decode(value: object, tensors: Mapping[str, Tensor]) -> Any:
     if len(value) == 1:
         kind, content = next(iter(value.items()))
     if kind == "$tensor":
-        if content not in tensors:
-            raise CheckpointError(
-                f"no tensor {content!r} in the checkpoint", "all that it names", "use another one"
-            )
+        if not isinstance(content, str) or content not in tensors:
+            raise CHECKPOINT(f"no tensor {_short(content)} in the checkpoint", "all that it names")
         return tensors[content]
-    if kind == "$float":
-        return _FLOATS[content]
-    if kind == "$tuple":
-        return tuple(decode(item, tensors) for item in content)
-    if kind in ("$items", "$counter"):
-        pairs = {decode(key, tensors): decode(item, tensors) for key, item in content}
-        return Counter(pairs) if kind == "$counter" else pairs
+    try:
+        if kind == "$float":
+            return _FLOATS[content]
+        if kind == "$tuple":
+            return tuple(decode(item, tensors) for item in content)
+        if kind in ("$items", "$counter"):
+            pairs = {decode(key, tensors): decode(item, tensors) for key, item in content}
+            return Counter(pairs) if kind == "$counter" else pairs
+    except (KeyError, TypeError, ValueError) as error:
+        got = f"a value {kind!r} in the checkpoint that holds {_short(content)}"
+        raise CHECKPOINT(got, "what pibroch.save writes") from error
     return {key: decode(item, tensors) for key, item in value.items()}
 
 
@@ -122,3 +125,7 @@ def _dense(tensor: Tensor, path: str) -> Tensor:
             "gather it first, or save by torch.distributed.checkpoint with embeddings.stateful()",
         )
     return tensor.detach()
+
+
+def _short(value: object) -> str:
+    return f"{value!r:.60}"

@@ -77,7 +77,7 @@ def test_files_that_are_no_plan_are_refused(tmp_path, plans):
     with pytest.raises(ConfigError, match="which is not there"):
         load_plan(tmp_path / "none")
     PROFILE.save(path)
-    with pytest.raises(ConfigError, match="which is no plan"):
+    with pytest.raises(ConfigError, match="plan, damaged"):
         load_plan(path)
 
 

@@ -87,11 +87,12 @@ def test_what_does_not_fit_is_refused(tmp_path):
     plan.save(tmp_path / "plan.json")
     content = json.loads((tmp_path / "plan.json").read_text())
     content["placements"]["a"]["shards"] = [0, 1]
+    del content["sha256"]  # as in a plan that somebody wrote by hand
     (tmp_path / "plan.json").write_text(json.dumps(content))
     with pytest.raises(ConfigError, match="3 distinct"):
         pb.Plan.load(tmp_path / "plan.json").check(TABLES)
     (tmp_path / "plan.json.rows").unlink()
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="no .*plan.json.rows"):
         pb.Plan.load(tmp_path / "plan.json")
     with pytest.raises(ConfigError, match="need one of the shards 0 to 1"):
         pb.Plan.by_rows(

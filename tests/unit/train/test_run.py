@@ -15,9 +15,10 @@ from pibroch.data.sources import TextSource
 from pibroch.data.storage import checksum
 from pibroch.errors import CheckpointError, ConfigError, NonFiniteLossError
 from pibroch.train.checkpoint_folder import CheckpointFolder
-from pibroch.train.manifest import _checksum, read_manifest
+from pibroch.train.manifest import read_manifest
 from pibroch.train.run import evaluate_checkpoint
 from pibroch.train.run_directory import RunDirectory
+from pibroch.untrusted import checksum as checksum_of
 from small_run import files_below, make_config, make_dataset, train_here
 
 SUMMARY_KEYS = {
@@ -259,7 +260,7 @@ def test_a_checkpoint_of_before_exchanges_had_sections_is_read(data, tmp_path):
     }  # fmt: skip
     del content["sha256"], content["dataset_digest"]
     content["config"]["embedding"] |= old
-    path.write_text(json.dumps(content | {"sha256": _checksum(content)}))
+    path.write_text(json.dumps(content | {"sha256": checksum_of(content)}))
     section = read_manifest(path.parent).config.embedding.exchange
     assert (section.name, section.placement, section.wire) == ("auto", "table_wise", "bfloat16")
     assert train_here(make_config(data, "train.steps=6"), run.path)[1].summary.steps == 6

@@ -8,12 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from pibroch.embedding import SGD, MemoryShard, Table, Zeros
 from pibroch.embedding.checkpoint import load_averages, load_tables
 from pibroch.embedding.storage import explained_refusal, verify_file
+from pibroch.embedding.tensor_file import load_tensors
 from pibroch.errors import ConfigError
 from pibroch.train.convert.formats import FORMATS
 from pibroch.train.convert.plain import PlainModel, from_state
@@ -45,7 +45,7 @@ def export_checkpoint(
         raise ConfigError(f"{out}, which exists", "a new file", "name another, or remove it")
     manifest = read_manifest(folder)
     for name, digest in manifest.files.items():
-        verify_file(folder / name, digest)
+        verify_file(folder, name, digest)
         advance(name)
     content = FORMATS[format_name].write(
         read_plain(folder, manifest, advance), manifest.progress.step
@@ -66,9 +66,9 @@ def read_plain(
     folder: Path, manifest: Manifest, advance: Advance = lambda table: None
 ) -> PlainModel:
     """The weights of a verified checkpoint, or their averages where the run kept them."""
-    decay, state = manifest.config.train.average, load_file(folder / WEIGHTS)
+    decay, state = manifest.config.train.average, load_tensors(folder, WEIGHTS)
     if decay is not None:
-        averages = load_file(folder / AVERAGES)
+        averages = load_tensors(folder, AVERAGES)
         state = {name: averages[f"module.{name}"] for name in state}
     tables = {}
     for name in manifest.tables:
