@@ -59,7 +59,7 @@ def test_verify_names_each_damaged_or_missing_file(run):
     for name in ("C3.safetensors", "C5@delta.safetensors", "dense.safetensors"):
         assert name in damaged.stderr
     (latest / "manifest.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"manifest\.json, which is damaged"):
+    with pytest.raises(CheckpointError, match=r"manifest\.json, damaged"):
         verify_command(latest)
     with pytest.raises(CheckpointError, match="no checkpoint in"):
         verify_command(latest.parent.parent.parent)

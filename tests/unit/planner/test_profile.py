@@ -89,7 +89,7 @@ def test_files_that_are_no_profile_are_refused(tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(DataError, match="make the profile again"):
             AccessProfile.load(path)
-    with pytest.raises(DataError, match="no .*none"):
+    with pytest.raises(DataError, match=r"no .*none"):
         AccessProfile.load(tmp_path / "none")
     from safetensors.numpy import save_file
 

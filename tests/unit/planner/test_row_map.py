@@ -92,7 +92,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="3 distinct"):
         pb.Plan.load(tmp_path / "plan.json").check(TABLES)
     (tmp_path / "plan.json.rows").unlink()
-    with pytest.raises(ConfigError, match="no .*plan.json.rows"):
+    with pytest.raises(ConfigError, match=r"no .*plan\.json\.rows"):
         pb.Plan.load(tmp_path / "plan.json")
     with pytest.raises(ConfigError, match="need one of the shards 0 to 1"):
         pb.Plan.by_rows(
