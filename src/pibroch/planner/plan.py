@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from pibroch.config.exchange import PLACEMENTS, PlacementKind
 from pibroch.embedding import Piece, Table
@@ -65,10 +65,17 @@ class Plan(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
-    num_shards: int = Field(ge=1, le=MOST_SHARDS)
+    num_shards: int
     placements: dict[str, Placement]
     made_from: dict[str, Any] = {}
     row_map: RowMap | None = Field(default=None, exclude=True)
+
+    @field_validator("num_shards")
+    @classmethod
+    def _bounded(cls, num_shards: int) -> int:
+        if not 1 <= num_shards <= MOST_SHARDS:
+            raise ValueError(f"1 to {MOST_SHARDS} shards")
+        return num_shards
 
     @classmethod
     def of(
