@@ -157,7 +157,7 @@ def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, object]:
             f"{path}, which extends itself", "a chain of recipes that ends", "remove one `extends`"
         )
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(
             f"{path}: {error.strerror}", "a readable recipe", "check the path"

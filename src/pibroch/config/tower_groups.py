@@ -20,7 +20,7 @@ def read_groups(path: Path) -> list[list[str]]:
         ConfigError: when there is none, or it is another file.
     """
     try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
+        content: Any = json.loads(path.read_text(encoding="utf-8-sig"))
         towers = content["towers"]
         if not isinstance(towers, list) or not all(
             isinstance(name, str) for tower in towers for name in tower

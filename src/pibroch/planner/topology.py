@@ -137,7 +137,7 @@ class ClusterTopology:
             ConfigError: when there is none, or it is none.
         """
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")
             content = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
         except (OSError, ValueError) as error:
             raise ConfigError(

@@ -141,7 +141,7 @@ def read_categories(path: Path, features: Sequence[str]) -> list[str]:
         ConfigError: when it is no such file, or a feature is in none or in two.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         pairs = [(name, category) for category, names in content.items() for name in list(names)]
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(

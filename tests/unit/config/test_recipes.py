@@ -208,6 +208,13 @@ def test_missing_and_circular_and_broken_recipes(tmp_path):
         load_recipe(str(tmp_path / "d.toml"))
 
 
+def test_a_byte_order_mark_is_no_part_of_a_recipe(recipe, tmp_path):
+    marked = tmp_path / "marked.toml"
+    marked.write_text('extends = "base.toml"\n[train]\nepochs = 3\n', encoding="utf-8-sig")
+    recipe.write_text(recipe.read_text(), encoding="utf-8-sig")
+    assert load_recipe(str(marked)).train.epochs == 3
+
+
 @pytest.mark.parametrize("name", recipe_names())
 def test_shipped_recipes_survive_being_written(name):
     config = load_recipe(name)

@@ -152,6 +152,26 @@ def test_another_schema_does_not_reuse_an_interrupted_run(prepare_criteo, criteo
     assert len(EncodedDataset.open(tmp_path / "out").schema.keys) == 26
 
 
+def test_a_file_that_was_written_anew_is_read_anew(prepare_criteo, criteo_file, tmp_path):
+    """Of the same size and the same time of modification: no piece of the old one stays."""
+
+    def cut_off(stage: str, fraction: float) -> None:
+        raise KeyboardInterrupt
+
+    old, found = criteo_file.read_bytes(), criteo_file.stat()
+    schema = criteo_schema()
+    source = TextSource(criteo_file, schema.separator, schema.quotes, schema.columns)
+    options = PrepareOptions(piece_bytes=50_000)
+    with pytest.raises(KeyboardInterrupt):
+        prepare([source], schema, tmp_path / "resumed", options, cut_off)
+    criteo_file.write_bytes(b"".join(reversed(old.splitlines(keepends=True))))
+    os.utime(criteo_file, ns=(found.st_atime_ns, found.st_mtime_ns))
+    assert criteo_file.stat().st_size == found.st_size
+    prepare_criteo(criteo_file, tmp_path / "resumed")
+    prepare_criteo(criteo_file, tmp_path / "fresh")
+    assert contents(tmp_path / "resumed") == contents(tmp_path / "fresh")
+
+
 def test_two_processes_do_not_work_in_one_folder(prepare_criteo, criteo_file, tmp_path):
     command = [
         sys.executable,

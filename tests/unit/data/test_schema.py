@@ -87,3 +87,9 @@ def test_features_may_share_a_column_but_not_a_name():
     )
     with pytest.raises(ValueError, match="two categorical"):
         Schema(label="y", categorical=(feature, feature))
+
+
+def test_a_byte_order_mark_is_no_part_of_a_schema(tmp_path):
+    path = tmp_path / "schema.toml"
+    path.write_text('label = "y"\n[categorical.a]\n', encoding="utf-8-sig")
+    assert Schema.load(path).keys == ("a",)

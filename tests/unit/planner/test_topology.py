@@ -10,7 +10,7 @@ TOML = "hosts = [2, 1]\nmemory_bytes = [8e9, 8e9, 4e9]\nbetween_hosts = 3.0\nown
 
 
 def test_from_toml_and_json(tmp_path):
-    (tmp_path / "t.toml").write_text(TOML)
+    (tmp_path / "t.toml").write_text(TOML, encoding="utf-8-sig")
     content = {"host_of_rank": [0, 0, 1], "memory_bytes": [8e9, 8e9, 4e9]}
     content["cost"] = [[0.5, 1, 3], [1, 0.5, 3], [3, 3, 0.5]]
     (tmp_path / "t.json").write_text(json.dumps(content | {"p2p_bandwidth": 2e9}))
