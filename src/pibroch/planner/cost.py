@@ -15,7 +15,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.kernels.placement import numba as kernels
+
 Floats = NDArray[np.float64]
+Shards = NDArray[np.int16]
 
 
 def distinct(share: Floats, num_draws: float) -> Floats:
@@ -35,10 +38,8 @@ def holders(home: NDArray[np.integer], copies: NDArray[np.bool_]) -> NDArray[np.
     return np.asarray(held, np.bool_)
 
 
-def sources(
-    home: NDArray[np.integer], copies: NDArray[np.bool_], cost: Floats
-) -> NDArray[np.int64]:
-    """The shard from which each reads a partition, int64 ``[P, W]``: ``comm_path`` in the paper.
+def sources(home: NDArray[np.integer], copies: NDArray[np.bool_], cost: Floats) -> Shards:
+    """The shard from which each reads a partition, int16 ``[P, W]``: ``comm_path`` in the paper.
 
     One rule for planner and exchange, so that a plan need not store paths: its own memory where it holds the partition; else
     the cheapest holder; among equally cheap ones the home, else the next in cyclic order after the reader.
@@ -48,44 +49,37 @@ def sources(
     [[0, 0, 2, 0]]
     """
     held = holders(home, copies)
-    num_partitions, num_shards = held.shape
-    out = np.empty((num_partitions, num_shards), np.int64)
-    rows = np.arange(num_partitions)
-    for reader in range(num_shards):
-        order = (reader + np.arange(num_shards)) % num_shards  # itself first
-        price = np.where(held[:, order], cost[reader, order], np.inf)
-        price[:, 0] = np.where(held[:, reader], -1.0, price[:, 0])
-        best = price.argmin(axis=1)
-        is_home = cost[reader, home] <= price[rows, best]
-        out[:, reader] = np.where(is_home & ~held[:, reader], home, order[best])
-    return out
+    source = np.empty(held.shape, np.int16)
+    kernels.find_sources(home.astype(np.int64), held, cost, kernels.nearer_shards(cost), source)
+    return source
 
 
-def memory(record_bytes: Floats, home: NDArray[np.integer], copies: NDArray[np.bool_]) -> Floats:
-    """Eq. 1: bytes of records on each shard, ``[W]``."""
-    return np.asarray(record_bytes @ holders(home, copies), np.float64)
+def memory(record_bytes: Floats, held: NDArray[np.bool_]) -> Floats:
+    """Eq. 1: bytes of records on each shard, ``[W]``, by holders ``[P, W]``."""
+    used = np.zeros(held.shape[1])
+    kernels.add_memory(np.asarray(record_bytes, np.float64), held, used)
+    return used
 
 
-def served(weight: Floats, source: NDArray[np.int64], num_shards: int) -> Floats:
+def served(weight: Floats, source: Shards, num_shards: int) -> Floats:
     """Eq. 2 without its factor: what each shard looks up for all readers, itself included, ``[W]``."""
     return np.asarray(traffic(weight, source, num_shards).sum(axis=0))
 
 
-def traffic(weight: Floats, source: NDArray[np.int64], num_shards: int) -> Floats:
+def traffic(weight: Floats, source: Shards, num_shards: int) -> Floats:
     """What reader i gets from shard j, ``[W, W]``; its own reads on the diagonal."""
-    out = np.empty((num_shards, num_shards))
-    for reader in range(num_shards):
-        out[reader] = np.bincount(source[:, reader], weight, num_shards)
-    return out
+    given = np.zeros((num_shards, num_shards))
+    kernels.add_traffic(weight, source, given)
+    return given.T.copy()
 
 
-def workload(weight: Floats, source: NDArray[np.int64], cost: Floats) -> Floats:
+def workload(weight: Floats, source: Shards, cost: Floats) -> Floats:
     """Eq. 2: time of lookups on each shard, ``[W]``; where own memory costs nothing, their bytes."""
     own = np.diag(cost)
     return served(weight, source, len(cost)) * np.where(own > 0, own, 1.0)
 
 
-def communication(weight: Floats, source: NDArray[np.int64], cost: Floats) -> Floats:
+def communication(weight: Floats, source: Shards, cost: Floats) -> Floats:
     """Eq. 3: cost of what reader i gets from shard j, ``[W, W]``, with ``L[i][j]``."""
     return traffic(weight, source, len(cost)) * cost
 

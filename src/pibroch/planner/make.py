@@ -22,6 +22,7 @@ from pibroch.planner.topology import ClusterTopology
 
 Floats = NDArray[np.float64]
 THRESHOLDS = (1e-3, 3e-4, 1e-4, 3e-5)
+PART_OF_SHARD = 0.03  # of its accesses and memory: more is not tried in one partition
 ROW_BY_ROW = 256  # tables of so few rows in all are placed row by row
 CURVE_POINTS = 200
 UNREAD_SHARE = 0.5  # of the rows; above it a plan says so
@@ -155,7 +156,7 @@ def predict(
         form: costs.traffic(partitions.weight(form), placed.source, num_shards) for form in forms
     }
     lookups = costs.served(partitions.accesses, placed.source, num_shards)
-    used = costs.memory(memory, placed.home, placed.copies)
+    used = costs.memory(memory, placed.held)
     work = costs.workload(partitions.weight("accesses"), placed.source, topology.cost)
     link_cost = reads[options.objective] * topology.cost
     copies = placed.held.sum(axis=1) - 1
@@ -252,9 +253,7 @@ def _backtrack(
     progress: Progress,
 ) -> _Trial:
     """Cut finer until the plan is good enough or nothing finer can be numbered; the best that was found."""
-    thresholds: Sequence[float] = THRESHOLDS if options.threshold is None else (options.threshold,)
-    if options.threshold is None and partitioner.num_rows <= ROW_BY_ROW:
-        thresholds = (0.0,)
+    thresholds = _thresholds(partitioner, topology.num_ranks, options)
     best: tuple[tuple[int, bool, float], _Trial] | None = None
     for number, threshold in enumerate(thresholds):
         progress("placing", number / len(thresholds))
@@ -280,6 +279,16 @@ def _backtrack(
     return best[1]
 
 
+def _thresholds(partitioner: Partitioner, num_shards: int, options: PlanOptions) -> Sequence[float]:
+    """Those to try, the coarsest first; of a partition that is a large part of a shard nothing level can be made."""
+    if options.threshold is not None:
+        return (options.threshold,)
+    if partitioner.num_rows <= ROW_BY_ROW:
+        return (0.0,)
+    possible = [each for each in THRESHOLDS if partitioner.cut(each) is not None]
+    return [each for each in possible if each * num_shards <= PART_OF_SHARD] or possible[-1:]
+
+
 def _place(
     partitions: Partitions,
     topology: ClusterTopology,
@@ -288,20 +297,20 @@ def _place(
     is_final: bool = True,
 ) -> Found:
     policy = options.chosen_policy if options.extra > 0 else "none"
-    least = room / room.sum() * partitions.memory_bytes.sum() + partitions.memory_bytes.max(
-        initial=0.0
+    # a partition is no drop of water: homes may lie a partition above what is level
+    of_homes = np.minimum(
+        room + partitions.memory_bytes.max(initial=0.0), topology.memory_bytes
     )
-    widened = np.minimum(
-        np.maximum(room, least), topology.memory_bytes
-    )  # a partition is no drop of water
-    return find_placement(partitions, options.objective, topology, widened, policy, is_final)
+    return find_placement(
+        partitions, options.objective, topology, room, policy, is_final, of_homes
+    )
 
 
 def _is_balanced(
     partitions: Partitions, found: Found, topology: ClusterTopology, options: PlanOptions
 ) -> bool:
     placed, num_shards = found.placed, topology.num_ranks
-    used = costs.memory(partitions.memory_bytes, placed.home, placed.copies)
+    used = costs.memory(partitions.memory_bytes, placed.held)
     share = np.where(np.isfinite(topology.memory_bytes), topology.memory_bytes, 1.0)
     work = costs.workload(partitions.weight("accesses"), placed.source, topology.cost)
     between = costs.links(

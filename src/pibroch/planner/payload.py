@@ -6,7 +6,7 @@ gradient there again; a rank's own rows cost nothing. Numbers of copied rows are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -55,8 +55,8 @@ def step_payload(
                 f"table {table.name!r} whose owner pools", "a placement whose rows travel"
             )
         share = profile.tables[table.name].batches / profile.num_batches
-        for owner, piece in plan.homes(table):
-            rows, floats = float(share[ids_of(piece.rows)].sum()), FLOAT_BYTES * len(piece.columns)
+        for owner, rows, num_columns in _owned(plan, table, share):
+            floats = FLOAT_BYTES * num_columns
             sent[:, owner] += rows * (ID_BYTES + trains * floats)
             sent[owner] += rows * floats
         for _, piece in plan.copies(table)[:1]:
@@ -67,6 +67,23 @@ def step_payload(
             sent += copied.gathered(dim) if replicas == "gather" else copied.summed(dim)
     np.fill_diagonal(sent, 0.0)
     return sent
+
+
+def _owned(plan: Plan, table: Table, share: Floats) -> Iterator[tuple[int, float, int]]:
+    """By owner: how many of its rows a rank reads a step, and how many of their columns it has."""
+    placement, row_map = plan.placements[table.name], plan.row_map
+    if placement.kind != "rows":
+        for owner, piece in plan.homes(table):
+            yield owner, float(share[ids_of(piece.rows)].sum()), len(piece.columns)
+        return
+    # one pass over the rows for all owners, of which there may be a thousand
+    assert row_map is not None, "checked with the plan"
+    partition = row_map.partition[row_map.rows_of(table.name)]
+    read = np.bincount(partition, share, len(row_map.home))
+    at_place = np.bincount(row_map.place_of, read, row_map.num_shards + 1)
+    for shard, owner in enumerate(placement.shards):
+        if at_place[shard]:
+            yield owner, float(at_place[shard]), table.dim
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pibroch.errors import ConfigError
 from pibroch.kernels.placement import numba as kernels
 from pibroch.planner.balance import by_worth
-from pibroch.planner.cost import distinct, sources, traffic
+from pibroch.planner.cost import distinct
 from pibroch.planner.partition import Partitions
 from pibroch.planner.topology import ClusterTopology
 
@@ -68,12 +68,12 @@ class PlacedPartitions:
     Attributes:
         home: int64 ``[P]``.
         held: bool ``[P, W]``, home and copies.
-        source: int64 ``[P, W]``, the shard from which each reads.
+        source: int16 ``[P, W]``, the shard from which each reads.
     """
 
     home: NDArray[np.int64]
     held: NDArray[np.bool_]
-    source: NDArray[np.int64]
+    source: NDArray[np.int16]
 
     @property
     def copies(self) -> NDArray[np.bool_]:
@@ -87,7 +87,7 @@ def without_copies(home: NDArray[np.int64], num_shards: int) -> PlacedPartitions
     """Homes alone."""
     held = np.zeros((len(home), num_shards), bool)
     held[np.arange(len(home)), home] = True
-    return PlacedPartitions(home, held, np.repeat(home[:, None], num_shards, axis=1))
+    return PlacedPartitions(home, held, np.repeat(home[:, None].astype(np.int16), num_shards, axis=1))
 
 
 def along_links(
@@ -99,11 +99,11 @@ def along_links(
     next. Else one that is full early keeps the links that others' later copies turn to.
     """
     placed = without_copies(home, len(room))
-    available = np.maximum(room - memory @ placed.held, 0.0)
-    link = traffic(weight, placed.source, len(room)) * cost
-    order = by_worth(weight, memory)
+    available = np.maximum(room - np.bincount(home, memory, len(room)), 0.0)
+    link = np.tile(np.bincount(home, weight, len(room)), (len(room), 1)) * cost
+    order, nearer = by_worth(weight, memory), kernels.nearer_shards(cost)
     kernels.replicate(
-        order, weight, memory, home, cost, available, placed.held, placed.source, link
+        order, weight, memory, home, cost, nearer, available, placed.held, placed.source, link
     )
     return placed
 
@@ -113,13 +113,9 @@ def everywhere(
 ) -> PlacedPartitions:
     """Copies of the chosen partitions, in their order, on all shards, while all have room for them."""
     placed = without_copies(home, len(room))
-    used = memory @ placed.held
-    for partition in chosen:
-        more = memory[partition] * ~placed.held[partition]
-        if (used + more <= room).all():
-            used += more
-            placed.held[partition] = True
-    placed.source = sources(home, placed.copies, cost)
+    used = np.bincount(home, memory, len(room))
+    kernels.copy_everywhere(chosen, memory, room, used, placed.held)
+    kernels.find_sources(home, placed.held, cost, kernels.nearer_shards(cost), placed.source)
     return placed
 
 
@@ -134,7 +130,7 @@ def candidates(
         return order[(partitions.accesses > most * partitions.num_rows)[order]]
     if policy == "safe":
         return order[(partitions.transfers >= partitions.num_rows)[order]]
-    return order if policy == "everywhere" else order[:0]
+    return order if policy in ("everywhere", "links") else order[:0]
 
 
 def synchronisation(partitions: Partitions, placed: PlacedPartitions, num_shards: int) -> Floats:
@@ -148,9 +144,7 @@ def synchronisation(partitions: Partitions, placed: PlacedPartitions, num_shards
     read = partitions.transfers * partitions.weight_bytes
     summed = distinct(share, num_shards) * partitions.num_rows * partitions.weight_bytes
     is_copied = placed.held.sum(axis=1) > 1
-    for shard in range(num_shards):
-        here = placed.home == shard
-        out[:, shard] += read[here].sum()
-        out[shard, :] += summed[here & is_copied].sum()
+    out += np.bincount(placed.home, read, num_shards)
+    out += np.bincount(placed.home, summed * is_copied, num_shards)[:, None]
     np.fill_diagonal(out, 0.0)
     return out

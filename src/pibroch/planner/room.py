@@ -38,7 +38,7 @@ def rooms(tables: Sequence[TableSize], topology: ClusterTopology, extra: float) 
 
 def check_fit(partitions: Partitions, placed: PlacedPartitions, topology: ClusterTopology) -> None:
     """Raise a ``ConfigError`` for a placement that exceeds a rank's memory."""
-    used = costs.memory(partitions.memory_bytes, placed.home, placed.copies)
+    used = costs.memory(partitions.memory_bytes, placed.held)
     over = np.flatnonzero(used > topology.memory_bytes)
     if len(over):
         rank = int(over[0])

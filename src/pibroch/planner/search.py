@@ -9,14 +9,17 @@ from numpy.typing import NDArray
 
 from pibroch.kernels.placement import search as kernels
 from pibroch.kernels.placement import state as placement
+from pibroch.kernels.placement.numba import nearer_shards
 from pibroch.planner.balance import ALL, NONE, SOME, by_worth, place_homes
 from pibroch.planner.cost import links, traffic
+from pibroch.planner.cost import memory as used_memory
 from pibroch.planner.partition import Form, Partitions
 from pibroch.planner.replicate import PlacedPartitions, Policy, along_links, candidates, everywhere
 from pibroch.planner.topology import ClusterTopology
 
 Floats = NDArray[np.float64]
 ROUNDS = 4
+SHARD_ROUNDS = 256  # rounds times shards, about: for many shards a round takes long
 FEW_PARTITIONS = 256  # below it the search is thorough: greedy choices are coarse where there is little to choose from
 TRIALS, TRIALS_OF_FEW = 200_000, 50_000
 TEMPERATURES = (0.3, 0.1)
@@ -45,11 +48,13 @@ def find_placement(
     room: Floats,
     policy: Policy,
     is_final: bool = True,
+    room_of_homes: Floats | None = None,
 ) -> Found:
     """The best of several rounds, improved by a search.
 
-    Homes are balanced first for all partitions, then, once it is known what will be copied everywhere (and in a second course
-    what will be copied somewhere), for these and for the rest each alone. Deterministic.
+    Homes are balanced for what will be copied everywhere, at first a guess, then what the round before has copied (and in a
+    second course what it has copied somewhere), and for the rest each alone. Many shards have few rounds: there the guess is
+    good, since what they copy hardly depends on homes. Deterministic.
 
     Args:
         partitions: to place.
@@ -58,30 +63,49 @@ def find_placement(
         room: ``[W]``, bytes that each may hold.
         policy: which copies are made.
         is_final: whether to search for improvements at the end; without, it is within some per cent and quick.
+        room_of_homes: ``[W]``, bytes that each may hold if need be for homes to lie level; ``room`` when absent.
     """
     memory, cost = partitions.memory_bytes, topology.cost
     weight, lookup = partitions.weight(form), partitions.weight("accesses")
     chosen = candidates(policy, partitions, weight, topology)
+    room_of_homes = room if room_of_homes is None else room_of_homes
+    rounds = max(1, min(ROUNDS, SHARD_ROUNDS // topology.num_ranks))
 
-    def copied(home: NDArray[np.int64]) -> PlacedPartitions:
-        if policy == "links":
-            return along_links(home, weight, memory, cost, room)
+    def along(home: NDArray[np.int64]) -> PlacedPartitions:
+        return along_links(home, weight, memory, cost, room)
+
+    def on_all(home: NDArray[np.int64]) -> PlacedPartitions:
         return everywhere(home, chosen, memory, cost, room)
 
+    courses = [(on_all, _all_or_not, rounds if policy != "none" else 1)]
+    if policy == "links":
+        courses = [(along, _all_or_not, rounds), (along, _all_some_or_none, rounds if rounds > 1 else 0), *courses]
     best: Found | None = None
-    for layers in (_all_or_not, _all_some_or_none) if policy == "links" else (_all_or_not,):
-        layer = np.full(len(weight), NONE)
-        for _ in range(ROUNDS if policy != "none" else 1):
-            home, misfits = place_homes(lookup, memory, partitions.is_access_bound, room, layer)
+    for copied, layers, num_rounds in courses:
+        layer = _guess(chosen, memory, room)
+        for _ in range(num_rounds):
+            home, misfits = place_homes(
+                lookup, memory, partitions.is_access_bound, room_of_homes, layer
+            )
             placed = copied(home)
             found = Found(placed, _worst(weight, placed, cost), misfits)
             if best is None or (misfits, found.worst_link) < (best.misfits, best.worst_link):
                 best = found
-            layer = layers(placed)
+            before, layer = layer, layers(placed)
+            if np.array_equal(before, layer):
+                break
     assert best is not None, "at least one round was made"
     if not is_final:
         return best
     return _improved(best, partitions, form, cost, room, policy)
+
+
+def _guess(chosen: NDArray[np.int64], memory: Floats, room: Floats) -> NDArray[np.int64]:
+    """Layers of partitions, as if the most worthy ones were copied everywhere."""
+    layer = np.full(len(memory), NONE)
+    spare = (room.sum() - memory.sum()) / max(1, len(room) - 1)
+    layer[chosen[np.cumsum(memory[chosen]) <= spare]] = ALL
+    return layer
 
 
 def _all_or_not(placed: PlacedPartitions) -> NDArray[np.int64]:
@@ -107,8 +131,9 @@ def _improved(
     order = by_worth(weight, memory)
     place_of = np.empty_like(order)
     place_of[order] = np.arange(len(order))
-    room = np.maximum(room, memory @ found.placed.held)
-    problem = placement.Problem(order, place_of, weight, lookup, memory, cost, room)
+    room = np.maximum(room, used_memory(memory, found.placed.held))
+    nearer = nearer_shards(cost)
+    problem = placement.Problem(order, place_of, weight, lookup, memory, cost, nearer, room)
     best = found
     is_small = len(weight) <= FEW_PARTITIONS
     num_trials = TRIALS_OF_FEW if is_small else TRIALS

@@ -3,6 +3,7 @@ import os
 import numpy as np
 import pytest
 
+from pibroch.kernels.placement import heap as heaps
 from pibroch.kernels.placement import naive, numba, search, state
 
 TRIALS = 150 if os.environ.get("NUMBA_DISABLE_JIT") == "1" else 3000
@@ -32,12 +33,15 @@ def replicate(weight, memory, cost, order, home, room):
     num_shards = len(cost)
     held = np.zeros((len(home), num_shards), bool)
     held[np.arange(len(home)), home] = True
-    source = np.repeat(home[:, None], num_shards, axis=1)
+    source = np.repeat(home[:, None].astype(np.int16), num_shards, axis=1)
     link = (
         np.array([np.bincount(source[:, i], weight, num_shards) for i in range(num_shards)]) * cost
     )
     available = room - memory @ held
-    added = numba.replicate(order, weight, memory, home, cost, available, held, source, link)
+    nearer = numba.nearer_shards(cost)
+    added = numba.replicate(
+        order, weight, memory, home, cost, nearer, available, held, source, link
+    )
     assert added == held.sum() - len(home)
     np.testing.assert_allclose(available, room - memory @ held)
     expected = (
@@ -66,9 +70,11 @@ def test_room_is_kept_while_it_can_be_and_misfits_are_counted():
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("hosts", [1, 2, None])
 def test_algorithm_1_with_and_without_bookkeeping(seed, hosts):
-    weight, memory, cost, order = case(seed, hosts=hosts)
+    weight, memory, cost, order = case(seed, hosts=hosts or 1)
+    if hosts is None:  # no two links cost the same
+        cost *= np.random.default_rng(seed).permutation(16).reshape(4, 4) + 2.0
     home = place(weight, memory, order, np.full(4, 1e9))[0]
     room = np.full(4, memory.sum() * [0.26, 0.35, 0.5][seed % 3] + 2)
     held, source, _ = replicate(weight, memory, cost, order, home, room)
@@ -77,6 +83,25 @@ def test_algorithm_1_with_and_without_bookkeeping(seed, hosts):
     )
     assert held.tolist() == expected[0].tolist()
     assert source.tolist() == expected[1].tolist()
+
+
+def test_a_heap_has_the_greatest_on_top_whatever_changes():
+    rng = np.random.default_rng(0)
+    heap, place, key, size = np.empty(9, np.int16), np.full(9, -1, np.int16), rng.random(9), 0
+    for shard in range(9):
+        size = heaps.push(heap, size, place, key, shard)
+    for _ in range(200):
+        shard = rng.integers(9)
+        key[shard] = rng.integers(5)
+        heaps.rise(heap, place, key, shard)
+        heaps.sink(heap, size, place, key, shard)
+        assert heap[place].tolist() == list(range(9))
+        assert heap[0] == key.argmax()
+    tops = []
+    while size:
+        tops.append(int(heap[0]))
+        size = heaps.drop_top(heap, size, place, key)
+    assert tops == np.argsort(-key, kind="stable").tolist() and (place == -1).all()
 
 
 def test_all_memory_makes_everything_local():
@@ -104,7 +129,8 @@ def test_search_keeps_the_rules_and_never_ends_worse(seed, temperature, may_copy
     place_of = np.empty_like(order)
     place_of[order] = np.arange(50)
     placed = search.Placed(home.copy(), held.copy(), source.copy())
-    problem = state.Problem(order, place_of, weight, weight, memory, cost, room)
+    nearer = numba.nearer_shards(cost)
+    problem = state.Problem(order, place_of, weight, weight, memory, cost, nearer, room)
     worst = search.improve(problem, placed, TRIALS, temperature, 0.0, may_copy, seed)
     assert worst <= before * (1 + 1e-9)
     assert (memory @ placed.held <= room + 1e-9).all()
@@ -120,9 +146,10 @@ def test_search_keeps_the_rules_and_never_ends_worse(seed, temperature, may_copy
 
 
 def test_search_has_nothing_to_do_on_one_shard_or_without_reads():
-    one = search.Placed(np.zeros(3, np.int64), np.ones((3, 1), bool), np.zeros((3, 1), np.int64))
+    one = search.Placed(np.zeros(3, np.int64), np.ones((3, 1), bool), np.zeros((3, 1), np.int16))
     ids = np.arange(3)
+    cost = np.zeros((1, 1))
     problem = state.Problem(
-        ids, ids, np.ones(3), np.ones(3), np.ones(3), np.zeros((1, 1)), np.full(1, 9.0)
+        ids, ids, np.ones(3), np.ones(3), np.ones(3), cost, numba.nearer_shards(cost), np.full(1, 9.0)
     )
     assert search.improve(problem, one, 10, 0.0, 0.5, True, 0) == 0.0

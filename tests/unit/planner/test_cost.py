@@ -26,7 +26,7 @@ def test_equations_as_the_paper_writes_them(topology):
     source = costs.sources(home, copies, topology.cost)
     chosen = paths(source, 4)
     for j in range(4):
-        assert costs.memory(size, home, copies)[j] == pytest.approx(
+        assert costs.memory(size, costs.holders(home, copies))[j] == pytest.approx(
             sum(size[k] for k in range(30) if home[k] == j or copies[k, j])
         )
         eq2 = sum(size[k] * accesses[k] * chosen[k, i, j] for k in range(30) for i in range(4))

@@ -13,7 +13,7 @@ from planner_cases import few_rows, random_case
 def check(partitions, found, topology, room):
     placed, memory = found.placed, partitions.memory_bytes
     assert found.misfits == 0
-    assert (costs.memory(memory, placed.home, placed.copies) <= room * (1 + 1e-9)).all()
+    assert (costs.memory(memory, placed.held) <= room * (1 + 1e-9)).all()
     rows = np.arange(len(partitions))
     for reader in range(topology.num_ranks):
         assert placed.held[rows, placed.source[:, reader]].all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.kernels.placement.state import Floats, Ints, Placed, Problem, Sums, add, random
+from pibroch.kernels.placement.state import Floats, Ints, Placed, Problem, Sums, random, turn
 from pibroch.kernels.policy import kernel
 
 NEIGHBOURS = 64  # partitions on either side, in order, that one is exchanged with
@@ -15,22 +15,30 @@ COPY, MOVE, SWAP, REDIRECT = 0, 2, 3, 4  # kinds of changes; 1 is a copy, too
 
 
 @kernel
-def worst(link: Floats) -> int:
-    """The number of the link that costs most, W times its reader plus its shard."""
-    num_shards, found = len(link), 1
-    for i in range(num_shards):
-        for j in range(num_shards):
-            if i != j and link[i, j] > link[found // num_shards, found % num_shards]:
-                found = i * num_shards + j
-    return found
+def worst_of(link: Floats, reader: int) -> int:
+    """The shard from which a reader gets at the greatest cost."""
+    worst = -1
+    for shard in range(len(link)):
+        if shard != reader and (worst < 0 or link[reader, shard] > link[reader, worst]):
+            worst = shard
+    return worst
 
 
 @kernel
-def choose_link(link: Floats, state: NDArray[np.uint64]) -> int:
+def worst_link(link: Floats, worst: Ints) -> int:
+    """The number of the link that costs most, W times its reader plus its shard; ``worst`` ``[W]`` is each reader's."""
+    found = 0
+    for reader in range(1, len(link)):
+        if link[reader, worst[reader]] > link[found, worst[found]]:
+            found = reader
+    return int(found * len(link) + worst[found])
+
+
+@kernel
+def choose_link(num_shards: int, worst: int, state: NDArray[np.uint64]) -> int:
     """Mostly the worst link, now and then any."""
-    num_shards = len(link)
     if random(state, 4) > 0:
-        return int(worst(link))
+        return worst
     reader = random(state, num_shards)
     return int(reader * num_shards + (reader + 1 + random(state, num_shards - 1)) % num_shards)
 
@@ -58,17 +66,19 @@ def choose_pair(
 @kernel
 def _mend_sources(partition: int, problem: Problem, placed: Placed) -> None:
     """Lead readers to themselves, or away from shards that hold the partition no longer, or to cheaper ones."""
-    home, cost, num_shards = placed.home[partition], problem.cost, len(problem.cost)
-    for reader in range(num_shards):
+    home, cost, nearer = placed.home[partition], problem.cost, problem.nearer
+    for reader in range(len(cost)):
         best = placed.source[partition, reader]
         if placed.held[partition, reader]:
             best = reader
         else:
             if not placed.held[partition, best]:
                 best = home
-            for shard in range(num_shards):
-                if placed.held[partition, shard] and cost[reader, shard] < cost[reader, best]:
-                    best = shard
+            for shard in nearer.shards[nearer.starts[reader] : nearer.starts[reader + 1]]:
+                if placed.held[partition, shard]:
+                    if cost[reader, shard] < cost[reader, best]:
+                        best = shard
+                    break
         placed.source[partition, reader] = best
 
 
@@ -186,13 +196,12 @@ def change(
         count = int(_swap_homes(p, q, problem, placed, sums))
     for number in range(count):
         one = touched[number]
-        add(one, -1.0, problem, placed, sums)
         old.source[number] = placed.source[one]
         if kind == REDIRECT:
             _redirect(one, reader, random(state, num_shards), placed)
         else:
             _mend_sources(one, problem, placed)
-        add(one, 1.0, problem, placed, sums)
+        turn(one, old.source[number], problem, placed, sums)
     return count
 
 
@@ -201,11 +210,12 @@ def take_back(
     kind: int, touched: Ints, reader: int, old: Placed, problem: Problem, placed: Placed, sums: Sums
 ) -> None:
     """Undo a change; memory is the caller's."""
+    scratch = np.empty_like(placed.source[0])
     for number in range(len(touched)):
         one = touched[number]
-        add(one, -1.0, problem, placed, sums)
+        scratch[:] = placed.source[one]
         placed.source[one] = old.source[number]
-        add(one, 1.0, problem, placed, sums)
+        turn(one, scratch, problem, placed, sums)
         if kind < MOVE:
             placed.held[one, reader] = number > 0
         elif kind != REDIRECT:

@@ -14,7 +14,8 @@ from pibroch.kernels.placement.changes import (
     choose_link,
     choose_pair,
     take_back,
-    worst,
+    worst_link,
+    worst_of,
 )
 from pibroch.kernels.placement.state import (
     Flags,
@@ -24,6 +25,7 @@ from pibroch.kernels.placement.state import (
     Problem,
     Sums,
     empty_placed,
+    high_power,
     random,
     sum_up,
 )
@@ -47,23 +49,41 @@ class Best(NamedTuple):
 
 
 @kernel
-def _high_power(x: float) -> float:
-    for _ in range(6):
-        # 64th powers by six squarings: pow() would be most of the search
-        x *= x
-    return x
-
-
-@kernel
-def _energy(link: Floats, load: Floats, load_scale: float) -> float:
-    """Sum of 64th powers: nearly the worst link, but every lower link helps; and of loads beside their mean."""
+def _energy_of_links(link: Floats) -> float:
     num_shards, total = len(link), 0.0
     for i in range(num_shards):
         for j in range(num_shards):
             if i != j:
-                total += _high_power(link[i, j])
-        total += _high_power(load[i] * load_scale)
+                total += high_power(link[i, j])
     return total
+
+
+@kernel
+def _energy(sums: Sums, load_scale: float) -> float:
+    """Sum of 64th powers of links, and of loads beside their mean."""
+    total = sums.energy[0]
+    for load in sums.load:
+        total += high_power(load * load_scale)
+    return total
+
+
+@kernel
+def _worst_of_readers(link: Floats) -> Ints:
+    out = np.empty(len(link), np.int64)
+    for reader in range(len(link)):
+        out[reader] = worst_of(link, reader)
+    return out
+
+
+@kernel
+def _note_worst(touched: Ints, old: Placed, placed: Placed, link: Floats, worst: Ints) -> None:
+    """Find the worst links anew of the readers that a change has turned."""
+    for reader in range(len(link)):
+        is_turned = False
+        for number in range(len(touched)):
+            is_turned |= placed.source[touched[number], reader] != old.source[number, reader]
+        if is_turned:
+            worst[reader] = worst_of(link, reader)
 
 
 @kernel
@@ -77,6 +97,7 @@ def _scaled(problem: Problem, scale: float) -> Problem:
         problem.lookup,
         problem.memory,
         cost,
+        problem.nearer,
         problem.room,
     )
 
@@ -128,15 +149,20 @@ def improve(
     num_shards = placed.held.shape[1]
     if num_shards < 2:
         return 0.0
-    sums = Sums(np.zeros((num_shards, num_shards)), np.zeros(num_shards), np.zeros(num_shards))
+    sums = Sums(
+        np.zeros((num_shards, num_shards)), np.zeros(num_shards), np.zeros(num_shards), np.zeros(1)
+    )
     sum_up(problem, placed, sums)
-    first = sums.link[worst(sums.link) // num_shards, worst(sums.link) % num_shards]
+    worst = _worst_of_readers(sums.link)
+    link = worst_link(sums.link, worst)
+    first = sums.link[link // num_shards, link % num_shards]
     if first <= 0:
         return float(first)
     problem = _scaled(problem, first)
     sum_up(problem, placed, sums)
+    sums.energy[0] = exact_energy = _energy_of_links(sums.link)
     load_scale = load_share / max(1e-300, sums.load.mean())  # in units of the mean load
-    energy = best_energy = _energy(sums.link, sums.load, load_scale)
+    energy = best_energy = _energy(sums, load_scale)
     best = _begin(placed)
     state = np.array([np.uint64(seed * 2 + 0x9E3779B97F4A7C15)], np.uint64)
     touched, old, used = (
@@ -145,7 +171,7 @@ def improve(
         np.empty(num_shards),
     )
     for trial in range(num_trials):
-        link = choose_link(sums.link, state)
+        link = choose_link(num_shards, worst_link(sums.link, worst), state)
         if not choose_pair(touched, link, problem, placed, state):
             continue
         kind, reader = random(state, 5 if may_copy else 4), link // num_shards
@@ -158,13 +184,18 @@ def improve(
         count = change(kind, touched, reader, old, problem, placed, sums, state)
         if count == 0:
             continue
-        after = _energy(sums.link, sums.load, load_scale)
+        after = _energy(sums, load_scale)
         bearable = 1.0  # simulated annealing: what harms is kept by chance, less and less of it
         if temperature > 0:
             bearable += 64 * temperature * (1.0 - trial / num_trials) * random(state, 1024) / 1024.0
         if after < energy * bearable:
             energy = after
             _note(touched[:count], best)
+            _note_worst(touched[:count], old, placed, sums.link, worst)
+            if sums.energy[0] < 1e-3 * exact_energy:
+                # by differences alone what is left would drown in the rounding of what was there
+                sums.energy[0] = exact_energy = _energy_of_links(sums.link)
+                energy = _energy(sums, load_scale)
             if (
                 energy < best_energy * 0.999999
             ):  # sums drift: better by rounding alone is not better
@@ -179,5 +210,5 @@ def improve(
         best.placed.source,
     )
     sum_up(problem, placed, sums)
-    link = worst(sums.link)
+    link = worst_link(sums.link, _worst_of_readers(sums.link))
     return float(sums.link[link // num_shards, link % num_shards] * first)

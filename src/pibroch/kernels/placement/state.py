@@ -7,11 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.kernels.placement.numba import Flags, Floats, Ints, Nearer, Shards
 from pibroch.kernels.policy import kernel
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 
 
 class Problem(NamedTuple):
@@ -24,6 +21,7 @@ class Problem(NamedTuple):
         lookup: ``[P]``, bytes that are looked up for one reader in a step.
         memory: ``[P]``, bytes of a copy.
         cost: ``[W, W]`` of a byte that row i reads from column j.
+        nearer: of these costs.
         room: ``[W]``, bytes that each shard may hold.
     """
 
@@ -33,6 +31,7 @@ class Problem(NamedTuple):
     lookup: Floats
     memory: Floats
     cost: Floats
+    nearer: Nearer
     room: Floats
 
 
@@ -41,37 +40,69 @@ class Placed(NamedTuple):
 
     home: Ints
     held: Flags
-    source: Ints
+    source: Shards
 
 
 class Sums(NamedTuple):
-    """What follows from a placement: ``link`` ``[W, W]``, ``load`` ``[W]`` of lookups, ``used`` ``[W]`` of memory."""
+    """What follows from a placement.
+
+    Attributes:
+        link: ``[W, W]``, cost of what i gets from j.
+        load: ``[W]``, of lookups.
+        used: ``[W]``, of memory.
+        energy: ``[1]``, of all links, see :func:`high_power`; kept up to date by :func:`turn` alone.
+    """
 
     link: Floats
     load: Floats
     used: Floats
+    energy: Floats
 
 
 @kernel
-def add(partition: int, sign: float, problem: Problem, placed: Placed, sums: Sums) -> None:
-    """Add what a partition contributes to links and loads, ``sign`` times."""
-    weight, lookup = sign * problem.weight[partition], sign * problem.lookup[partition]
+def high_power(x: float) -> float:
+    """The 64th power: a sum of them is nearly the greatest, but each that is lower counts."""
+    for _ in range(6):
+        # six squarings: pow() would be most of the search
+        x *= x
+    return x
+
+
+@kernel
+def turn(partition: int, before: Shards, problem: Problem, placed: Placed, sums: Sums) -> None:
+    """Move what readers get of a partition from the shards ``before`` to those they read from now."""
+    weight, lookup, link = problem.weight[partition], problem.lookup[partition], sums.link
     for reader in range(len(sums.load)):
+        old, new = before[reader], placed.source[partition, reader]
+        if old == new:
+            continue
         # a shard that reads from itself pays on the diagonal, which no goal looks at
-        shard = placed.source[partition, reader]
-        sums.link[reader, shard] += weight * problem.cost[reader, shard]
-        sums.load[shard] += lookup
+        if old != reader:
+            sums.energy[0] -= high_power(link[reader, old])
+        if new != reader:
+            sums.energy[0] -= high_power(link[reader, new])
+        link[reader, old] -= weight * problem.cost[reader, old]
+        link[reader, new] += weight * problem.cost[reader, new]
+        if old != reader:
+            sums.energy[0] += high_power(link[reader, old])
+        if new != reader:
+            sums.energy[0] += high_power(link[reader, new])
+        sums.load[old] -= lookup
+        sums.load[new] += lookup
 
 
 @kernel
 def sum_up(problem: Problem, placed: Placed, sums: Sums) -> None:
-    """Work the sums out anew, of all partitions."""
+    """Work links, loads and memory out anew, of all partitions."""
     # anew: additions and subtractions of changes leave rounding errors behind
     sums.link[:], sums.load[:], sums.used[:] = 0.0, 0.0, 0.0
     for partition in range(len(placed.home)):
-        add(partition, 1.0, problem, placed, sums)
-        for shard in range(len(sums.used)):
-            sums.used[shard] += problem.memory[partition] * placed.held[partition, shard]
+        weight, lookup = problem.weight[partition], problem.lookup[partition]
+        for reader in range(len(sums.used)):
+            shard = placed.source[partition, reader]
+            sums.link[reader, shard] += weight * problem.cost[reader, shard]
+            sums.load[shard] += lookup
+            sums.used[reader] += problem.memory[partition] * placed.held[partition, reader]
 
 
 @kernel
@@ -79,7 +110,7 @@ def empty_placed(num_partitions: int, num_shards: int) -> Placed:
     """Room for a placement."""
     shape = (num_partitions, num_shards)
     return Placed(
-        np.empty(num_partitions, np.int64), np.empty(shape, np.bool_), np.empty(shape, np.int64)
+        np.empty(num_partitions, np.int64), np.empty(shape, np.bool_), np.empty(shape, np.int16)
     )
 
 
