@@ -51,7 +51,9 @@ def worst_link(
         )
     home, everywhere = assignment.home.astype(np.int64), assignment.is_everywhere
     if mode == "training":
-        source = np.where(everywhere[:, None], np.arange(num_shards), home[:, None]).astype(np.int16)
+        source = np.where(everywhere[:, None], np.arange(num_shards), home[:, None]).astype(
+            np.int16
+        )
     elif assignment.source is not None:
         source = assignment.source.astype(np.int16)
     else:

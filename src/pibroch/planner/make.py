@@ -298,12 +298,8 @@ def _place(
 ) -> Found:
     policy = options.chosen_policy if options.extra > 0 else "none"
     # a partition is no drop of water: homes may lie a partition above what is level
-    of_homes = np.minimum(
-        room + partitions.memory_bytes.max(initial=0.0), topology.memory_bytes
-    )
-    return find_placement(
-        partitions, options.objective, topology, room, policy, is_final, of_homes
-    )
+    of_homes = np.minimum(room + partitions.memory_bytes.max(initial=0.0), topology.memory_bytes)
+    return find_placement(partitions, options.objective, topology, room, policy, is_final, of_homes)
 
 
 def _is_balanced(

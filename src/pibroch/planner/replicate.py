@@ -87,7 +87,9 @@ def without_copies(home: NDArray[np.int64], num_shards: int) -> PlacedPartitions
     """Homes alone."""
     held = np.zeros((len(home), num_shards), bool)
     held[np.arange(len(home)), home] = True
-    return PlacedPartitions(home, held, np.repeat(home[:, None].astype(np.int16), num_shards, axis=1))
+    return PlacedPartitions(
+        home, held, np.repeat(home[:, None].astype(np.int16), num_shards, axis=1)
+    )
 
 
 def along_links(

@@ -19,9 +19,9 @@ from pibroch.planner.topology import ClusterTopology
 
 Floats = NDArray[np.float64]
 ROUNDS = 4
-SHARD_ROUNDS = 256  # rounds times shards, about: for many shards a round takes long
+SHARD_ROUNDS = 256  # rounds times shards, about
 FEW_PARTITIONS = 256  # below it the search is thorough: greedy choices are coarse where there is little to choose from
-TRIALS, TRIALS_OF_FEW = 200_000, 50_000
+TRIALS, TRIALS_OF_FEW = 100_000, 50_000
 TEMPERATURES = (0.3, 0.1)
 LOAD_SHARE = 0.5
 
@@ -52,9 +52,9 @@ def find_placement(
 ) -> Found:
     """The best of several rounds, improved by a search.
 
-    Homes are balanced for what will be copied everywhere, at first a guess, then what the round before has copied (and in a
-    second course what it has copied somewhere), and for the rest each alone. Many shards have few rounds: there the guess is
-    good, since what they copy hardly depends on homes. Deterministic.
+    Homes are balanced first for all partitions, then, once it is known what will be copied everywhere (and in a second course
+    what will be copied somewhere), for these and for the rest each alone. A last course copies everywhere or nowhere. Where
+    shards are many, rounds are few, and begin with a guess at what will be copied everywhere. Deterministic.
 
     Args:
         partitions: to place.
@@ -69,7 +69,7 @@ def find_placement(
     weight, lookup = partitions.weight(form), partitions.weight("accesses")
     chosen = candidates(policy, partitions, weight, topology)
     room_of_homes = room if room_of_homes is None else room_of_homes
-    rounds = max(1, min(ROUNDS, SHARD_ROUNDS // topology.num_ranks))
+    rounds = _num_rounds(topology.num_ranks)
 
     def along(home: NDArray[np.int64]) -> PlacedPartitions:
         return along_links(home, weight, memory, cost, room)
@@ -77,12 +77,15 @@ def find_placement(
     def on_all(home: NDArray[np.int64]) -> PlacedPartitions:
         return everywhere(home, chosen, memory, cost, room)
 
-    courses = [(on_all, _all_or_not, rounds if policy != "none" else 1)]
-    if policy == "links":
-        courses = [(along, _all_or_not, rounds), (along, _all_some_or_none, rounds if rounds > 1 else 0), *courses]
+    nothing, guess = np.full(len(weight), NONE), _guess(chosen, memory, room)
+    courses = [(on_all, _all_or_not, guess, rounds if policy != "none" else 1)]
+    if policy == "links" and rounds == 1:
+        courses.append((along, _all_or_not, guess, 1))
+    elif policy == "links":
+        courses.append((along, _all_or_not, nothing, rounds))
+        courses.append((along, _all_some_or_none, nothing, rounds))
     best: Found | None = None
-    for copied, layers, num_rounds in courses:
-        layer = _guess(chosen, memory, room)
+    for copied, layers, layer, num_rounds in courses:
         for _ in range(num_rounds):
             home, misfits = place_homes(
                 lookup, memory, partitions.is_access_bound, room_of_homes, layer
@@ -98,6 +101,11 @@ def find_placement(
     if not is_final:
         return best
     return _improved(best, partitions, form, cost, room, policy)
+
+
+def _num_rounds(num_shards: int) -> int:
+    """Of placing and of searching: one takes long where shards are many."""
+    return max(1, min(ROUNDS, SHARD_ROUNDS // num_shards))
 
 
 def _guess(chosen: NDArray[np.int64], memory: Floats, room: Floats) -> NDArray[np.int64]:
@@ -147,7 +155,9 @@ def _improved(
             problem, start, num_trials, temperature, share, policy == "links", seed
         )
 
-    for seed, temperature in enumerate(TEMPERATURES if is_small else (0.0,)):
+    # hill climbing ends in the nearest hollow: other draws find another, more trials do not
+    temperatures = TEMPERATURES if is_small else (0.0,) * _num_rounds(len(room))
+    for seed, temperature in enumerate(temperatures):
         placed, worst = run(temperature, seed)
         if worst < best.worst_link:
             best = Found(PlacedPartitions(*placed), worst, found.misfits)

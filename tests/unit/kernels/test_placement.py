@@ -150,6 +150,13 @@ def test_search_has_nothing_to_do_on_one_shard_or_without_reads():
     ids = np.arange(3)
     cost = np.zeros((1, 1))
     problem = state.Problem(
-        ids, ids, np.ones(3), np.ones(3), np.ones(3), cost, numba.nearer_shards(cost), np.full(1, 9.0)
+        ids,
+        ids,
+        np.ones(3),
+        np.ones(3),
+        np.ones(3),
+        cost,
+        numba.nearer_shards(cost),
+        np.full(1, 9.0),
     )
     assert search.improve(problem, one, 10, 0.0, 0.5, True, 0) == 0.0

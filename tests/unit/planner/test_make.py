@@ -1,3 +1,5 @@
+import time
+
 import numpy as np
 import pytest
 
@@ -198,6 +200,23 @@ def test_one_shard_and_tiny_tables():
         )
         assert len(assignment.home) == 7 and prediction.num_shards == num_shards
         assert assignment.home.max() < num_shards
+
+
+@pytest.mark.parametrize(
+    "topology", [ClusterTopology.uniform(512), ClusterTopology.hierarchical(64, 8, 4.21)]
+)
+def test_hundreds_of_shards_take_seconds(topology):
+    """A plan of before took time by the square of the shards: minutes here."""
+    profile = zipf_profile({"a": 150_000, "b": 50_000}, 800_000)
+    tables = sizes(profile)
+    make_plan(tables, profile, ClusterTopology.hierarchical(2, 2, 2.0), PlanOptions(steps=False))
+    started = time.process_time()
+    _, prediction = make_plan(tables, profile, topology, PlanOptions(steps=False))
+    assert time.process_time() - started < 20
+    assert prediction.used_extra <= 0.0501
+    links = costs.links(np.array(prediction.link_cost))
+    assert links.max() <= 2.5 * links.mean()  # a single row is a large part of a link here
+    assert max(prediction.memory_bytes) <= 1.05 * np.mean(prediction.memory_bytes)
 
 
 def test_what_cannot_be_planned_is_said_before_anything_is_allocated(profile):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.kernels.placement.state import Floats, Ints, Placed, Problem, Sums, random, turn
+from pibroch.kernels.placement.numba import Floats, Ints
+from pibroch.kernels.placement.state import Placed, Problem, Sums, random, turn
 from pibroch.kernels.policy import kernel
 
 NEIGHBOURS = 64  # partitions on either side, in order, that one is exchanged with

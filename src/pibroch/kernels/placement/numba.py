@@ -132,9 +132,23 @@ def nearer_shards(cost: Floats) -> Nearer:
 
 
 @kernel
-def find_sources(
-    home: Ints, held: Flags, cost: Floats, nearer: Nearer, source: Shards
-) -> None:
+def _seen_from_shards(nearer: Nearer) -> Nearer:
+    """By shard the readers to which it is one of the nearer ones."""
+    num_shards = len(nearer.starts) - 1
+    starts = np.zeros(num_shards + 1, np.int64)
+    for shard in nearer.shards:
+        starts[shard + 1] += 1
+    starts = np.cumsum(starts)
+    readers, ends = np.empty(len(nearer.shards), np.int16), starts[:-1].copy()
+    for reader in range(num_shards):
+        for shard in nearer.shards[nearer.starts[reader] : nearer.starts[reader + 1]]:
+            readers[ends[shard]] = reader
+            ends[shard] += 1
+    return Nearer(starts, readers)
+
+
+@kernel
+def find_sources(home: Ints, held: Flags, cost: Floats, nearer: Nearer, source: Shards) -> None:
     """From which shard each reads each partition, into ``source`` ``[P, W]``; the rule of ``cost.sources``."""
     num_shards = len(cost)
     for partition in range(len(home)):
@@ -170,9 +184,7 @@ def add_memory(memory: Floats, held: Flags, used: Floats) -> None:
 
 
 @kernel
-def copy_everywhere(
-    chosen: Ints, memory: Floats, room: Floats, used: Floats, held: Flags
-) -> None:
+def copy_everywhere(chosen: Ints, memory: Floats, room: Floats, used: Floats, held: Flags) -> None:
     """Give every shard each of the chosen partitions, in their order, for which all have room."""
     num_shards = len(room)
     for partition in chosen:
@@ -236,7 +248,11 @@ def _relief(
         place = at if is_near else offers.places[at]
         partition = order[place]
         # the source last: it is far away in memory, and few of the later ones fit
-        if memory[partition] <= free and weight[partition] > 0 and source[partition, reader] == shard:
+        if (
+            memory[partition] <= free
+            and weight[partition] > 0
+            and source[partition, reader] == shard
+        ):
             pointer[reader, shard] = at
             return int(place)
     pointer[reader, shard] = end
@@ -285,12 +301,7 @@ def replicate(
     num_links = np.zeros(num_shards, np.int64)
     freest_first, rank_of = np.empty(num_shards, np.int16), np.full(num_shards, np.int16(-1))
     num_readers = 0
-    # who may turn to a shard: the nearer ones, seen from the other end
-    turning = np.zeros(num_shards + 1, np.int64)
-    for shard in nearer.shards:
-        turning[shard + 1] += 1
-    turning = np.cumsum(turning)
-    others, ends = np.empty(len(nearer.shards), np.int16), turning[:-1].copy()
+    turning = _seen_from_shards(nearer)
     for reader in range(num_shards):
         num_readers = push(freest_first, num_readers, rank_of, available, reader)
         for shard in range(num_shards):
@@ -298,9 +309,6 @@ def replicate(
                 num_links[reader] = push(
                     worst_first[reader], num_links[reader], place_of[reader], link[reader], shard
                 )
-        for shard in nearer.shards[nearer.starts[reader] : nearer.starts[reader + 1]]:
-            others[ends[shard]] = reader
-            ends[shard] += 1
     while num_readers > 0:
         reader, found = freest_first[0], -1
         while found < 0 and num_links[reader] > 0:
@@ -308,7 +316,9 @@ def replicate(
             if link[reader, shard] <= 0:
                 break
             found = _relief(reader, shard, order, weight, memory, available[reader], source, offers)
-            if found < 0:  # nothing that fits: for good, unless the reader turns to this shard later
+            if (
+                found < 0
+            ):  # nothing that fits: for good, unless the reader turns to this shard later
                 num_links[reader] = drop_top(
                     worst_first[reader], num_links[reader], place_of[reader], link[reader]
                 )
@@ -325,7 +335,7 @@ def replicate(
         sink(worst_first[reader], num_links[reader], place_of[reader], link[reader], shard)
         source[partition, reader] = reader
         link[reader, reader] += weight[partition] * cost[reader, reader]
-        for other in others[turning[reader] : turning[reader + 1]]:
+        for other in turning.shards[turning.starts[reader] : turning.starts[reader + 1]]:
             before = source[partition, other]
             if held[partition, other] or not is_nearer(
                 other, reader, before, home[partition], cost

@@ -17,10 +17,8 @@ from pibroch.kernels.placement.changes import (
     worst_link,
     worst_of,
 )
+from pibroch.kernels.placement.numba import Flags, Floats, Ints
 from pibroch.kernels.placement.state import (
-    Flags,
-    Floats,
-    Ints,
     Placed,
     Problem,
     Sums,
@@ -61,7 +59,7 @@ def _energy_of_links(link: Floats) -> float:
 @kernel
 def _energy(sums: Sums, load_scale: float) -> float:
     """Sum of 64th powers of links, and of loads beside their mean."""
-    total = sums.energy[0]
+    total = float(sums.energy[0])
     for load in sums.load:
         total += high_power(load * load_scale)
     return total
@@ -73,6 +71,12 @@ def _worst_of_readers(link: Floats) -> Ints:
     for reader in range(len(link)):
         out[reader] = worst_of(link, reader)
     return out
+
+
+@kernel
+def _cost_of_worst(link: Floats, worst: Ints) -> float:
+    number = worst_link(link, worst)
+    return float(link[number // len(link), number % len(link)])
 
 
 @kernel
@@ -154,10 +158,9 @@ def improve(
     )
     sum_up(problem, placed, sums)
     worst = _worst_of_readers(sums.link)
-    link = worst_link(sums.link, worst)
-    first = sums.link[link // num_shards, link % num_shards]
+    first = _cost_of_worst(sums.link, worst)
     if first <= 0:
-        return float(first)
+        return first
     problem = _scaled(problem, first)
     sum_up(problem, placed, sums)
     sums.energy[0] = exact_energy = _energy_of_links(sums.link)
@@ -196,9 +199,8 @@ def improve(
                 # by differences alone what is left would drown in the rounding of what was there
                 sums.energy[0] = exact_energy = _energy_of_links(sums.link)
                 energy = _energy(sums, load_scale)
-            if (
-                energy < best_energy * 0.999999
-            ):  # sums drift: better by rounding alone is not better
+            # sums drift: better by rounding alone is not better; nor is a link that is worse than the first
+            if energy < best_energy * 0.999999 and _cost_of_worst(sums.link, worst) <= 1.0 + 1e-9:
                 best_energy = energy
                 _save(placed, best)
         else:
@@ -210,5 +212,4 @@ def improve(
         best.placed.source,
     )
     sum_up(problem, placed, sums)
-    link = worst_link(sums.link, _worst_of_readers(sums.link))
-    return float(sums.link[link // num_shards, link % num_shards] * first)
+    return _cost_of_worst(sums.link, _worst_of_readers(sums.link)) * first
