@@ -297,9 +297,14 @@ def _place(
     is_final: bool = True,
 ) -> Found:
     policy = options.chosen_policy if options.extra > 0 else "none"
-    # a partition is no drop of water: homes may lie a partition above what is level
-    of_homes = np.minimum(room + partitions.memory_bytes.max(initial=0.0), topology.memory_bytes)
-    return find_placement(partitions, options.objective, topology, room, policy, is_final, of_homes)
+    # a partition is no drop of water: copies may take one where the budget is less, and homes lie one above what is level
+    largest = partitions.memory_bytes.max(initial=0.0)
+    least = room / room.sum() * partitions.memory_bytes.sum() + largest
+    of_copies = np.minimum(np.maximum(room, least), topology.memory_bytes)
+    of_homes = np.minimum(of_copies + largest, topology.memory_bytes)
+    return find_placement(
+        partitions, options.objective, topology, of_copies, policy, is_final, of_homes
+    )
 
 
 def _is_balanced(
