@@ -87,7 +87,41 @@ MaxQueueRows = Annotated[
 BodyTimeout = Annotated[
     float,
     typer.Option(
-        rich_help_panel=_LIMITS, min=0.1, help="Seconds for a request's body to arrive; 408 then."
+        rich_help_panel=_LIMITS,
+        min=0.1,
+        help="Seconds for a request's headers to arrive, and then for its body; 408 then.",
+    ),
+]
+IdleTimeout = Annotated[
+    float,
+    typer.Option(
+        rich_help_panel=_LIMITS,
+        min=0.1,
+        help="Seconds from an answer to the next request; the connection is closed then.",
+    ),
+]
+WriteTimeout = Annotated[
+    float,
+    typer.Option(
+        rich_help_panel=_LIMITS,
+        min=0.1,
+        help="Seconds for a client to read an answer; the connection is closed then.",
+    ),
+]
+MaxConnections = Annotated[
+    int,
+    typer.Option(
+        rich_help_panel=_LIMITS,
+        min=1,
+        help="Of a worker; for more the idlest is closed, or 503 answered where none is idle.",
+    ),
+]
+MaxTotal = Annotated[
+    float | None,
+    typer.Option(
+        rich_help_panel=_LIMITS,
+        min=0.001,
+        help="Of all bodies and unread answers of a worker; more is answered with 503. Eight --max-body-mb when absent.",
     ),
 ]
 ReloadEvery = Annotated[
@@ -102,6 +136,14 @@ Drain = Annotated[
         rich_help_panel=_PROCESSES,
         min=0,
         help="Seconds to go on answering after SIGTERM, as not ready.",
+    ),
+]
+ShutdownTimeout = Annotated[
+    int,
+    typer.Option(
+        rich_help_panel=_PROCESSES,
+        min=1,
+        help="Seconds for open requests to end after that; connections are closed then.",
     ),
 ]
 PartText = Annotated[
@@ -140,9 +182,14 @@ def serve(
     max_rows: MaxRows = 8192,
     max_body_mb: MaxBody = 16.0,
     max_queue_rows: MaxQueueRows = 32768,
+    max_connections: MaxConnections = 4096,
+    max_total_mb: MaxTotal = None,
     body_timeout: BodyTimeout = 15.0,
+    idle_timeout: IdleTimeout = 30.0,
+    write_timeout: WriteTimeout = 30.0,
     reload_every: ReloadEvery = 1.0,
     drain: Drain = 0.0,
+    shutdown_timeout: ShutdownTimeout = 25,
     part: PartText = None,
     rows_at: RowsAt = None,
     workers: Workers = 1,
@@ -161,12 +208,19 @@ def serve(
     from pibroch.serve.settings import ServerLimits
     from pibroch.serve.store import ModelStore, newest_run
 
+    total_mb = 8 * max_body_mb if max_total_mb is None else max_total_mb
+    if total_mb < max_body_mb:
+        raise ConfigError(f"--max-total-mb {total_mb:g}", f"at least --max-body-mb {max_body_mb:g}")
     limits = ServerLimits(
         body_bytes=int(max_body_mb * (1 << 20)), rows=max_rows, batch_rows=max(max_rows, 8192),
         queue_rows=max_queue_rows, batch_delay_ms=batch_delay_ms, body_timeout_s=body_timeout,
+        write_timeout_s=write_timeout, idle_timeout_s=idle_timeout, connections=max_connections,
+        total_bytes=int(total_mb * (1 << 20)),
     )  # fmt: skip
     tls, token = _tls(tls_cert, tls_key), _token(token_file)
-    options = ServerOptions(host, port, limits, token, tls, reload_s=reload_every, drain_s=drain)
+    options = ServerOptions(
+        host, port, limits, token, tls, reload_s=reload_every, drain_s=drain, shutdown_s=shutdown_timeout
+    )  # fmt: skip
     if not options.is_local and token is None:
         logger.warning(
             "anybody who reaches %s may ask: no token is set (--token-file, or %s)", host, TOKEN

@@ -1,99 +1,224 @@
-"""A client's connection before there is a request: uvicorn waits for a request's head for ever, and takes all of it."""
+"""A client's connection, with bounds that uvicorn does not have: of time in every state, of a request's bytes, of their number.
+
+Until a request is whole, the connection waits for a head (``head_timeout``), for the rest of a body (the gate's) or for the
+next request (``idle_timeout``). While an answer is sent it waits for the client to read (``write_timeout``). No byte of a
+client moves one of these deadlines; only a whole head and a whole answer do.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ssl
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from pibroch.serve.gate import error_body
+from pibroch.serve.gate import REFUSAL, error_body
+from pibroch.serve.open_connections import Deadline, OpenConnections
 from pibroch.serve.parts import PROTOCOL
 from pibroch.serve.row_connection import SWITCHING, RowConnection, RowDoor
 from pibroch.serve.settings import Refusal, ServerLimits
 
 MOST_HEAD_BYTES = 64 << 10
+MOST_PIPELINED = 64
+"""Requests behind one that is being answered; to read more at once would keep all others waiting."""
+NEVER_S = 1 << 30
+"""What uvicorn is given as a timeout that is kept here."""
 
 
-def connection_class(limits: ServerLimits, door: RowDoor | None = None) -> type[asyncio.Protocol]:
-    """What uvicorn makes for each connection, with these limits; hosts that want rows come in by the door."""
+def connection_factory(
+    limits: ServerLimits,
+    open_connections: OpenConnections,
+    door: RowDoor | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> Callable[..., asyncio.Protocol]:
+    """What uvicorn calls for each connection, with these limits; hosts that want rows come in by the door."""
 
     class HttpConnection(_BoundedConnection):
-        head_timeout_s = limits.body_timeout_s
-        row_door = door
+        pass
 
-    return HttpConnection
+    HttpConnection.limits, HttpConnection.open_connections = limits, open_connections
+    HttpConnection.row_door = door
+    if tls is None:
+        return HttpConnection
+    context = tls
+    return lambda **kwargs: _TlsHandshake(context, lambda: HttpConnection(**kwargs))
 
 
 class _BoundedConnection(HttpToolsProtocol):
-    """Ends connections whose next request's line and headers do not come in time, or are too long."""
+    """See the module."""
 
-    head_timeout_s = 15.0
+    limits: ServerLimits
+    open_connections: OpenConnections
     row_door: RowDoor | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._head_timer: asyncio.TimerHandle | None = None
-        self._head_bytes = 0
+        self.url, self.headers = b"", []
+        self._is_in_head = True
+        self._num_bytes = 0  # that came since the packet in which the request began
+        self._unsent_bytes = 0
+        self._last_refusal: Refusal | None = None
+        self._read_deadline = Deadline(self.loop, self._read_too_late)
+        self._write_deadline = Deadline(self.loop, self.abort)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
-        self._expect_head()
+        self._read_deadline.set(self.limits.body_timeout_s)
+        if not self.open_connections.add(self):
+            reason = f"got more than {self.limits.connections} connections; try again"
+            self._refuse(Refusal(503, reason, {"retry-after": "1"}))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
-        super().connection_lost(exc)
+        self._leave()
+        if self.transport is not None:  # else its TLS handshake has failed
+            super().connection_lost(exc)
+
+    def abort(self) -> None:
+        """Close now, whatever was not sent yet."""
+        self.transport.abort()
+
+    def shutdown(self) -> None:
+        """Called by the server when it ends."""
+        super().shutdown()
+        if self.transport.is_closing():
+            self._read_deadline.set(self.limits.write_timeout_s)
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._head_timer is None or self.transport.is_closing():
-            return
-        self._head_bytes += len(data)
-        if self._head_bytes > MOST_HEAD_BYTES:
-            self._refuse(Refusal(431, f"got more than {MOST_HEAD_BYTES:,} bytes of headers"))
+        self._unset_keepalive_if_required()
+        self._num_bytes += len(data)
+        while data:
+            try:
+                self.parser.feed_data(data)
+                break
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._behind_upgrade(data[upgrade.args[0] :])
+            except httptools.HttpParserError:
+                self._refuse(Refusal(400, "got an invalid HTTP request; need HTTP/1.1"))
+                return
+        if self._is_in_head:
+            self._check_head_so_far()
+        elif self._num_bytes > MOST_HEAD_BYTES + 2 * self.limits.body_bytes:
+            self.abort()  # chunks of a few bytes, or trailers without an end
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        if self._head_timer is None:
-            self._expect_head()
+        self._is_in_head, self._num_bytes = True, 0
 
     def on_headers_complete(self) -> None:
-        self._stop_timer()
+        self._is_in_head = False
+        self._read_deadline.clear()
+        if self._head_bytes > MOST_HEAD_BYTES:
+            self.scope["state"][REFUSAL] = _head_too_long()
+        if len(self.pipeline) >= MOST_PIPELINED:
+            self._refuse(Refusal(429, f"got more than {MOST_PIPELINED} requests before an answer"))
+            raise httptools.HttpParserError  # so that no more is read
         super().on_headers_complete()
 
-    def _should_upgrade(self) -> bool:
-        """Asked by uvicorn, which knows of WebSockets alone."""
-        return self.row_door is not None and self._get_upgrade() == PROTOCOL.encode()
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        if self._has_open_request:
+            self.open_connections.busy(self)
 
-    def handle_websocket_upgrade(self) -> None:
-        """Called by uvicorn where :meth:`_should_upgrade`: the connection is one for rows from now on, or refused."""
-        assert self.row_door is not None
+    def on_response_complete(self) -> None:
+        has_next = bool(self.pipeline)
+        super().on_response_complete()
+        if has_next and not self.transport.is_closing():
+            return
+        self.open_connections.idle(self)
+        if self.transport.is_closing():
+            self._read_deadline.set(self.limits.write_timeout_s)
+        elif self._is_in_head:
+            self._read_deadline.set(self.limits.body_timeout_s)
+        else:
+            self._read_deadline.set(self.limits.idle_timeout_s)
+        if self._last_refusal is not None:
+            self._refuse(self._last_refusal)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._count_unsent(self.transport.get_write_buffer_size())
+        self._write_deadline.set(self.limits.write_timeout_s)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._count_unsent(0)
+        self._write_deadline.clear()
+
+    @property
+    def _head_bytes(self) -> int:
+        """Of the headers so far that are whole, with their separators."""
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+
+    @property
+    def _has_open_request(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _should_upgrade(self) -> bool:
+        """Asked by uvicorn, which then leaves the request to :meth:`_behind_upgrade`."""
+        return True
+
+    def _behind_upgrade(self, rest: bytes) -> bytes:
+        """The parser has stopped behind the head of a request that wants another protocol; what it is to read next."""
+        if self.scope["method"] == "CONNECT":
+            self._refuse(Refusal(405, "got CONNECT; need one of the endpoints at /docs"))
+            return b""
+        if self.row_door is not None and self._get_upgrade() == PROTOCOL.encode():
+            self._enter_rows(self.row_door, rest)
+            return b""
+        # A protocol that is not spoken here is passed over (RFC 9110, 7.8), by a parser that has not taken it for an end.
+        self.parser = httptools.HttpRequestParser(self)
+        method, version = self.scope["method"].encode(), self.scope["http_version"].encode()
+        lines = [method + b" " + self.url + b" HTTP/" + version]
+        lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join(lines) + b"\r\n\r\n" + rest
+
+    def _enter_rows(self, door: RowDoor, rest: bytes) -> None:
+        """The connection is one for rows from now on, or refused."""
         try:
-            self.row_door.enter(self.url.decode("latin-1"), dict(self.headers))
+            if self._has_open_request:
+                raise Refusal(400, f"got a request for {PROTOCOL} before an answer was read")
+            door.enter(self.url.decode("latin-1"), dict(self.headers))
         except Refusal as refusal:
             self._refuse(refusal)
             return
+        self._leave()
         self.connections.discard(self)
-        connection = RowConnection(self.row_door, self.connections)
+        connection = RowConnection(door, self.connections)
         self.transport.write(SWITCHING)
         self.transport.set_protocol(connection)
         connection.connection_made(self.transport)
+        if rest:
+            connection.data_received(rest)
 
-    def _expect_head(self) -> None:
-        self._head_bytes = 0
-        reason = f"got no whole request line and headers in {self.head_timeout_s:g} s"
-        self._head_timer = self.loop.call_later(
-            self.head_timeout_s, self._refuse, Refusal(408, reason)
-        )
+    def _check_head_so_far(self) -> None:
+        if max(self._num_bytes, self._head_bytes) > MOST_HEAD_BYTES:
+            self._refuse(_head_too_long())
+        elif not self._has_open_request and not self._num_bytes:  # it has begun in this packet
+            self._read_deadline.set(self.limits.body_timeout_s)
 
-    def _stop_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def _read_too_late(self) -> None:
+        transport = self.transport
+        if transport.is_closing() or transport.get_write_buffer_size():
+            self.abort()
+            return
+        if self._is_in_head:
+            reason = f"got no whole request line and headers in {self.limits.body_timeout_s:g} s"
+            self._refuse(Refusal(408, reason))
+            return
+        transport.close()
+        self._read_deadline.set(self.limits.write_timeout_s)
 
     def _refuse(self, refusal: Refusal) -> None:
-        self._stop_timer()
+        """Answer before there is a request that the gate could answer, and close; behind answers that are not given yet."""
+        if self.transport.is_closing():
+            return
+        if self._has_open_request and (self.pipeline or not self.cycle.more_body):
+            self._last_refusal = self._last_refusal or refusal
+            return
         body = error_body(refusal.reason)
         head = f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\ncontent-type: application/json\r\n"
         head += "".join(f"{name}: {value}\r\n" for name, value in refusal.headers.items())
@@ -101,3 +226,62 @@ class _BoundedConnection(HttpToolsProtocol):
             f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body
         )
         self.transport.close()
+        self._read_deadline.set(self.limits.write_timeout_s)
+
+    def _count_unsent(self, count: int) -> None:
+        self.open_connections.num_bytes += count - self._unsent_bytes
+        self._unsent_bytes = count
+
+    def _leave(self) -> None:
+        self._read_deadline.close()
+        self._write_deadline.close()
+        self._count_unsent(0)
+        self.open_connections.remove(self)
+
+
+class _TlsHandshake(asyncio.Protocol):
+    """A connection until its TLS handshake is over: counted, and closed when it takes too long.
+
+    Args:
+        context: of the server.
+        make: what the connection is from then on.
+    """
+
+    def __init__(self, context: ssl.SSLContext, make: Callable[[], _BoundedConnection]) -> None:
+        self._context, self._next = context, make()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # of no other kind
+        """See :class:`asyncio.Protocol`."""
+        self._transport, following = transport, self._next
+        if not following.open_connections.add(self):
+            following.open_connections.remove(self)
+            self.abort()
+            return
+        self._handshake = following.loop.start_tls(
+            transport, following, self._context, server_side=True,
+            ssl_handshake_timeout=following.limits.body_timeout_s,
+        )  # fmt: skip
+        # Its first step is made here, not in a task: reading begins behind this method, and needs its protocol by then.
+        self._handshake.send(None).add_done_callback(self._end)
+
+    def abort(self) -> None:
+        """Close now."""
+        self._transport.abort()
+
+    def _end(self, _: asyncio.Future[None]) -> None:
+        encrypted = None
+        try:
+            self._handshake.send(None)
+        except StopIteration as done:
+            encrypted = done.value
+        except (OSError, ssl.SSLError):  # it is no TLS, too late, or gone
+            self.abort()
+        self._next.open_connections.remove(self)
+        if encrypted is not None:
+            self._next.connection_made(encrypted)
+
+
+def _head_too_long() -> Refusal:
+    return Refusal(
+        431, f"got more than {MOST_HEAD_BYTES:,} bytes of headers", {"connection": "close"}
+    )

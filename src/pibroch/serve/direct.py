@@ -52,10 +52,18 @@ class Direct:
         app: the other.
         answers: to ``POST``, by path.
         infer: answers ``POST /v2/models/.../infer``.
+        check_bytes: raises Refusal for an answer of more bytes than there is room for.
     """
 
-    def __init__(self, app: App, answers: Mapping[str, Answering], infer: Answering) -> None:
+    def __init__(
+        self,
+        app: App,
+        answers: Mapping[str, Answering],
+        infer: Answering,
+        check_bytes: Callable[[int], None],
+    ) -> None:
         self._app, self._answers, self._infer = app, dict(answers), infer
+        self._check_bytes = check_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; Refusal is for the gate around this."""
@@ -73,6 +81,7 @@ class Direct:
         reply = await answering(
             DirectRequest(await _whole_body(receive), dict(scope["headers"]), model, version)
         )
+        self._check_bytes(len(reply.body))
         headers = [*reply.headers, (b"content-length", str(len(reply.body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": reply.body})

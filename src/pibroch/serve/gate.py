@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
+from pibroch.serve.open_connections import OpenConnections
 from pibroch.serve.prometheus import ServerMetrics
 from pibroch.serve.settings import Refusal, ServerLimits
 
@@ -21,6 +22,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")
 """What a load balancer asks, without a token."""
+REFUSAL = "pibroch.refusal"
+"""Where a request's state has what its connection refuses it for, so that its answer waits for its turn."""
 JSON_TYPE = (b"content-type", b"application/json")
 
 
@@ -32,6 +35,7 @@ class Gate:
         limits: of bodies.
         metrics: of all answers.
         token: that requests must bear; none needed when absent.
+        open_connections: whose bytes are counted.
 
     Attributes:
         num_open: requests that have no answer yet.
@@ -39,9 +43,15 @@ class Gate:
     """
 
     def __init__(
-        self, app: App, limits: ServerLimits, metrics: ServerMetrics, token: str | None
+        self,
+        app: App,
+        limits: ServerLimits,
+        metrics: ServerMetrics,
+        token: str | None,
+        open_connections: OpenConnections,
     ) -> None:
         self._app, self._limits, self._metrics = app, limits, metrics
+        self._open_connections = open_connections
         self._expected = None if token is None else f"Bearer {token}".encode()
         self.num_open = 0
         self.is_draining = False
@@ -65,10 +75,12 @@ class Gate:
             await send(message)
 
         self.num_open += 1
+        body = _BoundedBody(receive, started, self._limits, self._open_connections)
         try:
-            headers = dict(scope["headers"])
-            self.check(scope["path"], headers)
-            await self._app(scope, self._bounded(receive, started), watched)
+            if REFUSAL in scope.get("state", ()):
+                raise scope["state"][REFUSAL]
+            self.check(scope["path"], dict(scope["headers"]))
+            await self._app(scope, body.receive, watched)
         except Refusal as refusal:
             if not status:
                 await refuse(watched, refusal)
@@ -78,6 +90,7 @@ class Gate:
                 await refuse(watched, Refusal(500, "the server failed; its log has the reason"))
         finally:
             self.num_open -= 1
+            self._open_connections.num_bytes -= body.num_bytes
             self._metrics.request(endpoint_of(scope["path"]), status, time.monotonic() - started)
 
     def check(self, path: str, headers: Mapping[bytes, bytes]) -> None:
@@ -92,39 +105,59 @@ class Gate:
                     {"www-authenticate": "Bearer"},
                 )
         length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length[:20]) > self._limits.body_bytes:
-            raise self._too_large()
+        if length.isdigit() and int(length[:20]):
+            if int(length[:20]) > self._limits.body_bytes:
+                raise _too_large(self._limits)
+            self._open_connections.check_bytes(int(length))
         encoding = headers.get(b"content-encoding", b"identity").lower()
         if encoding not in (b"", b"identity"):
-            raise Refusal(415, f"got a body in {encoding.decode('latin-1')[:40]}; need it as it is")
+            got = f"got a body in {encoding.decode('latin-1')[:40]}"
+            raise Refusal(415, f"{got}; need it as it is", {"accept-encoding": "identity"})
 
-    def _too_large(self) -> Refusal:
-        return Refusal(
-            413, f"got a body above {self._limits.body_bytes:,} bytes; send fewer rows at once"
-        )
 
-    def _bounded(self, receive: Receive, started: float) -> Receive:
-        """Receives no more bytes, and for no longer, than a body may take."""
-        taken, is_complete = 0, False
-        deadline = started + self._limits.body_timeout_s
+class _BoundedBody:
+    """Receives a body of no more bytes, and for no longer, than it may have.
 
-        async def bounded() -> MutableMapping[str, Any]:
-            nonlocal taken, is_complete
-            if is_complete:
-                return await receive()  # waits for the client to leave
-            try:
-                async with asyncio.timeout(deadline - time.monotonic()):
-                    message = await receive()
-            except TimeoutError as error:
-                reason = f"got {taken:,} bytes of a body in {self._limits.body_timeout_s:g} s; need it whole by then"
-                raise Refusal(408, reason, {"connection": "close"}) from error
-            taken += len(message.get("body", b""))
-            is_complete = not message.get("more_body", False)
-            if taken > self._limits.body_bytes:
-                raise self._too_large()
-            return message
+    Attributes:
+        num_bytes: that were received and counted.
+    """
 
-        return bounded
+    def __init__(
+        self,
+        receive: Receive,
+        started: float,
+        limits: ServerLimits,
+        open_connections: OpenConnections,
+    ) -> None:
+        self._receive, self._limits, self._open_connections = receive, limits, open_connections
+        self._deadline = started + limits.body_timeout_s
+        self._is_complete = False
+        self.num_bytes = 0
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        """The next message; Refusal for what is too much or too late."""
+        if self._is_complete:
+            return await self._receive()  # waits for the client to leave
+        try:
+            async with asyncio.timeout(self._deadline - time.monotonic()):
+                message = await self._receive()
+        except TimeoutError as error:
+            reason = f"got {self.num_bytes:,} bytes of a body in {self._limits.body_timeout_s:g} s"
+            raise Refusal(
+                408, f"{reason}; need it whole by then", {"connection": "close"}
+            ) from error
+        self._is_complete = not message.get("more_body", False)
+        count = len(message.get("body", b""))
+        if self.num_bytes + count > self._limits.body_bytes:
+            raise _too_large(self._limits)
+        self._open_connections.check_bytes(count)
+        self._open_connections.num_bytes += count
+        self.num_bytes += count
+        return message
+
+
+def _too_large(limits: ServerLimits) -> Refusal:
+    return Refusal(413, f"got a body above {limits.body_bytes:,} bytes; send fewer rows at once")
 
 
 def endpoint_of(path: str) -> str:

@@ -23,6 +23,7 @@ from pibroch.serve.direct import EMBED_PATH, SCORE_PATH, Answering, Direct, Dire
 from pibroch.serve.gate import JSON_TYPE, App, error_body
 from pibroch.serve.inference_protocol import JSON_LENGTH, InferRequest, answer, parse_infer
 from pibroch.serve.inputs import Work, encoded_inputs, raw_inputs, work_of
+from pibroch.serve.open_connections import OpenConnections
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.prometheus import ServerMetrics
 from pibroch.serve.raw_body import LARGE_BODY_BYTES, RawColumns, parse_raw
@@ -59,6 +60,7 @@ class Service:
 
     Attributes:
         is_ready: false before the first batch can be scored, and while the server drains.
+        gauges: what the server around it has to say, by name.
     """
 
     def __init__(self, store: ModelStore, metrics: ServerMetrics) -> None:
@@ -66,7 +68,7 @@ class Service:
         self._parser = ThreadPoolExecutor(1, "pibroch-parse")  # starts when it is first needed
         self.batcher: Batcher | None = None
         self.is_ready = False
-        self.num_open: Callable[[], int] = lambda: 0
+        self.gauges: Callable[[], Mapping[str, float]] = dict
 
     async def infer(self, asked: DirectRequest) -> Reply:
         """Scores or embeddings of encoded samples (`dense`, `ids`, ...) or of raw columns, as JSON or binary tensors."""
@@ -167,7 +169,7 @@ class Service:
             "pibroch_model_loads": self.store.num_loaded,
             "pibroch_model_load_failures": self.store.num_failed,
             "pibroch_rows_waiting": self._batcher.rows_waiting,
-            "pibroch_requests_open": self.num_open(),
+            **self.gauges(),
         }
         return Response(self.metrics.text(gauges), media_type="text/plain; version=0.0.4")
 
@@ -221,15 +223,15 @@ class Service:
         raise AssertionError("asked only where raw rows cannot be encoded")
 
 
-def build_app(service: Service) -> App:
-    """What answers a service's requests."""
+def build_app(service: Service, open_connections: OpenConnections) -> App:
+    """What answers a service's requests, where there is room for the answers."""
     routed, split = _routed(service), service.store.split
     answers: dict[str, Answering] = {SCORE_PATH: service.score, EMBED_PATH: service.embed}
     infer: Answering = service.infer
     if split.part is not None and not split.scores:
         refuse = RowService(service.store, split.part).refuse
         answers, infer = {SCORE_PATH: refuse, EMBED_PATH: refuse}, refuse
-    return Direct(routed, answers, infer)
+    return Direct(routed, answers, infer, open_connections.check_bytes)
 
 
 def _routed(service: Service) -> FastAPI:
@@ -249,13 +251,15 @@ def _routed(service: Service) -> FastAPI:
         ("/metrics", service.metrics_text),
     ]
     for path, function in get:
-        app.add_api_route(
-            path,
-            function,
-            methods=["GET"],
-            response_class=Response,
-            openapi_extra=_path_parameters(path),
-        )
+        for method in ("GET", "HEAD"):
+            app.add_api_route(
+                path,
+                function,
+                methods=[method],
+                response_class=Response,
+                openapi_extra=_path_parameters(path),
+                include_in_schema=method == "GET",
+            )
     for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"):
         extra = {**_path_parameters(path), "requestBody": _INFER_BODY}
         _show(app, path, service.infer, extra)

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pibroch.kernels.arrays import Ints
+from pibroch.serve.open_connections import Deadline, OpenConnections
 from pibroch.serve.parts import ANSWER, MOST_IDS, PROTOCOL, REQUEST
 from pibroch.serve.prometheus import ServerMetrics
 from pibroch.serve.row_files import MappedRows
 from pibroch.serve.row_service import RowService
-from pibroch.serve.settings import Refusal
+from pibroch.serve.settings import Refusal, ServerLimits
 
 logger = logging.getLogger(__name__)
 IDS_AT_ONCE = 4096
@@ -34,13 +35,15 @@ class RowDoor:
         rows: that are here.
         check: raises Refusal for the path and the headers of a request that may not come in.
         metrics: of all answers.
-        timeout_s: for a request that has begun to be there.
+        limits: of time; a connection on which nothing is asked may stay for as long as there is room for others.
+        open_connections: of the server.
     """
 
     rows: RowService
     check: Callable[[str, Mapping[bytes, bytes]], None]
     metrics: ServerMetrics
-    timeout_s: float
+    limits: ServerLimits
+    open_connections: OpenConnections
 
     def enter(self, path: str, headers: Mapping[bytes, bytes]) -> None:
         """Raise Refusal for who may not, or is wrong here."""
@@ -60,13 +63,16 @@ class RowConnection(asyncio.Protocol):
         self._door, self._connections = door, connections
         self._waiting = bytearray()
         self._is_busy = self._is_full = self._ends = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._unsent_bytes = self._counted_bytes = 0
         self._loop = asyncio.get_running_loop()
+        self._read_deadline = Deadline(self._loop, self.abort)
+        self._write_deadline = Deadline(self._loop, self.abort)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # of no other kind
         """See :class:`asyncio.Protocol`."""
         self._transport = transport
         self._connections.add(self)
+        self._door.open_connections.add(self)
         opened = transport.get_extra_info("socket")
         if opened is not None:  # a host that is gone says no goodbye
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -74,7 +80,16 @@ class RowConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See :class:`asyncio.Protocol`."""
         self._connections.discard(self)
-        self._expect(False)
+        self._read_deadline.close()
+        self._write_deadline.close()
+        self._waiting.clear()
+        self._unsent_bytes = 0
+        self._count_bytes()
+        self._door.open_connections.remove(self)
+
+    def abort(self) -> None:
+        """Close now, whatever was not sent yet."""
+        self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """See :class:`asyncio.Protocol`."""
@@ -85,10 +100,14 @@ class RowConnection(asyncio.Protocol):
         """See :class:`asyncio.Protocol`: who does not take answers is not heard."""
         self._is_full = True
         self._transport.pause_reading()
+        self._unsent_bytes = self._transport.get_write_buffer_size()
+        self._write_deadline.set(self._door.limits.write_timeout_s)
 
     def resume_writing(self) -> None:
         """See :class:`asyncio.Protocol`."""
         self._is_full = False
+        self._unsent_bytes = 0
+        self._write_deadline.clear()
         self._listen()
 
     def shutdown(self) -> None:
@@ -121,15 +140,19 @@ class RowConnection(asyncio.Protocol):
             self._answer(checksum.hex(), body)
             if count > MOST_IDS:
                 self._transport.close()
-        self._expect(bool(waiting) and self._can_go_on)
+        if not (waiting and self._can_go_on):
+            self._read_deadline.clear()
+        elif not self._read_deadline.is_set:  # for the rest of a request
+            self._read_deadline.set(self._door.limits.body_timeout_s)
+        self._count_bytes()
 
-    def _expect(self, more: bool) -> None:
-        """Wait for the rest of a request, for as long as it may take."""
-        if more and self._timer is None:
-            self._timer = self._loop.call_later(self._door.timeout_s, self._transport.abort)
-        elif not more and self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _count_bytes(self) -> None:
+        before, self._counted_bytes = self._counted_bytes, len(self._waiting) + self._unsent_bytes
+        if self._counted_bytes == before:
+            return
+        self._door.open_connections.num_bytes += self._counted_bytes - before
+        if self._door.open_connections.num_bytes > self._door.limits.total_bytes:
+            self.abort()
 
     def _answer(self, sha256: str, body: bytes) -> None:
         started = time.monotonic()
@@ -145,12 +168,14 @@ class RowConnection(asyncio.Protocol):
             self._fail(error, started)
             return
         self._is_busy = True
+        self._door.open_connections.busy(self)
         self._transport.pause_reading()
         copying = self._loop.run_in_executor(None, _copied, rows, row_ids)
         copying.add_done_callback(lambda copied: self._send_later(copied, started))
 
     def _send_later(self, copied: asyncio.Future[bytes], started: float) -> None:
         self._is_busy = False
+        self._door.open_connections.idle(self)
         try:
             self._send(200, copied.result(), started)
         except Exception as error:

@@ -9,16 +9,23 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
+try:
+    import resource
+except ImportError:  # not on every system
+    resource = None  # type: ignore[assignment]
+
 from pibroch.errors import ConfigError
 from pibroch.serve.batcher import Batcher
-from pibroch.serve.connection import connection_class
+from pibroch.serve.connection import NEVER_S, connection_factory
 from pibroch.serve.gate import Gate
 from pibroch.serve.http import Service, build_app
+from pibroch.serve.open_connections import OpenConnections
 from pibroch.serve.prometheus import ServerMetrics
 from pibroch.serve.row_connection import RowDoor
 from pibroch.serve.row_service import RowService
@@ -27,8 +34,9 @@ from pibroch.serve.store import ModelStore
 
 logger = logging.getLogger(__name__)
 _POLL_S = 0.02
-_KEEP_ALIVE_S = 30
 _BACKLOG = 1024
+_OTHER_FILES = 256
+"""Descriptors for all that is no client's connection: tables, hosts with rows, the event loop."""
 _WARM_S = (
     1.0  # between looks whether hosts with the rows are there, where no new versions are looked for
 )
@@ -57,7 +65,7 @@ class ServerOptions:
     tls: tuple[Path, Path] | None = None
     reload_s: float = 1.0
     drain_s: float = 0.0
-    shutdown_s: float = 30.0
+    shutdown_s: float = 25.0
     shares_port: bool = False
 
     @property
@@ -107,31 +115,67 @@ def run_server(
         ConfigError: when the address cannot be had, or the certificate not be read.
     """
     metrics = metrics or ServerMetrics()
+    limits = replace(options.limits, connections=_num_connections(options.limits.connections))
+    open_connections = OpenConnections(limits)
     service = Service(store, metrics)
-    gate = Gate(build_app(service), options.limits, metrics, options.token)
-    service.num_open = lambda: gate.num_open
+    app = build_app(service, open_connections)
+    gate = Gate(app, limits, metrics, options.token, open_connections)
+    service.gauges = lambda: {
+        "pibroch_requests_open": gate.num_open,
+        "pibroch_connections_open": len(open_connections),
+        "pibroch_bytes_open": open_connections.num_bytes,
+    }
     part, door = store.split.part, None
     if part is not None:
-        door = RowDoor(RowService(store, part), gate.check, metrics, options.limits.body_timeout_s)
+        door = RowDoor(RowService(store, part), gate.check, metrics, limits, open_connections)
+    tls = None if options.tls is None else _tls_context(*options.tls)
+    connection: Any = connection_factory(limits, open_connections, door, tls)
     config = uvicorn.Config(
-        gate, http=connection_class(options.limits, door), ws="none", lifespan="off", backlog=_BACKLOG,
-        log_config=None, access_log=False, server_header=False,
-        timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=int(options.shutdown_s),
-        ssl_certfile=None if options.tls is None else options.tls[0],
-        ssl_keyfile=None if options.tls is None else options.tls[1],
+        gate, http=connection, ws="none", lifespan="off", backlog=_BACKLOG, log_config=None, access_log=False,
+        server_header=False, timeout_keep_alive=NEVER_S, timeout_graceful_shutdown=max(1, int(options.shutdown_s)),
     )  # fmt: skip
-    try:
-        config.load()
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            f"a certificate or key that cannot be used: {error}", "PEM files that belong together"
-        ) from error
+    config.load()
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     with (
         listen(options) as listener,
         asyncio.Runner(loop_factory=config.get_loop_factory()) as runner,
     ):
-        runner.run(_serve(uvicorn.Server(config), listener, service, gate, options, announce))
+        try:
+            runner.run(_serve(uvicorn.Server(config), listener, service, gate, options, announce))
+        finally:
+            open_connections.abort_all()
+
+
+def _num_connections(most: int) -> int:
+    """How many connections there are descriptors for; this process may have as many as it needs from now on."""
+    if resource is None:
+        return most
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = most + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY:
+        needed = min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    num_connections = max(1, min(most, needed - _OTHER_FILES))
+    if num_connections < most:
+        logger.warning(
+            "%d connections at once, not %d: the limit on open files is %d",
+            num_connections,
+            most,
+            hard,
+        )
+    return num_connections
+
+
+def _tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"a certificate or key that cannot be used: {error}", "PEM files that belong together"
+        ) from error
+    return context
 
 
 async def _serve(

@@ -15,8 +15,14 @@ class ServerLimits:
         batch_rows: rows that are computed together; requests are never divided, so this is at least ``rows``.
         queue_rows: rows that wait; when more would, requests are refused with 429.
         batch_delay_ms: how long a request may wait for others that could be computed with it.
-        body_timeout_s: for a request's head to arrive, and then for its body; a slower one is refused with 408.
+        body_timeout_s: for a TLS handshake, for a request's head to arrive, and then for its body; a slower one is
+            refused with 408.
         answer_timeout_s: for an answer to be computed; 503 then.
+        write_timeout_s: for a client to read an answer; the connection is closed then.
+        idle_timeout_s: between an answer and the next request; the connection is closed then.
+        connections: at once; for one more the idlest is closed, and where none is idle it is refused with 503.
+        total_bytes: of bodies that came and of answers that were not read yet, over all connections; what would be more
+            is refused with 503.
     """
 
     body_bytes: int = 16 << 20
@@ -26,6 +32,10 @@ class ServerLimits:
     batch_delay_ms: float = 0.0
     body_timeout_s: float = 15.0
     answer_timeout_s: float = 30.0
+    write_timeout_s: float = 30.0
+    idle_timeout_s: float = 30.0
+    connections: int = 4096
+    total_bytes: int = 128 << 20
 
 
 class Refusal(Exception):

@@ -231,7 +231,7 @@ SLOW = {
         b"HTTP/1.1 408",
     ),
     "endless head": (HEAD + b"x-y: z\r\n" * 8200, b"HTTP/1.1 431", b"65,536 bytes"),
-    "no HTTP": (b"\x16\x03\x01\x02\x00", b"HTTP/1.1 400", b"Invalid"),
+    "no HTTP": (b"\x16\x03\x01\x02\x00", b"HTTP/1.1 400", b"invalid HTTP"),
 }
 
 

@@ -24,6 +24,7 @@ from pibroch.serve.export import ExportOptions, export_checkpoint
 from pibroch.serve.export_format import read_export
 from pibroch.serve.gate import Gate
 from pibroch.serve.http import Service, _scores, build_app
+from pibroch.serve.open_connections import OpenConnections
 from pibroch.serve.parts import ANSWER, MOST_IDS, REQUEST, Part, ids_of_bytes, request_of
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.prometheus import ServerMetrics
@@ -211,6 +212,9 @@ class Wire(asyncio.Transport):
 
     def resume_reading(self): ...
 
+    def get_write_buffer_size(self):
+        return 0
+
     def take(self):
         """Status and bytes of each answer since the last time."""
         found, rest = [], self.written
@@ -222,13 +226,24 @@ class Wire(asyncio.Transport):
         return found
 
 
+def gate_of(store, token):
+    limits = ServerLimits()
+    connections = OpenConnections(limits)
+    app = build_app(Service(store, ServerMetrics()), connections)
+    return Gate(app, limits, ServerMetrics(), token, connections)
+
+
+def door_of(store, check, **limits):
+    bounds = ServerLimits(**limits)
+    rows = RowService(store, Part(2, 2))
+    return RowDoor(rows, check, ServerMetrics(), bounds, OpenConnections(bounds))
+
+
 def test_requests_for_rows_are_checked(line):
     """Whatever comes: rows of this part and of this export, within bounds, or a reason."""
     store = ModelStore(line.folders[0], split=RowSplit(Part(2, 2)))
-    gate = Gate(
-        build_app(Service(store, ServerMetrics())), ServerLimits(), ServerMetrics(), "secret"
-    )
-    door = RowDoor(RowService(store, Part(2, 2)), gate.check, ServerMetrics(), 15.0)
+    gate = gate_of(store, "secret")
+    door = door_of(store, gate.check)
     sha256 = json.loads((line.folders[0] / "export.json").read_text())["sha256"]
     rows = store.current.exported_rows(sha256)
     held = Part(2, 2).of(rows.num_rows)
@@ -280,7 +295,7 @@ def test_requests_for_rows_are_checked(line):
         assert status == 400 and b"row ids of 8 bytes" in reason and wire.is_closed
 
     asyncio.run(ask())
-    app = Gate(build_app(Service(store, ServerMetrics())), ServerLimits(), ServerMetrics(), None)
+    app = gate_of(store, None)
     assert asked(app, "/rows/2-of-2", b"", "GET")[0] == 404
     status, body = asked(app, "/score", b"[]")
     assert (
@@ -290,7 +305,7 @@ def test_requests_for_rows_are_checked(line):
 
 def test_a_request_for_rows_that_stops_in_the_middle_is_waited_for_so_long(line):
     store = ModelStore(line.folders[0], split=RowSplit(Part(2, 2)))
-    door = RowDoor(RowService(store, Part(2, 2)), lambda path, headers: None, ServerMetrics(), 0.05)
+    door = door_of(store, lambda path, headers: None, body_timeout_s=0.05)
 
     async def ask():
         wire = Wire()
