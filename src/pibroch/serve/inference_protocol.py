@@ -23,6 +23,8 @@ _KINDS = {
     "INT16": np.int16, "INT32": np.int32, "INT64": np.int64, "FP16": np.float16, "FP32": np.float32, "FP64": np.float64,
 }  # fmt: skip
 _LENGTH_BYTES = 4
+_MOST_DIMS, _MOST_ITEMS = 8, 1 << 31
+"""Of a shape, without its zeros: arrays cannot have more, and an empty one cannot even say that it would."""
 
 
 class _Tensor(msgspec.Struct):
@@ -129,10 +131,15 @@ def _wanted(
 
 
 def _shape_of(tensor: _Tensor) -> tuple[int, ...]:
-    if not 1 <= len(tensor.shape) <= 8 or not all(0 <= size < 1 << 31 for size in tensor.shape):
+    if (
+        not 1 <= len(tensor.shape) <= _MOST_DIMS
+        or any(size < 0 for size in tensor.shape)
+        or math.prod(size or 1 for size in tensor.shape) >= _MOST_ITEMS
+    ):
         raise Refusal(
             400,
-            f"got shape {str(tensor.shape)[:80]} for `{tensor.name[:80]}`; need one to eight sizes from 0 up",
+            f"got shape {str(tensor.shape)[:80]} for `{tensor.name[:80]}`; need one to {_MOST_DIMS} sizes from 0 up, "
+            f"whose product is below {_MOST_ITEMS:,}",
         )
     if tensor.datatype not in (*_KINDS, "BYTES"):
         raise Refusal(
@@ -170,8 +177,9 @@ def _of_json(tensor: _Tensor) -> NDArray[Any]:
     if not all(type(item) in allowed for item in items):
         raise Refusal(400, f"got what is no {tensor.datatype} in `{tensor.name[:80]}`")
     try:
-        return np.array(items, _KINDS[tensor.datatype]).reshape(shape)
-    except (OverflowError, ValueError) as error:
+        with np.errstate(over="raise"):
+            return np.array(items, _KINDS[tensor.datatype]).reshape(shape)
+    except (OverflowError, ValueError, FloatingPointError) as error:
         raise Refusal(
             400, f"got a number that is no {tensor.datatype} in `{tensor.name[:80]}`: {error}"
         ) from error

@@ -102,7 +102,14 @@ WRONG = {
     "no data": (INFER, raw_tensors(data=None), 400, "without data"),
     "another shape": (INFER, raw_tensors(shape=[3]), 400, "1 items"),
     "negative shape": (INFER, raw_tensors(shape=[-1]), 400, "shape"),
-    "huge shape": (INFER, raw_tensors(shape=[1 << 30, 1 << 30]), 400, "1 items"),
+    "huge shape": (INFER, raw_tensors(shape=[1 << 30, 1 << 30]), 400, "whose product"),
+    "huge and empty": (
+        INFER,
+        raw_tensors(shape=[0, *[(1 << 31) - 1] * 3], data=[]),
+        400,
+        "whose product",
+    ),
+    "huge number": (INFER, raw_tensors(datatype="FP32", data=[1e300]), 400, "no FP32"),
     "two columns": (INFER, raw_tensors(shape=[1, 2], data=["1", "2"]), 400, "[B] or [B, 1]"),
     "unknown type": (INFER, raw_tensors(datatype="TEXT"), 400, "datatype TEXT"),
     "wrong type": (INFER, raw_tensors(data=[1]), 400, "no text"),
@@ -359,6 +366,9 @@ def mutated(body, headers, rng):
                     b",",
                     b"true",
                     b"[[]]",
+                    b"0,2147483647,2147483647,2147483647",
+                    b"9" * 5000,
+                    b"1e39",
                 ]
             )
         elif kind == 3 and body:
