@@ -19,7 +19,8 @@ _SECONDS_PARTS, _ROWS_PARTS = (
 )  # buckets, the one above them, the sum
 _SECONDS_AT = len(ENDPOINTS) * (len(STATUSES) + 1)
 _ROWS_AT = _SECONDS_AT + len(ENDPOINTS) * _SECONDS_PARTS
-SIZE = _ROWS_AT + _ROWS_PARTS
+BEATS_AT = _ROWS_AT + _ROWS_PARTS
+SIZE = BEATS_AT + 1
 """Numbers that a worker keeps."""
 
 
@@ -45,6 +46,10 @@ class ServerMetrics:
     def batch(self, num_requests: int, num_rows: int) -> None:
         """Count a batch that is about to be computed."""
         self._observe(_ROWS_AT, ROWS, num_rows)
+
+    def beat(self) -> None:
+        """Say that this worker's event loop turns."""
+        self._own[BEATS_AT] += 1
 
     def _observe(self, first: int, bounds: Sequence[float], value: float) -> None:
         self._own[first + bisect_left(bounds, value)] += 1

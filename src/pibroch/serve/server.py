@@ -33,7 +33,7 @@ from pibroch.serve.settings import ServerLimits
 from pibroch.serve.store import ModelStore
 
 logger = logging.getLogger(__name__)
-_POLL_S = 0.02
+_POLL_S, _BEAT_S = 0.02, 0.5
 _BACKLOG = 1024
 _OTHER_FILES = 256
 """Descriptors for all that is no client's connection: tables, hosts with rows, the event loop."""
@@ -55,6 +55,7 @@ class ServerOptions:
         reload_s: how often to look for a new version; never when 0.
         drain_s: on SIGTERM, how long to go on answering while ``/v2/health/ready`` says 503.
         shutdown_s: then, how long requests that are open may take.
+        worker_timeout_s: for the event loop of a worker to turn; it is killed then, and started again.
         shares_port: whether other processes listen at the port, too.
     """
 
@@ -66,6 +67,7 @@ class ServerOptions:
     reload_s: float = 1.0
     drain_s: float = 0.0
     shutdown_s: float = 25.0
+    worker_timeout_s: float = 30.0
     shares_port: bool = False
 
     @property
@@ -190,6 +192,7 @@ async def _serve(
         server._serve([listener])
     )  # its public method takes the signals, and raises them again
     reloading = asyncio.ensure_future(_reload(service.store, options.reload_s))
+    beating = asyncio.ensure_future(_beat(service.metrics))
     ending = asyncio.ensure_future(asked_to_end.wait())
     try:
         while not server.started and not serving.done():
@@ -208,11 +211,17 @@ async def _serve(
         server.should_exit = True
         await serving
     finally:
-        for task in (reloading, ending):
+        for task in (reloading, beating, ending):
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
         service.batcher.close()
+
+
+async def _beat(metrics: ServerMetrics) -> None:
+    while True:
+        metrics.beat()
+        await asyncio.sleep(_BEAT_S)
 
 
 async def _reload(store: ModelStore, every_s: float) -> None:

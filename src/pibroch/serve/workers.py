@@ -1,7 +1,8 @@
 """Several servers at one port: processes of this machine, over which the kernel spreads connections.
 
 They are forked from one that has opened the model, so that it, and all that Python and torch load, is in memory once; each
-counts into a row of one array, which any of them can show. One that ends is started again.
+counts into a row of one array, which any of them can show. One that ends is started again, and so is one whose event loop no
+longer turns, which would keep the connections that the kernel gives it.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ from pathlib import Path
 import numpy as np
 
 from pibroch.errors import ConfigError, PibrochError, TrainingError
-from pibroch.serve.prometheus import SIZE, ServerMetrics
+from pibroch.serve.prometheus import BEATS_AT, SIZE, ServerMetrics
 from pibroch.serve.server import ServerOptions, listen
 
 logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 600.0
 QUICK_END_S, MOST_QUICK_ENDS = 10.0, 5
-_POLL_S, _KILL_S = 0.2, 10.0
+_POLL_S, _KILL_S = 0.2, 3.0
+_MOST_POLL_S = 1.0
+"""A poll that took longer says that this process was stopped itself: workers are not to blame for the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,8 @@ def run_workers(
     ):
         metrics, port = Path(folder) / "metrics", held.getsockname()[1]
         np.zeros((count, SIZE)).tofile(metrics)
-        crew = _Crew(work, [WorkerPlace(number, count, metrics) for number in range(count)], port)
+        places = [WorkerPlace(number, count, metrics) for number in range(count)]
+        crew = _Crew(work, places, port, options.worker_timeout_s)
         try:
             said = crew.start_all(asked_to_end)
             if said is not None:
@@ -104,7 +108,7 @@ def run_workers(
 class _Worker:
     """A forked process, and what it says on standard output."""
 
-    def __init__(self, work: Work, place: WorkerPlace, port: int) -> None:
+    def __init__(self, work: Work, place: WorkerPlace, port: int, num_beats: float) -> None:
         self.started_at = time.monotonic()
         reading, writing = os.pipe()
         self.process = multiprocessing.get_context("fork").Process(
@@ -113,6 +117,21 @@ class _Worker:
         self.process.start()
         os.close(writing)
         self.stdout = os.fdopen(reading, "rb")
+        self._first_beats = self._num_beats = num_beats
+        self._silent_s = 0.0
+
+    def is_silent(self, num_beats: float, seconds: float, timeout_s: float) -> bool:
+        """Whether it has not beaten for too long.
+
+        Args:
+            num_beats: how often it has by now.
+            seconds: since the last call.
+            timeout_s: for the next beat to come; the first one may take as long as a start.
+        """
+        self._silent_s = 0.0 if num_beats != self._num_beats else self._silent_s + seconds
+        self._num_beats = num_beats
+        has_begun = num_beats != self._first_beats
+        return self._silent_s > (timeout_s if has_begun else START_TIMEOUT_S)
 
     def close(self) -> None:
         self.stdout.close()
@@ -133,8 +152,13 @@ def _work(work: Work, place: WorkerPlace, port: int, writing: int) -> None:
 
 
 class _Crew:
-    def __init__(self, work: Work, places: Sequence[WorkerPlace], port: int) -> None:
-        self._work, self._places, self._port = work, places, port
+    def __init__(
+        self, work: Work, places: Sequence[WorkerPlace], port: int, timeout_s: float
+    ) -> None:
+        self._work, self._places, self._port, self._timeout_s = work, places, port, timeout_s
+        self._beats = np.memmap(places[0].metrics, np.float64, "r", shape=(len(places), SIZE))[
+            :, BEATS_AT
+        ]
         self._workers: list[_Worker] = []
         self._quick_ends = 0
 
@@ -163,11 +187,18 @@ class _Crew:
         return said
 
     def watch(self, asked_to_end: threading.Event) -> None:
-        """Start anew what ends, until asked to end."""
+        """Start anew what ends or hangs, until asked to end."""
+        polled_at = time.monotonic()
         while not asked_to_end.wait(_POLL_S):
+            now = time.monotonic()
+            seconds, polled_at = min(now - polled_at, _MOST_POLL_S), now
             for number, worker in enumerate(self._workers):
                 if worker.process.is_alive():
-                    continue
+                    if not worker.is_silent(self._beats[number], seconds, self._timeout_s):
+                        continue
+                    logger.error("worker %d hangs and is killed", number)
+                    worker.process.kill()
+                    worker.process.join()
                 code = worker.process.exitcode
                 if time.monotonic() - worker.started_at < QUICK_END_S:
                     self._quick_ends += 1
@@ -195,4 +226,4 @@ class _Crew:
             worker.close()
 
     def _start(self, place: WorkerPlace) -> _Worker:
-        return _Worker(self._work, place, self._port)
+        return _Worker(self._work, place, self._port, self._beats[place.number])

@@ -185,6 +185,25 @@ def test_workers_share_a_port_and_its_counters(versions, tmp_path):
         assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_worker_that_is_stopped_is_started_again(versions):
+    """The kernel would go on to give it connections, which nobody answers."""
+    options = ("--workers", 2, "--worker-timeout", 2)
+    with serving(versions.folder / "float32", *options) as server:
+        stopped = children(server.program.pid)[0]
+        os.kill(stopped, signal.SIGSTOP)
+        until(lambda: len(set(children(server.program.pid)) - {stopped}) == 2)
+        for _ in range(10):
+            until(lambda: server.ask("GET", "/v2/health/ready").status == 200)
+        assert "hangs and is killed" in server.complaints()
+        os.kill(server.program.pid, signal.SIGSTOP)  # nor is the one that looks after them to blame
+        os.kill(server.program.pid, signal.SIGCONT)
+        before = set(children(server.program.pid))
+        assert server.ask("POST", "/score", {"rows": versions.rows}).status == 200
+        assert set(children(server.program.pid)) == before
+        server.end()
+
+
 def children(pid):
     """Processes that a process has started and that still run."""
     found = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
