@@ -22,6 +22,7 @@ LAYERS = [
         "host",
         "integers",
         "stores",
+        "secret_file",
         "config",
         "forkserver",
     },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +16,7 @@ from pibroch.cli.console import results
 from pibroch.cli.launch import die_with
 from pibroch.errors import ConfigError, MissingDependencyError
 from pibroch.process import num_processors, tune_process
+from pibroch.secret_file import MAX_SECRET_BYTES, read_secret_file
 
 if TYPE_CHECKING:
     from pibroch.serve.server import ServerOptions
@@ -163,6 +165,14 @@ RowsAt = Annotated[
 Workers = Annotated[
     int, typer.Option(rich_help_panel=_PROCESSES, min=1, max=256, help="Processes at the port.")
 ]
+WorkerTimeout = Annotated[
+    float,
+    typer.Option(
+        rich_help_panel=_PROCESSES,
+        min=2,
+        help="Seconds for a worker's event loop to turn; the worker is killed then, and started again.",
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option(rich_help_panel=_PROCESSES, min=1, help="Of each worker, that compute a batch."),
@@ -193,6 +203,7 @@ def serve(
     part: PartText = None,
     rows_at: RowsAt = None,
     workers: Workers = 1,
+    worker_timeout: WorkerTimeout = 30.0,
     threads: Threads = None,
 ) -> None:
     """Answer scores over HTTP: the Open Inference Protocol v2, and raw rows at /score.
@@ -219,7 +230,8 @@ def serve(
     )  # fmt: skip
     tls, token = _tls(tls_cert, tls_key), _token(token_file)
     options = ServerOptions(
-        host, port, limits, token, tls, reload_s=reload_every, drain_s=drain, shutdown_s=shutdown_timeout
+        host, port, limits, token, tls, reload_s=reload_every, drain_s=drain, shutdown_s=shutdown_timeout,
+        worker_timeout_s=worker_timeout,
     )  # fmt: skip
     if not options.is_local and token is None:
         logger.warning(
@@ -303,16 +315,19 @@ def _split(part: str | None, rows_at: list[str], token: str | None, workers: int
 
 def _token(file: Path | None) -> str | None:
     """The token of a file, or of the environment; ``None`` when nobody asks for one."""
-    if file is None:
-        return os.environ.get(TOKEN) or None
-    try:
-        token = file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeError) as error:
+    if file is not None:
+        where = f"--token-file {file}"
+        content = read_secret_file(file, "--token-file", stat.S_IRWXO | stat.S_IWGRP)
+    elif TOKEN in os.environ:
+        where, content = TOKEN, os.environ[TOKEN].strip().encode(errors="surrogateescape")
+    else:
+        return None
+    if not 1 <= len(content) <= MAX_SECRET_BYTES or not all(
+        0x21 <= byte <= 0x7E for byte in content
+    ):
+        is_what = "which is empty" if not content else "which is no token"
         raise ConfigError(
-            f"--token-file {file}, unreadable: {error}", "a text file that holds the token"
-        ) from error
-    if not token:
-        raise ConfigError(
-            f"--token-file {file}, which is empty", "a text file that holds the token"
-        )
-    return token
+            f"{where}, {is_what}", f"one word of at most {MAX_SECRET_BYTES} printable ASCII characters",
+            f"write a token, or leave {TOKEN} unset to serve without one",
+        )  # fmt: skip
+    return content.decode("ascii")

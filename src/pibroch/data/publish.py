@@ -52,7 +52,7 @@ def work_folder(work: Path, signature: dict[str, Any] | None) -> Iterator[None]:
     plan = work / "plan.json"
     with storage_errors(work):
         work.mkdir(parents=True, exist_ok=True)
-        lock = os.open(work / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        lock = os.open(work / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)  # who can read it can hold it
     try:
         try:
             _take(lock)

@@ -13,12 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pibroch.errors import ConfigError
+from pibroch.secret_file import MAX_SECRET_BYTES, OTHERS, read_secret_file
 
 SECRET_VARIABLE = "PIBROCH_RPC_SECRET"
 SECRET_FILE_VARIABLE = "PIBROCH_RPC_SECRET_FILE"
 MIN_SECRET_BYTES = 16
-_MAX_SECRET_BYTES = 4096
-_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def new_secret() -> str:
@@ -48,7 +47,9 @@ def find_secret(
         return _long_enough(environ[SECRET_VARIABLE].encode(), SECRET_VARIABLE)
     if environ.get(SECRET_FILE_VARIABLE):
         path = Path(environ[SECRET_FILE_VARIABLE])
-        return _long_enough(_read(path, SECRET_FILE_VARIABLE), f"{SECRET_FILE_VARIABLE} ({path})")
+        return _long_enough(
+            read_secret_file(path, SECRET_FILE_VARIABLE), f"{SECRET_FILE_VARIABLE} ({path})"
+        )
     if local:
         return hmac.new(_users_secret(), key.encode(), hashlib.sha256).digest()
     raise ConfigError(
@@ -74,7 +75,7 @@ def _secret_in(directory: Path) -> bytes:
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
     found = directory.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & _OTHERS:
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & OTHERS:
         raise ConfigError(
             f"{directory}, which is no directory of ours alone",
             "a directory with mode 700 that belongs to this user",
@@ -89,36 +90,14 @@ def _secret_in(directory: Path) -> bytes:
         with contextlib.suppress(FileExistsError):
             os.link(complete, path)
         complete.unlink()
-    return _long_enough(_read(path, "this user's secret"), str(path))
-
-
-def _read(path: Path, what: str) -> bytes:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError as error:
-        raise ConfigError(
-            f"{what}: {path} cannot be read ({error.strerror})", "a file with the secret"
-        ) from error
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise ConfigError(f"{what}: {path} is no regular file", "a file with the secret")
-        if found.st_mode & _OTHERS or found.st_uid not in (os.getuid(), 0):
-            raise ConfigError(
-                f"{what}: {path} with mode {stat.S_IMODE(found.st_mode):o}, owner {found.st_uid}",
-                "a file that only this user can read",
-                f"chmod 600 {path}",
-            )
-        return os.read(descriptor, _MAX_SECRET_BYTES + 1).strip()
-    finally:
-        os.close(descriptor)
+    return _long_enough(read_secret_file(path, "this user's secret"), str(path))
 
 
 def _long_enough(secret: bytes, where: str) -> bytes:
-    if not MIN_SECRET_BYTES <= len(secret) <= _MAX_SECRET_BYTES:
+    if not MIN_SECRET_BYTES <= len(secret) <= MAX_SECRET_BYTES:
         raise ConfigError(
             f"a secret of {len(secret)} bytes in {where}",
-            f"{MIN_SECRET_BYTES} to {_MAX_SECRET_BYTES} bytes",
+            f"{MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} bytes",
             "make one with: python -c 'from pibroch.rpc.secret import new_secret; print(new_secret())'",
         )
     return secret

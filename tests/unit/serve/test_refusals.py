@@ -18,6 +18,7 @@ from certificates import authority, signed
 from pibroch.serve.export import export_checkpoint
 from raw_clicks import COLUMNS
 from served import ask, serving, until
+from small_run import run_command
 
 CSV = {"content-type": "text/csv"}
 SOAK = int(os.environ.get("PIBROCH_SOAK_REQUESTS", "0"))
@@ -305,6 +306,7 @@ def test_requests_are_computed_together(small):
 
 def test_a_token(small, tmp_path):
     (tmp_path / "token").write_text("secret-7\n")
+    (tmp_path / "token").chmod(0o440)
     with serving(small.export, "--token-file", tmp_path / "token") as server:
         body = {"rows": [small.row]}
         assert server.ask("POST", SCORE, body).status == 401
@@ -315,6 +317,23 @@ def test_a_token(small, tmp_path):
         assert server.ask("GET", "/v2/health/ready").status == 200
         for path in ("/metrics", "/docs", "/openapi.json", "/v2/models/ctr", "/nothing"):
             assert server.ask("GET", path).status == 401
+
+
+def test_a_token_that_is_none_or_not_secret(small, tmp_path):
+    """A server that was meant to ask for a token never starts without one, or with one that everybody has."""
+    file = tmp_path / "token"
+    for content, mode in ((b"secret-7", 0o644), (b"two words", 0o600)):
+        file.write_bytes(content)
+        file.chmod(mode)
+        ran = run_command("serve", small.export, "--port", 0, "--token-file", file)
+        assert ran.returncode == 2 and "--token-file" in ran.stderr, (content, ran.stderr)
+        assert mode == 0o600 or "mode" in ran.stderr
+        file.unlink()
+    os.mkfifo(file, 0o600)
+    ran = run_command("serve", small.export, "--port", 0, "--token-file", file)
+    assert ran.returncode == 2 and "no regular file" in ran.stderr
+    ran = run_command("serve", small.export, "--port", 0, env={"PIBROCH_SERVE_TOKEN": ""})
+    assert ran.returncode == 2 and "PIBROCH_SERVE_TOKEN" in ran.stderr, ran.stderr
 
 
 def test_tls(small, tmp_path):
