@@ -23,8 +23,8 @@ _KINDS = {
     "INT16": np.int16, "INT32": np.int32, "INT64": np.int64, "FP16": np.float16, "FP32": np.float32, "FP64": np.float64,
 }  # fmt: skip
 _LENGTH_BYTES = 4
-_MOST_DIMS, _MOST_ITEMS = 8, 1 << 31
-"""Of a shape, without its zeros: arrays cannot have more, and an empty one cannot even say that it would."""
+_MOST_DIMS, _MOST_EMPTY = 8, 1 << 20
+"""Sizes of a shape, and their product without the zeros where it has some: no bytes of a body stand for that one."""
 
 
 class _Tensor(msgspec.Struct):
@@ -134,12 +134,12 @@ def _shape_of(tensor: _Tensor) -> tuple[int, ...]:
     if (
         not 1 <= len(tensor.shape) <= _MOST_DIMS
         or any(size < 0 for size in tensor.shape)
-        or math.prod(size or 1 for size in tensor.shape) >= _MOST_ITEMS
+        or (0 in tensor.shape and math.prod(size or 1 for size in tensor.shape) > _MOST_EMPTY)
     ):
         raise Refusal(
             400,
             f"got shape {str(tensor.shape)[:80]} for `{tensor.name[:80]}`; need one to {_MOST_DIMS} sizes from 0 up, "
-            f"whose product is below {_MOST_ITEMS:,}",
+            f"and besides a 0 a product of at most {_MOST_EMPTY:,}",
         )
     if tensor.datatype not in (*_KINDS, "BYTES"):
         raise Refusal(

@@ -1,6 +1,7 @@
 """Whatever is asked as an inference request: it is read, or refused in words; nothing else comes out."""
 
 import json
+import math
 import os
 
 import numpy as np
@@ -56,11 +57,12 @@ def test_a_request_is_read_or_refused(request):
         assert 400 <= refusal.status < 500 and refusal.reason
     else:
         for array in found.inputs.values():
-            assert array.dtype.kind in "Obiuf" and array.tolist() is not None
+            assert array.dtype.kind in "Obiuf" and array.size <= len(body)
+            assert array.size or math.prod(size or 1 for size in array.shape) <= 1 << 20
 
 
 @pytest.mark.parametrize(
-    "shape", [[0, *[(1 << 31) - 1] * 3], [*[(1 << 31) - 1] * 3, 0], [0, 1 << 31], [1 << 16, 1 << 15, 0]]
+    "shape", [[0, *[(1 << 31) - 1] * 3], [*[(1 << 31) - 1] * 3, 0], [0, 1 << 31], [(1 << 31) - 1, 0]]
 )  # fmt: skip
 @pytest.mark.parametrize("kind", ["INT64", "BYTES"])
 @pytest.mark.parametrize("is_binary", [False, True])
@@ -68,7 +70,7 @@ def test_an_empty_tensor_of_a_shape_that_no_array_has(shape, kind, is_binary):
     values = {"parameters": {"binary_data_size": 0}} if is_binary else {"data": []}
     tensor = {"name": "ids", "datatype": kind, "shape": shape, **values}
     body = json.dumps({"inputs": [tensor]}).encode()
-    with pytest.raises(Refusal, match="whose product is below"):
+    with pytest.raises(Refusal, match="besides a 0 a product"):
         parse_infer(body, str(len(body)), OUTPUTS)
     tensor["shape"] = [0, 1 << 20]
     body = json.dumps({"inputs": [tensor]}).encode()
