@@ -25,6 +25,9 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"
+_OPEN_LOCK = (
+    os.O_RDWR | os.O_CREAT | os.O_APPEND
+)  # for its owner alone: who can read it can hold it
 """Held by rank 0 while it trains; says who it is."""
 VERSIONS = "versions.json"
 RESTARTS = "restarts.jsonl"
@@ -94,7 +97,9 @@ class RunDirectory:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._claim = (self.path / LOCK).open("a+", encoding="utf-8")
+            self._claim = os.fdopen(
+                os.open(self.path / LOCK, _OPEN_LOCK, 0o600), "a+", encoding="utf-8"
+            )
         except OSError as error:
             raise StorageError(
                 f"{error.strerror} at {self.path}", "a folder to write to", "pass --run-dir"
