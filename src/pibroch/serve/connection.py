@@ -1,8 +1,8 @@
 """A client's connection, with bounds that uvicorn does not have: of time in every state, of a request's bytes, of their number.
 
-Until a request is whole, the connection waits for a head (``head_timeout``), for the rest of a body (the gate's) or for the
-next request (``idle_timeout``). While an answer is sent it waits for the client to read (``write_timeout``). No byte of a
-client moves one of these deadlines; only a whole head and a whole answer do.
+Until a request is whole, the connection waits for a head, for the rest of a body (in the gate) or, after an answer, for
+the next request; while an answer is sent, for the client to read it. No byte of a client moves one of these deadlines:
+only a whole head and a whole answer do.
 """
 
 from __future__ import annotations
@@ -221,10 +221,9 @@ class _BoundedConnection(HttpToolsProtocol):
             return
         body = error_body(refusal.reason)
         head = f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\ncontent-type: application/json\r\n"
-        head += "".join(f"{name}: {value}\r\n" for name, value in refusal.headers.items())
-        self.transport.write(
-            f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body
-        )
+        headers = {**refusal.headers, "connection": "close", "content-length": str(len(body))}
+        head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self.transport.write(f"{head}\r\n".encode() + body)
         self.transport.close()
         self._read_deadline.set(self.limits.write_timeout_s)
 
