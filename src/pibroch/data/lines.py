@@ -79,8 +79,7 @@ def _refuse_swallowed(
 ) -> None:
     """Refuse records of which preparation would say that quotes are not closed."""
     without = tuple(name for name in names if name != schema.label)
-    for header, is_of_it in ((names, has_label), (without, ~has_label)):
-        chosen = np.flatnonzero(is_of_it)
+    for header, chosen in ((names, np.arange(len(records))), (without, np.flatnonzero(~has_label))):
         numeric = [header.index(c) for c in schema.numeric_columns() if c in header]
         swallowed = find_swallowed(
             text, records[chosen], ord(schema.separator), len(header), numeric, schema.label in header
