@@ -1,4 +1,4 @@
-"""A contender of two processes, a caller and its callee, on one host or on two of a lab; only the caller is timed.
+"""A contender of a caller and its callees, one as a rule, on one host or on those of a lab; only the caller is timed.
 
 A pair is stopped (SIGSTOP) while it is not its turn: torch's idle agents poll without end, and two pairs keep two cores busy.
 """
@@ -27,14 +27,18 @@ how many threads a process happens to have, so that contenders' *local* steps di
 
 
 class Pair:
-    """A contender's caller and callee; stands wherever a contender of one process does."""
+    """A contender's callees and, of the last rank, its caller; stands wherever a contender of one process does."""
 
-    def __init__(self, spec: ContenderSpec, lab: Lab | None) -> None:
+    def __init__(self, spec: ContenderSpec, lab: Lab | None, num_processes: int = 2) -> None:
         self.spec = spec
         port = lab.next_port() if lab else free_port()
-        common = {"WORLD_SIZE": "2", "PIBROCH_RPC_SECRET": secrets.token_hex(), **SPIN_LITTLE}
+        common = {
+            "WORLD_SIZE": str(num_processes),
+            "PIBROCH_RPC_SECRET": secrets.token_hex(),
+            **SPIN_LITTLE,
+        }
         self.members: list[Contender] = []
-        for rank in range(2):
+        for rank in range(num_processes):
             place = lab.environment(rank, port) if lab else local_environment(rank, port)
             launcher = lab.launcher(rank) if lab else ()
             self.members.append(
@@ -42,10 +46,10 @@ class Pair:
                     replace(spec, launcher=launcher, environment=spec.environment | place | common)
                 )
             )
-        self._caller = self.members[1]
+        *self._callees, self._caller = self.members
 
     def setup(self, case: Case) -> dict[str, str]:
-        """See :class:`benchmarks.contender.Competitor`; both join each other."""
+        """See :class:`benchmarks.contender.Competitor`; all join each other."""
         with self._awake():
             for member in self.members:
                 member.send({"do": "setup", "case": case.as_json()})
@@ -58,14 +62,14 @@ class Pair:
         return values
 
     def run(self, phase: str, first: int, steps: int) -> Timing:
-        """Times as the caller sees them, CPU time of both processes."""
-        before = cpu_ms(self.members[0].pid)
+        """Times as the caller sees them, CPU time of all processes."""
+        before = self._callees_cpu_ms()
         timing = Timing(**self._ask({"do": "run", "phase": phase, "first": first, "steps": steps}))
-        callee_ms = (cpu_ms(self.members[0].pid) - before) / steps
-        return replace(timing, cpu_ms_per_step=timing.cpu_ms_per_step + callee_ms)
+        callees_ms = (self._callees_cpu_ms() - before) / steps
+        return replace(timing, cpu_ms_per_step=timing.cpu_ms_per_step + callees_ms)
 
     def idle(self, seconds: float) -> float:
-        """CPU time of both processes, in milliseconds a second, while nothing is asked of them."""
+        """CPU time of all processes, in milliseconds a second, while nothing is asked of them."""
         with self._awake():
             before = [cpu_ms(member.pid) for member in self.members]
             time.sleep(seconds)
@@ -80,11 +84,14 @@ class Pair:
         return self._ask({"do": "memory"})
 
     def close(self) -> None:
-        """End both at once: neither waits for the other."""
+        """End all at once: none waits for another."""
         for member in self.members:
             member.kill()
         for member in self.members:
             member.close()
+
+    def _callees_cpu_ms(self) -> float:
+        return sum(cpu_ms(member.pid) for member in self._callees)
 
     def _ask(self, command: dict[str, Any]) -> Any:
         with self._awake():
@@ -115,13 +122,13 @@ def cpu_ms(pid: int) -> float:
 
 @contextmanager
 def pairs(
-    chosen: Sequence[ContenderSpec], lab: Lab | None, load: ForeignLoad
+    chosen: Sequence[ContenderSpec], lab: Lab | None, load: ForeignLoad, num_processes: int = 2
 ) -> Iterator[list[Pair]]:
-    """Start a pair for each spec, end them afterwards."""
+    """Start the processes of each spec, end them afterwards."""
     with ExitStack() as stack:
         running = []
         for spec in chosen:
-            running.append(Pair(spec, lab))
+            running.append(Pair(spec, lab, num_processes))
             stack.callback(running[-1].close)
             for member in running[-1].members:
                 load.add_worker(member.pid)

@@ -36,7 +36,7 @@ WORKERS = {
     GRPC: "rpc_grpc:build",
 }
 CALLS, AUTOGRAD = (
-    ("identity", "ops", "send", "in_flight"),
+    ("identity", "plus_one", "ops", "send", "in_flight"),
     ("norpc", "nograd", "grad"),
 )  # kinds of phases
 WITH_REFERENCES = frozenset({OURS, TORCH})
@@ -68,7 +68,7 @@ PLOT = PlotSpec(
 MEANINGS = (
     "a caller and a callee, one process each, stopped while it is another's turn; torch's default number of threads, which "
     "spin for 1000 rounds at most; the same argument in all calls of a size",
-    "`identity` returns its argument, `200 ops` changes it by 200 pointwise operations, `send` returns four bytes",
+    "`identity` returns its argument, `x + 1` a new tensor, `200 ops` one after 200 pointwise operations, `send` four bytes",
     "`n in flight`: 1 KB identity calls, at most n of them waiting for their results; times are per call, by throughput",
     "`rref`: the callee fetches the argument by a reference, then returns it; compare with `identity` (paper's Table 1)",
     "`norpc`, `nograd`, `grad`: two layers 1000 x 1000, batch 128, the first at the callee; forward and backward as in Table 2",
@@ -117,12 +117,13 @@ class Phase:
     @property
     def line_bytes(self) -> int:
         """Payload that must cross the line for one call."""
-        return self.number * {"identity": 2, "ops": 2, "send": 1}.get(self.kind, 0)
+        return self.number * {"identity": 2, "plus_one": 2, "ops": 2, "send": 1}.get(self.kind, 0)
 
     @property
     def call(self) -> str:
         """In the table."""
-        return {"ops": "200 ops", "in_flight": f"{self.number} in flight"}.get(self.kind, self.kind)
+        names = {"plus_one": "x + 1", "ops": "200 ops", "in_flight": f"{self.number} in flight"}
+        return names.get(self.kind, self.kind)
 
     @property
     def in_plot(self) -> Row:
@@ -162,11 +163,14 @@ def phases_on_one_host(quick: bool) -> list[Phase]:
         return [
             Phase("identity", KB, replace(QUICK, steps_per_round=200)),
             *sizes,
+            Phase("plus_one", 4 * MB, QUICK),
             Phase("in_flight", 16, replace(QUICK, rounds=2)),
         ]
     return [
         Phase("identity", KB, MANY, wants_basic=True),
         *(Phase("identity", size, FEW if size == 400 * MB else USUAL) for size in LARGE),
+        Phase("plus_one", KB, MANY, wants_basic=True),
+        *(Phase("plus_one", size, FEW if size == 400 * MB else USUAL) for size in LARGE),
         *(
             Phase("ops", size, schedule)
             for size, schedule in zip((KB, *LARGE), (MANY, USUAL, FEW, ONCE), strict=True)
@@ -194,9 +198,11 @@ def phases_of_ablation(quick: bool) -> list[Phase]:
 
 def phases_between_hosts() -> list[Phase]:
     """Up to 40 MB, which takes a third of a second at 1 Gbit/s."""
-    small = [Phase(kind, KB, MANY) for kind in ("identity", "ops")]
+    small = [Phase(kind, KB, MANY) for kind in ("identity", "plus_one", "ops")]
     large = [
-        Phase(kind, size, FEW) for kind in ("identity", "send", "ops") for size in (4 * MB, 40 * MB)
+        Phase(kind, size, FEW)
+        for kind in ("identity", "plus_one", "send", "ops")
+        for size in (4 * MB, 40 * MB)
     ]
     return [*small, *large, Phase("in_flight", 256, FEW)]
 

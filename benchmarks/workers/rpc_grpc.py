@@ -19,6 +19,7 @@ from torch import Tensor
 from benchmarks.cases import Case
 from benchmarks.workers import rpc_functions
 from benchmarks.workers.rpc_identity_grpc import OPTIONS, header, memory, pack, read_header, unpack
+from benchmarks.workers.rpc_subject import FUNCTIONS as NAMES
 from benchmarks.workers.rpc_subject import CallSubject
 
 UNARY_BYTES, CHUNK_BYTES = 1 << 20, 1 << 20
@@ -27,7 +28,7 @@ LARGE_FRAMES = [
     ("grpc.http2.max_frame_size", (16 << 20) - 1),
     ("grpc.http2.lookahead_bytes", 64 << 20),
 ]
-FUNCTIONS = (rpc_functions.identity, rpc_functions.ops, rpc_functions.send)
+FUNCTIONS = tuple(getattr(rpc_functions, name) for name in NAMES)
 JOIN_TIMEOUT_S, CALL_TIMEOUT_S = 60, 300
 
 

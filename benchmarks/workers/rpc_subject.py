@@ -20,6 +20,8 @@ from benchmarks.workers import rpc_functions
 from benchmarks.workers.rpc_functions import LAYER_WIDTH, Layer
 
 CALLEE, CALLER = "callee", "caller"
+FUNCTIONS = ("identity", "plus_one", "ops", "send")
+"""Of :mod:`rpc_functions`, that take a tensor and return one."""
 SIZES = (1000, 4_000_000, 40_000_000, 400_000_000)
 IN_FLIGHT = (1, 16, 256)
 CALLS_PER_STEP = 500
@@ -33,7 +35,7 @@ def argument(nbytes: int) -> Tensor:
 
 
 class CallSubject(ABC):
-    """A contender that can call ``identity``, ``ops`` and ``send`` at the callee. Its callee's side only has to be built."""
+    """A contender that can call ``FUNCTIONS`` at the callee. Its callee's side only has to be built."""
 
     @abstractmethod
     def start(self, function: str, tensor: Tensor) -> Any:
@@ -54,7 +56,7 @@ class CallSubject(ABC):
     def phases(self) -> dict[str, Callable[[int], object]]:
         """See :class:`benchmarks.workers.serving.Subject`; the batch's number plays no part."""
         found: dict[str, Callable[[int], object]] = {}
-        for function in ("identity", "ops", "send"):
+        for function in FUNCTIONS:
             found |= {f"{function}:{size}": partial(self._call, function, size) for size in SIZES}
         return found | {f"in_flight:{count}": partial(self._many, count) for count in IN_FLIGHT}
 
@@ -80,7 +82,7 @@ class CallSubject(ABC):
             self.finish(under_way.popleft())
 
     def _check(self, nbytes: int) -> None:
-        for name in ("identity", "ops", "send"):
+        for name in FUNCTIONS:
             tensor = argument(nbytes)
             if not torch.equal(self.call(name, tensor), getattr(rpc_functions, name)(tensor)):
                 raise AssertionError(

@@ -1,0 +1,14 @@
+"""pibroch.rpc in topic ``rpc_cases``."""
+
+from __future__ import annotations
+
+from benchmarks.cases import Case
+from benchmarks.workers.rpc_cases import Driver, join
+from pibroch import rpc
+
+
+def build(case: Case) -> Driver:
+    """Join, with its default settings."""
+    return join(
+        rpc.TensorPipeRpcBackendOptions(rpc_timeout=300, allowed_modules=["benchmarks.workers"])
+    )
