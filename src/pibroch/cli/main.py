@@ -118,6 +118,15 @@ def main() -> NoReturn:
             _leave_stopped(stop, arguments)
         if debug:
             console.print_exception()
+        if _is_about_memory(error):
+            leave_with(
+                PibrochError(
+                    f"no memory left: {error}",
+                    "memory for what was asked for",
+                    "give this machine or container more, or ask for less: fewer rows, or more ranks "
+                    "or servers to share them",
+                )
+            )
         if isinstance(error, OSError) and error.errno in _REFUSALS:
             leave_with(_refusal(error))
         console.print(
@@ -167,6 +176,12 @@ def _refuse_other_encodings(arguments: Sequence[str]) -> None:
                 "arguments and a working folder in UTF-8",
                 "rename it",
             )
+
+
+def _is_about_memory(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)  # torch's
 
 
 def _refusal(error: OSError) -> StorageError:

@@ -18,11 +18,12 @@ from pibroch.embedding.optimizers import SparseOptimizer
 from pibroch.embedding.piece import Piece, PieceView, RowArray
 from pibroch.embedding.row_set import ListedRows, ids_at, ids_of
 from pibroch.embedding.table import Table
+from pibroch.errors import ConfigError
 from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Ints, Records, Stored
 from pibroch.kernels.memory import empty_rows
 from pibroch.kernels.route import numba as routing
-from pibroch.observability.memory import free_memory
+from pibroch.observability.memory import free_memory, most_that_fits
 
 ROWS_PER_FILL = 1 << 18
 UNTOUCHED, MOVED, UPDATED = range(3)
@@ -31,10 +32,41 @@ MakeRoom = Callable[[int, int], Records]
 """Makes float32 ``[rows, floats]`` that begins with a cache line; what is in it does not matter."""
 
 
+def _space(
+    pieces: Sequence[Piece], num_rows: int, spare_rows: int, width: int, make_room: MakeRoom
+) -> Records:
+    """Memory for a shard, if there is some.
+
+    Linux gives more than it has, and ends the process that uses it.
+    """
+    num_bytes, most = num_rows * width * 4, most_that_fits()
+    if most is None or num_bytes <= most:
+        try:
+            return make_room(num_rows + spare_rows, width)
+        except (MemoryError, OSError, OverflowError, ValueError) as error:
+            raise _without_room(pieces, num_rows + spare_rows, width, str(error)) from error
+    raise _without_room(pieces, num_rows, width, f"with {most / 1e9:.1f} GB free")
+
+
+def _without_room(pieces: Sequence[Piece], num_rows: int, width: int, why: str) -> ConfigError:
+    tables = list(dict.fromkeys(piece.table.name for piece in pieces))
+    named = ", ".join(tables[:3]) + (f" and {len(tables) - 3} more" if len(tables) > 3 else "")
+    return ConfigError(
+        f"{num_rows:,} rows of {width * 4} bytes (weights and optimizer state) of {named} "
+        f"in one process, {why}",
+        f"{num_rows * width * 4 / 1e9:.1f} GB of memory",
+        "spread them over more ranks or embedding servers (on more machines), or make them "
+        "smaller: fewer rows, a smaller dim, bfloat16 weights, an optimizer with less state",
+    )
+
+
 class MemoryShard:
     """Records of the rows of some pieces of one width and type, end to end, in memory of ``make_room``.
 
     Without a ``seed`` they are left to who writes them, or calls :meth:`fill`.
+
+    Raises:
+        ConfigError: for more records than memory has room for.
 
     Attributes:
         pieces: in the order of their rows.
@@ -58,9 +90,8 @@ class MemoryShard:
         self.fields = optimizer.state_fields(dim)
         self._width = weight_floats(dim, dtype)
         self._bounds = np.cumsum([0, *(len(piece.rows) for piece in pieces)]).tolist()
-        self.space: Records = make_room(
-            self._bounds[-1] + spare_rows, optimizer.record_width(dim, dtype)
-        )
+        width = optimizer.record_width(dim, dtype)
+        self.space: Records = _space(pieces, self._bounds[-1], spare_rows, width, make_room)
         self.stored_space: Stored = self.space if dtype == "float32" else self.space.view(np.uint16)
         self.records, self.stored = (
             self.space[: self._bounds[-1]],

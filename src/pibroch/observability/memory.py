@@ -52,6 +52,15 @@ def free_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
     return min([free, *(left for group in _own_groups(proc, groups) for left in _left_in(group))])
 
 
+def most_that_fits(proc: Path = Path("/proc")) -> int | None:
+    """As :func:`free_memory`, with free swap; ``None`` where the system does not tell."""
+    if not (proc / "meminfo").exists():
+        return None
+    lines = (proc / "meminfo").read_text().splitlines()
+    swap = [int(line.split()[1]) << 10 for line in lines if line.startswith("SwapFree:")]
+    return free_memory(proc) + sum(swap)
+
+
 def _own_groups(proc: Path, groups: Path) -> Iterator[Path]:
     """The groups that this process is in, as far as it sees them; inside of a container the outermost is the container's."""
     yield groups
