@@ -95,6 +95,10 @@ def prepare_command(
         bool, typer.Option(help="criteo: also use the 13 integers as binned categories.")
     ] = True,
     vocabularies: VocabulariesOf = None,
+    unlabelled: Annotated[
+        bool,
+        typer.Option(help="With --vocabularies: the data have no labels and are to be scored."),
+    ] = False,
     split: SplitBy = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the hash split.")] = 0,
     max_bad_fraction: Annotated[
@@ -133,12 +137,19 @@ def prepare_command(
 
         known = find_vocabularies(vocabularies)
     found, opened = _sources(
-        format_, sources, schema, bins, None if known is None else known.schema
+        format_, sources, schema, bins, None if known is None else known.schema, not unlabelled
     )
     found = found.with_changes(min_count, _buckets(hash_ or [])) if known is None else found
     split = split or ("time:0.7/0.15/0.15" if known is None else "test")
     rule = SplitRule.parse(split, seed)
-    options = PrepareOptions(rule, max_bad_fraction, overwrite, piece_mb << 20, vocabularies=known)
+    options = PrepareOptions(
+        rule,
+        max_bad_fraction,
+        overwrite,
+        piece_mb << 20,
+        vocabularies=known,
+        has_labels=not unlabelled,
+    )
     with _progress() as progress:
         report = prepare(opened, found, out, options, progress)
     _show_report(report, out, time.monotonic() - started)
@@ -248,6 +259,7 @@ def _sources(
     schema_path: Path | None,
     bins: bool,
     known: Schema | None,
+    has_labels: bool,
 ) -> tuple[Schema, list[RawSource]]:
     """The schema, known, given or inferred, and the opened files."""
     schema = known if schema_path is None else Schema.load(schema_path)
@@ -263,10 +275,19 @@ def _sources(
             "pass --schema FILE, see docs/data.md",
         )
     if format_ is RawFormat.PARQUET:
-        return schema, [ParquetSource(path, schema) for path in paths]
-    return schema, [
-        TextSource(path, schema.separator, schema.quotes, schema.columns) for path in paths
-    ]
+        return schema, [ParquetSource(path, schema, has_labels) for path in paths]
+    return schema, [_text_source(path, schema, has_labels) for path in paths]
+
+
+def _text_source(path: Path, schema: Schema, has_labels: bool) -> TextSource:
+    """A file of text; one without header and labels may lack the label's column, or have it."""
+    source = TextSource(path, schema.separator, schema.quotes, schema.columns)
+    if has_labels or schema.columns is None:
+        return source
+    without = tuple(column for column in schema.columns if column != schema.label)
+    if len(source.first_records(1)[0]) != len(without):
+        return source
+    return TextSource(path, schema.separator, schema.quotes, without)
 
 
 def _buckets(texts: list[str]) -> Mapping[str, int]:

@@ -58,7 +58,7 @@ def predict(
 
     check_out(out)
     dataset = EncodedDataset.open(data)
-    total = len(opened_split(dataset, split))
+    total = len(opened_split(dataset, split, needs_labels=False))
     if ranks > 1:
         raise typer.Exit(_launch(ranks))
     predictor, folder = open_for(checkpoint, dataset)
@@ -80,7 +80,9 @@ def _as_rank(checkpoint: Path, data: Path, out: Path, split: str, bound: int | N
         with world_of_environment(leave_with) as world:
             console.quiet = not world.is_first
             dataset = agreed(world.control, lambda: EncodedDataset.open(data))
-            total = agreed(world.control, lambda: len(opened_split(dataset, split)))
+            total = agreed(
+                world.control, lambda: len(opened_split(dataset, split, needs_labels=False))
+            )
             started = time.monotonic()
             with _bar(total) as advance:
                 done = score_split_by_ranks(checkpoint, dataset, split, out, world, bound, advance)

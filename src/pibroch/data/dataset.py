@@ -46,6 +46,7 @@ class DatasetManifest(Section):
         truth: see :class:`EncodedDataset`.
         provenance: where the data came from.
         schema_: ``schema`` in the file.
+        has_labels: see :class:`EncodedDataset`.
         files: of every other file size and CRC-32.
     """
 
@@ -58,6 +59,7 @@ class DatasetManifest(Section):
     truth: dict[str, dict[str, float]] | None
     provenance: dict[str, Any]
     schema_: SavedSchema = Field(alias="schema")
+    has_labels: bool = True
     files: dict[InnerPath, tuple[_Count, _Count]]
 
     @model_validator(mode="after")
@@ -122,6 +124,7 @@ class EncodedDataset:
         samples: samples in each split.
         fingerprint: a hash over what a checkpoint depends on: features, encodings, table sizes, vocabularies.
         provenance: where the data came from.
+        has_labels: false where the data can be scored alone; their labels are then 0.
         truth: of generated data, per split, the metrics of a model that knows the true probabilities; else ``None``.
     """
 
@@ -130,7 +133,7 @@ class EncodedDataset:
         self.schema, self.num_rows = manifest.schema_, manifest.num_rows
         self.samples = {str(name): count for name, count in manifest.samples.items()}
         self.fingerprint, self.provenance = manifest.fingerprint, manifest.provenance
-        self.truth = manifest.truth
+        self.truth, self.has_labels = manifest.truth, manifest.has_labels
         self._items = {str(name): items for name, items in manifest.items.items()}
         self._files = manifest.files
         self._opened: dict[str, FileIdentity] = {}

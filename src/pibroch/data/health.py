@@ -55,11 +55,11 @@ def unknown_ids(dataset: EncodedDataset) -> dict[str, tuple[int, int]]:
 
 
 def click_rates(dataset: EncodedDataset) -> dict[str, float | None]:
-    """Mean of the labels of each split, ``None`` where there are no samples; reads all labels."""
+    """Mean of the labels of each split, ``None`` where there are none; reads all labels."""
     rates: dict[str, float | None] = {}
     for name in SPLITS:
         labels = dataset.split(name).labels  # type: ignore[arg-type]  # a tuple of these names
-        rates[name] = float(labels.mean()) if len(labels) else None
+        rates[name] = float(labels.mean()) if len(labels) and dataset.has_labels else None
     return rates
 
 

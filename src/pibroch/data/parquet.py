@@ -28,12 +28,13 @@ class ParquetSource:
     Args:
         path: the file.
         schema: the features wanted.
+        has_labels: whether the label's column is read; else it is 0.
 
     Raises:
         DataError: when the file is missing or no Parquet, lacks a column, or holds in one what a feature cannot read.
     """
 
-    def __init__(self, path: Path, schema: Schema) -> None:
+    def __init__(self, path: Path, schema: Schema, has_labels: bool = True) -> None:
         self.path = existing(path)
         try:
             self._frame = pl.scan_parquet(path, glob=False)
@@ -45,17 +46,19 @@ class ParquetSource:
             raise DataError(
                 f"{path}, which has no rows", "at least one record", "check how the file was made"
             )
-        is_whole = set(schema.used_columns()) <= set(types)
-        kinds = {column: types[column] for column in schema.used_columns()} if is_whole else {}
-        self.columns = (
-            tuple(kinds) if is_whole else tuple(types)
-        )  # the parser names what is missing
+        used = schema.used_columns(has_labels)
+        is_whole = set(used) <= set(types)
+        kinds = {column: types[column] for column in used} if is_whole else {}
+        self.columns = tuple(kinds) if is_whole else tuple(types)  # the parser says what lacks
         self._lists = [
             column for column, kind in kinds.items() if isinstance(kind, pl.List | pl.Array)
         ]
         self._binary = [column for column, kind in kinds.items() if _inner(kind) == pl.Binary]
         self.layout = Layout(_SEPARATOR, True, "row", frozenset(self._lists))
         self._expressions = [self._as_text(column, kind, schema) for column, kind in kinds.items()]
+        if is_whole and not has_labels:
+            self.columns = (schema.label, *self.columns)
+            self._expressions.append(pl.lit("0").alias(schema.label))
         self._expressions += [
             _has_item_end(column, kinds[column]).alias(_CHECK + column) for column in self._lists
         ]

@@ -77,22 +77,29 @@ class PieceParser:
         schema: the features wanted.
         columns: the columns of the source, in order.
         layout: of the source's text; by default as the schema says.
+        has_labels: whether labels are read; else all are 0.
 
     Raises:
         DataError: when the source lacks a column, or has two of that name.
     """
 
     def __init__(
-        self, schema: Schema, columns: tuple[str, ...], layout: Layout | None = None
+        self,
+        schema: Schema,
+        columns: tuple[str, ...],
+        layout: Layout | None = None,
+        has_labels: bool = True,
     ) -> None:
         self._layout = layout or Layout(schema.separator, schema.quotes)
-        used = schema.used_columns()
+        used = schema.used_columns(has_labels)
         got = f"the columns {shown(', '.join(columns), 160)}"
         if missing := [column for column in used if column not in columns]:
-            hint = hint_for_header(columns, self._layout.separator, used)
-            raise DataError(
-                got, f"a column `{missing[0]}`", hint or "correct the schema or the file"
-            )
+            do = hint_for_header(columns, self._layout.separator, used)
+            if do is None:
+                do = "correct the schema or the file"
+                is_label = missing == [schema.label]
+                do += ", or pass --unlabelled with --vocabularies" if is_label else ""
+            raise DataError(got, f"a column `{missing[0]}`", do)
         if twice := [column for column in used if columns.count(column) > 1]:
             raise DataError(
                 got, f"one column `{twice[0]}`, not {columns.count(twice[0])}", "rename the others"
@@ -100,7 +107,13 @@ class PieceParser:
         self._schema, self._columns = schema, columns
         self._place = {column: place for place, column in enumerate(used)}
         self._wanted = np.array([self._place.get(column, -1) for column in columns], np.int64)
-        self._numeric = schema.numeric_columns()
+        self._numeric, self._has_labels = schema.numeric_columns(has_labels), has_labels
+        if len(columns) == 1:
+            raise DataError(
+                f"{got} alone, where a blank line may be a missing value or none",
+                "two columns",
+                "add one that is not read, or write Parquet",
+            )
 
     def parse(self, text: bytes, first_line: int = 1) -> ParsedPiece:
         """Parse whole records; ``first_line`` is the number of the first line, or row, for messages."""
@@ -115,7 +128,9 @@ class PieceParser:
         num_inside = np.ones(count, np.int64)
         if is_text and self._layout.quotes:
             numeric = [self._columns.index(column) for column in self._numeric]
-            swallowed = find_swallowed(text, records, separator, len(self._columns), numeric)
+            swallowed = find_swallowed(
+                text, records, separator, len(self._columns), numeric, self._has_labels
+            )
             checks.insert(0, (~swallowed.records, swallowed.why))
             num_inside = swallowed.num_inside
         good = np.logical_and.reduce([passed for passed, _ in checks])
@@ -134,7 +149,9 @@ class PieceParser:
             )
         schema = self._schema
         return ParsedPiece(
-            numbers[schema.label].astype(np.uint8),
+            numbers[schema.label].astype(np.uint8)
+            if self._has_labels
+            else np.zeros(len(bounds), np.uint8),
             tuple(
                 transform_dense(numbers[feature.column], feature.transform)
                 for feature in schema.dense

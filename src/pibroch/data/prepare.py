@@ -55,6 +55,7 @@ class PrepareOptions:
         piece_bytes: text parsed at once; memory is about fifteen times this plus the vocabularies.
         count_memory_codes: distinct values counted in memory before they spill to disk.
         vocabularies: those of another dataset, to encode with instead of counting; the schema is theirs, too.
+        has_labels: false for data that are to be scored alone, with ``vocabularies``.
     """
 
     split: SplitRule = field(default_factory=SplitRule)
@@ -63,6 +64,7 @@ class PrepareOptions:
     piece_bytes: int = 32 << 20
     count_memory_codes: int = 4_000_000
     vocabularies: Vocabularies | None = None
+    has_labels: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,12 @@ def prepare(
         raise DataError(
             "another schema than that of the vocabularies", "theirs", "pass vocabularies.schema"
         )
+    if not options.has_labels and options.vocabularies is None:
+        raise DataError(
+            "data without labels to count vocabularies from",
+            "those of a model that is to score them",
+            "pass --vocabularies FROM",
+        )
     if not options.split.fractions[TRAIN] and options.vocabularies is None:
         raise DataError(
             "no training samples",
@@ -126,7 +134,7 @@ def prepare(
         writer = _encode(spool, schema, work, options, progress)
         bad = tuple(spool.bad_records(_SHOWN_BAD_RECORDS))
         provenance = _provenance(sources, options) | {"num_bad": spool.num_bad, "bad": bad}
-        writer.finish(num_rows, provenance)
+        writer.finish(num_rows, provenance, has_labels=options.has_labels)
         (work / "dataset" / _DONE).unlink(missing_ok=True)
         publish(work / "dataset", out)
         clear(work)
@@ -159,6 +167,7 @@ def _signature(
         "schema": schema.model_dump(mode="json"),
         "split": [options.split.kind, list(options.split.fractions), options.split.seed],
         "piece_bytes": options.piece_bytes,
+        "has_labels": options.has_labels,
         "vocabularies": None if options.vocabularies is None else options.vocabularies.fingerprint,
     }
 
@@ -174,7 +183,7 @@ def _parse(
     for number, source in enumerate(sources):
         if last is not None and number < last.source:
             continue
-        parser = PieceParser(schema, source.columns, source.layout)
+        parser = PieceParser(schema, source.columns, source.layout, options.has_labels)
         start = last.end if last is not None and number == last.source else Place()
         for piece in source.pieces(start, options.piece_bytes):
             parsed = parser.parse(piece.text, piece.start.line + 1)

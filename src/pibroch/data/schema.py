@@ -176,18 +176,18 @@ class Schema(Section):
         """Names of the F categorical features."""
         return tuple(feature.name for feature in self.categorical)
 
-    def used_columns(self) -> tuple[str, ...]:
-        """The columns that are read, each once, the label first."""
+    def used_columns(self, with_label: bool = True) -> tuple[str, ...]:
+        """The columns that are read, each once, the label first where it is."""
         dense, categorical = (
             [f.column for f in features] for features in (self.dense, self.categorical)
         )
-        return tuple(dict.fromkeys([self.label, *dense, *categorical]))
+        return tuple(dict.fromkeys([*[self.label] * with_label, *dense, *categorical]))
 
-    def numeric_columns(self) -> tuple[str, ...]:
-        """The columns that are read as numbers, each once, the label first."""
+    def numeric_columns(self, with_label: bool = True) -> tuple[str, ...]:
+        """The columns that are read as numbers, each once, the label first where it is."""
         binned = [feature.column for feature in self.categorical if feature.binning == "log"]
         dense = [feature.column for feature in self.dense]
-        return tuple(dict.fromkeys([self.label, *dense, *binned]))
+        return tuple(dict.fromkeys([*[self.label] * with_label, *dense, *binned]))
 
     def with_changes(
         self, min_count: int | None = None, hash_buckets: Mapping[str, int] | None = None

@@ -126,6 +126,7 @@ class DatasetWriter:
         num_rows: dict[str, int],
         provenance: dict[str, Any],
         truth: dict[str, Any] | None = None,
+        has_labels: bool = True,
     ) -> None:
         """Close the arrays and write the manifest with their sizes and checksums.
 
@@ -133,6 +134,7 @@ class DatasetWriter:
             num_rows: rows of each feature's table.
             provenance: where the data came from, for people.
             truth: of generated data the best possible metrics per split.
+            has_labels: false where those that were appended mean nothing.
         """
         for name, file in self._files.items():
             file.close(self._num_items(name))
@@ -147,6 +149,7 @@ class DatasetWriter:
             "fingerprint": fingerprint(self.schema, num_rows, self.folder),
             "samples": self.totals.samples,
             "items": self.totals.items,
+            "has_labels": has_labels,
             "num_rows": num_rows,
             "truth": truth,
             "provenance": provenance,

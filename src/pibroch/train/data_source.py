@@ -36,7 +36,12 @@ def open_dataset(config: DataConfig) -> EncodedDataset:
                 if config.prepare
                 else "pass --data DIR",
             )
-        return EncodedDataset.open(config.dir)
+        dataset = EncodedDataset.open(config.dir)
+        if not dataset.has_labels:
+            raise DataError(
+                f"{config.dir}, which has no labels", "labels, to train", "pass --data DIR"
+            )
+        return dataset
     assert config.synthesize is not None, "the configuration was checked"
     return _generated(config.synthesize)
 

@@ -59,13 +59,14 @@ def score_split_by_ranks(
     control = world.control
     folder = Path(on_first(control, lambda: str(find_checkpoint(checkpoint))))
     manifest, dense = agreed(control, lambda: _opened(folder, dataset, world))
-    opened = agreed(control, lambda: opened_split(dataset, split))
+    opened = agreed(control, lambda: opened_split(dataset, split, needs_labels=False))
     parts = ScoreParts(out, len(opened), manifest.config.train.evaluate_batch_size)
     missing = on_first(control, lambda: _begin(parts, folder, dataset, split))
     kept = len(opened) - sum(len(parts.samples(number)) for number in missing)
     embeddings = load_embeddings(folder, manifest, world.ranks.open_channel())
     pipeline = BoundedLagPipeline(dense, embeddings, bound)
-    work = _Work(parts, opened, manifest.config.train.evaluate_batch_size, missing, world)
+    batch_size = manifest.config.train.evaluate_batch_size
+    work = _Work(parts, opened, dataset.has_labels, batch_size, missing, world)
     if world.is_first:
         advance(kept)
     try:
@@ -103,9 +104,16 @@ class _Work:
     """What a rank does: parts that are missing go round, so that rank 0 has as many batches as any other."""
 
     def __init__(
-        self, parts: ScoreParts, split: Split, batch_size: int, missing: Sequence[int], world: World
+        self,
+        parts: ScoreParts,
+        split: Split,
+        has_labels: bool,
+        batch_size: int,
+        missing: Sequence[int],
+        world: World,
     ) -> None:
         self._parts, self._split, self._world = parts, split, world
+        self._has_labels = has_labels
         self._numbers, self._batch_size = (
             missing[world.ranks.rank :: world.ranks.world_size],
             batch_size,
@@ -124,7 +132,8 @@ class _Work:
         done = self._scored(pipeline, advance)
         for number in self._numbers:
             scores = [next(done) for _ in self._batches(number)]
-            self._parts.publish(number, frame_of(scores, self._parts.samples(number).start))
+            first = self._parts.samples(number).start
+            self._parts.publish(number, frame_of(scores, first, self._has_labels))
         assert next(done, None) is None
 
     def _batches(self, number: int) -> list[range]:

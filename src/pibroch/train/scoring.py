@@ -43,8 +43,9 @@ def score_split(
 ) -> Scored:  # fmt: skip
     """Write the score of each sample of a split, in the split's order, to a Parquet or CSV file.
 
-    Columns are ``sample`` (its place in the split), ``label`` and ``score``, a probability. Parts are kept in a folder beside
-    ``out`` until all are there; one that is there already, of the same checkpoint and data, is not scored again.
+    Columns are ``sample`` (its place in the split), ``label`` (null where the data have none) and ``score``, a probability.
+    Parts are kept in a folder beside ``out`` until all are there; one that is there already, of the same checkpoint and
+    data, is not scored again.
 
     Args:
         predictor: of the checkpoint.
@@ -60,7 +61,8 @@ def score_split(
         StorageError: when the disk refuses; parts that are written stay.
     """
     check_out(out)
-    opened, batch_size = opened_split(dataset, split), predictor.config.train.evaluate_batch_size
+    opened = opened_split(dataset, split, needs_labels=False)
+    batch_size = predictor.config.train.evaluate_batch_size
     parts = ScoreParts(out, len(opened), batch_size)
     parts.claim(checkpoint, dataset, split)
     missing = set(parts.missing())
@@ -70,7 +72,9 @@ def score_split(
             parts.publish(
                 number,
                 frame_of(
-                    list(_scores(predictor, opened, samples, batch_size, advance)), samples.start
+                    list(_scores(predictor, opened, samples, batch_size, advance)),
+                    samples.start,
+                    dataset.has_labels,
                 ),
             )
         else:
@@ -110,12 +114,12 @@ def check_out(out: Path) -> None:
         pass
 
 
-def opened_split(dataset: EncodedDataset, split: str) -> Split:
-    """A split that has samples.
+def opened_split(dataset: EncodedDataset, split: str, needs_labels: bool = True) -> Split:
+    """A split that has samples, and labels where these are needed.
 
     Raises:
         ConfigError: when there is no such split.
-        DataError: when it has no samples.
+        DataError: when it has no samples, or no labels.
     """
     if split not in dataset.samples:
         raise ConfigError(
@@ -125,17 +129,28 @@ def opened_split(dataset: EncodedDataset, split: str) -> Split:
         raise DataError(
             f"no {split} samples in {dataset.path}", "a split with samples", "pass another --split"
         )
+    if needs_labels and not dataset.has_labels:
+        raise DataError(
+            f"{dataset.path}, which has no labels", "labels, to compare with", "use pibroch predict"
+        )
     return dataset.split(cast(SplitName, split))
 
 
 def frame_of(
-    parts: list[tuple[NDArray[np.float32], NDArray[np.float32]]], first: int
+    parts: list[tuple[NDArray[np.float32], NDArray[np.float32]]],
+    first: int,
+    has_labels: bool = True,
 ) -> pl.DataFrame:
     """Logits and labels as the columns of the file."""
     logits, labels = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
     scores = 1.0 / (1.0 + np.exp(-logits.astype(np.float64)))
     samples = np.arange(first, first + len(logits))
-    return pl.DataFrame({"sample": samples, "label": labels, "score": scores.astype(np.float32)})
+    label = (
+        pl.Series(labels)
+        if has_labels
+        else pl.repeat(None, len(labels), dtype=pl.Float32, eager=True)
+    )
+    return pl.DataFrame({"sample": samples, "label": label, "score": scores.astype(np.float32)})
 
 
 def _scores(

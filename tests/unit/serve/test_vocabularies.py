@@ -1,18 +1,28 @@
 """Tomorrow's data, encoded with what was known when the model was trained."""
 
 import csv
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
 import pytest
 
 import pibroch as pb
+from pibroch.cli.data import _text_source
+from pibroch.config.data import DataConfig
 from pibroch.data import EncodedDataset
+from pibroch.data.parquet import ParquetSource
+from pibroch.data.prepare import PrepareOptions, prepare
+from pibroch.data.sources import TextSource
+from pibroch.data.splits import SplitRule
 from pibroch.data.vocabularies import Vocabularies
-from pibroch.errors import CheckpointError
+from pibroch.errors import CheckpointError, DataError
 from pibroch.serve.export import export_checkpoint
 from pibroch.serve.vocabularies import find_vocabularies
-from raw_clicks import raw_rows, write_csv
+from pibroch.train.data_source import open_dataset
+from pibroch.train.run import evaluate_checkpoint, open_for
+from pibroch.train.scoring import score_split
+from raw_clicks import COLUMNS, raw_rows, write_csv
 from small_run import run_command
 
 
@@ -127,3 +137,67 @@ def test_what_cannot_be(clicks, sources, tomorrow, tmp_path):
             find_vocabularies(clicks.run)
     finally:
         moved.rename(clicks.data)
+
+
+def test_data_without_labels_are_scored_and_no_more(clicks, tomorrow, tmp_path):
+    """Text with or without the label's column, with or without a header, and Parquet: the scores of the labelled data."""
+    rows, path = tomorrow
+    names = [name for name in COLUMNS if name != "clicked"]
+    lines = [",".join(row[name] for name in names) for row in rows]
+    bare, headless = tmp_path / "bare.csv", tmp_path / "headless.csv"
+    bare.write_text("\n".join([",".join(names), *lines]) + "\n", encoding="utf-8")
+    headless.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    pl.read_csv(bare, infer_schema=False).write_parquet(tmp_path / "bare.parquet")
+    data = tmp_path / "day"
+    ran = run_command(
+        "data", "prepare", "csv", bare, "--vocabularies", clicks.run, "--unlabelled", "--out", data
+    )
+    assert ran.returncode == 0, ran.stderr
+    dataset, labelled = EncodedDataset.open(data), tmp_path / "labelled"
+    known = find_vocabularies(clicks.run)
+    options = PrepareOptions(SplitRule.parse("test"), vocabularies=known, has_labels=False)
+    prepare(
+        [TextSource(path, ",", True)], known.schema, labelled, replace(options, has_labels=True)
+    )
+    expected = EncodedDataset.open(labelled).split("test")
+    assert not dataset.has_labels and EncodedDataset.open(labelled).has_labels
+    sources = {
+        "labels are not read": TextSource(path, ",", True),
+        "headless": _text_source(
+            headless, known.schema.model_copy(update={"columns": COLUMNS}), False
+        ),
+        "parquet": ParquetSource(tmp_path / "bare.parquet", known.schema, has_labels=False),
+    }
+    found = [dataset.split("test")]
+    for name, source in sources.items():
+        prepare([source], known.schema, tmp_path / name, options)
+        found.append(EncodedDataset.open(tmp_path / name).split("test"))
+    for split in found:
+        assert np.array_equal(split.ids, expected.ids) and np.array_equal(
+            split.dense, expected.dense
+        )
+        assert not split.labels.any()
+    predictor, checkpoint = open_for(clicks.run, dataset)
+    for each, out in ((dataset, "scores.csv"), (EncodedDataset.open(labelled), "labelled.csv")):
+        score_split(predictor, checkpoint, each, "test", tmp_path / out)
+    frame = pl.read_csv(tmp_path / "scores.csv")
+    assert frame["label"].null_count() == 400
+    assert frame["score"].equals(pl.read_csv(tmp_path / "labelled.csv")["score"])
+    with pytest.raises(
+        DataError, match="no labels; need labels, to compare with; do: use pibroch predict"
+    ):
+        evaluate_checkpoint(clicks.run, dataset, "test")
+    with pytest.raises(DataError, match="no labels; need labels, to train"):
+        open_dataset(DataConfig(dir=str(data)))
+
+
+def test_what_lacks_labels_by_mistake_is_refused(clicks, tmp_path):
+    bare = tmp_path / "bare.csv"
+    bare.write_text("price,age,user,city,slot,tags\n1,2,a,b,1,\n", encoding="utf-8")
+    known = find_vocabularies(clicks.data)
+    source = TextSource(bare, ",", True)
+    rule = SplitRule.parse("test")
+    with pytest.raises(DataError, match=r"need a column `clicked`; do: .*--unlabelled"):
+        prepare([source], known.schema, tmp_path / "a", PrepareOptions(rule, vocabularies=known))
+    with pytest.raises(DataError, match="do: pass --vocabularies FROM"):
+        prepare([source], known.schema, tmp_path / "a", PrepareOptions(has_labels=False))
